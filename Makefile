@@ -1,0 +1,38 @@
+# Two commands for a newcomer: `make demo` and `make test`. Nothing needs to be installed before.
+PYTHON ?= python3
+VENV   := .venv
+BIN    := $(VENV)/bin
+READY  := $(VENV)/.ready
+
+.PHONY: demo test check bench format clean
+
+demo: $(READY)
+	@$(BIN)/orchestrator demo
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2 -m "not processes"
+	$(BIN)/python -m pytest -m processes
+
+check: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/mypy
+	$(BIN)/lint-imports
+
+bench: $(READY)
+	@for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) .orchestrator
+
+$(READY): pyproject.toml
+	@command -v $(PYTHON) >/dev/null || { echo "python3 was not found. Install Python 3.11 or newer, then run make again."; exit 1; }
+	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; $(PYTHON) is older. Use: make PYTHON=/path/to/python3.11"; exit 1; }
+	@$(PYTHON) -m venv $(VENV) || { echo "Python cannot make virtual environments here. On Debian or Ubuntu: apt install python3-venv"; exit 1; }
+	@echo "Installing into $(VENV) (about a minute; torch is large) ..."
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
+	@touch $@

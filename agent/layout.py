@@ -1,0 +1,77 @@
+"""Who computes what: a layout is a value that every part of the system can read. No torch here.
+
+A layout has a generation; everything that a worker sends carries it, and anything older is refused.
+A *replica* is a chain of workers, one per pipeline stage; plain data parallelism is chains of one.
+Each replica computes a contiguous range of the step's microbatches, so that the sum over
+microbatches can follow one canonical tree whatever the layout.
+"""
+
+import msgspec
+
+
+class Replica(msgspec.Struct, frozen=True, kw_only=True):
+    """A chain of workers that computes microbatches `first .. first + count - 1` of every step."""
+
+    workers: tuple[str, ...]
+    first: int
+    count: int
+
+    def __post_init__(self) -> None:
+        if not self.workers or self.first < 0 or self.count < 0:
+            raise ValueError(f"replica {self.workers}: first={self.first}, count={self.count}")
+
+
+class Layout(msgspec.Struct, frozen=True, kw_only=True):
+    """P x D and who holds what, under one generation."""
+
+    generation: int
+    microbatches: int
+    replicas: tuple[Replica, ...]
+
+    def __post_init__(self) -> None:
+        depths = {len(replica.workers) for replica in self.replicas}
+        if len(depths) > 1:
+            raise ValueError(f"generation {self.generation}: unequal depths {sorted(depths)}")
+        expected = 0
+        for replica in self.replicas:
+            if replica.first != expected:
+                raise ValueError(
+                    f"generation {self.generation}: {replica.workers} starts at microbatch "
+                    f"{replica.first}, expected {expected}"
+                )
+            expected += replica.count
+        if self.replicas and expected != self.microbatches:
+            raise ValueError(
+                f"generation {self.generation}: replicas cover {expected} "
+                f"of {self.microbatches} microbatches"
+            )
+
+    @property
+    def workers(self) -> tuple[str, ...]:
+        return tuple(worker for replica in self.replicas for worker in replica.workers)
+
+    @property
+    def depth(self) -> int:
+        return len(self.replicas[0].workers) if self.replicas else 0
+
+    @property
+    def width(self) -> int:
+        return len(self.replicas)
+
+    def describe(self) -> str:
+        return f"{self.depth}x{self.width}"
+
+
+def data_parallel(generation: int, microbatches: int, workers: tuple[str, ...]) -> Layout:
+    """Chains of one, the microbatches shared out as evenly as they go, in the order given.
+
+    Workers beyond the number of microbatches would have nothing to do and are left out.
+    """
+    used = workers[:microbatches]
+    replicas = []
+    first = 0
+    for index, worker in enumerate(used):
+        count = microbatches // len(used) + (1 if index < microbatches % len(used) else 0)
+        replicas.append(Replica(workers=(worker,), first=first, count=count))
+        first += count
+    return Layout(generation=generation, microbatches=microbatches, replicas=tuple(replicas))

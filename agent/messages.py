@@ -1,0 +1,161 @@
+"""What the instances and the keeper tell the manager, and what they are told. No torch here.
+
+Everything is a value that encodes to JSON with its type in the field `type`, so that a journal of
+them can be read by a person and replayed by a program. Times are seconds since the epoch.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from cloud.model import Notice
+
+NanPolicy = Literal["fail", "skip"]
+LossCause = Literal["connection", "silent", "exited", "machine"]
+FailureKind = Literal["exception", "nan", "no_session", "setup", "exit"]
+When = Literal["boundary", "now"]
+
+
+class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """What the keeper and every worker of a job need to know about it."""
+
+    job: str
+    script: str
+    script_sha: str
+    argv: tuple[str, ...] = ()
+    nan: NanPolicy = "fail"
+    backup_every_steps: int = 10
+    checkpoint_every_s: float = 60.0
+
+
+class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
+    """Start one worker: a fresh id each time, so that a ghost of an earlier one is recognised."""
+
+    job: str
+    worker: str
+    machine_id: str
+    slot: int
+    keeper_address: str
+    secret: str
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    """Something that was seen, and when."""
+
+    at_s: float
+
+
+class AgentJoined(Report, frozen=True, kw_only=True):
+    machine_id: str
+    address: str
+    slots: int
+
+
+class AgentLost(Report, frozen=True, kw_only=True):
+    machine_id: str
+    why: str
+
+
+class NoticeSeen(Report, frozen=True, kw_only=True):
+    notice: Notice
+
+
+class WorkerReady(Report, frozen=True, kw_only=True):
+    """The script reached its session: the worker has built its model and waits for a layout."""
+
+    job: str
+    worker: str
+    machine_id: str
+    microbatches: int
+    steps_total: int
+    state_bytes: int
+
+
+class WorkerLost(Report, frozen=True, kw_only=True):
+    """The worker is gone through no fault of the script."""
+
+    job: str
+    worker: str
+    cause: LossCause
+    detail: str = ""
+
+
+class WorkerFailed(Report, frozen=True, kw_only=True):
+    """The script itself failed; `detail` is its own traceback."""
+
+    job: str
+    worker: str
+    kind: FailureKind
+    detail: str
+
+
+class Progress(Report, frozen=True, kw_only=True):
+    """The newest committed step. Sent at most a few times a second, whatever the step rate."""
+
+    job: str
+    generation: int
+    step: int
+    steps_total: int
+    loss: float
+    step_s: float
+
+
+class Regrouped(Report, frozen=True, kw_only=True):
+    """The first step under a new generation has been committed."""
+
+    job: str
+    generation: int
+    step: int
+    pause_s: float
+
+
+class BackupHeld(Report, frozen=True, kw_only=True):
+    job: str
+    step: int
+    state_bytes: int
+
+
+class CheckpointWritten(Report, frozen=True, kw_only=True):
+    job: str
+    step: int
+    state_bytes: int
+    uri: str
+
+
+class CheckpointFailed(Report, frozen=True, kw_only=True):
+    job: str
+    step: int
+    error: str
+
+
+class Rewound(Report, frozen=True, kw_only=True):
+    """State newer than `to_step` was lost with the keeper's memory; the steps are done again."""
+
+    job: str
+    from_step: int
+    to_step: int
+
+
+class JobCompleted(Report, frozen=True, kw_only=True):
+    job: str
+    step: int
+    loss: float
+    weights_sha: str
+    export_uri: str
+
+
+AnyReport = (
+    AgentJoined
+    | AgentLost
+    | NoticeSeen
+    | WorkerReady
+    | WorkerLost
+    | WorkerFailed
+    | Progress
+    | Regrouped
+    | BackupHeld
+    | CheckpointWritten
+    | CheckpointFailed
+    | Rewound
+    | JobCompleted
+)

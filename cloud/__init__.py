@@ -1,0 +1,1 @@
+"""The outside world: machines, prices and notices, behind one narrow provider protocol."""

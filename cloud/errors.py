@@ -1,0 +1,57 @@
+"""What can go wrong outside, in one tree.
+
+CloudError
+├── LaunchRefused            no machine was started; the request can be changed and tried again
+│   ├── NoCapacity           the pool has none left
+│   ├── PriceAboveBid        the market is above the bid
+│   └── QuotaExceeded        the account may not hold more
+├── TokenMismatch            the same token was used before with another request
+├── TokenSpent               the machine that this token started has already ended
+├── NotOurs                  the machine does not carry our tags; it is never touched
+├── Throttled                the provider asks us to slow down
+└── ProviderUnreachable      no answer; the call may or may not have taken effect
+"""
+
+
+class CloudError(Exception):
+    """Base of everything a provider raises."""
+
+    @property
+    def code(self) -> str:
+        return type(self).__name__
+
+
+class LaunchRefused(CloudError):  # noqa: N818 - it names what happened
+    """No machine was started."""
+
+
+class NoCapacity(LaunchRefused):
+    """The pool has no machine left to give."""
+
+
+class PriceAboveBid(LaunchRefused):
+    """The market price is above the bid."""
+
+
+class QuotaExceeded(LaunchRefused):
+    """The account may not hold more of this."""
+
+
+class TokenMismatch(CloudError):  # noqa: N818
+    """The same token was used before with another request."""
+
+
+class TokenSpent(CloudError):  # noqa: N818
+    """The machine that this token started has already ended."""
+
+
+class NotOurs(CloudError):  # noqa: N818
+    """The machine does not carry our tags, so it is never touched."""
+
+
+class Throttled(CloudError):  # noqa: N818
+    """The provider asks us to slow down."""
+
+
+class ProviderUnreachable(CloudError):  # noqa: N818
+    """No answer came; the call may or may not have taken effect."""

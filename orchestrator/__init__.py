@@ -1,0 +1,1 @@
+"""The manager: what happened in, what to do out."""

@@ -1,0 +1,87 @@
+"""What to do, each with the sentence that says why. The dashboard shows the same sentence."""
+
+import msgspec
+
+from agent.layout import Layout
+from agent.messages import JobOrder, When
+from cloud.model import LaunchRequest
+
+
+class Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    because: str
+
+
+class Launch(Action, frozen=True, kw_only=True):
+    """The journal holds this action before the call is made: it is the intent."""
+
+    provider: str
+    request: LaunchRequest
+
+
+class Terminate(Action, frozen=True, kw_only=True):
+    provider: str
+    machine_id: str
+
+
+class ListMachines(Action, frozen=True, kw_only=True):
+    provider: str
+
+
+class OpenJob(Action, frozen=True, kw_only=True):
+    """Tell the keeper about a job; doing it twice is fine."""
+
+    order: JobOrder
+
+
+class StartWorker(Action, frozen=True, kw_only=True):
+    job: str
+    worker: str
+    machine_id: str
+    slot: int
+
+
+class StopWorker(Action, frozen=True, kw_only=True):
+    job: str
+    worker: str
+    machine_id: str
+
+
+class Regroup(Action, frozen=True, kw_only=True):
+    """Move the job to this layout, at the next step boundary or at once."""
+
+    job: str
+    layout: Layout
+    when: When
+
+
+class WriteCheckpoint(Action, frozen=True, kw_only=True):
+    job: str
+
+
+class CloseJob(Action, frozen=True, kw_only=True):
+    job: str
+
+
+class Note(Action, frozen=True, kw_only=True):
+    """Nothing to do, but something a person should read. `who` is a job, a machine or a pool."""
+
+    who: str
+
+
+class Stop(Action, frozen=True, kw_only=True):
+    """Everything is given back: the loop may end."""
+
+
+AnyAction = (
+    Launch
+    | Terminate
+    | ListMachines
+    | OpenJob
+    | StartWorker
+    | StopWorker
+    | Regroup
+    | WriteCheckpoint
+    | CloseJob
+    | Note
+    | Stop
+)

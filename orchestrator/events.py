@@ -1,0 +1,124 @@
+"""What happened. Every event carries its own time; the manager never asks what time it is.
+
+Reports from instances (`agent.messages`) are events as they are. The rest is defined here.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from agent.messages import AnyReport, NanPolicy
+from cloud.model import InstanceType, Machine, Pool, Quote
+
+
+class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
+    at_s: float
+
+
+class ManagerStarted(Event, frozen=True, kw_only=True):
+    """A manager took over under a new epoch; whatever it finds was started by an earlier one."""
+
+    epoch: int
+
+
+class Tick(Event, frozen=True, kw_only=True):
+    """A control period is over."""
+
+
+class CatalogueSeen(Event, frozen=True, kw_only=True):
+    provider: str
+    types: tuple[InstanceType, ...]
+    pools: tuple[Pool, ...]
+
+
+class QuotesSeen(Event, frozen=True, kw_only=True):
+    provider: str
+    quotes: tuple[Quote, ...]
+
+
+class Listed(Event, frozen=True, kw_only=True):
+    """The provider's own list of machines with our tag, asked for at `asked_at_s`."""
+
+    provider: str
+    asked_at_s: float
+    machines: tuple[Machine, ...]
+
+
+class ListFailed(Event, frozen=True, kw_only=True):
+    provider: str
+    error: str
+
+
+class Launched(Event, frozen=True, kw_only=True):
+    token: str
+    machine: Machine
+
+
+class LaunchFailed(Event, frozen=True, kw_only=True):
+    """`code` is the class name of a `cloud.errors` error."""
+
+    token: str
+    code: str
+    error: str
+
+
+class Terminated(Event, frozen=True, kw_only=True):
+    machine_id: str
+
+
+class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person asked for."""
+
+    job: str
+    script: str
+    script_sha: str
+    argv: tuple[str, ...] = ()
+    slots_min: int = 1
+    slots_max: int = 4
+    budget_usd: float | None = None
+    deadline_s: float | None = None
+    max_failures: int = 3
+    max_preemptions: int | None = None
+    nan: NanPolicy = "fail"
+    backup_every_steps: int = 10
+    checkpoint_every_s: float = 60.0
+
+
+class JobSubmitted(Event, frozen=True, kw_only=True):
+    spec: JobSpec
+
+
+class JobCancelled(Event, frozen=True, kw_only=True):
+    job: str
+    by: str
+
+
+class JobResumed(Event, frozen=True, kw_only=True):
+    job: str
+    by: str
+
+
+class ShutdownAsked(Event, frozen=True, kw_only=True):
+    """Give back every machine and end."""
+
+    by: str
+
+
+Command = Literal["cancel", "resume", "down"]
+
+AnyEvent = (
+    AnyReport
+    | ManagerStarted
+    | Tick
+    | CatalogueSeen
+    | QuotesSeen
+    | Listed
+    | ListFailed
+    | Launched
+    | LaunchFailed
+    | Terminated
+    | JobSubmitted
+    | JobCancelled
+    | JobResumed
+    | ShutdownAsked
+)

@@ -1,0 +1,100 @@
+"""What people see: one value, made from the manager's state, read by the CLI and the dashboard.
+
+The manager publishes it to Redis (`orch:view`) on every change, at most a few times a second.
+"""
+
+from typing import Literal
+
+import msgspec
+
+JobStatus = Literal[
+    "PENDING",
+    "PROVISIONING",
+    "RUNNING",
+    "RECOVERING",
+    "DRAINING",
+    "SUCCEEDED",
+    "FAILED",
+    "CANCELLED",
+]
+
+
+class MachineView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    pool: str
+    market: str
+    state: str  # intended | pending | booting | ready | working | noticed | ending | ended
+    price_usd_per_h: float
+    on_demand_usd_per_h: float
+    cost_usd: float
+    launched_at_s: float
+    ended_at_s: float | None
+    why_bought: str
+    why_ended: str
+
+
+class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    id: str
+    script: str
+    status: JobStatus
+    because: str
+    step: int
+    steps_total: int
+    loss: float | None
+    step_s: float
+    layout: str
+    generation: int
+    workers: int
+    preemptions: int
+    failures: int
+    steps_lost: int
+    spent_usd: float
+    budget_usd: float | None
+    submitted_at_s: float
+    ended_at_s: float | None
+    eta_s: float | None
+    recoveries_s: tuple[float, ...]
+    backup_step: int
+    checkpoint_step: int
+    export_uri: str
+
+
+class CostView(msgspec.Struct, frozen=True, kw_only=True):
+    """All in US dollars. `on_demand_usd` is what the same machine time cost on demand."""
+
+    spent_usd: float
+    committed_usd: float
+    budget_usd: float | None
+    now_usd_per_h: float
+    on_demand_usd: float
+    saved_usd: float
+    manager_usd: float
+
+
+class Sentence(msgspec.Struct, frozen=True, kw_only=True):
+    """One line of `orchestrator events`: when, who, and why in one sentence."""
+
+    at_s: float
+    who: str
+    what: str
+    because: str
+
+
+class PoolView(msgspec.Struct, frozen=True, kw_only=True):
+    pool: str
+    slots: int
+    spot_usd_per_h: float | None
+    on_demand_usd_per_h: float
+    held: int
+    blocked_until_s: float | None
+
+
+class View(msgspec.Struct, frozen=True, kw_only=True):
+    at_s: float
+    epoch: int
+    deployment: str
+    jobs: tuple[JobView, ...]
+    machines: tuple[MachineView, ...]
+    pools: tuple[PoolView, ...]
+    cost: CostView
+    events: tuple[Sentence, ...]
