@@ -1,0 +1,1 @@
+"""decide(state, event) -> (state, actions): the whole manager."""

@@ -1,0 +1,1 @@
+"""From a profile to the best layout for every footprint. Pure."""
