@@ -1,0 +1,102 @@
+"""How the command line and the dashboard speak with a running house: through Redis, never through
+the manager's process, so that they work while the manager is away."""
+
+import hashlib
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis
+
+from orchestrator.events import AnyEvent
+from orchestrator.places import Places
+from orchestrator.redis_server import connect
+from orchestrator.view import Sentence, View
+
+INBOX = "orch:inbox"
+INBOX_MAX = 100_000
+SCRIPT_BYTES_MAX = 16 * 1024 * 1024
+
+
+class NotRunning(Exception):  # noqa: N818 - it names what is the case
+    """No house lives in this state directory."""
+
+
+class House(msgspec.Struct, frozen=True, kw_only=True):
+    """What a running house says of itself in `house.json`."""
+
+    pid: int
+    redis_url: str
+    dashboard_url: str
+    ray_address: str
+    local_cloud: str  # directory of the local cloud's cloud.json, or ""
+    deployment: str
+    started_at_s: float
+
+
+class Client:
+    """Reads what the manager publishes; posts what a person asks for."""
+
+    def __init__(self, house: House) -> None:
+        self._house = house
+        self._redis: redis.Redis = connect(house.redis_url)
+
+    @classmethod
+    def connect(cls, state_dir: Path) -> "Client":
+        """Find the house that lives in this state directory."""
+        places = Places(state_dir)
+        try:
+            house = msgspec.json.decode(places.house.read_bytes(), type=House)
+        except (OSError, msgspec.DecodeError) as error:
+            raise NotRunning(
+                f"nothing is running in {places.state_dir}; start it with: orchestrator up"
+            ) from error
+        if not Path(f"/proc/{house.pid}").exists():
+            raise NotRunning(
+                f"the manager in {places.state_dir} has ended without saying so (pid {house.pid}); "
+                "start it again with: orchestrator up"
+            )
+        return cls(house)
+
+    def house(self) -> House:
+        return self._house
+
+    def view(self) -> View | None:
+        """What there is to see, or None before the manager has said anything."""
+        data: Any = self._redis.get("orch:view")
+        return msgspec.json.decode(data, type=View) if data else None
+
+    def post(self, event: AnyEvent) -> None:
+        """Put an event into the manager's durable inbox."""
+        fields = {"e": msgspec.json.encode(event)}
+        self._redis.xadd(INBOX, fields, maxlen=INBOX_MAX, approximate=True)  # type: ignore[arg-type]
+
+    def sentences(self, after: str = "0", count: int = 1000) -> list[tuple[str, Sentence]]:
+        """What happened and why, after the given id, oldest first."""
+        rows: Any = self._redis.xrange("orch:events", min=_after(after), count=count)
+        return [(key.decode(), msgspec.json.decode(row[b"e"], type=Sentence)) for key, row in rows]
+
+    def logs(
+        self, job: str, after: str = "0", block_ms: int | None = None, count: int = 1000
+    ) -> list[tuple[str, str, str]]:
+        """Lines that the job's workers printed: (id, worker, line), oldest first."""
+        answer: Any = self._redis.xread({f"orch:log:{job}": after}, count=count, block=block_ms)
+        return [
+            (key.decode(), row[b"worker"].decode(), row[b"line"].decode(errors="replace"))
+            for _, rows in answer or []
+            for key, row in rows
+        ]
+
+    def put_script(self, data: bytes) -> str:
+        """Store a script under its own SHA-256 and return that."""
+        if len(data) > SCRIPT_BYTES_MAX:
+            raise ValueError(
+                f"the script has {len(data):,} bytes; at most {SCRIPT_BYTES_MAX:,} can be sent"
+            )
+        sha = hashlib.sha256(data).hexdigest()
+        self._redis.set(f"orch:script:{sha}", data)
+        return sha
+
+
+def _after(key: str) -> str:
+    return "-" if key in {"0", "-"} else f"({key}"

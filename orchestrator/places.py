@@ -1,0 +1,83 @@
+"""Where everything lies: one state directory, and nothing outside it.
+
+Unix sockets may not have paths of more than 107 characters, and Ray needs about 65 of them for
+itself. When the state directory's own path is too long, a symbolic link with a short name in the
+temporary directory leads to it; the house removes the link when it ends.
+"""
+
+import hashlib
+import os
+import tempfile
+from pathlib import Path
+
+RUN_PATH_MAX = 40
+
+
+class Places:
+    """Every path that the house and its parts use, from the state directory."""
+
+    def __init__(self, state_dir: Path) -> None:
+        self.state_dir = state_dir.resolve()
+        self.identity = hashlib.sha256(str(self.state_dir).encode()).hexdigest()[:12]
+
+    def make(self) -> None:
+        """Make the state directory, private to its owner, and the short way to it."""
+        self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        (self.state_dir / "run").mkdir(mode=0o700, exist_ok=True)
+        (self.state_dir / "logs").mkdir(mode=0o700, exist_ok=True)
+        link = self._link()
+        if self._needs_link() and not link.is_symlink():
+            link.symlink_to(self.state_dir / "run")
+
+    def remove_link(self) -> None:
+        if self._needs_link():
+            self._link().unlink(missing_ok=True)
+
+    @property
+    def run(self) -> Path:
+        """The directory for sockets: short enough for them."""
+        return self._link() if self._needs_link() else self.state_dir / "run"
+
+    @property
+    def redis_socket(self) -> Path:
+        return self.run / "redis.sock"
+
+    @property
+    def redis_dir(self) -> Path:
+        return self.state_dir / "redis"
+
+    @property
+    def ray_dir(self) -> Path:
+        return self.run / "ray"
+
+    @property
+    def cloud_dir(self) -> Path:
+        return self.state_dir / "cloud"
+
+    @property
+    def checkpoints(self) -> Path:
+        return self.state_dir / "checkpoints"
+
+    @property
+    def lock(self) -> Path:
+        return self.state_dir / "house.lock"
+
+    @property
+    def house(self) -> Path:
+        """What a client needs to find the running house."""
+        return self.state_dir / "house.json"
+
+    def secret(self, name: str) -> Path:
+        return self.state_dir / f"{name}.token"
+
+    def log(self, name: str) -> Path:
+        return self.state_dir / "logs" / f"{name}.log"
+
+    def _needs_link(self) -> bool:
+        return len(str(self.state_dir / "run")) > RUN_PATH_MAX
+
+    def _link(self) -> Path:
+        base = os.environ.get("XDG_RUNTIME_DIR", tempfile.gettempdir())
+        if len(base) > RUN_PATH_MAX - 18:
+            base = "/tmp"  # noqa: S108 - the link leads into a directory of mode 0700
+        return Path(base) / f"spot-{self.identity}"

@@ -1,0 +1,82 @@
+"""Starting, marking and ending our own processes on this machine.
+
+Every process that the house starts, and everything those start in turn, carries the environment
+variable SPOT_HOUSE with the house's identity. That is how leftovers of a house that was killed
+are recognised and ended without ever touching a process that is not ours.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+MARK = "SPOT_HOUSE"
+PR_SET_PDEATHSIG = 1
+
+
+def start(
+    arguments: Sequence[str], *, env: Mapping[str, str], log: Path, cwd: Path | None = None
+) -> "subprocess.Popen[bytes]":
+    """Start a child in a session of its own that is told to end when this thread's process dies."""
+    log.parent.mkdir(parents=True, exist_ok=True)
+    with log.open("ab") as sink:
+        return subprocess.Popen(
+            list(arguments),
+            env=dict(env),
+            cwd=cwd,
+            stdin=subprocess.DEVNULL,
+            stdout=sink,
+            stderr=subprocess.STDOUT,
+            start_new_session=True,
+            preexec_fn=_end_with_parent,  # noqa: PLW1509 - the house starts children from its main thread
+        )
+
+
+def _end_with_parent() -> None:
+    ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
+
+
+def end(process: "subprocess.Popen[bytes]", grace_s: float = 5.0) -> None:
+    """Ask a child to end, then insist."""
+    if process.poll() is None:
+        process.terminate()
+        try:
+            process.wait(grace_s)
+        except subprocess.TimeoutExpired:
+            process.kill()
+    process.wait()
+
+
+def marked(identity: str) -> list[int]:
+    """The pids of all live processes that carry this house's mark, but for this one."""
+    needle = f"{MARK}={identity}".encode()
+    found = []
+    for entry in os.scandir("/proc"):
+        if not entry.name.isdigit() or int(entry.name) == os.getpid():
+            continue
+        try:
+            environ = Path(entry.path, "environ").read_bytes()
+            state = Path(entry.path, "stat").read_text().rpartition(")")[2].split()[0]
+        except OSError:
+            continue
+        if state != "Z" and needle in environ.split(b"\0"):
+            found.append(int(entry.name))
+    return sorted(found)
+
+
+def sweep(identity: str, grace_s: float = 3.0) -> int:
+    """End every process that carries the mark; returns how many there were at first."""
+    first = marked(identity)
+    for number, pids in ((signal.SIGTERM, first), (signal.SIGKILL, None)):
+        for pid in marked(identity) if pids is None else pids:
+            try:
+                os.kill(pid, number)
+            except ProcessLookupError:
+                continue
+        deadline = time.monotonic() + grace_s
+        while time.monotonic() < deadline and marked(identity):
+            time.sleep(0.05)
+    return len(first)
