@@ -1,0 +1,61 @@
+"""What the bidder buys and gives back in one period."""
+
+import msgspec
+
+from bidding.acquire import decide
+from bidding.model import Demand, Holding, Limits, Offer
+from cloud.model import InstanceType, Pool
+
+SMALL = InstanceType(name="small", cloud="aws", slots=1, memory_bytes=1, on_demand_usd_per_h=1.0)
+DEMAND = Demand(work_left=None, start_s=60.0, morph_s=1.0, recovery_s=1.0)
+
+
+class Linear:
+    """Work is proportional to the number of machines."""
+
+    def work_per_s(self, counts):
+        return float(sum(counts.values()))
+
+
+def offer(zone, price, market="spot", **more):
+    pool = Pool("aws", "r", zone, "small")
+    return Offer(pool=pool, type=SMALL, market=market, price_usd_per_h=price, **more)
+
+
+def holding(lease, zone, price, **more):
+    pool = Pool("aws", "r", zone, "small")
+    return Holding(lease=lease, pool=pool, type=SMALL, market="spot", price_usd_per_h=price,
+                   bid_usd_per_h=None, started_at_s=0.0, **more)  # fmt: skip
+
+
+def test_the_cheapest_pool_is_filled_to_the_limit():
+    """With linear work the cheapest pool is bought up to the slots allowed, and the reason is given."""
+    got = decide([offer("a", 0.3), offer("b", 0.2)], [], DEMAND, Limits(), Linear(), 0.0)
+    assert [(a.pool.zone, a.count) for a in got.acquire] == [("b", 4)]
+    assert "4 machines" in got.because
+    assert got.runner_up
+
+
+def test_a_reliable_machine_is_never_released():
+    """Whatever it costs, the reliable tier stays."""
+    held = [holding("m", "a", 100.0, reliable=True)]
+    got = decide([offer("b", 0.2)], held, DEMAND, Limits(), Linear(), 0.0)
+    assert got.release == ()
+
+
+def test_a_little_cheaper_is_not_worth_a_move():
+    """Prices that wobble by a few percent change nothing; a price that triples does."""
+    held = [holding(str(i), "a", 0.205) for i in range(4)]
+    still = decide([offer("b", 0.2)], held, DEMAND, Limits(), Linear(), 0.0)
+    assert (still.acquire, still.release) == ((), ())
+    held = [msgspec.structs.replace(h, price_usd_per_h=0.6) for h in held]
+    moved = decide([offer("b", 0.2)], held, DEMAND, Limits(), Linear(), 0.0)
+    assert len(moved.release) == 4
+    assert moved.acquire[0].count == 4
+
+
+def test_no_offer_means_waiting_with_a_sentence():
+    """When every pool refuses, the decision says so and buys nothing."""
+    got = decide([offer("a", 0.2, blocked=True)], [], DEMAND, Limits(), Linear(), 0.0)
+    assert got.acquire == ()
+    assert "waiting" in got.because
