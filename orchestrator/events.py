@@ -9,6 +9,7 @@ import msgspec
 
 from agent.messages import AnyReport, NanPolicy
 from cloud.model import InstanceType, Machine, Pool, Quote
+from orchestrator.settings import Settings
 
 
 class Event(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
@@ -19,10 +20,11 @@ class ManagerStarted(Event, frozen=True, kw_only=True):
     """A manager took over under a new epoch; whatever it finds was started by an earlier one."""
 
     epoch: int
+    settings: Settings = Settings()
 
 
 class Tick(Event, frozen=True, kw_only=True):
-    """A control period is over."""
+    """The time that the manager asked to be woken at has come."""
 
 
 class CatalogueSeen(Event, frozen=True, kw_only=True):
