@@ -1,0 +1,511 @@
+"""Every setting, checked once at the edge: flag > environment > file > default.
+
+A person who mistypes gets one line that says where, what was found and what is allowed; the rest of
+the system gets a frozen tree of plain values and never looks at a file or the environment again.
+The models below are the one source: `orchestrator.toml` is written from them (`template`), and the
+words "what is allowed" are read from them.
+"""
+
+import ipaddress
+import json
+import re
+import tomllib
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
+from pathlib import Path
+from textwrap import wrap
+from typing import Annotated, Any, Literal, Self
+
+from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic_core import ErrorDetails
+
+FILE_NAME = "orchestrator.toml"
+ENV_PREFIX = "ORCHESTRATOR__"
+FILE_BYTES_MAX = 64 * 1024
+PROBLEMS_SHOWN_MAX = 5
+VALUE_LINES_MAX = 100  # a single value longer than this gets an approximate line number
+SECRET = re.compile(
+    r"secret|passw(or)?d|token|credential|(api|access|private|account)[_-]?key", re.IGNORECASE
+)
+URL_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
+
+Usd = Annotated[float, Field(ge=0, le=1e9)]
+Seconds = Annotated[float, Field(gt=0, le=30 * 86_400)]
+Port = Annotated[int, Field(ge=0, le=65_535)]
+Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
+Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]
+
+
+class ConfigError(Exception):
+    """What is wrong with the settings, one line per problem."""
+
+
+class Section(BaseModel):
+    model_config = ConfigDict(
+        frozen=True, extra="forbid", strict=True, allow_inf_nan=False, use_attribute_docstrings=True
+    )
+
+
+class Manager(Section):
+    """The manager and the folder that everything lives in."""
+
+    state_dir: Text = ".orchestrator"
+    """Folder of the journal, checkpoints and logs; relative to this file."""
+    deployment: Name = "default"
+    """Tag on every machine we buy; machines with another tag are never touched."""
+    control_period_s: Annotated[float, Field(ge=0.1, le=3600)] = 2.0
+    """How often prices are weighed and machines compared with what we intended."""
+    usd_per_h: Usd = 0.0
+    """What the manager's own machine costs; it is part of every bill and counts against budgets."""
+    redis_url: Text | None = Field(default=None, examples=["redis://127.0.0.1:6379/0"])
+    """A Redis of your own. Not set: a private one is started in state_dir. An address with a password
+    goes into the environment: ORCHESTRATOR__MANAGER__REDIS_URL."""
+
+    @field_validator("redis_url")
+    @classmethod
+    def _redis_scheme(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(("redis://", "rediss://", "unix://")):
+            raise ValueError('an address that starts with "redis://", "rediss://" or "unix://"')
+        return value
+
+
+class Ray(Section):
+    """The Ray cluster that machines join. It is always protected by a token of its own."""
+
+    head_address: Text = "127.0.40.1"
+    """Loopback or private address that the head listens on; never a public one."""
+    port: Port = 0
+    """Port of the head; 0 picks a free one."""
+    dashboard: bool = False
+    """Start Ray's own dashboard too."""
+
+    @field_validator("head_address")
+    @classmethod
+    def _private_address(cls, value: str) -> str:
+        return _private(value)
+
+
+class Budget(Section):
+    """What may be spent by everything together. A setting that is not set means no limit."""
+
+    total_usd: Usd | None = Field(default=None, examples=[50.0])
+    """In total, for as long as state_dir lives."""
+    per_h_usd: Usd | None = Field(default=None, examples=[2.5])
+    """In any one hour: the price of all machines held at once."""
+    per_day_usd: Usd | None = Field(default=None, examples=[20.0])
+    """In any 24 hours."""
+    on_demand_allowed: bool = True
+    """May buy on-demand machines when they are the cheaper way to get the work done."""
+
+
+class Job(Section):
+    """What a job gets when `orchestrator submit` is not told otherwise."""
+
+    slots_min: Annotated[int, Field(ge=1, le=100_000)] = 1
+    """Fewest workers to train with; with fewer, the job waits."""
+    slots_max: Annotated[int, Field(ge=1, le=100_000)] = 4
+    """Most workers to train with."""
+    max_failures: Annotated[int, Field(ge=0, le=1000)] = 3
+    """How often the script itself may fail before the job is given up."""
+    max_preemptions: Annotated[int, Field(ge=0)] | None = Field(default=None, examples=[100])
+    """How many machines may be taken away before the job is given up. Not set: any number."""
+    nan: Literal["fail", "skip"] = "fail"
+    """When the loss is not a number: "fail" the job, or "skip" the step."""
+    backup_every_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 10
+    """How often the state goes to the memory of the manager's machine."""
+    checkpoint_every_s: Seconds = 60.0
+    """How often that state is written to disk."""
+    checkpoint_dir: Text | None = Field(default=None, examples=["checkpoints"])
+    """Where checkpoints and results are written. Not set: inside state_dir."""
+
+    @model_validator(mode="after")
+    def _range(self) -> Self:
+        if self.slots_min > self.slots_max:
+            reason = f"slots_min = {self.slots_min} is above slots_max = {self.slots_max}"
+            raise ValueError(f"{reason}; it must be at most that", "slots_min", "slots_max")
+        return self
+
+
+class Local(Section):
+    """The local provider: this machine plays the cloud, with real processes and a spot market."""
+
+    enabled: bool = True
+    """Buy from the local provider."""
+    seed: Annotated[int, Field(ge=0, lt=2**32)] = 7
+    """Seed of its market: the same seed gives the same prices and preemptions."""
+    tempo: Annotated[float, Field(gt=0, le=100_000)] = 1.0
+    """How many seconds of market go by in one second; bills are not affected."""
+    prices: Text | None = Field(default=None, examples=["prices.json"])
+    """Replay prices from a file written by `aws ec2 describe-spot-price-history`. Not set: a
+    synthetic market."""
+
+
+class Dashboard(Section):
+    """The page that shows it all. It listens on this machine only."""
+
+    enabled: bool = True
+    """Serve the dashboard while the system is up."""
+    host: Text = "127.0.0.1"
+    """Loopback address to listen on; from elsewhere, use `ssh -L`."""
+    port: Port = 0
+    """Port to listen on; 0 picks a free one."""
+
+    @field_validator("host")
+    @classmethod
+    def _loopback(cls, value: str) -> str:
+        if not _address(value).is_loopback:
+            raise ValueError("a loopback address such as 127.0.0.1 (from elsewhere, use ssh -L)")
+        return value
+
+
+class Limits(Section):
+    """How long we wait and how much we keep. Everything is bounded."""
+
+    boot_timeout_s: Seconds = 120.0
+    """A machine that has not joined after this long is given back, and its pool is avoided."""
+    launch_grace_s: Seconds = 30.0
+    """How long a machine that we asked for may be missing from the provider's list."""
+    script_bytes: Annotated[int, Field(ge=1, le=64 * 1024**2)] = 1_048_576
+    """Largest script that can be submitted."""
+    log_lines: Annotated[int, Field(ge=100, le=10_000_000)] = 10_000
+    """Log lines kept per job."""
+
+
+class Config(Section):
+    """All settings of a deployment."""
+
+    manager: Manager = Manager()
+    ray: Ray = Ray()
+    budget: Budget = Budget()
+    job: Job = Job()
+    local: Local = Local()
+    dashboard: Dashboard = Dashboard()
+    limits: Limits = Limits()
+
+    @property
+    def state_dir(self) -> Path:
+        return Path(self.manager.state_dir)
+
+    @property
+    def checkpoint_dir(self) -> Path:
+        return Path(self.job.checkpoint_dir or self.state_dir / "checkpoints")
+
+
+def load(
+    path: Path | None, env: Mapping[str, str], flags: Mapping[str, str] | None = None
+) -> Config:
+    """The settings in force. Without a path, `orchestrator.toml` here is read if it exists.
+
+    `flags` are dotted keys with values as a person types them: {"budget.total_usd": "5"}.
+    Relative paths are resolved against the folder of the file, so that every command means the
+    same folder wherever it is run from.
+    """
+    file = path if path is not None else Path(FILE_NAME)
+    text = _read(file, must_exist=path is not None)
+    settings = _parse(file, text)
+    sources: dict[tuple[str, ...], str] = {}
+    _refuse_secrets(file, text, settings)
+    for name, value in sorted(env.items()):
+        if name.startswith(ENV_PREFIX):
+            keys = tuple(name.removeprefix(ENV_PREFIX).lower().split("__"))
+            _put(settings, sources, keys, value, f"environment {_safe(name)}")
+    for key, value in (flags or {}).items():
+        _put(settings, sources, tuple(key.split(".")), value, "option --set")
+    try:
+        config = Config.model_validate(settings)
+    except ValidationError as error:
+        problems = [_problem(file, text, sources, detail) for detail in error.errors()]
+        shown = list(dict.fromkeys(problems))[:PROBLEMS_SHOWN_MAX]
+        raise ConfigError("\n".join(shown)) from None
+    return _resolve(config, file.absolute().parent)
+
+
+def environment(flags: Mapping[str, str]) -> dict[str, str]:
+    """The same flags as environment variables, to hand them to a child process."""
+    return {ENV_PREFIX + key.upper().replace(".", "__"): value for key, value in flags.items()}
+
+
+def keys() -> Iterator[tuple[str, str]]:
+    """Every setting as (section, key), in the order of the file."""
+    for section, field in Config.model_fields.items():
+        for key in _model(field.annotation).model_fields:
+            yield section, key
+
+
+def template() -> str:
+    """The text of `orchestrator.toml`: every setting with its meaning and its default."""
+    lines = [
+        "# Settings of spot-orchestrator. Every line shows the default; change what you need.",
+        "# A setting can also come from the environment (ORCHESTRATOR__BUDGET__TOTAL_USD=50) or from",
+        "# an option (--set budget.total_usd=50); an option beats the environment, which beats this",
+        "# file. Secrets do not belong here.",
+    ]
+    for section, field in Config.model_fields.items():
+        model = _model(field.annotation)
+        lines += ["", f"[{section}]  # {_one_line(model.__doc__ or '')}"]
+        for key, info in model.model_fields.items():
+            lines += wrap(
+                _one_line(info.description or ""), 98, initial_indent="# ", subsequent_indent="# "
+            )
+            if info.default is None:
+                lines.append(f"# {key} = {json.dumps((info.examples or [None])[0])}")
+            else:
+                lines.append(f"{key} = {json.dumps(info.default)}")
+    return "\n".join(lines) + "\n"
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def _read(file: Path, *, must_exist: bool) -> str:
+    try:
+        with file.open("rb") as stream:
+            data = stream.read(FILE_BYTES_MAX + 1)
+    except FileNotFoundError:
+        if not must_exist:
+            return ""
+        raise ConfigError(f"{file}: no such file; `orchestrator init` writes one") from None
+    except OSError as error:
+        raise ConfigError(f"{file}: cannot be read: {error.strerror}") from None
+    if len(data) > FILE_BYTES_MAX:
+        raise ConfigError(f"{file}: larger than {FILE_BYTES_MAX} bytes; settings are small")
+    try:
+        return data.decode("utf-8-sig")
+    except UnicodeDecodeError as error:
+        line = data.count(b"\n", 0, error.start) + 1
+        raise ConfigError(
+            f"{file}:{line}: byte 0x{data[error.start]:02x} is not UTF-8 text; save it as UTF-8"
+        ) from None
+
+
+def _parse(file: Path, text: str) -> dict[str, Any]:
+    try:
+        return tomllib.loads(text)
+    except RecursionError:
+        raise ConfigError(f"{file}: values are nested too deeply; settings are flat") from None
+    except ValueError as error:
+        message = _one_line(str(error))
+        at = re.search(r" \(at (?:line (\d+), column (\d+)|end of document)\)$", message)
+        line = at[1] if at and at[1] else str(text.count("\n") + 1)
+        what = _safe(message[: at.start()] if at else message)
+        raise ConfigError(
+            f'{file}:{line}: not TOML: {what}; expected lines such as: total_usd = 5.0 or nan = "skip"'
+        ) from None
+
+
+def _put(
+    settings: dict[str, Any],
+    sources: dict[tuple[str, ...], str],
+    keys: tuple[str, ...],
+    value: str,
+    source: str,
+) -> None:
+    """Set one key from the environment or a flag; the text is read as TOML unless a text is due."""
+    if SECRET.search(".".join(keys)):
+        raise ConfigError(f"{source}: {_safe('.'.join(keys))}: {KEEP_OUT}")
+    if len(keys) != 2 or keys[0] not in Config.model_fields:
+        raise ConfigError(f"{source}: {_safe('.'.join(keys))} is not a setting{_nearest(keys)}")
+    section = settings.setdefault(keys[0], {})
+    if isinstance(section, dict):
+        section[keys[1]] = _from_text(keys, value)
+        sources[keys] = source
+
+
+def _from_text(keys: tuple[str, ...], value: str) -> Any:
+    if "text" in _allowed(keys):
+        return value
+    try:
+        return tomllib.loads(f"value = {value}")["value"]
+    except (ValueError, RecursionError):
+        return value
+
+
+def _resolve(config: Config, folder: Path) -> Config:
+    def absolute(path: str) -> str:
+        return str(Path.home() / path[2:] if path.startswith("~/") else folder / path)
+
+    manager = config.manager.model_copy(update={"state_dir": absolute(config.manager.state_dir)})
+    job, local = config.job, config.local
+    if job.checkpoint_dir is not None:
+        job = job.model_copy(update={"checkpoint_dir": absolute(job.checkpoint_dir)})
+    if local.prices is not None:
+        local = local.model_copy(update={"prices": absolute(local.prices)})
+    return config.model_copy(update={"manager": manager, "job": job, "local": local})
+
+
+# --- secrets -------------------------------------------------------------------------------------
+
+KEEP_OUT = (
+    "this looks like a secret, and secrets do not belong in settings; "
+    "use the environment or the cloud's own credential files"
+)
+
+
+def _refuse_secrets(file: Path, text: str, settings: Mapping[str, Any]) -> None:
+    for path, value in _leaves(settings):
+        if SECRET.search(path[-1]) or (isinstance(value, str) and URL_PASSWORD.search(value)):
+            raise ConfigError(f"{file}:{line_of(text, path)}: {_safe('.'.join(path))}: {KEEP_OUT}")
+
+
+def _leaves(
+    table: Mapping[str, Any], path: tuple[str, ...] = ()
+) -> Iterator[tuple[tuple[str, ...], Any]]:
+    for key, value in table.items():
+        if isinstance(value, Mapping):
+            yield from _leaves(value, (*path, key))
+        else:
+            yield (*path, key), value
+
+
+# --- saying what is wrong ------------------------------------------------------------------------
+
+
+def line_of(text: str, path: tuple[str, ...]) -> int:
+    """The line on which the key at `path` is set, found by asking the parser itself.
+
+    "The shortest readable prefix of at least n lines has the key" is false up to the line before
+    the key and true from there on, so n is found by bisection, whatever the way of writing it.
+    """
+    lines = text.splitlines(keepends=True)
+    low, high = 1, max(1, len(lines))
+    while low < high:
+        middle = (low + high) // 2
+        if _prefix_has(lines, middle, path):
+            high = middle
+        else:
+            low = middle + 1
+    return low
+
+
+def _prefix_has(lines: list[str], count: int, path: tuple[str, ...]) -> bool:
+    for end in range(count, min(count + VALUE_LINES_MAX, len(lines)) + 1):
+        try:
+            node: Any = tomllib.loads("".join(lines[:end]))
+        except ValueError:
+            continue
+        for key in path:
+            if not isinstance(node, dict) or key not in node:
+                return False
+            node = node[key]
+        return True
+    return True
+
+
+def _problem(
+    file: Path, text: str, sources: Mapping[tuple[str, ...], str], detail: ErrorDetails
+) -> str:
+    path = tuple(str(part) for part in detail["loc"])[:2]
+    name, kind, found = _safe(".".join(path)), detail["type"], _found(detail["input"])
+    reason, *culprits = detail["ctx"]["error"].args if kind == "value_error" else (_allowed(path),)
+    paths = [(*path, culprit) for culprit in culprits] or [path]
+    where = next((sources[p] for p in paths if p in sources), None)
+    if where is None:
+        lines = text.splitlines(keepends=True)
+        set_here = [p for p in paths if _prefix_has(lines, len(lines), p)]
+        where = f"{file}:{line_of(text, (set_here or [path])[0])}"
+    if kind == "extra_forbidden":
+        return f"{where}: {name} is not a setting{_nearest(path)}"
+    if culprits:
+        return f"{where}: {name}: {reason}"
+    return f"{where}: {name}: found {found}; allowed: {reason}"
+
+
+def _nearest(path: tuple[str, ...]) -> str:
+    sections = list(Config.model_fields)
+    if path[0] not in sections:
+        options, prefix = sections, ""
+    else:
+        model = _model(Config.model_fields[path[0]].annotation)
+        options, prefix = list(model.model_fields), f"{path[0]}."
+        if len(path) < 2:
+            return f"; allowed in [{path[0]}]: {', '.join(options)}"
+    wrong = path[-1] if prefix else path[0]
+    near = get_close_matches(wrong.lower(), options, n=1)
+    elsewhere = [f"{section}.{key}" for section, key in keys() if key == path[-1]]
+    hint = f"{prefix}{near[0]}" if near else elsewhere[0] if elsewhere else ""
+    found_in = f"[{path[0]}]" if prefix else "the file"
+    meant = f"; did you mean {hint}?" if hint else ""
+    return f"{meant or ';'} allowed in {found_in}: {', '.join(options)}"
+
+
+def _allowed(path: tuple[str, ...]) -> str:
+    """What the setting at `path` accepts, in words, read from the model's own schema."""
+    schema = Config.model_json_schema()
+    definitions = schema["$defs"]
+    node = schema["properties"].get(path[0], {})
+    if len(path) == 1 or not node:
+        return f"a section, written as [{_safe(path[0])}]"
+    section = definitions[node["$ref"].rpartition("/")[2]]
+    node = section["properties"].get(path[1], {})
+    optional = "anyOf" in node
+    if optional:
+        node = node["anyOf"][0]
+    return _words(node) + (", or leave it out" if optional else "")
+
+
+def _words(node: Mapping[str, Any]) -> str:
+    if "enum" in node:
+        return " or ".join(json.dumps(choice) for choice in node["enum"])
+    if node.get("type") == "boolean":
+        return "true or false"
+    if node.get("type") == "string":
+        if "maxLength" in node:
+            return f"a text in quotes, 1 to {node['maxLength']} printable characters"
+        return "a text in quotes, 1 to 32 small letters, digits and dashes"
+    kind = "a whole number" if node.get("type") == "integer" else "a number"
+    bounds = [
+        f"{word} {node[name]:.12g}"
+        for name, word in (
+            ("minimum", "at least"),
+            ("exclusiveMinimum", "above"),
+            ("maximum", "at most"),
+            ("exclusiveMaximum", "below"),
+        )
+        if name in node
+    ]
+    return f"{kind}, {' and '.join(bounds)}" if bounds else kind
+
+
+def _found(value: Any) -> str:
+    """The value as it is written in TOML, on one line and short; passwords in addresses hidden."""
+    if isinstance(value, dict):
+        return "a section"
+    if isinstance(value, list):
+        return "a list"
+    shown = json.dumps(value) if isinstance(value, str | bool) else str(value)
+    return _safe(URL_PASSWORD.sub("://***@", shown))
+
+
+def _safe(text: str) -> str:
+    """Printable and short, so that the line stays one line whatever it quotes."""
+    printable = "".join(c if c.isprintable() else c.encode("unicode_escape").decode() for c in text)
+    return printable if len(printable) <= 80 else f"{printable[:77]}..."
+
+
+def _one_line(text: str) -> str:
+    return " ".join(text.split())
+
+
+def _address(value: str) -> ipaddress.IPv4Address | ipaddress.IPv6Address:
+    try:
+        return ipaddress.ip_address(value)
+    except ValueError:
+        raise ValueError("an address in numbers, such as 127.0.0.1") from None
+
+
+def _private(value: str) -> str:
+    address = _address(value)
+    if not address.is_private or address.is_unspecified:
+        raise ValueError(
+            "a loopback or private address such as 127.0.40.1 or 10.0.0.5, never a public one"
+        )
+    if str(address) == "127.0.0.1":
+        raise ValueError(
+            "another loopback address such as 127.0.40.1 (Ray swaps 127.0.0.1 for a public one)"
+        )
+    return value
+
+
+def _model(annotation: Any) -> type[Section]:
+    assert isinstance(annotation, type) and issubclass(annotation, Section), annotation
+    return annotation
