@@ -14,6 +14,9 @@ MachineState = Literal["pending", "running", "stopping", "terminated"]
 NoticeKind = Literal["terminate", "rebalance"]
 EndedBy = Literal["user", "provider"]
 
+DEPLOYMENT_TAG = "orchestrator-deployment"
+"""The tag that makes a machine ours; its value names the deployment."""
+
 
 class Pool(msgspec.Struct, frozen=True, order=True):
     """One instance type in one zone: the unit in which capacity and spot prices move."""
