@@ -1,0 +1,431 @@
+"""A cloud in virtual time: what the account holds, and what the market does to it. No I/O.
+
+`SimulatedCloud` is the whole behaviour of a cloud as a value-in, value-out object: the simulated month
+steps it from change to change, and the local cloud process drives the very same object by the wall
+clock. No call looks at all machines: what will happen waits in one heap, and what is listed
+is kept as it is to be listed.
+
+Billing: per second from the launch to the end, at the price in force (the spot price moves, the
+on-demand price does not), nothing refunded.
+"""
+
+import heapq
+from collections.abc import Iterator, Sequence
+from hashlib import blake2b
+from typing import Literal
+
+import msgspec
+from msgspec.structs import replace
+
+from cloud.clock import Clock
+from cloud.errors import (
+    LaunchRefused,
+    NoCapacity,
+    NotOurs,
+    PriceAboveBid,
+    QuotaExceeded,
+    TokenMismatch,
+    TokenSpent,
+)
+from cloud.local.market import SpotMarket, Step
+from cloud.model import (
+    DEPLOYMENT_TAG,
+    EndedBy,
+    InstanceType,
+    LaunchRequest,
+    Machine,
+    Notice,
+    Pool,
+    Quote,
+)
+
+ENDED_LISTED_S = 3600.0
+TOKEN_KEPT_S = 86_400.0
+
+
+class Booted(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine runs its first-boot script now."""
+
+    machine: Machine
+    at_s: float
+
+
+class Noticed(msgspec.Struct, frozen=True, kw_only=True):
+    """The machine can read in its metadata that it will go."""
+
+    notice: Notice
+    at_s: float
+
+
+class Evicted(msgspec.Struct, frozen=True, kw_only=True):
+    """The cloud has taken the machine."""
+
+    machine_id: str
+    at_s: float
+
+
+class PricesMoved(msgspec.Struct, frozen=True, kw_only=True):
+    quotes: tuple[Quote, ...]
+    at_s: float
+
+
+Change = Booted | Noticed | Evicted | PricesMoved
+_Due = Literal["price", "room", "boot", "evict", "unlist", "forget"]
+
+
+class _PoolState:
+    """One pool now. A drop can hit what is in `spot`; a noticed machine is alive but out of it.
+
+    `paid_usd_per_machine` is the integral of the price since the start: what a machine that was held all the
+    time would have cost. The cost of any machine is the difference of two of its values.
+    """
+
+    def __init__(self, pool: Pool, market: SpotMarket, on_demand_usd_per_h: float) -> None:
+        self.pool = pool
+        self.on_demand_usd_per_h = on_demand_usd_per_h
+        self.steps: dict[_Due, Iterator[Step]] = {
+            "price": market.prices(pool),
+            "room": market.capacity(pool),
+        }
+        first = next(self.steps["price"])
+        self.quote = Quote(pool=pool, at_s=first.at_s, price_usd_per_h=first.value)
+        self.room = int(next(self.steps["room"]).value)
+        self.spot: list[str] = []
+        self.place: dict[str, int] = {}
+        self.alive: dict[str, None] = {}
+        self.bids: list[tuple[float, str]] = []
+        self.stale = False
+        self._paid_usd = 0.0
+
+    def join(self, machine_id: str, bid_usd_per_h: float | None) -> None:
+        self.place[machine_id] = len(self.spot)
+        self.spot.append(machine_id)
+        self.alive[machine_id] = None
+        if bid_usd_per_h is not None:
+            if len(self.bids) > 2 * len(self.spot) + 16:
+                self.bids = sorted(bid for bid in self.bids if bid[1] in self.place)
+            heapq.heappush(self.bids, (bid_usd_per_h, machine_id))
+
+    def leave(self, machine_id: str) -> None:
+        place = self.place.pop(machine_id, None)
+        if place is not None:
+            last = self.spot.pop()
+            if last != machine_id:
+                self.spot[place] = last
+                self.place[last] = place
+
+    def outbid(self) -> Iterator[str]:
+        """The machines whose bids are below the price now."""
+        while self.bids and self.bids[0][0] < self.quote.price_usd_per_h:
+            _, machine_id = heapq.heappop(self.bids)
+            if machine_id in self.place:
+                yield machine_id
+
+    def paid_usd_per_machine(self, at_s: float) -> float:
+        return self._paid_usd + self.quote.price_usd_per_h * (at_s - self.quote.at_s) / 3600
+
+    def reprice(self, step: Step) -> Quote:
+        self._paid_usd = self.paid_usd_per_machine(step.at_s)
+        self.quote = Quote(pool=self.pool, at_s=step.at_s, price_usd_per_h=step.value)
+        self.stale = True
+        return self.quote
+
+
+class _Record:
+    """Everything the account remembers about one machine."""
+
+    __slots__ = ("cost_usd", "machine", "notice", "paid_before_usd", "request")
+
+    def __init__(self, request: LaunchRequest, machine: Machine, paid_before_usd: float) -> None:
+        self.request = request
+        self.machine = machine
+        self.paid_before_usd = paid_before_usd
+        self.notice: Notice | None = None
+        self.cost_usd = 0.0
+
+    @property
+    def deployment(self) -> str:
+        return self.machine.tags.get(DEPLOYMENT_TAG, "")
+
+
+class SimulatedCloud:
+    """One account. Calls carry the time; whatever was due before it is worked off first.
+
+    Calls without a deployment speak of the one given here; the machines of others stay untouched.
+    `network` is the first half of the addresses that machines get.
+    """
+
+    def __init__(self, market: SpotMarket, deployment: str, network: str = "10.0") -> None:
+        self.market = market
+        self.deployment = deployment
+        self._network = network
+        self._types = {kind.name: kind for kind in market.catalogue.types}
+        self._pools = {
+            pool: _PoolState(pool, market, self._types[pool.type].on_demand_usd_per_h)
+            for pool in market.catalogue.pools
+        }
+        self._records: dict[str, _Record] = {}
+        self._by_token: dict[str, _Record] = {}
+        self._listed: dict[str, dict[str, Machine]] = {}
+        self._slots_held = 0
+        self._launches = 0
+        self._heap: list[tuple[float, int, _Due, str | Pool, float]] = []
+        self._pushes = 0
+        self._outbox: list[Change] = []
+        for pool in self._pools:
+            self._push_step("price", pool)
+            self._push_step("room", pool)
+
+    # What can be asked
+
+    def catalogue(self) -> tuple[tuple[InstanceType, ...], tuple[Pool, ...]]:
+        return self.market.catalogue.types, tuple(self._pools)
+
+    def quotes(self, at_s: float) -> list[Quote]:
+        """The last quote of every pool; its time is when the price began to hold."""
+        self._work_off(at_s)
+        return [state.quote for state in self._pools.values()]
+
+    def machines(self, deployment: str | None = None) -> list[Machine]:
+        """Everything this deployment holds, and for an hour what it held."""
+        for state in self._pools.values():
+            if state.stale:
+                self._relist(state)
+        return list(self._listed.get(self._own(deployment), {}).values())
+
+    def notice(self, machine_id: str) -> Notice | None:
+        """What the machine's metadata says."""
+        record = self._records.get(machine_id)
+        return record.notice if record else None
+
+    def bill(self, at_s: float, deployment: str | None = None) -> dict[str, float]:
+        """US dollars by machine, up to now or to its end."""
+        self._work_off(at_s)
+        own = self._own(deployment)
+        return {
+            machine_id: self._cost_usd(record, at_s)
+            for machine_id, record in self._records.items()
+            if record.deployment == own
+        }
+
+    # What can be done
+
+    def launch(self, request: LaunchRequest, at_s: float) -> Machine:
+        """Start one machine, once per token. Raises LaunchRefused, TokenMismatch, TokenSpent."""
+        self._work_off(at_s)
+        if (known := self._by_token.get(request.token)) is not None:
+            return self._launched_before(known, request)
+        state = self._pools.get(request.pool)
+        if state is None:
+            raise LaunchRefused(f"{request.pool.key} is not sold here")
+        self._refuse_if_it_must(state, request, at_s)
+        machine = self._new_machine(state, request, at_s)
+        record = _Record(request, machine, state.paid_usd_per_machine(at_s))
+        self._records[machine.id] = self._by_token[request.token] = record
+        self._listed.setdefault(record.deployment, {})[machine.id] = machine
+        self._slots_held += self._types[request.pool.type].slots
+        if request.market == "spot":
+            state.join(machine.id, request.bid_usd_per_h)
+        self._push(at_s + self.market.startup_s(machine.id), "boot", machine.id)
+        return machine
+
+    def terminate(
+        self, machine_ids: Sequence[str], at_s: float, deployment: str | None = None
+    ) -> None:
+        """End them all, or none of them if one is not ours."""
+        self._work_off(at_s)
+        for machine_id in machine_ids:
+            record = self._records.get(machine_id)
+            if record is None or record.deployment != self._own(deployment):
+                raise NotOurs(
+                    f"machine {machine_id} does not carry {DEPLOYMENT_TAG}={self._own(deployment)}"
+                )
+        for machine_id in machine_ids:
+            self._end(self._records[machine_id], at_s, "user")
+
+    def revoke(self, machine_ids: Sequence[str], at_s: float, warning_s: float) -> None:
+        """Take these machines as the market would, with this warning; zero is none at all."""
+        self._work_off(at_s)
+        for machine_id in machine_ids:
+            self._revoke(self._records[machine_id], at_s, warning_s)
+
+    def next_change_s(self) -> float | None:
+        """When `advance` next has something to say."""
+        if self._outbox:
+            return self._outbox[0].at_s
+        return self._heap[0][0] if self._heap else None
+
+    def advance(self, at_s: float) -> list[Change]:
+        """What happened since the last call, in order of time."""
+        self._work_off(at_s)
+        changes, self._outbox = self._outbox, []
+        return changes
+
+    # How it comes about
+
+    def _own(self, deployment: str | None) -> str:
+        return self.deployment if deployment is None else deployment
+
+    def _launched_before(self, known: _Record, request: LaunchRequest) -> Machine:
+        if known.request != request:
+            raise TokenMismatch(f"token {request.token} was used for another request")
+        if known.machine.state == "terminated":
+            raise TokenSpent(f"the machine {known.machine.id} of token {request.token} has ended")
+        return known.machine
+
+    def _refuse_if_it_must(self, state: _PoolState, request: LaunchRequest, at_s: float) -> None:
+        quota = self.market.catalogue.quota_slots
+        wanted = self._slots_held + self._types[request.pool.type].slots
+        if quota is not None and wanted > quota:
+            raise QuotaExceeded(f"{wanted} slots would be held, the quota is {quota}")
+        if request.market == "on_demand":
+            return
+        price, bid = state.quote.price_usd_per_h, request.bid_usd_per_h
+        if bid is not None and bid < price:
+            raise PriceAboveBid(f"{request.pool.key} is at {price} USD/h, the bid is {bid}")
+        if len(state.spot) >= state.room or self.market.refuses(request.token, at_s):
+            raise NoCapacity(f"{request.pool.key} has no machine to give now")
+
+    def _new_machine(self, state: _PoolState, request: LaunchRequest, at_s: float) -> Machine:
+        nth = self._launches
+        self._launches += 1
+        seed = repr((self.market.seed, self.market.start_s, nth)).encode()
+        spot = request.market == "spot"
+        return Machine(
+            id=f"i-{blake2b(seed, digest_size=8).hexdigest()}",
+            token=request.token,
+            pool=request.pool,
+            market=request.market,
+            state="pending",
+            launched_at_s=at_s,
+            price_usd_per_h=state.quote.price_usd_per_h if spot else state.on_demand_usd_per_h,
+            tags=request.tags,
+            address=f"{self._network}.{nth // 254 % 256}.{nth % 254 + 1}",
+        )
+
+    def _cost_usd(self, record: _Record, at_s: float) -> float:
+        machine = record.machine
+        if machine.state == "terminated":
+            return record.cost_usd
+        state = self._pools[machine.pool]
+        if machine.market == "spot":
+            return state.paid_usd_per_machine(at_s) - record.paid_before_usd
+        return state.on_demand_usd_per_h * (at_s - machine.launched_at_s) / 3600
+
+    def _relist(self, state: _PoolState) -> None:
+        state.stale = False
+        price = state.quote.price_usd_per_h
+        for machine_id in state.alive:
+            record = self._records[machine_id]
+            self._update(record, replace(record.machine, price_usd_per_h=price))
+
+    def _update(self, record: _Record, machine: Machine) -> None:
+        record.machine = machine
+        self._listed[record.deployment][machine.id] = machine
+
+    def _push(self, at_s: float, due: _Due, what: str | Pool, value: float = 0.0) -> None:
+        self._pushes += 1
+        heapq.heappush(self._heap, (at_s, self._pushes, due, what, value))
+
+    def _push_step(self, due: _Due, pool: Pool) -> None:
+        if (step := next(self._pools[pool].steps[due], None)) is not None:
+            self._push(step.at_s, due, pool, step.value)
+
+    def _work_off(self, until_s: float) -> None:
+        while self._heap and self._heap[0][0] <= until_s:
+            at_s, _, due, what, value = heapq.heappop(self._heap)
+            if isinstance(what, Pool):
+                self._step_pool(self._pools[what], due, Step(at_s, value))
+                self._push_step(due, what)
+            else:
+                self._step_machine(self._records[what], due, at_s)
+
+    def _step_pool(self, state: _PoolState, due: _Due, step: Step) -> None:
+        if due == "price":
+            quote = state.reprice(step)
+            self._outbox.append(PricesMoved(quotes=(quote,), at_s=step.at_s))
+            for machine_id in state.outbid():
+                self._evict_some(machine_id, step.at_s)
+            return
+        state.room = int(step.value)
+        for nth in range(len(state.spot) - state.room):
+            victim = self.market.victim(state.pool, step.at_s, nth, len(state.spot))
+            self._evict_some(state.spot[victim], step.at_s)
+
+    def _evict_some(self, machine_id: str, at_s: float) -> None:
+        record = self._records[machine_id]
+        self._revoke(record, at_s, self.market.warning_s(record.machine.pool, machine_id))
+
+    def _revoke(self, record: _Record, at_s: float, warning_s: float) -> None:
+        """Revoked twice, a machine goes at the earlier of the two deadlines."""
+        machine = record.machine
+        if machine.state == "terminated":
+            return
+        self._pools[machine.pool].leave(machine.id)
+        deadline_s = at_s + warning_s
+        if record.notice and record.notice.deadline_s <= deadline_s:
+            return
+        if warning_s > 0:
+            record.notice = Notice(machine_id=machine.id, kind="terminate", deadline_s=deadline_s)
+            self._outbox.append(Noticed(notice=record.notice, at_s=at_s))
+            self._push(deadline_s, "evict", machine.id)
+        else:
+            self._evict(record, at_s)
+
+    def _evict(self, record: _Record, at_s: float) -> None:
+        if self._end(record, at_s, "provider"):
+            self._outbox.append(Evicted(machine_id=record.machine.id, at_s=at_s))
+
+    def _step_machine(self, record: _Record, due: _Due, at_s: float) -> None:
+        machine = record.machine
+        match due:
+            case "boot" if machine.state == "pending":
+                self._update(record, replace(machine, state="running"))
+                self._outbox.append(Booted(machine=record.machine, at_s=at_s))
+            case "evict":
+                self._evict(record, at_s)
+            case "unlist":
+                self._listed[record.deployment].pop(machine.id)
+                self._push(at_s + TOKEN_KEPT_S, "forget", machine.id)
+            case "forget":
+                del self._records[machine.id], self._by_token[machine.token]
+
+    def _end(self, record: _Record, at_s: float, by: EndedBy) -> bool:
+        machine = record.machine
+        if machine.state == "terminated":
+            return False
+        record.cost_usd = self._cost_usd(record, at_s)
+        state = self._pools[machine.pool]
+        state.leave(machine.id)
+        state.alive.pop(machine.id, None)
+        self._slots_held -= self._types[machine.pool.type].slots
+        self._update(record, replace(machine, state="terminated", ended_at_s=at_s, ended_by=by))
+        self._push(at_s + ENDED_LISTED_S, "unlist", machine.id)
+        return True
+
+
+class SimulatedProvider:
+    """The simulated cloud behind the protocol that every cloud has."""
+
+    def __init__(self, cloud: SimulatedCloud, clock: Clock) -> None:
+        self._cloud = cloud
+        self._clock = clock
+
+    @property
+    def name(self) -> str:
+        return self._cloud.market.catalogue.cloud
+
+    async def catalogue(self) -> tuple[Sequence[InstanceType], Sequence[Pool]]:
+        return self._cloud.catalogue()
+
+    async def quotes(self) -> Sequence[Quote]:
+        return self._cloud.quotes(self._clock.now_s())
+
+    async def launch(self, request: LaunchRequest) -> Machine:
+        return self._cloud.launch(request, self._clock.now_s())
+
+    async def machines(self) -> Sequence[Machine]:
+        return self._cloud.machines()
+
+    async def terminate(self, machine_ids: Sequence[str]) -> None:
+        self._cloud.terminate(machine_ids, self._clock.now_s())
