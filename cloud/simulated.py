@@ -134,13 +134,14 @@ class _PoolState:
 class _Record:
     """Everything the account remembers about one machine."""
 
-    __slots__ = ("cost_usd", "machine", "notice", "paid_before_usd", "request")
+    __slots__ = ("cost_usd", "hinted_at_s", "machine", "notice", "paid_before_usd", "request")
 
     def __init__(self, request: LaunchRequest, machine: Machine, paid_before_usd: float) -> None:
         self.request = request
         self.machine = machine
         self.paid_before_usd = paid_before_usd
         self.notice: Notice | None = None
+        self.hinted_at_s: float | None = None
         self.cost_usd = 0.0
 
     @property
@@ -193,10 +194,16 @@ class SimulatedCloud:
                 self._relist(state)
         return list(self._listed.get(self._own(deployment), {}).values())
 
+    def machine(self, machine_id: str) -> Machine:
+        return self._records[machine_id].machine
+
     def notice(self, machine_id: str) -> Notice | None:
-        """What the machine's metadata says."""
-        record = self._records.get(machine_id)
-        return record.notice if record else None
+        """That this machine goes, and when."""
+        return self._records[machine_id].notice
+
+    def hinted_at_s(self, machine_id: str) -> float | None:
+        """When the cloud began to think that this machine may go."""
+        return self._records[machine_id].hinted_at_s
 
     def bill(self, at_s: float, deployment: str | None = None) -> dict[str, float]:
         """US dollars by machine, up to now or to its end."""
@@ -248,6 +255,16 @@ class SimulatedCloud:
         self._work_off(at_s)
         for machine_id in machine_ids:
             self._revoke(self._records[machine_id], at_s, warning_s)
+
+    def hint(self, machine_ids: Sequence[str], at_s: float) -> None:
+        """Say that these machines may go; whether they do is another matter."""
+        self._work_off(at_s)
+        for machine_id in machine_ids:
+            record = self._records[machine_id]
+            if record.machine.state != "terminated" and record.hinted_at_s is None:
+                record.hinted_at_s = at_s
+                notice = Notice(machine_id=machine_id, kind="rebalance", deadline_s=at_s)
+                self._outbox.append(Noticed(notice=notice, at_s=at_s))
 
     def next_change_s(self) -> float | None:
         """When `advance` next has something to say."""

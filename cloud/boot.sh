@@ -1,0 +1,33 @@
+#!/bin/sh
+# First-boot script of every instance: makes the machine a node of the manager's Ray cluster, and
+# ends when the node ends, so that a machine that lost its manager does not go on costing money.
+#
+# Given by the environment:
+#   SPOT_MACHINE_ID   what the cloud calls this machine
+#   SPOT_HEAD         address of the Ray head, host:port
+#   SPOT_ADDRESS      the machine's own private address
+#   SPOT_SLOTS        how many workers it has room for
+#   RAY_AUTH_MODE, RAY_AUTH_TOKEN   how it proves that it belongs
+#   SPOT_OBJECT_STORE_BYTES         memory for Ray's object store (optional)
+set -eu
+
+for name in SPOT_MACHINE_ID SPOT_HEAD SPOT_ADDRESS SPOT_SLOTS RAY_AUTH_TOKEN; do
+    eval "value=\${$name:-}"
+    if [ -z "$value" ]; then
+        echo "boot: $name is not set; the launch must hand it to the machine" >&2
+        exit 64
+    fi
+done
+export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}"
+
+# The machine's own resource pins actors to it; a thousand of them, so that none ever waits for it.
+exec ray start --block \
+    --address="$SPOT_HEAD" \
+    --node-ip-address="$SPOT_ADDRESS" \
+    --num-cpus="$SPOT_SLOTS" \
+    --resources="{\"machine:$SPOT_MACHINE_ID\": 1000}" \
+    --object-store-memory="${SPOT_OBJECT_STORE_BYTES:-104857600}" \
+    --dashboard-agent-listen-port=0 \
+    --include-log-monitor=false \
+    --disable-usage-stats \
+    --log-color=false

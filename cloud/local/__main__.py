@@ -1,0 +1,149 @@
+"""`python -m cloud.local --dir DIR`: the local cloud, a process of its own, as a cloud is.
+
+It knows nothing of its customers. When it listens it writes DIR/cloud.json (address and pid); the
+bearer token is in DIR/token. It runs until SIGTERM or SIGINT and takes its machines along.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import fcntl
+import os
+import secrets
+import signal
+import sys
+from pathlib import Path
+
+import msgspec
+
+from cloud.clock import SystemClock
+from cloud.local.api import Api
+from cloud.local.listening import Listener
+from cloud.local.market import LOCAL, Conduct, SpotMarket
+from cloud.local.replay import read_prices
+from cloud.local.service import LocalCloud, read_boot_env
+from cloud.simulated import SimulatedCloud
+
+BOOT_SCRIPT = Path(__file__).parent.parent / "boot.sh"
+STARTUP_S = 1.0
+NETWORKS = 120
+
+
+def arguments() -> argparse.ArgumentParser:
+    parser = argparse.ArgumentParser(prog="python -m cloud.local", description=__doc__)
+    parser.add_argument("--dir", type=Path, required=True, help="where its files are")
+    parser.add_argument("--seed", type=int, default=0, help="which market")
+    parser.add_argument(
+        "--tempo", type=float, default=1.0, help="speed of the market; 0 stands still"
+    )
+    parser.add_argument(
+        "--prices",
+        type=Path,
+        help="price history as `aws ec2 describe-spot-price-history` prints it",
+    )
+    parser.add_argument(
+        "--startup-s", type=float, default=STARTUP_S, help="median time to the first-boot script"
+    )
+    parser.add_argument(
+        "--warning-s",
+        type=float,
+        help="how long before an eviction a machine is told (default: as EC2 and Azure do)",
+    )
+    parser.add_argument(
+        "--refused-share",
+        type=float,
+        default=Conduct().refused_share,
+        help="share of launches refused without need",
+    )
+    parser.add_argument(
+        "--pool-machines", type=int, default=LOCAL.pool_machines, help="spot machines in each pool"
+    )
+    parser.add_argument("--quota-slots", type=int, help="most slots the account may hold")
+    parser.add_argument(
+        "--boot-script", type=Path, default=BOOT_SCRIPT, help="what a machine runs first"
+    )
+    parser.add_argument(
+        "--boot-env", type=Path, help="NAME=VALUE lines for the first-boot script, mode 0600"
+    )
+    return parser
+
+
+def market_of(options: argparse.Namespace, start_s: float) -> SpotMarket:
+    conduct = Conduct(startup_s=options.startup_s, refused_share=options.refused_share)
+    if options.warning_s is not None:
+        conduct = msgspec.structs.replace(
+            conduct, ec2_warning_s=options.warning_s, azure_warning_s=options.warning_s
+        )
+    catalogue = msgspec.structs.replace(
+        LOCAL, pool_machines=options.pool_machines, quota_slots=options.quota_slots
+    )
+    replay = read_prices(options.prices, catalogue) if options.prices else None
+    return SpotMarket(
+        catalogue,
+        seed=options.seed,
+        start_s=start_s,
+        tempo=options.tempo,
+        conduct=conduct,
+        replay=replay,
+    )
+
+
+async def serve(options: argparse.Namespace) -> None:
+    clock = SystemClock()
+    market = market_of(options, clock.now_s())
+    network = f"127.{1 + os.getpid() % NETWORKS}"
+    core = SimulatedCloud(market, deployment="", network=network)
+    service = LocalCloud(core, clock, options.dir, options.boot_script.resolve(), options.boot_env)
+    listener = Listener(Api(service, _token(options.dir / "token")).app)
+    await listener.listen("127.0.0.1")
+    loop, over = asyncio.get_running_loop(), asyncio.Event()
+    for number in (signal.SIGTERM, signal.SIGINT):
+        loop.add_signal_handler(number, over.set)
+    running = asyncio.create_task(service.run())
+    running.add_done_callback(lambda _: over.set())
+    ready = options.dir / "cloud.json"
+    _write(ready, msgspec.json.encode({"url": listener.url, "pid": os.getpid()}))
+    await over.wait()
+    ready.unlink(missing_ok=True)
+    listener.close()
+    await service.stop()
+    running.cancel()
+    with contextlib.suppress(asyncio.CancelledError):
+        await running
+
+
+def _token(path: Path) -> str:
+    if not path.exists():
+        _write(path, secrets.token_urlsafe(32).encode())
+    return path.read_text().strip()
+
+
+def _write(path: Path, content: bytes) -> None:
+    """All of it or nothing, and for the owner's eyes only."""
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as sink:
+        sink.write(content)
+    part.replace(path)
+
+
+def main() -> int:
+    options = arguments().parse_args()
+    options.dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+    with (options.dir / "lock").open("a") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if options.boot_env:
+                read_boot_env(options.boot_env)
+            asyncio.run(serve(options))
+        except BlockingIOError:
+            print(f"another local cloud uses {options.dir}", file=sys.stderr)  # noqa: T201
+            return 1
+        except (OSError, ValueError) as error:
+            print(f"the local cloud cannot start: {error}", file=sys.stderr)  # noqa: T201
+            return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,204 @@
+"""What customers may ask of the local cloud: JSON over HTTP, a bearer token, error codes as EC2 has them.
+
+    GET  /catalogue   GET /quotes   GET /machines?deployment=   GET /bill?deployment=
+    POST /launch      POST /terminate                           POST /drill      POST /faults
+
+`/drill` takes machines away as the market would. `/faults` is for tests: the ways in which a real cloud
+fails to answer properly, switched on for the next calls.
+"""
+
+import asyncio
+import hmac
+from collections.abc import Awaitable, Callable
+from typing import Any, Literal
+
+import msgspec
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import Response
+from starlette.routing import Route
+
+from cloud import errors
+from cloud.local.service import LocalCloud
+from cloud.model import InstanceType, LaunchRequest, Machine, Pool
+
+BODY_BYTES_MAX = 65_536
+
+CODES: dict[type[errors.CloudError], str] = {
+    errors.NoCapacity: "InsufficientInstanceCapacity",
+    errors.PriceAboveBid: "SpotMaxPriceTooLow",
+    errors.QuotaExceeded: "MaxSpotInstanceCountExceeded",
+    errors.LaunchRefused: "InvalidParameterValue",
+    errors.TokenMismatch: "IdempotentParameterMismatch",
+    errors.TokenSpent: "IdempotentInstanceTerminated",
+    errors.NotOurs: "UnauthorizedOperation",
+    errors.Throttled: "RequestLimitExceeded",
+    errors.ProviderUnreachable: "InternalError",
+}
+STATUS = {"UnauthorizedOperation": 403, "RequestLimitExceeded": 503, "InternalError": 500}
+
+
+class Refusal(msgspec.Struct, frozen=True, kw_only=True):
+    code: str
+    error: str
+
+
+class Sold(msgspec.Struct, frozen=True, kw_only=True):
+    types: tuple[InstanceType, ...]
+    pools: tuple[Pool, ...]
+
+
+class Termination(msgspec.Struct, frozen=True, kw_only=True):
+    machine_ids: tuple[str, ...]
+    deployment: str
+
+
+class Drill(msgspec.Struct, frozen=True, kw_only=True):
+    """Take so many running spot machines, the oldest first; or only hint that they may go."""
+
+    warning_s: float
+    nodes: int | Literal["all"]
+    deployment: str
+    only_hint: bool = False
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.warning_s <= 86_400:
+            raise ValueError(f"warning_s must be from 0 to 86400, not {self.warning_s}")
+        if self.nodes != "all" and self.nodes < 1:
+            raise ValueError(f'nodes must be "all" or at least 1, not {self.nodes}')
+
+
+class Faults(msgspec.Struct, kw_only=True):
+    """What goes wrong next. Counts go down with every call they spoil; times stay until reset."""
+
+    lose_launch_answers: int = 0
+    refuse_launches: int = 0
+    refuse_code: str = "InsufficientInstanceCapacity"
+    throttle_calls: int = 0
+    answer_delay_s: float = 0.0
+    listing_lag_s: float = 0.0
+
+
+Handler = Callable[[Request], Awaitable[Any]]
+
+
+class Api:
+    """The routes over one cloud."""
+
+    def __init__(self, service: LocalCloud, token: str) -> None:
+        self._service = service
+        self._core = service.core
+        self._token = token
+        self._faults = Faults()
+        handlers: list[tuple[str, str, Handler]] = [
+            ("GET", "/catalogue", self._catalogue),
+            ("GET", "/quotes", self._quotes),
+            ("GET", "/machines", self._machines),
+            ("GET", "/bill", self._bill),
+            ("POST", "/launch", self._launch),
+            ("POST", "/terminate", self._terminate),
+            ("POST", "/drill", self._drill),
+            ("POST", "/faults", self._set_faults),
+        ]
+        self.app = Starlette(
+            routes=[
+                Route(path, self._endpoint(handler), methods=[method])
+                for method, path, handler in handlers
+            ]
+        )
+
+    def _endpoint(self, handler: Handler) -> Callable[[Request], Awaitable[Response]]:
+        async def answer(request: Request) -> Response:
+            try:
+                self._admit(request)
+                await asyncio.sleep(self._faults.answer_delay_s)
+                return _json(await handler(request), 200)
+            except errors.CloudError as error:
+                code = CODES[type(error)]
+                return _json(Refusal(code=code, error=str(error)), STATUS.get(code, 400))
+            except msgspec.DecodeError as error:
+                return _json(Refusal(code="InvalidParameterValue", error=str(error)), 400)
+
+        return answer
+
+    def _admit(self, request: Request) -> None:
+        given = request.headers.get("authorization", "")
+        if not hmac.compare_digest(given.encode(), f"Bearer {self._token}".encode()):
+            raise errors.NotOurs("the bearer token is missing or wrong")
+        if int(request.headers.get("content-length", "0")) > BODY_BYTES_MAX:
+            raise errors.LaunchRefused(f"a request has at most {BODY_BYTES_MAX} bytes")
+        if self._faults.throttle_calls > 0 and request.url.path != "/faults":
+            self._faults.throttle_calls -= 1
+            raise errors.Throttled("slow down")
+
+    def _now_s(self) -> float:
+        return self._service.clock.now_s()
+
+    async def _catalogue(self, _: Request) -> Sold:
+        types, pools = self._core.catalogue()
+        return Sold(types=types, pools=pools)
+
+    async def _quotes(self, _: Request) -> object:
+        return self._core.quotes(self._now_s())
+
+    async def _machines(self, request: Request) -> list[Machine]:
+        known_s = self._now_s() - self._faults.listing_lag_s
+        listed = self._core.machines(request.query_params.get("deployment", ""))
+        return [_as_of(known_s, machine) for machine in listed if machine.launched_at_s <= known_s]
+
+    async def _bill(self, request: Request) -> dict[str, float]:
+        return self._core.bill(self._now_s(), request.query_params.get("deployment", ""))
+
+    async def _launch(self, request: Request) -> Machine:
+        wanted = msgspec.json.decode(await request.body(), type=LaunchRequest)
+        if self._faults.refuse_launches > 0:
+            self._faults.refuse_launches -= 1
+            refusals = {code: error for error, code in CODES.items()}
+            raise refusals[self._faults.refuse_code]("refused on purpose")
+        machine = self._core.launch(wanted, self._now_s())
+        self._service.nudge()
+        if self._faults.lose_launch_answers > 0:
+            self._faults.lose_launch_answers -= 1
+            raise errors.ProviderUnreachable("the answer was lost on purpose")
+        return machine
+
+    async def _terminate(self, request: Request) -> None:
+        wanted = msgspec.json.decode(await request.body(), type=Termination)
+        self._core.terminate(wanted.machine_ids, self._now_s(), wanted.deployment)
+        self._service.end(wanted.machine_ids)
+
+    async def _drill(self, request: Request) -> list[str]:
+        wanted = msgspec.json.decode(await request.body(), type=Drill)
+        running = sorted(
+            (machine.launched_at_s, machine.id)
+            for machine in self._core.machines(wanted.deployment)
+            if machine.state == "running"
+            and machine.market == "spot"
+            and self._core.notice(machine.id) is None
+        )
+        count = len(running) if wanted.nodes == "all" else wanted.nodes
+        taken = [machine_id for _, machine_id in running[:count]]
+        if wanted.only_hint:
+            self._core.hint(taken, self._now_s())
+        else:
+            self._core.revoke(taken, self._now_s(), wanted.warning_s)
+        self._service.nudge()
+        return taken
+
+    async def _set_faults(self, request: Request) -> Faults:
+        wanted = msgspec.json.decode(await request.body(), type=Faults)
+        if wanted.refuse_code not in CODES.values():
+            raise errors.LaunchRefused(f"refuse_code must be one of {sorted(CODES.values())}")
+        self._faults = wanted
+        return wanted
+
+
+def _as_of(known_s: float, machine: Machine) -> Machine:
+    """A listing that lags behind does not know of ends that came after `known_s`."""
+    if machine.ended_at_s is None or machine.ended_at_s <= known_s:
+        return machine
+    return msgspec.structs.replace(machine, state="running", ended_at_s=None, ended_by=None)
+
+
+def _json(value: object, status: int) -> Response:
+    return Response(msgspec.json.encode(value), status, media_type="application/json")

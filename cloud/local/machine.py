@@ -1,0 +1,78 @@
+"""The init process of one machine of the local cloud: `python -m cloud.local.machine CLOUD_PID SCRIPT`.
+
+It runs the first-boot script, reaps what is left to it, and is the machine's power switch:
+SIGTERM is the power button (the script is asked to end, then everything is killed), and when the
+script ends or the cloud process is gone the machine is switched off at once. Nothing that was
+started on the machine outlives it.
+"""
+
+import ctypes
+import os
+import signal
+import subprocess
+import sys
+import time
+
+from cloud.local import processes
+
+PR_SET_PDEATHSIG = 1
+PR_SET_CHILD_SUBREAPER = 36
+SHUTDOWN_S = 2.0
+WATCHED = {signal.SIGCHLD, signal.SIGTERM, signal.SIGHUP}
+
+_libc = ctypes.CDLL(None)
+
+
+def main() -> int:
+    cloud_pid, script = int(sys.argv[1]), sys.argv[2]
+    signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
+    _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
+    if os.getppid() != cloud_pid:
+        return 1
+    boot = subprocess.Popen([script], stdin=subprocess.DEVNULL, preexec_fn=_as_child)  # noqa: PLW1509
+    status = _until_over(boot.pid)
+    _switch_off()
+    return status
+
+
+def _as_child() -> None:
+    signal.pthread_sigmask(signal.SIG_UNBLOCK, WATCHED)
+    _libc.prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
+
+
+def _until_over(boot_pid: int) -> int:
+    """Reap until the script has ended, or its time to shut down is over, or the cloud is gone."""
+    deadline_s = float("inf")
+    while (left_s := deadline_s - time.monotonic()) > 0:
+        seen = signal.sigtimedwait(WATCHED, min(left_s, 60.0))
+        if (status := _reap(boot_pid)) is not None:
+            return status
+        if seen and seen.si_signo == signal.SIGHUP:
+            return 1
+        if seen and seen.si_signo == signal.SIGTERM and deadline_s == float("inf"):
+            os.kill(boot_pid, signal.SIGTERM)
+            deadline_s = time.monotonic() + SHUTDOWN_S
+    return 1
+
+
+def _reap(boot_pid: int) -> int | None:
+    """The exit status of the script once it has one."""
+    status = None
+    while True:
+        try:
+            pid, code = os.waitpid(-1, os.WNOHANG)
+        except ChildProcessError:
+            return status
+        if pid == 0:
+            return status
+        if pid == boot_pid:
+            status = os.waitstatus_to_exitcode(code) & 0xFF
+
+
+def _switch_off() -> None:
+    processes.kill({os.environ[processes.MARKER]: os.getpid()})
+
+
+if __name__ == "__main__":
+    sys.exit(main())

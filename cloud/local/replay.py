@@ -1,0 +1,79 @@
+"""Reading recorded prices: the JSON that `aws ec2 describe-spot-price-history` prints.
+
+Real dumps overlap, are sorted newest first, and now and then hold a row that cannot be true. Rows are
+de-duplicated and sorted here; what is no price, or no time, or nobody could have meant (nothing, less
+than nothing, more than a hundred times on demand) is left out and counted.
+"""
+
+import math
+from collections.abc import Mapping, Sequence
+from datetime import datetime
+from pathlib import Path
+
+import msgspec
+
+from cloud.local.market import Catalogue, Step
+from cloud.model import Pool
+
+ABSURD_RATIO = 100.0
+
+
+class _Row(msgspec.Struct, frozen=True, rename="pascal"):
+    availability_zone: str = ""
+    instance_type: str = ""
+    spot_price: str | float = ""
+    timestamp: str = ""
+
+
+class _History(msgspec.Struct, frozen=True, rename="pascal"):
+    spot_price_history: tuple[_Row, ...]
+
+
+def read_prices(path: Path, catalogue: Catalogue) -> Mapping[Pool, Sequence[Step]]:
+    """Price steps of the pools that are sold here, in seconds since the first row of all."""
+    try:
+        history = msgspec.json.decode(path.read_bytes(), type=_History)
+    except msgspec.DecodeError as error:
+        raise ValueError(
+            f"{path}: not the JSON of `aws ec2 describe-spot-price-history`: {error}"
+        ) from error
+    return prices(history.spot_price_history, catalogue, str(path))
+
+
+def prices(
+    rows: Sequence[_Row], catalogue: Catalogue, source: str
+) -> Mapping[Pool, Sequence[Step]]:
+    on_demand = {kind.name: kind.on_demand_usd_per_h for kind in catalogue.types}
+    pools = {(pool.zone, pool.type): pool for pool in catalogue.pools}
+    seen: dict[Pool, dict[float, float]] = {}
+    for row in rows:
+        pool = pools.get((row.availability_zone, row.instance_type))
+        if pool is None or (step := _step(row, on_demand[pool.type])) is None:
+            continue
+        seen.setdefault(pool, {})[step.at_s] = step.value
+    if not seen:
+        offered = ", ".join(f"{zone}/{kind}" for zone, kind in sorted(pools))
+        raise ValueError(f"{source}: no usable row for any pool that is sold here ({offered})")
+    first_s = min(at_s for steps in seen.values() for at_s in steps)
+    return {
+        pool: _changes([Step(at_s - first_s, steps[at_s]) for at_s in sorted(steps)])
+        for pool, steps in seen.items()
+    }
+
+
+def _step(row: _Row, on_demand_usd_per_h: float) -> Step | None:
+    try:
+        price = float(row.spot_price)
+        at_s = datetime.fromisoformat(row.timestamp).timestamp()
+    except ValueError:
+        return None
+    if not (math.isfinite(price) and 0 < price <= ABSURD_RATIO * on_demand_usd_per_h):
+        return None
+    return Step(at_s, price)
+
+
+def _changes(steps: Sequence[Step]) -> Sequence[Step]:
+    """Only the rows that change something; AWS repeats a price every day."""
+    return [
+        step for nth, step in enumerate(steps) if nth == 0 or step.value != steps[nth - 1].value
+    ]

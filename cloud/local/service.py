@@ -1,0 +1,210 @@
+"""The local cloud at work: the simulated cloud driven by the wall clock, with real processes.
+
+What the core says has happened is done to processes: a machine that boots becomes an init process
+with a metadata service on an address of its own; one that is evicted is killed with all its descendants.
+What processes do is told to the core: a machine whose init has ended has switched itself off.
+"""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from collections.abc import Iterable
+from pathlib import Path
+from shutil import rmtree
+
+from cloud.clock import Clock
+from cloud.local import processes
+from cloud.local.listening import Listener
+from cloud.local.metadata import metadata_app
+from cloud.model import DEPLOYMENT_TAG, Machine, Notice
+from cloud.simulated import Booted, Change, Evicted, SimulatedCloud
+
+DISKS_KEPT = 32
+IDLE_S = 60.0
+SHUTDOWN_S = 3.0
+
+
+def read_boot_env(path: Path) -> dict[str, str]:
+    """KEY=VALUE lines; what a machine fetches at its first boot, secrets included."""
+    if path.stat().st_mode & 0o077:
+        raise ValueError(f"{path}: others can read it; it holds secrets, so: chmod 600 {path}")
+    found = {}
+    for number, line in enumerate(path.read_text().splitlines(), 1):
+        if not line.strip() or line.startswith("#"):
+            continue
+        name, equals, value = line.partition("=")
+        if not equals or not name.isidentifier():
+            raise ValueError(f"{path}, line {number}: expected NAME=VALUE")
+        found[name] = value
+    return found
+
+
+class _Host:
+    """The processes of one machine. `exited` is readable when its init has ended."""
+
+    def __init__(self, listener: Listener, init: "subprocess.Popen[bytes]") -> None:
+        self.listener = listener
+        self.init = init
+        self.exited = os.pidfd_open(init.pid)
+
+
+class _Fate:
+    """What the metadata service of one machine may ask."""
+
+    def __init__(self, service: "LocalCloud", machine_id: str) -> None:
+        self._service = service
+        self._id = machine_id
+
+    def machine(self) -> Machine:
+        return self._service.core.machine(self._id)
+
+    def notice(self) -> Notice | None:
+        return self._service.core.notice(self._id)
+
+    def hinted_at_s(self) -> float | None:
+        return self._service.core.hinted_at_s(self._id)
+
+    def acknowledge(self) -> None:
+        self._service.core.revoke([self._id], self._service.clock.now_s(), 0.0)
+        self._service.nudge()
+
+
+class LocalCloud:
+    """Runs until told to stop; everything it started has ended then."""
+
+    def __init__(
+        self,
+        core: SimulatedCloud,
+        clock: Clock,
+        directory: Path,
+        boot_script: Path,
+        boot_env: Path | None,
+    ) -> None:
+        self.core = core
+        self.clock = clock
+        self._disks = directory / "machines"
+        self._boot_script = boot_script
+        self._boot_env = boot_env
+        self._hosts: dict[str, _Host] = {}
+        self._changed = asyncio.Event()
+
+    def nudge(self) -> None:
+        """Something was asked for: what is due may have changed."""
+        self._changed.set()
+
+    async def run(self) -> None:
+        """Do what the core says, when it says it."""
+        while True:
+            self._changed.clear()
+            await self._perform(self.core.advance(self.clock.now_s()))
+            due_s = self.core.next_change_s()
+            wait_s = IDLE_S if due_s is None else min(IDLE_S, due_s - self.clock.now_s())
+            try:
+                async with asyncio.timeout(max(0.0, wait_s)):
+                    await self._changed.wait()
+            except TimeoutError:
+                continue
+
+    async def stop(self) -> None:
+        """Take every machine along."""
+        await self._kill(self._hosts)
+
+    def end(self, machine_ids: Iterable[str]) -> None:
+        """Press the power button of machines that the core has already ended."""
+        for machine_id in machine_ids:
+            if (host := self._hosts.get(machine_id)) is not None:
+                host.init.send_signal(signal.SIGTERM)
+                loop = asyncio.get_running_loop()
+                loop.call_later(SHUTDOWN_S, self._insist, machine_id)
+
+    def _insist(self, machine_id: str) -> None:
+        if machine_id in self._hosts:
+            processes.kill({machine_id: self._hosts[machine_id].init.pid})
+
+    async def _perform(self, changes: list[Change]) -> None:
+        for change in changes:
+            if isinstance(change, Booted) and self._wanted(change.machine):
+                try:
+                    await self._start(change.machine)
+                except (OSError, ValueError) as error:
+                    print(f"{change.machine.id} did not start: {error}", file=sys.stderr)  # noqa: T201
+                    self.core.revoke([change.machine.id], self.clock.now_s(), 0.0)
+        await self._kill([change.machine_id for change in changes if isinstance(change, Evicted)])
+
+    def _wanted(self, machine: Machine) -> bool:
+        return self.core.machine(machine.id).state == "running"
+
+    async def _start(self, machine: Machine) -> None:
+        dialect = self.core.market.dialect(machine.pool.zone)
+        listener = Listener(metadata_app(dialect, _Fate(self, machine.id), self.clock))
+        await listener.listen(machine.address)
+        disk = self._new_disk(machine.id)
+        with (disk / "console.log").open("ab") as console:
+            init = subprocess.Popen(
+                [
+                    sys.executable,
+                    "-m",
+                    "cloud.local.machine",
+                    str(os.getpid()),
+                    str(self._boot_script),
+                ],
+                env=self._environment(machine, disk, listener.url),
+                cwd=disk,
+                stdin=subprocess.DEVNULL,
+                stdout=console,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        host = self._hosts[machine.id] = _Host(listener, init)
+        asyncio.get_running_loop().add_reader(host.exited, self._exited, machine.id)
+
+    def _environment(self, machine: Machine, disk: Path, metadata_url: str) -> dict[str, str]:
+        """What a new machine knows: nothing of the process that started it, then what it fetches."""
+        slots = {kind.name: kind.slots for kind in self.core.market.catalogue.types}
+        return {
+            "PATH": os.defpath,
+            "HOME": str(disk),
+            "LANG": "C.UTF-8",
+            **(read_boot_env(self._boot_env) if self._boot_env else {}),
+            processes.MARKER: machine.id,
+            "SPOT_DEPLOYMENT": machine.tags.get(DEPLOYMENT_TAG, ""),
+            "SPOT_ADDRESS": machine.address,
+            "SPOT_SLOTS": str(slots[machine.pool.type]),
+            "SPOT_METADATA_URL": metadata_url,
+        }
+
+    def _new_disk(self, machine_id: str) -> Path:
+        """A directory for the machine; the oldest ones of machines that are gone are thrown away."""
+        self._disks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        unused = [disk for disk in self._disks.iterdir() if disk.name not in self._hosts]
+        unused.sort(key=lambda disk: disk.stat().st_mtime)
+        for disk in unused[: max(0, len(unused) - DISKS_KEPT)]:
+            rmtree(disk, ignore_errors=True)
+        disk = self._disks / machine_id
+        disk.mkdir(mode=0o700, exist_ok=True)
+        return disk
+
+    def _exited(self, machine_id: str) -> None:
+        """Init has ended, by our doing or its own: whatever is left of the machine ends too."""
+        host = self._hosts.pop(machine_id)
+        asyncio.get_running_loop().remove_reader(host.exited)
+        os.close(host.exited)
+        host.listener.close()
+        host.init.wait()
+        processes.kill({machine_id: host.init.pid})
+        machine = self.core.machine(machine_id)
+        if machine.state != "terminated":
+            own = machine.tags.get(DEPLOYMENT_TAG, "")
+            self.core.terminate([machine_id], self.clock.now_s(), own)
+            self.nudge()
+
+    async def _kill(self, machine_ids: Iterable[str]) -> None:
+        inits = {
+            machine_id: self._hosts[machine_id].init.pid
+            for machine_id in machine_ids
+            if machine_id in self._hosts
+        }
+        if inits:
+            await asyncio.to_thread(processes.kill, inits)
