@@ -1,11 +1,208 @@
-"""decide(state, event) -> (state, actions): the whole manager."""
+"""decide(state, event) -> (state, actions): the whole manager.
 
-from orchestrator.actions import AnyAction
-from orchestrator.events import AnyEvent
-from orchestrator.state import State
+Time comes with the events. First what was due at that time, then what happened; each in the room
+of its noun: machines in `leases`, workers and layouts in `crews`, jobs in `jobs`, money in `ledger`,
+the market in `buying`.
+"""
+
+from heapq import heappop
+from typing import assert_never
+
+from agent.messages import (
+    AgentJoined,
+    AgentLost,
+    BackupHeld,
+    CheckpointFailed,
+    CheckpointWritten,
+    JobCompleted,
+    NoticeSeen,
+    Progress,
+    Regrouped,
+    Report,
+    Rewound,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from orchestrator import buying, crews, jobs, leases, ledger
+from orchestrator.actions import AnyAction, OpenJob, Stop
+from orchestrator.events import (
+    AnyEvent,
+    CatalogueSeen,
+    JobCancelled,
+    JobResumed,
+    JobSubmitted,
+    Launched,
+    LaunchFailed,
+    Listed,
+    ListFailed,
+    ManagerStarted,
+    QuotesSeen,
+    ShutdownAsked,
+    Terminated,
+    Tick,
+)
+from orchestrator.sentences import remember
+from orchestrator.state import Alarm, State, note, set_alarm
 
 
 def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
-    """Changes the state in place and says what to do."""
-    state.now_s = max(state.now_s, event.at_s)
-    return state, []
+    """Changes the state in place and says what to do about what happened."""
+    out: list[AnyAction] = []
+    _move_time(state, event)
+    while state.alarms and state.alarms[0][0] <= state.now_s:
+        _, alarm, key = heappop(state.alarms)
+        _ring(state, out, alarm, key)
+    _handle(state, out, event)
+    state.wake_at_s = state.alarms[0][0] if state.alarms else state.now_s
+    remember(state, out)
+    return state, out
+
+
+def _move_time(state: State, event: AnyEvent) -> None:
+    """Time never goes back. Instances may have wrong clocks: what they say cannot move time past the
+    moment at which the world owes us a `Tick`.
+    """
+    at_s = event.at_s
+    if isinstance(event, Report) and state.epoch:
+        at_s = min(at_s, state.wake_at_s)
+    state.now_s = max(state.now_s, at_s)
+
+
+def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noqa: PLR0912, PLR0915
+    match event:
+        case Tick():
+            pass  # its time has come; the alarms have rung
+        case ManagerStarted():
+            _take_over(state, out, event)
+        case CatalogueSeen():
+            buying.on_catalogue(state, event)
+            jobs.admit(state, out)
+        case QuotesSeen():
+            buying.on_quotes(state, event)
+            jobs.check_budgets(state, out)
+        case Listed():
+            leases.on_listed(state, out, event)
+            _stop_if_done(state, out)
+        case ListFailed():
+            leases.on_list_failed(state, out, event)
+        case Launched():
+            leases.on_launched(state, out, event)
+        case LaunchFailed():
+            leases.on_launch_failed(state, out, event)
+        case Terminated():
+            leases.on_terminated(state, event)
+        case JobSubmitted():
+            jobs.on_submitted(state, out, event)
+        case JobCancelled():
+            jobs.on_cancelled(state, out, event)
+        case JobResumed():
+            jobs.on_resumed(state, out, event)
+        case ShutdownAsked():
+            jobs.shut_down(state, out, event.by)
+            _stop_if_done(state, out)
+        case AgentJoined():
+            leases.on_agent_joined(state, out, event)
+        case AgentLost():
+            leases.on_agent_lost(state, out, event)
+        case NoticeSeen():
+            leases.on_notice(state, out, event)
+        case WorkerReady():
+            crews.on_worker_ready(state, out, event)
+        case WorkerLost():
+            crews.on_worker_lost(state, out, event)
+        case WorkerFailed():
+            jobs.on_worker_failed(state, out, event)
+        case Progress():
+            crews.on_progress(state, out, event)
+        case Regrouped():
+            crews.on_regrouped(state, out, event)
+        case BackupHeld():
+            jobs.on_backup_held(state, event)
+        case CheckpointWritten():
+            jobs.on_checkpoint_written(state, out, event)
+        case CheckpointFailed():
+            jobs.on_checkpoint_failed(state, out, event)
+        case Rewound():
+            jobs.on_rewound(state, out, event)
+        case JobCompleted():
+            jobs.on_completed(state, out, event)
+        case _:
+            assert_never(event)
+
+
+def _ring(state: State, out: list[AnyAction], alarm: Alarm, key: str) -> None:
+    match alarm:
+        case "control":
+            _control(state, out)
+        case "boot":
+            leases.on_boot_alarm(state, out, key)
+        case "worker":
+            crews.on_worker_alarm(state, out, key)
+        case "staff":
+            crews.on_staff_alarm(state, out, key)
+        case "settle":
+            crews.on_settle_alarm(state, out, key)
+        case "notice":
+            leases.on_notice_alarm(state, out, key)
+        case "ending":
+            leases.on_ending_alarm(state, out, key)
+        case "drain":
+            jobs.on_drain_alarm(state, out, key)
+        case "stall":
+            crews.on_stall_alarm(state, out, key)
+        case _:
+            assert_never(alarm)
+
+
+def _control(state: State, out: list[AnyAction]) -> None:
+    """Once per control period: money, machines, market."""
+    set_alarm(state, state.now_s + state.settings.control_period_s, "control")
+    jobs.check_budgets(state, out)
+    leases.ask_for_lists(state, out)
+    jobs.admit(state, out)
+    for job_id in list(state.live_jobs):
+        job = state.jobs[job_id]
+        if job.active and len(job.workers) < job.workers_max:
+            for lease in [state.leases[token] for token in job.leases]:
+                crews.staff(state, out, lease)
+    buying.shop(state, out)
+
+
+def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> None:
+    """What an earlier manager decided is known; what became of it is asked for."""
+    first = state.epoch == 0
+    state.epoch, state.settings = event.epoch, event.settings
+    ledger.settle(state.account, state.now_s)
+    if first:
+        state.account.at_s = state.now_s
+    state.account.usd_per_h += event.settings.manager_usd_per_h - state.account.manager_usd_per_h
+    state.account.manager_usd_per_h = event.settings.manager_usd_per_h
+    state.account.cap_usd = event.settings.budget_usd
+    if state.stopped:
+        state.stopping = state.stopped = False
+    note(out, "manager", f"started under epoch {event.epoch}")
+    state.alarms = [alarm for alarm in state.alarms if alarm[1] != "control"]
+    state.alarms.sort()
+    set_alarm(state, state.now_s, "control")
+    for name in sorted(state.providers):
+        provider = state.providers[name]
+        leases.ask_for_list(state, out, provider, "the manager restarted: what is there?")
+    for job_id in state.live_jobs:
+        job = state.jobs[job_id]
+        if job.active or job.status == "DRAINING":
+            why = "the manager restarted: the keeper may not have been told"
+            out.append(OpenJob(order=jobs.order_of(job), because=why))
+            crews.repeat_orders(state, out, job)
+
+
+def _stop_if_done(state: State, out: list[AnyAction]) -> None:
+    """Everything is given back and every provider's list says so."""
+    if not state.stopping or state.stopped or state.leases or state.live_jobs:
+        return
+    newest_end_s = state.ended_leases[-1].ended_at_s if state.ended_leases else None
+    for provider in state.providers.values():
+        if provider.clean_at_s < (newest_end_s or 0.0) or provider.orphans:
+            return
+    state.stopped = True
+    out.append(Stop(because="every machine is given back and no list shows one"))

@@ -7,7 +7,9 @@ import msgspec
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`None` means no limit. Times that wait for the outside world are patience, not sleep."""
+    """`None` means no limit. Every lease reserves `reserve_s` of its highest price while it is held,
+    and `drain_s` of it once it is being given back; nothing is bought that cannot be reserved for.
+    """
 
     deployment: str = "default"
     budget_usd: float | None = None
@@ -15,24 +17,38 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     machines_max: int = 1000
     on_demand_allowed: bool = True
     manager_usd_per_h: float = 0.0
+    billing: str = "local"  # a name of `bidding.billing.RULES`
 
-    control_period_s: float = 30.0
+    control_period_s: float = 2.0
+    listing_period_s: float = (
+        2.0  # how often the provider's list is asked for; 10,000 machines are a long list
+    )
+    rethink_s: float = 2.0  # how often a job that has what it wants looks at the market again
     reserve_s: float = 300.0
-    launch_grace_s: float = 120.0
-    listing_lag_s: float = 60.0
-    boot_timeout_s: float = 600.0
-    worker_timeout_s: float = 300.0
-    rejoin_s: float = 60.0
-    stall_s: float = 300.0
+    drain_s: float = 60.0
+    launch_grace_s: float = 30.0
+    boot_timeout_s: float = 120.0
+    worker_timeout_s: float = 120.0
+    rejoin_s: float = 30.0
+    stall_s: float = 60.0
     settle_s: float = 0.5
     notice_margin_s: float = 5.0
-    start_s: float = 60.0
+    penalty_s: float = 180.0
+    start_s: float = 30.0
     morph_s: float = 1.0
     recovery_s: float = 2.0
 
     def __post_init__(self) -> None:
-        for name in ("control_period_s", "reserve_s", "launch_grace_s", "boot_timeout_s"):
-            if getattr(self, name) <= 0:
-                raise ValueError(f"{name} must be positive, not {getattr(self, name)}")
+        for name in self.__struct_fields__:
+            value = getattr(self, name)
+            if name.endswith("_s") and value <= 0:
+                raise ValueError(f"settings: {name} must be positive, not {value}")
+            if name.endswith(("_usd", "_per_h", "_per_h_max")) and value is not None and value < 0:
+                raise ValueError(f"settings: {name} must not be negative, not {value}")
         if self.machines_max < 1:
-            raise ValueError(f"machines_max must be at least 1, not {self.machines_max}")
+            raise ValueError(f"settings: machines_max must be at least 1, not {self.machines_max}")
+        if self.drain_s >= self.reserve_s:
+            raise ValueError(
+                f"settings: drain_s={self.drain_s} must be below reserve_s={self.reserve_s}: "
+                "giving a machine back may not cost more than was reserved for it"
+            )

@@ -1,8 +1,211 @@
-"""What the manager knows."""
+"""What the manager knows, and the few ways in which a part of it may change.
+
+The state encodes to JSON and back without loss; insertion order of the dicts is part of it. Sets are
+dicts to None, because the order of a set differs from process to process.
+"""
+
+from heapq import heappush
+from typing import Literal
 
 import msgspec
 
+from agent.layout import Layout
+from cloud.model import InstanceType, LaunchRequest, Pool
+from orchestrator.actions import AnyAction, Note
+from orchestrator.events import JobSpec
 from orchestrator.settings import Settings
+from orchestrator.view import JobStatus, Sentence
+
+LeaseState = Literal[
+    "intended", "pending", "booting", "ready", "working", "noticed", "ending", "ended"
+]
+Alarm = Literal[
+    "control", "boot", "worker", "staff", "settle", "notice", "ending", "drain", "stall"
+]
+
+HISTORY_MAX = 32
+SENTENCES_MAX = 200
+
+LEASE_MOVES: dict[LeaseState, tuple[LeaseState, ...]] = {
+    "intended": ("pending", "ended"),
+    "pending": ("booting", "ready", "noticed", "ending", "ended"),
+    "booting": ("ready", "noticed", "ending", "ended"),
+    "ready": ("working", "booting", "noticed", "ending", "ended"),
+    "working": ("ready", "booting", "noticed", "ending", "ended"),
+    "noticed": ("booting", "ready", "ending", "ended"),
+    "ending": ("ended",),
+    "ended": (),
+}
+JOB_MOVES: dict[JobStatus, tuple[JobStatus, ...]] = {
+    "PENDING": ("PROVISIONING", "FAILED", "CANCELLED", "SUCCEEDED"),
+    "PROVISIONING": ("RUNNING", "DRAINING", "SUCCEEDED", "FAILED", "CANCELLED"),
+    "RUNNING": ("RECOVERING", "DRAINING", "SUCCEEDED", "FAILED", "CANCELLED"),
+    "RECOVERING": ("RUNNING", "DRAINING", "SUCCEEDED", "FAILED", "CANCELLED"),
+    "DRAINING": ("SUCCEEDED", "FAILED", "CANCELLED"),
+    "SUCCEEDED": (),
+    "FAILED": ("PENDING",),
+    "CANCELLED": ("PENDING",),
+}
+
+
+class IllegalTransition(Exception):  # noqa: N818 - it names what happened
+    """The brain tried to move something in a way that makes no sense; the history says how it came."""
+
+
+class Moved(msgspec.Struct, frozen=True):
+    at_s: float
+    to: str
+    because: str
+
+
+class Account(msgspec.Struct, kw_only=True):
+    """Money as straight lines: an amount at `at_s` and how fast it grows. See `ledger.py`."""
+
+    cap_usd: float | None = None
+    at_s: float = 0.0
+    spent_usd: float = 0.0
+    usd_per_h: float = 0.0
+    on_demand_usd: float = 0.0
+    on_demand_usd_per_h: float = 0.0
+    committed_usd: float = 0.0
+    draining_usd_per_h: float = 0.0
+    manager_usd_per_h: float = 0.0
+    leases: int = 0
+
+
+class Lease(msgspec.Struct, kw_only=True):
+    """A machine that we intend to hold, hold, or held. The token is its name from the first thought."""
+
+    token: str
+    provider: str
+    request: LaunchRequest
+    type: InstanceType
+    job: str
+    state: LeaseState
+    history: list[Moved]
+    intended_at_s: float
+    price_usd_per_h: float
+    ceiling_usd_per_h: float
+    why_bought: str
+    why_ended: str = ""
+    machine_id: str = ""
+    known_at_s: float = 0.0
+    joined: bool = False
+    leaving: str = ""  # why it shall be given back as soon as the job can do without it
+    doomed: bool = False  # its workers are kept out of layouts
+    deadline_s: float | None = None
+    lost_at_s: float | None = None
+    workers: dict[int, str] = {}
+    slot_free_at_s: dict[int, float] = {}
+    deaths: int = 0
+    terminations: int = 0
+    prices: list[tuple[float, float]] = []
+    accrued_usd: float = 0.0
+    accrued_at_s: float = 0.0
+    draining_since_s: float | None = None
+    ended_at_s: float | None = None
+    cost_usd: float = 0.0
+
+    @property
+    def pool(self) -> Pool:
+        return self.request.pool
+
+    @property
+    def usable(self) -> bool:
+        """Its slots may get workers and its workers may be in layouts."""
+        return self.joined and not self.doomed and self.state in ("ready", "working", "noticed")
+
+
+class Worker(msgspec.Struct, kw_only=True):
+    id: str
+    job: str
+    token: str
+    slot: int
+    started_at_s: float
+    ready: bool = False
+
+
+class PoolState(msgspec.Struct, kw_only=True):
+    pool: Pool
+    spot_usd_per_h: float | None = None
+    quoted_at_s: float = 0.0
+    blocked_until_s: float = 0.0
+    strikes: int = 0
+    leases: dict[str, None] = {}
+
+
+class ProviderState(msgspec.Struct, kw_only=True):
+    name: str
+    listed_at_s: float = 0.0
+    listing_asked_at_s: float = 0.0
+    listing_wanted: bool = True
+    listing_out: bool = False
+    clean_at_s: float = -1.0  # when a list without any machine of ours was asked for
+    slow_until_s: float = 0.0
+    failures: int = 0
+    orphans: dict[str, float] = {}
+
+
+class Job(msgspec.Struct, kw_only=True):
+    spec: JobSpec
+    status: JobStatus
+    because: str
+    history: list[Moved]
+    submitted_at_s: float
+    account: Account
+    ended_at_s: float | None = None
+    leases: dict[str, None] = {}
+    workers: dict[str, None] = {}
+    generation: int = 0
+    layout: Layout | None = None  # the one asked for last
+    acknowledged: int = 0  # the newest generation that committed a step
+    serving: dict[str, None] = {}  # workers whose loss stops the step that is being computed
+    urgent: bool = (
+        False  # somebody who was serving is gone and no layout without them was asked for
+    )
+    settle_at_s: float | None = None
+    microbatches: int = 0
+    steps_total: int = 0
+    state_bytes: int = 0
+    step: int = 0
+    loss: float | None = None
+    step_s: float = 0.0
+    progress_at_s: float = 0.0
+    fence_generation: int = -1  # reports of generations up to this one are from before a rewind
+    rewound: tuple[float, int, int] | None = None
+    preemptions: int = 0
+    failures: int = 0
+    failed_at_s: float = -1.0
+    failed_step: int = -1
+    traceback: str = ""
+    stalls: int = 0
+    steps_lost: int = 0
+    recoveries_s: list[float] = []
+    backup_step: int = 0
+    checkpoint_step: int = 0
+    export_uri: str = ""
+    waiting: bool = False
+    thought_at_s: float = -1.0
+    ending: tuple[JobStatus, str] | None = None  # what it becomes when it has drained
+
+    @property
+    def id(self) -> str:
+        return self.spec.job
+
+    @property
+    def active(self) -> bool:
+        """It may hold machines."""
+        return self.status in ("PROVISIONING", "RUNNING", "RECOVERING")
+
+    @property
+    def ended(self) -> bool:
+        return self.status in ("SUCCEEDED", "FAILED", "CANCELLED")
+
+    @property
+    def workers_max(self) -> int:
+        """More workers than microbatches would have nothing to do."""
+        most = self.spec.slots_max
+        return min(most, self.microbatches) if self.microbatches else most
 
 
 class State(msgspec.Struct, kw_only=True):
@@ -12,3 +215,54 @@ class State(msgspec.Struct, kw_only=True):
     epoch: int = 0
     now_s: float = 0.0
     wake_at_s: float = 0.0
+    stopping: bool = False
+    stopped: bool = False
+    serial: int = 0
+    alarms: list[tuple[float, Alarm, str]] = []
+    providers: dict[str, ProviderState] = {}
+    types: dict[str, InstanceType] = {}
+    pools: dict[str, PoolState] = {}
+    leases: dict[str, Lease] = {}
+    machines: dict[str, str] = {}  # machine id -> token, of live leases
+    strangers: dict[str, tuple[str, int]] = {}  # joined before we knew the machine: address, slots
+    ended_leases: list[Lease] = []
+    jobs: dict[str, Job] = {}
+    live_jobs: dict[str, None] = {}
+    workers: dict[str, Worker] = {}
+    account: Account = msgspec.field(default_factory=Account)
+    sentences: list[Sentence] = []
+
+
+def next_serial(state: State) -> int:
+    state.serial += 1
+    return state.serial
+
+
+def set_alarm(state: State, at_s: float, alarm: Alarm, key: str = "") -> None:
+    heappush(state.alarms, (max(at_s, state.now_s), alarm, key))
+
+
+def note(out: list[AnyAction], who: str, because: str) -> None:
+    out.append(Note(who=who, because=because))
+
+
+def move_lease(lease: Lease, to: LeaseState, at_s: float, because: str) -> None:
+    if to not in LEASE_MOVES[lease.state]:
+        raise IllegalTransition(
+            f"lease {lease.token}: {lease.state} -> {to} ({because}); history: {lease.history}"
+        )
+    lease.state = to
+    lease.history.append(Moved(at_s, to, because))
+    del lease.history[:-HISTORY_MAX]
+
+
+def move_job(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: str) -> None:
+    """Every change of a job's status is a sentence that a person can read."""
+    if to not in JOB_MOVES[job.status]:
+        raise IllegalTransition(
+            f"job {job.id}: {job.status} -> {to} ({because}); history: {job.history}"
+        )
+    job.status, job.because = to, because
+    job.history.append(Moved(state.now_s, to, because))
+    del job.history[:-HISTORY_MAX]
+    note(out, job.id, f"{to}: {because}")

@@ -1,0 +1,207 @@
+"""From what the manager knows to a question for the bidder, and from its answer to actions."""
+
+from collections.abc import Mapping
+
+import msgspec
+
+from bidding import acquire
+from bidding.model import Demand, Holding, Limits, Offer, Purchase
+from cloud.model import InstanceType
+from orchestrator import crews, jobs, leases, ledger
+from orchestrator.actions import AnyAction
+from orchestrator.events import CatalogueSeen, QuotesSeen
+from orchestrator.state import Job, State, note
+
+LAUNCHES_PER_PERIOD_MAX = 64
+
+
+class SlotSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """Work per second as the sum of the slots' speeds: `work_per_slot_s` is measured when it can be."""
+
+    types: dict[str, InstanceType]
+    slots_max: int
+    work_per_slot_s: float = 1.0
+
+    def work_per_s(self, counts: Mapping[str, int]) -> float:
+        slots = sum(n * self.types[name].slots for name, n in counts.items())
+        speed = sum(
+            n * self.types[name].slots * self.types[name].speed for name, n in counts.items()
+        )
+        share = min(1.0, self.slots_max / slots) if slots else 0.0
+        return speed * share * self.work_per_slot_s
+
+
+def on_catalogue(state: State, event: CatalogueSeen) -> None:
+    leases.provider_of(state, event.provider)
+    for kind in event.types:
+        state.types[kind.name] = kind
+    for pool in sorted(event.pools):
+        leases.pool_of(state, pool)
+
+
+def on_quotes(state: State, event: QuotesSeen) -> None:
+    """The newest quote of each pool holds; running spot machines are charged the new price."""
+    for quote in event.quotes:
+        known = state.pools.get(quote.pool.key)
+        price = quote.price_usd_per_h
+        if known is None or quote.at_s < known.quoted_at_s or not 0 < price < float("inf"):
+            continue
+        known.quoted_at_s = quote.at_s
+        if known.spot_usd_per_h == price:
+            continue
+        known.spot_usd_per_h = price
+        for token in known.leases:
+            lease = state.leases[token]
+            if lease.request.market == "spot":
+                ledger.change_price(state, lease, price)
+
+
+def shop(state: State, out: list[AnyAction]) -> None:
+    """Ask the bidder for every job that lacks something, and now and then for the others."""
+    for job in [state.jobs[j] for j in state.live_jobs]:
+        if not job.active or state.stopping:
+            continue
+        age_s = state.now_s - job.thought_at_s
+        if job.thought_at_s >= 0 and age_s < state.settings.rethink_s:
+            continue
+        job.thought_at_s = state.now_s
+        _carry_out(state, out, job, think(state, job))
+
+
+def think(state: State, job: Job) -> Purchase:
+    """What the bidder says about this job now."""
+    speed = SlotSpeed(types=state.types, slots_max=job.workers_max, work_per_slot_s=_pace(job))
+    steps_left = job.steps_total - job.step if job.steps_total else None
+    settings = state.settings
+    demand = Demand(
+        work_left=None if steps_left is None or not job.step_s else float(steps_left),
+        start_s=settings.start_s,
+        morph_s=settings.morph_s,
+        recovery_s=settings.recovery_s,
+    )
+    limits = Limits(
+        slots_min=job.spec.slots_min,
+        slots_max=job.workers_max,
+        budget_left_usd=_budget_left_usd(state, job),
+        usd_per_h_max=_usd_per_h_left(state, job),
+        finish_by_s=job.spec.deadline_s,
+        on_demand_allowed=settings.on_demand_allowed,
+    )
+    return acquire.decide(offers(state), holdings(state, job), demand, limits, speed, state.now_s)
+
+
+def offers(state: State) -> list[Offer]:
+    found: list[Offer] = []
+    for known in state.pools.values():
+        kind = state.types[known.pool.type]
+        provider = state.providers[known.pool.cloud]
+        waits = state.now_s < max(known.blocked_until_s, provider.slow_until_s)
+        if known.spot_usd_per_h is not None:
+            found.append(
+                Offer(
+                    pool=known.pool,
+                    type=kind,
+                    market="spot",
+                    price_usd_per_h=known.spot_usd_per_h,
+                    blocked=waits,
+                )
+            )
+        if state.settings.on_demand_allowed:
+            found.append(
+                Offer(
+                    pool=known.pool,
+                    type=kind,
+                    market="on_demand",
+                    price_usd_per_h=kind.on_demand_usd_per_h,
+                    blocked=waits,
+                )
+            )
+    return found
+
+
+def holdings(state: State, job: Job) -> list[Holding]:
+    """What the job holds and keeps. What is about to go counts as noticed: it is replaced now."""
+    return [
+        Holding(
+            lease=token,
+            pool=lease.pool,
+            type=lease.type,
+            market=lease.request.market,
+            price_usd_per_h=lease.price_usd_per_h,
+            bid_usd_per_h=lease.request.bid_usd_per_h,
+            started_at_s=lease.intended_at_s,
+            noticed=lease.state == "noticed" or lease.lost_at_s is not None,
+        )
+        for token in job.leases
+        if not (lease := state.leases[token]).leaving and lease.state != "ending"
+    ]
+
+
+def _pace(job: Job) -> float:
+    """Steps per second and slot, measured on the layout that runs; one until there is one."""
+    if not job.step_s or job.layout is None:
+        return 1.0
+    return 1.0 / (job.step_s * len(job.layout.workers))
+
+
+def _budget_left_usd(state: State, job: Job) -> float | None:
+    lefts = [
+        account.cap_usd - ledger.spent_usd(account, state.now_s)
+        for account in (state.account, job.account)
+        if account.cap_usd is not None
+    ]
+    return min(lefts, default=None)
+
+
+def _usd_per_h_left(state: State, job: Job) -> float | None:
+    """What this job may cost per hour: the limit less what the others and the manager cost."""
+    most = state.settings.usd_per_h_max
+    if most is None:
+        return None
+    others = state.account.usd_per_h - job.account.usd_per_h
+    return max(0.0, most - others)
+
+
+def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> None:
+    room = min(LAUNCHES_PER_PERIOD_MAX, state.settings.machines_max - len(state.leases))
+    bought = 0
+    for part in purchase.acquire:
+        kind, known = state.types[part.pool.type], state.pools[part.pool.key]
+        ceiling = max(kind.on_demand_usd_per_h, known.spot_usd_per_h or 0.0)
+        for _ in range(min(part.count, room - bought)):
+            if not ledger.affordable(state, job, ceiling):
+                break
+            leases.intend(state, out, job, part.pool, part.market, part.because)
+            bought += 1
+    for release in purchase.release:
+        lease = state.leases[release.lease]
+        if lease.state == "intended":
+            continue
+        lease.leaving = release.because
+    if bought < sum(part.count for part in purchase.acquire):
+        job.thought_at_s = -1.0
+    let_go(state, out, job)
+    _say_if_waiting(state, out, job, purchase)
+
+
+def let_go(state: State, out: list[AnyAction], job: Job) -> None:
+    """Machines that shall leave do so when those that replace them work, or at once if they idle."""
+    coming = any(state.leases[t].state in ("intended", "pending", "booting") for t in job.leases)
+    changed = False
+    for lease in [state.leases[token] for token in job.leases]:
+        if not lease.leaving or lease.state in ("intended", "ending", "noticed"):
+            continue
+        if lease.state in ("pending", "booting", "ready"):
+            leases.give_back(state, out, lease, lease.leaving)
+        elif not coming and not lease.doomed:
+            lease.doomed = changed = True
+    if changed:
+        crews.regroup(state, out, job)
+
+
+def _say_if_waiting(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> None:
+    """No capacity, or nothing that may be bought: said once, and looked at every period."""
+    short = jobs.slots_held(state, job) < job.spec.slots_min
+    if short and not job.waiting:
+        note(out, job.id, f"{purchase.because}; it waits and looks again every period")
+    job.waiting = short

@@ -1,0 +1,337 @@
+"""Jobs from submission to the end: who may start, what ends them, what becomes of their machines."""
+
+from agent.messages import (
+    BackupHeld,
+    CheckpointFailed,
+    CheckpointWritten,
+    JobCompleted,
+    JobOrder,
+    Rewound,
+    WorkerFailed,
+)
+from bidding.billing import HOUR_S
+from orchestrator import crews, leases, ledger
+from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
+from orchestrator.events import JobCancelled, JobResumed, JobSubmitted
+from orchestrator.state import Account, Job, Lease, Moved, State, move_job, note, set_alarm
+from orchestrator.view import JobStatus
+
+JOBS_MAX = 1000
+TRACEBACK_MAX = 20_000
+FATAL_KINDS = ("nan", "no_session")  # trying again would only repeat them
+
+move = move_job
+
+
+def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> None:
+    spec = event.spec
+    if spec.job in state.jobs:
+        return
+    because = f"{spec.script} wants {spec.slots_min} to {spec.slots_max} workers"
+    job = Job(
+        spec=spec,
+        status="PENDING",
+        because=because,
+        history=[Moved(state.now_s, "PENDING", because)],
+        submitted_at_s=state.now_s,
+        account=Account(cap_usd=spec.budget_usd, at_s=state.now_s),
+    )
+    state.jobs[spec.job] = job
+    state.live_jobs[spec.job] = None
+    note(out, job.id, f"PENDING: {because}")
+    refusal = _refusal(state, job)
+    if refusal is not None:
+        finish(state, out, job, "FAILED", refusal)
+        return
+    _forget_old_jobs(state)
+    admit(state, out)
+
+
+def _refusal(state: State, job: Job) -> str | None:
+    """Why this job cannot ever run, with the arithmetic."""
+    spec, settings = job.spec, state.settings
+    if not 1 <= spec.slots_min <= spec.slots_max:
+        return f"slots_min={spec.slots_min} and slots_max={spec.slots_max}: need 1 <= min <= max"
+    if state.stopping:
+        return "the manager is shutting down; submit it again after `orchestrator up`"
+    if spec.deadline_s is not None and spec.deadline_s <= state.now_s:
+        return f"its deadline passed {state.now_s - spec.deadline_s:.0f} s ago"
+    cheapest = _cheapest_usd_per_h(state, spec.slots_min)
+    for name, account in (("budget_usd of the job", job.account), ("budget", state.account)):
+        if account.cap_usd is None:
+            continue
+        left = account.cap_usd - ledger.spent_usd(account, state.now_s)
+        if left <= 0:
+            return f"budget: {name} is ${account.cap_usd:.4f} and ${left:.4f} of it are left: it buys no step"
+        needed = (cheapest or 0.0) * settings.reserve_s / HOUR_S
+        if needed > left:
+            return (
+                f"budget: {name} is too small for one step: {spec.slots_min} slots cost at most "
+                f"${cheapest:.4f}/h, and {settings.reserve_s:.0f} s of that, the least that a machine "
+                f"is held for, are ${needed:.4f}, but ${left:.4f} are left"
+            )
+    return None
+
+
+def _cheapest_usd_per_h(state: State, slots: int) -> float | None:
+    """The lowest ceiling at which so many slots can be had; None while nothing is known."""
+    prices = []
+    for known in state.pools.values():
+        kind = state.types[known.pool.type]
+        ceiling = max(kind.on_demand_usd_per_h, known.spot_usd_per_h or 0.0)
+        prices.append(ceiling * -(-slots // kind.slots))
+    return min(prices, default=None)
+
+
+def admit(state: State, out: list[AnyAction]) -> None:
+    """In the order of submission, as long as the machines that we may hold suffice."""
+    if state.stopping or not state.pools:
+        return
+    taken = sum(state.jobs[j].spec.slots_max for j in state.live_jobs if state.jobs[j].active)
+    for job in [state.jobs[j] for j in state.live_jobs]:
+        if job.status != "PENDING":
+            continue
+        refusal = _refusal(state, job)
+        if refusal is not None:
+            finish(state, out, job, "FAILED", refusal)
+            continue
+        if taken and taken + job.spec.slots_max > state.settings.machines_max:
+            return
+        taken += job.spec.slots_max
+        move(state, out, job, "PROVISIONING", "its turn has come: machines are bought for it")
+        out.append(OpenJob(order=order_of(job), because=f"{job.id} may start"))
+        job.progress_at_s = state.now_s
+        set_alarm(state, state.now_s + crews.stall_s(state, job), "stall", job.id)
+        job.thought_at_s = -1.0
+
+
+def order_of(job: Job) -> JobOrder:
+    spec = job.spec
+    return JobOrder(
+        job=spec.job,
+        script=spec.script,
+        script_sha=spec.script_sha,
+        argv=spec.argv,
+        nan=spec.nan,
+        backup_every_steps=spec.backup_every_steps,
+        checkpoint_every_s=spec.checkpoint_every_s,
+    )
+
+
+# --- ends ----------------------------------------------------------------------------------------
+
+
+def drain(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: str) -> None:
+    """Save what there is, then end. Without anything to save the end comes at once."""
+    if job.ended or job.status == "DRAINING":
+        return
+    if job.status in ("PENDING", "PROVISIONING") or job.layout is None:
+        finish(state, out, job, to, because)
+        return
+    job.ending = (to, because)
+    move(state, out, job, "DRAINING", because)
+    out.append(WriteCheckpoint(job=job.id, because=f"before it ends: {because}"))
+    for token in job.leases:
+        ledger.start_draining(state, state.leases[token])
+    set_alarm(state, state.now_s + state.settings.drain_s / 4, "drain", job.id)
+
+
+def on_drain_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
+    job = state.jobs[job_id]
+    if job.status == "DRAINING" and job.ending is not None:
+        finish(state, out, job, *job.ending)
+
+
+def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: str) -> None:
+    """The end: the keeper closes it, its workers stop, its machines go to who waits, or back."""
+    started = job.status != "PENDING"
+    move(state, out, job, to, because)
+    job.ending, job.ended_at_s, job.waiting = None, state.now_s, False
+    state.live_jobs.pop(job.id, None)
+    if started:
+        out.append(CloseJob(job=job.id, because=f"{to}: {because}"))
+    for worker in [state.workers[w] for w in job.workers]:
+        crews.stop(state, out, worker, f"{job.id} has ended")
+    job.layout, job.serving, job.urgent, job.settle_at_s = None, {}, False, None
+    admit(state, out)
+    for lease in [state.leases[token] for token in job.leases]:
+        _pass_on(state, out, lease, f"{job.id} has ended and nobody needs it")
+
+
+def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
+    """To the first job that waits for machines, if it is any good; else back to the cloud."""
+    if lease.usable and lease.state != "noticed" and not lease.leaving:
+        for job_id in state.live_jobs:
+            heir = state.jobs[job_id]
+            short = slots_held(state, heir) < heir.workers_max
+            fits = lease.type.slots <= heir.workers_max
+            if not (heir.active and short and fits) or lease.draining_since_s is not None:
+                continue
+            left = ledger.left_usd(heir.account, state.now_s)
+            if left is None or ledger.reserve_usd(state.settings, lease.ceiling_usd_per_h) <= left:
+                del state.jobs[lease.job].leases[lease.token]
+                ledger.hand_over(state, lease, heir)
+                heir.leases[lease.token] = None
+                note(out, lease.machine_id, f"works for {heir.id} now")
+                crews.staff(state, out, lease)
+                return
+    leases.give_back(state, out, lease, because)
+
+
+def slots_held(state: State, job: Job) -> int:
+    return sum(state.leases[token].type.slots for token in job.leases)
+
+
+def on_completed(state: State, out: list[AnyAction], event: JobCompleted) -> None:
+    job = state.jobs.get(event.job)
+    if job is None or job.ended:
+        return
+    job.step, job.loss, job.export_uri = max(job.step, event.step), event.loss, event.export_uri
+    finish(
+        state, out, job, "SUCCEEDED", f"all {event.step} steps are committed, loss {event.loss:.4g}"
+    )
+
+
+def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) -> None:
+    """The script's own fault. The same fault on every worker at the same step counts once."""
+    worker = state.workers.get(event.worker)
+    if worker is None:
+        return
+    job = state.jobs[worker.job]
+    again = worker.started_at_s > job.failed_at_s or job.step > job.failed_step
+    crews.stop(state, out, worker, f"the script failed ({event.kind})")
+    if not job.active:
+        return
+    if again:
+        job.failures += 1
+        job.failed_at_s, job.failed_step = state.now_s, job.step
+        job.traceback = event.detail[-TRACEBACK_MAX:]
+    last = event.detail.strip().rpartition("\n")[2]
+    what = f"{event.kind} at step {job.step}: {last}"
+    if event.kind in FATAL_KINDS:
+        finish(state, out, job, "FAILED", what)
+    elif job.failures > job.spec.max_failures:
+        most = job.spec.max_failures
+        finish(
+            state, out, job, "FAILED", f"{what} ({job.failures} failures, max_failures is {most})"
+        )
+    elif job.step == 0 and event.kind == "exception":
+        finish(state, out, job, "FAILED", f"{what} (before the first step: it would only repeat)")
+    else:
+        lease = state.leases[worker.token]
+        delay_s = 2.0 ** min(job.failures, 6)
+        lease.slot_free_at_s[worker.slot] = state.now_s + delay_s
+        set_alarm(state, state.now_s + delay_s, "staff", lease.token)
+        if again:
+            note(out, job.id, f"failure {job.failures} of {job.spec.max_failures} allowed: {what}")
+        crews.regroup(state, out, job)
+
+
+def on_cancelled(state: State, out: list[AnyAction], event: JobCancelled) -> None:
+    job = state.jobs.get(event.job)
+    if job is None or job.ended:
+        return
+    drain(
+        state,
+        out,
+        job,
+        "CANCELLED",
+        f"cancelled by {event.by}; resume continues from step {job.step}",
+    )
+
+
+def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
+    """From its last commit, with its failures forgiven."""
+    job = state.jobs.get(event.job)
+    if job is None or job.status not in ("FAILED", "CANCELLED"):
+        return
+    job.failures, job.preemptions, job.stalls = 0, 0, 0
+    job.failed_at_s, job.failed_step, job.ended_at_s = -1.0, -1, None
+    move(state, out, job, "PENDING", f"resumed by {event.by} from step {job.step}")
+    state.live_jobs[job.id] = None
+    admit(state, out)
+
+
+def check_budgets(state: State, out: list[AnyAction]) -> None:
+    """Stop while what is reserved still covers the stopping."""
+    period_s = state.settings.control_period_s
+    dry = ledger.runs_out(state.account, state.now_s, period_s)
+    for job in [state.jobs[j] for j in state.live_jobs]:
+        if not job.leases:
+            continue
+        if dry or ledger.runs_out(job.account, state.now_s, period_s):
+            account = state.account if dry else job.account
+            spent = ledger.spent_usd(account, state.now_s)
+            why = (
+                f"budget: ${spent:.4f} of ${account.cap_usd or 0.0:.4f} are spent and the rest is needed "
+                f"to give the machines back; resume continues from step {job.step}"
+            )
+            drain(state, out, job, "FAILED", why)
+
+
+def shut_down(state: State, out: list[AnyAction], by: str) -> None:
+    state.stopping = True
+    for job in [state.jobs[j] for j in state.live_jobs]:
+        why = f"shut down by {by}; resume continues from step {job.step}"
+        drain(state, out, job, "CANCELLED", why)
+    for provider in state.providers.values():
+        provider.listing_wanted = True
+        provider.clean_at_s = -1.0
+
+
+# --- what the keeper says ------------------------------------------------------------------------
+
+
+def on_backup_held(state: State, event: BackupHeld) -> None:
+    job = state.jobs.get(event.job)
+    if job is not None:
+        job.backup_step = max(job.backup_step, event.step)
+
+
+def on_checkpoint_written(state: State, out: list[AnyAction], event: CheckpointWritten) -> None:
+    job = state.jobs.get(event.job)
+    if job is None:
+        return
+    job.checkpoint_step = max(job.checkpoint_step, event.step)
+    if job.status == "DRAINING" and job.ending is not None and event.at_s >= job.history[-1].at_s:
+        finish(state, out, job, *job.ending)
+
+
+def on_checkpoint_failed(state: State, out: list[AnyAction], event: CheckpointFailed) -> None:
+    if event.job in state.jobs:
+        note(
+            out,
+            event.job,
+            f"the checkpoint of step {event.step} failed: {event.error}; training goes on",
+        )
+
+
+def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
+    """The one way back: what was newer than `to_step` is done again. Late reports are fenced off."""
+    job = state.jobs.get(event.job)
+    mark = (event.at_s, event.from_step, event.to_step)
+    if job is None or job.ended or job.rewound == mark or event.to_step >= job.step:
+        return
+    job.rewound = mark
+    lost = job.step - event.to_step
+    job.steps_lost += lost
+    job.step = event.to_step
+    job.backup_step = min(job.backup_step, event.to_step)
+    job.checkpoint_step = min(job.checkpoint_step, event.to_step)
+    job.fence_generation = job.generation
+    job.urgent = job.urgent or bool(job.serving)
+    note(
+        out,
+        job.id,
+        f"{lost} steps were lost with the keeper's memory: back to step {event.to_step}",
+    )
+    crews.regroup(state, out, job)
+
+
+def _forget_old_jobs(state: State) -> None:
+    """The oldest ended jobs make room; their cost stays in the whole account."""
+    if len(state.jobs) <= JOBS_MAX:
+        return
+    old = [j for j, job in state.jobs.items() if job.ended and not job.leases]
+    for job_id in old[: len(state.jobs) - JOBS_MAX]:
+        del state.jobs[job_id]

@@ -1,0 +1,207 @@
+"""Who owes what: every lease is charged to its job and to the whole, as straight lines in time.
+
+    spent(t)     = spent + usd_per_h · (t - at) / 3600
+    committed(t) = committed - draining_usd_per_h · (t - at) / 3600
+    committed    = Σ over leases: ceiling · reserve_s / 3600    while held
+                                  ceiling · drain_s / 3600      when being given back, used up as time passes
+
+A lease's ceiling is the most that it may cost per hour, so that what was reserved covers what comes
+between the decision to give a machine back and its end. Nothing is bought unless
+spent + committed + its own reserve <= cap.
+"""
+
+from bidding.billing import HOUR_S, RULES, cost_usd
+from cloud.model import EndedBy
+from orchestrator.settings import Settings
+from orchestrator.state import Account, Job, Lease, State
+
+PRICES_MAX = 512
+CENT_FRACTION = 1e-9  # below this a difference of dollars is rounding
+
+
+def settle(account: Account, at_s: float) -> None:
+    """Bring the lines up to a moment."""
+    hours = max(0.0, at_s - account.at_s) / HOUR_S
+    account.spent_usd += account.usd_per_h * hours
+    account.on_demand_usd += account.on_demand_usd_per_h * hours
+    account.committed_usd -= account.draining_usd_per_h * hours
+    account.at_s = max(account.at_s, at_s)
+
+
+def spent_usd(account: Account, at_s: float) -> float:
+    return account.spent_usd + account.usd_per_h * max(0.0, at_s - account.at_s) / HOUR_S
+
+
+def committed_usd(account: Account, at_s: float) -> float:
+    if not account.leases:
+        return 0.0
+    drained = account.draining_usd_per_h * max(0.0, at_s - account.at_s) / HOUR_S
+    return account.committed_usd - drained
+
+
+def left_usd(account: Account, at_s: float) -> float | None:
+    """What may still be promised; None without a cap."""
+    if account.cap_usd is None:
+        return None
+    return account.cap_usd - spent_usd(account, at_s) - committed_usd(account, at_s)
+
+
+def runs_out(account: Account, at_s: float, within_s: float) -> bool:
+    """Would spent + committed pass the cap before we look again?"""
+    left = left_usd(account, at_s)
+    growth = (account.usd_per_h - account.draining_usd_per_h) * within_s / HOUR_S
+    return left is not None and growth > left - CENT_FRACTION and account.leases > 0
+
+
+def reserve_usd(settings: Settings, ceiling_usd_per_h: float) -> float:
+    return ceiling_usd_per_h * settings.reserve_s / HOUR_S
+
+
+def affordable(state: State, job: Job, ceiling_usd_per_h: float) -> bool:
+    needed = reserve_usd(state.settings, ceiling_usd_per_h)
+    lefts = (left_usd(state.account, state.now_s), left_usd(job.account, state.now_s))
+    return all(left is None or needed <= left for left in lefts)
+
+
+def open_lease(state: State, lease: Lease, job: Job) -> None:
+    """Reserve for a lease that is about to be asked for."""
+    for account in (state.account, job.account):
+        settle(account, state.now_s)
+        account.leases += 1
+        account.committed_usd += reserve_usd(state.settings, lease.ceiling_usd_per_h)
+
+
+def start_charging(state: State, lease: Lease, price_usd_per_h: float, from_s: float) -> None:
+    """The machine exists: it costs from now on, and what it cost before we knew is owed at once."""
+    from_s = min(from_s, state.now_s)
+    lease.price_usd_per_h = price_usd_per_h
+    lease.prices = [(from_s, price_usd_per_h)]
+    lease.accrued_at_s = from_s
+    _accrue(state, lease)
+    _change_rate(state, lease, price_usd_per_h, lease.type.on_demand_usd_per_h)
+    for account in accounts(state, lease):
+        account.spent_usd += lease.accrued_usd
+        account.on_demand_usd += lease.type.on_demand_usd_per_h * (state.now_s - from_s) / HOUR_S
+    if lease.draining_since_s is not None:
+        lease.draining_since_s = state.now_s
+        for account in accounts(state, lease):
+            account.draining_usd_per_h += lease.ceiling_usd_per_h
+
+
+def change_price(state: State, lease: Lease, price_usd_per_h: float) -> None:
+    """A new price holds from now on; the interval before is charged at the old one."""
+    if not lease.prices or price_usd_per_h == lease.price_usd_per_h:
+        return
+    _accrue(state, lease)
+    _change_rate(state, lease, price_usd_per_h - lease.price_usd_per_h, 0.0)
+    lease.price_usd_per_h = price_usd_per_h
+    lease.prices.append((state.now_s, price_usd_per_h))
+    if len(lease.prices) > PRICES_MAX:
+        lease.prices = _thinned(lease.prices)
+    if price_usd_per_h > lease.ceiling_usd_per_h:
+        _raise_ceiling(state, lease, price_usd_per_h)
+
+
+def start_draining(state: State, lease: Lease) -> None:
+    """It is being given back: only what that takes stays reserved, and is used up as time passes."""
+    if lease.draining_since_s is not None:
+        return
+    lease.draining_since_s = state.now_s
+    freed = lease.ceiling_usd_per_h * (state.settings.reserve_s - state.settings.drain_s) / HOUR_S
+    for account in accounts(state, lease):
+        settle(account, state.now_s)
+        account.committed_usd -= freed
+        if lease.prices:
+            account.draining_usd_per_h += lease.ceiling_usd_per_h
+
+
+def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s: float) -> None:
+    """The machine is gone (or never was): stop charging, and charge what the billing rule says."""
+    if lease.prices:
+        _accrue(state, lease)
+        _change_rate(state, lease, -lease.price_usd_per_h, -lease.type.on_demand_usd_per_h)
+        started_s = lease.prices[0][0]
+        ended_at_s = max(started_s, min(ended_at_s, state.now_s))
+        rule = RULES[state.settings.billing]
+        lease.cost_usd = cost_usd(rule, started_s, ended_at_s, lease.prices, ended_by)
+        for account in accounts(state, lease):
+            account.spent_usd += lease.cost_usd - lease.accrued_usd
+    for account in accounts(state, lease):
+        settle(account, state.now_s)
+        account.leases -= 1
+        account.committed_usd -= _reserved_usd(state, lease)
+        if lease.draining_since_s is not None and lease.prices:
+            account.draining_usd_per_h -= lease.ceiling_usd_per_h
+        if account.leases == 0:  # rounding ends here
+            account.committed_usd = account.draining_usd_per_h = 0.0
+            account.on_demand_usd_per_h = 0.0
+            account.usd_per_h = account.manager_usd_per_h
+
+
+def hand_over(state: State, lease: Lease, to: Job) -> None:
+    """From now on the lease is charged to another job."""
+    _accrue(state, lease)
+    reserved = _reserved_usd(state, lease)
+    old = state.jobs[lease.job].account
+    for account, sign in ((old, -1), (to.account, 1)):
+        settle(account, state.now_s)
+        account.leases += sign
+        account.committed_usd += sign * reserved
+        account.usd_per_h += sign * lease.price_usd_per_h
+        account.on_demand_usd_per_h += sign * lease.type.on_demand_usd_per_h
+    lease.job = to.id
+
+
+def accounts(state: State, lease: Lease) -> tuple[Account, Account]:
+    return state.account, state.jobs[lease.job].account
+
+
+def cost_so_far_usd(lease: Lease, at_s: float) -> float:
+    if lease.ended_at_s is not None or not lease.prices:
+        return lease.cost_usd
+    return lease.accrued_usd + lease.price_usd_per_h * (at_s - lease.accrued_at_s) / HOUR_S
+
+
+def _accrue(state: State, lease: Lease) -> None:
+    """Close the interval since the last look."""
+    hours = max(0.0, state.now_s - lease.accrued_at_s) / HOUR_S
+    lease.accrued_usd += lease.price_usd_per_h * hours
+    lease.accrued_at_s = max(lease.accrued_at_s, state.now_s)
+
+
+def _change_rate(state: State, lease: Lease, usd_per_h: float, on_demand_usd_per_h: float) -> None:
+    for account in accounts(state, lease):
+        settle(account, state.now_s)
+        account.usd_per_h += usd_per_h
+        account.on_demand_usd_per_h += on_demand_usd_per_h
+
+
+def _reserved_usd(state: State, lease: Lease) -> float:
+    """What is still reserved for it now."""
+    if lease.draining_since_s is None:
+        return reserve_usd(state.settings, lease.ceiling_usd_per_h)
+    whole = lease.ceiling_usd_per_h * state.settings.drain_s / HOUR_S
+    if not lease.prices:
+        return whole
+    return whole - lease.ceiling_usd_per_h * (state.now_s - lease.draining_since_s) / HOUR_S
+
+
+def _raise_ceiling(state: State, lease: Lease, ceiling_usd_per_h: float) -> None:
+    before = _reserved_usd(state, lease)
+    more = ceiling_usd_per_h - lease.ceiling_usd_per_h
+    lease.ceiling_usd_per_h = ceiling_usd_per_h
+    for account in accounts(state, lease):
+        settle(account, state.now_s)
+        account.committed_usd += _reserved_usd(state, lease) - before
+        if lease.draining_since_s is not None:
+            account.draining_usd_per_h += more
+
+
+def _thinned(prices: list[tuple[float, float]]) -> list[tuple[float, float]]:
+    """Half as many points with the same integral: neighbours become their time-weighted mean."""
+    thin = []
+    for (a_s, a), (b_s, b), (c_s, _) in zip(
+        prices[0:-2:2], prices[1:-1:2], prices[2::2], strict=False
+    ):
+        thin.append((a_s, (a * (b_s - a_s) + b * (c_s - b_s)) / (c_s - a_s) if c_s > a_s else b))
+    return [*thin, *prices[2 * len(thin) :]]
