@@ -1,0 +1,129 @@
+"""What the page shows, kept up to date by one reader however many pages are open.
+
+The view is the present. The page also wants the recent past (loss curves, pool prices), so the
+feed remembers a bounded number of points of each and thins the older ones out.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from typing import Protocol
+
+import msgspec
+import redis
+
+from orchestrator.client import NotRunning
+from orchestrator.view import View
+
+POINTS_MAX = 400
+SERIES_MAX = 200
+SILENCE_S_MAX = 3.0
+PING_S = 10.0
+UNAVAILABLE = (NotRunning, redis.RedisError, OSError, msgspec.DecodeError)
+
+Point = tuple[float, float]
+
+
+class Source(Protocol):
+    """The part of `orchestrator.client.Client` that the page needs."""
+
+    def view(self) -> View | None: ...
+
+
+class Snapshot(msgspec.Struct, frozen=True, kw_only=True):
+    """One message to the page."""
+
+    view: View | None
+    losses: dict[str, list[Point]]
+    prices: dict[str, list[Point]]
+    away: str = ""
+
+
+class Series:
+    """A bounded number of points by name; when one is full, every other point of it goes."""
+
+    def __init__(self) -> None:
+        self.points: dict[str, list[Point]] = {}
+
+    def add(self, name: str, x: float, y: float) -> None:
+        points = self.points.setdefault(name, [])
+        if points and x <= points[-1][0]:
+            points[:] = [point for point in points if point[0] < x]  # the job went back, or no news
+        points.append((x, y))
+        if len(points) > POINTS_MAX:
+            del points[1:-1:2]
+        if len(self.points) > SERIES_MAX:
+            del self.points[next(iter(self.points))]
+
+
+class Feed:
+    """Reads the view again and again; hands every change to every open page."""
+
+    def __init__(self, client_factory: Callable[[], Source], period_s: float = 0.5) -> None:
+        self._connect = client_factory
+        self._period_s = period_s
+        self._losses = Series()
+        self._prices = Series()
+        self._view: View | None = None
+        self._message = _encode(Snapshot(view=None, losses={}, prices={}))
+        self._changed = asyncio.Condition()
+
+    async def run(self) -> None:
+        """Until cancelled. A reader that hangs is waited for, never doubled."""
+        while True:
+            try:
+                source = await asyncio.to_thread(self._connect)
+                while True:
+                    await self._read(source)
+                    await asyncio.sleep(self._period_s)
+            except UNAVAILABLE as error:
+                await self._show(str(error) or type(error).__name__)
+            await asyncio.sleep(self._period_s)
+
+    async def _read(self, source: Source) -> None:
+        reading = asyncio.create_task(asyncio.to_thread(source.view))
+        done, _ = await asyncio.wait({reading}, timeout=SILENCE_S_MAX)
+        if not done:
+            await self._show("Redis does not answer; the page shows what was last seen.")
+        self._take(await reading)
+        await self._show("")
+
+    async def messages(self) -> AsyncIterator[bytes]:
+        """Server-sent events: what is now, then every change, and a sign of life in between."""
+        shown = b""
+        while True:
+            if self._message != shown:
+                shown = self._message
+                yield b"data: " + shown + b"\n\n"
+            try:
+                async with asyncio.timeout(PING_S), self._changed:
+                    while self._message == shown:
+                        await self._changed.wait()
+            except TimeoutError:
+                yield b": still here\n\n"
+
+    @property
+    def message(self) -> bytes:
+        return self._message
+
+    def _take(self, view: View | None) -> None:
+        self._view = view
+        if view is None:
+            return
+        for job in view.jobs:
+            if job.loss is not None:
+                self._losses.add(job.id, job.step, job.loss)
+        for pool in view.pools:
+            if pool.spot_usd_per_h is not None:
+                self._prices.add(pool.pool, view.at_s, pool.spot_usd_per_h)
+
+    async def _show(self, away: str) -> None:
+        snapshot = Snapshot(
+            view=self._view, losses=self._losses.points, prices=self._prices.points, away=away
+        )
+        async with self._changed:
+            self._message = _encode(snapshot)
+            self._changed.notify_all()
+
+
+def _encode(snapshot: Snapshot) -> bytes:
+    return msgspec.json.encode(snapshot)

@@ -1,0 +1,120 @@
+"""Who may look: this machine's owner, in their own browser, and nobody else.
+
+The dashboard listens on loopback, but that alone keeps nobody out: other users of the machine can
+connect, and any web site can ask the browser to. So every request, whatever its route, needs the
+token (as a bearer, or as a cookie made from it), a Host header that names this machine by a
+loopback address (a site that rebinds its name to 127.0.0.1 cannot send one), and a method that
+only reads.
+"""
+
+import hashlib
+import hmac
+import ipaddress
+from urllib.parse import parse_qs
+
+from starlette.datastructures import Headers
+from starlette.responses import PlainTextResponse, RedirectResponse, Response
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+
+HEADERS = {
+    "Content-Security-Policy": (
+        "default-src 'none'; script-src 'self'; style-src 'self'; img-src 'self'; "
+        "connect-src 'self'; base-uri 'none'; form-action 'none'; frame-ancestors 'none'"
+    ),
+    "X-Content-Type-Options": "nosniff",
+    "Referrer-Policy": "no-referrer",
+    "Cross-Origin-Resource-Policy": "same-origin",
+    "Cross-Origin-Opener-Policy": "same-origin",
+    "Cache-Control": "no-store",
+}
+TOKEN_CHARACTERS_MIN = 16
+
+
+class Guard:
+    """Wraps the whole application, so that no route can be forgotten."""
+
+    def __init__(self, app: ASGIApp, token: str) -> None:
+        if len(token) < TOKEN_CHARACTERS_MIN:
+            raise ValueError(f"the token has {len(token)} characters, at least 16 are needed")
+        self._app = app
+        self._token = token.encode()
+        # The cookie is made from the token, so that the browser never stores the token itself; its
+        # name differs by house, because cookies do not tell the ports of one address apart.
+        self._cookie = hmac.new(self._token, b"dashboard cookie", hashlib.sha256).hexdigest()
+        self.cookie_name = f"orchestrator-{hashlib.sha256(self._token).hexdigest()[:8]}"
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http":
+            if scope["type"] == "lifespan":
+                await self._app(scope, receive, send)
+            return
+        answer = self._refusal(scope)
+        await (answer or self._app)(scope, receive, _with_headers(send))
+
+    def _refusal(self, scope: Scope) -> Response | None:
+        """What to answer instead of the page, or None when the request may pass."""
+        headers = Headers(scope=scope)
+        hosts = headers.getlist("host")
+        if len(hosts) != 1 or not _names_this_machine(hosts[0]):
+            return PlainTextResponse("Use the address 127.0.0.1 or localhost.\n", 400)
+        if scope["method"] not in {"GET", "HEAD"}:
+            return PlainTextResponse("This page only shows; it changes nothing.\n", 405)
+        given = parse_qs(scope["query_string"].decode("latin-1")).get("token")
+        if given is not None and _same(given[-1], self._token):
+            response = RedirectResponse(scope["path"], 303)
+            response.set_cookie(
+                self.cookie_name, self._cookie, httponly=True, samesite="strict", path="/"
+            )
+            return response
+        if self._bearer(headers) or self._cookie_held(headers):
+            return None
+        return PlainTextResponse(
+            "Open the address that `orchestrator dashboard` prints: it carries the key.\n",
+            401,
+            {"WWW-Authenticate": "Bearer"},
+        )
+
+    def _bearer(self, headers: Headers) -> bool:
+        kind, _, value = headers.get("authorization", "").partition(" ")
+        return kind.lower() == "bearer" and _same(value.strip(), self._token)
+
+    def _cookie_held(self, headers: Headers) -> bool:
+        pairs = [
+            pair.strip().partition("=")
+            for header in headers.getlist("cookie")
+            for pair in header.split(";")
+        ]
+        held = [value for name, _, value in pairs if name == self.cookie_name]
+        return any(_same(value, self._cookie.encode()) for value in held)
+
+
+def _same(given: str, expected: bytes) -> bool:
+    return hmac.compare_digest(given.encode("utf-8", "surrogateescape"), expected)
+
+
+def _names_this_machine(host: str) -> bool:
+    """True for localhost and loopback addresses, with or without a port."""
+    name, _, port = host.rpartition(":") if _has_port(host) else (host, "", "")
+    if port and not (port.isascii() and port.isdigit()):
+        return False
+    if name.lower() == "localhost":
+        return True
+    try:
+        return ipaddress.ip_address(name.removeprefix("[").removesuffix("]")).is_loopback
+    except ValueError:
+        return False
+
+
+def _has_port(host: str) -> bool:
+    return ":" in host and not host.endswith("]")
+
+
+def _with_headers(send: Send) -> Send:
+    async def guarded(message: Message) -> None:
+        if message["type"] == "http.response.start":
+            extra = [(k.lower().encode(), v.encode()) for k, v in HEADERS.items()]
+            kept = [pair for pair in message["headers"] if pair[0] not in dict(extra)]
+            message = {**message, "headers": [*kept, *extra]}
+        await send(message)
+
+    return guarded

@@ -1,0 +1,279 @@
+// The page: draws each message of /events. Everything that comes from outside (names, sentences)
+// enters through textContent only, so nothing that a script or a job is called can become markup.
+
+const $ = (id) => document.getElementById(id);
+
+function el(tag, properties = {}, ...children) {
+  const node = document.createElement(tag);
+  for (const [name, value] of Object.entries(properties)) {
+    if (name === "class") node.className = value;
+    else if (name in node) node[name] = value;
+    else node.setAttribute(name, value);
+  }
+  node.append(...children.filter((child) => child !== null && child !== undefined));
+  return node;
+}
+
+function svg(tag, attributes, ...children) {
+  const node = document.createElementNS("http://www.w3.org/2000/svg", tag);
+  for (const [name, value] of Object.entries(attributes)) node.setAttribute(name, value);
+  node.append(...children);
+  return node;
+}
+
+// --- words -------------------------------------------------------------------------------------
+
+const NONE = "–";
+const ROWS_MAX = 100;
+
+function usd(value) {
+  if (value === null || value === undefined) return NONE;
+  const size = Math.abs(value);
+  const digits = size >= 1 || size === 0 ? 2 : size >= 0.01 ? 3 : 4;
+  const text = size.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
+  return `${value < 0 ? "−" : ""}$${text}`;
+}
+
+function duration(seconds) {
+  if (seconds === null || seconds === undefined || !isFinite(seconds)) return NONE;
+  const s = Math.max(0, Math.round(seconds));
+  if (s < 60) return `${s} s`;
+  if (s < 3600) return `${Math.floor(s / 60)} min ${s % 60} s`;
+  if (s < 172800) return `${Math.floor(s / 3600)} h ${Math.floor((s % 3600) / 60)} min`;
+  return `${Math.floor(s / 86400)} days`;
+}
+
+const milliseconds = (s) => (s < 1 ? `${Math.round(s * 1000)} ms` : `${s.toFixed(1)} s`);
+const count = (n) => n.toLocaleString("en");
+const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
+const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
+const number = (value) => (value === null ? NONE : Math.abs(value) >= 100 ? value.toFixed(1) : value.toFixed(4));
+
+const TONE = {
+  RUNNING: "busy", SUCCEEDED: "good", FAILED: "bad", CANCELLED: "", RECOVERING: "wait",
+  PENDING: "wait", PROVISIONING: "wait", DRAINING: "wait",
+  intended: "wait", pending: "wait", booting: "wait", ready: "good", working: "good",
+  noticed: "bad", ending: "wait", ended: "",
+};
+
+// The name of a pool may break after its slashes, and nowhere else if that is enough.
+const breakable = (name) => name.split(/(?<=\/)/).flatMap((part, i) => (i ? [el("wbr"), part] : [part]));
+
+const pill = (text) => el("span", { class: `pill ${TONE[text] ?? ""}` }, text.toLowerCase());
+
+function bar(fraction, tone = "") {
+  const fill = el("i");
+  fill.style.width = `${Math.min(100, Math.max(0, fraction * 100))}%`;
+  return el("div", { class: `bar ${tone}` }, fill);
+}
+
+// --- curves ------------------------------------------------------------------------------------
+
+function curve(points, width, height, area) {
+  const xs = points.map((p) => p[0]);
+  const ys = points.map((p) => p[1]).filter((y) => y !== null);
+  const [x0, x1] = [Math.min(...xs), Math.max(...xs)];
+  let [y0, y1] = [Math.min(...ys), Math.max(...ys)];
+  if (y1 - y0 < Math.abs(y1) * 0.02) [y0, y1] = [y0 - (Math.abs(y1) * 0.02 || 1), y1 + (Math.abs(y1) * 0.02 || 1)];
+  const place = ([x, y]) => [
+    ((x - x0) / (x1 - x0 || 1)) * width,
+    height - 2 - ((y - y0) / (y1 - y0)) * (height - 4),
+  ];
+  const path = points.filter((p) => p[1] !== null).map((p) => place(p).map((v) => v.toFixed(1)).join(" "));
+  const line = `M${path.join("L")}`;
+  const drawing = svg("svg", { viewBox: `0 0 ${width} ${height}`, preserveAspectRatio: "none", "aria-hidden": "true" });
+  if (area) {
+    for (const part of [0.02, 0.5, 0.98]) {
+      drawing.append(svg("line", { class: "grid", x1: 0, x2: width, y1: height * part, y2: height * part }));
+    }
+    drawing.append(svg("path", { class: "area", d: `${line}L${width} ${height}L0 ${height}Z` }));
+  }
+  drawing.append(svg("path", { class: "line", d: line }));
+  return drawing;
+}
+
+// --- parts of the page -------------------------------------------------------------------------
+
+function costs({ cost, machines }) {
+  const box = (name, value, more, tone = "") =>
+    el("div", { class: `cost ${tone}` },
+      el("div", { class: "name" }, name),
+      el("div", { class: "value" }, value),
+      el("div", { class: "more" }, more));
+  const held = machines.filter((m) => m.ended_at_s === null).length;
+  const budget = cost.budget_usd;
+  const spent = budget === null ? "no limit set" : `of ${usd(budget)}`;
+  const share = cost.on_demand_usd > 0 ? `${Math.round((100 * cost.saved_usd) / cost.on_demand_usd)} % less than on demand` : "";
+  const boxes = [
+    box("Spent", usd(cost.spent_usd), spent),
+    box("Committed", usd(cost.committed_usd), "reserved for what is held"),
+    box("Now", `${usd(cost.now_usd_per_h)}/h`, plural(held, "machine")),
+    box("On demand", usd(cost.on_demand_usd), "for the same machine time"),
+    box("Saved", usd(cost.saved_usd), share, cost.saved_usd < 0 ? "over" : "saved"),
+  ];
+  if (budget) boxes[0].append(bar(cost.spent_usd / budget, cost.spent_usd >= budget ? "failed" : ""));
+  return boxes;
+}
+
+function facts(job) {
+  const over = job.ended_at_s !== null;
+  const rows = [
+    ["Layout", job.layout || NONE],
+    over ? null : ["Workers", count(job.workers)],
+    ["Step time", job.step_s > 0 ? milliseconds(job.step_s) : NONE],
+    ["Spent", job.budget_usd === null ? usd(job.spent_usd) : `${usd(job.spent_usd)} of ${usd(job.budget_usd)}`],
+    ["Preemptions", count(job.preemptions)],
+    job.failures ? ["Script failures", count(job.failures)] : null,
+    ["Steps lost", count(job.steps_lost)],
+    ["Last recovery", job.recoveries_s.length ? milliseconds(job.recoveries_s.at(-1)) : NONE],
+    over ? null : ["Backup", job.backup_step > 0 ? `step ${count(job.backup_step)}` : NONE],
+    ["Checkpoint", job.checkpoint_step > 0 ? `step ${count(job.checkpoint_step)}` : NONE],
+    job.export_uri ? ["Result", job.export_uri] : null,
+  ];
+  return el("dl", { class: "facts" }, ...rows.filter(Boolean).map(([name, value]) =>
+    el("div", { class: name === "Result" ? "long" : "" }, el("dt", {}, name), el("dd", {}, value))));
+}
+
+function job(view, one, points) {
+  const fraction = one.steps_total > 0 ? one.step / one.steps_total : 0;
+  const tone = one.status === "SUCCEEDED" ? "done" : ["FAILED", "CANCELLED"].includes(one.status) ? "failed" : "";
+  const time = one.ended_at_s !== null
+    ? `took ${duration(one.ended_at_s - one.submitted_at_s)}`
+    : one.eta_s !== null ? `${duration(one.eta_s)} left` : `for ${duration(view.at_s - one.submitted_at_s)}`;
+  const total = one.steps_total > 0 ? ` of ${count(one.steps_total)}` : "";
+  const left = el("div", {},
+    el("div", { class: "title" }, el("strong", {}, one.script), el("code", { class: "quiet" }, one.id), pill(one.status)),
+    el("p", { class: "because" }, one.because),
+    el("div", { class: "steps" },
+      el("span", {}, el("b", {}, `step ${count(one.step)}`), el("span", { class: "quiet" }, total)),
+      el("span", { class: "quiet" }, time)),
+    bar(fraction, tone),
+    facts(one));
+  const right = el("div", { class: "curve" },
+    el("div", { class: "name" }, "Loss", el("b", {}, number(one.loss))));
+  if (points && points.length > 1) {
+    const losses = points.map((point) => point[1]).filter((y) => y !== null);
+    right.append(
+      el("div", { class: "axis" }, el("span", {}, number(Math.max(...losses)))),
+      curve(points, 320, 100, true),
+      el("div", { class: "axis" }, el("span", {}, number(Math.min(...losses))),
+        el("span", {}, `steps ${count(points[0][0])} to ${count(points.at(-1)[0])}`)));
+  }
+  return el("article", { class: "card job" }, left, right);
+}
+
+function jobs(view, losses) {
+  if (!view.jobs.length) {
+    return [el("div", { class: "card empty" }, "No job yet. Submit one: ", el("code", {}, "orchestrator submit examples/gpt.py"))];
+  }
+  const order = [...view.jobs].sort((a, b) => (a.ended_at_s !== null) - (b.ended_at_s !== null) || b.submitted_at_s - a.submitted_at_s);
+  return order.map((one) => job(view, one, losses[one.id]));
+}
+
+function machineTable(view, list) {
+  const head = el("tr", {}, ...["Machine", "State", "$/h", "Cost"].map((name, i) =>
+    el("th", { class: i > 1 ? "number" : "", scope: "col" }, name)));
+  const rows = list.slice(0, ROWS_MAX).flatMap((one) => {
+    const end = one.ended_at_s ?? view.at_s;
+    const discount = Math.round(100 * (1 - one.price_usd_per_h / one.on_demand_usd_per_h));
+    const tone = one.ended_at_s === null ? "" : "ended";
+    return [
+      el("tr", { class: tone },
+        el("td", {}, el("code", {}, one.id), el("span", { class: "sub" }, ...breakable(one.pool))),
+        el("td", {}, pill(one.state), el("span", { class: "sub" }, duration(end - one.launched_at_s))),
+        el("td", { class: "number" }, usd(one.price_usd_per_h),
+          el("span", { class: "sub" }, one.market === "spot" ? `${discount} % off` : "on demand")),
+        el("td", { class: "number" }, usd(one.cost_usd))),
+      el("tr", { class: `why ${tone}` }, el("td", { colSpan: 4 }, one.why_ended || one.why_bought)),
+    ];
+  });
+  if (list.length > ROWS_MAX) {
+    rows.push(el("tr", {}, el("td", { colSpan: 4 }, `and ${count(list.length - ROWS_MAX)} more: orchestrator status`)));
+  }
+  return el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows));
+}
+
+function machines(view) {
+  const live = view.machines.filter((one) => one.ended_at_s === null);
+  const ended = view.machines.filter((one) => one.ended_at_s !== null).sort((a, b) => b.ended_at_s - a.ended_at_s);
+  $("machines-count").textContent = live.length ? `${count(live.length)} held` : "";
+  const parts = [live.length ? machineTable(view, live) : el("div", { class: "empty" }, "None is held, so nothing is charged.")];
+  if (ended.length) {
+    const open = $("machines").querySelector("details")?.open ?? false;
+    parts.push(el("details", { open }, el("summary", {}, `${plural(ended.length, "machine")} given back or taken away`), machineTable(view, ended)));
+  }
+  return parts;
+}
+
+function pools(view, prices) {
+  $("pools-count").textContent = view.pools.length ? plural(view.pools.length, "pool") : "";
+  if (!view.pools.length) return [el("div", { class: "empty" }, "No prices seen yet.")];
+  const columns = [["Pool", ""], ["Slots", "number wide"], ["Spot $/h", "number"], ["On demand $/h", "number wide"], ["Discount", "number wide"], ["Spot price so far", "wide"], ["Held", "number"]];
+  const rows = [...view.pools].sort((a, b) => (a.pool < b.pool ? -1 : 1)).map((one) => {
+    const spot = one.spot_usd_per_h;
+    const points = prices[one.pool];
+    const blocked = one.blocked_until_s !== null && one.blocked_until_s > view.at_s;
+    return el("tr", {},
+      el("td", {}, el("code", {}, ...breakable(one.pool)), blocked ? el("span", { class: "sub" }, `refused us; asked again in ${duration(one.blocked_until_s - view.at_s)}`) : null),
+      el("td", { class: "number wide" }, count(one.slots)),
+      el("td", { class: "number" }, usd(spot)),
+      el("td", { class: "number wide" }, usd(one.on_demand_usd_per_h)),
+      el("td", { class: "number wide" }, spot === null ? NONE : `${Math.round(100 * (1 - spot / one.on_demand_usd_per_h))} %`),
+      el("td", { class: "wide" }, points && points.length > 1 ? curve(points, 96, 22, false) : NONE),
+      el("td", { class: "number" }, one.held ? el("b", {}, count(one.held)) : NONE));
+  });
+  const head = el("tr", {}, ...columns.map(([name, kind]) => el("th", { class: kind, scope: "col" }, name)));
+  return [el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))];
+}
+
+function events(view) {
+  if (!view.events.length) return [el("div", { class: "empty" }, "Nothing has happened yet.")];
+  const newest = [...view.events].sort((a, b) => b.at_s - a.at_s);
+  return [el("ul", { class: "events" }, ...newest.map((one) =>
+    el("li", {}, el("time", {}, clock(one.at_s)),
+      el("div", {}, el("p", {}, el("span", { class: "who" }, one.who), ` ${one.what}`), el("p", {}, one.because)))))];
+}
+
+// --- drawing what changed ----------------------------------------------------------------------
+
+const drawn = new Map();
+
+function draw(id, data, make) {
+  const key = JSON.stringify(data);
+  if (drawn.get(id) === key) return;
+  drawn.set(id, key);
+  const place = $(id);
+  const scroll = place.firstElementChild?.scrollTop ?? 0;
+  place.replaceChildren(...make());
+  if (scroll) place.firstElementChild.scrollTop = scroll;
+}
+
+function link(text, tone) {
+  $("link").className = `pill ${tone}`;
+  $("link").textContent = text;
+}
+
+function show({ view, losses, prices, away }) {
+  $("away").hidden = !away;
+  $("away").textContent = away;
+  link(away ? "away" : view ? "live" : "starting", away ? "bad" : view ? "good" : "wait");
+  if (!view) return;
+  $("deployment").textContent = `${view.deployment} · ${clock(view.at_s)}`;
+  document.title = title(view);
+  draw("costs", [view.cost, view.machines.length], () => costs(view));
+  draw("jobs", [view.jobs, Math.floor(view.at_s), losses], () => jobs(view, losses));
+  draw("machines", [view.machines, Math.floor(view.at_s)], () => machines(view));
+  draw("pools", [view.pools, prices], () => pools(view, prices));
+  draw("events", view.events, () => events(view));
+}
+
+function title(view) {
+  const running = view.jobs.find((one) => one.ended_at_s === null);
+  if (!running) return "spot-orchestrator";
+  const done = running.steps_total > 0 ? `${Math.floor((100 * running.step) / running.steps_total)} % · ` : "";
+  return `${done}${running.script} · spot-orchestrator`;
+}
+
+const stream = new EventSource("/events");
+stream.onmessage = (message) => show(JSON.parse(message.data));
+stream.onerror = () => link(stream.readyState === EventSource.CLOSED ? "closed" : "reconnecting", "bad");

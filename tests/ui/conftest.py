@@ -1,0 +1,255 @@
+"""A view with realistic content, and a real browser to look at it with."""
+
+import base64
+import json
+import os
+import shutil
+import subprocess
+import sys
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+import msgspec
+import pytest
+
+from orchestrator.dashboard.app import create_app
+from orchestrator.dashboard.server import Server
+from orchestrator.view import CostView, JobView, MachineView, PoolView, Sentence, View
+
+T0 = 1_790_000_000.0
+TOKEN = "a-token-of-some-length"
+CALL_S_MAX = 30
+
+
+def make_job(**changes: Any) -> JobView:
+    """A job in the middle of its run."""
+    job = JobView(
+        id="gpt-7f3a",
+        script="examples/gpt.py",
+        status="RUNNING",
+        because="training on 3 workers; a fourth joins at the next step boundary",
+        step=2_412,
+        steps_total=4_000,
+        loss=1.8734,
+        step_s=0.231,
+        layout="1x3",
+        generation=9,
+        workers=3,
+        preemptions=4,
+        failures=0,
+        steps_lost=0,
+        spent_usd=0.184,
+        budget_usd=1.0,
+        submitted_at_s=T0 - 640,
+        ended_at_s=None,
+        eta_s=371.0,
+        recoveries_s=(0.081, 0.064, 1.92, 0.077),
+        backup_step=2_410,
+        checkpoint_step=2_180,
+        export_uri="",
+    )
+    return msgspec.structs.replace(job, **changes)
+
+
+def make_machine(**changes: Any) -> MachineView:
+    """A spot machine at work."""
+    machine = MachineView(
+        id="m-1",
+        pool="local/local-a/local.small",
+        market="spot",
+        state="working",
+        price_usd_per_h=0.0312,
+        on_demand_usd_per_h=0.096,
+        cost_usd=0.0051,
+        launched_at_s=T0 - 590,
+        ended_at_s=None,
+        why_bought="$0.031 per slot-hour, the cheapest of 6 pools; the job can use 2 more slots",
+        why_ended="",
+    )
+    return msgspec.structs.replace(machine, **changes)
+
+
+def make_view(**changes: Any) -> View:
+    """A quarter of an hour of a small run: four preemptions, one machine about to go."""
+    machines = (
+        make_machine(id="m-19c2"),
+        make_machine(id="m-88e0", pool="local/local-b/local.large", price_usd_per_h=0.0594, on_demand_usd_per_h=0.192, cost_usd=0.0083),
+        make_machine(id="m-d41b", state="noticed", launched_at_s=T0 - 402, cost_usd=0.0034, why_bought="replaces m-73aa, taken away with 120 s of warning"),
+        make_machine(id="m-f6d0", pool="local/local-c/local.small", state="booting", launched_at_s=T0 - 6, cost_usd=0.0001, price_usd_per_h=0.0338, why_bought="replaces m-d41b, which goes at 14:13:42; second cheapest pool"),
+        make_machine(id="m-73aa", state="ended", launched_at_s=T0 - 600, ended_at_s=T0 - 401, cost_usd=0.0017, why_ended="taken away by the provider, as announced 120 s before"),
+        make_machine(id="m-0e77", state="ended", launched_at_s=T0 - 610, ended_at_s=T0 - 203, cost_usd=0.0035, why_ended="taken away by the provider without notice"),
+    )  # fmt: skip
+    pools = tuple(
+        PoolView(pool=f"local/local-{zone}/local.{size}", slots=slots, spot_usd_per_h=spot, on_demand_usd_per_h=od, held=held, blocked_until_s=blocked)
+        for zone, size, slots, spot, od, held, blocked in (
+            ("a", "small", 1, 0.0312, 0.096, 2, None), ("a", "large", 2, 0.0671, 0.192, 0, None),
+            ("b", "small", 1, 0.0402, 0.096, 0, T0 + 130), ("b", "large", 2, 0.0594, 0.192, 1, None),
+            ("c", "small", 1, 0.0338, 0.096, 1, None), ("c", "large", 2, None, 0.192, 0, None),
+        )
+    )  # fmt: skip
+    events = tuple(
+        Sentence(at_s=T0 - ago, who=who, what=what, because=because)
+        for ago, who, what, because in (
+            (640, "gpt-7f3a", "was submitted", "examples/gpt.py --steps 4000, at most $1.00"),
+            (598, "m-19c2", "bought in local/local-a/local.small", "$0.031 per slot-hour is the cheapest of 6 pools"),
+            (521, "m-73aa", "will be taken away in 120 s", "the provider announced it"),
+            (520, "m-d41b", "bought in local/local-a/local.small", "a replacement is ready before m-73aa goes"),
+            (403, "gpt-7f3a", "morphs to 1x3 at step 988", "m-73aa leaves at a step boundary; nothing is computed twice"),
+            (203, "m-0e77", "is gone", "its connection was reset; no notice had been given"),
+            (203, "gpt-7f3a", "morphs to 1x2 at step 1 703", "one worker of three is gone; the step is shared out again"),
+            (120, "local/local-b/local.small", "is avoided for 3 min", "it has no machine left to give"),
+            (31, "m-d41b", "will be taken away in 120 s", "the provider announced it"),
+            (6, "m-f6d0", "bought in local/local-c/local.small", "$0.034 per slot-hour; replaces m-d41b before it goes"),
+        )
+    )  # fmt: skip
+    done = make_job(
+        id="mlp-02cc", script="examples/mlp.py", status="SUCCEEDED", because="all 500 steps are committed",
+        step=500, steps_total=500, loss=0.4119, workers=0, layout="1x2", preemptions=1, spent_usd=0.061,
+        budget_usd=None, submitted_at_s=T0 - 2400, ended_at_s=T0 - 1710, eta_s=None, recoveries_s=(0.071,),
+        backup_step=500, checkpoint_step=500, export_uri=".orchestrator/checkpoints/mlp-02cc/model.safetensors",
+    )  # fmt: skip
+    cost = CostView(
+        spent_usd=0.2451, committed_usd=0.0312, budget_usd=5.0, now_usd_per_h=0.1556,
+        on_demand_usd=0.7420, saved_usd=0.4969, manager_usd=0.0,
+    )  # fmt: skip
+    view = View(
+        at_s=T0, epoch=2, deployment="default", jobs=(make_job(), done), machines=machines,
+        pools=pools, cost=cost, events=events,
+    )  # fmt: skip
+    return msgspec.structs.replace(view, **changes)
+
+
+class FakeSource:
+    """Stands in for the connection to a house: says what the test last put there."""
+
+    def __init__(self, view: View | None) -> None:
+        self.now = view
+        self.error: Exception | None = None
+
+    def view(self) -> View | None:
+        if self.error:
+            raise self.error
+        return self.now
+
+
+class Browser:
+    """Chromium, spoken to over a pipe with its own debugging protocol."""
+
+    def __init__(self, binary: str, profile: Path) -> None:
+        commands, self._write = os.pipe()
+        self._read, answers = os.pipe()
+        flags = ["--headless=new", "--no-sandbox", "--disable-gpu", "--no-first-run", "--disable-dev-shm-usage"]  # fmt: skip
+        launch = f"import os, sys; os.dup2({commands}, 103); os.dup2({answers}, 104); os.dup2(103, 3); os.dup2(104, 4); os.execv(sys.argv[1], sys.argv[1:])"
+        self._process = subprocess.Popen(
+            [sys.executable, "-c", launch, binary, *flags,
+             "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
+            pass_fds=(commands, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
+        )  # fmt: skip
+        os.close(commands)
+        os.close(answers)
+        self._buffer, self._calls, self._session = b"", 0, None
+        self.complaints: list[str] = []
+        targets = self.call("Target.getTargets")["targetInfos"]
+        page = next(one["targetId"] for one in targets if one["type"] == "page")
+        attached = self.call("Target.attachToTarget", targetId=page, flatten=True)
+        self._session = attached["sessionId"]
+        for domain in ("Page", "Runtime", "Log", "Network"):
+            self.call(f"{domain}.enable")
+
+    def call(self, method: str, **params: Any) -> Any:
+        self._calls += 1
+        message = {"id": self._calls, "method": method, "params": params}
+        if self._session:
+            message["sessionId"] = self._session
+        os.write(self._write, json.dumps(message).encode() + b"\0")
+        while True:
+            answer = self._next()
+            if answer.get("id") == self._calls:
+                assert "error" not in answer, answer["error"]
+                return answer["result"]
+            if answer["method"] in {"Runtime.exceptionThrown", "Log.entryAdded"}:
+                self.complaints.append(json.dumps(answer["params"]))
+
+    def _next(self) -> Any:
+        while b"\0" not in self._buffer:
+            data = os.read(self._read, 1 << 20)
+            assert data, "the browser has ended"
+            self._buffer += data
+        first, _, self._buffer = self._buffer.partition(b"\0")
+        return json.loads(first)
+
+    def run(self, script: str) -> Any:
+        answer = self.call(
+            "Runtime.evaluate", expression=script, returnByValue=True, awaitPromise=True
+        )
+        assert "exceptionDetails" not in answer, answer["exceptionDetails"]
+        return answer["result"].get("value")
+
+    def open(self, url: str) -> None:
+        self.call("Page.navigate", url=url)
+
+    def wait_for(self, condition: str) -> None:
+        """Until an expression is true on the page; the browser watches, nobody sleeps."""
+        self.run(
+            "new Promise((resolve, reject) => {"
+            f"const end = Date.now() + {CALL_S_MAX * 1000};"
+            f"const look = () => {{ if ({condition}) resolve(true);"
+            " else if (Date.now() > end) reject(new Error('never true: ' + document.body.innerText));"
+            " else setTimeout(look, 20); }; look(); })"
+        )
+
+    def shape(self, width: int, height: int, *, dark: bool = False, scale: float = 1) -> None:
+        self.call(
+            "Emulation.setDeviceMetricsOverride",
+            width=width, height=height, deviceScaleFactor=scale, mobile=False,
+        )  # fmt: skip
+        scheme = {"name": "prefers-color-scheme", "value": "dark" if dark else "light"}
+        self.call("Emulation.setEmulatedMedia", features=[scheme])
+
+    def picture(self) -> bytes:
+        return base64.b64decode(self.call("Page.captureScreenshot", format="png")["data"])
+
+    def close(self) -> None:
+        os.close(self._write)
+        self._process.terminate()
+        self._process.wait(10)
+        os.close(self._read)
+
+
+@pytest.fixture(scope="session")
+def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
+    binary = shutil.which("chromium") or shutil.which("chromium-browser")
+    if binary is None:
+        pytest.skip("needs the program `chromium` (Debian: apt install chromium)")
+    started = Browser(binary, tmp_path_factory.mktemp("chromium"))
+    yield started
+    started.close()
+
+
+@pytest.fixture(scope="session")
+def served() -> Iterator[SimpleNamespace]:
+    source = FakeSource(make_view())
+    server = Server(create_app(lambda: source, TOKEN, period_s=0.02), "127.0.0.1", 0)
+    url = server.start()
+    yield SimpleNamespace(url=url, link=f"{url}?token={TOKEN}", source=source)
+    server.stop()
+
+
+@pytest.fixture
+def house(served: SimpleNamespace) -> SimpleNamespace:
+    """The dashboard served for real: its address, the link with the token, and its source."""
+    served.source.now, served.source.error = make_view(), None
+    return served
+
+
+@pytest.fixture
+def make() -> SimpleNamespace:
+    """The makers of views, for tests that change a part."""
+    makers: dict[str, Callable[..., Any]] = {
+        "view": make_view,
+        "job": make_job,
+        "machine": make_machine,
+    }
+    return SimpleNamespace(**makers, token=TOKEN, at_s=T0, source=FakeSource)

@@ -1,0 +1,109 @@
+"""The page in a real browser: what a person sees, on a desk and on a phone."""
+
+import pytest
+
+LIVE = "document.querySelector('#link')?.textContent == 'live'"
+READY = f"{LIVE} && document.querySelector('#jobs').innerText.includes('2,412')"
+
+EVIL = "<img src=x onerror=\"document.title='owned'\"><script>document.title='owned'</script>\"'`${7*7}"
+
+
+@pytest.fixture
+def page(browser, house):
+    """The page, opened by its link and showing its first view."""
+    browser.shape(1280, 900)
+    browser.complaints.clear()
+    browser.call("Network.clearBrowserCookies")
+    browser.open(house.link)
+    browser.wait_for(READY)
+    return browser
+
+
+def text(page, selector: str) -> str:
+    return page.run(f"document.querySelector({selector!r}).innerText")
+
+
+def test_the_first_line_is_the_money(page):
+    """Spent, committed, now, on demand, saved: in that order, in dollars."""
+    lines = text(page, "#costs").split("\n")
+    assert lines[::3][:5] == ["Spent", "Committed", "Now", "On demand", "Saved"]
+    assert lines[1::3][:5] == ["$0.245", "$0.031", "$0.156/h", "$0.742", "$0.497"]
+    assert "67 % less than on demand" in lines
+    assert page.complaints == []
+
+
+def test_the_token_is_gone_from_the_address_bar(page, make):
+    """What a person copies or photographs does not carry the key; scripts cannot read the cookie."""
+    assert make.token not in page.run("location.href")
+    assert page.run("document.cookie") == ""
+
+
+def test_jobs_machines_market_and_events_are_shown(page):
+    """Everything in the view has its place, with its reason."""
+    assert "step 2,412 of 4,000" in text(page, "#jobs").replace("\n", " ")
+    assert page.run("document.querySelector('#jobs .bar i').style.width") == "60.3%"
+    assert "replaces m-d41b" in text(page, "#machines")
+    assert "refused us; asked again in 2 min 10 s" in text(page, "#pools")
+    events = text(page, "#events")
+    assert events.index("m-f6d0 bought") < events.index("was submitted")
+    assert "the provider announced it" in events
+
+
+def test_a_change_is_drawn_without_reloading(page, house, make):
+    """The step moves, the curve grows, the title follows."""
+    house.source.now = make.view(jobs=(make.job(step=3000, loss=1.5),))
+    page.wait_for("document.querySelector('#jobs').innerText.includes('3,000')")
+    page.wait_for("document.title.startsWith('75 %')")
+    assert page.run("document.querySelectorAll('#jobs .curve svg').length") == 1
+
+
+def test_names_cannot_become_markup(page, house, make):
+    """A job, a script, a machine, a pool or a sentence called like markup is shown as it is."""
+    base = make.view()
+    house.source.now = make.view(
+        jobs=(make.job(id=EVIL, script=EVIL, because=EVIL, layout=EVIL, export_uri=EVIL),),
+        machines=(make.machine(id=EVIL, pool=EVIL, why_bought=EVIL, state=EVIL),),
+        pools=tuple(type(p)(**{**{f: getattr(p, f) for f in p.__struct_fields__}, "pool": EVIL}) for p in base.pools[:1]),
+        events=tuple(type(e)(at_s=e.at_s, who=EVIL, what=EVIL, because=EVIL) for e in base.events[:1]),
+        deployment=EVIL,
+    )  # fmt: skip
+    page.wait_for("document.querySelector('#jobs').innerText.includes('onerror')")
+    assert page.run("document.querySelectorAll('main img, main script').length") == 0
+    assert page.run("document.title").startswith("60 %")
+    for part in ("#jobs", "#machines", "#pools", "#events"):
+        assert "${7*7}" in text(page, part)
+    assert page.complaints == []
+
+
+def test_a_house_that_goes_away_is_said(page, house):
+    """The page does not pretend to be live; it says what to do, and recovers by itself."""
+    house.source.error = ConnectionError("nothing is running; start it with: orchestrator up")
+    page.wait_for("document.querySelector('#link').textContent == 'away'")
+    assert "orchestrator up" in text(page, "#away")
+    house.source.error = None
+    page.wait_for(LIVE)
+
+
+def test_an_empty_house_says_what_to_do_next(page, house, make):
+    """Before the first job the page explains itself instead of showing empty boxes."""
+    house.source.now = make.view(jobs=(), machines=(), pools=(), events=())
+    page.wait_for("document.querySelector('#jobs').innerText.includes('orchestrator submit')")
+    assert "nothing is charged" in text(page, "#machines")
+
+
+def test_a_thousand_machines_are_drawn(page, house, make):
+    """The table is bounded and says how many more there are."""
+    house.source.now = make.view(machines=tuple(make.machine(id=f"m-{i}") for i in range(1000)))
+    page.wait_for("document.querySelector('#machines').innerText.includes('and 900 more')")
+    assert text(page, "#machines-count") == "1,000 held"
+
+
+@pytest.mark.parametrize("dark", [False, True])
+@pytest.mark.parametrize("width", [360, 390, 768, 1280, 1920])
+def test_nothing_sticks_out_at_any_width(page, width, dark):
+    """From a phone to a wide screen, light and dark, there is no sideways scrolling."""
+    page.shape(width, 900, dark=dark)
+    page.wait_for(f"innerWidth == {width}")
+    assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    background = page.run("getComputedStyle(document.body).backgroundColor")
+    assert background == ("rgb(14, 18, 24)" if dark else "rgb(246, 247, 249)")
