@@ -9,7 +9,8 @@ from typing import Literal
 
 import msgspec
 
-from cloud.model import EndedBy
+from bidding.errors import ConstraintError
+from cloud.model import EndedBy, Market
 
 HOUR_S = 3600.0
 Prices = Sequence[tuple[float, float]]
@@ -34,9 +35,24 @@ AWS_2016 = BillingRule(name="aws_2016", quantum_s=HOUR_S, refund="current_quantu
 AWS_TODAY = BillingRule(name="aws_today", quantum_s=1.0, refund="first_hour", minimum_s=60.0)
 AZURE = BillingRule(name="azure", quantum_s=1.0, bid="optional")
 LOCAL = BillingRule(name="local", quantum_s=1.0)
+ON_DEMAND_2016 = BillingRule(name="on_demand_2016", quantum_s=HOUR_S)
 FIXED_DISCOUNT = BillingRule(name="fixed_discount", quantum_s=1.0, life_max_s=24 * HOUR_S)
 
 RULES = {r.name: r for r in (AWS_2016, AWS_TODAY, AZURE, LOCAL, FIXED_DISCOUNT)}
+
+
+USUAL = {"aws": AWS_TODAY, "azure": AZURE, "local": LOCAL}
+
+
+def rule_of(name: str | None, cloud: str, market: Market) -> BillingRule:
+    """The rule by name, else the cloud's usual one. Refunds are for spot: on-demand has none."""
+    if market == "on_demand":
+        return LOCAL if name != "aws_2016" else ON_DEMAND_2016
+    if name is None:
+        return USUAL.get(cloud, LOCAL)
+    if name not in RULES:
+        raise ConstraintError(f"billing rule {name!r} is not one of {', '.join(sorted(RULES))}")
+    return RULES[name]
 
 
 def price_at(prices: Prices, at_s: float) -> float:

@@ -5,17 +5,37 @@ from typing import Protocol
 
 import msgspec
 
+from bidding.errors import ConstraintError
 from cloud.model import InstanceType, Market, Pool
 
 
+class Bid(msgspec.Struct, frozen=True, kw_only=True):
+    """What a bid means where price evicts: chance of losing it within the hour, and time had."""
+
+    bid_usd_per_h: float
+    evicted_in_1h: float
+    alive_in_1h_s: float
+
+
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that can be bought now. `blocked` pools refused us a moment ago."""
+    """Something that can be bought now. `blocked` pools refused us a moment ago.
+
+    `hazard_per_h` is the rate at which the pool loses machines, `return_per_h` the rate at which it
+    sells again after it refused; `None` means that only the prior is known. `billing` names a rule
+    of `bidding.billing`; `None` means the usual one of the cloud. `egress_usd` is what it costs to
+    bring the job's data and state there.
+    """
 
     pool: Pool
     type: InstanceType
     market: Market
     price_usd_per_h: float
     blocked: bool = False
+    hazard_per_h: float | None = None
+    return_per_h: float | None = None
+    billing: str | None = None
+    bids: tuple[Bid, ...] = ()
+    egress_usd: float = 0.0
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
@@ -30,6 +50,8 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     started_at_s: float
     noticed: bool = False
     reliable: bool = False
+    hazard_per_h: float | None = None
+    billing: str | None = None
 
 
 class Throughput(Protocol):
@@ -39,7 +61,11 @@ class Throughput(Protocol):
 
 
 class Limits(msgspec.Struct, frozen=True, kw_only=True):
-    """What may be spent and held. `None` means no limit."""
+    """What may be spent and held. `None` means no limit.
+
+    `haste` is how much dearer per work than the cheapest a machine may be and still be bought for
+    the time it saves; 0 buys only the cheapest work.
+    """
 
     slots_min: int = 1
     slots_max: int = 4
@@ -47,6 +73,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
     usd_per_h_max: float | None = None
     finish_by_s: float | None = None
     on_demand_allowed: bool = True
+    haste: float = 0.5
+    regions: tuple[str, ...] | None = None
+
+    def __post_init__(self) -> None:
+        if not 0 <= self.slots_min <= self.slots_max:
+            raise ConstraintError(
+                f"slots_min={self.slots_min} and slots_max={self.slots_max} contradict each other: "
+                "0 <= slots_min <= slots_max is needed"
+            )
+        if self.haste < 0:
+            raise ConstraintError(f"haste={self.haste} must be 0 or more")
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):

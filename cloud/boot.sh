@@ -8,6 +8,7 @@
 #   SPOT_ADDRESS      the machine's own private address
 #   SPOT_SLOTS        how many workers it has room for
 #   RAY_AUTH_MODE, RAY_AUTH_TOKEN   how it proves that it belongs
+#   SPOT_TEMP_DIR     where Ray puts its sockets and logs; at most 42 characters (optional)
 #   SPOT_OBJECT_STORE_BYTES         memory for Ray's object store (optional)
 set -eu
 
@@ -26,6 +27,7 @@ exec ray start --block \
     --node-ip-address="$SPOT_ADDRESS" \
     --num-cpus="$SPOT_SLOTS" \
     --resources="{\"machine:$SPOT_MACHINE_ID\": 1000}" \
+    --temp-dir="${SPOT_TEMP_DIR:-/tmp/ray}" \
     --object-store-memory="${SPOT_OBJECT_STORE_BYTES:-104857600}" \
     --dashboard-agent-listen-port=0 \
     --include-log-monitor=false \

@@ -11,6 +11,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from hashlib import blake2b
 from pathlib import Path
 from shutil import rmtree
 
@@ -22,6 +23,7 @@ from cloud.model import DEPLOYMENT_TAG, Machine, Notice
 from cloud.simulated import Booted, Change, Evicted, SimulatedCloud
 
 DISKS_KEPT = 32
+SHORT_PATH = 24
 IDLE_S = 60.0
 SHUTDOWN_S = 3.0
 
@@ -39,6 +41,17 @@ def read_boot_env(path: Path) -> dict[str, str]:
             raise ValueError(f"{path}, line {number}: expected NAME=VALUE")
         found[name] = value
     return found
+
+
+def _short_way(directory: Path) -> Path:
+    """A short path to a directory: Unix sockets on the machines have no room for a long one."""
+    if len(str(directory)) <= SHORT_PATH:
+        return directory
+    name = blake2b(str(directory).encode(), digest_size=4).hexdigest()
+    link = Path("/tmp", f"sc-{name}")  # noqa: S108 - a link into a directory of mode 0700
+    link.unlink(missing_ok=True)
+    link.symlink_to(directory)
+    return link
 
 
 class _Host:
@@ -84,7 +97,9 @@ class LocalCloud:
     ) -> None:
         self.core = core
         self.clock = clock
-        self._disks = directory / "machines"
+        self._disks = directory.resolve() / "machines"
+        self._disks.mkdir(mode=0o700, parents=True, exist_ok=True)
+        self._short = _short_way(self._disks)
         self._boot_script = boot_script
         self._boot_env = boot_env
         self._hosts: dict[str, _Host] = {}
@@ -110,6 +125,8 @@ class LocalCloud:
     async def stop(self) -> None:
         """Take every machine along."""
         await self._kill(self._hosts)
+        if self._short != self._disks:
+            self._short.unlink(missing_ok=True)
 
     def end(self, machine_ids: Iterable[str]) -> None:
         """Press the power button of machines that the core has already ended."""
@@ -173,11 +190,11 @@ class LocalCloud:
             "SPOT_ADDRESS": machine.address,
             "SPOT_SLOTS": str(slots[machine.pool.type]),
             "SPOT_METADATA_URL": metadata_url,
+            "SPOT_TEMP_DIR": str(self._short / machine.id),
         }
 
     def _new_disk(self, machine_id: str) -> Path:
         """A directory for the machine; the oldest ones of machines that are gone are thrown away."""
-        self._disks.mkdir(mode=0o700, parents=True, exist_ok=True)
         unused = [disk for disk in self._disks.iterdir() if disk.name not in self._hosts]
         unused.sort(key=lambda disk: disk.stat().st_mtime)
         for disk in unused[: max(0, len(unused) - DISKS_KEPT)]:

@@ -105,5 +105,7 @@ def test_nothing_sticks_out_at_any_width(page, width, dark):
     page.shape(width, 900, dark=dark)
     page.wait_for(f"innerWidth == {width}")
     assert page.run("document.documentElement.scrollWidth <= innerWidth")
+    cards = "[...document.querySelectorAll('.card, .cost')]"
+    assert page.run(f"{cards}.every(card => card.scrollWidth <= card.clientWidth)")
     background = page.run("getComputedStyle(document.body).backgroundColor")
     assert background == ("rgb(14, 18, 24)" if dark else "rgb(246, 247, 249)")

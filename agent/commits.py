@@ -1,0 +1,120 @@
+"""Where commits are written down: the one fact about a job that must never be in doubt.
+
+A keeper that starts takes the log over by raising its term; what an earlier keeper still tries to write is
+refused, and so is a generation older than the newest. A commit that was written and whose answer
+got lost may be written again: the same commit twice is one commit.
+"""
+
+import threading
+from typing import Any, Protocol
+
+import msgspec
+
+from agent.errors import Fenced
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """`version` steps of the job are committed."""
+
+    generation: int = -1
+    version: int = 0
+    loss: float | None = None
+
+
+class CommitLog(Protocol):
+    def take(self, job: str) -> tuple[int, Commit]:
+        """Become the only writer: the new term, and the newest commit."""
+
+    def write(self, job: str, term: int, commit: Commit) -> None:
+        """Write the next commit, or raise `Fenced`."""
+
+    def rewind(self, job: str, term: int, commit: Commit) -> None:
+        """Go back to an earlier version, because the state of everything newer is lost."""
+
+
+class MemoryCommitLog:
+    """For a keeper whose commits need not outlive it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[str, tuple[int, Commit]] = {}
+
+    def take(self, job: str) -> tuple[int, Commit]:
+        with self._lock:
+            term, newest = self._jobs.get(job, (0, Commit()))
+            self._jobs[job] = (term + 1, newest)
+            return self._jobs[job]
+
+    def write(self, job: str, term: int, commit: Commit) -> None:
+        self._put(job, term, commit, back=False)
+
+    def rewind(self, job: str, term: int, commit: Commit) -> None:
+        self._put(job, term, commit, back=True)
+
+    def _put(self, job: str, term: int, commit: Commit, *, back: bool) -> None:
+        with self._lock:
+            held_term, newest = self._jobs[job]
+            if term != held_term:
+                raise Fenced(f"{job}: term {term} tried to write, but term {held_term} has begun")
+            if commit.generation < newest.generation:
+                raise Fenced(
+                    f"{job}: generation {commit.generation} is older than {newest.generation}"
+                )
+            if not back and commit.version not in (newest.version, newest.version + 1):
+                raise Fenced(f"{job}: version {commit.version} does not follow {newest.version}")
+            self._jobs[job] = (term, commit)
+
+
+_TAKE = """
+local term = redis.call('HINCRBY', KEYS[1], 'term', 1)
+local held = redis.call('HMGET', KEYS[1], 'generation', 'step', 'loss')
+return {term, held[1] or '-1', held[2] or '0', held[3] or ''}
+"""
+
+_WRITE = """
+local held = redis.call('HMGET', KEYS[1], 'term', 'generation', 'step')
+if held[1] ~= ARGV[1] then
+  return 'term ' .. ARGV[1] .. ' tried to write, but the term is ' .. (held[1] or 'none')
+end
+if tonumber(ARGV[2]) < tonumber(held[2] or '-1') then
+  return 'generation ' .. ARGV[2] .. ' is older than ' .. held[2]
+end
+local step, newest = tonumber(ARGV[3]), tonumber(held[3] or '0')
+if ARGV[5] == '0' and step ~= newest and step ~= newest + 1 then
+  return 'version ' .. ARGV[3] .. ' does not follow ' .. newest
+end
+redis.call('HSET', KEYS[1], 'generation', ARGV[2], 'step', ARGV[3], 'loss', ARGV[4])
+return ''
+"""
+
+
+class RedisCommitLog:
+    """The hash `orch:commit:{job}`, written by a script so that check and write are one."""
+
+    def __init__(self, client: Any) -> None:
+        self._take = client.register_script(_TAKE)
+        self._write = client.register_script(_WRITE)
+
+    def take(self, job: str) -> tuple[int, Commit]:
+        term, generation, version, loss = self._take(keys=[_key(job)])
+        return int(term), Commit(
+            generation=int(generation), version=int(version), loss=float(loss) if loss else None
+        )
+
+    def write(self, job: str, term: int, commit: Commit) -> None:
+        self._put(job, term, commit, back=False)
+
+    def rewind(self, job: str, term: int, commit: Commit) -> None:
+        self._put(job, term, commit, back=True)
+
+    def _put(self, job: str, term: int, commit: Commit, *, back: bool) -> None:
+        loss = "" if commit.loss is None else repr(commit.loss)
+        arguments = [term, commit.generation, commit.version, loss, int(back)]
+        refusal = self._write(keys=[_key(job)], args=arguments)
+        if refusal:
+            text = refusal.decode() if isinstance(refusal, bytes) else str(refusal)
+            raise Fenced(f"{job}: {text}")
+
+
+def _key(job: str) -> str:
+    return f"orch:commit:{job}"

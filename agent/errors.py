@@ -1,0 +1,50 @@
+"""What can go wrong in training, in one tree.
+
+AgentError
+├── Misuse                   the script used its session in a way that has no meaning
+├── NotFinite                the loss or a gradient of a step is not a finite number
+├── StateError               a state cannot be written down, or what was read does not fit
+├── WireError                a connection broke, or what came over it makes no sense
+│   └── Refused              the other side knows us and does not want us
+├── Fenced                   somebody newer writes the commits of this job
+└── CheckpointError          a checkpoint is torn, or could not be written
+
+Dismissed stands apart: it ends a script from inside and is not an error, so no `except Exception`
+of the script may swallow it.
+"""
+
+
+class AgentError(Exception):
+    """Base of everything the training side raises."""
+
+
+class Misuse(AgentError):  # noqa: N818 - it names what happened
+    """The script used its session in a way that has no meaning."""
+
+
+class NotFinite(AgentError):  # noqa: N818
+    """The loss or a gradient of a step is not a finite number."""
+
+
+class StateError(AgentError):
+    """A state cannot be written down, or what was read does not fit."""
+
+
+class WireError(AgentError):
+    """A connection broke, or what came over it makes no sense."""
+
+
+class Refused(WireError):  # noqa: N818
+    """The other side knows us and does not want us."""
+
+
+class Fenced(AgentError):  # noqa: N818
+    """Somebody newer writes the commits of this job."""
+
+
+class CheckpointError(AgentError):
+    """A checkpoint is torn, or could not be written."""
+
+
+class Dismissed(BaseException):  # noqa: N818
+    """This worker is no longer wanted; its script ends here."""

@@ -1,0 +1,482 @@
+"""A worker among others: the side of the step's transaction that runs beside the script.
+
+    compute own microbatches -> reduce my slice -> hand it to all, and to the keeper -> prepared
+    -> commit -> apply
+
+The script's thread does everything here and waits in one place only (`_wait`); the threads of the mesh
+and of the link to the keeper leave what arrives and wake it. A new layout (`Enter`) interrupts every
+wait that belongs to an older one. State moves at step boundaries, and never into a script's
+unfinished step.
+"""
+
+import threading
+from collections.abc import Callable, Iterable
+from typing import TypeVar
+
+import msgspec
+import numpy as np
+import torch
+
+from agent import tree
+from agent.errors import WireError
+from agent.layout import Layout
+from agent.link import Link
+from agent.mesh import Mesh
+from agent.messages import JobOrder, NanPolicy
+from agent.protocol import (
+    AnyMessage,
+    Commit,
+    Done,
+    Enter,
+    Hello,
+    Holding,
+    Part,
+    PeerBroken,
+    Peers,
+    Prepared,
+    Ready,
+    Redo,
+    Slice,
+    Snapshot,
+    State,
+    Welcome,
+)
+from agent.session import Abandoned, Facts, Interrupted, Partial, Session
+from agent.shards import StateBytes, cut
+from agent.sums import Sum
+from agent.wire import Connection
+
+CHUNK_BYTES = 1 << 20  # of a snapshot, so that what is urgent can pass in between
+
+T = TypeVar("T")
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """Which bytes of a state a payload is; see `protocol.State`."""
+
+    offset: int
+    length: int
+    total: int
+    header: int
+
+
+class Group:
+    """The world of a session that is one of many."""
+
+    nan: NanPolicy = "fail"
+
+    def __init__(
+        self,
+        job: str,
+        worker: str,
+        machine_id: str,
+        keeper_address: str,
+        secret: str,
+        host: str,
+        ended: Callable[[str], None],
+    ) -> None:
+        self._job, self._me, self._machine_id = job, worker, machine_id
+        self._changed = threading.Condition()
+        self._mesh = Mesh(worker, secret, host, self._changed, self._peer_broke)
+        self.link = Link(keeper_address, secret, self._hello, self._deliver, ended)
+        self._welcome: tuple[JobOrder, bytes] | None = None
+        self._ready: Ready | None = None
+        self._session: Session | None = None
+        self._order: Enter | None = None  # the newest that was heard of
+        self._entered: Enter | None = None  # the one this worker is in
+        self._holds = False  # this worker's state is one that the job goes on from
+        self._committed = 0
+        self._snapshot_at: int | None = None
+        self._state: tuple[State, memoryview] | None = None
+        self._redo: dict[tuple[int, int], tuple[memoryview, bytes]] = {}  # by generation, step
+        self._done = False
+        self.notice: Callable[[], float | None] = lambda: None
+
+    # --- what the worker process uses ---------------------------------------------------------------
+
+    def start(self) -> tuple[JobOrder, bytes]:
+        """Connect to the keeper; the order and the script."""
+        self.link.start()
+        order, script = self._wait(lambda: self._welcome)
+        self.nan = order.nan
+        return order, script
+
+    def close(self) -> None:
+        self.link.close()
+        self._mesh.close()
+
+    # --- what the session uses ----------------------------------------------------------------------
+
+    @property
+    def leader(self) -> bool:
+        return self._holds and self._layout.workers[0] == self._me
+
+    @property
+    def notice_s(self) -> float | None:
+        return self.notice()
+
+    def boundary(self, session: Session, facts: Facts) -> None:
+        self._session = session
+        if self._ready is None:
+            self._ready = Ready(
+                microbatches=facts.microbatches,
+                steps_total=facts.steps_total,
+                state_bytes=session.state().total,
+            )
+            self.link.send(self._ready)
+        while True:
+            try:
+                self._come_in(session)
+                self._snapshot(session)
+            except Interrupted:
+                continue
+            return
+
+    def logged(self, step: int) -> tuple[memoryview, bytes] | None:
+        return self._redo.pop((self._layout.generation, step), None)
+
+    def share(self) -> tuple[int, int]:
+        if self._superseded():
+            self._change_in_step()
+        return self._range()
+
+    def _range(self) -> tuple[int, int]:
+        mine = next(r for r in self._layout.replicas if self._me in r.workers)
+        return mine.first, mine.count
+
+    def check(self) -> None:
+        if self._superseded():
+            raise Interrupted
+
+    def gather(self, step: int, partial: Partial, total: Sum) -> None:
+        """Reduce-scatter and all-gather, in the order of the canonical tree."""
+        workers, generation = self._layout.workers, self._layout.generation
+        peers = [worker for worker in workers if worker != self._me]
+        spans = {
+            worker: cut(total.space.total_bytes, len(workers), index)
+            for index, worker in enumerate(workers)
+        }
+        mine = partial.nodes(*self._range())
+        present = _union(node.present for node in mine)
+        for peer in peers:
+            part = Part(generation=generation, step=step, tag="part", extra=present)
+            self._send(peer, part, [node.memory(*spans[peer]) for node in mine])
+        start, end = spans[self._me]
+        parts, masks = self._parts(step, {w: spans[self._me] for w in peers}, present)
+        own = tree.nodes_of(*self._range(), self._layout.microbatches)
+        parts |= dict(zip(own, (node.flat[start:end] for node in mine), strict=True))
+        total.flat[start:end] = tree.fold(
+            tree.root(self._layout.microbatches),
+            parts,
+            self._layout.microbatches,
+            lambda a, b: total.space.add_slices(a, b, start),
+        )
+        summed = Part(generation=generation, step=step, tag="sum")
+        for peer in peers:
+            self._send(peer, summed, [total.memory(start, end)])
+        self._send_slice(step, total)
+        for peer in peers:
+            _, payload = self._take(peer, step, "sum")
+            total.memory(*spans[peer])[:] = payload
+        total.present[:] = _union(masks)
+
+    def commit(self, step: int, total: Sum) -> None:
+        self._send_prepared(step, total)
+        while True:
+            seen = self.link.connects
+            self._wait(lambda: self._committed > step or self.link.connects != seen)
+            if self._committed > step:
+                return
+            self._send_slice(step, total)  # the keeper was restarted, and forgot what it was sent
+            self._send_prepared(step, total)
+
+    def finish(self, session: Session, facts: Facts) -> None:  # noqa: ARG002
+        while not self._done:
+            try:
+                self._come_in(session)
+                if self._done:
+                    return
+                seen = self.link.connects
+                self._send_state(session.state(), session.version, final=True)
+                self._wait(lambda: self._done or self.link.connects != seen)
+            except Interrupted:
+                continue
+
+    # --- layouts ------------------------------------------------------------------------------------
+
+    @property
+    def _layout(self) -> Layout:
+        assert self._entered is not None
+        return self._entered.layout
+
+    def _superseded(self) -> bool:
+        order, entered = self._order, self._entered
+        return order is not None and (
+            entered is None or order.layout.generation > entered.layout.generation
+        )
+
+    def _come_in(self, session: Session) -> None:
+        """At a boundary: be in the newest layout, with its state (or on the way there by redo)."""
+        while True:
+            if self._superseded():
+                self._enter()
+                if self._me in self._layout.workers and not self._holds:
+                    self._receive_state(session)
+            if self._entered is not None and self._me in self._layout.workers:
+                break
+            self._wait(lambda: self._superseded() or self._done, interruptible=False)
+            if self._done:
+                return
+        if not self._holds and session.version == self._entered.version:
+            self._holds = True
+            self.link.send(
+                Holding(generation=self._layout.generation, version=session.version)
+            )
+
+    def _change_in_step(self) -> None:
+        """In the middle of a step: go on with it in the new layout, or give it up."""
+        self._enter()
+        if not self._holds or self._me not in self._layout.workers:
+            self._holds = False
+            raise Abandoned
+
+    def _enter(self) -> None:
+        order = self._order
+        assert order is not None
+        assert self._session is not None
+        self._entered = order
+        self._mesh.enter(order.layout.generation)
+        if self._me not in order.holders:
+            self._holds = False
+        elif self._session.version != order.version:
+            raise WireError(
+                f"the keeper takes {self._me} for a holder of version {order.version}, "
+                f"but it holds {self._session.version}"
+            )
+        else:
+            self._holds = True
+            self._hand_over(order, self._session)
+
+    def _hand_over(self, order: Enter, session: Session) -> None:
+        """My slice of the state, to everyone in the layout who has none."""
+        receivers = [w for w in order.layout.workers if w not in order.holders]
+        if receivers:
+            self._hand_out(order, session, receivers)
+        if self._me not in order.layout.workers:
+            self._holds = False
+
+    def _hand_out(self, order: Enter, session: Session, receivers: list[str]) -> None:
+        state = session.state()
+        extent, pieces = _slice(state, len(order.holders), order.holders.index(self._me))
+        part = Part(
+            generation=order.layout.generation,
+            step=order.version,
+            tag="state",
+            extra=msgspec.msgpack.encode(extent),
+        )
+        for receiver in receivers:
+            self._send(receiver, part, pieces)
+
+    def _receive_state(self, session: Session) -> None:
+        order = self._entered
+        assert order is not None
+        if order.holders:
+            header, body = self._gather_state(order)
+            session.load(header, body, order.version)
+            return
+        generation = order.layout.generation
+        state, payload = self._wait(
+            lambda: self._state
+            if self._state is not None
+            and self._state[0].generation == generation
+            and len(self._redo) == order.redo
+            else None
+        )
+        self._state = None
+        session.load(payload[: state.header], payload[state.header :], state.version)
+
+    def _gather_state(self, order: Enter) -> tuple[bytes, memoryview]:
+        header, body = b"", memoryview(b"")
+        for index, holder in enumerate(order.holders):
+            extra, payload = self._take(holder, order.version, "state")
+            extent = msgspec.msgpack.decode(extra, type=Extent)
+            if index == 0:
+                header = bytes(payload[: extent.header])
+                body = memoryview(np.empty(extent.total, dtype=np.uint8))
+            body[extent.offset : extent.offset + extent.length] = payload[extent.header :]
+        return header, body
+
+    # --- snapshots for the keeper -------------------------------------------------------------------
+
+    def _snapshot(self, session: Session) -> None:
+        if self._snapshot_at == session.version and self._holds:
+            self._snapshot_at = None
+            self._send_state(session.state(), session.version, final=False)
+
+    def _send_state(self, state: StateBytes, version: int, *, final: bool) -> None:
+        """Copy my slice now, so that the next step may change it; send it while that is computed."""
+        workers, generation = self._layout.workers, self._layout.generation
+        extent, pieces = _slice(state, len(workers), workers.index(self._me))
+        frozen = memoryview(b"".join(pieces))
+        threading.Thread(
+            target=self._stream,
+            args=(extent, frozen, generation, version, final),
+            name="snapshot",
+            daemon=True,
+        ).start()
+
+    def _stream(
+        self, extent: Extent, frozen: memoryview, generation: int, version: int, final: bool
+    ) -> None:
+        at, header = extent.offset, extent.header
+        while frozen.nbytes or header:
+            size = min(CHUNK_BYTES, frozen.nbytes - header)
+            self.link.send(
+                Snapshot(
+                    generation=generation,
+                    version=version,
+                    offset=at,
+                    length=size,
+                    total=extent.total,
+                    header=header,
+                    final=final,
+                ),
+                frozen[: header + size],
+            )
+            frozen = frozen[header + size :]
+            at, header = at + size, 0
+            if self._superseded():
+                return
+
+    # --- sending and waiting ------------------------------------------------------------------------
+
+    def _send_slice(self, step: int, total: Sum) -> None:
+        workers = self._layout.workers
+        start, end = cut(total.space.total_bytes, len(workers), workers.index(self._me))
+        message = Slice(
+            generation=self._layout.generation,
+            step=step,
+            offset=start,
+            total=total.space.total_bytes,
+        )
+        self.link.send(message, total.memory(start, end))
+
+    def _send_prepared(self, step: int, total: Sum) -> None:
+        assert self._session is not None
+        self.link.send(
+            Prepared(
+                generation=self._layout.generation,
+                step=step,
+                loss=float(total.loss) / self._layout.microbatches,
+                present=bytes(total.present),
+            )
+        )
+
+    def _send(self, peer: str, part: Part, pieces: list[memoryview]) -> None:
+        while True:
+            connection: Connection = self._wait(lambda: self._mesh.connection(peer))
+            try:
+                connection.send(part, *pieces)
+            except WireError:
+                self._wait(lambda: self._mesh.connection(peer) is not connection)
+            else:
+                return
+
+    def _take(self, peer: str, step: int, tag: str) -> tuple[bytes, memoryview]:
+        key = (peer, self._layout.generation, step, tag)
+        return self._wait(lambda: self._mesh.mailbox.pop(key, None))
+
+    def _parts(
+        self, step: int, spans: dict[str, tuple[int, int]], own: bytes
+    ) -> tuple[dict[tree.Node, torch.Tensor], list[bytes]]:
+        """Everyone's sums for my slice, by node; and what each contributed to."""
+        parts: dict[tree.Node, torch.Tensor] = {}
+        masks = [own]
+        for replica in self._layout.replicas:
+            peer = replica.workers[0]
+            if peer == self._me:
+                continue
+            present, payload = self._take(peer, step, "part")
+            size = spans[peer][1] - spans[peer][0]
+            nodes = tree.nodes_of(replica.first, replica.count, self._layout.microbatches)
+            flat = torch.frombuffer(payload, dtype=torch.uint8) if size else torch.empty(0)
+            for index, node in enumerate(nodes):
+                parts[node] = flat[index * size : (index + 1) * size]
+            masks.append(present)
+        return parts, masks
+
+    def _wait(self, look: Callable[[], T | None], *, interruptible: bool = True) -> T:
+        """The one place where the script's thread waits: until `look` finds something."""
+        with self._changed:
+            while True:
+                found = look()
+                if found:
+                    return found
+                if interruptible and self._superseded() and self._entered is not None:
+                    raise Interrupted
+                self._changed.wait()
+
+    # --- what arrives, on other threads -------------------------------------------------------------
+
+    def _hello(self) -> Hello:
+        return Hello(
+            job=self._job,
+            worker=self._me,
+            machine_id=self._machine_id,
+            mesh_address=self._mesh.address,
+            generation=self._entered.layout.generation if self._entered is not None else -1,
+            version=self._session.version if self._session is not None and self._holds else None,
+            ready=self._ready,
+        )
+
+    def _deliver(self, message: AnyMessage, payload: memoryview) -> None:
+        with self._changed:
+            match message:
+                case Welcome():
+                    self._welcome = (message.order, bytes(payload))
+                case Peers():
+                    self._mesh.want(message.addresses)
+                case Enter():
+                    self._hear(message)
+                case Commit():
+                    self._committed = max(self._committed, message.version)
+                    if message.snapshot:
+                        self._snapshot_at = message.version
+                case State():
+                    self._state = (message, payload)
+                case Redo():
+                    self._redo[message.generation, message.step] = (payload, message.present)
+                case Done():
+                    self._done = True
+                case _:
+                    raise WireError(f"the keeper sent {type(message).__name__}")
+            self._changed.notify_all()
+
+    def _hear(self, order: Enter) -> None:
+        if self._order is not None and order.layout.generation <= self._order.layout.generation:
+            return
+        before = set(self._order.addresses) if self._order is not None else set()
+        self._order = order
+        self._mesh.forget(before - set(order.addresses))
+        self._mesh.want(order.addresses)
+        self._snapshot_at = order.version if order.snapshot else None
+        self._committed = order.version
+        self._redo.clear()
+
+    def _peer_broke(self, peer: str) -> None:
+        entered = self._entered
+        if entered is not None and peer in entered.layout.workers:
+            self.link.send(PeerBroken(generation=entered.layout.generation, peer=peer))
+
+
+def _slice(state: StateBytes, parts: int, index: int) -> tuple[Extent, list[memoryview]]:
+    """One of `parts` slices of a state; the first carries the header."""
+    start, end = cut(state.total, parts, index)
+    head = state.header if index == 0 else b""
+    extent = Extent(offset=start, length=end - start, total=state.total, header=len(head))
+    return extent, [memoryview(head), *state.pieces(start, end)]
+
+
+def _union(masks: Iterable[bytes | bytearray]) -> bytes:
+    rows = [np.frombuffer(mask, dtype=np.uint8) for mask in masks]
+    return bytes(np.bitwise_or.reduce(rows)) if rows else b""

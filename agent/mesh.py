@@ -1,0 +1,162 @@
+"""Worker to worker over TCP, kept open over generations.
+
+Every frame says to which generation and step it belongs. Frames of older generations are dropped, those
+of newer ones are held until their time comes. The mesh itself never waits: what has arrived is in
+`mailbox`, and `changed` is told whenever anything changes, so that one waiting place (in
+`agent.group`) sees frames, broken peers and news from the keeper alike.
+"""
+
+import logging
+import socket
+import threading
+from collections.abc import Callable, Iterable, Mapping
+
+from agent.errors import Refused, WireError
+from agent.protocol import AnyMessage, Part, PeerHello
+from agent.wire import Connection, accept, dial
+
+log = logging.getLogger(__name__)
+
+HELD_PARTS_MAX = 4096
+DIALS_MAX = 50
+DIAL_WAIT_S = 0.05
+
+Key = tuple[str, int, int, str]  # peer, generation, step, tag
+
+
+class Mesh:
+    """`changed` guards all of this object's state."""
+
+    def __init__(
+        self,
+        worker: str,
+        secret: str,
+        host: str,
+        changed: threading.Condition,
+        broken: Callable[[str], None],
+    ) -> None:
+        self._worker, self._secret = worker, secret
+        self._changed, self._broken = changed, broken
+        self._connections: dict[str, Connection] = {}
+        self._dialing: set[str] = set()
+        self._wanted: set[str] = set()
+        self._generation = -1
+        self._closed = False
+        self.mailbox: dict[Key, tuple[bytes, memoryview]] = {}
+        self.dropped = 0
+        self._listener = socket.create_server((host, 0))
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._listen, name="mesh-accept", daemon=True).start()
+
+    def want(self, addresses: Mapping[str, str]) -> None:
+        """Connect to these, ahead of need. Of two workers the one with the smaller name dials."""
+        with self._changed:
+            self._wanted |= set(addresses)
+            for peer, address in addresses.items():
+                if peer > self._worker and peer not in self._dialing | set(self._connections):
+                    self._dialing.add(peer)
+                    threading.Thread(
+                        target=self._dial, args=(peer, address), name=f"dial-{peer}", daemon=True
+                    ).start()
+
+    def forget(self, peers: Iterable[str]) -> None:
+        """They are gone: whoever is sending to them wakes up."""
+        with self._changed:
+            self._wanted -= set(peers)
+            gone = [self._connections.pop(peer) for peer in peers if peer in self._connections]
+        for connection in gone:
+            connection.close()
+
+    def enter(self, generation: int) -> None:
+        with self._changed:
+            self._generation = generation
+            for key in [key for key in self.mailbox if key[1] < generation]:
+                del self.mailbox[key]
+                self.dropped += 1
+
+    def connection(self, peer: str) -> Connection | None:
+        return self._connections.get(peer)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            peers = list(self._connections)
+        self._listener.close()
+        self.forget(peers)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return  # the listener was closed: the worker ends
+            threading.Thread(
+                target=self._welcome, args=(sock,), name="mesh-welcome", daemon=True
+            ).start()
+
+    def _welcome(self, sock: socket.socket) -> None:
+        try:
+            connection, hello = accept(sock, lambda _: self._secret)
+        except (WireError, OSError) as error:
+            log.warning("a caller was turned away: %s", error)
+            return
+        if not isinstance(hello, PeerHello):
+            connection.close()
+            return
+        self._receive(hello.worker, connection)
+
+    def _dial(self, peer: str, address: str) -> None:
+        waiting = threading.Event()
+        for attempt in range(DIALS_MAX):
+            with self._changed:
+                if self._closed or peer not in self._wanted:
+                    break
+            try:
+                connection = dial(address, self._secret, PeerHello(worker=self._worker))
+            except Refused:
+                break
+            except WireError:
+                waiting.wait(min(DIAL_WAIT_S * (attempt + 1), 1.0))
+                continue
+            with self._changed:
+                self._dialing.discard(peer)
+            self._receive(peer, connection)
+            return
+        with self._changed:
+            self._dialing.discard(peer)
+
+    def _receive(self, peer: str, connection: Connection) -> None:
+        """Everything that comes from `peer`, until the connection ends."""
+        with self._changed:
+            earlier = self._connections.get(peer)
+            self._connections[peer] = connection
+            self._changed.notify_all()
+        if earlier is not None:
+            earlier.close()
+        try:
+            while True:
+                message, payload = connection.receive()
+                self._put(peer, message, payload)
+        except WireError:
+            connection.close()
+        with self._changed:
+            known = self._connections.get(peer) is connection
+            if known:
+                del self._connections[peer]
+            report = known and not self._closed
+            self._changed.notify_all()
+        if report:
+            self._broken(peer)
+
+    def _put(self, peer: str, message: AnyMessage, payload: memoryview) -> None:
+        if not isinstance(message, Part):
+            raise WireError(f"{peer} sent {type(message).__name__}")
+        with self._changed:
+            if message.generation < self._generation:
+                self.dropped += 1
+                return
+            if len(self.mailbox) >= HELD_PARTS_MAX:
+                raise WireError(f"{peer} sends more than anyone can hold")
+            key = (peer, message.generation, message.step, message.tag)
+            self.mailbox[key] = (message.extra, payload)
+            self._changed.notify_all()

@@ -1,0 +1,232 @@
+"""What a worker and the keeper say to each other, and what workers say among themselves.
+
+Every message is small and travels in front of its payload, if it has one: see `agent.wire`.
+`step` counts from 0 and names the work; `version` counts committed steps and names the state, so
+step s turns version s into version s + 1. Whatever belongs to a layout carries its generation.
+"""
+
+import msgspec
+
+from agent.layout import Layout
+from agent.messages import FailureKind, JobOrder
+
+
+class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="m", tag=True):
+    """Base of everything on the wire."""
+
+
+# --- handshake: both sides prove that they know the secret -----------------------------------------
+
+
+class Challenge(Message, frozen=True, kw_only=True):
+    nonce: bytes
+
+
+class Proof(Message, frozen=True, kw_only=True):
+    """Who is calling (`hello` is an encoded message) and the proof that the secret is known."""
+
+    hello: bytes
+    nonce: bytes
+    mac: bytes
+
+
+class Accepted(Message, frozen=True, kw_only=True):
+    mac: bytes
+
+
+# --- worker to keeper ------------------------------------------------------------------------------
+
+
+class Hello(Message, frozen=True, kw_only=True):
+    """`version` is None for a worker that holds no state yet; `generation` is the one it is in."""
+
+    job: str
+    worker: str
+    machine_id: str
+    mesh_address: str
+    generation: int = -1
+    version: int | None = None
+    ready: "Ready | None" = None
+
+
+class Ready(Message, frozen=True, kw_only=True):
+    """The script reached its loop."""
+
+    microbatches: int
+    steps_total: int
+    state_bytes: int
+
+
+class Beat(Message, frozen=True, kw_only=True):
+    """Alive; and how long a microbatch took lately (0 if none was computed)."""
+
+    microbatch_s: float = 0.0
+
+
+class Slice(Message, frozen=True, kw_only=True):
+    """This worker's slice of the summed gradient of a step; the bytes are the payload."""
+
+    generation: int
+    step: int
+    offset: int
+    total: int
+
+
+class Prepared(Message, frozen=True, kw_only=True):
+    """This worker holds the whole sum of the step and can apply it."""
+
+    generation: int
+    step: int
+    loss: float
+    present: bytes
+
+
+class Holding(Message, frozen=True, kw_only=True):
+    """This worker has loaded the state of that version."""
+
+    generation: int
+    version: int
+
+
+class Snapshot(Message, frozen=True, kw_only=True):
+    """A slice of the state. The slice at offset 0 begins with `header` bytes of header.
+
+    `final` says that the script's loop is over with this version.
+    """
+
+    generation: int
+    version: int
+    offset: int
+    length: int
+    total: int
+    header: int
+    final: bool = False
+
+
+class PeerBroken(Message, frozen=True, kw_only=True):
+    generation: int
+    peer: str
+
+
+class Lines(Message, frozen=True, kw_only=True):
+    lines: tuple[str, ...]
+
+
+class Failed(Message, frozen=True, kw_only=True):
+    kind: FailureKind
+    detail: str
+
+
+class Ended(Message, frozen=True, kw_only=True):
+    """The script ran to its end."""
+
+
+# --- keeper to worker ------------------------------------------------------------------------------
+
+
+class Welcome(Message, frozen=True, kw_only=True):
+    """The payload is the script."""
+
+    order: JobOrder
+
+
+class Dismissal(Message, frozen=True, kw_only=True):
+    """You are not wanted (any more)."""
+
+    why: str
+
+
+class Peers(Message, frozen=True, kw_only=True):
+    """Where the workers of the job listen, so that connections are made before they are needed."""
+
+    addresses: dict[str, str]
+
+
+class Enter(Message, frozen=True, kw_only=True):
+    """A new generation begins at `version`.
+
+    `holders` have that version and send it to those of the layout that have not, in slices. With no
+    holders the keeper sends its own copy, followed by `redo` sums. `snapshot` is as in `Commit`.
+    """
+
+    layout: Layout
+    version: int
+    holders: tuple[str, ...]
+    addresses: dict[str, str]
+    redo: int = 0
+    snapshot: bool = False
+
+
+class Commit(Message, frozen=True, kw_only=True):
+    """Version `version` is committed. `snapshot` asks for its state in the background."""
+
+    generation: int
+    version: int
+    snapshot: bool = False
+
+
+class State(Message, frozen=True, kw_only=True):
+    """A state, or a slice of one; laid out as in `Snapshot`."""
+
+    generation: int
+    version: int
+    offset: int
+    length: int
+    total: int
+    header: int
+
+
+class Redo(Message, frozen=True, kw_only=True):
+    """The sum of a committed step, to be applied again."""
+
+    generation: int
+    step: int
+    present: bytes
+
+
+class Done(Message, frozen=True, kw_only=True):
+    """The final state is in safe hands; the script may go on behind its loop."""
+
+
+# --- worker to worker ------------------------------------------------------------------------------
+
+
+class PeerHello(Message, frozen=True, kw_only=True):
+    worker: str
+
+
+class Part(Message, frozen=True, kw_only=True):
+    """Something of a step for a peer: `tag` says what, the payload is it."""
+
+    generation: int
+    step: int
+    tag: str
+    extra: bytes = b""
+
+
+AnyMessage = (
+    Challenge
+    | Proof
+    | Accepted
+    | Hello
+    | Ready
+    | Beat
+    | Slice
+    | Prepared
+    | Holding
+    | Snapshot
+    | PeerBroken
+    | Lines
+    | Failed
+    | Ended
+    | Welcome
+    | Dismissal
+    | Peers
+    | Enter
+    | Commit
+    | State
+    | Redo
+    | Done
+    | PeerHello
+    | Part
+)

@@ -1,0 +1,138 @@
+"""A schedule is data that two interpreters read: the simulator with measured costs, the executor with
+tensors, so that the two cannot drift apart. No torch here.
+
+A *stage* is a run of consecutive sections of the model; a worker hosts one stage, several (interleaved,
+modulo placement), or shares one with replicas that take microbatches in turn. What a worker computes,
+and in which order, is its *program*: packed actions, eight bytes each. Communication is not listed; it
+follows from the programs by one rule, written down once in `unfold`:
+
+* an activation goes to the host of the next stage as soon as its forward is done, a gradient to the host
+  of the previous stage as soon as its backward (or input-gradient) is done, and neither blocks the sender;
+* gradients of a stage are reduced when its worker has done the last backward of an update, then applied.
+"""
+
+from collections.abc import Iterator
+from enum import IntEnum
+
+import msgspec
+
+
+class Kind(IntEnum):
+    """What a worker can do. The first five are computed; the others follow by the rule above."""
+
+    FORWARD = 0
+    BACKWARD = 1  # input-gradient and weight-gradient in one
+    INPUT_GRADIENT = 2
+    WEIGHT_GRADIENT = 3
+    RECOMPUTE = 4
+    SEND_ACTIVATION = 5
+    SEND_GRADIENT = 6
+    RECEIVE_ACTIVATION = 7
+    RECEIVE_GRADIENT = 8
+    REDUCE = 9
+    APPLY = 10
+
+
+COMPUTED = (
+    Kind.FORWARD,
+    Kind.BACKWARD,
+    Kind.INPUT_GRADIENT,
+    Kind.WEIGHT_GRADIENT,
+    Kind.RECOMPUTE,
+)
+STAGE_SHIFT, KIND_SHIFT = 32, 56
+MICROBATCH_MASK, STAGE_MASK = (1 << 32) - 1, (1 << 24) - 1
+
+
+class Action(msgspec.Struct, frozen=True):
+    """One thing that a worker does for a stage; `microbatch` is the last one of a REDUCE or APPLY."""
+
+    kind: Kind
+    stage: int
+    microbatch: int
+
+    def pack(self) -> int:
+        return self.kind << KIND_SHIFT | self.stage << STAGE_SHIFT | self.microbatch
+
+
+def unpack(code: int) -> Action:
+    """The inverse of `Action.pack`."""
+    return Action(
+        Kind(code >> KIND_SHIFT), code >> STAGE_SHIFT & STAGE_MASK, code & MICROBATCH_MASK
+    )
+
+
+class Schedule(msgspec.Struct, frozen=True, kw_only=True):
+    """The programs of one pipeline for `microbatches` microbatches.
+
+    Worker `hosts[s][i % len(hosts[s])]` computes microbatch `i` of stage `s`. The program of worker `w` is
+    `codes[8 * offsets[w] : 8 * offsets[w + 1]]`, little-endian. Weights are updated after every
+    `update_every` microbatches; with a flush that is all of them.
+    """
+
+    name: str
+    hosts: tuple[tuple[int, ...], ...]
+    microbatches: int
+    offsets: tuple[int, ...]
+    codes: bytes
+    update_every: int
+
+    def __post_init__(self) -> None:
+        if not self.hosts or self.microbatches < 1 or self.update_every < 1:
+            raise ValueError(
+                f"schedule {self.name}: {len(self.hosts)} stages, {self.microbatches} microbatches, "
+                f"update_every={self.update_every} must all be at least 1"
+            )
+        if self.offsets[-1] * 8 != len(self.codes):
+            raise ValueError(
+                f"schedule {self.name}: {len(self.codes)} bytes for {self.offsets[-1]} actions"
+            )
+
+    @property
+    def stages(self) -> int:
+        return len(self.hosts)
+
+    @property
+    def workers(self) -> int:
+        return len(self.offsets) - 1
+
+    def host(self, stage: int, microbatch: int) -> int:
+        hosts = self.hosts[stage]
+        return hosts[microbatch % len(hosts)]
+
+    def program(self, worker: int) -> tuple[Action, ...]:
+        """What this worker computes, in order."""
+        view = memoryview(self.codes)[8 * self.offsets[worker] : 8 * self.offsets[worker + 1]]
+        return tuple(unpack(code) for code in view.cast("q"))
+
+
+def unfold(schedule: Schedule, worker: int) -> Iterator[Action]:
+    """The program of a worker with every send, receive, reduce and apply in its place."""
+    program = schedule.program(worker)
+    closing = _last_backwards(schedule, program)
+    for position, action in enumerate(program):
+        stage, microbatch = action.stage, action.microbatch
+        forward = action.kind == Kind.FORWARD
+        backward = action.kind in (Kind.BACKWARD, Kind.INPUT_GRADIENT)
+        if forward and stage > 0 and schedule.host(stage - 1, microbatch) != worker:
+            yield Action(Kind.RECEIVE_ACTIVATION, stage, microbatch)
+        last = stage == schedule.stages - 1
+        if backward and not last and schedule.host(stage + 1, microbatch) != worker:
+            yield Action(Kind.RECEIVE_GRADIENT, stage, microbatch)
+        yield action
+        if forward and not last and schedule.host(stage + 1, microbatch) != worker:
+            yield Action(Kind.SEND_ACTIVATION, stage, microbatch)
+        if backward and stage > 0 and schedule.host(stage - 1, microbatch) != worker:
+            yield Action(Kind.SEND_GRADIENT, stage, microbatch)
+        if position in closing:
+            yield Action(Kind.REDUCE, stage, microbatch)
+            yield Action(Kind.APPLY, stage, microbatch)
+
+
+def _last_backwards(schedule: Schedule, program: tuple[Action, ...]) -> frozenset[int]:
+    """Where in a program the gradients of a stage are complete for an update."""
+    last: dict[tuple[int, int], int] = {}
+    for position, action in enumerate(program):
+        if action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRADIENT):
+            last[action.stage, action.microbatch // schedule.update_every] = position
+    return frozenset(last.values())

@@ -1,0 +1,366 @@
+"""What a training script sees of us: one object, three calls, and its own loop left in its hands.
+
+    session = Session(model, optimizer, scheduler, microbatches=8)
+    for step in session.steps(400):
+        for x, y in session.share(batches(step)):
+            session.backward(loss_of(x, y))
+        optimizer.step()
+        scheduler.step()
+
+Alone, with no manager anywhere, the session is a world of one. In a job it is one of many, and whatever
+happens to the others, the numbers are the same: the global batch, its order, the random streams
+(torch, numpy and Python, seeded anew for every microbatch) and the order of additions depend on
+the step only. What a script does between `steps` and `share`, and behind `share`, runs on every
+worker alike, under a stream that depends on the step only.
+"""
+
+import hashlib
+import random
+import struct
+from collections.abc import Iterator, Sequence
+from typing import Any, Protocol, TypeVar
+
+import msgspec
+import numpy as np
+import torch
+
+from agent import shards, tree
+from agent.errors import Misuse, NotFinite
+from agent.messages import NanPolicy
+from agent.sums import Sum, SumSpace
+
+Batch = TypeVar("Batch")
+
+
+class Interrupted(Exception):  # noqa: N818 - it says what happened, and is no error
+    """The layout changed while a step was in flight: the step goes on under the new one."""
+
+
+class Abandoned(Exception):  # noqa: N818
+    """The job went on without this worker: the step in flight here has no meaning any more."""
+
+
+class Facts(msgspec.Struct, frozen=True):
+    """What the others need to know about a session."""
+
+    microbatches: int
+    steps_total: int
+
+
+class World(Protocol):
+    """Those who train together. A version is a count of committed steps."""
+
+    nan: NanPolicy
+
+    @property
+    def leader(self) -> bool: ...
+
+    @property
+    def notice_s(self) -> float | None: ...
+
+    def boundary(self, session: "Session", facts: Facts) -> None:
+        """Return when `session.version` is the version that everyone goes on from."""
+
+    def logged(self, step: int) -> tuple[memoryview, bytes] | None:
+        """The sum of a step that is committed already, to be applied again."""
+
+    def share(self) -> tuple[int, int]:
+        """The first and the number of this worker's microbatches."""
+
+    def check(self) -> None:
+        """Raise `Interrupted` if the step cannot go on as it began."""
+
+    def gather(self, step: int, partial: "Partial", total: Sum) -> None:
+        """Sum over everyone into `total`."""
+
+    def commit(self, step: int, total: Sum) -> None:
+        """Return when the step is committed: from here on nobody goes back behind it."""
+
+    def finish(self, session: "Session", facts: Facts) -> None:
+        """The loop is over: put the final state into safe hands."""
+
+
+class Alone:
+    """A world of one: nothing to agree on."""
+
+    nan: NanPolicy = "fail"
+    leader = True
+    notice_s = None
+
+    def boundary(self, session: "Session", facts: Facts) -> None:
+        self._microbatches = facts.microbatches
+
+    def logged(self, step: int) -> None:  # noqa: ARG002 - nothing is ever replayed alone
+        return None
+
+    def share(self) -> tuple[int, int]:
+        return 0, self._microbatches
+
+    def check(self) -> None:
+        return None
+
+    def gather(self, step: int, partial: "Partial", total: Sum) -> None:  # noqa: ARG002
+        (whole,) = partial.nodes(0, self._microbatches)
+        total.flat.copy_(whole.flat)
+        total.present[:] = whole.present
+
+    def commit(self, step: int, total: Sum) -> None:
+        return None
+
+    def finish(self, session: "Session", facts: Facts) -> None:
+        return None
+
+
+class Partial:
+    """The sums of a step that this worker has so far, as nodes of the canonical tree.
+
+    They outlive a change of layout: a survivor computes only what nobody has computed for it yet.
+    """
+
+    def __init__(self, space: SumSpace, microbatches: int) -> None:
+        self.space = space
+        self._microbatches = microbatches
+        self._held: dict[tree.Node, Sum] = {}
+        self._spare: list[Sum] = []
+
+    def clear(self) -> None:
+        self._spare.extend(self._held.values())
+        self._held.clear()
+
+    def missing(self, first: int, count: int) -> list[int]:
+        nodes = tree.nodes_of(first, count, self._microbatches)
+        return [
+            leaf for node in nodes for leaf in tree.missing(node, self._held, self._microbatches)
+        ]
+
+    def add(self, microbatch: int, loss: float, first: int, count: int) -> None:
+        """Take in what the model's gradients hold now, and add up what is complete by it."""
+        within, node = range(first, first + count), tree.lowest(
+            (0, microbatch), self._microbatches
+        )
+        family = self._family(node, within)
+        if family is not None and family[2] == node and family[1] in self._held:
+            node, left, _ = family
+            self.space.accumulate(self._held[left], loss)
+            self._held[node] = self._held.pop(left)
+        else:
+            self._held[node] = self._spare.pop() if self._spare else Sum(self.space)
+            self.space.fill(self._held[node], loss)
+        self._merge(node, within)
+
+    def _merge(self, node: tree.Node, within: range) -> None:
+        while (family := self._family(node, within)) is not None:
+            node, left, right = family
+            if left not in self._held or right not in self._held:
+                return
+            self.space.add(self._held[left], self._held[right])
+            self._spare.append(self._held.pop(right))
+            self._held[node] = self._held.pop(left)
+
+    def _family(
+        self, node: tree.Node, within: range
+    ) -> tuple[tree.Node, tree.Node, tree.Node] | None:
+        family = tree.family(node, self._microbatches)
+        if family is None:
+            return None
+        covered = tree.covers(family[0], self._microbatches)
+        return family if covered.start in within and covered[-1] in within else None
+
+    def nodes(self, first: int, count: int) -> list[Sum]:
+        return [self._held[node] for node in tree.nodes_of(first, count, self._microbatches)]
+
+
+_world: World | None = None
+_sessions: list["Session"] = []
+
+
+def made() -> list["Session"]:
+    """The sessions that the script has made so far."""
+    return _sessions
+
+
+def join(world: World) -> None:
+    """Sessions made in this process from now on belong to `world`."""
+    global _world  # noqa: PLW0603 - the script makes its session itself; there is no other way in
+    _world = world
+
+
+class Session:
+    """One per script. `others` are whatever else must survive: optimizer, schedules, scaler."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        *others: shards.Stateful,
+        microbatches: int,
+        seed: int = 0,
+        threads: int = 1,
+    ) -> None:
+        if not isinstance(model, torch.nn.Module):
+            raise Misuse(f"Session(model, ...): the model is a {type(model).__name__}")
+        if microbatches < 1:
+            raise Misuse(f"Session(microbatches={microbatches}): a step needs at least one")
+        # How many threads share an operation is part of its rounding, so it is fixed for all.
+        torch.set_num_threads(threads)
+        self.microbatches = microbatches
+        self.seed = seed
+        self.loss = float("nan")
+        self.version = 0
+        self.objects: dict[str, shards.Stateful] = {"model": model}
+        for index, thing in enumerate(others, start=1):
+            if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
+                raise Misuse(f"Session: {thing!r} has no state_dict and load_state_dict to save")
+            self.objects[f"{type(thing).__name__}{index}"] = thing
+        modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
+        self.space = SumSpace(modules)
+        self.total = Sum(self.space)
+        self._partial = Partial(self.space, microbatches)
+        self._world = _world if _world is not None else Alone()
+        self._phase = "made"  # made | between | sharing | computing | shared | over
+        self._facts = Facts(microbatches, 0)
+        self._microbatch_loss = 0.0
+        self._backward_calls = 0
+        if _sessions:
+            raise Misuse("the script made a second session; one holds everything that is trained")
+        _sessions.append(self)
+
+    @property
+    def leader(self) -> bool:
+        """True on exactly one worker: the one that prints."""
+        return self._world.leader
+
+    @property
+    def notice_s(self) -> float | None:
+        """Seconds until this machine is taken away, if the cloud has said so."""
+        return self._world.notice_s
+
+    def steps(self, total: int) -> Iterator[int]:
+        """The steps that are still to do, up to `total`."""
+        if self._phase != "made":
+            raise Misuse("session.steps() was called twice; a script has one training loop")
+        self._facts = Facts(self.microbatches, total)
+        while True:
+            self._phase = "between"
+            self._world.boundary(self, self._facts)
+            if self.version >= total:
+                break
+            self._seed(self.version, self.microbatches)
+            yield self.version
+            if self._phase != "shared":
+                raise Misuse(
+                    f"step {self.version} ended without a complete loop over session.share(...): "
+                    "every step needs one, run to its end"
+                )
+            self.version += 1
+        self._over()
+
+    def close(self) -> None:
+        """The script has ended. If it left its loop early, what it has now is the end."""
+        if self._phase == "made":
+            raise Misuse("the script made a session, but never looped over session.steps(...)")
+        if self._phase in ("sharing", "computing"):
+            raise Misuse(f"the script ended in the middle of step {self.version}")
+        if self._phase in ("between", "shared"):
+            self.version += self._phase == "shared"
+            self._over()
+
+    def _over(self) -> None:
+        self._phase = "over"
+        self._world.finish(self, self._facts)
+
+    def share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
+        """This worker's microbatches of the step. When the loop ends, the gradients are there."""
+        if self._phase != "between":
+            raise Misuse(
+                "session.share(...) belongs into the body of `for step in session.steps(...)`, "
+                "once per step"
+            )
+        if len(batches) != self.microbatches:
+            raise Misuse(
+                f"session.share(batches): {len(batches)} microbatches in step {self.version}, but "
+                f"Session(microbatches={self.microbatches})"
+            )
+        self._phase = "sharing"
+        return self._share(batches)
+
+    def _share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
+        step = self.version
+        self.space.begin()
+        self._partial.clear()
+        try:
+            if (logged := self._world.logged(step)) is not None:
+                self.total.memory(0, self.space.total_bytes)[:] = logged[0]
+                self.total.present[:] = logged[1]
+            else:
+                yield from self._compute(step, batches)
+            self._seed(step, self.microbatches + 1)
+            self._install()
+        except Abandoned:
+            self.space.begin()  # the rest of the body runs out on nothing, and is then overwritten
+        self._phase = "shared"
+
+    def _compute(self, step: int, batches: Sequence[Batch]) -> Iterator[Batch]:
+        while True:
+            try:
+                first, count = self._world.share()
+                for microbatch in self._partial.missing(first, count):
+                    self._world.check()
+                    self._open(step, microbatch)
+                    yield batches[microbatch]
+                    self._take(step, microbatch, first, count)
+                self._world.gather(step, self._partial, self.total)
+                self._check_finite(step)
+                self._world.commit(step, self.total)
+            except Interrupted:
+                continue
+            return
+
+    def _open(self, step: int, microbatch: int) -> None:
+        self._seed(step, microbatch)
+        self._microbatch_loss, self._backward_calls = 0.0, 0
+        self._phase = "computing"
+
+    def _take(self, step: int, microbatch: int, first: int, count: int) -> None:
+        self._phase = "sharing"
+        if not self._backward_calls:
+            raise Misuse(f"step {step}, microbatch {microbatch}: session.backward was not called")
+        self._partial.add(microbatch, self._microbatch_loss, first, count)
+
+    def backward(self, loss: torch.Tensor) -> None:
+        """Gradients of `loss` / microbatches: the mean over the step is what is trained on."""
+        if self._phase != "computing":
+            raise Misuse("session.backward(loss) belongs into a loop over session.share(...)")
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
+            raise Misuse(f"session.backward(loss): the loss must be one number, not {what}")
+        (loss / self.microbatches).backward()  # type: ignore[no-untyped-call]
+        self._microbatch_loss += float(loss.detach())
+        self._backward_calls += 1
+
+    def _check_finite(self, step: int) -> None:
+        """Before the commit, so that a job that fails on it can be resumed from before it."""
+        if self._world.nan == "fail" and not self.space.finite(self.total):
+            loss = float(self.total.loss) / self.microbatches
+            raise NotFinite(f"step {step}: the loss is {loss}, or one of its gradients is not finite")
+
+    def _install(self) -> None:
+        self.loss = float(self.total.loss) / self.microbatches
+        if self.space.finite(self.total):
+            self.space.install(self.total, self.microbatches)
+        else:
+            self.space.begin()  # a skipped step is committed, and changes nothing
+
+    def _seed(self, step: int, stream: int) -> None:
+        """One stream per microbatch, one for what comes before, one for what comes after."""
+        text = struct.pack("<qqq", self.seed, step, stream)
+        number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+        torch.manual_seed(number >> 1)
+        random.seed(number)
+        np.random.seed(number & 0xFFFFFFFF)
+
+    def state(self) -> shards.StateBytes:
+        return shards.write(self.objects)
+
+    def load(self, header: bytes | memoryview, body: memoryview, version: int) -> None:
+        shards.read(header, body, self.objects)
+        self.version = version

@@ -1,0 +1,174 @@
+"""What is summed over the microbatches of a step, laid out in one flat buffer.
+
+A step turns state v into v + 1 by way of sums over its microbatches, so those sums are all that
+workers exchange and all that the keeper's redo log holds:
+
+    loss       sum of the microbatches' losses (float64)
+    gradients  sum over microbatches of d(loss / M) / d(parameter)
+    buffers    sum of what each microbatch changed in a buffer, starting from the step's own start;
+               afterwards  buffer = start + sum / M  (floats: the mean change)
+                           buffer = start + sum      (integers: the count goes on)
+
+Numbers of one type lie together, so that adding two sums is one operation per type. Whether anything
+was contributed to an entry at all is kept apart in `present`: a parameter that no microbatch used
+has no gradient, which is not the same as a gradient of zero.
+"""
+
+from collections.abc import Iterable
+
+import torch
+
+from agent.errors import Misuse
+
+ALIGN_BYTES = 64
+
+
+class Sum:
+    """One flat buffer of a space, and which of its entries were contributed to."""
+
+    def __init__(self, space: "SumSpace") -> None:
+        self.space = space
+        self.flat = torch.empty(space.total_bytes, dtype=torch.uint8)
+        self.present = bytearray(len(space.tensors))
+        self.loss, *self.views = (
+            self.flat[start:end].view(dtype).view(shape)
+            for start, end, dtype, shape in space.places
+        )
+
+    def memory(self, start: int, end: int) -> memoryview:
+        return memoryview(self.flat.numpy())[start:end]
+
+
+class SumSpace:
+    """Where each number of a step's sum lies."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._modules = tuple(modules)
+        self.params = {
+            name: param
+            for module in self._modules
+            for name, param in module.named_parameters()
+            if param.requires_grad
+        }
+        self.buffers = {
+            name: buffer
+            for module in self._modules
+            for name, buffer in module.named_buffers()
+            if buffer.dtype.is_floating_point or buffer.dtype in (torch.int64, torch.int32)
+        }
+        self.tensors = [*self.params.values(), *self.buffers.values()]
+        self._lay_out()
+        self._before = [buffer.detach().clone() for buffer in self.buffers.values()]
+        self._versions = [-1] * len(self._before)
+
+    def _lay_out(self) -> None:
+        loss = torch.zeros(1, dtype=torch.float64)
+        order = sorted(range(len(self.tensors) + 1), key=lambda i: (-self._of(i, loss).itemsize, i))
+        self.places: list[tuple[int, int, torch.dtype, torch.Size]] = [
+            (0, 0, torch.uint8, torch.Size())
+        ] * len(order)
+        self.groups: list[tuple[int, int, torch.dtype]] = []
+        at = 0
+        for index in order:
+            tensor = self._of(index, loss)
+            if not self.groups or self.groups[-1][2] != tensor.dtype:
+                at = -(-at // ALIGN_BYTES) * ALIGN_BYTES
+                self.groups.append((at, at, tensor.dtype))
+            end = at + tensor.nbytes
+            self.places[index] = (at, end, tensor.dtype, tensor.shape)
+            self.groups[-1] = (self.groups[-1][0], end, tensor.dtype)
+            at = end
+        self.total_bytes = -(-at // ALIGN_BYTES) * ALIGN_BYTES
+
+    def _of(self, index: int, loss: torch.Tensor) -> torch.Tensor:
+        return self.tensors[index - 1] if index else loss
+
+    def begin(self) -> None:
+        """A step starts: no gradients, and the buffers as they are now are its start."""
+        for param in self.params.values():
+            param.grad = None
+        for index, buffer in enumerate(self.buffers.values()):
+            if buffer._version != self._versions[index]:
+                self._before[index].copy_(buffer)
+                self._versions[index] = buffer._version
+
+    def fill(self, into: Sum, loss: float) -> None:
+        """Write one microbatch's contribution, and leave no trace of it in the model."""
+        into.loss.fill_(loss)
+        into.present[:] = bytes(len(into.present))
+        present, absent = self._contribution(into)
+        torch._foreach_copy_(*present)
+        if absent:
+            torch._foreach_zero_(absent)
+
+    def accumulate(self, into: Sum, loss: float) -> None:
+        """Add one microbatch's contribution: the same bits as `fill` elsewhere and `add`."""
+        into.loss += loss
+        present, absent = self._contribution(into)
+        torch._foreach_add_(*present)
+        if absent:
+            torch._foreach_add_(absent, 0.0)  # as adding a zero does: -0.0 becomes 0.0
+
+    def _contribution(
+        self, into: Sum
+    ) -> tuple[tuple[list[torch.Tensor], list[torch.Tensor]], list[torch.Tensor]]:
+        """Places and what goes there; and the places that nothing goes to."""
+        places, values, absent = [], [], []
+        for index, (name, param) in enumerate(self.params.items()):
+            grad = param.grad
+            if grad is None:
+                absent.append(into.views[index])
+                continue
+            if grad.is_sparse:
+                raise Misuse(f"{name} has a sparse gradient; make its layer with sparse=False")
+            places.append(into.views[index])
+            values.append(grad)
+            into.present[index] = 1
+            param.grad = None
+        for index, buffer in enumerate(self.buffers.values()):
+            at = len(self.params) + index
+            if buffer._version == self._versions[index]:
+                absent.append(into.views[at])
+                continue
+            places.append(into.views[at])
+            values.append(buffer.detach() - self._before[index])
+            into.present[at] = 1
+            buffer.detach().copy_(self._before[index])
+            self._versions[index] = buffer._version
+        return (places, values), absent
+
+    def add(self, left: Sum, right: Sum) -> None:
+        """left += right"""
+        for start, end, dtype in self.groups:
+            left.flat[start:end].view(dtype).add_(right.flat[start:end].view(dtype))
+        left.present[:] = bytes(a | b for a, b in zip(left.present, right.present, strict=True))
+
+    def add_slices(self, a: torch.Tensor, b: torch.Tensor, start: int) -> torch.Tensor:
+        """a + b, both being the bytes from `start` on of a sum."""
+        out = torch.empty_like(a)
+        for group_start, group_end, dtype in self.groups:
+            low, high = max(group_start - start, 0), min(group_end - start, a.numel())
+            if low < high:
+                torch.add(
+                    a[low:high].view(dtype), b[low:high].view(dtype), out=out[low:high].view(dtype)
+                )
+        return out
+
+    def finite(self, total: Sum) -> bool:
+        return all(
+            bool(torch.isfinite(total.flat[start:end].view(dtype).sum()))
+            for start, end, dtype in self.groups
+            if dtype.is_floating_point
+        )
+
+    def install(self, total: Sum, microbatches: int) -> None:
+        """Gradients into the model, as views of the sum; the buffers' changes applied."""
+        for index, param in enumerate(self.params.values()):
+            view = total.views[index]
+            param.grad = view.to(param.device) if total.present[index] else None
+        for index, buffer in enumerate(self.buffers.values()):
+            if total.present[len(self.params) + index]:
+                change = total.views[len(self.params) + index].to(buffer.device)
+                if buffer.dtype.is_floating_point:
+                    change = change / microbatches
+                buffer.detach().add_(change)

@@ -1,0 +1,204 @@
+"""Frames over TCP: a small message, then its payload, sent and received without copies.
+
+    frame = meta bytes (u32) | payload bytes (u64) | crc32c of both (u32) | meta | payload
+
+Both ends prove in the handshake that they know the job's secret (HMAC-SHA256 over both nonces and
+the caller's hello), so nobody else on the network is listened to. The frames themselves are neither
+encrypted nor signed: machines of one job belong on one private network.
+"""
+
+import hashlib
+import hmac
+import os
+import socket
+import struct
+import threading
+from collections.abc import Callable
+
+import google_crc32c
+import msgspec
+import numpy as np
+
+from agent.errors import Refused, WireError
+from agent.protocol import Accepted, AnyMessage, Challenge, Dismissal, Message, Proof
+
+META_BYTES_MAX = 1 << 24
+PAYLOAD_BYTES_MAX = 1 << 36
+HANDSHAKE_BYTES_MAX = 1 << 12
+HANDSHAKE_S = 5.0
+PIECES_PER_SEND = 512  # below every system's IOV_MAX
+
+_HEAD = struct.Struct("<IQI")
+_encode = msgspec.msgpack.Encoder().encode
+_decode = msgspec.msgpack.Decoder(AnyMessage).decode
+
+Buffer = bytes | bytearray | memoryview
+Placer = Callable[[AnyMessage, int], memoryview | None]
+
+
+def job_secret(secret: str, job: str) -> str:
+    """The secret of one job, derived from the deployment's: workers of a job know only their own."""
+    return hmac.new(secret.encode(), f"job {job}".encode(), hashlib.sha256).hexdigest()
+
+
+def crc32c(crc: int, piece: Buffer) -> int:
+    view = np.frombuffer(piece, dtype=np.uint8)
+    view.flags.writeable = False  # the extension takes read-only buffers without copying them
+    return int(google_crc32c.extend(crc, view)) if view.size else crc
+
+
+def parse_address(address: str) -> tuple[str, int]:
+    host, _, port = address.rpartition(":")
+    if not host or not port.isdigit():
+        raise ValueError(f"address {address!r} is not host:port")
+    return host, int(port)
+
+
+class Connection:
+    """One TCP connection. Any thread may send; one thread receives."""
+
+    def __init__(self, sock: socket.socket) -> None:
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        self._sock = sock
+        self._sending = threading.Lock()
+        self.bytes_in = 0  # grows with whatever arrives: the sign of life that needs no message
+
+    @property
+    def local_host(self) -> str:
+        return str(self._sock.getsockname()[0])
+
+    def send(self, message: Message, *payload: Buffer) -> None:
+        meta = _encode(message)
+        pieces = [memoryview(piece).cast("B") for piece in payload if memoryview(piece).nbytes]
+        crc = crc32c(0, meta)
+        for piece in pieces:
+            crc = crc32c(crc, piece)
+        head = _HEAD.pack(len(meta), sum(piece.nbytes for piece in pieces), crc)
+        with self._sending:
+            try:
+                _send_all(self._sock, [memoryview(head + meta), *pieces])
+            except (OSError, ValueError) as error:
+                self.close()
+                raise WireError(f"sending {type(message).__name__} failed: {error}") from error
+
+    def receive(
+        self, place: Placer | None = None, meta_bytes_max: int = META_BYTES_MAX
+    ) -> tuple[AnyMessage, memoryview]:
+        """The next message and its payload, which lands where `place` says, or in a new buffer."""
+        meta_bytes, payload_bytes, crc = _HEAD.unpack(self._fill(memoryview(bytearray(_HEAD.size))))
+        if meta_bytes > meta_bytes_max or payload_bytes > PAYLOAD_BYTES_MAX:
+            self.close()
+            raise WireError(f"a frame of {meta_bytes} + {payload_bytes} bytes is beyond the bounds")
+        meta = self._fill(memoryview(bytearray(meta_bytes)))
+        try:
+            message = _decode(meta)
+        except msgspec.MsgspecError as error:
+            self.close()
+            raise WireError(f"a frame makes no sense: {error}") from error
+        target = place(message, payload_bytes) if place is not None and payload_bytes else None
+        if target is None:
+            target = memoryview(np.empty(payload_bytes, dtype=np.uint8))
+        self._fill(target)
+        if crc32c(crc32c(0, meta), target) != crc:
+            self.close()
+            raise WireError(f"{type(message).__name__} was damaged on its way (crc32c differs)")
+        return message, target
+
+    def _fill(self, view: memoryview) -> memoryview:
+        filled = 0
+        while filled < view.nbytes:
+            try:
+                count = self._sock.recv_into(view[filled:])
+            except OSError as error:
+                raise WireError(f"receiving failed: {error}") from error
+            if not count:
+                raise WireError("the other side closed the connection")
+            filled += count
+            self.bytes_in += count
+        return view
+
+    def patience(self, wait_s: float | None) -> None:
+        self._sock.settimeout(wait_s)
+
+    def close(self) -> None:
+        """Wakes whoever is sending or receiving."""
+        try:
+            self._sock.shutdown(socket.SHUT_RDWR)
+        except OSError:
+            pass  # it was not connected any more
+        self._sock.close()
+
+
+def _send_all(sock: socket.socket, pieces: list[memoryview]) -> None:
+    start = 0
+    while start < len(pieces):
+        sent = sock.sendmsg(pieces[start : start + PIECES_PER_SEND])
+        while start < len(pieces) and sent >= pieces[start].nbytes:
+            sent -= pieces[start].nbytes
+            start += 1
+        if sent:
+            pieces[start] = pieces[start][sent:]
+
+
+def _mac(secret: str, role: str, *parts: bytes) -> bytes:
+    # Lengths go in as well, so that bytes cannot move from one part to the next.
+    text = b"".join(struct.pack("<I", len(part)) + part for part in (role.encode(), *parts))
+    return hmac.new(secret.encode(), text, hashlib.sha256).digest()
+
+
+def dial(address: str, secret: str, hello: Message, wait_s: float = HANDSHAKE_S) -> Connection:
+    """Connect, prove who we are, and make sure that the other side knows the secret as well."""
+    try:
+        sock = socket.create_connection(parse_address(address), timeout=wait_s)
+    except OSError as error:
+        raise WireError(f"no connection to {address}: {error}") from error
+    connection = Connection(sock)
+    try:
+        challenge, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
+        if not isinstance(challenge, Challenge):
+            raise WireError(f"{address} began with {type(challenge).__name__}, not a challenge")
+        said, nonce = _encode(hello), os.urandom(16)
+        mac = _mac(secret, "caller", challenge.nonce, nonce, said)
+        connection.send(Proof(hello=said, nonce=nonce, mac=mac))
+        answer, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
+        if isinstance(answer, Dismissal):
+            raise Refused(f"{address} refused us: {answer.why}")
+        expected = _mac(secret, "called", challenge.nonce, nonce, said)
+        if not isinstance(answer, Accepted) or not hmac.compare_digest(answer.mac, expected):
+            raise WireError(f"{address} does not know the job's secret")
+        connection.patience(None)
+    except BaseException:
+        connection.close()
+        raise
+    return connection
+
+
+def accept(
+    sock: socket.socket, secret_of: Callable[[AnyMessage], str | None]
+) -> tuple[Connection, AnyMessage]:
+    """The called side of `dial`. `secret_of` names the secret that the caller must know."""
+    connection = Connection(sock)
+    connection.patience(HANDSHAKE_S)
+    try:
+        nonce = os.urandom(16)
+        connection.send(Challenge(nonce=nonce))
+        proof, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
+        if not isinstance(proof, Proof):
+            raise WireError(f"the caller sent {type(proof).__name__} instead of its proof")
+        hello = _decode(proof.hello)
+        secret = secret_of(hello)
+        if secret is None:
+            connection.send(Dismissal(why="nobody here knows that job"))
+            raise WireError("the caller asked for something that is not here")
+        expected = _mac(secret, "caller", nonce, proof.nonce, proof.hello)
+        if not hmac.compare_digest(proof.mac, expected):
+            raise WireError("the caller does not know the job's secret")
+        connection.send(Accepted(mac=_mac(secret, "called", nonce, proof.nonce, proof.hello)))
+        connection.patience(None)
+    except msgspec.MsgspecError as error:
+        connection.close()
+        raise WireError(f"the caller's hello makes no sense: {error}") from error
+    except BaseException:
+        connection.close()
+        raise
+    return connection, hello

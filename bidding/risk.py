@@ -1,0 +1,232 @@
+"""How likely a machine is to be taken away: from prices where price evicts, from capacity where
+capacity does.
+
+(a) BidBrain's: for a bid delta d over the price p(t), a machine is lost at the first t' with
+    p(t') > p(t) + d; beta(d) is the share lost within the hour.
+(b) Today's: pools that have capacity lose it at rate h, pools without regain it at rate r, both
+    depending on how long the pool has been as it is. With a Gamma(a, b) prior and n events in
+    T hours (running machines count their hours: that is the censoring)
+        h = (a + n) / (b + T).
+"""
+
+import math
+from collections.abc import Sequence
+from functools import cached_property
+
+import msgspec
+import numba
+import numpy as np
+from numpy.typing import NDArray
+
+from bidding.history import HOUR_S, Floats, Series
+from bidding.model import Bid
+
+DELTAS_USD_PER_H = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.4)  # BidBrain's range
+SAMPLE_S = 300.0
+AGE_EDGES_S = np.array([0.0, 900.0, 3600.0, 4 * 3600.0, 16 * 3600.0])
+NEVER_S = math.inf
+
+
+class Gamma(msgspec.Struct, frozen=True, kw_only=True):
+    """What is believed about a rate: as if `events` had been seen in `hours`."""
+
+    events: float
+    hours: float
+
+    @property
+    def per_h(self) -> float:
+        return self.events / self.hours
+
+    def seen(self, events: float, hours: float) -> "Gamma":
+        """Bayes' rule for a Poisson rate; hours without an event count too."""
+        if events < 0 or hours < 0:
+            raise ValueError(f"{events} events in {hours} h: neither can be negative")
+        return Gamma(events=self.events + events, hours=self.hours + hours)
+
+
+HAZARD_PRIOR = Gamma(events=0.5, hours=4.0)  # wide: one loss in eight hours, soon overruled
+RETURN_PRIOR = Gamma(events=0.5, hours=1.0)
+
+# Interruption buckets as the advisor prints them (share of machines lost in a month), as hourly
+# hazards, each worth a day of watching.
+ADVISOR_H = 24.0
+ADVISOR_SHARES = {"<5%": 0.025, "5-10%": 0.075, "10-15%": 0.125, "15-20%": 0.175, ">20%": 0.3}
+REBALANCE_PRECISION = 0.3  # one hint in three is followed by a loss (public log, 30 hints)
+
+
+def informed_prior(
+    advisor: str | None = None, placement_score: int | None = None, rebalance: bool = False
+) -> Gamma:
+    """The prior of a pool before it was ever held, from what the cloud says about it."""
+    prior = HAZARD_PRIOR
+    if advisor is not None:
+        if advisor not in ADVISOR_SHARES:
+            raise ValueError(f"advisor bucket {advisor!r} is not one of {sorted(ADVISOR_SHARES)}")
+        per_h = -math.log1p(-ADVISOR_SHARES[advisor]) / (30 * 24)
+        prior = Gamma(events=per_h * ADVISOR_H, hours=ADVISOR_H)
+    if placement_score is not None:
+        if not 1 <= placement_score <= 10:
+            raise ValueError(f"placement score {placement_score} must be 1..10")
+        scale = 2.0 ** ((5 - placement_score) / 2.5)  # four points are about a factor of three
+        prior = Gamma(events=prior.events * scale, hours=prior.hours)
+    if rebalance:
+        lost = -math.log1p(-REBALANCE_PRECISION)
+        prior = Gamma(events=prior.events + lost, hours=prior.hours)
+    return prior
+
+
+@numba.njit(cache=True)
+def _first_above(values: Floats, at_s: Floats, samples_s: Floats, delta: float) -> Floats:
+    """For each sample, seconds until the price exceeds the price then by more than delta."""
+    out = np.empty(len(samples_s))
+    start = 0
+    for i in range(len(samples_s)):
+        t = samples_s[i]
+        while start + 1 < len(at_s) and at_s[start + 1] <= t:
+            start += 1
+        limit = values[start] + delta
+        j = start + 1
+        while j < len(at_s) and values[j] <= limit:
+            j += 1
+        out[i] = at_s[j] - t if j < len(at_s) else np.inf
+    return out
+
+
+class BidTable(msgspec.Struct, frozen=True, kw_only=True):
+    """Per bid delta: share evicted within the hour, mean time had in it, median life."""
+
+    delta_usd_per_h: tuple[float, ...]
+    beta: tuple[float, ...]
+    alive_s: tuple[float, ...]
+    median_s: tuple[float, ...]
+
+    def bids(self, price_usd_per_h: float) -> tuple[Bid, ...]:
+        return tuple(
+            Bid(bid_usd_per_h=price_usd_per_h + d, evicted_in_1h=b, alive_in_1h_s=a)
+            for d, b, a in zip(self.delta_usd_per_h, self.beta, self.alive_s, strict=True)
+        )
+
+    def beta_at(self, delta_usd_per_h: float) -> float:
+        """Between the deltas of the table the nearest smaller one counts: the safe side."""
+        i = int(np.searchsorted(self.delta_usd_per_h, delta_usd_per_h, "right")) - 1
+        return 1.0 if i < 0 else self.beta[i]
+
+
+def bid_table(
+    series: Sequence[Series],
+    from_s: float,
+    to_s: float,
+    deltas_usd_per_h: Sequence[float] = DELTAS_USD_PER_H,
+) -> BidTable:
+    """Beta and the median time to eviction of every bid delta, from price history alone."""
+    samples = np.arange(from_s, to_s - HOUR_S, SAMPLE_S)
+    beta, alive, median = [], [], []
+    for delta in deltas_usd_per_h:
+        lives = np.concatenate([_first_above(s.value, s.at_s, samples, delta) for s in series])
+        # A price that never moved says little: half an event is always assumed.
+        beta.append(float((np.sum(lives <= HOUR_S) + 0.5) / (len(lives) + 1)))
+        alive.append(float(np.mean(np.minimum(lives, HOUR_S))))
+        median.append(float(np.median(lives)))
+    return BidTable(
+        delta_usd_per_h=tuple(deltas_usd_per_h),
+        beta=tuple(beta),
+        alive_s=tuple(alive),
+        median_s=tuple(median),
+    )
+
+
+class CapacityRisk:
+    """Rates of losing and regaining capacity in one pool, as known at any moment of its series."""
+
+    def __init__(self, series: Series, needed: int = 1) -> None:
+        on = series.value >= needed
+        keep = np.concatenate(([True], on[1:] != on[:-1]))
+        self.at_s: Floats = series.at_s[keep]
+        self.on: NDArray[np.bool_] = on[keep]
+
+    @cached_property
+    def _spells(self) -> tuple[Floats, Floats]:
+        """Cumulative (events, hours) by [spell, on or off, age bucket] before each change."""
+        n, buckets = len(self.at_s), len(AGE_EDGES_S)
+        events = np.zeros((n, 2, buckets))
+        hours = np.zeros((n, 2, buckets))
+        ends = np.append(AGE_EDGES_S[1:], np.inf)
+        for i in range(n - 1):
+            length = self.at_s[i + 1] - self.at_s[i]
+            side = int(self.on[i])
+            in_bucket = np.clip(length - AGE_EDGES_S, 0, ends - AGE_EDGES_S) / HOUR_S
+            bucket = int(np.searchsorted(AGE_EDGES_S, length, "right")) - 1
+            events[i + 1] = events[i]
+            hours[i + 1] = hours[i]
+            events[i + 1, side, bucket] += 1
+            hours[i + 1, side] += in_bucket
+        return events, hours
+
+    def rates_per_h(self, at_s: float) -> tuple[float, float]:
+        """(hazard, return) now; the side that the pool is on counts at its age, the other overall."""
+        i = max(0, int(np.searchsorted(self.at_s, at_s, "right")) - 1)
+        events, hours = self._spells[0][i], self._spells[1][i]
+        age_s = max(0.0, at_s - self.at_s[i])
+        bucket = int(np.searchsorted(AGE_EDGES_S, age_s, "right")) - 1
+        rates = []
+        for side, prior in ((1, HAZARD_PRIOR), (0, RETURN_PRIOR)):
+            running_h = age_s / HOUR_S if side == int(self.on[i]) else 0.0
+            overall = prior.seen(float(events[side].sum()), float(hours[side].sum()) + running_h)
+            if side != int(self.on[i]):
+                rates.append(overall.per_h)
+                continue
+            # The bucket's own record, with two events' worth of the pool's overall record as prior.
+            weight = Gamma(events=2.0, hours=2.0 / overall.per_h)
+            rates.append(weight.seen(float(events[side, bucket]), float(hours[side, bucket])).per_h)
+        return rates[0], rates[1]
+
+
+class Calibration(msgspec.Struct, frozen=True, kw_only=True):
+    """Predicted against observed share of evictions within the hour, by tenth of the predictions."""
+
+    predicted: tuple[float, ...]
+    observed: tuple[float, ...]
+    count: tuple[int, ...]
+
+    @property
+    def mean_error(self) -> float:
+        """Weighted mean of |predicted - observed|."""
+        n = np.array(self.count, dtype=np.float64)
+        gap = np.abs(np.array(self.predicted) - np.array(self.observed))
+        return float(np.sum(gap * n) / np.sum(n))
+
+
+def calibrate(pools: Sequence[CapacityRisk], step_s: float = HOUR_S) -> Calibration:
+    """Ask every pool with capacity every `step_s`, knowing only its past; compare with its next hour."""
+    said: list[float] = []
+    was: list[bool] = []
+    for pool in pools:
+        for t in np.arange(pool.at_s[0] + 24 * HOUR_S, pool.at_s[-1] - HOUR_S, step_s):
+            i = int(np.searchsorted(pool.at_s, t, "right")) - 1
+            if pool.on[i]:
+                said.append(-math.expm1(-pool.rates_per_h(float(t))[0]))
+                was.append(bool(pool.at_s[i + 1] - t <= HOUR_S))
+    if not said:
+        raise ValueError("no pool had capacity after its first day: nothing to calibrate")
+    order = np.argsort(said, kind="stable")
+    parts = [p for p in np.array_split(order, 10) if len(p)]
+    said_a, was_a = np.array(said), np.array(was, dtype=np.float64)
+    return Calibration(
+        predicted=tuple(float(said_a[p].mean()) for p in parts),
+        observed=tuple(float(was_a[p].mean()) for p in parts),
+        count=tuple(len(p) for p in parts),
+    )
+
+
+def all_gone(hazards_per_h: Sequence[float], returns_per_h: Sequence[float]) -> tuple[float, float]:
+    """(hazard, return) of "some pool has capacity", for pools that come and go independently.
+
+    u_i = h_i / (h_i + r_i)     share of time that pool i has none
+    U   = prod u_i              share of time that none has any
+    R   = sum r_i               rate at which that ends;   H = R U / (1 - U) balances it
+    """
+    gone = math.prod(
+        h / (h + r) if h + r > 0 else 0.0 for h, r in zip(hazards_per_h, returns_per_h, strict=True)
+    )
+    back = sum(returns_per_h)
+    return (back * gone / (1 - gone) if gone < 1 else math.inf), back

@@ -1,0 +1,337 @@
+"""The house: the one process on the manager's machine that owns all the others.
+
+It starts Redis, the Ray head, the local cloud, the manager with its keeper, and the dashboard;
+starts again what dies; and takes everything with it when it ends. It holds no state of the
+product, so it may be killed at any moment: the next house sweeps up what the last one left.
+
+    python -m orchestrator.house --config orchestrator.toml
+"""
+
+import argparse
+import contextlib
+import fcntl
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import msgspec
+
+from orchestrator import processes
+from orchestrator.client import Client
+from orchestrator.client import House as HouseFile
+from orchestrator.config import Config, ConfigError, load
+from orchestrator.dashboard.app import create_app
+from orchestrator.dashboard.server import Server
+from orchestrator.places import Places
+from orchestrator.redis_server import RedisServer, RedisUnavailable, connect
+
+STARTUP_S_MAX = 60.0
+WATCH_S = 0.2
+RESTARTS_MAX = 20
+RESTART_WINDOW_S = 60.0
+OBJECT_STORE_BYTES = 100_000_000
+
+
+class HouseError(Exception):
+    """The house cannot be set up; the message says what to do about it."""
+
+
+class House:
+    """Start everything, watch over it, end everything."""
+
+    def __init__(self, config: Config, config_path: Path | None) -> None:
+        self.config = config
+        self.places = Places(config.state_dir)
+        self._config_path = config_path
+        self._children: dict[str, subprocess.Popen[bytes]] = {}
+        self._restarts: list[float] = []
+        self._redis: RedisServer | None = None
+        self._dashboard: Server | None = None
+        self._stopping = False
+        self._env: dict[str, str] = {}
+        self._ray_address = ""
+
+    @property
+    def redis_url(self) -> str:
+        return self.config.manager.redis_url or f"unix://{self.places.redis_socket}"
+
+    def start(self) -> None:
+        """Everything up and ready, in the order in which one part needs the other."""
+        self.places.make()
+        processes.sweep(self.places.identity)
+        self._env = self._environment()
+        self._start_redis()
+        self._ray_address = f"{self.config.ray.head_address}:{self._ray_port()}"
+        if self.config.local.enabled:
+            self._start_cloud()
+        self._start_ray()
+        self._enlist()
+        if self.config.dashboard.enabled:
+            self._start_dashboard()
+        self._announce()
+
+    def watch(self) -> None:
+        """Until told to stop: whatever has died is started again."""
+        while not self._stopping:
+            time.sleep(WATCH_S)
+            if self._redis is not None and not self._redis.alive():
+                self._count_restart("Redis")
+                self._redis.start()
+            for name, process in list(self._children.items()):
+                if process.poll() is not None and not self._stopping:
+                    self._count_restart(name)
+                    self._restart(name)
+            if self._told_to_stop():
+                break
+
+    def ask_to_stop(self, *_: object) -> None:
+        self._stopping = True
+
+    def stop(self) -> None:
+        """Everything down: first those who use others, then those who are used."""
+        self.places.house.unlink(missing_ok=True)
+        if self._dashboard is not None:
+            self._dashboard.stop()
+        for name in ("cloud", "ray"):
+            process = self._children.pop(name, None)
+            if process is not None:
+                processes.end(process)
+        if self._redis is not None:
+            self._redis.stop()
+        processes.sweep(self.places.identity)
+        self.places.remove_link()
+
+    # --- the parts --------------------------------------------------------------------------
+
+    def _environment(self) -> dict[str, str]:
+        """What every child gets: our mark, our interpreter first on the path, the Ray token."""
+        token = self.places.secret("ray")
+        if not token.exists():
+            _write_private(token, secrets.token_hex(32))
+        mesh = self.places.secret("mesh")
+        if not mesh.exists():
+            _write_private(mesh, secrets.token_hex(32))
+        env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+        return env | {
+            processes.MARK: self.places.identity,
+            "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN_PATH": str(token),
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "OMP_NUM_THREADS": "1",
+            "PYTHONUNBUFFERED": "1",
+        }
+
+    def _start_redis(self) -> None:
+        if self.config.manager.redis_url is None:
+            self._redis = RedisServer(self.places, self._env)
+            self._redis.start()
+        import redis
+
+        try:
+            connect(self.redis_url).ping()
+        except redis.RedisError as error:
+            raise RedisUnavailable(
+                f"{self.redis_url} does not answer ({error}); check manager.redis_url"
+            ) from error
+
+    def _start_cloud(self) -> None:
+        boot_env = self.places.secret("boot")
+        token = self.places.secret("ray").read_text()
+        lines = {
+            "PATH": self._env["PATH"],
+            "SPOT_HEAD": self._ray_address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": token,
+            "RAY_USAGE_STATS_ENABLED": "0",
+            "OMP_NUM_THREADS": "1",
+            processes.MARK: self.places.identity,
+        }
+        _write_private(boot_env, "".join(f"{key}={value}\n" for key, value in lines.items()))
+        local = self.config.local
+        words = ["--seed", str(local.seed), "--tempo", str(local.tempo)]
+        if local.prices:
+            words += ["--prices", local.prices]
+        self._children["cloud"] = self._python(
+            "cloud",
+            ["-m", "cloud.local", "--dir", str(self.places.cloud_dir)]
+            + ["--boot-env", str(boot_env), *words],
+        )
+        self._wait("the local cloud", "cloud", (self.places.cloud_dir / "cloud.json").exists)
+
+    def _ray_port(self) -> int:
+        """The port that the settings name, or one that is free now."""
+        host, port = self.config.ray.head_address, self.config.ray.port
+        with contextlib.closing(socket.socket()) as probe:
+            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+            try:
+                probe.bind((host, port))
+            except OSError as error:
+                raise HouseError(
+                    f"ray.head_address {host} port {port or 'any'} cannot be used: {error.strerror}; "
+                    "set ray.port to a free port, or 0 to have one chosen"
+                ) from error
+            number: int = probe.getsockname()[1]
+            return number
+
+    def _start_ray(self) -> None:
+        ray = self.config.ray
+        port = self._ray_address.rpartition(":")[2]
+        words = [
+            "-m", "ray.scripts.scripts", "start", "--head", "--block",
+            f"--node-ip-address={ray.head_address}", f"--port={port}",
+            "--num-cpus=0", "--min-worker-port=0", "--max-worker-port=0",
+            f"--include-dashboard={str(ray.dashboard).lower()}",
+            f"--dashboard-host={ray.head_address}",
+            "--dashboard-agent-listen-port=0",
+            f"--temp-dir={self.places.ray_dir}",
+            f"--object-store-memory={OBJECT_STORE_BYTES}",
+            "--include-log-monitor=false", "--disable-usage-stats", "--log-color=false",
+        ]  # fmt: skip
+        self._children["ray"] = self._python("ray", words)
+        host, _, number = self._ray_address.rpartition(":")
+
+        def answers() -> bool:
+            with contextlib.suppress(OSError), socket.create_connection((host, int(number)), 0.5):
+                return True
+            return False
+
+        self._wait("the Ray head", "ray", answers)
+
+    def _enlist(self) -> None:
+        """A short-lived driver creates the detached actors; they outlive it."""
+        arguments = ["-m", "orchestrator.manager", "--house", str(self.places.state_dir)]
+        arguments += ["--ray", self._ray_address, "--redis", self.redis_url]
+        if self._config_path is not None:
+            arguments += ["--config", str(self._config_path)]
+        child = self._python("manager", arguments)
+        try:
+            code = child.wait(STARTUP_S_MAX)
+        except subprocess.TimeoutExpired:
+            processes.end(child)
+            code = None
+        if code != 0:
+            raise HouseError(f"the manager did not start; see {self.places.log('manager')}")
+
+    def _start_dashboard(self) -> None:
+        board, token = self.config.dashboard, self.places.secret("dashboard")
+        if not token.exists():
+            _write_private(token, secrets.token_urlsafe(32))
+        app = create_app(lambda: Client.connect(self.places.state_dir), token.read_text())
+        self._dashboard = Server(app, board.host, board.port)
+        try:
+            self._dashboard.start()
+        except OSError as error:
+            self._dashboard = None
+            raise HouseError(
+                f"dashboard.host {board.host} port {board.port} cannot be used: {error.strerror}; "
+                "set dashboard.port to a free port, or 0 to have one chosen"
+            ) from error
+
+    def _announce(self) -> None:
+        """Write the file by which clients find us."""
+        text = HouseFile(
+            pid=os.getpid(),
+            redis_url=self.redis_url,
+            dashboard_url=self._dashboard.url if self._dashboard else "",
+            ray_address=self._ray_address,
+            local_cloud=str(self.places.cloud_dir) if self.config.local.enabled else "",
+            deployment=self.config.manager.deployment,
+            started_at_s=time.time(),
+        )
+        _write_private(self.places.house, msgspec.json.encode(text).decode())
+
+    # --- looking after them -----------------------------------------------------------------
+
+    def _python(self, name: str, words: list[str]) -> "subprocess.Popen[bytes]":
+        return processes.start(
+            [sys.executable, *words], env=self._env, log=self.places.log(name), cwd=Path.cwd()
+        )
+
+    def _restart(self, name: str) -> None:
+        """What depends on a dead part is started after it."""
+        if name == "cloud":
+            self._start_cloud()
+        else:
+            self._start_ray()
+            self._enlist()
+
+    def _count_restart(self, name: str) -> None:
+        now = time.monotonic()
+        self._restarts = [at for at in self._restarts if now - at < RESTART_WINDOW_S] + [now]
+        if len(self._restarts) > RESTARTS_MAX:
+            raise HouseError(
+                f"{name} died again; {RESTARTS_MAX} restarts within {RESTART_WINDOW_S:.0f} s are "
+                f"too many; see the logs in {self.places.state_dir / 'logs'}"
+            )
+
+    def _told_to_stop(self) -> bool:
+        """The manager has given back every machine and asks the house to end."""
+        return (self.places.state_dir / "stop").exists()
+
+    def _wait(self, what: str, name: str, ready: Callable[[], bool]) -> None:
+        deadline = time.monotonic() + STARTUP_S_MAX
+        while not ready():
+            if self._children[name].poll() is not None or time.monotonic() > deadline:
+                raise HouseError(f"{what} did not start; see {self.places.log(name)}")
+            time.sleep(0.02)
+
+
+@contextlib.contextmanager
+def only_one(places: Places) -> Iterator[None]:
+    """Hold the state directory's lock, or say who does."""
+    places.make()
+    with places.lock.open("a+") as lock:
+        try:
+            fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+        except BlockingIOError:
+            raise HouseError(
+                f"another manager already runs in {places.state_dir}; see it with: orchestrator status"
+            ) from None
+        yield
+
+
+def _write_private(path: Path, text: str) -> None:
+    """All of it or nothing, and for the owner's eyes only."""
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as sink:
+        sink.write(text)
+    part.replace(path)
+
+
+def keep(config: Config, config_path: Path | None) -> None:
+    """Run a house from start to end in this process."""
+    house = House(config, config_path)
+    with only_one(house.places):
+        for number in (signal.SIGTERM, signal.SIGINT):
+            signal.signal(number, house.ask_to_stop)
+        (house.places.state_dir / "stop").unlink(missing_ok=True)
+        try:
+            house.start()
+            house.watch()
+        finally:
+            house.stop()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.house", description=__doc__)
+    parser.add_argument("--config", type=Path)
+    options = parser.parse_args()
+    try:
+        keep(load(options.config, os.environ), options.config)
+    except (ConfigError, HouseError, RedisUnavailable) as error:
+        print(f"orchestrator: {error}", file=sys.stderr)  # noqa: T201
+        return 1
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,110 @@
+"""The journal in Redis: durable before anything is done, and closed to managers of older epochs.
+
+One Lua script per kind of write: it compares the epoch and writes in one step, so that a manager
+that was paused for a minute and wakes up deposed cannot write a single entry. An event that came
+from the inbox is marked as read by the same script that appends it, so that it is handled once.
+"""
+
+from collections.abc import Sequence
+from typing import Any
+
+import msgspec
+import redis.asyncio
+
+from orchestrator.actions import AnyAction
+from orchestrator.events import AnyEvent
+from orchestrator.state import State
+from orchestrator.world import Entry, Superseded, decode_state, encode_state
+
+EPOCH = "orch:epoch"
+JOURNAL = "orch:journal"
+SNAPSHOT = "orch:snapshot"
+INBOX = "orch:inbox"
+INBOX_READ = "orch:inbox:read"
+ENTRIES_KEPT = 20_000
+LOAD_BATCH = 1_000
+
+_APPEND = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('SUPERSEDED') end
+local id = redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[5], '*', 'e', ARGV[2], 'a', ARGV[3])
+if ARGV[4] ~= '' then
+  redis.call('SET', KEYS[3], ARGV[4])
+  redis.call('XDEL', KEYS[4], ARGV[4])
+end
+return id
+"""
+
+_SNAPSHOT = """
+if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('SUPERSEDED') end
+redis.call('HSET', KEYS[2], 'id', ARGV[2], 'state', ARGV[3])
+return 1
+"""
+
+
+class RedisJournal:
+    """The live world's memory. `take_over` first: it makes this manager the only one that may write."""
+
+    def __init__(self, client: "redis.asyncio.Redis") -> None:
+        self._redis = client
+        self._epoch = 0
+        self._last_id = "0-0"
+        self._encoder = msgspec.json.Encoder()
+        self._append = client.register_script(_APPEND)
+        self._snapshot = client.register_script(_SNAPSHOT)
+        self.inbox_id = ""  # of the event being handled, when it came from the inbox
+
+    @property
+    def epoch(self) -> int:
+        return self._epoch
+
+    async def take_over(self) -> int:
+        """A new epoch: every write of an earlier manager is refused from here on."""
+        self._epoch = int(await self._redis.incr(EPOCH))
+        return self._epoch
+
+    async def append(self, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
+        words = [
+            self._epoch,
+            self._encoder.encode(event),
+            self._encoder.encode(list(actions)),
+            self.inbox_id,
+            ENTRIES_KEPT,
+        ]
+        self._last_id = await self._fenced(self._append, [EPOCH, JOURNAL, INBOX_READ, INBOX], words)
+
+    async def snapshot(self, state: State) -> None:
+        words = [self._epoch, self._last_id, encode_state(state)]
+        await self._fenced(self._snapshot, [EPOCH, SNAPSHOT], words)
+
+    async def load(self) -> tuple[State | None, Sequence[Entry]]:
+        saved: Any = await self._redis.hgetall(SNAPSHOT)
+        state = decode_state(saved[b"state"]) if saved else None
+        self._last_id = saved[b"id"].decode() if saved else "0-0"
+        entries: list[Entry] = []
+        while rows := await self._rows_after(self._last_id):
+            for key, fields in rows:
+                self._last_id = key.decode()
+                entries.append(_entry(fields))
+        return state, entries
+
+    async def _rows_after(self, key: str) -> list[tuple[bytes, dict[bytes, bytes]]]:
+        rows: Any = await self._redis.xrange(JOURNAL, min=f"({key}", count=LOAD_BATCH)
+        return list(rows)
+
+    async def _fenced(self, script: Any, keys: list[str], words: list[Any]) -> str:
+        try:
+            answer = await script(keys=keys, args=words)
+        except redis.exceptions.ResponseError as error:
+            if "SUPERSEDED" in str(error):
+                raise Superseded(
+                    f"a newer manager took over; epoch {self._epoch} may not write any more"
+                ) from error
+            raise
+        return answer.decode() if isinstance(answer, bytes) else str(answer)
+
+
+def _entry(fields: dict[bytes, bytes]) -> Entry:
+    return Entry(
+        event=msgspec.json.decode(fields[b"e"], type=AnyEvent),
+        actions=msgspec.json.decode(fields[b"a"], type=tuple[AnyAction, ...]),
+    )

@@ -1,0 +1,287 @@
+"""The live world: clouds, Ray, the wall clock, and the inbox.
+
+Everything that takes time runs beside the loop as a task, and its outcome comes back as an event.
+Nothing is raised into the loop for what the outside world does; only a newer manager ends it.
+"""
+
+import asyncio
+import contextlib
+from collections.abc import Coroutine, Mapping, Sequence
+from typing import Any, Protocol, assert_never
+
+import msgspec
+import redis.asyncio
+
+from agent.messages import AgentLost, WorkerLost
+from cloud.clock import Clock
+from cloud.errors import CloudError
+from cloud.provider import Provider
+from orchestrator.actions import (
+    AnyAction,
+    CloseJob,
+    Launch,
+    ListMachines,
+    Note,
+    OpenJob,
+    Regroup,
+    StartWorker,
+    Stop,
+    StopWorker,
+    Terminate,
+    WriteCheckpoint,
+)
+from orchestrator.events import (
+    AnyEvent,
+    CatalogueSeen,
+    Launched,
+    LaunchFailed,
+    Listed,
+    ListFailed,
+    QuotesSeen,
+    Terminated,
+    Tick,
+)
+from orchestrator.journal import INBOX, INBOX_READ, RedisJournal
+from orchestrator.sentences import sentence
+from orchestrator.state import State
+from orchestrator.view import view_of
+
+QUOTES_S = 1.0
+QUOTES_S_MAX = 60.0
+NODES_S = 0.25
+VIEW_S = 0.2
+INBOX_BATCH = 200
+INBOX_BLOCK_MS = 1000
+EVENTS_KEPT = 10_000
+TASKS_MAX = 10_000
+
+
+class Engine(Protocol):
+    """What runs the agents and the keeper: Ray in production."""
+
+    async def machines(self) -> set[str]:
+        """The machines whose node is up; a new one is given its agent."""
+        ...
+
+    async def do(
+        self, action: "OpenJob | CloseJob | StartWorker | StopWorker | Regroup | WriteCheckpoint"
+    ) -> None:
+        """Hand the action to the keeper or the agent. Doing it twice is fine."""
+        ...
+
+
+class LiveWorld:
+    """Events from everywhere through one queue; actions out as tasks."""
+
+    def __init__(
+        self,
+        *,
+        store: "redis.asyncio.Redis",
+        journal: RedisJournal,
+        providers: Mapping[str, Provider],
+        engine: Engine,
+        clock: Clock,
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._providers = providers
+        self._engine = engine
+        self._clock = clock
+        self._queue: asyncio.Queue[tuple[str, AnyEvent]] = asyncio.Queue(maxsize=TASKS_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._shown_at_s = 0.0
+        self._broken: BaseException | None = None
+
+    async def open(self, first: AnyEvent) -> None:
+        """Begin to listen. `first` is the event that every life of a manager starts with."""
+        self._queue.put_nowait(("", first))
+        for name in self._providers:
+            self._spawn(self._follow_prices(name))
+        self._spawn(self._follow_nodes())
+        self._spawn(self._follow_inbox())
+
+    async def close(self) -> None:
+        for task in list(self._tasks):
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+
+    # --- events -----------------------------------------------------------------------------
+
+    async def next_event(self, by_s: float) -> AnyEvent | None:
+        if self._broken is not None:
+            raise self._broken
+        patience_s = max(0.0, by_s - self._clock.now_s())
+        try:
+            async with asyncio.timeout(patience_s):
+                self._journal.inbox_id, event = await self._queue.get()
+        except TimeoutError:
+            self._journal.inbox_id = ""
+            return Tick(at_s=self._clock.now_s())
+        return event
+
+    async def _follow_inbox(self) -> None:
+        """The durable door: an entry leaves it only with the journal entry that handles it."""
+        read = await self._store.get(INBOX_READ)
+        after = read.decode() if read else "0"
+        while True:
+            answer: Any = await self._store.xread(
+                {INBOX: after}, count=INBOX_BATCH, block=INBOX_BLOCK_MS
+            )
+            for _, rows in answer or []:
+                for key, fields in rows:
+                    after = key.decode()
+                    await self._receive(after, fields[b"e"])
+
+    async def _receive(self, key: str, data: bytes) -> None:
+        try:
+            event: AnyEvent = msgspec.json.decode(data, type=AnyEvent)
+        except msgspec.DecodeError:
+            await self._store.xdel(INBOX, key)  # nobody will ever be able to read it
+            return
+        await self._queue.put((key, event))
+
+    async def _follow_prices(self, name: str) -> None:
+        provider, pause_s = self._providers[name], QUOTES_S
+        known: Any = None
+        sold: Any = None
+        while True:
+            try:
+                if sold is None:
+                    sold = await provider.catalogue()
+                    await self._tell(
+                        CatalogueSeen(
+                            at_s=self._clock.now_s(),
+                            provider=name,
+                            types=tuple(sold[0]),
+                            pools=tuple(sold[1]),
+                        )
+                    )
+                quotes = {quote.pool: quote for quote in await provider.quotes()}
+                pause_s = QUOTES_S
+            except CloudError:
+                pause_s = min(pause_s * 2, QUOTES_S_MAX)
+            else:
+                fresh = tuple(
+                    quote for pool, quote in sorted(quotes.items()) if quote != (known or {}).get(pool)
+                )
+                known = quotes
+                if fresh:
+                    await self._tell(
+                        QuotesSeen(at_s=self._clock.now_s(), provider=name, quotes=fresh)
+                    )
+            await asyncio.sleep(pause_s)
+
+    async def _follow_nodes(self) -> None:
+        """A node that leaves the cluster takes its machine's agent with it."""
+        seen: set[str] = set()
+        while True:
+            now = await self._engine.machines()
+            for machine in sorted(seen - now):
+                why = "its node left the cluster"
+                await self._tell(AgentLost(at_s=self._clock.now_s(), machine_id=machine, why=why))
+            seen = now
+            await asyncio.sleep(NODES_S)
+
+    # --- actions ----------------------------------------------------------------------------
+
+    async def perform(self, action: AnyAction) -> None:
+        line = sentence(action, self._clock.now_s())
+        if line is not None:
+            fields: Any = {"e": msgspec.json.encode(line)}
+            await self._store.xadd("orch:events", fields, maxlen=EVENTS_KEPT, approximate=True)
+        match action:
+            case Launch():
+                self._spawn(self._launch(action))
+            case Terminate():
+                self._spawn(self._terminate(action))
+            case ListMachines():
+                self._spawn(self._list(action.provider))
+            case OpenJob() | CloseJob() | StartWorker() | StopWorker() | Regroup() | WriteCheckpoint():
+                await self._engine_do(action)
+            case Note() | Stop():
+                pass
+            case _:
+                assert_never(action)
+
+    async def _launch(self, action: Launch) -> None:
+        token = action.request.token
+        try:
+            machine = await self._providers[action.provider].launch(action.request)
+        except CloudError as error:
+            at_s = self._clock.now_s()
+            await self._tell(
+                LaunchFailed(at_s=at_s, token=token, code=error.code, error=str(error))
+            )
+        else:
+            await self._tell(Launched(at_s=self._clock.now_s(), token=token, machine=machine))
+
+    async def _terminate(self, action: Terminate) -> None:
+        """A call that got no answer is repeated by the brain, which keeps looking at the list."""
+        with contextlib.suppress(CloudError):
+            await self._providers[action.provider].terminate([action.machine_id])
+            await self._tell(Terminated(at_s=self._clock.now_s(), machine_id=action.machine_id))
+
+    async def _list(self, name: str) -> None:
+        asked_at_s = self._clock.now_s()
+        try:
+            machines = tuple(await self._providers[name].machines())
+        except CloudError as error:
+            at_s = self._clock.now_s()
+            await self._tell(ListFailed(at_s=at_s, provider=name, error=str(error)))
+        else:
+            await self._tell(
+                Listed(
+                    at_s=self._clock.now_s(),
+                    provider=name,
+                    asked_at_s=asked_at_s,
+                    machines=machines,
+                )
+            )
+
+    async def _engine_do(
+        self, action: OpenJob | CloseJob | StartWorker | StopWorker | Regroup | WriteCheckpoint
+    ) -> None:
+        """In order, because a regroup must not overtake the one before it."""
+        try:
+            await self._engine.do(action)
+        except EngineError as error:
+            if isinstance(action, StartWorker):
+                await self._tell(
+                    WorkerLost(
+                        at_s=self._clock.now_s(),
+                        job=action.job,
+                        worker=action.worker,
+                        cause="machine",
+                        detail=str(error),
+                    )
+                )
+
+    # --- showing ----------------------------------------------------------------------------
+
+    async def show(self, state: State) -> None:
+        now_s = self._clock.now_s()
+        if now_s - self._shown_at_s >= VIEW_S:
+            self._shown_at_s = now_s
+            await self._store.set("orch:view", msgspec.json.encode(view_of(state, now_s)))
+
+    # --- tasks ------------------------------------------------------------------------------
+
+    async def _tell(self, event: AnyEvent) -> None:
+        await self._queue.put(("", event))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """A task that fails in a way nobody foresaw ends this manager; Ray starts the next one."""
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._broken = task.exception()
+
+
+class EngineError(Exception):
+    """An agent or the keeper could not be reached."""
+
+

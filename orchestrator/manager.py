@@ -1,0 +1,189 @@
+"""The manager as a process: a detached Ray actor that restarts by itself.
+
+The actor holds nothing that matters. It takes a new epoch, reads the journal, and runs the loop; if
+the loop breaks, the process ends and Ray starts the next one. A manager that finds itself superseded
+ends for good.
+
+    python -m orchestrator.manager --house DIR --ray HOST:PORT --redis URL   (run by the house)
+"""
+
+import argparse
+import asyncio
+import os
+import sys
+import threading
+import time
+import traceback
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from cloud.clock import SystemClock
+from cloud.provider import Provider
+from orchestrator.config import Config, load
+from orchestrator.events import ManagerStarted
+from orchestrator.journal import RedisJournal
+from orchestrator.live import LiveWorld
+from orchestrator.loop import resume, run
+from orchestrator.places import Places
+from orchestrator.settings import Settings
+from orchestrator.world import Superseded
+
+NAMESPACE = "orchestrator"
+NAME = "manager"
+HEAD = {"node:__internal_head__": 0.001}
+CRASH_PAUSE_S = 1.0
+
+
+class Order(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the manager finds everything."""
+
+    state_dir: str
+    redis_url: str
+    ray_address: str
+    config_path: str | None
+
+
+class Manager:
+    """The Ray actor: a thread with the loop in it."""
+
+    def __init__(self, order: bytes) -> None:
+        self._order = msgspec.json.decode(order, type=Order)
+        self._thread = threading.Thread(target=self._live, name="loop", daemon=True)
+        self._thread.start()
+
+    def ping(self) -> int:
+        """The process that answers."""
+        return os.getpid()
+
+    def _live(self) -> None:
+        """One life. However it ends, but for a clean stop, the process ends with it."""
+        log = Places(Path(self._order.state_dir)).log("loop")
+        try:
+            asyncio.run(live(self._order))
+        except Superseded as error:
+            _write(log, str(error))
+        except BaseException:  # noqa: BLE001 - the edge of the process: written down, then ended
+            _write(log, traceback.format_exc())
+            time.sleep(CRASH_PAUSE_S)
+            os._exit(1)
+
+
+async def live(order: Order) -> None:
+    """From taking over to the clean end: the state from the journal, then the loop."""
+    import redis.asyncio
+
+    from orchestrator.ray_engine import RayEngine
+    from orchestrator.redis_server import retry_policy
+
+    places = Places(Path(order.state_dir))
+    config_path = Path(order.config_path) if order.config_path else None
+    config = load(config_path, os.environ)
+    store = redis.asyncio.Redis.from_url(order.redis_url, **retry_policy(asynchronous=True))
+    journal, clock = RedisJournal(store), SystemClock()
+    epoch = await journal.take_over()
+    state = await resume(journal)
+    world = LiveWorld(
+        store=store,
+        journal=journal,
+        providers=providers(config, places),
+        engine=await RayEngine.connect(store, places),
+        clock=clock,
+    )
+    await world.open(
+        ManagerStarted(at_s=clock.now_s(), epoch=epoch, settings=settings_from(config))
+    )
+    try:
+        state = await run(world, journal, state)
+        await world.publish(state)
+        (places.state_dir / "stop").touch()
+    finally:
+        await world.close()
+        await store.aclose()
+
+
+def providers(config: Config, places: Places) -> dict[str, Provider]:
+    """Every cloud that the settings enable."""
+    found: dict[str, Provider] = {}
+    if config.local.enabled:
+        from cloud.local.provider import LocalProvider
+
+        ready = msgspec.json.decode((places.cloud_dir / "cloud.json").read_bytes())
+        token = (places.cloud_dir / "token").read_text().strip()
+        found["local"] = LocalProvider(ready["url"], token, config.manager.deployment)
+    return found
+
+
+def settings_from(config: Config) -> Settings:
+    return Settings(
+        deployment=config.manager.deployment,
+        budget_usd=config.budget.total_usd,
+        usd_per_h_max=config.budget.per_h_usd,
+        on_demand_allowed=config.budget.on_demand_allowed,
+        manager_usd_per_h=config.manager.usd_per_h,
+        control_period_s=config.manager.control_period_s,
+        rethink_s=config.manager.control_period_s,
+        boot_timeout_s=config.limits.boot_timeout_s,
+        launch_grace_s=config.limits.launch_grace_s,
+    )
+
+
+def enlist(order: Order) -> None:
+    """Create the detached keeper and manager; called by the house with the token in its environment."""
+    import ray
+
+    from agent.actor import KeeperActor, keeper_options
+
+    host = order.ray_address.rpartition(":")[0]
+    ray.init(
+        address=order.ray_address,
+        _node_ip_address=host,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    places = Places(Path(order.state_dir))
+    detached: dict[str, Any] = {
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "max_restarts": -1,
+        "max_task_retries": -1,
+        "num_cpus": 0,
+        "resources": HEAD,
+    }
+    keeper = (
+        ray.remote(KeeperActor)
+        .options(name="keeper", **detached)
+        .remote(**keeper_options(order.redis_url, places.checkpoints, host, places.secret("mesh")))
+    )
+    ray.get(keeper.ping.remote())
+    manager = ray.remote(Manager).options(name=NAME, **detached).remote(msgspec.json.encode(order))
+    ray.get(manager.ping.remote())
+    ray.shutdown()
+
+
+def _write(log: Path, text: str) -> None:
+    with log.open("a") as sink:
+        sink.write(f"{time.strftime('%F %T')} {text}\n")
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.manager", description=__doc__)
+    parser.add_argument("--house", required=True, help="the state directory")
+    parser.add_argument("--ray", required=True)
+    parser.add_argument("--redis", required=True)
+    parser.add_argument("--config")
+    options = parser.parse_args()
+    order = Order(
+        state_dir=options.house,
+        redis_url=options.redis,
+        ray_address=options.ray,
+        config_path=options.config,
+    )
+    enlist(order)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

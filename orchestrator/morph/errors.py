@@ -1,0 +1,28 @@
+"""The error tree of the planner.
+
+    MorphError
+    ├── ProfileError       a profile is missing, old, corrupt or contradicts itself: calibrate again
+    ├── ScheduleError      a schedule cannot run: an action waits for what never comes
+    ├── DoesNotFit         no layout fits into memory; says what would do
+    └── BatchError         the global batch cannot be shared out as asked; says what can
+"""
+
+
+class MorphError(Exception):
+    """Something that the planner refuses, in a sentence that says what to do."""
+
+
+class ProfileError(MorphError):
+    pass
+
+
+class ScheduleError(MorphError):
+    pass
+
+
+class DoesNotFit(MorphError):
+    pass
+
+
+class BatchError(MorphError):
+    pass
