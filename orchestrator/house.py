@@ -156,13 +156,13 @@ class House:
         }
         _write_private(boot_env, "".join(f"{key}={value}\n" for key, value in lines.items()))
         local = self.config.local
-        words = ["--seed", str(local.seed), "--tempo", str(local.tempo)]
+        words = ["--boot-env", str(boot_env)]
+        words += ["--seed", str(local.seed), "--tempo", str(local.tempo)]
         if local.prices:
             words += ["--prices", local.prices]
         self._children["cloud"] = self._python(
             "cloud",
-            ["-m", "cloud.local", "--dir", str(self.places.cloud_dir)]
-            + ["--boot-env", str(boot_env), *words],
+            ["-m", "cloud.local", "--dir", str(self.places.cloud_dir), *words],
         )
         self._wait("the local cloud", "cloud", (self.places.cloud_dir / "cloud.json").exists)
 

@@ -3,6 +3,8 @@
 One Lua script per kind of write: it compares the epoch and writes in one step, so that a manager
 that was paused for a minute and wakes up deposed cannot write a single entry. An event that came
 from the inbox is marked as read by the same script that appends it, so that it is handled once.
+Every turn has a name: an append whose answer was lost with the server is asked for again, and is one
+entry all the same.
 """
 
 from collections.abc import Sequence
@@ -21,12 +23,16 @@ JOURNAL = "orch:journal"
 SNAPSHOT = "orch:snapshot"
 INBOX = "orch:inbox"
 INBOX_READ = "orch:inbox:read"
+TURN = "orch:journal:turn"
 ENTRIES_KEPT = 20_000
 LOAD_BATCH = 1_000
 
 _APPEND = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('SUPERSEDED') end
+local last = redis.call('HMGET', KEYS[5], 'turn', 'id')
+if last[1] == ARGV[6] then return last[2] end
 local id = redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[5], '*', 'e', ARGV[2], 'a', ARGV[3])
+redis.call('HSET', KEYS[5], 'turn', ARGV[6], 'id', id)
 if ARGV[4] ~= '' then
   redis.call('SET', KEYS[3], ARGV[4])
   redis.call('XDEL', KEYS[4], ARGV[4])
@@ -47,6 +53,7 @@ class RedisJournal:
     def __init__(self, client: "redis.asyncio.Redis") -> None:
         self._redis = client
         self._epoch = 0
+        self._turn = 0
         self._last_id = "0-0"
         self._encoder = msgspec.json.Encoder()
         self._append = client.register_script(_APPEND)
@@ -63,14 +70,17 @@ class RedisJournal:
         return self._epoch
 
     async def append(self, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
+        self._turn += 1
         words = [
             self._epoch,
             self._encoder.encode(event),
             self._encoder.encode(list(actions)),
             self.inbox_id,
             ENTRIES_KEPT,
+            f"{self._epoch}:{self._turn}",
         ]
-        self._last_id = await self._fenced(self._append, [EPOCH, JOURNAL, INBOX_READ, INBOX], words)
+        keys = [EPOCH, JOURNAL, INBOX_READ, INBOX, TURN]
+        self._last_id = await self._fenced(self._append, keys, words)
 
     async def snapshot(self, state: State) -> None:
         words = [self._epoch, self._last_id, encode_state(state)]

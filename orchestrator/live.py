@@ -6,7 +6,7 @@ Nothing is raised into the loop for what the outside world does; only a newer ma
 
 import asyncio
 import contextlib
-from collections.abc import Coroutine, Mapping, Sequence
+from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, Protocol, assert_never
 
 import msgspec
@@ -56,6 +56,13 @@ EVENTS_KEPT = 10_000
 TASKS_MAX = 10_000
 
 
+EngineAction = OpenJob | CloseJob | StartWorker | StopWorker | Regroup | WriteCheckpoint
+
+
+class EngineError(Exception):
+    """An agent or the keeper could not be reached."""
+
+
 class Engine(Protocol):
     """What runs the agents and the keeper: Ray in production."""
 
@@ -63,10 +70,11 @@ class Engine(Protocol):
         """The machines whose node is up; a new one is given its agent."""
         ...
 
-    async def do(
-        self, action: "OpenJob | CloseJob | StartWorker | StopWorker | Regroup | WriteCheckpoint"
-    ) -> None:
-        """Hand the action to the keeper or the agent. Doing it twice is fine."""
+    async def do(self, action: "EngineAction") -> Awaitable[None]:
+        """Send the action to the keeper or the agent, in the order of the calls.
+
+        What is returned ends when it was taken in, or raises `EngineError`. Twice is fine.
+        """
         ...
 
 
@@ -162,7 +170,9 @@ class LiveWorld:
                 pause_s = min(pause_s * 2, QUOTES_S_MAX)
             else:
                 fresh = tuple(
-                    quote for pool, quote in sorted(quotes.items()) if quote != (known or {}).get(pool)
+                    quote
+                    for pool, quote in sorted(quotes.items())
+                    if quote != (known or {}).get(pool)
                 )
                 known = quotes
                 if fresh:
@@ -196,8 +206,15 @@ class LiveWorld:
                 self._spawn(self._terminate(action))
             case ListMachines():
                 self._spawn(self._list(action.provider))
-            case OpenJob() | CloseJob() | StartWorker() | StopWorker() | Regroup() | WriteCheckpoint():
-                await self._engine_do(action)
+            case (
+                OpenJob()
+                | CloseJob()
+                | StartWorker()
+                | StopWorker()
+                | Regroup()
+                | WriteCheckpoint()
+            ):
+                self._spawn(self._outcome(action, await self._engine.do(action)))
             case Note() | Stop():
                 pass
             case _:
@@ -238,12 +255,10 @@ class LiveWorld:
                 )
             )
 
-    async def _engine_do(
-        self, action: OpenJob | CloseJob | StartWorker | StopWorker | Regroup | WriteCheckpoint
-    ) -> None:
-        """In order, because a regroup must not overtake the one before it."""
+    async def _outcome(self, action: EngineAction, taken: Awaitable[None]) -> None:
+        """Only a worker that could not be started is news; the rest is asked for again."""
         try:
-            await self._engine.do(action)
+            await taken
         except EngineError as error:
             if isinstance(action, StartWorker):
                 await self._tell(
@@ -262,7 +277,11 @@ class LiveWorld:
         now_s = self._clock.now_s()
         if now_s - self._shown_at_s >= VIEW_S:
             self._shown_at_s = now_s
-            await self._store.set("orch:view", msgspec.json.encode(view_of(state, now_s)))
+            await self.publish(state)
+
+    async def publish(self, state: State) -> None:
+        view = view_of(state, self._clock.now_s())
+        await self._store.set("orch:view", msgspec.json.encode(view))
 
     # --- tasks ------------------------------------------------------------------------------
 
@@ -279,9 +298,3 @@ class LiveWorld:
         self._tasks.discard(task)
         if not task.cancelled() and task.exception() is not None:
             self._broken = task.exception()
-
-
-class EngineError(Exception):
-    """An agent or the keeper could not be reached."""
-
-

@@ -64,7 +64,7 @@ class Manager:
             asyncio.run(live(self._order))
         except Superseded as error:
             _write(log, str(error))
-        except BaseException:  # noqa: BLE001 - the edge of the process: written down, then ended
+        except BaseException:
             _write(log, traceback.format_exc())
             time.sleep(CRASH_PAUSE_S)
             os._exit(1)
@@ -132,7 +132,6 @@ def settings_from(config: Config) -> Settings:
 def enlist(order: Order) -> None:
     """Create the detached keeper and manager; called by the house with the token in its environment."""
     import ray
-
     from agent.actor import KeeperActor, keeper_options
 
     host = order.ray_address.rpartition(":")[0]

@@ -8,6 +8,7 @@ import subprocess
 import time
 from pathlib import Path
 from shutil import which
+from typing import Any
 
 import redis
 
@@ -49,18 +50,23 @@ def version(executable: str) -> tuple[int, ...]:
     return tuple(int(part) for part in number.split("."))
 
 
-def connect(url: str) -> "redis.Redis":
-    """A client that waits for a server that is just coming back, within bounds."""
+def retry_policy(*, asynchronous: bool = False) -> dict[str, Any]:
+    """How every client waits, within bounds, for a server that is just coming back."""
+    from redis.asyncio.retry import Retry as AsyncRetry
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
 
-    return redis.Redis.from_url(
-        url,
-        retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), retries=20),
-        retry_on_error=[redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
-        socket_timeout=30,
-        health_check_interval=0,
-    )
+    kind = AsyncRetry if asynchronous else Retry
+    return {
+        "retry": kind(ExponentialBackoff(cap=0.5, base=0.02), retries=20),
+        "retry_on_error": [redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
+        "socket_timeout": 30,
+        "health_check_interval": 0,
+    }
+
+
+def connect(url: str) -> "redis.Redis":
+    return redis.Redis.from_url(url, **retry_policy())
 
 
 class RedisServer:
