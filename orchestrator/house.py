@@ -207,7 +207,7 @@ class House:
 
     def _enlist(self) -> None:
         """A short-lived driver creates the detached actors; they outlive it."""
-        arguments = ["-m", "orchestrator.manager", "--house", str(self.places.state_dir)]
+        arguments = ["-m", "orchestrator.enlist", "--house", str(self.places.state_dir)]
         arguments += ["--ray", self._ray_address, "--redis", self.redis_url]
         if self._config_path is not None:
             arguments += ["--config", str(self._config_path)]

@@ -3,19 +3,14 @@
 The actor holds nothing that matters. It takes a new epoch, reads the journal, and runs the loop; if
 the loop breaks, the process ends and Ray starts the next one. A manager that finds itself superseded
 ends for good.
-
-    python -m orchestrator.manager --house DIR --ray HOST:PORT --redis URL   (run by the house)
 """
 
-import argparse
 import asyncio
 import os
-import sys
 import threading
 import time
 import traceback
 from pathlib import Path
-from typing import Any
 
 import msgspec
 
@@ -30,9 +25,6 @@ from orchestrator.places import Places
 from orchestrator.settings import Settings
 from orchestrator.world import Superseded
 
-NAMESPACE = "orchestrator"
-NAME = "manager"
-HEAD = {"node:__internal_head__": 0.001}
 CRASH_PAUSE_S = 1.0
 
 
@@ -129,60 +121,6 @@ def settings_from(config: Config) -> Settings:
     )
 
 
-def enlist(order: Order) -> None:
-    """Create the detached keeper and manager; called by the house with the token in its environment."""
-    import ray
-    from agent.actor import KeeperActor, keeper_options
-
-    host = order.ray_address.rpartition(":")[0]
-    ray.init(
-        address=order.ray_address,
-        _node_ip_address=host,
-        namespace=NAMESPACE,
-        log_to_driver=False,
-        logging_level="ERROR",
-    )
-    places = Places(Path(order.state_dir))
-    detached: dict[str, Any] = {
-        "lifetime": "detached",
-        "get_if_exists": True,
-        "max_restarts": -1,
-        "max_task_retries": -1,
-        "num_cpus": 0,
-        "resources": HEAD,
-    }
-    keeper = (
-        ray.remote(KeeperActor)
-        .options(name="keeper", **detached)
-        .remote(**keeper_options(order.redis_url, places.checkpoints, host, places.secret("mesh")))
-    )
-    ray.get(keeper.ping.remote())
-    manager = ray.remote(Manager).options(name=NAME, **detached).remote(msgspec.json.encode(order))
-    ray.get(manager.ping.remote())
-    ray.shutdown()
-
-
 def _write(log: Path, text: str) -> None:
     with log.open("a") as sink:
         sink.write(f"{time.strftime('%F %T')} {text}\n")
-
-
-def main() -> int:
-    parser = argparse.ArgumentParser(prog="python -m orchestrator.manager", description=__doc__)
-    parser.add_argument("--house", required=True, help="the state directory")
-    parser.add_argument("--ray", required=True)
-    parser.add_argument("--redis", required=True)
-    parser.add_argument("--config")
-    options = parser.parse_args()
-    order = Order(
-        state_dir=options.house,
-        redis_url=options.redis,
-        ray_address=options.ray,
-        config_path=options.config,
-    )
-    enlist(order)
-    return 0
-
-
-if __name__ == "__main__":
-    sys.exit(main())

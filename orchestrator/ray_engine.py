@@ -11,8 +11,8 @@ from typing import Any, assert_never
 
 import msgspec
 import redis.asyncio
-from agent.actor import AgentActor
 
+from agent.actor import AgentActor
 from agent.messages import WorkerOrder
 from orchestrator.actions import (
     CloseJob,

@@ -1,0 +1,77 @@
+"""The short-lived driver that creates the two detached actors of a house: keeper and manager.
+
+    python -m orchestrator.enlist --house DIR --ray HOST:PORT --redis URL   (run by the house)
+
+They outlive it, and Ray starts them again when they die. A module of its own, because Ray sends the
+classes of a program's main module by value, and ours are to be found by their names.
+"""
+
+import argparse
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from orchestrator.manager import Manager, Order
+from orchestrator.places import Places
+from orchestrator.ray_engine import NAMESPACE
+
+HEAD = {"node:__internal_head__": 0.001}
+
+
+def enlist(order: Order) -> None:
+    """Create the detached keeper and manager; the Ray token is in the environment."""
+    import ray
+
+    from agent.actor import KeeperActor, keeper_options
+
+    host = order.ray_address.rpartition(":")[0]
+    ray.init(
+        address=order.ray_address,
+        _node_ip_address=host,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    places = Places(Path(order.state_dir))
+    detached: dict[str, Any] = {
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "max_restarts": -1,
+        "max_task_retries": -1,
+        "num_cpus": 0,
+        "resources": HEAD,
+    }
+    keeper = (
+        ray.remote(KeeperActor)
+        .options(name="keeper", **detached)
+        .remote(**keeper_options(order.redis_url, places.checkpoints, host, places.secret("mesh")))
+    )
+    ray.get(keeper.ping.remote())
+    manager = (
+        ray.remote(Manager).options(name="manager", **detached).remote(msgspec.json.encode(order))
+    )
+    ray.get(manager.ping.remote())
+    ray.shutdown()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m orchestrator.enlist", description=__doc__)
+    parser.add_argument("--house", required=True, help="the state directory")
+    parser.add_argument("--ray", required=True)
+    parser.add_argument("--redis", required=True)
+    parser.add_argument("--config")
+    options = parser.parse_args()
+    order = Order(
+        state_dir=options.house,
+        redis_url=options.redis,
+        ray_address=options.ray,
+        config_path=options.config,
+    )
+    enlist(order)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())
