@@ -201,7 +201,8 @@ def let_go(state: State, out: list[AnyAction], job: Job) -> None:
 
 def _say_if_waiting(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> None:
     """No capacity, or nothing that may be bought: said once, and looked at every period."""
-    short = jobs.slots_held(state, job) < job.spec.slots_min
-    if short and not job.waiting:
-        note(out, job.id, f"{purchase.because}; it waits and looks again every period")
-    job.waiting = short
+    if jobs.slots_held(state, job) >= job.spec.slots_min:
+        job.waiting = ""
+    elif not job.waiting:
+        job.waiting = f"{purchase.because}; it looks again every period"
+        note(out, job.id, job.waiting)

@@ -146,7 +146,7 @@ def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because:
     """The end: the keeper closes it, its workers stop, its machines go to who waits, or back."""
     started = job.status != "PENDING"
     move(state, out, job, to, because)
-    job.ending, job.ended_at_s, job.waiting = None, state.now_s, False
+    job.ending, job.ended_at_s, job.waiting = None, state.now_s, ""
     state.live_jobs.pop(job.id, None)
     if started:
         out.append(CloseJob(job=job.id, because=f"{to}: {because}"))

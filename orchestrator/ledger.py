@@ -24,12 +24,24 @@ def settle(account: Account, at_s: float) -> None:
     hours = max(0.0, at_s - account.at_s) / HOUR_S
     account.spent_usd += account.usd_per_h * hours
     account.on_demand_usd += account.on_demand_usd_per_h * hours
+    account.manager_usd += account.manager_usd_per_h * hours
     account.committed_usd -= account.draining_usd_per_h * hours
     account.at_s = max(account.at_s, at_s)
 
 
 def spent_usd(account: Account, at_s: float) -> float:
     return account.spent_usd + account.usd_per_h * max(0.0, at_s - account.at_s) / HOUR_S
+
+
+def on_demand_usd(account: Account, at_s: float) -> float:
+    return (
+        account.on_demand_usd + account.on_demand_usd_per_h * max(0.0, at_s - account.at_s) / HOUR_S
+    )
+
+
+def manager_usd(account: Account, at_s: float) -> float:
+    """The part of what was spent that the manager's own machine cost."""
+    return account.manager_usd + account.manager_usd_per_h * max(0.0, at_s - account.at_s) / HOUR_S
 
 
 def committed_usd(account: Account, at_s: float) -> float:

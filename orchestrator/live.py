@@ -43,8 +43,8 @@ from orchestrator.events import (
 )
 from orchestrator.journal import INBOX, INBOX_READ, RedisJournal
 from orchestrator.sentences import sentence
+from orchestrator.showing import view_of
 from orchestrator.state import State
-from orchestrator.view import view_of
 
 QUOTES_S = 1.0
 QUOTES_S_MAX = 60.0

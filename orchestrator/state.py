@@ -69,6 +69,7 @@ class Account(msgspec.Struct, kw_only=True):
     on_demand_usd_per_h: float = 0.0
     committed_usd: float = 0.0
     draining_usd_per_h: float = 0.0
+    manager_usd: float = 0.0
     manager_usd_per_h: float = 0.0
     leases: int = 0
 
@@ -184,7 +185,7 @@ class Job(msgspec.Struct, kw_only=True):
     backup_step: int = 0
     checkpoint_step: int = 0
     export_uri: str = ""
-    waiting: bool = False
+    waiting: str = ""  # what it waits for, while it holds too little to run
     thought_at_s: float = -1.0
     ending: tuple[JobStatus, str] | None = None  # what it becomes when it has drained
 

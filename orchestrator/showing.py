@@ -1,0 +1,119 @@
+"""From what the manager knows to what people see. Lists are bounded: a page shows no 10,000 rows."""
+
+from collections.abc import Iterator
+
+from orchestrator import ledger
+from orchestrator.state import Job, Lease, PoolState, State
+from orchestrator.view import CostView, JobView, MachineView, PoolView, View
+
+MACHINES_SHOWN_MAX = 200
+ENDED_SHOWN_MAX = 50
+JOBS_SHOWN_MAX = 100
+POOLS_SHOWN_MAX = 200
+SENTENCES_SHOWN_MAX = 100
+
+
+def view_of(state: State, at_s: float) -> View:
+    """Everything as it is at a moment; money is carried on to it."""
+    at_s = max(at_s, state.now_s)
+    return View(
+        at_s=at_s,
+        epoch=state.epoch,
+        deployment=state.settings.deployment,
+        jobs=tuple(job_view(state, job, at_s) for job in _jobs_shown(state)),
+        machines=tuple(machine_view(lease, at_s) for lease in _leases_shown(state)),
+        pools=tuple(
+            pool_view(state, known, at_s) for known in list(state.pools.values())[:POOLS_SHOWN_MAX]
+        ),
+        cost=cost_view(state, at_s),
+        events=tuple(state.sentences[-SENTENCES_SHOWN_MAX:]),
+    )
+
+
+def _jobs_shown(state: State) -> list[Job]:
+    """Those that live, then the newest of the others."""
+    live = [state.jobs[job_id] for job_id in state.live_jobs]
+    ended = [job for job in reversed(state.jobs.values()) if job.id not in state.live_jobs]
+    return [*live, *ended][:JOBS_SHOWN_MAX]
+
+
+def _leases_shown(state: State) -> Iterator[Lease]:
+    """Those that live, then the newest of the others."""
+    yield from list(state.leases.values())[:MACHINES_SHOWN_MAX]
+    yield from reversed(state.ended_leases[-ENDED_SHOWN_MAX:])
+
+
+def job_view(state: State, job: Job, at_s: float) -> JobView:
+    layout = job.layout
+    left = job.steps_total - job.step
+    return JobView(
+        id=job.id,
+        script=job.spec.script,
+        status=job.status,
+        because=job.because if not job.waiting else f"{job.because}; {job.waiting}",
+        step=job.step,
+        steps_total=job.steps_total,
+        loss=job.loss,
+        step_s=job.step_s,
+        layout=layout.describe() if layout is not None else "",
+        generation=job.generation,
+        workers=sum(worker in state.workers for worker in layout.workers) if layout else 0,
+        preemptions=job.preemptions,
+        failures=job.failures,
+        steps_lost=job.steps_lost,
+        spent_usd=ledger.spent_usd(job.account, at_s),
+        budget_usd=job.account.cap_usd,
+        submitted_at_s=job.submitted_at_s,
+        ended_at_s=job.ended_at_s,
+        eta_s=left * job.step_s if job.status == "RUNNING" and job.step_s else None,
+        recoveries_s=tuple(job.recoveries_s),
+        backup_step=job.backup_step,
+        checkpoint_step=job.checkpoint_step,
+        export_uri=job.export_uri,
+    )
+
+
+def machine_view(lease: Lease, at_s: float) -> MachineView:
+    """A launch that has no machine yet is shown under its token."""
+    return MachineView(
+        id=lease.machine_id or lease.token,
+        pool=lease.pool.key,
+        market=lease.request.market,
+        state=lease.state,
+        price_usd_per_h=lease.price_usd_per_h,
+        on_demand_usd_per_h=lease.type.on_demand_usd_per_h,
+        cost_usd=ledger.cost_so_far_usd(lease, at_s),
+        launched_at_s=lease.prices[0][0] if lease.prices else lease.intended_at_s,
+        ended_at_s=lease.ended_at_s,
+        why_bought=lease.why_bought,
+        why_ended=lease.why_ended,
+    )
+
+
+def pool_view(state: State, known: PoolState, at_s: float) -> PoolView:
+    kind = state.types[known.pool.type]
+    return PoolView(
+        pool=known.pool.key,
+        slots=kind.slots,
+        spot_usd_per_h=known.spot_usd_per_h,
+        on_demand_usd_per_h=kind.on_demand_usd_per_h,
+        held=len(known.leases),
+        blocked_until_s=known.blocked_until_s if known.blocked_until_s > at_s else None,
+    )
+
+
+def cost_view(state: State, at_s: float) -> CostView:
+    """What was saved is machine time at on-demand prices less what it cost; the manager is no part."""
+    account = state.account
+    spent = ledger.spent_usd(account, at_s)
+    manager = ledger.manager_usd(account, at_s)
+    on_demand = ledger.on_demand_usd(account, at_s)
+    return CostView(
+        spent_usd=spent,
+        committed_usd=ledger.committed_usd(account, at_s),
+        budget_usd=account.cap_usd,
+        now_usd_per_h=account.usd_per_h,
+        on_demand_usd=on_demand,
+        saved_usd=on_demand - (spent - manager),
+        manager_usd=manager,
+    )
