@@ -56,6 +56,7 @@ class House:
         self._stopping = False
         self._env: dict[str, str] = {}
         self._ray_address = ""
+        self._ray_dashboard = ""
 
     @property
     def redis_url(self) -> str:
@@ -67,7 +68,10 @@ class House:
         processes.sweep(self.places.identity)
         self._env = self._environment()
         self._start_redis()
-        self._ray_address = f"{self.config.ray.head_address}:{self._ray_port()}"
+        host = self.config.ray.head_address
+        self._ray_address = f"{host}:{self._free_port('ray.port', host, self.config.ray.port)}"
+        if self.config.ray.dashboard:
+            self._ray_dashboard = f"{host}:{self._free_port('ray.dashboard', host, 0)}"
         if self.config.local.enabled:
             self._start_cloud()
         self._start_ray()
@@ -166,17 +170,16 @@ class House:
         )
         self._wait("the local cloud", "cloud", (self.places.cloud_dir / "cloud.json").exists)
 
-    def _ray_port(self) -> int:
+    def _free_port(self, setting: str, host: str, port: int) -> int:
         """The port that the settings name, or one that is free now."""
-        host, port = self.config.ray.head_address, self.config.ray.port
         with contextlib.closing(socket.socket()) as probe:
             probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             try:
                 probe.bind((host, port))
             except OSError as error:
                 raise HouseError(
-                    f"ray.head_address {host} port {port or 'any'} cannot be used: {error.strerror}; "
-                    "set ray.port to a free port, or 0 to have one chosen"
+                    f"{setting}: {host} port {port or 'any'} cannot be used ({error.strerror}); "
+                    "name a free port, or 0 to have one chosen"
                 ) from error
             number: int = probe.getsockname()[1]
             return number
@@ -190,6 +193,7 @@ class House:
             "--num-cpus=0", "--min-worker-port=0", "--max-worker-port=0",
             f"--include-dashboard={str(ray.dashboard).lower()}",
             f"--dashboard-host={ray.head_address}",
+            f"--dashboard-port={self._ray_dashboard.rpartition(':')[2] or 0}",
             "--dashboard-agent-listen-port=0",
             f"--temp-dir={self.places.ray_dir}",
             f"--object-store-memory={OBJECT_STORE_BYTES}",
@@ -242,6 +246,7 @@ class House:
             redis_url=self.redis_url,
             dashboard_url=self._dashboard.url if self._dashboard else "",
             ray_address=self._ray_address,
+            ray_dashboard=self._ray_dashboard,
             local_cloud=str(self.places.cloud_dir) if self.config.local.enabled else "",
             deployment=self.config.manager.deployment,
             started_at_s=time.time(),

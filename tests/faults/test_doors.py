@@ -1,0 +1,104 @@
+"""Nobody without the token gets in, and nobody gets two managers on one state."""
+
+import os
+import socket
+import subprocess
+import sys
+
+import httpx
+import pytest
+
+pytestmark = pytest.mark.processes
+
+RAY_DASHBOARD = "[ray]\ndashboard = true\n"
+JOIN = "import ray; ray.init(address={address!r}, _node_ip_address='127.0.40.1'); print('IN')"
+
+
+def test_ray_refuses_whoever_has_no_token(new_house, tmp_path):
+    """A job submission without the token, or with a wrong one, is refused; so is a driver."""
+    house = new_house(RAY_DASHBOARD)
+    client = house.start()
+    url = f"http://{client.house().ray_dashboard}/api/jobs/"
+    marker = tmp_path / "got-in"
+    order = {"entrypoint": f"touch {marker}"}
+    token = house.places.secret("ray").read_text()
+
+    def ask(headers: dict[str, str], method: str = "POST") -> int:
+        body = order if method == "POST" else None
+        with httpx.Client(trust_env=False, timeout=20) as browser:
+            return browser.request(method, url, json=body, headers=headers).status_code
+
+    assert ask({}) == 401
+    assert ask({"Authorization": f"Bearer {'0' * 64}"}) == 403
+    assert ask({"Authorization": f"Bearer {token}"}, "GET") == 200
+    stranger = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
+    driver = subprocess.run(
+        [sys.executable, "-c", JOIN.format(address=client.house().ray_address)],
+        env=stranger,
+        capture_output=True,
+        text=True,
+        timeout=90,
+    )
+    assert driver.returncode != 0
+    assert "IN" not in driver.stdout
+    assert not marker.exists()
+
+
+def test_a_second_manager_on_the_same_state_is_refused(new_house):
+    """While one house lives in a folder, a second says who is there and ends; the first goes on."""
+    house = new_house()
+    client = house.start()
+    second = subprocess.run(
+        [sys.executable, "-m", "orchestrator.house", "--config", str(house.config)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert second.returncode == 1
+    assert "another manager already runs in" in second.stderr
+    assert "Traceback" not in second.stderr
+    assert client.view().epoch == 1
+    assert house.down() == 0
+
+
+def test_a_port_in_use_is_one_clear_line(new_house):
+    """A taken port is named with its setting and the remedy; nothing is left running."""
+    with socket.socket() as taken:
+        taken.bind(("127.0.40.1", 0))
+        taken.listen()
+        port = taken.getsockname()[1]
+        house = new_house(f"[ray]\nport = {port}\n")
+        ran = subprocess.run(
+            [sys.executable, "-m", "orchestrator.house", "--config", str(house.config)],
+            capture_output=True,
+            text=True,
+            timeout=60,
+        )
+    assert ran.returncode == 1
+    assert f"ray.port: 127.0.40.1 port {port} cannot be used" in ran.stderr
+    assert "0 to have one chosen" in ran.stderr
+    assert "Traceback" not in ran.stderr
+
+
+def test_an_external_redis_is_used_as_it_is(new_house, server, store):
+    """With redis_url the house starts no server of its own, and the same keys are there."""
+    house = new_house(f'redis_url = "{server.url}"\n')
+    house.start()
+    assert store.get("orch:epoch") == b"1"
+    assert store.xlen("orch:journal") > 0
+    assert not house.places.redis_dir.exists()
+    assert house.down() == 0
+
+
+def test_a_redis_that_does_not_answer_is_one_clear_line(new_house, tmp_path):
+    """A wrong redis_url is named with the setting, within bounded time."""
+    house = new_house(f'redis_url = "unix://{tmp_path}/nowhere.sock"\n')
+    ran = subprocess.run(
+        [sys.executable, "-m", "orchestrator.house", "--config", str(house.config)],
+        capture_output=True,
+        text=True,
+        timeout=60,
+    )
+    assert ran.returncode == 1
+    assert "check manager.redis_url" in ran.stderr
+    assert "Traceback" not in ran.stderr

@@ -1,0 +1,125 @@
+"""The journal in a real Redis: fenced, durable, and never written twice."""
+
+import asyncio
+import os
+import signal
+
+import msgspec
+import pytest
+import redis.asyncio
+from orchestrator.actions import Note
+from orchestrator.events import JobCancelled, Tick
+from orchestrator.journal import EPOCH, INBOX, INBOX_READ, JOURNAL, RedisJournal
+from orchestrator.redis_server import RedisServer, retry_policy
+from orchestrator.state import State
+from orchestrator.world import Superseded, encode_state
+
+pytestmark = pytest.mark.processes
+
+
+def tick(at_s: float) -> Tick:
+    return Tick(at_s=at_s)
+
+
+async def opened(server: RedisServer) -> tuple["redis.asyncio.Redis", RedisJournal]:
+    store = redis.asyncio.Redis.from_url(server.url, **retry_policy(asynchronous=True))
+    journal = RedisJournal(store)
+    await journal.take_over()
+    return store, journal
+
+
+def test_what_was_appended_is_loaded_after_the_snapshot(server):
+    """A restart sees the snapshot and every entry after it, in order, and none from before it."""
+
+    async def go():
+        store, journal = await opened(server)
+        await journal.append(tick(1.0), [])
+        await journal.snapshot(State(now_s=1.0))
+        await journal.append(tick(2.0), [Note(who="job", because="because")])
+        await journal.append(tick(3.0), [])
+        fresh = RedisJournal(store)
+        state, entries = await fresh.load()
+        await store.aclose()
+        return state, entries
+
+    state, entries = asyncio.run(go())
+    assert encode_state(state) == encode_state(State(now_s=1.0))
+    assert [entry.event.at_s for entry in entries] == [2.0, 3.0]
+    assert entries[0].actions == (Note(who="job", because="because"),)
+
+
+def test_an_older_manager_cannot_write(server):
+    """After another manager has taken over, the first one's append and snapshot are refused."""
+
+    async def go():
+        store, first = await opened(server)
+        await first.append(tick(1.0), [])
+        second = RedisJournal(store)
+        await second.take_over()
+        with pytest.raises(Superseded, match="epoch 1 may not write"):
+            await first.append(tick(2.0), [])
+        with pytest.raises(Superseded):
+            await first.snapshot(State())
+        await second.append(tick(3.0), [])
+        entries = (await second.load())[1]
+        await store.aclose()
+        return entries
+
+    assert [entry.event.at_s for entry in asyncio.run(go())] == [1.0, 3.0]
+
+
+def test_an_inbox_entry_leaves_with_the_journal_entry_that_handles_it(server):
+    """Append marks the inbox entry as read and removes it in the same step, so it is handled once."""
+
+    async def go():
+        store, journal = await opened(server)
+        event = JobCancelled(at_s=1.0, job="job", by="a test")
+        key = (await store.xadd(INBOX, {"e": msgspec.json.encode(event)})).decode()
+        before = await store.xlen(INBOX)
+        journal.inbox_id = key
+        await journal.append(event, [])
+        after = await store.xlen(INBOX), (await store.get(INBOX_READ)).decode()
+        await store.aclose()
+        return key, before, after
+
+    key, before, after = asyncio.run(go())
+    assert before == 1
+    assert after == (0, key)
+
+
+def test_an_append_asked_for_again_is_one_entry(server):
+    """When the answer to an append was lost with the server, asking again adds nothing."""
+
+    async def go():
+        store, journal = await opened(server)
+        await journal.append(tick(1.0), [])
+        journal._turn -= 1  # as a client does that never got its answer and sends the same again
+        await journal.append(tick(1.0), [])
+        length = await store.xlen(JOURNAL)
+        await store.aclose()
+        return length
+
+    assert asyncio.run(go()) == 1
+
+
+def test_every_acknowledged_write_survives_kill_9(server, store):
+    """SIGKILL of the server in the middle of a stream of appends: it comes back with all of them."""
+
+    async def go():
+        client, journal = await opened(server)
+        acknowledged = 0
+        for number in range(400):
+            if number == 200:
+                os.kill(server.pid, signal.SIGKILL)
+                server.stop()
+                server.start()
+            await journal.append(tick(float(number)), [])
+            acknowledged += 1
+        await client.aclose()
+        return acknowledged
+
+    acknowledged = asyncio.run(go())
+    rows = store.xrange(JOURNAL)
+    times = [msgspec.json.decode(fields[b"e"], type=Tick).at_s for _, fields in rows]
+    assert times == [float(number) for number in range(acknowledged)]
+    assert int(store.get(EPOCH)) == 1
