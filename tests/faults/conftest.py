@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import redis
+
 from orchestrator import processes
 from orchestrator.client import Client, NotRunning
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked

@@ -7,6 +7,7 @@ import signal
 import msgspec
 import pytest
 import redis.asyncio
+
 from orchestrator.actions import Note
 from orchestrator.events import JobCancelled, Tick
 from orchestrator.journal import EPOCH, INBOX, INBOX_READ, JOURNAL, RedisJournal
