@@ -1,0 +1,96 @@
+"""Real houses: Redis, Ray head, local cloud, keeper and manager, each in a folder of its own."""
+
+import contextlib
+import os
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+
+from orchestrator import processes
+from orchestrator.client import Client, NotRunning
+from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
+from orchestrator.places import Places
+from orchestrator.view import JobView
+
+UP_S_MAX = 90.0
+
+
+def until(what: str, look: Callable[[], object], patience_s: float = 60.0) -> object:
+    """What `look` finds, as soon as it finds something; a failure says what was waited for."""
+    deadline_s = time.monotonic() + patience_s
+    while time.monotonic() < deadline_s:
+        if found := look():
+            return found
+        time.sleep(0.05)
+    raise AssertionError(f"waited {patience_s:.0f} s in vain: {what}")
+
+
+class RunningHouse:
+    """A house as `orchestrator up` starts one."""
+
+    def __init__(self, folder: Path, settings: str = "") -> None:
+        self.folder = folder
+        self.config = folder / "orchestrator.toml"
+        self.config.write_text('[manager]\nstate_dir = "state"\n' + settings)
+        self.places = Places(folder / "state")
+        self.log = folder / "house.log"
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> Client:
+        arguments = [sys.executable, "-m", "orchestrator.house", "--config", str(self.config)]
+        environment = {**os.environ, processes.MARK: self.places.identity}
+        self.process = processes.start(arguments, env=environment, log=self.log)
+        until("the house to answer", self._ready, UP_S_MAX)
+        return self.client()
+
+    def _ready(self) -> bool:
+        assert self.process is not None
+        assert self.process.poll() is None, self.log.read_text()
+        with contextlib.suppress(NotRunning):
+            return self.client().view() is not None
+        return False
+
+    def client(self) -> Client:
+        return Client.connect(self.places.state_dir)
+
+    def submit(self, script: str, **spec: object) -> str:
+        client = self.client()
+        sha = client.put_script(script.encode())
+        job = JobSpec(job="job", script="train.py", script_sha=sha, **spec)
+        client.post(JobSubmitted(at_s=time.time(), spec=job))
+        return job.job
+
+    def job(self) -> JobView | None:
+        view = self.client().view()
+        return view.jobs[0] if view and view.jobs else None
+
+    def reached(self, step: int, patience_s: float = 90.0) -> JobView:
+        """The job as soon as so many steps are committed."""
+
+        def look() -> JobView | None:
+            job = self.job()
+            assert job is None or job.status not in {"FAILED", "CANCELLED"}, job.because
+            return job if job is not None and job.step >= step else None
+
+        return until(f"step {step}", look, patience_s)
+
+    def ended(self, patience_s: float = 120.0) -> JobView:
+        def look() -> JobView | None:
+            job = self.job()
+            return job if job is not None and job.ended_at_s is not None else None
+
+        return until("the job to end", look, patience_s)
+
+    def down(self) -> int:
+        """As `orchestrator down`: everything is given back, then the house ends."""
+        assert self.process is not None
+        self.client().post(ShutdownAsked(at_s=time.time(), by="a test"))
+        return self.process.wait(60)
+
+    def close(self) -> None:
+        if self.process is not None:
+            processes.end(self.process, 30)
+        processes.sweep(self.places.identity)
+        self.places.remove_link()

@@ -1,0 +1,159 @@
+"""A whole product and one bad day after the other: real processes, real kills, the same weights."""
+
+import asyncio
+import os
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+import torch
+from houses import RunningHouse, until
+
+from orchestrator import processes
+from orchestrator.demo import local_provider
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+TOY = (Path(__file__).parent / "toy.py").read_text()
+PAUSE = "0.02"
+
+
+def weights(path: Path) -> dict[str, torch.Tensor]:
+    return torch.load(path, weights_only=True)
+
+
+def undisturbed(folder: Path, steps: int) -> dict[str, torch.Tensor]:
+    """The weights of the same script on its own."""
+    script, out = folder / "alone.py", folder / "alone.pt"
+    script.write_text(TOY)
+    subprocess.run(
+        [sys.executable, str(script), str(steps), "0", str(out)], check=True, timeout=120
+    )
+    return weights(out)
+
+
+def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> bool:
+    return first.keys() == second.keys() and all(
+        torch.equal(first[name], second[name]) for name in first
+    )
+
+
+def drill(house: RunningHouse, warning_s: float, nodes: object) -> list[str]:
+    async def go() -> list[str]:
+        provider = local_provider(house.client())
+        try:
+            return await provider.drill(warning_s=warning_s, nodes=nodes)
+        finally:
+            await provider.close()
+
+    return asyncio.run(go())
+
+
+def pid_of(house: RunningHouse, words: str) -> int:
+    """The one process of the house whose command line contains the words."""
+    found = [
+        pid
+        for pid in processes.marked(house.places.identity)
+        if words in Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    ]
+    assert len(found) == 1, f"{words}: {found}"
+    return found[0]
+
+
+def machines_working(house: RunningHouse, count: int) -> bool:
+    job = house.job()
+    return job is not None and job.workers >= count
+
+
+def test_everyone_is_killed_once_and_the_weights_are_the_same(new_house, tmp_path):
+    """Manager, Redis, keeper, the cloud's machines one by one and all: no step lost, same weights."""
+    steps, out = 260, tmp_path / "ours.pt"
+    house = new_house()
+    house.start()
+    house.submit(TOY, argv=(str(steps), PAUSE, str(out)), slots_max=3, backup_every_steps=5)
+    house.reached(5)
+    until("two workers", lambda: machines_working(house, 2), 60)
+
+    os.kill(pid_of(house, "ray::Manager"), signal.SIGKILL)
+    until("the next manager", lambda: house.client().view().epoch == 2)
+    step = house.job().step
+    os.kill(pid_of(house, "redis-server"), signal.SIGKILL)
+    house.reached(step + 5)
+    os.kill(pid_of(house, "ray::KeeperActor"), signal.SIGKILL)
+    step = house.reached(step + 15).step
+    assert drill(house, 0.0, 1)
+    step = house.reached(step + 15).step
+    assert drill(house, 4.0, 1)
+    step = house.reached(step + 30).step
+    assert drill(house, 0.0, "all")
+
+    job = house.ended(150)
+    assert job.status == "SUCCEEDED", job.because
+    assert (job.step, job.steps_lost) == (steps, 0)
+    assert same(weights(out), undisturbed(tmp_path, steps))
+    assert house.down() == 0
+    assert processes.marked(house.places.identity) == []
+
+
+def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(new_house, tmp_path):
+    """SIGKILL of the house: nothing runs on; the next house goes on from the last checkpoint."""
+    steps, out = 120, tmp_path / "ours.pt"
+    house = new_house()
+    house.start()
+    house.submit(TOY, argv=(str(steps), PAUSE, str(out)), slots_max=2, checkpoint_every_s=1.0)
+    until("a checkpoint", lambda: (job := house.job()) and job.checkpoint_step > 0, 90)
+    saved = house.job().checkpoint_step
+    house.process.kill()
+    house.process.wait()
+    until("everything to end", lambda: not processes.marked(house.places.identity), 60)
+    house.start()
+    assert house.reached(saved).step >= saved
+    job = house.ended(150)
+    assert job.status == "SUCCEEDED", job.because
+    assert same(weights(out), undisturbed(tmp_path, steps))
+    assert house.down() == 0
+
+
+def test_a_script_that_raises_fails_with_its_own_traceback(new_house):
+    """The job is FAILED with the script's lines and none of ours, and no machine is kept."""
+    house = new_house()
+    house.start()
+    broken = TOY.replace("optimizer.step()", "optimizer.stepp()")
+    house.submit(broken, argv=("50", "0", "nowhere"), slots_max=1, max_failures=0)
+    job = house.ended(90)
+    assert job.status == "FAILED"
+    assert "AttributeError" in job.because
+    text = "\n".join(line for _, _, line in house.client().logs("job"))
+    assert "optimizer.stepp()" in text
+    assert "agent/" not in text
+    view = until("every machine to be given back", lambda: _without_machines(house))
+    assert view.cost.now_usd_per_h == 0
+    assert house.down() == 0
+
+
+def test_a_script_without_a_session_fails_and_says_so(new_house):
+    """A script that never makes a session ends as FAILED, with the remedy."""
+    house = new_house()
+    house.start()
+    house.submit("print('hello')\n", slots_max=1, max_failures=0)
+    job = house.ended(90)
+    assert job.status == "FAILED"
+    assert "Session" in job.because
+    assert house.down() == 0
+
+
+def test_down_in_the_middle_of_buying_leaves_nothing(new_house):
+    """Asked to end while machines are being bought and booted: none is left, and none is billed on."""
+    house = new_house()
+    house.start()
+    house.submit(TOY, argv=("500", PAUSE, "nowhere"), slots_max=4)
+    until("the first purchase", lambda: (view := house.client().view()) and view.machines, 30)
+    assert house.down() == 0
+    assert processes.marked(house.places.identity) == []
+
+
+def _without_machines(house: RunningHouse) -> object:
+    view = house.client().view()
+    return view if all(m.ended_at_s is not None for m in view.machines) else None
