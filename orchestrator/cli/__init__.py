@@ -1,0 +1,70 @@
+"""The command line: `orchestrator COMMAND`. Every mistake is one line, never a traceback.
+
+Exit codes: 0 done · 1 it did not work · 2 the command or the settings are wrong · 3 nothing is running ·
+100 the script failed · 101 the job failed for another reason · 102 the job was cancelled · 130 Ctrl-C.
+"""
+
+import sys
+from collections.abc import Sequence
+
+import redis
+import typer
+from rich.console import Console
+
+from cloud.errors import CloudError
+from orchestrator.cli import jobs, running
+from orchestrator.cli.desk import ERROR, INTERRUPTED, NOT_RUNNING, USAGE, CommandError, write_json
+from orchestrator.client import NotRunning
+from orchestrator.config import ConfigError
+
+app = typer.Typer(
+    name="orchestrator",
+    help="Trains PyTorch models on spot machines, at the lowest price for the work.",
+    no_args_is_help=True,
+    add_completion=False,
+    rich_markup_mode=None,
+    pretty_exceptions_enable=False,
+    epilog="Begin with: orchestrator demo",
+)
+running.add(app)
+jobs.add(app)
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one command; whatever goes wrong becomes one line and an exit code."""
+    words = list(sys.argv[1:] if arguments is None else arguments)
+    try:
+        return app(words, prog_name="orchestrator", standalone_mode=False) or 0
+    except (CommandError, NotRunning, ConfigError, typer.TyperException) as error:
+        return _fail(words, *_line_and_code(error))
+    except (redis.RedisError, CloudError, OSError) as error:
+        return _fail(words, *_line_and_code(error))
+    except KeyboardInterrupt:
+        return INTERRUPTED
+
+
+def _line_and_code(error: Exception) -> tuple[str, int]:
+    match error:
+        case CommandError():
+            return str(error), error.code
+        case NotRunning():
+            return str(error), NOT_RUNNING
+        case ConfigError():
+            return str(error), USAGE
+        case typer.TyperException():
+            return f"{error.format_message()} See: orchestrator --help", error.exit_code
+        case redis.RedisError():
+            return f"Redis does not answer ({error}); look with: orchestrator check", ERROR
+        case _:
+            return str(error) or type(error).__name__, ERROR
+
+
+def _fail(words: Sequence[str], text: str, code: int) -> int:
+    """One line for a person, and with --json a document for a program."""
+    ours = words[: words.index("--")] if "--" in words else words
+    if "--json" in ours:
+        write_json({"error": text, "exit_code": code})
+    console = Console(stderr=True, highlight=False)
+    for line in text.splitlines():
+        console.print("orchestrator:", line, markup=False, soft_wrap=True)
+    return code

@@ -1,0 +1,150 @@
+"""What every command shares: the settings, the way to the house, how to answer, and how to fail.
+
+A command answers once. With --json the answer is one JSON document on the standard output and
+nothing else; without it, it is text for a person, and the next useful command at the end.
+"""
+
+import inspect
+import os
+import sys
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Annotated, Any, get_type_hints
+
+import msgspec
+import typer
+from rich.console import Console, RenderableType
+from rich.markup import escape
+
+from orchestrator.client import Client
+from orchestrator.config import FILE_NAME, Config, load
+
+ERROR = 1
+USAGE = 2
+NOT_RUNNING = 3
+SCRIPT_FAILED = 100
+JOB_FAILED = 101
+JOB_CANCELLED = 102
+INTERRUPTED = 130
+
+ConfigPath = Annotated[
+    Path | None,
+    typer.Option("--config", metavar="FILE", help=f"Settings. Default: ./{FILE_NAME} if there."),
+]
+Settings = Annotated[
+    list[str] | None,
+    typer.Option("--set", metavar="KEY=VALUE", help="One setting, e.g. budget.total_usd=5."),
+]
+Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
+
+
+class CommandError(Exception):
+    """Something that a person can see to: one line, and the exit code that goes with it."""
+
+    def __init__(self, line: str, code: int = ERROR) -> None:
+        super().__init__(line)
+        self.code = code
+
+
+class Desk:
+    """Where one command is served."""
+
+    def __init__(self, config_path: Path | None, flags: dict[str, str], *, json: bool) -> None:
+        self.json = json
+        self.flags = flags
+        self.out = Console(soft_wrap=False, highlight=False)
+        self._config_path = config_path
+        self._config: Config | None = None
+
+    @property
+    def config_path(self) -> Path | None:
+        """The file with the settings, if there is one."""
+        if self._config_path is not None:
+            return self._config_path.absolute()
+        found = Path(FILE_NAME).absolute()
+        return found if found.exists() else None
+
+    @property
+    def config(self) -> Config:
+        if self._config is None:
+            self._config = load(self._config_path, os.environ, self.flags)
+        return self._config
+
+    def client(self) -> Client:
+        """The way to the running house; raises `NotRunning`."""
+        return Client.connect(self.config.state_dir)
+
+    def say(self, text: RenderableType) -> None:
+        """Something on the way to the answer, for a person only."""
+        if not self.json:
+            self.out.print(text)
+
+    @contextmanager
+    def busy(self, what: str) -> Iterator[Callable[[str], None]]:
+        """Show that something takes a while; what is yielded changes the words."""
+        if self.json or not self.out.is_terminal:
+            yield lambda _: None
+            return
+        with self.out.status(f"{what} ...") as status:
+            yield lambda words: status.update(f"{words} ...")
+
+    def answer(self, value: Any, *texts: RenderableType, then: tuple[str, ...] = ()) -> None:
+        """The answer: a value for programs, texts for a person, and what to do next."""
+        if self.json:
+            write_json(value)
+            return
+        for text in texts:
+            self.out.print(text)
+        for number, command in enumerate(then):
+            word = "Next:" if number == 0 else "     "
+            self.out.print(f"[dim]{word}[/] [bold]{escape(command)}[/]", soft_wrap=True)
+
+
+def write_json(value: Any) -> None:
+    """One JSON document on the standard output."""
+    text = msgspec.json.format(msgspec.json.encode(value), indent=2)
+    sys.stdout.write(text.decode() + "\n")
+    sys.stdout.flush()
+
+
+def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], None]:
+    """Add a function as a command. It gets its desk; --config, --set and --json are added to it."""
+
+    def add(function: Callable[..., None]) -> None:
+        def run(
+            *, config_path: Path | None, settings: list[str] | None, json: bool, **values: Any
+        ) -> None:
+            function(Desk(config_path, _pairs(settings or []), json=json), **values)
+
+        own = [p for p in inspect.signature(function).parameters.values() if p.name != "desk"]
+        shared = [
+            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            for key, default, kind in (
+                ("config_path", None, ConfigPath),
+                ("settings", None, Settings),
+                ("json", False, Json),
+            )
+        ]
+        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
+        hints = {
+            k: v for k, v in get_type_hints(function, include_extras=True).items() if k != "desk"
+        }
+        run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
+        run.__annotations__ = hints | {p.name: p.annotation for p in shared}
+        run.__doc__ = function.__doc__
+        app.command(name or function.__name__)(run)
+
+    return add
+
+
+def _pairs(settings: list[str]) -> dict[str, str]:
+    pairs = {}
+    for setting in settings:
+        key, equals, value = setting.partition("=")
+        if not equals:
+            raise CommandError(
+                f"--set {setting}: write it as KEY=VALUE, e.g. job.slots_max=8", USAGE
+            )
+        pairs[key.strip()] = value.strip()
+    return pairs

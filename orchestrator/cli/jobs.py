@@ -1,0 +1,409 @@
+"""Jobs: handing one in, watching it, reading what it says, stopping it and going on with it."""
+
+import io
+import re
+import secrets
+import sys
+import time
+import warnings
+from collections.abc import Callable, Sequence
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Literal
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from orchestrator.cli import tables
+from orchestrator.cli.desk import (
+    INTERRUPTED,
+    JOB_CANCELLED,
+    JOB_FAILED,
+    SCRIPT_FAILED,
+    USAGE,
+    CommandError,
+    Desk,
+    command,
+    write_json,
+)
+from orchestrator.client import Client
+from orchestrator.config import Config
+from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
+from orchestrator.live_table import ENDED, ended, follow
+from orchestrator.view import JobView, Sentence
+
+TAKEN_S_MAX = 10.0
+LOOK_S = 0.1
+EVENTS_S = 0.5
+BLOCK_MS = 500
+PAGE = 1000
+TRACEBACK_LINES = 60
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
+UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+BY = "the command line"
+
+Job = Annotated[
+    str | None, typer.Argument(help="Id of the job, or how it begins. Default: the newest.")
+]
+
+
+def add(app: typer.Typer) -> None:
+    for function in (submit, logs, events, cost, cancel, resume):
+        command(app)(function)
+
+
+# --- handing in ----------------------------------------------------------------------------------
+
+
+def submit(  # noqa: PLR0913 - a parameter per option
+    desk: Desk,
+    script: Annotated[Path, typer.Argument(help="The training script.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The script's own arguments.")
+    ] = None,
+    *,
+    follow_it: Annotated[
+        bool, typer.Option("--follow", "-f", help="Watch it until it ends.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(metavar="USD", help="The most that it may cost.")
+    ] = None,
+    slots_min: Annotated[int | None, typer.Option(help="Fewest workers to train with.")] = None,
+    slots_max: Annotated[int | None, typer.Option(help="Most workers to train with.")] = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="When it must be done: 90m, 2h, or a date.")
+    ] = None,
+    max_failures: Annotated[int | None, typer.Option(help="How often the script may fail.")] = None,
+    max_preemptions: Annotated[
+        int | None, typer.Option(help="How many machines may be taken away.")
+    ] = None,
+    nan: Annotated[
+        Literal["fail", "skip"] | None,
+        typer.Option(help="What to do when the loss is not a number."),
+    ] = None,
+) -> None:
+    """Train a script on spot machines. Exit code with --follow: 0 succeeded, 100 the script failed."""
+    flags = {
+        "slots_min": slots_min, "slots_max": slots_max, "max_failures": max_failures,
+        "max_preemptions": max_preemptions, "nan": nan,
+    }  # fmt: skip
+    desk.flags |= {f"job.{key}": str(value) for key, value in flags.items() if value is not None}
+    data = read_script(script, desk.config)
+    client = desk.client()
+    spec = _spec(desk.config, script, client.put_script(data), tuple(arguments or ()))
+    spec = with_limits(spec, budget, deadline)
+    client.post(JobSubmitted(at_s=time.time(), spec=spec))
+    job = _until_taken(client, spec.job)
+    if job is not None and job.status in ENDED:
+        _refused(desk, job)
+    desk.say(Text.assemble(("submitted ", "green"), (spec.job, "bold"), f"  {script}"))
+    if follow_it:
+        _follow(desk, client, spec.job)
+        return
+    desk.answer(
+        job or {"id": spec.job, "status": "PENDING"},
+        then=(f"orchestrator logs -f {spec.job}", f"orchestrator cancel {spec.job}"),
+    )
+
+
+def read_script(path: Path, config: Config) -> bytes:
+    """The script's bytes, if they can be a script; else one line that says what is wrong."""
+    most = config.limits.script_bytes
+    try:
+        with path.open("rb") as stream:
+            data = stream.read(most + 1)
+    except FileNotFoundError:
+        raise CommandError(f"{path}: no such file", USAGE) from None
+    except IsADirectoryError:
+        raise CommandError(f"{path}: a directory; name the script in it", USAGE) from None
+    except OSError as error:
+        raise CommandError(f"{path}: cannot be read: {error.strerror}", USAGE) from None
+    if len(data) > most:
+        raise CommandError(
+            f"{path}: larger than {most:,} bytes; a script is small (limits.script_bytes)", USAGE
+        )
+    _check_source(path, data)
+    return data
+
+
+def _check_source(path: Path, data: bytes) -> None:
+    """A mistake of syntax is found here, before anything is bought for it."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(data, str(path), "exec", dont_inherit=True)
+    except SyntaxError as error:
+        where = f"{path}:{error.lineno}" if error.lineno else str(path)
+        raise CommandError(f"{where}: not Python: {error.msg}", USAGE) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        raise CommandError(f"{path}: not Python: {error}", USAGE) from None
+
+
+def _spec(config: Config, script: Path, sha: str, argv: tuple[str, ...]) -> JobSpec:
+    job = config.job
+    return JobSpec(
+        job=job_id(script), script=str(script), script_sha=sha, argv=argv,
+        slots_min=job.slots_min, slots_max=job.slots_max, max_failures=job.max_failures,
+        max_preemptions=job.max_preemptions, nan=job.nan,
+        backup_every_steps=job.backup_every_steps, checkpoint_every_s=job.checkpoint_every_s,
+    )  # fmt: skip
+
+
+def job_id(script: Path) -> str:
+    """Short, readable, and no other job's."""
+    name = re.sub(r"[^a-z0-9]+", "-", script.stem.lower()).strip("-")[:20] or "job"
+    return f"{name}-{secrets.token_hex(2)}"
+
+
+def with_limits(spec: JobSpec, budget: float | None, deadline: str | None) -> JobSpec:
+    if budget is not None and not 0 <= budget <= 1e9:
+        raise CommandError(f"--budget {budget}: an amount in US dollars, 0 or more", USAGE)
+    ends_at_s = None if deadline is None else deadline_s(deadline, time.time())
+    return msgspec.structs.replace(spec, budget_usd=budget, deadline_s=ends_at_s)
+
+
+def deadline_s(text: str, now_s: float) -> float:
+    """A length of time from now, or a date with a time (local unless it says otherwise)."""
+    match = DURATION.fullmatch(text)
+    if match:
+        return now_s + float(match[1]) * UNIT_S[match[2]]
+    try:
+        return datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise CommandError(
+            f"--deadline {text}: write 90m, 2h, 1d or a date such as 2030-01-31T18:00", USAGE
+        ) from None
+
+
+def _until_taken(client: Client, job_id: str) -> JobView | None:
+    """The job as the manager has it, or None while the manager is away; the order is safe anyway."""
+    deadline = time.monotonic() + TAKEN_S_MAX
+    while time.monotonic() < deadline:
+        job = next((one for one in all_jobs(client) if one.id == job_id), None)
+        if job is not None:
+            return job
+        time.sleep(LOOK_S)
+    return None
+
+
+def _follow(desk: Desk, client: Client, job_id: str) -> None:
+    """Until the job ends; Ctrl-C only stops the watching."""
+    try:
+        if desk.json:
+            job = follow(client, job_id, ended, Console(file=io.StringIO()))
+        else:
+            job = follow(client, job_id, ended, desk.out)
+    except KeyboardInterrupt:
+        desk.answer(
+            {"id": job_id, "status": "WATCHED"},
+            Text(f"{job_id} goes on without you"),
+            then=(f"orchestrator logs -f {job_id}", f"orchestrator cancel {job_id}"),
+        )
+        raise typer.Exit(INTERRUPTED) from None
+    _say_end(desk, client, job)
+
+
+def _say_end(desk: Desk, client: Client, job: JobView) -> None:
+    """How it ended, with the script's own traceback if that is why, as an exit code."""
+    code, texts = exit_code(job), [Text(f"{job.id} {job.status}: {job.because}")]
+    traceback = last_traceback(client, job.id) if code == SCRIPT_FAILED else ""
+    if traceback:
+        texts.insert(0, Text(traceback))
+    if job.export_uri:
+        texts.append(Text(f"the trained model is in {job.export_uri}"))
+    then = ("orchestrator cost",) if code == 0 else (f"orchestrator resume {job.id}",)
+    desk.answer({"job": job, "exit_code": code, "traceback": traceback}, *texts, then=then)
+    raise typer.Exit(code)
+
+
+def exit_code(job: JobView) -> int:
+    """0 succeeded, 100 the script itself failed, 101 it failed for another reason, 102 cancelled."""
+    if job.status == "SUCCEEDED":
+        return 0
+    if job.status == "CANCELLED":
+        return JOB_CANCELLED
+    own_fault = job.failures > 0 and not job.because.startswith("budget")
+    return SCRIPT_FAILED if own_fault else JOB_FAILED
+
+
+def last_traceback(client: Client, job_id: str) -> str:
+    """The newest traceback that a worker printed, from its first line to its last."""
+    lines = [(worker, line) for _, worker, line in read_logs(client, job_id)]
+    starts = [n for n, (_, line) in enumerate(lines) if line.startswith("Traceback ")]
+    if not starts:
+        return ""
+    worker = lines[starts[-1]][0]
+    own = [line for who, line in lines[starts[-1] :] if who == worker]
+    return "\n".join(own[:TRACEBACK_LINES])
+
+
+def _refused(desk: Desk, job: JobView) -> None:
+    desk.answer({"job": job, "exit_code": JOB_FAILED}, Text(f"refused: {job.because}", style="red"))
+    raise typer.Exit(JOB_FAILED)
+
+
+# --- finding one ---------------------------------------------------------------------------------
+
+
+def all_jobs(client: Client) -> Sequence[JobView]:
+    view = client.view()
+    return view.jobs if view is not None else ()
+
+
+def find(client: Client, name: str | None) -> JobView:
+    """The job that is meant: by id, by how its id begins, or the newest."""
+    known = sorted(all_jobs(client), key=lambda job: job.submitted_at_s)
+    if not known:
+        raise CommandError("there is no job yet; submit one: orchestrator submit examples/gpt.py")
+    if name is None:
+        return known[-1]
+    exact = [job for job in known if job.id == name]
+    found = exact or [job for job in known if job.id.startswith(name)]
+    if len(found) == 1:
+        return found[0]
+    names = ", ".join(job.id for job in (found or known)[-10:])
+    if found:
+        raise CommandError(f"{name} may be any of: {names}", USAGE)
+    raise CommandError(f"there is no job {name}; there are: {names}", USAGE)
+
+
+# --- reading -------------------------------------------------------------------------------------
+
+
+def read_logs(client: Client, job_id: str, after: str = "0") -> list[tuple[str, str, str]]:
+    """All lines after `after`, page by page."""
+    found: list[tuple[str, str, str]] = []
+    while page := client.logs(job_id, after, count=PAGE):
+        found += page
+        after = page[-1][0]
+    return found
+
+
+def logs(
+    desk: Desk,
+    job: Job = None,
+    go_on: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+    ] = False,
+) -> None:
+    """What the job's workers print. With -f --json: one JSON document per line."""
+    client = desk.client()
+    one = find(client, job)
+    after = "0"
+    if desk.json and not go_on:
+        lines = read_logs(client, one.id)
+        write_json({"job": one.id, "lines": [{"worker": w, "line": text} for _, w, text in lines]})
+        return
+    while True:
+        over = not go_on or find(client, one.id).status in ENDED
+        page = client.logs(one.id, after, block_ms=None if over else BLOCK_MS, count=PAGE)
+        for after, worker, line in page:  # noqa: B007 - the last one is where to go on
+            _show_line(desk, worker, line)
+        if over and not page:
+            break
+
+
+def _show_line(desk: Desk, worker: str, line: str) -> None:
+    if desk.json:
+        sys.stdout.write(msgspec.json.encode({"worker": worker, "line": line}).decode() + "\n")
+    else:
+        desk.out.print(Text.assemble((worker, "dim"), " ", line), soft_wrap=True)
+
+
+def events(
+    desk: Desk,
+    go_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many to begin with.")] = 50,
+) -> None:
+    """What was done, and why: time, who, one sentence. With -f --json: one document per line."""
+    client = desk.client()
+    found = read_events(client)
+    if not go_on:
+        shown = [said for _, said in found[-last:]]
+        texts = [tables.sentence(said) for said in shown] or [Text("nothing has happened yet")]
+        desk.answer({"events": shown}, *texts)
+        return
+    after, page = "0", found[-last:]
+    while True:
+        for after, said in page:  # noqa: B007 - the last one is where to go on
+            if desk.json:
+                sys.stdout.write(msgspec.json.encode(said).decode() + "\n")
+            else:
+                desk.out.print(tables.sentence(said), soft_wrap=True)
+        sys.stdout.flush()
+        time.sleep(EVENTS_S)
+        page = client.sentences(after)
+
+
+def read_events(client: Client) -> list[tuple[str, Sentence]]:
+    found: list[tuple[str, Sentence]] = []
+    after = "0"
+    while page := client.sentences(after, PAGE):
+        found += page
+        after = page[-1][0]
+    return found
+
+
+def cost(desk: Desk) -> None:
+    """What was spent on what, next to the same machine time on demand."""
+    view = desk.client().view()
+    if view is None:
+        raise CommandError("the manager has not said anything yet; look again in a moment")
+    desk.answer(
+        {
+            "cost": view.cost,
+            "jobs": [{"id": job.id, "spent_usd": job.spent_usd} for job in view.jobs],
+            "machines": [
+                {"id": one.id, "pool": one.pool, "market": one.market, "cost_usd": one.cost_usd}
+                for one in view.machines
+            ],
+        },
+        tables.costs(view),
+        then=("orchestrator events",),
+    )
+
+
+# --- stopping and going on -----------------------------------------------------------------------
+
+
+def cancel(desk: Desk, job: Job = None) -> None:
+    """Stop a job: a checkpoint is written and its machines are given back."""
+    client = desk.client()
+    live = [one for one in all_jobs(client) if one.status not in ENDED]
+    if job is None and len(live) != 1:
+        names = ", ".join(one.id for one in live[-10:]) or "none"
+        raise CommandError(f"name the job to cancel; running now: {names}", USAGE)
+    one = find(client, job or live[0].id)
+    if one.status in ENDED:
+        raise CommandError(f"{one.id} has ended already: {one.status}: {one.because}")
+    client.post(JobCancelled(at_s=time.time(), job=one.id, by=BY))
+    _answer_change(desk, client, one.id, lambda now: now.status in {*ENDED, "DRAINING"})
+
+
+def resume(desk: Desk, job: Job = None) -> None:
+    """Go on with a job that failed or was cancelled, from its last step."""
+    client = desk.client()
+    one = find(client, job)
+    if one.status not in {"FAILED", "CANCELLED"}:
+        raise CommandError(
+            f"{one.id} is {one.status}; only what failed or was cancelled is resumed"
+        )
+    client.post(JobResumed(at_s=time.time(), job=one.id, by=BY))
+    _answer_change(desk, client, one.id, lambda now: now.status not in {"FAILED", "CANCELLED"})
+
+
+def _answer_change(
+    desk: Desk, client: Client, job_id: str, changed: Callable[[JobView], bool]
+) -> None:
+    """Wait a little for the manager to act, and say how the job stands."""
+    deadline = time.monotonic() + TAKEN_S_MAX
+    now = find(client, job_id)
+    while not changed(now) and time.monotonic() < deadline:
+        time.sleep(LOOK_S)
+        now = find(client, job_id)
+    desk.answer(
+        now,
+        Text(f"{now.id} {now.status}: {now.because}"),
+        then=("orchestrator status", "orchestrator events"),
+    )

@@ -1,0 +1,244 @@
+"""Bringing the manager up, looking at it, and taking everything down."""
+
+import contextlib
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Annotated, Any
+
+import msgspec
+import redis
+import typer
+from rich.live import Live
+from rich.text import Text
+
+from orchestrator.cli import tables
+from orchestrator.cli.desk import CommandError, Desk, command
+from orchestrator.client import Client, House, NotRunning
+from orchestrator.config import environment
+from orchestrator.events import ShutdownAsked
+from orchestrator.places import Places
+from orchestrator.view import View
+from orchestrator.wording import plural, usd
+
+UP_S_MAX = 180.0
+DOWN_S_MAX = 300.0
+STOP_S_MAX = 30.0
+LOOK_S = 0.1
+WATCH_S = 1.0
+
+
+def add(app: typer.Typer) -> None:
+    for function in (demo, up, status, down):
+        command(app)(function)
+
+
+def demo(desk: Desk) -> None:  # noqa: ARG001 - every command has one
+    """Show all of it on this machine, with a market of its own; ends by itself in three minutes."""
+    from orchestrator.demo import run
+
+    raise typer.Exit(run())
+
+
+def up(desk: Desk) -> None:
+    """Start the manager and all that belongs to it; it goes on in the background."""
+    places = Places(desk.config.state_dir)
+    try:
+        client = Client.connect(places.state_dir)
+    except NotRunning:
+        house, was_up = _start(desk, places), False
+    else:
+        house, was_up = client.house(), True
+    address = dashboard_address(house, places)
+    told = Text.assemble(
+        ("already up" if was_up else "up", "bold green"), f" in {places.state_dir}"
+    )
+    page = Text.assemble("dashboard  ", (address or "off", "bold"), no_wrap=True)
+    desk.answer(
+        {
+            "state_dir": str(places.state_dir),
+            "pid": house.pid,
+            "dashboard_url": address,
+            "was_up": was_up,
+        },
+        told,
+        page,
+        then=("orchestrator submit examples/gpt.py --follow", "orchestrator down"),
+    )
+
+
+def dashboard_address(house: House, places: Places) -> str:
+    """The address of the page with the key in it; the page takes the key out of sight at once."""
+    token = places.secret("dashboard")
+    if not house.dashboard_url or not token.exists():
+        return house.dashboard_url
+    return f"{house.dashboard_url}?token={token.read_text().strip()}"
+
+
+def _start(desk: Desk, places: Places) -> House:
+    """The house as a process of its own. If we are interrupted while it starts, it ends."""
+    places.make()
+    words = [sys.executable, "-m", "orchestrator.house"]
+    if desk.config_path is not None:
+        words += ["--config", str(desk.config_path)]
+    log = places.log("house")
+    with log.open("ab") as sink:
+        begins_at = sink.tell()
+        process = subprocess.Popen(
+            words,
+            env={**os.environ, **environment(desk.flags)},
+            stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
+            start_new_session=True,
+        )  # fmt: skip
+    try:
+        with desk.busy("starting Redis, Ray, the local cloud and the manager"):
+            return _wait_for_house(process, places, log, begins_at)
+    except BaseException:
+        _end(process)
+        raise
+
+
+def _wait_for_house(
+    process: "subprocess.Popen[bytes]", places: Places, log: Path, begins_at: int
+) -> House:
+    deadline = time.monotonic() + UP_S_MAX
+    while time.monotonic() < deadline:
+        try:
+            house = msgspec.json.decode(places.house.read_bytes(), type=House)
+        except (OSError, msgspec.DecodeError):
+            pass
+        else:
+            if house.pid == process.pid:
+                return house
+        if process.poll() is not None:
+            raise CommandError(last_line(log, begins_at) or f"the manager did not start; see {log}")
+        time.sleep(LOOK_S)
+    raise CommandError(f"the manager was not up after {UP_S_MAX:.0f} s; see {log}")
+
+
+def last_line(log: Path, begins_at: int) -> str:
+    """What the process said last, without the name in front."""
+    said = [
+        line
+        for line in log.read_bytes()[begins_at:].decode(errors="replace").splitlines()
+        if line.strip()
+    ]
+    return said[-1].removeprefix("orchestrator: ") if said else ""
+
+
+def _end(process: "subprocess.Popen[bytes]") -> None:
+    process.terminate()
+    try:
+        process.wait(STOP_S_MAX)
+    except subprocess.TimeoutExpired:
+        process.kill()
+        process.wait()
+
+
+def status(
+    desk: Desk,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Redraw until Ctrl-C.")] = False,
+) -> None:
+    """What is spent, held and trained."""
+    client = desk.client()
+    if not watch or desk.json:
+        view = client.view()
+        desk.answer(view or {"at_s": None}, *_status(view), then=_next_of(view))
+        return
+    with Live(console=desk.out, auto_refresh=False) as live:
+        while True:
+            live.update(tables.stacked(*_status(client.view())), refresh=True)
+            time.sleep(WATCH_S)
+
+
+def _status(view: View | None) -> tuple[Any, ...]:
+    if view is None:
+        return (Text("the manager has not said anything yet; look again in a moment"),)
+    parts: list[Any] = [tables.cost_line(view.cost, tables.held(view))]
+    if view.jobs:
+        parts += [Text(), tables.jobs(view.jobs, view.at_s)]
+    if view.machines:
+        parts += [Text(), tables.machines(view.machines, view.at_s)]
+    return (*parts, Text()) if len(parts) > 1 else (*parts,)
+
+
+def _next_of(view: View | None) -> tuple[str, ...]:
+    live = [job for job in view.jobs if job.ended_at_s is None] if view else []
+    if live:
+        return (f"orchestrator logs -f {live[-1].id}",)
+    return ("orchestrator submit examples/gpt.py --follow",)
+
+
+def down(
+    desk: Desk,
+    force: Annotated[
+        bool, typer.Option("--force", help="Do not wait for the manager; end it at once.")
+    ] = False,
+) -> None:
+    """End the jobs with a checkpoint, give every machine back, and end the manager."""
+    places = Places(desk.config.state_dir)
+    try:
+        client = desk.client()
+    except NotRunning as error:
+        desk.answer({"was_up": False}, Text(str(error)), then=("orchestrator gc --dry-run",))
+        return
+    house, before = client.house(), None
+    try:
+        before = client.view()
+        if not force:
+            client.post(ShutdownAsked(at_s=time.time(), by="orchestrator down"))
+    except redis.RedisError:
+        if not force:
+            raise
+    if force:
+        os.kill(house.pid, signal.SIGTERM)
+    with desk.busy("giving everything back") as shown:
+        last = _wait_until_gone(client, places, before, shown)
+    _say_down(desk, places, last)
+
+
+def _wait_until_gone(
+    client: Client, places: Places, view: View | None, shown: Callable[[str], None]
+) -> View | None:
+    """Until the house has ended; says on the way what is still held."""
+    pid, deadline = client.house().pid, time.monotonic() + DOWN_S_MAX
+    while alive(pid):
+        if time.monotonic() > deadline:
+            raise CommandError(
+                f"not everything was given back within {DOWN_S_MAX:.0f} s; look with: orchestrator "
+                "status; end it without waiting with: orchestrator down --force"
+            )
+        if places.house.exists():  # the first thing that an ending house removes
+            with contextlib.suppress(redis.RedisError):
+                view = client.view() or view
+            if view is not None:
+                shown(f"giving back {plural(tables.held(view), 'machine')}")
+        else:
+            shown("ending Ray, the local cloud and Redis")
+        time.sleep(LOOK_S)
+    return view
+
+
+def alive(pid: int) -> bool:
+    """Whether the process still runs; one that only waits to be collected does not."""
+    try:
+        return Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()[0] != "Z"
+    except OSError:
+        return False
+
+
+def _say_down(desk: Desk, places: Places, view: View | None) -> None:
+    held = [one.id for one in view.machines if one.ended_at_s is None] if view else []
+    cost = view.cost if view else None
+    line = Text.assemble(("down", "bold green"), f" in {places.state_dir}")
+    money = Text(f"spent {usd(cost.spent_usd)}, saved {usd(cost.saved_usd)}") if cost else Text()
+    desk.answer(
+        {"was_up": True, "cost": cost, "machines_last_seen": held},
+        line,
+        money,
+        then=("orchestrator up",),
+    )

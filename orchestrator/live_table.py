@@ -1,0 +1,191 @@
+"""A job as it runs, in the terminal: a panel that is redrawn, or plain lines where there is no terminal.
+
+It only reads the view, so watching costs the manager nothing and may be stopped at any time.
+"""
+
+import time
+from collections.abc import Callable, Iterable
+from pathlib import Path
+from typing import Protocol
+
+import redis
+from rich.console import Console, Group, RenderableType
+from rich.live import Live
+from rich.progress_bar import ProgressBar
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.client import House, NotRunning
+from orchestrator.view import JobView, Sentence, View
+from orchestrator.wording import clock, duration, pause, percent, plural, usd
+
+LOOK_S = 0.25
+LINE_EVERY_S = 5.0
+SENTENCES_SHOWN = 5
+UNKNOWN_S_MAX = 30.0
+AWAY_S_MAX = 60.0
+ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
+TONES = {
+    "RUNNING": "cyan", "SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "magenta",
+    "working": "green", "ready": "green", "noticed": "red", "ended": "dim",
+}  # fmt: skip
+
+
+class Source(Protocol):
+    """The part of `orchestrator.client.Client` that watching needs."""
+
+    def view(self) -> View | None: ...
+
+    def house(self) -> House: ...
+
+
+def ended(job: JobView) -> bool:
+    return job.status in ENDED
+
+
+def follow(
+    client: Source, job_id: str, until: Callable[[JobView], bool], console: Console
+) -> JobView:
+    """Show the job until `until` says so; return it as it was then."""
+    if not console.is_terminal:
+        return _lines(client, job_id, until, console)
+    with Live(Text(f"waiting for {job_id}"), console=console, auto_refresh=False) as live:
+        for view, job in _looks(client, job_id):
+            live.update(panel(view, job), refresh=True)
+            if until(job):
+                return job
+    raise AssertionError("looking never ends by itself")
+
+
+def _lines(
+    client: Source, job_id: str, until: Callable[[JobView], bool], console: Console
+) -> JobView:
+    """Every change of status at once, progress now and then."""
+    said, said_at_s = "", -LINE_EVERY_S
+    for view, job in _looks(client, job_id):
+        over, now_s = until(job), time.monotonic()
+        if over or job.status != said or now_s - said_at_s >= LINE_EVERY_S:
+            console.print(one_line(view, job), markup=False, highlight=False, soft_wrap=True)
+            said, said_at_s = job.status, now_s
+        if over:
+            return job
+    raise AssertionError("looking never ends by itself")
+
+
+def _looks(client: Source, job_id: str) -> Iterable[tuple[View, JobView]]:
+    """The view and the job in it, again and again; waits out a Redis that is coming back."""
+    missing_since = away_since = None
+    while True:
+        now_s = time.monotonic()
+        try:
+            view = client.view()
+        except redis.RedisError:
+            away_since = away_since or now_s
+            if now_s - away_since > AWAY_S_MAX or not Path(f"/proc/{client.house().pid}").exists():
+                raise NotRunning(
+                    f"the manager went away while {job_id} was watched; `orchestrator up` brings "
+                    "it back, and the job goes on from its last step"
+                ) from None
+            time.sleep(LOOK_S)
+            continue
+        away_since = None
+        job = next((one for one in view.jobs if one.id == job_id), None) if view else None
+        if view is not None and job is not None:
+            missing_since = None
+            yield view, job
+        else:
+            missing_since = missing_since or now_s
+            if now_s - missing_since > UNKNOWN_S_MAX:
+                raise TimeoutError(
+                    f"the manager has said nothing of {job_id} for {UNKNOWN_S_MAX:.0f} s; "
+                    "look with: orchestrator status"
+                )
+        time.sleep(LOOK_S)
+
+
+def panel(view: View, job: JobView) -> RenderableType:
+    """All there is to say about a running job in a dozen lines."""
+    head = Text.assemble(
+        (job.id, "bold"), "  ", (job.status, f"bold {TONES.get(job.status, 'yellow')}"), "  ",
+        (job.because, "dim"), no_wrap=True, overflow="ellipsis",
+    )  # fmt: skip
+    facts = Table.grid(padding=(0, 2))
+    facts.add_column(style="dim")
+    facts.add_column()
+    facts.add_row("layout", _layout(view, job))
+    facts.add_row("money", _money(view, job))
+    facts.add_row("so far", _so_far(job))
+    return Group(
+        head, _bar(job), facts, *(_sentence(one) for one in view.events[-SENTENCES_SHOWN:])
+    )
+
+
+def one_line(view: View, job: JobView) -> str:
+    """The same in one plain line."""
+    parts = [
+        f"{clock(view.at_s)} {job.id} {job.status} step {_steps(job)}",
+        f"loss {_loss(job)}", f"layout {job.layout or '-'}",
+        plural(_held(view), "machine"), f"{usd(view.cost.now_usd_per_h)}/h",
+        f"spent {usd(job.spent_usd)}", f"saved {usd(view.cost.saved_usd)}",
+    ]  # fmt: skip
+    if job.status != "RUNNING":
+        parts.append(job.because)
+    return " · ".join(parts)
+
+
+def _bar(job: JobView) -> RenderableType:
+    row = Table.grid(padding=(0, 2))
+    tone = TONES.get(job.status, "yellow")
+    total = job.steps_total or None
+    bar = ProgressBar(
+        total=total, completed=job.step, width=40, pulse=total is None and not ended(job),
+        complete_style=tone, finished_style="green",
+    )  # fmt: skip
+    left = duration(job.eta_s) + " left" if job.eta_s is not None else ""
+    row.add_row(bar, f"step [bold]{_steps(job)}[/]", f"loss [bold]{_loss(job)}[/]", left)
+    return row
+
+
+def _layout(view: View, job: JobView) -> str:
+    parts = [f"[bold]{job.layout or 'none yet'}[/]", plural(_held(view), "machine")]
+    if job.step_s > 0:
+        parts.append(f"{pause(job.step_s)} per step")
+    return " · ".join([*parts, f"generation {job.generation}"])
+
+
+def _money(view: View, job: JobView) -> str:
+    cost = view.cost
+    budget = f" of {usd(job.budget_usd)}" if job.budget_usd is not None else ""
+    return (
+        f"[bold]{usd(cost.now_usd_per_h)}/h[/] · spent [bold]{usd(job.spent_usd)}[/]{budget} · "
+        f"saved [bold]{usd(cost.saved_usd)}[/] "
+        f"({percent(cost.saved_usd, cost.on_demand_usd)} less than on demand)"
+    )
+
+
+def _so_far(job: JobView) -> str:
+    parts = [plural(job.preemptions, "preemption"), f"{plural(job.steps_lost, 'step')} lost"]
+    if job.failures:
+        parts.append(plural(job.failures, "script failure"))
+    if job.recoveries_s:
+        parts.append(f"last recovery {pause(job.recoveries_s[-1])}")
+    return " · ".join(parts)
+
+
+def _sentence(said: Sentence) -> Text:
+    return Text.assemble(
+        (clock(said.at_s), "dim"), " ", (said.who, "bold"), " ", f"{said.what}: {said.because}",
+        no_wrap=True, overflow="ellipsis",
+    )  # fmt: skip
+
+
+def _steps(job: JobView) -> str:
+    return f"{job.step:,}/{job.steps_total:,}" if job.steps_total else f"{job.step:,}"
+
+
+def _loss(job: JobView) -> str:
+    return "-" if job.loss is None else f"{job.loss:.4f}"
+
+
+def _held(view: View) -> int:
+    return sum(one.ended_at_s is None for one in view.machines)

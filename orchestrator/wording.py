@@ -1,0 +1,42 @@
+"""How amounts, times and counts are written for a person, in the terminal and in sentences."""
+
+import time
+
+
+def usd(value: float | None) -> str:
+    """Small amounts with more digits: a laptop's market sells by the hundredth of a cent."""
+    if value is None:
+        return "-"
+    size = abs(value)
+    digits = 2 if size >= 1 or size == 0 else 4
+    return f"{'-' if value < 0 else ''}${size:,.{digits}f}"
+
+
+def duration(seconds: float | None) -> str:
+    if seconds is None:
+        return "-"
+    whole = max(0, round(seconds))
+    if whole < 60:
+        return f"{whole} s"
+    if whole < 3600:
+        return f"{whole // 60} min {whole % 60} s"
+    if whole < 172_800:
+        return f"{whole // 3600} h {whole % 3600 // 60} min"
+    return f"{whole // 86_400} days"
+
+
+def pause(seconds: float) -> str:
+    """A short time, to the millisecond below one second."""
+    return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def plural(number: int, word: str) -> str:
+    return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def clock(at_s: float) -> str:
+    return time.strftime("%H:%M:%S", time.localtime(at_s))
+
+
+def percent(part: float, whole: float) -> str:
+    return f"{100 * part / whole:.0f} %" if whole > 0 else "-"
