@@ -1,0 +1,167 @@
+"""What runs on the machines: agents that join and fall silent, workers that come and die."""
+
+from collections.abc import Callable
+
+from agent.messages import (
+    AgentJoined,
+    AgentLost,
+    LossCause,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from cloud.model import Machine
+from orchestrator.actions import OpenJob, Regroup, StartWorker
+from orchestrator.simulated.keeper import STATE_BYTES, SimulatedJob
+from orchestrator.simulated.scenario import Scenario
+from orchestrator.simulated.timeline import Inbox, Luck, Timeline
+
+AGENT_AWAY_S = 10.0
+TRACEBACK = "Traceback (most recent call last):\nRuntimeError: seeded failure"
+
+
+class SimulatedMachine:
+    """A machine that has booted."""
+
+    def __init__(self, machine: Machine, slots: int) -> None:
+        self.id = machine.id
+        self.slots = slots
+        self.workers: dict[str, str] = {}  # worker -> job
+        self.started: dict[str, None] = {}  # every worker id that was ever asked for
+
+
+class Fleet:
+    """All machines and all jobs, as the agents and the keeper have them."""
+
+    def __init__(self, scenario: Scenario, timeline: Timeline, luck: Luck, inbox: Inbox) -> None:
+        self.machines: dict[str, SimulatedMachine] = {}
+        self.jobs: dict[str, SimulatedJob] = {}
+        self._scenario = scenario
+        self._pace = scenario.pace
+        self._timeline = timeline
+        self._luck = luck
+        self._inbox = inbox
+
+    # --- machines -----------------------------------------------------------------------------
+
+    def boot(self, machine: Machine, slots: int) -> None:
+        booted = SimulatedMachine(machine, slots)
+        self.machines[machine.id] = booted
+        if not self._luck.chance(self._luck.faults.never_joins):
+            self._timeline.after(self._pace.join_s, lambda: self._join(booted))
+            wait_s = self._luck.wait_s(self._luck.faults.agent_dies_per_h)
+            if wait_s is not None:
+                self._timeline.after(wait_s, lambda: self._agent_dies(booted))
+
+    def _join(self, machine: SimulatedMachine) -> None:
+        if self._is_there(machine):
+            joined = AgentJoined(
+                at_s=0.0, machine_id=machine.id, address="10.0.0.1", slots=machine.slots
+            )
+            self._inbox.report(joined, 0.0)
+
+    def _agent_dies(self, machine: SimulatedMachine) -> None:
+        """The node falls out of the cluster and comes back, without its workers."""
+        if self._is_there(machine) and self._luck.faults.agent_dies_per_h:
+            self._lose_workers(machine)
+            lost = AgentLost(at_s=0.0, machine_id=machine.id, why="its node does not answer")
+            self._inbox.report(lost, self._pace.agent_detect_s)
+            self._timeline.after(AGENT_AWAY_S, lambda: self._join(machine))
+
+    def machine_dies(self, machine_id: str) -> None:
+        machine = self.machines.pop(machine_id, None)
+        if machine is not None:
+            self._lose_workers(machine)
+            lost = AgentLost(at_s=0.0, machine_id=machine_id, why="its node is gone")
+            self._inbox.report(lost, self._pace.agent_detect_s)
+
+    def _lose_workers(self, machine: SimulatedMachine) -> None:
+        for worker in list(machine.workers):
+            self._worker_dies(machine, worker, "connection")
+
+    def _is_there(self, machine: SimulatedMachine) -> bool:
+        return self.machines.get(machine.id) is machine
+
+    # --- workers ------------------------------------------------------------------------------
+
+    def start_worker(self, order: StartWorker) -> None:
+        """Asked twice, it is started once."""
+        machine = self.machines.get(order.machine_id)
+        if machine is None or order.worker in machine.started:
+            return
+        machine.started[order.worker] = None
+        machine.workers[order.worker] = order.job
+        self._timeline.after(
+            self._pace.worker_start_s * self._luck.random.uniform(0.7, 1.5),
+            lambda: self._worker_ready(machine, order.worker),
+        )
+
+    def _worker_ready(self, machine: SimulatedMachine, worker: str) -> None:
+        if not self._is_there(machine) or worker not in machine.workers:
+            return
+        job = self.jobs[machine.workers[worker]]
+        job.present[worker] = machine.id
+        ready = WorkerReady(
+            at_s=0.0,
+            job=job.id,
+            worker=worker,
+            machine_id=machine.id,
+            microbatches=job.microbatches,
+            steps_total=job.steps_total,
+            state_bytes=STATE_BYTES,
+        )
+        self._inbox.report(ready, 0.0)
+        faults = self._luck.faults
+        self._plan(faults.worker_dies_per_h, lambda: self._worker_exits(machine, worker))
+        self._plan(faults.script_fails_per_h, lambda: self._script_fails(machine, worker))
+
+    def _plan(self, rate_per_h: float, what: Callable[[], None]) -> None:
+        wait_s = self._luck.wait_s(rate_per_h)
+        if wait_s is not None:
+            self._timeline.after(wait_s, what)
+
+    def _worker_exits(self, machine: SimulatedMachine, worker: str) -> None:
+        if worker in machine.workers and self._luck.faults.worker_dies_per_h:
+            self._worker_dies(machine, worker, "exited")
+
+    def _script_fails(self, machine: SimulatedMachine, worker: str) -> None:
+        if worker in machine.workers and self._luck.faults.script_fails_per_h:
+            job = self._leave(machine, worker)
+            failed = WorkerFailed(
+                at_s=0.0, job=job.id, worker=worker, kind="exception", detail=TRACEBACK
+            )
+            self._inbox.report(failed, self._pace.detect_s)
+
+    def _worker_dies(self, machine: SimulatedMachine, worker: str, cause: LossCause) -> None:
+        known = worker in self.jobs[machine.workers[worker]].present
+        job = self._leave(machine, worker)
+        if known and not job.done:
+            lost = WorkerLost(at_s=0.0, job=job.id, worker=worker, cause=cause)
+            self._inbox.report(lost, self._pace.detect_s)
+
+    def stop_worker(self, worker: str, machine_id: str) -> None:
+        machine = self.machines.get(machine_id)
+        if machine is not None and worker in machine.workers:
+            self._leave(machine, worker)
+
+    def _leave(self, machine: SimulatedMachine, worker: str) -> SimulatedJob:
+        job = self.jobs[machine.workers.pop(worker)]
+        job.leave(worker)
+        return job
+
+    # --- jobs ---------------------------------------------------------------------------------
+
+    def open_job(self, action: OpenJob) -> None:
+        known = self.jobs.get(action.order.job)
+        if known is not None:
+            known.reopen()
+            return
+        self.jobs[action.order.job] = SimulatedJob(
+            action.order,
+            self._scenario.steps,
+            self._scenario.microbatches,
+            (self._timeline, self._inbox, self._pace),
+        )
+
+    def regroup(self, action: Regroup) -> None:
+        self.jobs[action.job].regroup(action.layout, action.when)

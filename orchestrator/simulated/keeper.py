@@ -1,0 +1,184 @@
+"""A job as the keeper has it: commits go on at a pace as long as the whole layout is there."""
+
+from agent.layout import Layout
+from agent.messages import (
+    BackupHeld,
+    CheckpointWritten,
+    JobCompleted,
+    JobOrder,
+    Progress,
+    Regrouped,
+    Rewound,
+    When,
+    WorkerLost,
+)
+from cloud.local.market import GIB
+from orchestrator.simulated.scenario import Pace
+from orchestrator.simulated.timeline import Inbox, Timeline
+
+STATE_BYTES = GIB // 8
+
+
+class SimulatedJob:
+    """Whatever is planned belongs to a `version`: when that has changed, it never happens."""
+
+    def __init__(
+        self,
+        order: JobOrder,
+        steps_total: int,
+        microbatches: int,
+        around: tuple[Timeline, Inbox, Pace],
+    ) -> None:
+        self.id = order.job
+        self.steps_total = steps_total
+        self.microbatches = microbatches
+        self.present: dict[str, str] = {}  # worker -> machine
+        self.done = False
+        self.step = 0  # committed
+        self.checkpoint_step = 0
+        self.lost_steps = 0
+        self._timeline, self._inbox, self._pace = around
+        self._checkpoint_every_s = order.checkpoint_every_s
+        self._checkpoint_at_s = self._timeline.now_s
+        self._generation = 0
+        self._layout: Layout | None = None
+        self._began_s: float | None = None  # when the running step began; None: it stands still
+        self._step_s = 0.0
+        self._version = 0
+
+    def reopen(self) -> None:
+        self.done = False
+
+    def regroup(self, layout: Layout, when: When) -> None:
+        """At the next boundary, or at once; an older generation is refused."""
+        if layout.generation <= self._generation or self.done:
+            return
+        self._generation = layout.generation
+        for worker in layout.workers:
+            if worker not in self.present:
+                self._inbox.report(
+                    WorkerLost(at_s=0.0, job=self.id, worker=worker, cause="connection"),
+                    self._pace.detect_s,
+                )
+        self._advance()
+        if when == "now" or self._began_s is None:
+            self._apply(layout)
+            return
+
+        def at_boundary() -> None:
+            if self._generation == layout.generation and not self.done:
+                self._advance()
+                self._apply(layout)
+
+        self._timeline.at(self._began_s + self._step_s, at_boundary)
+
+    def leave(self, worker: str) -> bool:
+        """Whoever is in the layout and leaves stops the running step; what is committed stays."""
+        if self.present.pop(worker, None) is None:
+            return False
+        if self._layout is not None and worker in self._layout.workers:
+            self._stand_still()
+        return True
+
+    def lose_memory(self) -> None:
+        """The keeper dies and comes back with the last checkpoint."""
+        if self.done or self._layout is None:
+            return
+        self._stand_still()
+        before, self.step = self.step, self.checkpoint_step
+        self.lost_steps += before - self.step
+        event = Rewound(at_s=0.0, job=self.id, from_step=before, to_step=self.step)
+        self._inbox.report(event, self._pace.restart_s, may_be_lost=False)
+
+    def checkpoint(self) -> None:
+        self._advance()
+        self.checkpoint_step, self._checkpoint_at_s = self.step, self._timeline.now_s
+        event = CheckpointWritten(
+            at_s=0.0,
+            job=self.id,
+            step=self.step,
+            state_bytes=STATE_BYTES,
+            uri=f"memory:{self.id}",
+        )
+        self._inbox.report(event, self._pace.answer_s, may_be_lost=False)
+
+    def halt(self) -> None:
+        self._stand_still()
+        self.done, self._layout = True, None
+
+    def _stand_still(self) -> None:
+        self._advance()
+        self._began_s = None
+        self._version += 1
+
+    def _advance(self) -> None:
+        """Commit the steps that were finished until now."""
+        now_s = self._timeline.now_s
+        if self._began_s is None or now_s <= self._began_s:
+            return
+        steps = min(int((now_s - self._began_s) / self._step_s), self.steps_total - self.step)
+        self.step += steps
+        self._began_s += steps * self._step_s
+
+    def _apply(self, layout: Layout) -> None:
+        self._version += 1
+        self._layout = layout
+        if any(worker not in self.present for worker in layout.workers):
+            self._began_s = None
+            return
+        now_s, version = self._timeline.now_s, self._version
+        self._step_s = self._pace.slot_step_s / len(layout.workers) + 0.02
+        self._began_s = now_s + self._pace.morph_s
+        left_s = (self.steps_total - self.step) * self._step_s
+        first_s = self._began_s + self._step_s * 1.001
+        self._timeline.at(first_s, lambda: self._first_commit(version, layout.generation))
+        self._timeline.at(self._began_s + left_s + 1e-3, lambda: self._last_commit(version))
+
+    def _first_commit(self, version: int, generation: int) -> None:
+        if self._version != version:
+            return
+        self._advance()
+        event = Regrouped(
+            at_s=0.0,
+            job=self.id,
+            generation=generation,
+            step=self.step,
+            pause_s=self._pace.morph_s + self._step_s,
+        )
+        self._inbox.report(event, 0.0, may_be_lost=False)
+        self._progress(version)
+
+    def _progress(self, version: int) -> None:
+        if self._version != version or self._layout is None:
+            return
+        self._advance()
+        event = Progress(
+            at_s=0.0,
+            job=self.id,
+            generation=self._layout.generation,
+            step=self.step,
+            steps_total=self.steps_total,
+            loss=1.0 / (1 + self.step),
+            step_s=self._step_s,
+        )
+        self._inbox.report(event, 0.0, may_be_lost=False)
+        backup = BackupHeld(at_s=0.0, job=self.id, step=self.step, state_bytes=STATE_BYTES)
+        self._inbox.report(backup, 0.0, may_be_lost=False)
+        if self._timeline.now_s >= self._checkpoint_at_s + self._checkpoint_every_s:
+            self.checkpoint()
+        self._timeline.after(self._pace.progress_every_s, lambda: self._progress(version))
+
+    def _last_commit(self, version: int) -> None:
+        if self._version != version:
+            return
+        self.step = self.steps_total
+        self.halt()
+        event = JobCompleted(
+            at_s=0.0,
+            job=self.id,
+            step=self.step,
+            loss=1.0 / (1 + self.step),
+            weights_sha="",
+            export_uri=f"memory:{self.id}",
+        )
+        self._inbox.report(event, self._pace.detect_s, may_be_lost=False)

@@ -1,0 +1,115 @@
+"""Whole simulations: from a scenario to a report, with a journal that is written as it goes."""
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+
+from orchestrator import ledger, loop
+from orchestrator.actions import AnyAction
+from orchestrator.events import AnyEvent, JobSubmitted
+from orchestrator.simulated.scenario import Scenario, cloud_of, jobs_of, month
+from orchestrator.simulated.world import SimulatedWorld
+from orchestrator.state import State
+from orchestrator.world import Entry
+
+
+class Report(msgspec.Struct, frozen=True, kw_only=True):
+    """What came of it. `journal_sha256` is over the journal as JSON lines: the same for the same seed."""
+
+    seed: int
+    days: float
+    instances: int
+    events: int
+    actions: int
+    launches: int
+    evictions: int
+    jobs: dict[str, str]
+    steps: int
+    steps_lost: int
+    spent_usd: float
+    on_demand_usd: float
+    journal_bytes: int
+    journal_sha256: str
+
+
+class DigestJournal:
+    """Remembers a journal of any length by its digest; with a path, the lines are written too."""
+
+    def __init__(self, path: Path | None = None) -> None:
+        self.digest = hashlib.sha256()
+        self.events = self.actions = self.bytes = 0
+        self._encoder = msgspec.json.Encoder()
+        self._file = None if path is None else path.open("wb")
+
+    async def append(self, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
+        line = self._encoder.encode(Entry(event=event, actions=tuple(actions))) + b"\n"
+        self.digest.update(line)
+        self.events += 1
+        self.actions += len(actions)
+        self.bytes += len(line)
+        if self._file is not None:
+            self._file.write(line)
+
+    async def snapshot(self, state: State) -> None:
+        """The digest covers every entry; nothing is ever loaded from here."""
+
+    async def load(self) -> tuple[State | None, Sequence[Entry]]:
+        return None, ()
+
+    def close(self) -> None:
+        if self._file is not None:
+            self._file.close()
+
+
+def simulate(
+    days: float = 30.0,
+    instances: int = 1000,
+    seed: int = 7,
+    journal_path: Path | None = None,
+    faults: str = "none",
+) -> Report:
+    """A deployment of so many instances for so many days; the journal is written as JSON lines.
+
+    Raises ValueError, one line, for a scenario that makes no sense, and OSError for the path.
+    """
+    return play(month(days, instances, seed, faults), journal_path)
+
+
+def play(scenario: Scenario, journal_path: Path | None = None) -> Report:
+    """Run it to the end of its days in one life of the manager."""
+    scenario = msgspec.structs.replace(
+        scenario, faults=msgspec.structs.replace(scenario.faults, killed=0.0)
+    )
+    journal = DigestJournal(journal_path)
+    world = SimulatedWorld(cloud_of(scenario), scenario)
+    try:
+        world.start(1, scenario.settings)
+        for spec in jobs_of(scenario):
+            world.say(JobSubmitted(at_s=world.timeline.now_s, spec=spec))
+        state = loop.run_now(loop.run(world, journal, State()))
+    finally:
+        journal.close()
+    return _report(scenario, world, state, journal)
+
+
+def _report(
+    scenario: Scenario, world: SimulatedWorld, state: State, journal: DigestJournal
+) -> Report:
+    return Report(
+        seed=scenario.seed,
+        days=scenario.days,
+        instances=scenario.instances,
+        events=journal.events,
+        actions=journal.actions,
+        launches=world.launches,
+        evictions=world.evictions,
+        jobs={job.id: job.status for job in state.jobs.values()},
+        steps=sum(job.step for job in state.jobs.values()),
+        steps_lost=sum(job.steps_lost for job in state.jobs.values()),
+        spent_usd=ledger.spent_usd(state.account, state.now_s),
+        on_demand_usd=ledger.on_demand_usd(state.account, state.now_s),
+        journal_bytes=journal.bytes,
+        journal_sha256=journal.digest.hexdigest(),
+    )

@@ -1,0 +1,202 @@
+"""What is simulated, as values: how large, how long, how fast the parts are, and what goes wrong."""
+
+from random import Random
+
+import msgspec
+
+from cloud.local.market import GIB, Catalogue, Conduct, SpotMarket, Zone
+from cloud.model import InstanceType
+from cloud.simulated import SimulatedCloud
+from orchestrator.events import JobSpec
+from orchestrator.settings import Settings
+
+HOUR_S, DAY_S = 3600.0, 86_400.0
+JOB_SLOTS = 50
+STEPS_FOREVER = 10**9
+
+
+class Faults(msgspec.Struct, frozen=True, kw_only=True):
+    """What goes wrong: probabilities of a single case, rates, and how long the bad times are."""
+
+    report_lost: float = 0.0
+    report_twice: float = 0.0
+    report_late: float = 0.0
+    unreachable: float = 0.0
+    never_joins: float = 0.0
+    killed: float = 0.0
+    clock_set_back: float = 0.0  # of a restart of the manager: its wall clock is behind from now on
+    worker_dies_per_h: float = 0.0
+    script_fails_per_h: float = 0.0
+    agent_dies_per_h: float = 0.0
+    keeper_lost_every_s: float = 0.0
+    false_notice_every_s: float = 0.0
+    bulk_loss_every_s: float = 0.0
+    drought_every_s: float = 0.0
+    drought_s: float = 0.0
+    clock_jump_every_s: float = 0.0
+    listing_lag_s: float = 0.0
+
+
+FAULTS = {
+    "none": Faults(),
+    "mixed": Faults(
+        report_lost=0.02,
+        report_twice=0.05,
+        report_late=0.05,
+        unreachable=0.05,
+        never_joins=0.03,
+        killed=0.002,
+        clock_set_back=0.2,
+        worker_dies_per_h=0.2,
+        agent_dies_per_h=0.2,
+        keeper_lost_every_s=7200.0,
+        false_notice_every_s=7200.0,
+        bulk_loss_every_s=2400.0,
+        drought_every_s=3600.0,
+        drought_s=600.0,
+        clock_jump_every_s=3600.0,
+        listing_lag_s=10.0,
+    ),
+}
+
+
+class Pace(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast the modelled parts are."""
+
+    join_s: float = 4.0
+    worker_start_s: float = 6.0
+    detect_s: float = 0.1
+    agent_detect_s: float = 3.0
+    notice_poll_s: float = 1.0
+    answer_s: float = 1.0
+    morph_s: float = 0.3
+    restart_s: float = 5.0
+    progress_every_s: float = 60.0
+    slot_step_s: float = 4.0  # one slot computes a step this long; n slots share it
+
+
+class Scenario(msgspec.Struct, frozen=True, kw_only=True):
+    """One simulated deployment, whole: the same scenario gives the same journal, byte for byte.
+
+    With `calm_after_s` nothing goes wrong from then on, and the simulation ends by a shutdown when all
+    jobs have ended.
+    """
+
+    seed: int = 0
+    days: float = 1.0
+    instances: int = 8
+    job_slots: int = 4
+    jobs: int = 1
+    steps: int = 1000
+    microbatches: int = 64
+    budget_usd: float | None = None
+    calm_after_s: float | None = None
+    faults: Faults = Faults()
+    pace: Pace = Pace()
+    conduct: Conduct = Conduct()
+    settings: Settings = Settings(deployment="simulated")
+
+
+def month(days: float, instances: int, seed: int, faults: str = "none") -> Scenario:
+    """Jobs of up to 50 slots on a fleet of so many instances, each long enough for the whole time."""
+    if days <= 0 or instances < 1:
+        raise ValueError(f"simulate: days={days} and instances={instances} must be positive")
+    if faults not in FAULTS:
+        raise ValueError(f"simulate: faults={faults!r} is not one of {', '.join(FAULTS)}")
+    job_slots = min(JOB_SLOTS, instances)
+    return Scenario(
+        seed=seed,
+        days=days,
+        instances=instances,
+        job_slots=job_slots,
+        jobs=max(1, instances // job_slots),
+        steps=STEPS_FOREVER,
+        microbatches=2 * JOB_SLOTS,
+        faults=FAULTS[faults],
+        pace=Pace(progress_every_s=60.0, slot_step_s=60.0),
+        settings=Settings(
+            deployment="simulated",
+            machines_max=instances,
+            control_period_s=60.0,
+            listing_period_s=600.0,
+            rethink_s=6 * HOUR_S,
+        ),
+    )
+
+
+def wild(seed: int) -> Scenario:
+    """A small deployment of which everything is drawn from the seed: size, limits, and bad luck."""
+    dice = Random(seed)  # noqa: S311 - replayable by design
+    bad = FAULTS["mixed"]
+    kept = {
+        name: getattr(bad, name) * dice.choice((0.3, 1.0, 2.0))
+        for name in bad.__struct_fields__
+        if dice.random() < 0.6
+    }
+    if dice.random() < 0.2:
+        kept["script_fails_per_h"] = 0.3
+    job_slots, jobs = dice.choice((1, 2, 3, 4, 6)), dice.choice((1, 1, 1, 2, 3))
+    return Scenario(
+        seed=seed,
+        days=3.0,
+        instances=dice.choice((3, 6, 12)),
+        job_slots=job_slots,
+        jobs=jobs,
+        steps=dice.choice((60, 400, 1500)),
+        microbatches=dice.choice((1, 4, 16, 64)),
+        budget_usd=dice.choice((None, None, 0.05, 0.5, 5.0)),
+        calm_after_s=dice.choice((0.5, 1.5)) * HOUR_S,
+        faults=Faults(**kept),
+        pace=Pace(progress_every_s=dice.choice((10.0, 30.0))),
+        settings=Settings(
+            deployment="simulated",
+            machines_max=dice.choice((3, 8, 1000)),
+            budget_usd=dice.choice((None, None, 0.3, 3.0)),
+            usd_per_h_max=dice.choice((None, None, 1.5)),
+            on_demand_allowed=dice.random() < 0.8,
+            manager_usd_per_h=dice.choice((0.0, 0.02)),
+            control_period_s=dice.choice((2.0, 5.0)),
+            listing_period_s=dice.choice((2.0, 10.0)),
+            rethink_s=dice.choice((5.0, 60.0)),
+            penalty_s=dice.choice((20.0, 180.0)),
+        ),
+    )
+
+
+def cloud_of(scenario: Scenario) -> SimulatedCloud:
+    """Two types in six zones, with room for twice the instances that are wanted."""
+    catalogue = Catalogue(
+        cloud="simulated",
+        types=(_kind("s1", 1, 0.5), _kind("s2", 2, 0.95)),
+        zones=tuple(
+            Zone(name=f"zone-{n}", region=f"region-{n % 3}", dialect="azure" if n % 2 else "ec2")
+            for n in range(6)
+        ),
+        pool_machines=max(1, scenario.instances // 6),
+    )
+    market = SpotMarket(catalogue, seed=scenario.seed, conduct=scenario.conduct)
+    return SimulatedCloud(market, scenario.settings.deployment)
+
+
+def _kind(name: str, slots: int, on_demand_usd_per_h: float) -> InstanceType:
+    return InstanceType(
+        name=name,
+        cloud="simulated",
+        slots=slots,
+        memory_bytes=GIB,
+        on_demand_usd_per_h=on_demand_usd_per_h,
+    )
+
+
+def jobs_of(scenario: Scenario) -> list[JobSpec]:
+    return [
+        JobSpec(
+            job=f"job-{n}",
+            script="train.py",
+            script_sha="0" * 64,
+            slots_min=1,
+            slots_max=scenario.job_slots,
+            budget_usd=scenario.budget_usd,
+        )
+        for n in range(scenario.jobs)
+    ]

@@ -1,0 +1,249 @@
+"""The simulated side of the loop's seam: events out, actions in, time that only we move."""
+
+from collections.abc import Callable
+from typing import assert_never
+
+import msgspec
+
+from agent.messages import NoticeSeen
+from cloud.errors import CloudError, NoCapacity, ProviderUnreachable
+from cloud.model import LaunchRequest
+from cloud.simulated import Booted, Change, Evicted, Noticed, PricesMoved, SimulatedCloud
+from orchestrator.actions import (
+    AnyAction,
+    CloseJob,
+    Launch,
+    ListMachines,
+    Note,
+    OpenJob,
+    Regroup,
+    StartWorker,
+    Stop,
+    StopWorker,
+    Terminate,
+    WriteCheckpoint,
+)
+from orchestrator.events import (
+    AnyEvent,
+    CatalogueSeen,
+    Launched,
+    LaunchFailed,
+    Listed,
+    ListFailed,
+    ManagerStarted,
+    QuotesSeen,
+    Terminated,
+    Tick,
+)
+from orchestrator.settings import Settings
+from orchestrator.simulated.bad_days import DROUGHT, BadDays
+from orchestrator.simulated.fleet import Fleet
+from orchestrator.simulated.scenario import DAY_S, Scenario
+from orchestrator.simulated.timeline import Inbox, Luck, Timeline
+from orchestrator.state import State
+
+
+class Killed(Exception):  # noqa: N818 - it names what happened
+    """The manager was killed at an await point."""
+
+
+class SimulatedWorld:
+    """Virtual time, one seeded cloud, and everything that the manager talks to."""
+
+    def __init__(
+        self,
+        cloud: SimulatedCloud,
+        scenario: Scenario,
+        kill: Callable[[str], bool] | None = None,
+        watch: Callable[[State], None] | None = None,
+    ) -> None:
+        self.cloud = cloud
+        self.timeline = Timeline(cloud.market.start_s)
+        self.luck = Luck(scenario.seed, scenario.faults)
+        self.inbox = Inbox(self.timeline, self.luck)
+        self.fleet = Fleet(scenario, self.timeline, self.luck, self.inbox)
+        self.bad_days = BadDays(cloud, self.fleet, self.timeline, self.luck, self.inbox)
+        self.end_s = self.timeline.now_s + scenario.days * DAY_S
+        self.evictions = self.launches = self.restarts = 0
+        self.alive: dict[str, tuple[str, float]] = {}  # machine -> token and start
+        self.behind_s = 0.0  # how far the manager's wall clock is behind
+        self._pace = scenario.pace
+        self._answers: list[AnyEvent] = []
+        self._taken: AnyEvent | None = None
+        self._life = 0
+        self._kill = kill or (lambda _: self.luck.chance(self.luck.faults.killed))
+        self._watch = watch
+        self._slots = {kind.name: kind.slots for kind in cloud.catalogue()[0]}
+        self._provider = cloud.market.catalogue.cloud
+
+    # --- the seam -------------------------------------------------------------------------------
+
+    async def next_event(self, by_s: float) -> AnyEvent | None:
+        """Move virtual time to whatever comes first."""
+        self._taken = None
+        by_s += self.behind_s
+        timeline = self.timeline
+        while not (self._answers or self.inbox.ready):
+            change_s = self.cloud.next_change_s()
+            queued_s = timeline.next_s
+            first_s = queued_s if change_s is None else min(queued_s, change_s)
+            if min(first_s, by_s) > self.end_s:
+                return None
+            if by_s <= first_s:
+                timeline.move_to(by_s)
+                return Tick(at_s=self._wall_s)
+            timeline.move_to(first_s)
+            if change_s is not None and change_s <= queued_s:
+                for change in self.cloud.advance(timeline.now_s):
+                    self._cloud_changed(change)
+            else:
+                timeline.do_next()
+        if self._answers:
+            return self._answers.pop(0)
+        self._taken = self.inbox.ready.pop(0)
+        return self._taken
+
+    async def perform(self, action: AnyAction) -> None:
+        self.await_point("perform")
+        match action:
+            case Launch():
+                self._launch(action.request)
+            case Terminate():
+                self._terminate(action.machine_id)
+            case ListMachines():
+                self._list(action.provider)
+            case OpenJob():
+                self.fleet.open_job(action)
+            case StartWorker():
+                self.fleet.start_worker(action)
+            case StopWorker():
+                self.fleet.stop_worker(action.worker, action.machine_id)
+            case Regroup():
+                self.fleet.regroup(action)
+            case WriteCheckpoint():
+                self.fleet.jobs[action.job].checkpoint()
+            case CloseJob():
+                self.fleet.jobs[action.job].halt()
+            case Note() | Stop():
+                pass
+            case _:
+                assert_never(action)
+
+    async def show(self, state: State) -> None:
+        """Whoever watches a simulation looks at every state."""
+        if self._watch is not None:
+            self._watch(state)
+
+    # --- lives of the manager -------------------------------------------------------------------
+
+    def await_point(self, where: str) -> None:
+        """The manager may be killed wherever it waits."""
+        if self._kill(where):
+            raise Killed(where)
+
+    def restart(self) -> None:
+        """A new manager starts: answers to the old one are lost, the durable inbox is not."""
+        self._answers.clear()
+        self._life += 1
+        self.restarts += 1
+        if self._taken is not None:
+            self.inbox.ready.insert(0, self._taken)
+            self._taken = None
+        self.timeline.now_s += self._pace.restart_s * self.luck.random.uniform(0.2, 2.0)
+        if self.luck.chance(self.luck.faults.clock_set_back):
+            self.behind_s = self.luck.random.uniform(0.0, 3600.0)
+
+    def start(self, epoch: int, settings: Settings) -> None:
+        """What a manager hears first: that it has started, and what is sold at which prices."""
+        types, pools = self.cloud.catalogue()
+        quotes = tuple(self.cloud.quotes(self.timeline.now_s))
+        wall_s = self._wall_s
+        self._answers += [
+            ManagerStarted(at_s=wall_s, epoch=epoch, settings=settings),
+            CatalogueSeen(at_s=wall_s, provider=self._provider, types=types, pools=pools),
+            QuotesSeen(at_s=wall_s, provider=self._provider, quotes=quotes),
+        ]
+
+    def say(self, event: AnyEvent) -> None:
+        """Something that a person said; it goes through the durable inbox."""
+        self.inbox.ready.append(event)
+
+    @property
+    def _wall_s(self) -> float:
+        """What the manager's clock shows."""
+        return self.timeline.now_s - self.behind_s
+
+    # --- calls to the cloud ---------------------------------------------------------------------
+
+    def _answer(self, event: AnyEvent) -> None:
+        """An answer reaches only the manager that asked."""
+        life = self._life
+
+        def arrive() -> None:
+            if life == self._life:
+                self._answers.append(msgspec.structs.replace(event, at_s=self._wall_s))
+
+        self.timeline.after(self._pace.answer_s, arrive)
+
+    def _launch(self, request: LaunchRequest) -> None:
+        now_s = self.timeline.now_s
+        lost = self.luck.chance(self.luck.faults.unreachable)
+        try:
+            if lost and self.luck.chance(0.5):
+                raise ProviderUnreachable("the request was lost")
+            if now_s < self.bad_days.dry_until_s:
+                raise NoCapacity(f"{request.pool.key}: {DROUGHT}")
+            machine = self.cloud.launch(request, now_s)
+            if machine.id not in self.alive:
+                self.launches += 1
+                self.alive[machine.id] = (machine.token, now_s)
+            self.await_point("launched")
+            if lost:
+                raise ProviderUnreachable("the answer was lost")
+        except CloudError as error:
+            failed = LaunchFailed(at_s=0.0, token=request.token, code=error.code, error=str(error))
+            self._answer(failed)
+            return
+        self._answer(Launched(at_s=0.0, token=request.token, machine=machine))
+
+    def _terminate(self, machine_id: str) -> None:
+        if self.luck.chance(self.luck.faults.unreachable):
+            return
+        self.cloud.terminate([machine_id], self.timeline.now_s)
+        self._gone(machine_id)
+        self.await_point("terminated")
+        self._answer(Terminated(at_s=0.0, machine_id=machine_id))
+
+    def _list(self, provider: str) -> None:
+        if self.luck.chance(self.luck.faults.unreachable):
+            self._answer(ListFailed(at_s=0.0, provider=provider, error="no answer"))
+            return
+        seen_s = self.timeline.now_s - self.luck.faults.listing_lag_s
+        machines = tuple(m for m in self.cloud.machines() if m.launched_at_s <= seen_s)
+        self._answer(
+            Listed(at_s=0.0, provider=provider, asked_at_s=self._wall_s, machines=machines)
+        )
+
+    # --- what the cloud does --------------------------------------------------------------------
+
+    def _cloud_changed(self, change: Change) -> None:
+        match change:
+            case Booted():
+                self.fleet.boot(change.machine, self._slots[change.machine.pool.type])
+            case Noticed():
+                if change.notice.machine_id in self.alive:
+                    seen = NoticeSeen(at_s=0.0, notice=change.notice)
+                    self.inbox.report(seen, self._pace.notice_poll_s)
+            case Evicted():
+                if change.machine_id in self.alive:
+                    self.evictions += 1
+                    self._gone(change.machine_id)
+            case PricesMoved():
+                event = QuotesSeen(at_s=self._wall_s, provider=self._provider, quotes=change.quotes)
+                self._answers.append(event)
+            case _:
+                assert_never(change)
+
+    def _gone(self, machine_id: str) -> None:
+        self.alive.pop(machine_id, None)
+        self.fleet.machine_dies(machine_id)
