@@ -1,10 +1,10 @@
 """The error tree of the planner.
 
-    MorphError
-    ├── ProfileError       a profile is missing, old, corrupt or contradicts itself: calibrate again
-    ├── ScheduleError      a schedule cannot run: an action waits for what never comes
-    ├── DoesNotFit         no layout fits into memory; says what would do
-    └── BatchError         the global batch cannot be shared out as asked; says what can
+MorphError
+├── ProfileError       a profile is missing, old, corrupt or contradicts itself: calibrate again
+├── ScheduleError      a schedule cannot run: an action waits for what never comes
+├── DoesNotFit         no layout fits into memory; says what would do
+└── BatchError         the global batch cannot be shared out as asked; says what can
 """
 
 
@@ -13,16 +13,16 @@ class MorphError(Exception):
 
 
 class ProfileError(MorphError):
-    pass
+    """A profile is missing, old, corrupt or contradicts itself."""
 
 
 class ScheduleError(MorphError):
-    pass
+    """A schedule cannot run."""
 
 
-class DoesNotFit(MorphError):
-    pass
+class DoesNotFit(MorphError):  # noqa: N818 - it names what happened
+    """No layout fits into memory."""
 
 
 class BatchError(MorphError):
-    pass
+    """The global batch cannot be shared out as asked."""

@@ -18,105 +18,68 @@ from collections.abc import Sequence
 from functools import lru_cache
 
 import numpy as np
-from numpy.typing import NDArray
 
 from agent.schedule import KIND_SHIFT, STAGE_SHIFT, Kind, Schedule
-from orchestrator.morph import engine
+from orchestrator.morph import engine, programs
+from orchestrator.morph.compiled import Codes, Flags, Reals
+from orchestrator.morph.engine import Programs
 from orchestrator.morph.errors import ScheduleError
 
-Codes = NDArray[np.int64]
 STEADY = ("gpipe", "1f1b", "varuna", "interleaved", "zero-bubble")
-CACHED_SCHEDULES = 512
+CHUNKS = 2
+CACHED_SCHEDULES = 64
 
 
+@lru_cache(maxsize=CACHED_SCHEDULES)
 def make(
-    name: str, stages: int, microbatches: int, *, recompute: bool = False, chunks: int = 2
+    name: str, workers: int, microbatches: int, *, recompute: bool = False, chunks: int = CHUNKS
 ) -> Schedule:
-    """The schedule of this name for a pipeline of `stages` workers; recompute never on the last stage."""
-    if stages < 1 or microbatches < 1:
+    """The schedule of this name for a pipeline of so many workers; recompute never on the last stage.
+
+    `chunks` is how many stages a worker hosts, and matters to interleaved only.
+    """
+    codes, offsets, _ = pack(name, workers, microbatches, recompute=recompute, chunks=chunks)
+    hosts = _chain(workers)
+    if name == "interleaved":
+        hosts = tuple((stage % workers,) for stage in range(workers * chunks))
+    return _packed(name, hosts, microbatches, codes, offsets)
+
+
+def pack(
+    name: str, workers: int, microbatches: int, *, recompute: bool = False, chunks: int = CHUNKS
+) -> Programs:
+    """The programs of `make`, as the engine reads them."""
+    if workers < 1 or microbatches < 1:
         raise ScheduleError(
-            f"{name}: a pipeline of {stages} stages with {microbatches} microbatches cannot run; "
+            f"{name}: a pipeline of {workers} workers with {microbatches} microbatches cannot run; "
             "both must be at least 1"
         )
-    if name == "gpipe":
-        return gpipe(stages, microbatches, recompute=recompute)
-    if name == "1f1b":
-        return one_f_one_b(stages, microbatches, recompute=recompute)
-    if name == "varuna":
-        return varuna(stages, microbatches, recompute=recompute)
-    if name == "interleaved":
-        return interleaved(stages, chunks, microbatches)
-    if name == "zero-bubble":
-        return zero_bubble(stages, microbatches)
-    raise ScheduleError(f"there is no schedule {name!r}; there are {', '.join(STEADY)}")
+    again = _all_but_last(workers, recompute and name not in ("interleaved", "zero-bubble"))
+    match name:
+        case "gpipe":
+            codes, offsets = programs.gpipe(workers, microbatches, again)
+        case "1f1b":
+            codes, offsets = programs.one_f_one_b(workers, microbatches, again, False)
+        case "zero-bubble":
+            codes, offsets = programs.one_f_one_b(workers, microbatches, again, True)
+        case "varuna":
+            codes, offsets = programs.varuna(workers, microbatches, again)
+        case "interleaved":
+            _check_interleaved(workers, microbatches)
+            codes, offsets = programs.interleaved(workers, chunks, microbatches)
+        case _:
+            raise ScheduleError(f"there is no schedule {name!r}; there are {', '.join(STEADY)}")
+    return Programs(codes, offsets, microbatches)
 
 
-@lru_cache(maxsize=CACHED_SCHEDULES)
-def gpipe(stages: int, microbatches: int, *, recompute: bool = False) -> Schedule:
-    """All forwards, then all backwards in reverse; the microbatch that comes first needs no recompute."""
-    programs = []
-    for stage in range(stages):
-        program = [_code(Kind.FORWARD, stage, m) for m in range(microbatches)]
-        for m in reversed(range(microbatches)):
-            if recompute and m != microbatches - 1:
-                program.append(_code(Kind.RECOMPUTE, stage, m))
-            program.append(_code(Kind.BACKWARD, stage, m))
-        programs.append(program)
-    return _assemble("gpipe", _chain(stages), microbatches, programs)
-
-
-@lru_cache(maxsize=CACHED_SCHEDULES)
-def one_f_one_b(stages: int, microbatches: int, *, recompute: bool = False) -> Schedule:
-    """1F1B with flush: at stage r at most min(p - r, m) microbatches are in flight."""
-    codes, offsets = engine.one_f_one_b(stages, microbatches, _all_but_last(stages, recompute), False)
-    return _packed("1f1b", _chain(stages), microbatches, codes, offsets)
-
-
-@lru_cache(maxsize=CACHED_SCHEDULES)
-def zero_bubble(stages: int, microbatches: int) -> Schedule:
-    """1F1B whose stage s owes at most s + 1 weight-gradients, done where 1F1B would wait for gradients."""
-    codes, offsets = engine.one_f_one_b(stages, microbatches, np.zeros(stages, np.bool_), True)
-    return _packed("zero-bubble", _chain(stages), microbatches, codes, offsets)
-
-
-@lru_cache(maxsize=CACHED_SCHEDULES)
-def varuna(stages: int, microbatches: int, *, recompute: bool = True) -> Schedule:
-    """Varuna's rules, played out with a forward of one unit, a backward of two, a recompute of one."""
-    order, offsets = engine.varuna(stages, microbatches, _all_but_last(stages, recompute))
-    return _packed("varuna", _chain(stages), microbatches, order, offsets)
-
-
-@lru_cache(maxsize=CACHED_SCHEDULES)
-def interleaved(workers: int, chunks: int, microbatches: int) -> Schedule:
-    """v chunks a worker, strided: worker w hosts stages w, w + p, ...; m must be a multiple of p.
-
-    Worker w runs 2(p - w - 1) + (v - 1)p chunk-forwards before its first backward (all of them if m = p).
-    """
+def _check_interleaved(workers: int, microbatches: int) -> None:
     if microbatches % workers:
+        below = microbatches // workers * workers
+        near = f"{below} or {below + workers}" if below else f"{workers}"
         raise ScheduleError(
             f"interleaved: {microbatches} microbatches are not a multiple of {workers} workers; "
-            f"use {microbatches // workers * workers or workers} or "
-            f"{(microbatches // workers + 1) * workers}"
+            f"use {near}"
         )
-    stages, total = workers * chunks, microbatches * chunks
-    rounds = np.arange(total)
-    chunk = rounds // workers % chunks
-    microbatch = rounds // (workers * chunks) * workers + rounds % workers
-    programs = []
-    for worker in range(workers):
-        warm = 2 * (workers - worker - 1) + (chunks - 1) * workers
-        warm = total if microbatches == workers else min(warm, total)
-        forward = [_code(Kind.FORWARD, c * workers + worker, m) for c, m in _pairs(chunk, microbatch)]
-        backward = [
-            _code(Kind.BACKWARD, (chunks - 1 - c) * workers + worker, m)
-            for c, m in _pairs(chunk, microbatch)
-        ]
-        program = forward[:warm]
-        for step in range(total - warm):
-            program += [forward[warm + step], backward[step]]
-        programs.append(program + backward[total - warm :])
-    hosts = tuple((stage % workers,) for stage in range(stages))
-    return _assemble("interleaved", hosts, microbatches, programs)
 
 
 @lru_cache(maxsize=CACHED_SCHEDULES)
@@ -185,34 +148,30 @@ def contiguous(layers: int, workers: int) -> tuple[int, ...]:
     return tuple(layer * workers // layers for layer in range(layers))
 
 
-def replay(schedule: Schedule, seconds: NDArray[np.float64], pending: int = 0) -> Schedule:
+def replay(schedule: Schedule, seconds: Reals, owed: int = 0) -> Schedule:
     """The schedule that workers follow if each always takes the first of its actions that is ready."""
-    codes, offsets = arrays(schedule)
-    order, _, _ = engine.run_greedy(
-        codes,
-        offsets,
-        schedule.microbatches,
-        seconds,
-        np.ones(schedule.workers),
-        np.zeros((2, schedule.stages, 3)),
-        0,
-        len(codes),
-        np.array([0, pending]),
-    )
+    programs = arrays(schedule)
+    wire = np.zeros((2, schedule.stages, 3))
+    costs = engine.Costs(seconds, np.ones(schedule.workers), wire, 0)
+    rules = engine.Rules(len(programs.codes), 0, owed)
+    order = engine.run_greedy(programs, costs, rules).order
     if (order < 0).any():
-        raise ScheduleError(f"{schedule.name}: {(order < 0).sum()} actions wait for what never comes")
-    return _packed(schedule.name, schedule.hosts, schedule.microbatches, codes[order], offsets)
+        raise ScheduleError(
+            f"{schedule.name}: {(order < 0).sum()} actions wait for what never comes"
+        )
+    codes, offsets = programs.codes[order], programs.offsets
+    return _packed(schedule.name, schedule.hosts, schedule.microbatches, codes, offsets)
 
 
-def arrays(schedule: Schedule) -> tuple[Codes, Codes]:
-    """The packed programs as the engine reads them, without a copy."""
-    codes = np.frombuffer(schedule.codes, np.int64)
-    return codes, np.array(schedule.offsets, np.int64)
+def arrays(schedule: Schedule) -> Programs:
+    """The packed programs as the engine reads them."""
+    codes = np.frombuffer(schedule.codes, np.int64).copy()
+    return Programs(codes, np.array(schedule.offsets, np.int64), schedule.microbatches)
 
 
 def in_flight(schedule: Schedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
     """Per stage, the most microbatches stashed and the most weight-gradients owed at any time."""
-    stashed, owed = engine.peaks(*arrays(schedule), schedule.stages)
+    stashed, owed = engine.peaks(arrays(schedule), schedule.stages)
     return tuple(stashed.tolist()), tuple(owed.tolist())
 
 
@@ -234,25 +193,32 @@ def _chain(stages: int) -> tuple[tuple[int, ...], ...]:
     return tuple((stage,) for stage in range(stages))
 
 
-def _all_but_last(stages: int, recompute: bool) -> NDArray[np.bool_]:
+def _all_but_last(stages: int, recompute: bool) -> Flags:
     again = np.full(stages, recompute)
     again[-1] = False
     return again
-
-
-def _pairs(chunk: Codes, microbatch: Codes) -> list[tuple[int, int]]:
-    return list(zip(chunk.tolist(), microbatch.tolist(), strict=True))
 
 
 def _assemble(
     name: str,
     hosts: tuple[tuple[int, ...], ...],
     microbatches: int,
-    programs: list[list[int]],
+    listed: list[list[int]],
     update_every: int = 0,
 ) -> Schedule:
-    offsets = np.concatenate([[0], np.cumsum([len(program) for program in programs])])
-    codes = np.array([code for program in programs for code in program], np.int64)
+    offsets = np.concatenate([[0], np.cumsum([len(program) for program in listed])])
+    codes = np.array([code for program in listed for code in program], np.int64)
+    return _packed(name, hosts, microbatches, codes, offsets, update_every)
+
+
+def _packed(
+    name: str,
+    hosts: tuple[tuple[int, ...], ...],
+    microbatches: int,
+    codes: Codes,
+    offsets: Codes,
+    update_every: int = 0,
+) -> Schedule:
     return Schedule(
         name=name,
         hosts=hosts,
@@ -260,17 +226,4 @@ def _assemble(
         offsets=tuple(offsets.tolist()),
         codes=codes.tobytes(),
         update_every=update_every or microbatches,
-    )
-
-
-def _packed(
-    name: str, hosts: tuple[tuple[int, ...], ...], microbatches: int, codes: Codes, offsets: Codes
-) -> Schedule:
-    return Schedule(
-        name=name,
-        hosts=hosts,
-        microbatches=microbatches,
-        offsets=tuple(offsets.tolist()),
-        codes=codes.tobytes(),
-        update_every=microbatches,
     )

@@ -1,0 +1,156 @@
+"""One step, played out: when does each worker finish, and when is the step over?
+
+A pipeline's programs run under its costs (`engine`); then the replicas of a stage reduce its gradients:
+
+    stage ready  r_s = max over replicas of the end of its last backward
+    step         = max over stages of (r_s + tail_s) + overhead
+    tail_s       = the part of all-reduce and apply that the last backward does not hide
+
+Replicas may differ in speed, in network and in their number of microbatches. All is deterministic: jitter
+is drawn from the seed, the stage and the microbatch, so the same question has the same answer.
+"""
+
+from collections.abc import Sequence
+
+import msgspec
+import numpy as np
+
+from agent.schedule import Kind, Schedule, unpack
+from orchestrator.morph import engine, schedules
+from orchestrator.morph.compiled import Reals
+from orchestrator.morph.engine import Costs, Outcome, Programs
+from orchestrator.morph.errors import ScheduleError
+
+NO_TRACE = engine.Trace(np.empty(0), np.empty(0))
+REACH = 8  # how many actions ahead a worker looks when it deviates
+
+
+class Bar(msgspec.Struct, frozen=True, kw_only=True):
+    """One action of one worker, as it happened."""
+
+    worker: int
+    kind: Kind
+    stage: int
+    microbatch: int
+    start_s: float
+    end_s: float
+
+
+class Step(msgspec.Struct, frozen=True, kw_only=True):
+    """What one step takes: `compute_s` until the last gradient, `step_s` until it is applied."""
+
+    step_s: float
+    compute_s: float
+    idle: float  # the share of worker seconds before `compute_s` in which nothing was computed
+    stage_ready_s: tuple[float, ...]
+
+
+def costs(
+    seconds: Reals, *, wire: Reals | None = None, slowness: Reals | None = None, seed: int = 0
+) -> Costs:
+    """What the engine needs, with no wires and equal workers unless told; seconds[kind, stage]."""
+    stages = seconds.shape[1]
+    wire = np.zeros((2, stages, 3)) if wire is None else wire
+    slowness = np.ones(stages) if slowness is None else slowness
+    return Costs(seconds, slowness, wire, seed)
+
+
+def uniform(stages: int, forward_s: float, backward_s: float, *, input_share: float = 0.5) -> Reals:
+    """Equal stages: a recompute is a forward again, a backward is input- and weight-gradient."""
+    each = (
+        forward_s,
+        backward_s,
+        backward_s * input_share,
+        backward_s * (1 - input_share),
+        forward_s,
+    )
+    return np.repeat(np.array(each)[:, None], stages, axis=1)
+
+
+def run(programs: Programs, costs: Costs, name: str = "schedule") -> Outcome:
+    """The engine behind a door: the shapes are checked and a schedule that blocks itself is refused."""
+    workers, stages = len(programs.offsets) - 1, costs.seconds.shape[1]
+    if len(costs.slowness) != workers or costs.wire.shape != (2, stages, 3):
+        raise ScheduleError(
+            f"{name}: {workers} workers and {stages} stages, but costs for {len(costs.slowness)} "
+            f"workers and {costs.wire.shape[1]} stages"
+        )
+    highest = int((programs.codes >> 32 & engine.STAGE).max())
+    if highest >= stages:
+        raise ScheduleError(f"{name}: it names stage {highest}, but there are costs for {stages}")
+    outcome = engine.run_in_order(programs, costs, NO_TRACE)
+    if outcome.stuck >= 0:
+        action = unpack(int(programs.codes[outcome.stuck]))
+        raise ScheduleError(
+            f"{name}: {action.kind.name} of microbatch {action.microbatch} at stage "
+            f"{action.stage} waits for what never comes"
+        )
+    return outcome
+
+
+def simulate(schedule: Schedule, costs: Costs, *, deviate: bool = False) -> Step:
+    """One pipeline, nothing reduced. With `deviate` a worker whose input is late takes another action."""
+    programs = schedules.arrays(schedule)
+    if not deviate:
+        return finish([run(programs, costs, schedule.name)])
+    # Deviating stops being free where it needs more memory than the plan: the stash keeps its bound.
+    stashed = max(schedules.in_flight(schedule)[0])
+    taken = engine.run_greedy(programs, costs, engine.Rules(REACH, stashed, 0))
+    if (taken.order < 0).any():
+        raise ScheduleError(f"{schedule.name}: an action waits for what never comes")
+    return finish([_outcome(programs, costs, taken)])
+
+
+def _outcome(programs: Programs, costs: Costs, taken: engine.Taken) -> Outcome:
+    codes, offsets, _ = programs
+    workers, stages = len(offsets) - 1, costs.seconds.shape[1]
+    done, busy, stage_done = np.zeros(workers), np.zeros(workers), np.zeros(stages)
+    for worker in range(workers):
+        mine = slice(offsets[worker], offsets[worker + 1])
+        done[worker] = taken.ends[mine].max()
+        busy[worker] = (taken.ends[mine] - taken.starts[mine]).sum()
+    kinds, stage = codes >> 56, codes >> 32 & engine.STAGE
+    ending = (kinds != engine.FORWARD) & (kinds != engine.RECOMPUTE)
+    np.maximum.at(stage_done, stage[ending], taken.ends[ending])
+    return Outcome(done, stage_done, busy, -1)
+
+
+def finish(
+    outcomes: Sequence[Outcome], tail_s: Reals | None = None, overhead_s: float = 0.0
+) -> Step:
+    """The replicas of a stage wait for each other, reduce and apply."""
+    ready = np.max([outcome.stage_done for outcome in outcomes], axis=0)
+    compute_s = max(float(outcome.done.max()) for outcome in outcomes)
+    end_s = compute_s if tail_s is None else float((ready + tail_s).max())
+    busy_s = sum(float(outcome.busy.sum()) for outcome in outcomes)
+    workers = sum(len(outcome.done) for outcome in outcomes)
+    return Step(
+        step_s=max(end_s, compute_s) + overhead_s,
+        compute_s=compute_s,
+        idle=1 - busy_s / (workers * compute_s) if compute_s > 0 else 0.0,
+        stage_ready_s=tuple(ready.tolist()),
+    )
+
+
+def timeline(schedule: Schedule, costs: Costs) -> tuple[Bar, ...]:
+    """Every action with its start and end, worker after worker."""
+    programs = schedules.arrays(schedule)
+    run(programs, costs, schedule.name)
+    size = len(programs.codes)
+    trace = engine.Trace(np.empty(size), np.empty(size))
+    engine.run_in_order(programs, costs, trace)
+    bars = []
+    for worker in range(schedule.workers):
+        for i in range(schedule.offsets[worker], schedule.offsets[worker + 1]):
+            action = unpack(int(programs.codes[i]))
+            bars.append(
+                Bar(
+                    worker=worker,
+                    kind=action.kind,
+                    stage=action.stage,
+                    microbatch=action.microbatch,
+                    start_s=float(trace.starts[i]),
+                    end_s=float(trace.ends[i]),
+                )
+            )
+    return tuple(bars)

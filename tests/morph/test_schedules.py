@@ -1,0 +1,164 @@
+"""Schedules against the answers that are known by calculation."""
+
+import numpy as np
+import pytest
+
+from agent.schedule import Kind, unfold
+from orchestrator.morph import schedules, simulator
+from orchestrator.morph.errors import ScheduleError
+
+UNIT = (1.0, 2.0)
+
+
+def step_s(name: str, stages: int, microbatches: int, **options) -> float:
+    schedule = schedules.make(name, stages, microbatches, **options)
+    seconds = simulator.uniform(schedule.stages, *UNIT)
+    return simulator.simulate(schedule, simulator.costs(seconds, slowness=np.ones(stages))).step_s
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b"])
+@pytest.mark.parametrize(("p", "m"), [(2, 2), (4, 8), (8, 32), (5, 7), (16, 3)])
+def test_flushing_bubble(name, p, m):
+    """With a flush the idle time over the ideal time is (p - 1) / m."""
+    ideal = m * sum(UNIT)
+    assert step_s(name, p, m) / ideal - 1 == pytest.approx((p - 1) / m)
+
+
+@pytest.mark.parametrize(("p", "v", "m"), [(4, 2, 8), (4, 3, 12), (8, 2, 8), (2, 4, 6)])
+def test_interleaved_bubble(p, v, m):
+    """With v chunks a worker the bubble is v times smaller."""
+    ideal = m * v * sum(UNIT)
+    assert step_s("interleaved", p, m, chunks=v) / ideal - 1 == pytest.approx((p - 1) / m / v)
+
+
+@pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 8), (6, 40)])
+def test_zero_bubble_beats_1f1b_within_its_memory(p, m):
+    """Putting off weight-gradients shortens the step, and stage s never owes more than s + 1 of them."""
+    split = schedules.make("zero-bubble", p, m)
+    seconds = simulator.uniform(p, 1.0, 2.0)
+    assert simulator.simulate(split, simulator.costs(seconds)).step_s < step_s("1f1b", p, m)
+    _, owed = schedules.in_flight(split)
+    assert all(most <= stage + 1 for stage, most in enumerate(owed))
+
+
+@pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 3), (3, 100)])
+def test_1f1b_in_flight(p, m):
+    """Stage r of 1F1B holds at most p - r microbatches; GPipe holds all of them."""
+    assert schedules.in_flight(schedules.make("1f1b", p, m))[0] == tuple(
+        min(p - r, m) for r in range(p)
+    )
+    assert schedules.in_flight(schedules.make("gpipe", p, m))[0] == (m,) * p
+
+
+def test_2bw_versions():
+    """Microbatch 9 of m = 4 is the first on version 1, and four stages never need more than two."""
+    assert [schedules.two_bw_version(k, 4) for k in (1, 8, 9, 12, 13)] == [0, 0, 1, 1, 2]
+    schedule = schedules.two_bw(4, 16, 4)
+    for stage in range(4):
+        held: set[int] = set()
+        most = 0
+        for action in schedule.program(stage):
+            if action.kind == Kind.FORWARD:
+                held.add(action.microbatch + 1)
+            else:
+                held.discard(action.microbatch + 1)
+            most = max(most, len({schedules.two_bw_version(k, 4) for k in held}))
+        assert most <= 2
+    with pytest.raises(ScheduleError, match="use at least 4"):
+        schedules.two_bw(4, 16, 3)
+
+
+@pytest.mark.parametrize(
+    ("layers", "workers", "m", "answers"), [(8, 2, 1, (23, 19, 16)), (16, 4, 4, (83, 68, 51))]
+)
+def test_out_of_order_backprop(layers, workers, m, answers):
+    """Unit-time layers: GPipe, gradient fast-forwarding and modulo placement as the paper has them."""
+    q = layers // workers
+    fused = np.zeros((5, workers))
+    fused[Kind.FORWARD], fused[Kind.BACKWARD] = q, 2 * q
+    fused[Kind.BACKWARD, 0] -= 1  # nobody needs the gradient of the model's input
+    plain = simulator.simulate(schedules.make("gpipe", workers, m), simulator.costs(fused))
+    seconds = np.ones((5, layers))
+    seconds[Kind.INPUT_GRADIENT, 0] = 0
+    costs = simulator.costs(seconds, slowness=np.ones(workers))
+    near = schedules.out_of_order(schedules.contiguous(layers, workers), m, barrier=True)
+    far = schedules.out_of_order(schedules.modulo(layers, workers), m, barrier=False)
+    found = [plain.step_s, simulator.simulate(near, costs).step_s]
+    assert (*found, simulator.simulate(far, costs).step_s) == answers
+
+
+@pytest.mark.parametrize(("layers", "n", "m"), [(8, 2, 2), (12, 4, 4), (24, 4, 8), (12, 3, 5)])
+def test_fast_forwarding_closed_form(layers, n, m):
+    """Forwards, then max((n-2)q + 2qm, (n-1)q + 2qm - m): the closed form and the simulator agree."""
+    q = layers // n
+    seconds = np.ones((5, layers))
+    seconds[Kind.INPUT_GRADIENT, 0] = 0
+    near = schedules.out_of_order(schedules.contiguous(layers, n), m, barrier=True)
+    costs = simulator.costs(seconds, slowness=np.ones(n))
+    expected = (m + n - 1) * q + max((n - 2) * q + 2 * q * m, (n - 1) * q + 2 * q * m - m)
+    assert simulator.simulate(near, costs).step_s == expected
+
+
+def test_varuna_is_one_unit_shorter():
+    """4 stages, 5 microbatches: one unit less than GPipe, and the last stage recomputes nothing."""
+    gpipe = step_s("gpipe", 4, 5, recompute=True)
+    varuna = step_s("varuna", 4, 5, recompute=True)
+    assert gpipe - varuna == 1
+    last = schedules.make("varuna", 4, 5, recompute=True).program(3)
+    assert Kind.RECOMPUTE not in {action.kind for action in last}
+
+
+@pytest.mark.parametrize("replicas", [(2, 1), (3, 2, 1), (1, 1, 1), (15, 1)])
+def test_pipedream_round_robin(replicas):
+    """Every input is computed once a stage, forward and backward on the same replica, NOAM at the door."""
+    schedule = schedules.pipedream(replicas, 60)
+    seen: dict[tuple[Kind, int, int], int] = {}
+    for worker in range(schedule.workers):
+        for action in schedule.program(worker):
+            seen[action.kind, action.stage, action.microbatch] = worker
+    assert len(seen) == 2 * 60 * len(replicas)
+    for stage in range(len(replicas)):
+        for i in range(60):
+            workers = {seen[Kind.FORWARD, stage, i], seen[Kind.BACKWARD, stage, i]}
+            assert workers == {schedule.host(stage, i)}
+    admitted = next(
+        i for i, action in enumerate(schedule.program(0)) if action.kind == Kind.BACKWARD
+    )
+    assert admitted == -(-sum(replicas) // replicas[0])
+
+
+@pytest.mark.parametrize("name", schedules.STEADY)
+def test_unfolding_pairs_sends_with_receives(name):
+    """Whatever is sent by one worker is received by exactly one other, and each stage reduces once."""
+    schedule = schedules.make(name, 4, 8, recompute=True)
+    sent, received, reduced = [], [], []
+    for worker in range(4):
+        for action in unfold(schedule, worker):
+            if action.kind == Kind.SEND_ACTIVATION:
+                sent.append(("up", action.stage + 1, action.microbatch))
+            elif action.kind == Kind.SEND_GRADIENT:
+                sent.append(("down", action.stage - 1, action.microbatch))
+            elif action.kind == Kind.RECEIVE_ACTIVATION:
+                received.append(("up", action.stage, action.microbatch))
+            elif action.kind == Kind.RECEIVE_GRADIENT:
+                received.append(("down", action.stage, action.microbatch))
+            elif action.kind == Kind.REDUCE:
+                reduced.append(action.stage)
+    assert sorted(sent) == sorted(received)
+    assert len(sent) == len(set(sent))
+    assert sorted(reduced) == list(range(schedule.stages))
+
+
+@pytest.mark.parametrize(
+    ("ask", "answer"),
+    [
+        (lambda: schedules.make("1f1b", 0, 4), "both must be at least 1"),
+        (lambda: schedules.make("interleaved", 4, 10), "use 8 or 12"),
+        (lambda: schedules.make("interleaved", 4, 3), "use 4"),
+        (lambda: schedules.make("zigzag", 4, 8), "there is no schedule 'zigzag'; there are gpipe"),
+    ],
+)
+def test_refusals_say_what_to_do(ask, answer):
+    """What cannot be scheduled is refused with numbers that would do."""
+    with pytest.raises(ScheduleError, match=answer):
+        ask()
