@@ -28,6 +28,8 @@ JOB_FAILED = 101
 JOB_CANCELLED = 102
 INTERRUPTED = 130
 
+PIPE_WIDTH = 160
+
 ConfigPath = Annotated[
     Path | None,
     typer.Option("--config", metavar="FILE", help=f"Settings. Default: ./{FILE_NAME} if there."),
@@ -53,22 +55,22 @@ class Desk:
     def __init__(self, config_path: Path | None, flags: dict[str, str], *, json: bool) -> None:
         self.json = json
         self.flags = flags
-        self.out = Console(soft_wrap=False, highlight=False)
-        self._config_path = config_path
+        self.out = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
+        self.given_path = config_path
         self._config: Config | None = None
 
     @property
     def config_path(self) -> Path | None:
         """The file with the settings, if there is one."""
-        if self._config_path is not None:
-            return self._config_path.absolute()
+        if self.given_path is not None:
+            return self.given_path.absolute()
         found = Path(FILE_NAME).absolute()
         return found if found.exists() else None
 
     @property
     def config(self) -> Config:
         if self._config is None:
-            self._config = load(self._config_path, os.environ, self.flags)
+            self._config = load(self.given_path, os.environ, self.flags)
         return self._config
 
     def client(self) -> Client:

@@ -92,7 +92,7 @@ def submit(  # noqa: PLR0913 - a parameter per option
     desk.flags |= {f"job.{key}": str(value) for key, value in flags.items() if value is not None}
     data = read_script(script, desk.config)
     client = desk.client()
-    spec = _spec(desk.config, script, client.put_script(data), tuple(arguments or ()))
+    spec = job_spec(desk.config, script, client.put_script(data), tuple(arguments or ()))
     spec = with_limits(spec, budget, deadline)
     client.post(JobSubmitted(at_s=time.time(), spec=spec))
     job = _until_taken(client, spec.job)
@@ -140,7 +140,7 @@ def _check_source(path: Path, data: bytes) -> None:
         raise CommandError(f"{path}: not Python: {error}", USAGE) from None
 
 
-def _spec(config: Config, script: Path, sha: str, argv: tuple[str, ...]) -> JobSpec:
+def job_spec(config: Config, script: Path, sha: str, argv: tuple[str, ...]) -> JobSpec:
     job = config.job
     return JobSpec(
         job=job_id(script), script=str(script), script_sha=sha, argv=argv,

@@ -33,7 +33,7 @@ WATCH_S = 1.0
 
 
 def add(app: typer.Typer) -> None:
-    for function in (demo, up, status, down):
+    for function in (demo, up, dashboard, status, down):
         command(app)(function)
 
 
@@ -69,6 +69,15 @@ def up(desk: Desk) -> None:
         page,
         then=("orchestrator submit examples/gpt.py --follow", "orchestrator down"),
     )
+
+
+def dashboard(desk: Desk) -> None:
+    """The address of the page that shows it all, with the key in it."""
+    house = desk.client().house()
+    if not house.dashboard_url:
+        raise CommandError("the dashboard is off; set dashboard.enabled = true, then down and up")
+    address = dashboard_address(house, Places(desk.config.state_dir))
+    desk.answer({"dashboard_url": address}, Text(address, no_wrap=True))
 
 
 def dashboard_address(house: House, places: Places) -> str:

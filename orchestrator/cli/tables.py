@@ -15,9 +15,9 @@ ENDED_SHOWN = 5
 MACHINES_SHOWN = 50
 
 
-def table(*columns: str, title: str | None = None) -> Table:
+def table(*columns: str) -> Table:
     """A quiet table; a column that ends in $ or # holds numbers."""
-    made = Table(title=title, box=None, title_justify="left", pad_edge=False, title_style="bold")
+    made = Table(box=None, pad_edge=False, collapse_padding=True, padding=(0, 1))
     for column in columns:
         number = column.endswith(("$", "#"))
         made.add_column(

@@ -1,0 +1,233 @@
+"""Making trouble on purpose, and clearing up what trouble has left."""
+
+import asyncio
+import os
+import shutil
+import tempfile
+import time
+from collections.abc import Awaitable, Callable
+from pathlib import Path
+from typing import Annotated, Literal, TypeVar
+
+import msgspec
+import redis.asyncio
+import typer
+from rich.text import Text
+
+from cloud.local.provider import LocalProvider
+from cloud.provider import Provider
+from orchestrator import processes
+from orchestrator.cli import tables
+from orchestrator.cli.desk import USAGE, CommandError, Desk, command
+from orchestrator.client import Client, NotRunning
+from orchestrator.house import HouseError, only_one
+from orchestrator.journal import RedisJournal
+from orchestrator.loop import resume
+from orchestrator.places import Places
+from orchestrator.redis_server import retry_policy
+from orchestrator.wording import plural
+
+T = TypeVar("T")
+NODES_MAX = 10_000
+ANSWER_S_MAX = 30.0
+LINKS = ("spot-*", "sc-*")
+RUN_DIRS = ("run", "cloud/machines")
+
+
+def add(app: typer.Typer) -> None:
+    for function in (drill, gc):
+        command(app)(function)
+
+
+# --- drills --------------------------------------------------------------------------------------
+
+
+def drill(
+    desk: Desk,
+    warning: Annotated[
+        float,
+        typer.Option(metavar="SECONDS", help="Notice given: 120 as EC2, 30 as Azure, 0 none."),
+    ] = 120.0,
+    nodes: Annotated[str, typer.Option(metavar="N|all", help="How many machines to take.")] = "1",
+) -> None:
+    """Have machines of the local cloud taken away, as a market would, and see what happens."""
+    if not 0 <= warning <= 86_400:
+        raise CommandError(f"--warning {warning:g}: seconds from 0 to 86400", USAGE)
+    count = _nodes(nodes)
+    client = desk.client()
+    if not client.house().local_cloud:
+        raise CommandError(
+            "drills take machines of the local cloud only, and it is off (local.enabled); "
+            "a real cloud's machines are never taken on purpose"
+        )
+
+    async def take(cloud: LocalProvider) -> list[str]:
+        return await cloud.drill(warning_s=warning, nodes=count)
+
+    taken = asyncio.run(with_local_cloud(client, take))
+    notice = f"with {warning:g} s of notice" if warning else "without notice"
+    line = f"{plural(len(taken), 'machine')} taken {notice}: {', '.join(taken)}"
+    desk.answer(
+        {"warning_s": warning, "machines": taken},
+        Text(line if taken else "no spot machine is running, so none was taken"),
+        then=("orchestrator events", "orchestrator status --watch"),
+    )
+
+
+def _nodes(text: str) -> int | Literal["all"]:
+    if text == "all":
+        return "all"
+    if text.isascii() and text.isdigit() and 1 <= int(text) <= NODES_MAX:
+        return int(text)
+    raise CommandError(f"--nodes {text}: a number from 1 to {NODES_MAX}, or all", USAGE)
+
+
+async def with_local_cloud(client: Client, ask: Callable[[LocalProvider], Awaitable[T]]) -> T:
+    """Ask the local cloud that the house owns."""
+    directory = Path(client.house().local_cloud)
+    try:
+        url = msgspec.json.decode((directory / "cloud.json").read_bytes())["url"]
+        token = (directory / "token").read_text().strip()
+    except (OSError, msgspec.DecodeError, KeyError) as error:
+        raise CommandError(
+            f"the local cloud is not there ({error}); the house restarts it"
+        ) from None
+    cloud = LocalProvider(url, token, client.house().deployment, ANSWER_S_MAX)
+    try:
+        return await ask(cloud)
+    finally:
+        await cloud.close()
+
+
+# --- clearing up ---------------------------------------------------------------------------------
+
+
+class Leftover(msgspec.Struct, frozen=True, kw_only=True):
+    """Something that nobody needs any more."""
+
+    kind: Literal["machine", "process", "link", "folder"]
+    id: str
+    why: str
+
+
+def gc(
+    desk: Desk,
+    dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
+) -> None:
+    """End what nobody needs: machines of ours that no lease claims, and what dead managers left."""
+    places = Places(desk.config.state_dir)
+    found = asyncio.run(_machines(desk, end=not dry_run))
+    found += _of_a_dead_house(places, end=not dry_run)
+    found += _dangling_links(end=not dry_run)
+    made = tables.table("what", "which", "why")
+    for one in found:
+        made.add_row(one.kind, one.id, Text(one.why))
+    done = "would be removed" if dry_run else "removed"
+    line = f"{plural(len(found), 'thing')} {done}" if found else "nothing is left over"
+    desk.answer(
+        {"dry_run": dry_run, "leftovers": found},
+        *((made, Text(line)) if found else (Text(line),)),
+        then=("orchestrator gc",) if found and dry_run else ("orchestrator status",),
+    )
+
+
+async def _machines(desk: Desk, *, end: bool) -> list[Leftover]:
+    """Machines with our tag that no lease of a running manager claims. Without one, none is touched:
+    the next manager may still adopt them.
+    """
+    try:
+        client = desk.client()
+    except NotRunning:
+        return []
+    if not client.house().local_cloud:
+        return []
+
+    async def look(cloud: Provider) -> list[Leftover]:
+        grace_s = desk.config.limits.launch_grace_s
+        listed = [one for one in await cloud.machines() if one.ended_at_s is None]
+        claimed = await claimed_tokens(
+            client.house().redis_url
+        )  # after the list: newer intents count
+        strange = [
+            one for one in listed
+            if one.token not in claimed and time.time() - one.launched_at_s > grace_s
+        ]  # fmt: skip
+        if end and strange:
+            await cloud.terminate([one.id for one in strange])
+        why = f"carries our tag {client.house().deployment}, and no lease claims it"
+        return [Leftover(kind="machine", id=one.id, why=why) for one in strange]
+
+    return await with_local_cloud(client, look)
+
+
+async def claimed_tokens(redis_url: str) -> set[str]:
+    """The tokens of every lease that the journal knows of; read only."""
+    store = redis.asyncio.Redis.from_url(redis_url, **retry_policy(asynchronous=True))
+    try:
+        state = await resume(RedisJournal(store))
+    finally:
+        await store.aclose()
+    return set(state.leases)
+
+
+def _of_a_dead_house(places: Places, *, end: bool) -> list[Leftover]:
+    """Processes and folders of a house that was killed, if none lives in its place now."""
+    if not places.state_dir.exists():
+        return []
+    had_link = places.run.is_symlink()
+    try:
+        with only_one(places):
+            pids = processes.marked(places.identity)
+            found = [
+                Leftover(kind="process", id=str(pid), why=f"its manager is dead: {_command(pid)}")
+                for pid in pids
+            ]
+            if end and pids:
+                processes.sweep(places.identity)
+            found += _run_dirs(places, end=end)
+            if had_link:
+                why = "the short way to a folder that no manager runs in"
+                found.append(Leftover(kind="link", id=str(places.run), why=why))
+            if end or not had_link:
+                places.remove_link()  # looking at the place has made it
+            return found
+    except HouseError:
+        return []
+
+
+def _run_dirs(places: Places, *, end: bool) -> list[Leftover]:
+    """What only a running house needs: sockets, and the disks of its local machines."""
+    found = []
+    for name in RUN_DIRS:
+        for path in sorted((places.state_dir / name).glob("*")):
+            found.append(Leftover(kind="folder", id=str(path), why="no manager runs here"))
+            if end:
+                shutil.rmtree(path) if path.is_dir() and not path.is_symlink() else path.unlink()
+    return found
+
+
+def _command(pid: int) -> str:
+    try:
+        words = Path(f"/proc/{pid}/cmdline").read_bytes().split(b"\0")
+    except OSError:
+        return "it has just ended"
+    return b" ".join(words)[:60].decode(errors="replace")
+
+
+def _dangling_links(*, end: bool) -> list[Leftover]:
+    """Our short ways to state directories that are gone."""
+    folders = {
+        Path(os.environ.get("XDG_RUNTIME_DIR", tempfile.gettempdir())),
+        Path(tempfile.gettempdir()),
+    }
+    found = []
+    for link in sorted(link for folder in folders for name in LINKS for link in folder.glob(name)):
+        if link.is_symlink() and not link.exists() and link.lstat().st_uid == os.getuid():
+            found.append(
+                Leftover(
+                    kind="link", id=str(link), why=f"leads to {link.readlink()}, which is gone"
+                )
+            )
+            if end:
+                link.unlink(missing_ok=True)
+    return found
