@@ -1,0 +1,117 @@
+"""What a calibration found out: the costs of a model on one type of instance. No torch here.
+
+A *section* is what lies between two neighbouring cut-points; a stage is a run of sections. Everything is
+independent of the number of workers, so one profile answers for every footprint. Times are given for each
+of `microbatch_sizes`; bytes per sample grow with the microbatch, the others do not.
+
+The file is JSON with one section a line, so that a person can read it and a diff shows what moved.
+"""
+
+import math
+
+import msgspec
+
+VERSION = 1
+
+
+class Link(msgspec.Struct, frozen=True, kw_only=True):
+    """A message takes bytes / bandwidth on the link, then the latency and, on average, the jitter."""
+
+    bandwidth_bytes_per_s: float
+    latency_s: float = 0.0
+    jitter_s: float = 0.0
+
+    def __post_init__(self) -> None:
+        _require("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above_zero=True)
+        _require("latency_s", self.latency_s)
+        _require("jitter_s", self.jitter_s)
+
+
+class Network(msgspec.Struct, frozen=True, kw_only=True):
+    """Messages and all-reduces, inside an instance and between instances.
+
+    The latency of a reduce link is that of one hop of the ring; its bandwidth is shared by the rings that
+    use it at the same time.
+    """
+
+    intra: Link
+    inter: Link
+    reduce_intra: Link
+    reduce_inter: Link
+
+
+class Section(msgspec.Struct, frozen=True, kw_only=True):
+    """The costs of one section; `input_gradient_s` is the part of the backward that a neighbour awaits."""
+
+    name: str
+    forward_s: tuple[float, ...]
+    backward_s: tuple[float, ...]
+    input_gradient_s: tuple[float, ...] = ()
+    activation_bytes: float  # sent on, per sample
+    stash_bytes: float = 0.0  # kept for the backward, per sample
+    parameter_bytes: float
+    optimizer_bytes: float = 0.0
+
+    def __post_init__(self) -> None:
+        where = f"section {self.name}"
+        for name in ("forward_s", "backward_s", "input_gradient_s"):
+            for value in getattr(self, name):
+                _require(f"{where}: {name}", value)
+        for name in ("activation_bytes", "stash_bytes", "parameter_bytes", "optimizer_bytes"):
+            _require(f"{where}: {name}", getattr(self, name))
+
+
+class Profile(msgspec.Struct, frozen=True, kw_only=True):
+    """All that the planner knows about a model on a type of instance."""
+
+    version: int = VERSION
+    model: str
+    key: str = ""  # of the code, the shapes and the libraries that were measured
+    instance_type: str = ""
+    microbatch_sizes: tuple[int, ...]
+    network: Network
+    memory_bytes: float  # of one accelerator, usable
+    reserved_bytes: float = 0.0  # of it, what the libraries and the largest work space take
+    apply_s_per_byte: float = 0.0  # of parameters
+    overhead_s: float = 0.0  # of a step, whatever the layout
+    send_s: float = 0.0  # of a worker's own time, for every message
+    host_bytes_per_s: float = 0.0  # to and from host memory; 0 where there is no offload
+    sections: tuple[Section, ...]
+
+    def __post_init__(self) -> None:
+        if self.version != VERSION:
+            raise ValueError(f"version {self.version} of the format; this is version {VERSION}")
+        if not self.sections:
+            raise ValueError("there are no sections")
+        sizes = self.microbatch_sizes
+        if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
+            raise ValueError(f"microbatch_sizes {list(sizes)} must be positive and rising")
+        _require("memory_bytes", self.memory_bytes, above_zero=True)
+        for name in ("reserved_bytes", "apply_s_per_byte", "overhead_s", "send_s"):
+            _require(name, getattr(self, name))
+        _require("host_bytes_per_s", self.host_bytes_per_s)
+        for section in self.sections:
+            lengths = {len(section.forward_s), len(section.backward_s)}
+            lengths |= {len(section.input_gradient_s)} if section.input_gradient_s else set()
+            if lengths != {len(sizes)}:
+                raise ValueError(
+                    f"section {section.name}: {sorted(lengths)} times for {len(sizes)} sizes"
+                )
+
+
+def _require(name: str, value: float, *, above_zero: bool = False) -> None:
+    if not math.isfinite(value) or value < 0 or (above_zero and value == 0):
+        raise ValueError(f"{name} is {value}; it must be {'above' if above_zero else 'at least'} 0")
+
+
+def render(profile: Profile) -> str:
+    """The profile as text, one field and one section a line."""
+    fields = msgspec.to_builtins(profile)
+    sections = fields.pop("sections")
+    lines = [f" {_text(name)}: {_text(value)}," for name, value in fields.items()]
+    body = ",\n".join(f"  {_text(section)}" for section in sections)
+    return "\n".join(["{", *lines, ' "sections": [', body, " ]", "}", ""])
+
+
+def _text(value: object) -> str:
+    return msgspec.json.encode(value).decode()
