@@ -20,9 +20,6 @@ from orchestrator import processes
 from orchestrator.cli import tables
 from orchestrator.cli.desk import USAGE, CommandError, Desk, command
 from orchestrator.client import Client, NotRunning
-from orchestrator.house import HouseError, only_one
-from orchestrator.journal import RedisJournal
-from orchestrator.loop import resume
 from orchestrator.places import Places
 from orchestrator.redis_server import retry_policy
 from orchestrator.wording import plural
@@ -162,6 +159,9 @@ async def _machines(desk: Desk, *, end: bool) -> list[Leftover]:
 
 async def claimed_tokens(redis_url: str) -> set[str]:
     """The tokens of every lease that the journal knows of; read only."""
+    from orchestrator.journal import RedisJournal
+    from orchestrator.loop import resume
+
     store = redis.asyncio.Redis.from_url(redis_url, **retry_policy(asynchronous=True))
     try:
         state = await resume(RedisJournal(store))
@@ -172,6 +172,8 @@ async def claimed_tokens(redis_url: str) -> set[str]:
 
 def _of_a_dead_house(places: Places, *, end: bool) -> list[Leftover]:
     """Processes and folders of a house that was killed, if none lives in its place now."""
+    from orchestrator.house import HouseError, only_one
+
     if not places.state_dir.exists():
         return []
     had_link = places.run.is_symlink()
