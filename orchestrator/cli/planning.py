@@ -1,0 +1,171 @@
+"""What the brain would do about a script now, asked without doing any of it.
+
+The manager's own `decide` and `think` run on a state that holds nothing but the market's answer, so
+a plan cannot say anything else than what `submit` would do.
+"""
+
+import asyncio
+import time
+from pathlib import Path
+
+import msgspec
+
+from agent.layout import Layout, Replica
+from bidding.model import Purchase
+from cloud.local.market import LOCAL, SpotMarket
+from cloud.local.provider import LocalProvider
+from cloud.local.replay import read_prices
+from cloud.model import InstanceType, Market, Pool, Quote
+from cloud.simulated import SimulatedCloud
+from orchestrator.brain import decide
+from orchestrator.buying import offers, think
+from orchestrator.cli.desk import USAGE, CommandError
+from orchestrator.cli.jobs import all_jobs
+from orchestrator.cli.trouble import with_local_cloud
+from orchestrator.client import Client
+from orchestrator.config import Config
+from orchestrator.events import CatalogueSeen, JobSpec, JobSubmitted, ManagerStarted, QuotesSeen
+from orchestrator.manager import settings_from
+from orchestrator.state import Job, State
+
+HOUR_S = 3600.0
+
+
+class Sold(msgspec.Struct, frozen=True, kw_only=True):
+    """What a provider sells now, and where the answer comes from."""
+
+    types: tuple[InstanceType, ...]
+    pools: tuple[Pool, ...]
+    quotes: tuple[Quote, ...]
+    source: str
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """How much there is to do, as far as it is known."""
+
+    steps: int | None
+    step_s: float | None  # of one step on one slot
+
+    @property
+    def known(self) -> bool:
+        return self.steps is not None and self.step_s is not None
+
+
+class Considered(msgspec.Struct, frozen=True, kw_only=True):
+    """One offer, and what the job would cost if nothing else were sold."""
+
+    pool: str
+    market: Market
+    slots: int
+    usd_per_h: float
+    machines: int
+    expected_usd_per_slot_h: float | None
+    expected_cost_usd: float | None
+    expected_s: float | None
+    chosen: int
+
+
+def market_now(config: Config, client: Client | None) -> Sold:
+    """From the running local cloud, or from the market that its seed would give now."""
+    if client is not None and client.house().local_cloud:
+
+        async def ask(cloud: LocalProvider) -> Sold:
+            types, pools = await cloud.catalogue()
+            quotes = await cloud.quotes()
+            return Sold(
+                types=tuple(types),
+                pools=tuple(pools),
+                quotes=tuple(quotes),
+                source="the running local cloud",
+            )
+
+        return asyncio.run(with_local_cloud(client, ask))
+    if not config.local.enabled:
+        raise CommandError("no provider is enabled; set local.enabled = true in orchestrator.toml")
+    now_s = time.time()
+    prices = config.local.prices
+    try:
+        replay = read_prices(Path(prices), LOCAL) if prices else None
+    except (OSError, ValueError) as error:
+        raise CommandError(f"local.prices: {error}", USAGE) from None
+    market = SpotMarket(LOCAL, seed=config.local.seed, start_s=now_s, replay=replay)
+    cloud = SimulatedCloud(market, config.manager.deployment)
+    types, pools = cloud.catalogue()
+    source = prices or f"the local market of seed {config.local.seed}, as it begins"
+    return Sold(types=types, pools=pools, quotes=tuple(cloud.quotes(now_s)), source=source)
+
+
+def work_of(client: Client | None, script: Path, steps: int | None, step_s: float | None) -> Work:
+    """As told; else as a job of the same script has shown."""
+    if client is not None:
+        for job in sorted(all_jobs(client), key=lambda one: -one.submitted_at_s):
+            if Path(job.script).name == script.name:
+                steps = steps or job.steps_total or None
+                if step_s is None and job.step_s > 0 and job.workers > 0:
+                    step_s = job.step_s * job.workers
+    return Work(steps=steps, step_s=step_s)
+
+
+def ask_the_brain(config: Config, sold: Sold, spec: JobSpec, work: Work) -> tuple[State, Job]:
+    """The manager's own thinking, on a state that holds nothing yet. No action is performed."""
+    now_s = time.time()
+    state = State()
+    for event in (
+        ManagerStarted(at_s=now_s, epoch=1, settings=settings_from(config)),
+        CatalogueSeen(at_s=now_s, provider="local", types=sold.types, pools=sold.pools),
+        QuotesSeen(at_s=now_s, provider="local", quotes=sold.quotes),
+        JobSubmitted(at_s=now_s, spec=spec),
+    ):
+        state, _ = decide(state, event)
+    job = state.jobs[spec.job]
+    if work.steps is not None and work.step_s is not None:
+        one = Replica(workers=("w",), first=0, count=1)
+        job.steps_total, job.step_s = work.steps, work.step_s
+        job.layout = Layout(generation=0, microbatches=1, replicas=(one,))
+    return state, job
+
+
+def expectation(state: State, purchase: Purchase, work: Work) -> tuple[float | None, float | None]:
+    """Dollars and seconds for the whole job on what the purchase holds, evictions counted in."""
+    per_work = purchase.cost_usd_per_work
+    if work.steps is None or work.step_s is None or per_work is None or not purchase.acquire:
+        return None, None
+    slots = sum(
+        part.count * state.types[part.pool.type].slots * state.types[part.pool.type].speed
+        for part in purchase.acquire
+    )
+    return per_work * work.steps, state.settings.start_s + work.steps * work.step_s / slots
+
+
+def considered(state: State, job: Job, work: Work, chosen: Purchase) -> list[Considered]:
+    """Every offer as if it were the only one."""
+    bought = {(part.pool, part.market): part.count for part in chosen.acquire}
+    rows = []
+    for offer in offers(state):
+        alone = think(_only(state, offer.pool, offer.market), job)
+        cost, took_s = expectation(state, alone, work)
+        per_work = alone.cost_usd_per_work
+        work_s = work.step_s if work.known and work.step_s else 1.0  # slot-seconds in one work
+        per_slot_h = None if per_work is None else per_work * HOUR_S / work_s
+        rows.append(
+            Considered(
+                pool=offer.pool.key, market=offer.market, slots=offer.type.slots,
+                usd_per_h=offer.price_usd_per_h, machines=sum(part.count for part in alone.acquire),
+                expected_usd_per_slot_h=per_slot_h, expected_cost_usd=cost, expected_s=took_s,
+                chosen=bought.get((offer.pool, offer.market), 0),
+            )
+        )  # fmt: skip
+    return sorted(rows, key=_by_price)
+
+
+def _only(state: State, pool: Pool, market: Market) -> State:
+    """The same state in a world that sells nothing but this."""
+    known = state.pools[pool.key]
+    if market == "on_demand":
+        known = msgspec.structs.replace(known, spot_usd_per_h=None)
+    settings = msgspec.structs.replace(state.settings, on_demand_allowed=market == "on_demand")
+    return msgspec.structs.replace(state, pools={pool.key: known}, settings=settings)
+
+
+def _by_price(row: Considered) -> tuple[float, str, str]:
+    return (row.expected_usd_per_slot_h or float("inf"), row.pool, row.market)
