@@ -1,0 +1,243 @@
+"""The notice watcher of a machine: asks the metadata service, in the words of EC2 and of Azure.
+
+EC2 (instance metadata service version 2): a session token by PUT, then `spot/instance-action` (the machine
+goes) and `events/recommendations/rebalance` (it may go); 404 means that there is nothing to say.
+Azure (Scheduled Events): a list of events, of which `Preempt` and `Terminate` take the machine; an event
+may be acknowledged, and is then not waited for. Azure names every machine of a set, so events that do
+not name this one are left out. Azure asks for a first call right after the boot: it switches the
+service on, which takes up to two minutes.
+
+Both clouds answer at the same address, so the watcher finds out which one it is on. Both give notices by
+best effort only. So does the watcher: a service that is silent, slow, refuses or talks nonsense is
+counted in `failures` and asked again, and never raises. Whoever needs a guarantee has the commits.
+"""
+
+import http.client
+import os
+import threading
+from collections.abc import Callable, Mapping
+from datetime import UTC, datetime
+from email.utils import parsedate_to_datetime
+from typing import Any, Literal
+from urllib.parse import urlsplit
+
+import msgspec
+
+from cloud.clock import Clock, SystemClock
+from cloud.model import Notice, NoticeKind
+
+METADATA_URL = "http://169.254.169.254"
+URL_VARIABLE = "SPOT_METADATA_URL"
+MACHINE_VARIABLE = "SPOT_MACHINE_ID"
+
+POLL_S = 1.0
+TIMEOUT_S = 1.0
+ANSWER_BYTES_MAX = 65_536
+
+EC2_TOKEN = "/latest/api/token"  # noqa: S105 - a path
+EC2_TOKEN_TTL_S = 21_600
+EC2_ACTION = "/latest/meta-data/spot/instance-action"
+EC2_REBALANCE = "/latest/meta-data/events/recommendations/rebalance"
+AZURE_EVENTS = "/metadata/scheduledevents?api-version=2020-07-01"
+AZURE_TAKING = ("Preempt", "Terminate")
+
+Dialect = Literal["ec2", "azure"]
+
+
+class _Silence(Exception):  # noqa: N818 - it names what happened
+    """No usable answer; the next poll asks again."""
+
+
+class _Action(msgspec.Struct, frozen=True):
+    action: str
+    time: str = ""
+
+
+class _Rebalance(msgspec.Struct, frozen=True):
+    notice_time: str = msgspec.field(name="noticeTime", default="")
+
+
+class _Event(msgspec.Struct, frozen=True, rename="pascal"):
+    event_id: str
+    event_type: str
+    resources: tuple[str, ...] = ()
+    not_before: str | None = None
+
+
+class _Events(msgspec.Struct, frozen=True, rename="pascal"):
+    events: tuple[_Event, ...]
+
+
+class Watcher:
+    """What the cloud says about the future of one machine.
+
+    `machine_id` is what the cloud calls the machine (on Azure its VM name). One thread at a time may
+    use a watcher.
+    """
+
+    def __init__(
+        self,
+        machine_id: str,
+        base_url: str = METADATA_URL,
+        *,
+        clock: Clock | None = None,
+        timeout_s: float = TIMEOUT_S,
+    ) -> None:
+        parts = urlsplit(base_url)
+        if parts.scheme != "http" or not parts.hostname:
+            raise ValueError(f"{URL_VARIABLE} must look like http://host:port, not {base_url!r}")
+        self._host, self._port = parts.hostname, parts.port or 80
+        self._machine_id = machine_id
+        self._clock = clock or SystemClock()
+        self._timeout_s = timeout_s
+        self._token = ""
+        self._told: dict[NoticeKind, str] = {}
+        self._event_id = ""
+        self.dialect: Dialect | None = None
+        self.failures = 0
+
+    @classmethod
+    def of_this_machine(cls, environment: Mapping[str, str] = os.environ) -> "Watcher":
+        """The watcher of the machine that this process runs on."""
+        url = environment.get(URL_VARIABLE) or METADATA_URL
+        return cls(environment.get(MACHINE_VARIABLE, ""), url)
+
+    def poll(self) -> Notice | None:
+        """A notice that was not told before, or a new deadline of one that was. Never raises.
+
+        `failures` counts the polls without a usable answer since the last one that had it.
+        """
+        try:
+            notice = self._ask()
+        except _Silence:
+            self.failures += 1
+            return None
+        self.failures = 0
+        return notice
+
+    def watch(
+        self, tell: Callable[[Notice], None], stop: threading.Event, poll_s: float = POLL_S
+    ) -> None:
+        """Poll until told to stop; ends within a poll and its time-outs of `stop`."""
+        while not stop.is_set():
+            if (notice := self.poll()) is not None:
+                tell(notice)
+            stop.wait(poll_s)
+
+    def acknowledge(self) -> bool:
+        """Say that the machine is ready to go now. Only Azure listens; says whether it was heard."""
+        if not self._event_id:
+            return False
+        body = msgspec.json.encode({"StartRequests": [{"EventId": self._event_id}]})
+        try:
+            status, _ = self._call("POST", AZURE_EVENTS, {"Metadata": "true"}, body)
+        except _Silence:
+            return False
+        return status == 200
+
+    # How it is asked
+
+    def _ask(self) -> Notice | None:
+        if self.dialect is None:
+            self.dialect = self._find_dialect()
+        return self._ask_ec2() if self.dialect == "ec2" else self._ask_azure()
+
+    def _find_dialect(self) -> Dialect:
+        """EC2 gives a token; what refuses, but knows Azure's path, is Azure."""
+        try:
+            self._renew_token()
+        except _Silence:
+            status, _ = self._call("GET", AZURE_EVENTS, {"Metadata": "true"})
+            if status != 200:
+                raise _Silence(f"no cloud that we know: HTTP {status}") from None
+            return "azure"
+        return "ec2"
+
+    def _ask_ec2(self) -> Notice | None:
+        if (said := self._ec2(EC2_ACTION)) is not None:
+            action = _decode(said, _Action)
+            return self._news("terminate", action.time, _iso_s(action.time))
+        if (said := self._ec2(EC2_REBALANCE)) is not None:
+            hint = _decode(said, _Rebalance)
+            return self._news("rebalance", hint.notice_time, _iso_s(hint.notice_time))
+        return None
+
+    def _ec2(self, path: str) -> bytes | None:
+        """What a path says; None for nothing to say. A token that has expired is renewed once."""
+        for _ in range(2):
+            status, said = self._call("GET", path, {"X-aws-ec2-metadata-token": self._token})
+            if status == 200:
+                return said
+            if status == 404:
+                return None
+            if status != 401:
+                break
+            self._renew_token()
+        raise _Silence(f"HTTP {status} for {path}")
+
+    def _renew_token(self) -> None:
+        ttl = {"X-aws-ec2-metadata-token-ttl-seconds": str(EC2_TOKEN_TTL_S)}
+        status, token = self._call("PUT", EC2_TOKEN, ttl)
+        if status != 200 or not token.isascii() or not token:
+            raise _Silence(f"HTTP {status} for a session token")
+        self._token = token.decode().strip()
+
+    def _ask_azure(self) -> Notice | None:
+        status, said = self._call("GET", AZURE_EVENTS, {"Metadata": "true"})
+        if status != 200:
+            raise _Silence(f"HTTP {status} for the scheduled events")
+        for event in _decode(said, _Events).events:
+            if event.event_type in AZURE_TAKING and self._machine_id in event.resources:
+                self._event_id = event.event_id
+                key = f"{event.event_id} {event.not_before}"
+                return self._news("terminate", key, _http_s(event.not_before or ""))
+        self._event_id = ""
+        return None
+
+    def _news(self, kind: NoticeKind, key: str, deadline_s: float | None) -> Notice | None:
+        """A notice, if it is new. One whose time is blank or unreadable has its deadline now."""
+        if self._told.get(kind) == key:
+            return None
+        self._told[kind] = key
+        known_s = self._clock.now_s() if deadline_s is None else deadline_s
+        return Notice(machine_id=self._machine_id, kind=kind, deadline_s=known_s)
+
+    def _call(
+        self, method: str, path: str, headers: dict[str, str], body: bytes | None = None
+    ) -> tuple[int, bytes]:
+        """One request, never through a proxy: the metadata service is on the machine itself."""
+        connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
+        try:
+            connection.request(method, path, body, headers)
+            response = connection.getresponse()
+            return response.status, response.read(ANSWER_BYTES_MAX)
+        except (OSError, ValueError, http.client.HTTPException) as error:
+            raise _Silence(str(error) or type(error).__name__) from error
+        finally:
+            connection.close()
+
+
+def _decode(said: bytes, kind: type[Any]) -> Any:
+    try:
+        return msgspec.json.decode(said, type=kind)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise _Silence(f"not the JSON that was expected: {error}") from error
+
+
+def _iso_s(text: str) -> float | None:
+    try:
+        return _utc_s(datetime.fromisoformat(text))
+    except ValueError:
+        return None
+
+
+def _http_s(text: str) -> float | None:
+    try:
+        return _utc_s(parsedate_to_datetime(text))
+    except ValueError:
+        return _iso_s(text)
+
+
+def _utc_s(moment: datetime) -> float:
+    """Both clouds mean UTC, also where they do not say so."""
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()
