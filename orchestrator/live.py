@@ -129,7 +129,7 @@ class LiveWorld:
 
     async def _follow_inbox(self) -> None:
         """The durable door: an entry leaves it only with the journal entry that handles it."""
-        read = await self._store.get(INBOX_READ)
+        read: Any = await self._store.get(INBOX_READ)
         after = read.decode() if read else "0"
         while True:
             answer: Any = await self._store.xread(

@@ -101,9 +101,11 @@ class RayEngine:
             if agent is None:
                 return _refuse(f"{action.machine_id} has no agent")
             return _taken(self._to_agent(agent, action), action.machine_id)
-        script = b""
+        script: Any = None
         if isinstance(action, OpenJob):
-            script = await self._store.get(f"orch:script:{action.order.script_sha}") or b""
+            script = await self._store.get(f"orch:script:{action.order.script_sha}")
+            if script is None:
+                return _refuse(f"the script of {action.order.job} is not in the store")
         return _taken(self._to_keeper(action, script), "the keeper")
 
     def _to_keeper(
