@@ -1,7 +1,7 @@
 """What to buy and what to give back in one control period: the decision that runs in production.
 
-Every machine, held or on offer, has an outlook over the horizon (`bidding.expected`): what it costs
-per hour and which share of that hour it works, evictions, refunds and start-up counted. Then
+Every machine, held or on offer, has an outlook over the horizon (`bidding.core.outlook`): what it
+costs per hour and which share of that hour it works, evictions, refunds and start-up counted. Then
 
     price of work    w_i = c_i / (s_i · slots_i · speed_i)
     cost             C   = sum_i c_i                                    dollars per hour
@@ -10,6 +10,7 @@ per hour and which share of that hour it works, evictions, refunds and start-up 
                                                                         the planner's rate(counts)
 Machines are taken in the order of w_i; every prefix of that order is a footprint. The cheapest E
 wins, then it grows while the next machine's own cost per work stays within `haste` of it.
+The order loses nothing where speeds add up: the cheapest footprint of any size is a prefix.
 """
 
 import math
@@ -18,45 +19,86 @@ from collections.abc import Iterator, Sequence
 from itertools import groupby
 
 import msgspec
+import numpy as np
 
-from bidding.billing import HOUR_S, rule_of
-from bidding.deadline import Mode, best_mode
-from bidding.expected import Outlook, outlook
-from bidding.model import Acquire, Demand, Holding, Limits, Offer, Purchase, Release, Throughput
+from bidding.billing import HOUR_S, BillingRule, rule_of
+from bidding.compiled import Floats, Ints
+from bidding.core import (
+    BY_SECOND,
+    FIRST_HOUR,
+    HOURLY,
+    HOURLY_REFUND,
+    Best,
+    Bounds,
+    Units,
+    best_prefix,
+    order_of,
+    outlook,
+    walk,
+)
+from bidding.deadline import MODES, SPOT, Mode, book, guarded, phase_of
+from bidding.model import (
+    Acquire,
+    Climate,
+    Demand,
+    Holding,
+    Limits,
+    Offer,
+    Purchase,
+    Release,
+    Throughput,
+)
 from bidding.risk import HAZARD_PRIOR, RETURN_PRIOR, all_gone
-from cloud.model import InstanceType, Market, Pool
+from cloud.model import Market
 
 HORIZON_H = 4.0  # how far ahead a machine is weighed
-KEEP_MARGIN = 0.05  # a held machine goes only for one this much cheaper: no flapping
 RESERVE_S = 120.0  # a footprint must be payable this long, else it is not held
 CONTROL_S = 300.0  # with a deadline, no more than this passes between two decisions
+RENEW_S = 300.0  # this shortly before a paid hour ends, the next one is weighed
 USD_PER_H_MAX = 1_000.0
+HAZARD_PER_H_MAX = 60.0
+REFUNDS = {"none": BY_SECOND, "first_hour": FIRST_HOUR, "current_quantum": HOURLY_REFUND}
 
 
-class _Unit(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease, or up to `count` machines of an offer, with their outlook."""
+class _Row(msgspec.Struct, frozen=True, kw_only=True):
+    """A lease, or the machines of an offer, with their outlook: one row of `core.Units`."""
 
-    pool: Pool
-    market: Market
-    type: InstanceType
-    price_usd_per_h: float
+    what: Offer | Holding
     hazard_per_h: float
-    outlook: Outlook
-    usd_per_work: float
-    count: int = 1
+    expected_usd_per_h: float
+    share: float
+    machines: int = 1
     bid_usd_per_h: float | None = None
-    lease: str = ""
-    bound: bool = False  # reliable: stays whatever it costs
+    pinned: bool = False
+    upfront_usd: float = 0.0
+
+    @property
+    def lease(self) -> str:
+        return self.what.lease if isinstance(self.what, Holding) else ""
+
+    @property
+    def reliable(self) -> bool:
+        return isinstance(self.what, Holding) and self.what.reliable
+
+
+class _Scene(msgspec.Struct, frozen=True, kw_only=True):
+    """Everything that one decision knows."""
+
+    offers: Sequence[Offer]
+    holdings: Sequence[Holding]
+    demand: Demand
+    limits: Limits
+    throughput: Throughput
+    at_s: float
 
 
 class _Footprint(msgspec.Struct, frozen=True, kw_only=True):
-    """The first `taken` machines of the order; E and the last machine's own cost per work."""
+    """The first `taken` machines of the walk, for people."""
 
     taken: int
     usd_per_h: float
     work_per_s: float
     usd_per_work: float
-    last_usd_per_work: float
 
 
 def decide(
@@ -68,21 +110,28 @@ def decide(
     at_s: float,
 ) -> Purchase:
     """The footprint with the lowest expected cost per work within the limits, as a difference."""
-    offers = [o for o in offers if _sane(o, limits)]
-    units = sorted(_units(offers, holdings, demand, limits, at_s), key=_order)
-    bound = [u for u in units if u.bound]
-    free = [u for u in units if not u.bound]
-    mode, why = _mode(free, offers, holdings, demand, limits, throughput, at_s)
+    sane = [o for o in offers if _sane(o, limits)]
+    scene = _Scene(
+        offers=sane, holdings=holdings, demand=demand, limits=limits, throughput=throughput, at_s=at_s
+    )  # fmt: skip
+    rows = sorted(_rows(scene), key=_name)
+    bound, free = [r for r in rows if r.reliable], [r for r in rows if not r.reliable]
+    mode, why = _mode(scene, free)
     if mode is not None:
         wanted = {"spot": "spot", "on_demand": "on_demand"}.get(mode)
-        free = [u for u in free if u.market == wanted]
+        free = [r for r in free if r.what.market == wanted]
         limits = msgspec.structs.replace(limits, haste=math.inf)
-    elif _not_worth_it(free, offers, limits):
-        free, why = [], _waiting(offers)
-    order = list(_walk(free, bound, limits))
-    tried = _footprints(order, bound, demand, limits, throughput)
-    best, runner_up = _choose(tried, demand, limits)
-    return _difference(order[: best.taken] if best else [], best, runner_up, holdings, why)
+    units = _columns(free)
+    order = order_of(units)
+    if mode is None:
+        nothing, why = _refusal(scene, bound, units, order)
+        order = order[:0] if nothing else order
+    bounds = _bounds(bound, demand, limits)
+    steps = walk(units, order, bounds)
+    rates = _rates(free, steps, throughput)
+    best = best_prefix(units, steps, rates * HOUR_S, bounds, len(free))
+    taken = [free[i] for i in steps[: best.taken]]
+    return _difference(scene, taken, _told(best, steps, units, rates, bounds), why)
 
 
 def _sane(o: Offer, limits: Limits) -> bool:
@@ -94,73 +143,72 @@ def _sane(o: Offer, limits: Limits) -> bool:
     )
 
 
-def _order(u: _Unit) -> tuple[float, bool, str, Pool, str]:
-    """Cheapest work first; ties by name, so that the order of the arguments never matters."""
-    return (u.usd_per_work, not u.lease, u.market, u.pool, u.lease)
+def _name(row: _Row) -> tuple[bool, str, tuple[str, str, str, str], str]:
+    """Leases first, then by name, so that the order of the arguments never matters."""
+    pool = row.what.pool
+    return (
+        not row.lease,
+        row.what.market,
+        (pool.cloud, pool.region, pool.zone, pool.type),
+        row.lease,
+    )
 
 
-def _units(
-    offers: Sequence[Offer],
-    holdings: Sequence[Holding],
-    demand: Demand,
-    limits: Limits,
-    at_s: float,
-) -> Iterator[_Unit]:
+def _rows(scene: _Scene) -> Iterator[_Row]:
     horizon_h = HORIZON_H
-    if limits.finish_by_s is not None:
-        left_h = (limits.finish_by_s - at_s) / HOUR_S
-        horizon_h = min(HORIZON_H, max(left_h, 2 * demand.start_s / HOUR_S + 0.01))
-    start_h = (demand.start_s + demand.morph_s) / HOUR_S
-    for h in holdings:
+    if scene.limits.finish_by_s is not None:
+        left_h = (scene.limits.finish_by_s - scene.at_s) / HOUR_S
+        horizon_h = min(HORIZON_H, max(left_h, 2 * scene.demand.start_s / HOUR_S + 0.01))
+    for h in scene.holdings:
         if h.reliable or not h.noticed:
-            yield _held(h, demand, at_s, horizon_h)
-    for o in offers:
+            yield _held(h, scene, horizon_h)
+    for o in scene.offers:
         if not o.blocked:
-            yield from _offered(o, limits.slots_max, start_h, demand.recovery_s / HOUR_S, horizon_h)
+            yield from _offered(o, scene, horizon_h)
 
 
-def _held(h: Holding, demand: Demand, at_s: float, horizon_h: float) -> _Unit:
+def code_of(rule: BillingRule) -> int:
+    """The billing rule as the core knows it."""
+    code = REFUNDS[rule.refund]
+    return HOURLY if rule.quantum_s >= HOUR_S and code == BY_SECOND else code
+
+
+def _held(h: Holding, scene: _Scene, horizon_h: float) -> _Row:
     hazard = _hazard(h.market, h.hazard_per_h)
-    age_s = max(0.0, at_s - h.started_at_s)
-    start_h = max(0.0, demand.start_s - age_s) / HOUR_S
-    rule = rule_of(h.billing, h.pool.cloud, h.market)
-    seen = outlook(rule, h.price_usd_per_h, hazard, age_s / HOUR_S, start_h, horizon_h)
-    per_work = seen.usd_per_work_h / (h.type.slots * h.type.speed)
-    return _Unit(
-        pool=h.pool, market=h.market, type=h.type, price_usd_per_h=h.price_usd_per_h,
-        hazard_per_h=hazard, outlook=seen, usd_per_work=per_work - abs(per_work) * KEEP_MARGIN,
-        bid_usd_per_h=h.bid_usd_per_h, lease=h.lease, bound=h.reliable,
-    )  # fmt: skip
+    age_s = max(0.0, scene.at_s - h.started_at_s)
+    start_h = max(0.0, scene.demand.start_s - age_s) / HOUR_S
+    code = code_of(rule_of(h.billing, h.pool.cloud, h.market))
+    left_s = -age_s % HOUR_S
+    pinned = code >= HOURLY and left_s > RENEW_S
+    age_h = (age_s + left_s if code >= HOURLY and not pinned else age_s) / HOUR_S
+    cost, share = outlook(code, h.price_usd_per_h, hazard, age_h, start_h, horizon_h)
+    return _Row(what=h, hazard_per_h=hazard, expected_usd_per_h=cost,
+                share=max(share, 1e-6) if pinned else share, pinned=pinned,
+                bid_usd_per_h=h.bid_usd_per_h)  # fmt: skip
 
 
-def _offered(
-    o: Offer, slots_max: int, start_h: float, recovery_h: float, horizon_h: float
-) -> Iterator[_Unit]:
-    """One unit per offer; where bids evict, with the bid that makes its work cheapest."""
+def _offered(o: Offer, scene: _Scene, horizon_h: float) -> Iterator[_Row]:
+    """One row per offer; where bids evict, with the bid that makes its work cheapest."""
     rule = rule_of(o.billing, o.pool.cloud, o.market)
+    code, egress = code_of(rule), o.egress_usd / horizon_h
+    start_h = (scene.demand.start_s + scene.demand.morph_s) / HOUR_S
+    recovery_h = scene.demand.recovery_s / HOUR_S
     choices: list[tuple[float | None, float]] = [(None, _hazard(o.market, o.hazard_per_h))]
     if o.bids and o.market == "spot":
         choices = [(b.bid_usd_per_h, -math.log1p(-min(b.evicted_in_1h, 0.999999))) for b in o.bids]
     weighed = []
     for bid, hazard in choices:
-        seen = outlook(rule, o.price_usd_per_h, hazard, 0.0, start_h, horizon_h)
-        share = seen.work_share - min(hazard, 60.0) * recovery_h
-        cost = seen.usd_per_h + o.egress_usd / horizon_h
-        if share > 0:
-            weighed.append((cost / share, hazard, bid, seen))
-    if not weighed:
-        return
-    usd_per_work_h, hazard, bid, seen = min(weighed, key=lambda x: x[:2])
-    if o.egress_usd:
-        seen = Outlook(
-            usd_per_h=seen.usd_per_h + o.egress_usd / horizon_h, work_share=seen.work_share
-        )
-    yield _Unit(
-        pool=o.pool, market=o.market, type=o.type, price_usd_per_h=o.price_usd_per_h,
-        hazard_per_h=hazard, outlook=seen, bid_usd_per_h=bid,
-        usd_per_work=usd_per_work_h / (o.type.slots * o.type.speed),
-        count=slots_max // o.type.slots,
-    )  # fmt: skip
+        cost, share = outlook(code, o.price_usd_per_h, hazard, 0.0, start_h, horizon_h)
+        net = share - min(hazard, HAZARD_PER_H_MAX) * recovery_h
+        if net > 0:
+            weighed.append(((cost + egress) / net, hazard, bid, cost + egress, share))
+    machines = scene.limits.slots_max // o.type.slots
+    if o.machines_max is not None:
+        machines = min(machines, o.machines_max)
+    if weighed and machines > 0:
+        _, hazard, bid, cost, share = min(weighed, key=lambda x: x[:2])
+        yield _Row(what=o, hazard_per_h=hazard, expected_usd_per_h=cost, share=share, machines=machines,
+                   bid_usd_per_h=bid, upfront_usd=o.price_usd_per_h * rule.quantum_s / HOUR_S)  # fmt: skip
 
 
 def _hazard(market: Market, known_per_h: float | None) -> float:
@@ -169,16 +217,71 @@ def _hazard(market: Market, known_per_h: float | None) -> float:
     return HAZARD_PRIOR.per_h if known_per_h is None else known_per_h
 
 
-def _not_worth_it(free: Sequence[_Unit], offers: Sequence[Offer], limits: Limits) -> bool:
-    """Waiting is better when a pool that refused a moment ago sells far cheaper work."""
-    blocked = [
-        o.price_usd_per_h / (o.type.slots * o.type.speed)
-        for o in offers
-        if o.blocked and o.market == "spot"
-    ]
-    if not free or not blocked:
-        return False
-    return free[0].usd_per_work > (1 + limits.haste) * min(blocked)
+def _columns(rows: Sequence[_Row]) -> Units:
+    """The rows as the core reads them; machines of one pool share a number."""
+    pools: dict[object, int] = {}
+    numbers = [pools.setdefault(r.what.pool, len(pools)) for r in rows]
+    return Units(
+        usd_per_h=np.array([r.what.price_usd_per_h for r in rows], dtype=np.float64),
+        expected_usd_per_h=np.array([r.expected_usd_per_h for r in rows], dtype=np.float64),
+        share=np.array([r.share for r in rows], dtype=np.float64),
+        hazard_per_h=np.array([r.hazard_per_h for r in rows], dtype=np.float64),
+        slots=np.array([r.what.type.slots for r in rows], dtype=np.int64),
+        speed=np.array([r.what.type.speed for r in rows], dtype=np.float64),
+        machines=np.array([r.machines for r in rows], dtype=np.int64),
+        pool=np.array(numbers, dtype=np.int64),
+        held=np.array([bool(r.lease) for r in rows], dtype=np.bool_),
+        pinned=np.array([r.pinned for r in rows], dtype=np.bool_),
+        upfront_usd=np.array([r.upfront_usd for r in rows], dtype=np.float64),
+    )
+
+
+def _bounds(bound: Sequence[_Row], demand: Demand, limits: Limits) -> Bounds:
+    def most(x: float | None) -> float:
+        return math.inf if x is None else float(x)
+
+    return Bounds(
+        slots_min=limits.slots_min,
+        slots_max=limits.slots_max,
+        usd_per_h_max=most(limits.usd_per_h_max),
+        budget_left_usd=most(limits.budget_left_usd),
+        reserve_h=RESERVE_S / HOUR_S,
+        work_left=most(demand.work_left),
+        haste=float(limits.haste),
+        recovery_h=demand.recovery_s / HOUR_S,
+        bound_usd_per_h=float(sum(r.what.price_usd_per_h for r in bound)),
+        bound_expected_usd_per_h=float(sum(r.expected_usd_per_h for r in bound)),
+    )
+
+
+def _rates(free: Sequence[_Row], steps: Ints, throughput: Throughput) -> Floats:
+    """The planner's work per second after each machine of the walk."""
+    counts: Counter[str] = Counter()
+    rates = np.empty(len(steps))
+    for j, i in enumerate(steps):
+        counts[free[i].what.type.name] += 1
+        rates[j] = throughput.work_per_s(counts)
+    return rates
+
+
+def _refusal(scene: _Scene, bound: Sequence[_Row], units: Units, order: Ints) -> tuple[bool, str]:
+    """Should nothing be held now, and why: what stays is unaffordable, or waiting is cheaper."""
+    most = scene.limits.usd_per_h_max
+    fixed = sum(r.what.price_usd_per_h for r in bound)
+    if most is not None and fixed > most:
+        return True, (
+            f"the reliable machines alone cost ${fixed:.4f}/h, above the limit of ${most:.4f}/h: "
+            "nothing else is bought; raise the limit"
+        )
+    away = [o for o in scene.offers if o.blocked and o.market == "spot"]
+    if not away or not len(order):
+        return False, _waiting(scene.offers) if not len(order) else ""
+    nearest = min(o.price_usd_per_h / (o.type.slots * o.type.speed) for o in away)
+    i = int(order[0])
+    here = units.expected_usd_per_h[i] / (units.share[i] * units.slots[i] * units.speed[i])
+    if here > (1 + scene.limits.haste) * nearest:
+        return True, _waiting(scene.offers)
+    return False, ""
 
 
 def _waiting(offers: Sequence[Offer]) -> str:
@@ -190,155 +293,89 @@ def _waiting(offers: Sequence[Offer]) -> str:
     return f"waiting for {cheapest.pool.key}, which refused a moment ago, at ${cheapest.price_usd_per_h:.4f}/h"
 
 
-def _mode(
-    free: Sequence[_Unit],
-    offers: Sequence[Offer],
-    holdings: Sequence[Holding],
-    demand: Demand,
-    limits: Limits,
-    throughput: Throughput,
-    at_s: float,
-) -> tuple[Mode | None, str]:
+def _mode(scene: _Scene, free: Sequence[_Row]) -> tuple[Mode | None, str]:
     """With a deadline: spot, on-demand or idle, and why; `None` when nothing forces a mode."""
-    on_demand = next((u for u in free if u.market == "on_demand"), None)
+    demand, limits = scene.demand, scene.limits
+    on_demand = _cheapest(free, "on_demand")
     if limits.finish_by_s is None or demand.work_left is None or on_demand is None:
         return None, ""
-    count = max(1, limits.slots_max // on_demand.type.slots)
-    rate = throughput.work_per_s({on_demand.type.name: count})
+    count = max(1, limits.slots_max // on_demand.what.type.slots)
+    rate = scene.throughput.work_per_s({on_demand.what.type.name: count})
     if rate <= 0:
         return None, ""
-    need_s, left_s = demand.work_left / rate, limits.finish_by_s - at_s
-    held = {h.market for h in holdings if not h.noticed and not h.reliable}
+    need_s, left_s = demand.work_left / rate, limits.finish_by_s - scene.at_s
+    held = {h.market for h in scene.holdings if not h.noticed and not h.reliable}
     now: Mode = "on_demand" if "on_demand" in held else "spot" if "spot" in held else "idle"
     overhead_s = demand.start_s + demand.morph_s
-    running_s = 0.0 if now == "on_demand" else overhead_s + demand.recovery_s + CONTROL_S
-    spare_s = left_s - need_s - running_s
+    margin_s = 0.0 if now == "on_demand" else overhead_s + demand.recovery_s + CONTROL_S
+    spot = _cheapest(free, "spot")
+    price = 1 / 3 if spot is None else _price_of_work(spot) / _price_of_work(on_demand)
+    climate = demand.climate or _climate(scene.offers)
+    table = book(climate, max(left_s, 1.0) / HOUR_S, price, overhead_s / HOUR_S)
+    chosen = guarded(table, (left_s / HOUR_S, need_s / HOUR_S), margin_s / HOUR_S,
+                     phase_of(climate, spot is not None), MODES.index(now))  # fmt: skip
+    if chosen == SPOT and spot is None:
+        chosen = MODES.index("idle")
+    spare_s = left_s - need_s - margin_s
     if spare_s <= 0:
-        return (
-            "on_demand",
-            f"the deadline leaves {max(0.0, left_s - need_s):.0f} s to spare: on-demand now",
+        return MODES[chosen], (
+            f"the deadline leaves {max(0.0, left_s - need_s):.0f} s to spare: on-demand now"
         )
-    spot = next((u for u in free if u.market == "spot"), None)
-    price = None if spot is None else spot.usd_per_work / on_demand.usd_per_work
-    mode = best_mode(
-        (need_s + running_s) / HOUR_S, left_s / HOUR_S, price, _rates(offers), overhead_s / HOUR_S, now
-    )  # fmt: skip
-    return (
-        mode,
-        f"{mode.replace('_', '-')} is the cheapest way to finish with {spare_s:.0f} s to spare",
+    mode = MODES[chosen]
+    return mode, (
+        f"{mode.replace('_', '-')} is the cheapest way to finish with {spare_s:.0f} s to spare"
     )
 
 
-def _rates(offers: Sequence[Offer]) -> tuple[float, float]:
-    """How fast the last spot capacity is lost, and how fast some comes back."""
+def _price_of_work(row: _Row) -> float:
+    return row.expected_usd_per_h / (row.share * row.what.type.slots * row.what.type.speed)
+
+
+def _cheapest(free: Sequence[_Row], market: Market) -> _Row | None:
+    some = [r for r in free if r.what.market == market and r.share > 0]
+    return min(some, key=lambda r: (_price_of_work(r), _name(r)), default=None)
+
+
+def _climate(offers: Sequence[Offer]) -> Climate:
+    """How fast the last spot capacity is lost, and how fast some comes back, from what is known of the pools."""
     spot = [o for o in offers if o.market == "spot"]
     if not spot:
-        return HAZARD_PRIOR.per_h, RETURN_PRIOR.per_h
-    return all_gone(
+        return Climate()
+    lost, back = all_gone(
         [_hazard("spot", o.hazard_per_h) for o in spot],
         [RETURN_PRIOR.per_h if o.return_per_h is None else o.return_per_h for o in spot],
     )
+    return Climate(lost_young=lost, lost_old=lost, back_young=back, back_old=back)
 
 
-def _walk(free: Sequence[_Unit], bound: Sequence[_Unit], limits: Limits) -> Iterator[_Unit]:
-    """Machines one by one in the order of their price of work, as long as the limits allow."""
-    slots = 0
-    usd_per_h = sum(u.price_usd_per_h for u in bound)
-    committed = 0.0
-    for unit in free:
-        for _ in range(unit.count):
-            more_usd_per_h = usd_per_h + unit.price_usd_per_h
-            rule = rule_of(None, unit.pool.cloud, unit.market)
-            now_usd = 0.0 if unit.lease else unit.price_usd_per_h * rule.quantum_s / HOUR_S
-            if slots + unit.type.slots > limits.slots_max or not _payable(
-                more_usd_per_h, committed + now_usd, limits
-            ):
-                break
-            slots, usd_per_h, committed = (
-                slots + unit.type.slots, more_usd_per_h, committed + now_usd,
-            )  # fmt: skip
-            yield unit
-
-
-def _payable(usd_per_h: float, committed_usd: float, limits: Limits) -> bool:
-    if limits.usd_per_h_max is not None and usd_per_h > limits.usd_per_h_max:
-        return False
-    left = limits.budget_left_usd
-    return left is None or max(committed_usd, usd_per_h * RESERVE_S / HOUR_S) <= left
-
-
-def _footprints(
-    order: Sequence[_Unit],
-    bound: Sequence[_Unit],
-    demand: Demand,
-    limits: Limits,
-    throughput: Throughput,
-) -> list[_Footprint]:
-    """Every prefix of the order that is large enough, with its E."""
-    cost = sum(u.outlook.usd_per_h for u in bound)
-    usd_per_h = sum(u.price_usd_per_h for u in bound)
-    counts: Counter[str] = Counter()
-    pools: dict[Pool, float] = {}
-    power = useful = losses = 0.0
-    slots, before = 0, (cost, 0.0)
-    footprints = []
-    for i, u in enumerate(order):
-        cost += u.outlook.usd_per_h
-        usd_per_h += u.price_usd_per_h
-        counts[u.type.name] += 1
-        slots += u.type.slots
-        power += u.type.slots * u.type.speed
-        useful += u.type.slots * u.type.speed * u.outlook.work_share
-        losses += max(0.0, u.hazard_per_h - pools.get(u.pool, 0.0)) * demand.recovery_s / HOUR_S
-        pools[u.pool] = max(u.hazard_per_h, pools.get(u.pool, 0.0))
-        rate = throughput.work_per_s(counts) if slots >= limits.slots_min else 0.0
-        work = rate * HOUR_S * useful / power * max(0.0, 1 - losses)
-        if work > 0:
-            more = (cost - before[0]) / (work - before[1]) if work > before[1] else math.inf
-            footprints.append(
-                _Footprint(taken=i + 1, usd_per_h=usd_per_h, work_per_s=rate,
-                           usd_per_work=cost / work, last_usd_per_work=more)
-            )  # fmt: skip
-            before = (cost, work)
-    return footprints
-
-
-def _choose(
-    tried: Sequence[_Footprint], demand: Demand, limits: Limits
+def _told(
+    best: Best, steps: Ints, units: Units, rates: Floats, bounds: Bounds
 ) -> tuple[_Footprint | None, _Footprint | None]:
-    """The cheapest per work, grown within `haste`; with a budget, as far as the budget finishes."""
-    if not tried:
-        return None, None
-    lowest = min(tried, key=lambda f: (f.usd_per_work, f.taken))
-    best = lowest
-    allowed = (1 + limits.haste) * abs(lowest.usd_per_work)
-    for f in tried:
-        if f.taken <= lowest.taken:
-            continue
-        if f.last_usd_per_work > allowed or not _affords(f, demand, limits):
-            break
-        best = f
-    others = [f for f in tried if f is not best]
-    return best, min(others, key=lambda f: (f.usd_per_work, f.taken), default=None)
+    """The chosen footprint and the runner-up, in figures."""
 
+    def footprint(taken: int, usd_per_work: float) -> _Footprint | None:
+        if taken == 0:
+            return None
+        usd_per_h = bounds.bound_usd_per_h + float(np.sum(units.usd_per_h[steps[:taken]]))
+        return _Footprint(taken=taken, usd_per_h=usd_per_h, work_per_s=float(rates[taken - 1]),
+                          usd_per_work=usd_per_work)  # fmt: skip
 
-def _affords(f: _Footprint, demand: Demand, limits: Limits) -> bool:
-    """Speed is bought only while the budget still pays for the rest of the work at this price."""
-    if limits.budget_left_usd is None or demand.work_left is None:
-        return True
-    return f.usd_per_work * demand.work_left <= limits.budget_left_usd
+    return (
+        footprint(best.taken, best.usd_per_work),
+        footprint(best.other_taken, best.other_usd_per_work),
+    )
 
 
 def _difference(
-    chosen: Sequence[_Unit],
-    best: _Footprint | None,
-    runner_up: _Footprint | None,
-    holdings: Sequence[Holding],
+    scene: _Scene,
+    chosen: Sequence[_Row],
+    told: tuple[_Footprint | None, _Footprint | None],
     why: str,
 ) -> Purchase:
+    best, runner_up = told
     because = "; ".join(filter(None, (why, _sentence(best) if best or not why else "")))
-    kept = {u.lease for u in chosen if u.lease}
-    new = sorted((u for u in chosen if not u.lease), key=lambda u: (u.pool, u.market))
+    kept = {r.lease for r in chosen if r.lease}
+    new = sorted((r for r in chosen if not r.lease), key=lambda r: (r.what.pool, r.what.market))
     return Purchase(
         acquire=tuple(_bought(new, because)),
         release=tuple(
@@ -346,7 +383,7 @@ def _difference(
                 lease=h.lease,
                 because=f"{h.pool.key} at ${h.price_usd_per_h:.4f}/h is no longer worth it: {because}",
             )
-            for h in sorted(holdings, key=lambda h: h.lease)
+            for h in sorted(scene.holdings, key=lambda h: h.lease)
             if not h.reliable and not h.noticed and h.lease not in kept
         ),
         because=because,
@@ -355,11 +392,12 @@ def _difference(
     )
 
 
-def _bought(new: Sequence[_Unit], because: str) -> Iterator[Acquire]:
-    for (pool, market), group in groupby(new, key=lambda u: (u.pool, u.market)):
+def _bought(new: Sequence[_Row], because: str) -> Iterator[Acquire]:
+    for (pool, market), group in groupby(new, key=lambda r: (r.what.pool, r.what.market)):
         same = list(group)
         first = same[0]
-        why = f"{len(same)} x {pool.key} at ${first.price_usd_per_h:.4f}/h ({market}): {because}"
+        price = first.what.price_usd_per_h
+        why = f"{len(same)} x {pool.key} at ${price:.4f}/h ({market}): {because}"
         yield Acquire(pool=pool, market=market, bid_usd_per_h=first.bid_usd_per_h,
                       count=len(same), because=why)  # fmt: skip
 

@@ -1,105 +1,173 @@
 """Finish by a moment at least cost: when to run on spot, when to wait, when to pay on-demand.
 
-Spot capacity comes and goes as a two-state Markov chain (lost at rate h, back at rate r). In units
-of the on-demand price and of the full on-demand rate, with t left and w to do:
+Spot capacity comes and goes. Stretches with and without it are either short or long, so each has
+two phases: young ones end fast, and those that grow old (rate 1/MATURE_H) end slowly. That is
+a Markov chain with four states a. In units of the on-demand price and of the full on-demand rate,
+with t left and w to do, in mode m:
     V(t, w, a, m) = min over m' of  price(m') dt + E_a' [ V(t - dt, w - progress(m, m'), a', m') ]
     progress      = dt when m' = m, dt - overhead when m' is newly started, 0 when idle
-Work left at t = 0 costs more than anything else can. Outside the grid stands a guard that needs no
+Work left at t = 0 costs more than anything else can. Around the table stands a guard that needs no
 model: on-demand starts while there is still exactly time enough for it.
 """
 
 import math
 from functools import lru_cache
-from typing import Literal
+from typing import Literal, NamedTuple
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
-Mode = Literal["idle", "spot", "on_demand"]
+from bidding.compiled import Floats, compiled
+from bidding.model import MATURE_H, Climate
+
+Mode = Literal["idle", "on_demand", "spot"]
 MODES: tuple[Mode, ...] = ("idle", "on_demand", "spot")
-STEPS = 128
+IDLE, ON_DEMAND, SPOT = 0, 1, 2
+ON_YOUNG, ON_OLD, OFF_YOUNG, OFF_OLD = 0, 1, 2, 3
+STEPS = 192
 UNFINISHED = 50.0  # per hour of work left over, in on-demand prices
-RATE_STEP = 1.25  # rates and prices are rounded to powers of this, so that tables are shared
+RATE_STEP = 1.2  # rates are rounded to powers of this, so that tables are shared
 
 
-@numba.njit(cache=True)
-def _value(table: NDArray[np.float64], w: float) -> float:
+class Odds(NamedTuple):
+    """The chain for one step, and prices and overhead in on-demand prices and steps."""
+
+    lost_young: float
+    lost_old: float
+    back_young: float
+    back_old: float
+    mature: float
+    spot_price: float
+    overhead: float
+
+
+class Book(NamedTuple):
+    """Best mode by [steps left, work left in steps, phase, mode now], for steps of `step_h`."""
+
+    table: NDArray[np.uint8]
+    step_h: float
+
+
+def phase_of(climate: Climate, spot_there: bool) -> int:
+    old = climate.age_h >= MATURE_H
+    return (ON_OLD if old else ON_YOUNG) if spot_there else (OFF_OLD if old else OFF_YOUNG)
+
+
+@compiled
+def _value(table: Floats, w: float) -> float:
     """Linear between whole steps of work."""
     if w <= 0:
         return 0.0
     i = min(int(w), len(table) - 2)
-    return table[i] + (table[i + 1] - table[i]) * (w - i)
+    return float(table[i] + (table[i + 1] - table[i]) * (w - i))
 
 
-@numba.njit(cache=True)
-def _solve(
-    steps: int, lose: float, regain: float, spot_price: float, overhead: float
-) -> NDArray[np.uint8]:
-    """Best mode by [steps left, work left, spot there?, mode now]. All times in steps."""
+@compiled
+def _expected(after: Floats, odds: Odds, phase: int, n: int, left: float) -> float:
+    """E over the next phase; spot capacity that is lost takes the mode with it."""
+    lost = IDLE if n == SPOT else n
+    if phase <= ON_OLD:
+        gone = odds.lost_young if phase == ON_YOUNG else odds.lost_old
+        older = odds.mature if phase == ON_YOUNG else 1.0
+        stay = (1.0 - older) * _value(after[ON_YOUNG, n], left) + older * _value(
+            after[ON_OLD, n], left
+        )
+        return gone * _value(after[OFF_YOUNG, lost], left) + (1.0 - gone) * stay
+    back = odds.back_young if phase == OFF_YOUNG else odds.back_old
+    older = odds.mature if phase == OFF_YOUNG else 1.0
+    stay = (1.0 - older) * _value(after[OFF_YOUNG, n], left) + older * _value(
+        after[OFF_OLD, n], left
+    )
+    return back * _value(after[ON_YOUNG, n], left) + (1.0 - back) * stay
+
+
+@compiled
+def _best(after: Floats, odds: Odds, phase: int, m: int, w: int) -> tuple[int, float]:
+    best, lowest = IDLE, np.inf
+    for n in range(3):
+        if n == SPOT and phase >= OFF_YOUNG:
+            continue
+        price = 0.0 if n == IDLE else (1.0 if n == ON_DEMAND else odds.spot_price)
+        done = 0.0 if n == IDLE else (1.0 if n == m else 1.0 - odds.overhead)
+        left = w - done
+        used = 1.0 if left >= 0 or done <= 0 else max(0.0, w / done)
+        cost = price * used + _expected(after, odds, phase, n, left)
+        if cost < lowest - 1e-12:
+            best, lowest = n, cost
+    return best, lowest
+
+
+@compiled
+def _solve(steps: int, odds: Odds) -> NDArray[np.uint8]:
     work = np.arange(steps + 2) * 1.0
-    after = np.empty((2, 3, steps + 2))
-    for a in range(2):
+    after = np.empty((4, 3, steps + 2))
+    for a in range(4):
         for m in range(3):
             after[a, m] = work * UNFINISHED
-    best = np.zeros((steps + 1, steps + 2, 2, 3), dtype=np.uint8)
+    best = np.zeros((steps + 1, steps + 2, 4, 3), dtype=np.uint8)
+    best[0, :, :, :] = ON_DEMAND
     for t in range(1, steps + 1):
-        now = np.empty_like(after)
-        for a in range(2):
-            gone = lose if a == 1 else 1 - regain
+        now = np.zeros_like(after)
+        for a in range(4):
             for m in range(3):
-                for w in range(steps + 2):
-                    lowest = np.inf
-                    for n in range(3):
-                        if n == 2 and a == 0:
-                            continue
-                        price = 0.0 if n == 0 else (1.0 if n == 1 else spot_price)
-                        done = 0.0 if n == 0 else (1.0 if n == m else 1.0 - overhead)
-                        left = w - done
-                        used = 1.0 if left >= 0 or done == 0 else max(0.0, w / done)
-                        lost = 0 if n == 2 else n
-                        cost = (
-                            price * used
-                            + gone * _value(after[0, lost], left)
-                            + (1 - gone) * _value(after[1, n], left)
-                        )
-                        if cost < lowest - 1e-12:
-                            lowest = cost
-                            best[t, w, a, m] = n
-                    now[a, m, w] = 0.0 if w == 0 else lowest
+                for w in range(1, min(t + 3, steps + 2)):
+                    best[t, w, a, m], now[a, m, w] = _best(after, odds, a, m, w)
+                for w in range(t + 3, steps + 2):
+                    best[t, w, a, m] = ON_DEMAND
+                    now[a, m, w] = now[a, m, t + 2] + (w - t - 2) * UNFINISHED
         after = now
     return best
 
 
-@lru_cache(maxsize=512)
-def _table(lose: float, regain: float, spot_price: float, overhead: float) -> NDArray[np.uint8]:
-    table: NDArray[np.uint8] = _solve(STEPS, lose, regain, spot_price, overhead)
-    return table
+def step_for(time_left_h: float) -> float:
+    """Steps get half as long whenever half of the time is gone, so that tables are shared."""
+    return float(2.0 ** (math.ceil(2 * math.log2(max(time_left_h, 1e-3) / STEPS)) / 2))
 
 
-def _rounded(x: float) -> float:
-    return float(RATE_STEP ** round(math.log(max(x, 1e-4), RATE_STEP)))
+@lru_cache(maxsize=256)
+def _table(odds: Odds) -> NDArray[np.uint8]:
+    return _solve(STEPS, odds)
 
 
-def best_mode(
-    work_left_h: float, time_left_h: float, spot_price: float | None, rates_per_h: tuple[float, float],
-    overhead_h: float, now: Mode,
-) -> Mode:  # fmt: skip
-    """What to run now. `spot_price` is in on-demand prices, `None` when there is no capacity.
+def _rounded(per_h: float) -> float:
+    return float(RATE_STEP ** round(math.log(max(per_h, 1e-3), RATE_STEP)))
 
-    `rates_per_h` are (lost, back); `work_left_h` counts hours on demand at full size.
-    """
+
+def book(climate: Climate, time_left_h: float, spot_price: float, overhead_h: float) -> Book:
+    """The table for this climate; `spot_price` in on-demand prices."""
+    step_h = step_for(time_left_h)
+
+    def chance(per_h: float) -> float:
+        return -math.expm1(-_rounded(per_h) * step_h)
+
+    odds = Odds(
+        lost_young=chance(climate.lost_young),
+        lost_old=chance(climate.lost_old),
+        back_young=chance(climate.back_young),
+        back_old=chance(climate.back_old),
+        mature=-math.expm1(-step_h / MATURE_H),
+        spot_price=min(1.0, round(20 * spot_price) / 20),
+        overhead=min(1.0, math.ceil(20 * overhead_h / step_h) / 20),
+    )
+    return Book(_table(odds), step_h)
+
+
+@compiled
+def look_up(book: Book, time_left_h: float, work_left_h: float, phase: int, now: int) -> int:
+    """What the table says: time is rounded down and work up, the safe way."""
     if work_left_h <= 0:
-        return "idle"
-    horizon_h = max(time_left_h, 1e-6)
-    step_h = 2.0 ** math.ceil(math.log2(horizon_h / STEPS))
-    hazard, back = (_rounded(r) for r in rates_per_h)
-    price = min(1.0, round(20 * (spot_price if spot_price is not None else 1 / 3)) / 20)
-    overhead = min(1.0, math.ceil(20 * overhead_h / step_h) / 20)
-    table = _table(
-        -math.expm1(-hazard * step_h), -math.expm1(-back * step_h), price, overhead
-    )  # fmt: skip
-    t = min(STEPS, int(time_left_h / step_h))
-    w = min(STEPS + 1, math.ceil(work_left_h / step_h))
-    chosen = MODES[int(table[t, w, int(spot_price is not None), MODES.index(now)])]
-    return "on_demand" if t == 0 else chosen
+        return IDLE
+    t = min(book.table.shape[0] - 1, int(time_left_h / book.step_h))
+    w = min(book.table.shape[1] - 1, int(np.ceil(work_left_h / book.step_h)))
+    return int(book.table[max(0, t), w, phase, now])
+
+
+@compiled
+def guarded(book: Book, left_h: tuple[float, float], margin_h: float, phase: int, now: int) -> int:
+    """The table's mode, or on-demand when nothing but it is sure to finish: (time, work) left, in hours."""
+    time_h, work_h = left_h
+    if work_h <= 0:
+        return IDLE
+    if time_h - work_h <= margin_h:
+        return ON_DEMAND
+    return look_up(book, time_h, work_h, phase, now)

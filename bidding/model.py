@@ -8,6 +8,25 @@ import msgspec
 from bidding.errors import ConstraintError
 from cloud.model import InstanceType, Market, Pool
 
+MATURE_H = 1.0
+
+
+class Climate(msgspec.Struct, frozen=True, kw_only=True):
+    """How fast the last spot capacity is lost and some comes back, per hour, by age of the stretch.
+
+    Young means younger than `MATURE_H`. What is assumed is a loss in eight hours, twice as likely early.
+    """
+
+    lost_young: float = 0.25
+    lost_old: float = 0.125
+    back_young: float = 1.0
+    back_old: float = 0.5
+    age_h: float = 0.0  # of the stretch that is running now
+
+    def __post_init__(self) -> None:
+        if min(self.lost_young, self.lost_old, self.back_young, self.back_old, self.age_h) < 0:
+            raise ConstraintError(f"no rate or age of {self} may be negative")
+
 
 class Bid(msgspec.Struct, frozen=True, kw_only=True):
     """What a bid means where price evicts: chance of losing it within the hour, and time had."""
@@ -23,7 +42,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     `hazard_per_h` is the rate at which the pool loses machines, `return_per_h` the rate at which it
     sells again after it refused; `None` means that only the prior is known. `billing` names a rule
     of `bidding.billing`; `None` means the usual one of the cloud. `egress_usd` is what it costs to
-    bring the job's data and state there.
+    bring the job's data and state there, per machine. `machines_max` is what quota or capacity leave.
     """
 
     pool: Pool
@@ -36,6 +55,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     billing: str | None = None
     bids: tuple[Bid, ...] = ()
     egress_usd: float = 0.0
+    machines_max: int | None = None
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
@@ -87,12 +107,17 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
-    """What the job still needs, and what changes cost it (sigma and lambda of BidBrain)."""
+    """What the job still needs, and what changes cost it (sigma and lambda of BidBrain).
+
+    `recovery_s` covers the steps that an eviction would really lose. `climate` tells a deadline how
+    spot capacity as a whole comes and goes; without it, it is put together from the offers.
+    """
 
     work_left: float | None
     start_s: float
     morph_s: float
     recovery_s: float
+    climate: Climate | None = None
 
 
 class Acquire(msgspec.Struct, frozen=True, kw_only=True):

@@ -14,10 +14,10 @@ from collections.abc import Sequence
 from functools import cached_property
 
 import msgspec
-import numba
 import numpy as np
 from numpy.typing import NDArray
 
+from bidding.compiled import compiled
 from bidding.history import HOUR_S, Floats, Series
 from bidding.model import Bid
 
@@ -75,7 +75,7 @@ def informed_prior(
     return prior
 
 
-@numba.njit(cache=True)
+@compiled
 def _first_above(values: Floats, at_s: Floats, samples_s: Floats, delta: float) -> Floats:
     """For each sample, seconds until the price exceeds the price then by more than delta."""
     out = np.empty(len(samples_s))
@@ -164,20 +164,25 @@ class CapacityRisk:
 
     def rates_per_h(self, at_s: float) -> tuple[float, float]:
         """(hazard, return) now; the side that the pool is on counts at its age, the other overall."""
-        i = max(0, int(np.searchsorted(self.at_s, at_s, "right")) - 1)
+        hazard, back = self.rates_at(np.array([at_s]))
+        return float(hazard[0]), float(back[0])
+
+    def rates_at(self, at_s: Floats) -> tuple[Floats, Floats]:
+        """The same for many moments; each knows only what was before it."""
+        i = np.maximum(np.searchsorted(self.at_s, at_s, "right") - 1, 0)
         events, hours = self._spells[0][i], self._spells[1][i]
-        age_s = max(0.0, at_s - self.at_s[i])
-        bucket = int(np.searchsorted(AGE_EDGES_S, age_s, "right")) - 1
+        age_s = np.maximum(0.0, at_s - self.at_s[i])
+        bucket = np.searchsorted(AGE_EDGES_S, age_s, "right") - 1
         rates = []
         for side, prior in ((1, HAZARD_PRIOR), (0, RETURN_PRIOR)):
-            running_h = age_s / HOUR_S if side == int(self.on[i]) else 0.0
-            overall = prior.seen(float(events[side].sum()), float(hours[side].sum()) + running_h)
-            if side != int(self.on[i]):
-                rates.append(overall.per_h)
-                continue
+            here = self.on[i] == bool(side)
+            running_h = np.where(here, age_s / HOUR_S, 0.0)
+            seen_h = prior.hours + hours[:, side].sum(axis=1) + running_h
+            overall = (prior.events + events[:, side].sum(axis=1)) / seen_h
             # The bucket's own record, with two events' worth of the pool's overall record as prior.
-            weight = Gamma(events=2.0, hours=2.0 / overall.per_h)
-            rates.append(weight.seen(float(events[side, bucket]), float(hours[side, bucket])).per_h)
+            n = np.arange(len(at_s))
+            now = (2.0 + events[n, side, bucket]) / (2.0 / overall + hours[n, side, bucket])
+            rates.append(np.where(here, now, overall))
         return rates[0], rates[1]
 
 

@@ -1,0 +1,242 @@
+"""Many starts of one job through one market, under every strategy, beside the clairvoyant bound."""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import numpy as np
+
+from bidding import clairvoyant
+from bidding.billing import HOUR_S
+from bidding.compiled import Floats, Ints, compiled
+from bidding.core import BY_SECOND, FIRST_HOUR, HOURLY, HOURLY_REFUND
+from bidding.engine import (
+    Job,
+    Leases,
+    Outcome,
+    Plan,
+    World,
+    carry_out,
+    charge,
+    evict,
+    no_leases,
+    owed_when_given_back,
+    work_rate,
+)
+from bidding.errors import ConstraintError
+from bidding.market import PLENTY, Market
+from bidding.policies import orders_of, slots_held
+from bidding.strategies import STRATEGIES, Strategy, plan_of
+
+REFUNDS = {"none": BY_SECOND, "first_hour": FIRST_HOUR, "current_quantum": HOURLY_REFUND}
+COLUMNS = Outcome._fields
+
+
+class Work(msgspec.Struct, frozen=True, kw_only=True):
+    """The job of a backtest, and what changes cost it.
+
+    `hours` is how long it takes at full size and speed one. `recovery_s` is what an eviction costs
+    all, steps lost included; `checkpoint_s` what writing a checkpoint takes where one is written.
+    """
+
+    hours: float = 20.0
+    slots: int = 1
+    start_s: float = 120.0
+    morph_s: float = 2.0
+    recovery_s: float = 5.0
+    checkpoint_s: float = 120.0
+    manager_usd_per_h: float = 0.0
+    scaling: float = 1.0
+    haste: float = 0.5
+    patience: float = 6.0  # given up after this many times its hours
+
+    def __post_init__(self) -> None:
+        if self.hours <= 0 or self.slots < 1 or not 0 < self.scaling <= 1:
+            raise ConstraintError(
+                f"a job needs hours > 0, slots >= 1 and 0 < scaling <= 1, not hours={self.hours}, "
+                f"slots={self.slots}, scaling={self.scaling}"
+            )
+
+
+class Result(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy over all starts, a value per start; `bound_usd` is the clairvoyant's."""
+
+    strategy: str
+    starts: Ints
+    outcome: Mapping[str, Floats]
+    bound_usd: Floats
+
+    def __getitem__(self, column: str) -> Floats:
+        return self.outcome[column]
+
+    @property
+    def ratio(self) -> Floats:
+        """Cost over the bound, per start."""
+        return self.outcome["cost_usd"] / np.maximum(self.bound_usd, 1e-9)
+
+
+@compiled
+def run_one(
+    world: World, job: Job, plan: Plan, leases: Leases, span: tuple[int, int], trace: Floats
+) -> Outcome:
+    """One job from a tick until it is done or given up."""
+    begin, limit = span
+    leases.machines[:] = 0
+    cost = lost_h = free_h = spot_h = reliable_h = 0.0
+    evictions = changes = 0
+    left, stall_h, since_saved_h, losses = job.work_h, 0.0, 0.0, 0
+    for t in range(begin, limit):
+        gone, back_usd, back_h = evict(world, leases, t)
+        cost -= back_usd
+        free_h += back_h
+        if gone > 0:
+            evictions += gone
+            losses += 1
+            stall_h += job.recovery_h if plan.checkpoint_h == 0.0 else job.start_h
+            if plan.checkpoint_h > 0.0:
+                redo = min(since_saved_h, 0.5 * interval_h(plan, losses, t - begin, world.tick_h))
+                left += redo * job.slots
+                lost_h += redo * job.slots
+                since_saved_h = 0.0
+        if due(world, job, plan, leases, (t, begin, gone)):
+            orders = orders_of(world, job, plan, leases, t, left)
+            cost += owed_when_given_back(world, leases, orders, t)
+            changed = carry_out(world, leases, orders, t)
+            changes += changed
+            if changed > 0 and t > begin:
+                stall_h += job.morph_h
+        rate, spot, reliable = work_rate(world, job, leases, t)
+        stalls = min(stall_h, world.tick_h) if rate > 0 else 0.0
+        stall_h = max(0.0, stall_h - world.tick_h)
+        useful = 1.0 - stalls / world.tick_h
+        if plan.checkpoint_h > 0.0:
+            tau = interval_h(plan, losses, t - begin, world.tick_h)
+            useful *= tau / (tau + plan.checkpoint_h)
+            since_saved_h += world.tick_h
+        done = rate * useful * world.tick_h
+        share = 1.0 if done < left else left / done
+        cost += charge(world, leases, t, share) + job.manager_usd_per_h * world.tick_h * share
+        left -= done * share
+        hours = world.tick_h * share
+        spot_h, reliable_h = spot_h + spot * hours, reliable_h + reliable * hours
+        lost_h += (spot + reliable - rate * useful) * hours
+        if len(trace) > 0:
+            trace[t - begin, 0], trace[t - begin, 1] = spot, reliable
+            trace[t - begin, 2], trace[t - begin, 3] = cost, job.work_h - left
+        if left <= 1e-9:
+            runtime = (t - begin) * world.tick_h + hours
+            return Outcome(
+                cost, runtime, lost_h, evictions, free_h, spot_h, reliable_h, 1.0, changes
+            )
+    runtime = (limit - begin) * world.tick_h
+    return Outcome(cost, runtime, lost_h, evictions, free_h, spot_h, reliable_h, 0.0, changes)
+
+
+@compiled
+def interval_h(plan: Plan, losses: int, ticks: int, tick_h: float) -> float:
+    """Flint's: sqrt(2 delta MTTF), with the mean time to failure seen so far; a day of none assumed first."""
+    mttf_h = (24.0 + ticks * tick_h) / (1.0 + losses * 4.0)
+    return float(np.sqrt(2.0 * plan.checkpoint_h * mttf_h))
+
+
+@compiled
+def due(world: World, job: Job, plan: Plan, leases: Leases, at: tuple[int, int, int]) -> bool:
+    """Is there anything to decide: a start, a loss, a price or capacity that moved, an hour that ends?"""
+    t, begin, gone = at
+    if t == begin or gone > 0 or world.moved[t] or slots_held(world, leases) < job.slots:
+        return True
+    if plan.rechoose_ticks > 0 and t % plan.rechoose_ticks == 0:
+        return True
+    if world.rule == BY_SECOND:
+        return False
+    hour = round(1.0 / world.tick_h)
+    for row in range(len(leases.machines)):
+        if leases.machines[row] > 0 and (t - leases.begun[row]) % hour == 0:
+            return True
+    return False
+
+
+@compiled
+def _run_all(
+    world: World, job: Job, plan: Plan, leases: Leases, starts: Ints, ticks: int
+) -> Floats:
+    out = np.empty((9, len(starts)))
+    no_trace = np.empty((0, 4))
+    for i in range(len(starts)):
+        span = (starts[i], min(starts[i] + ticks, world.price.shape[1]))
+        one = run_one(world, job, plan, leases, span, no_trace)
+        out[0, i], out[1, i], out[2, i] = one.cost_usd, one.runtime_h, one.lost_h
+        out[3, i], out[4, i], out[5, i] = one.evictions, one.free_h, one.spot_h
+        out[6, i], out[7, i], out[8, i] = one.on_demand_h, one.finished, one.changes
+    return out
+
+
+def world_of(market: Market) -> World:
+    """The market with one more pool: on demand, of the type whose work is cheapest there."""
+    per_work = market.on_demand_usd_per_h / (market.slots * market.speed)
+    best = int(np.argmin(per_work))
+    ticks = market.ticks
+    reliable = np.full((1, ticks), market.on_demand_usd_per_h[best])
+    has = market.capacity > 0
+    changes = np.any(np.diff(market.price, axis=1) != 0, axis=0)
+    changes |= np.any(np.diff(has, axis=1), axis=0)
+    rule = REFUNDS[market.rule.refund]
+    if market.rule.quantum_s >= HOUR_S and rule == BY_SECOND:
+        rule = HOURLY
+    return World(
+        price=np.ascontiguousarray(np.concatenate([market.price, reliable])),
+        capacity=np.concatenate([market.capacity, np.full((1, ticks), PLENTY)]),
+        hazard_per_h=np.concatenate([market.hazard_per_h, np.zeros((1, ticks))]),
+        moved=np.concatenate([[True], changes]),
+        slots=np.append(market.slots, market.slots[best]),
+        speed=np.append(market.speed, market.speed[best]),
+        deltas=market.deltas_usd_per_h,
+        evicted_in_1h=market.evicted_in_1h,
+        tick_h=market.tick_s / HOUR_S,
+        rule=rule,
+        bids=market.rule.bid == "required",
+    )
+
+
+def job_of(work: Work) -> Job:
+    return Job(
+        slots=work.slots, work_h=work.hours * work.slots**work.scaling, start_h=work.start_s / HOUR_S,
+        morph_h=work.morph_s / HOUR_S, recovery_h=work.recovery_s / HOUR_S,
+        manager_usd_per_h=work.manager_usd_per_h, scaling=work.scaling, finish_tick=0,
+    )  # fmt: skip
+
+
+def draw_starts(market: Market, work: Work, count: int, seed: int) -> Ints:
+    """Random ticks with a day of history before them and room for the job after them."""
+    hour = HOUR_S / market.tick_s
+    first, last = int(24 * hour), market.ticks - int(work.patience * work.hours * hour) - 1
+    if last <= first:
+        raise ConstraintError(
+            f"{market.ticks} ticks of {market.tick_s:.0f} s hold no start for a job of {work.hours} h "
+            f"with patience {work.patience}: give longer series, a shorter job or less patience"
+        )
+    return np.random.default_rng(seed).integers(first, last, count)
+
+
+def run(
+    market: Market, work: Work, strategies: Sequence[Strategy] = STRATEGIES, *,
+    starts: Ints,
+) -> list[Result]:  # fmt: skip
+    """Every strategy from the same starts. The bound may end when the strategy ended, not later."""
+    world, job = world_of(market), job_of(work)
+    ticks = int(work.patience * work.hours * HOUR_S / market.tick_s)
+    terms = clairvoyant.terms_of(market, work.start_s)
+    results = []
+    for strategy in strategies:
+        out = _run_all(world, job, plan_of(strategy, market, work.checkpoint_s, work.haste),
+                       no_leases(), starts, ticks)  # fmt: skip
+        outcome = dict(zip(COLUMNS, out, strict=True))
+        ends = starts + np.ceil(outcome["runtime_h"] * HOUR_S / market.tick_s).astype(np.int64)
+        bound = np.array([
+            clairvoyant.lower_bound_usd(terms, int(b), int(e), work_slot_h=job.work_h, slots=job.slots)
+            + work.manager_usd_per_h * work.hours
+            for b, e in zip(starts, ends, strict=True)
+        ])  # fmt: skip
+        results.append(
+            Result(strategy=strategy.name, starts=starts, outcome=outcome, bound_usd=bound)
+        )
+    return results

@@ -1,0 +1,182 @@
+"""The arithmetic of one decision, compiled: what the manager runs and what the backtest runs.
+
+`bidding.acquire` puts offers and holdings into columns and its answer into sentences;
+`bidding.backtest` keeps columns all the way. Both ask the functions below.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bidding.compiled import Flags, Floats, Ints, compiled
+
+BY_SECOND, FIRST_HOUR, HOURLY, HOURLY_REFUND = 0, 1, 2, 3
+KEEP_MARGIN = 0.05  # a held machine goes only for one this much cheaper: no flapping
+
+
+class Units(NamedTuple):
+    """What could be held next, one row per lease or offer, leases first, each kind sorted by name."""
+
+    usd_per_h: Floats  # price now
+    expected_usd_per_h: Floats  # with refunds, egress and the hours that will not be had
+    share: Floats  # of an hour in which it works
+    hazard_per_h: Floats
+    slots: Ints
+    speed: Floats
+    machines: Ints
+    pool: Ints
+    held: Flags
+    pinned: Flags  # its time is paid: giving it back now saves nothing
+    upfront_usd: Floats  # owed at once per machine when bought
+
+
+class Bounds(NamedTuple):
+    """Limits of one decision; infinite where there is none."""
+
+    slots_min: int
+    slots_max: int
+    usd_per_h_max: float
+    budget_left_usd: float
+    reserve_h: float
+    work_left: float
+    haste: float
+    recovery_h: float
+    bound_usd_per_h: float  # price of what stays whatever it costs
+    bound_expected_usd_per_h: float
+
+
+class Best(NamedTuple):
+    """The first `taken` machines of the walk, with E; and the runner-up."""
+
+    taken: int
+    usd_per_work: float
+    other_taken: int
+    other_usd_per_work: float
+
+
+@compiled
+def alive_h(hazard_per_h: float, hours: float) -> float:
+    """A(H) = integral of exp(-h t) from 0 to H: the time a machine is expected to be had."""
+    x = hazard_per_h * hours
+    return hours if x < 1e-9 else -np.expm1(-x) / hazard_per_h
+
+
+@compiled
+def outlook(
+    rule: int, p: float, h: float, age_h: float, start_h: float, horizon_h: float
+) -> tuple[float, float]:
+    """(dollars, working time) per hour, for the stretch that makes the work cheapest; see `expected`."""
+    if rule >= HOURLY:
+        left = 1.0 - age_h % 1.0
+        stays = np.exp(-h * left) if rule == HOURLY_REFUND else 1.0
+        return p * stays, (alive_h(h, left) - start_h) / left
+    had = alive_h(h, horizon_h)
+    cost, share = p * had / horizon_h, (had - start_h) / horizon_h
+    if rule != FIRST_HOUR or age_h >= 1.0:
+        return cost, share
+    best_cost, best_share = cost, -1.0
+    for end in (min(1.0 - age_h, horizon_h), horizon_h):
+        had = alive_h(h, end)
+        left = min(1.0 - age_h, end)
+        survives = np.exp(-h * left)
+        cost = p * (survives * left + had - alive_h(h, left)) - p * (1.0 - survives) * age_h
+        cost, share = cost / end, (had - start_h) / end
+        if share > 0 and (best_share <= 0 or cost * best_share < best_cost * share):
+            best_cost, best_share = cost, share
+    return best_cost, best_share
+
+
+@compiled
+def order_of(units: Units) -> Ints:
+    """Cheapest work first; a lease counts as a little cheaper than it is; ties stay in place."""
+    power = units.slots * units.speed
+    price = np.full(len(units.share), np.inf)
+    for i in range(len(price)):
+        if units.share[i] > 0:
+            w = units.expected_usd_per_h[i] / (units.share[i] * power[i])
+            price[i] = w * (1.0 - KEEP_MARGIN) if units.held[i] else w
+        if units.pinned[i]:
+            price[i] = -1.0
+    return np.argsort(price, kind="mergesort")
+
+
+@compiled
+def walk(units: Units, order: Ints, bounds: Bounds) -> Ints:
+    """Machines one by one in that order, as rows of the units, as long as the limits allow."""
+    steps = np.empty(bounds.slots_max, dtype=np.int64)
+    n, slots = 0, 0
+    usd_per_h, upfront = bounds.bound_usd_per_h, 0.0
+    for i in order:
+        if not units.share[i] > 0:
+            continue
+        for _ in range(units.machines[i]):
+            more = usd_per_h + units.usd_per_h[i]
+            owed = upfront + (0.0 if units.held[i] else units.upfront_usd[i])
+            payable = (
+                more <= bounds.usd_per_h_max
+                and max(owed, more * bounds.reserve_h) <= bounds.budget_left_usd
+            )
+            if slots + units.slots[i] > bounds.slots_max or not payable:
+                break
+            slots, usd_per_h, upfront = slots + units.slots[i], more, owed
+            steps[n] = i
+            n += 1
+        if slots == bounds.slots_max:
+            break
+    return steps[:n]
+
+
+@compiled
+def best_prefix(units: Units, steps: Ints, rates: Floats, bounds: Bounds, pools: int) -> Best:
+    """The prefix with the lowest E = C / W, grown while the next machine's own work stays cheap.
+
+    `rates` is the throughput per hour after each machine. W loses the recovery that every pool's
+    eviction costs all: one loss per pool, since a pool loses its machines together.
+    """
+    n = len(steps)
+    e, margin = np.full(n, np.inf), np.full(n, np.inf)
+    cost = bounds.bound_expected_usd_per_h
+    power = useful = losses = last_cost = last_work = 0.0
+    slots = 0
+    worst = np.zeros(pools)
+    for j in range(n):
+        i = steps[j]
+        cost += units.expected_usd_per_h[i]
+        slots += units.slots[i]
+        power += units.slots[i] * units.speed[i]
+        useful += units.slots[i] * units.speed[i] * units.share[i]
+        k = units.pool[i]
+        losses += max(0.0, units.hazard_per_h[i] - worst[k]) * bounds.recovery_h
+        worst[k] = max(worst[k], units.hazard_per_h[i])
+        work = (
+            rates[j] * useful / power * max(0.0, 1.0 - losses) if slots >= bounds.slots_min else 0.0
+        )
+        if work > 0:
+            e[j] = cost / work
+            if work > last_work:
+                margin[j] = (cost - last_cost) / (work - last_work)
+            last_cost, last_work = cost, work
+    return _grown(e, margin, bounds)
+
+
+@compiled
+def _grown(e: Floats, margin: Floats, bounds: Bounds) -> Best:
+    lowest = -1
+    for j in range(len(e)):
+        if e[j] < np.inf and (lowest < 0 or e[j] < e[lowest]):
+            lowest = j
+    if lowest < 0:
+        return Best(0, np.inf, 0, np.inf)
+    best = lowest
+    allowed = (1.0 + bounds.haste) * abs(e[lowest])
+    for j in range(lowest + 1, len(e)):
+        if not e[j] < np.inf or margin[j] > allowed * (1.0 + 1e-9):
+            break
+        if bounds.work_left < np.inf and e[j] * bounds.work_left > bounds.budget_left_usd:
+            break
+        best = j
+    other = -1
+    for j in range(len(e)):
+        if j != best and e[j] < np.inf and (other < 0 or e[j] < e[other]):
+            other = j
+    return Best(best + 1, e[best], other + 1, e[other] if other >= 0 else np.inf)

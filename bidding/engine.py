@@ -1,0 +1,226 @@
+"""One job through a market, tick by tick, under any strategy; compiled, so that a thousand starts are quick.
+
+In every tick: the cloud takes what it takes, the strategy decides (when something happened, or its
+period is over), what it ordered is carried out, hours are charged, and the rest of the tick works.
+What a change costs is charged to everybody: machines start for `start_h`, a change of footprint
+stalls all for `morph_h`, an eviction for `recovery_h`. A strategy that checkpoints pays for that
+instead, all the time, and loses what it did since the last one.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bidding.compiled import Flags, Floats, Ints, compiled
+from bidding.core import FIRST_HOUR, HOURLY, HOURLY_REFUND
+
+LEASES_MAX = 192
+ON_DEMAND = 1_000_000.0  # a bid that nothing outbids
+
+
+class World(NamedTuple):
+    """A market, by [pool, tick], [pool] or [pool, delta]. The last pool is on demand."""
+
+    price: Floats
+    capacity: Ints
+    hazard_per_h: Floats
+    moved: Flags  # [tick]: some price or capacity is not what it was
+    slots: Ints
+    speed: Floats
+    deltas: Floats
+    evicted_in_1h: Floats
+    tick_h: float
+    rule: int
+    bids: bool
+
+
+class Job(NamedTuple):
+    slots: int
+    work_h: float  # slot-hours at speed one
+    start_h: float
+    morph_h: float
+    recovery_h: float
+    manager_usd_per_h: float
+    scaling: float  # rate = power ** scaling
+    finish_tick: int  # where the deadline is; 0 without one
+
+
+class Plan(NamedTuple):
+    """A strategy as data: which policy decides, among which pools, and how state is kept."""
+
+    policy: int
+    allowed: Flags  # [pool]
+    rechoose_ticks: int  # 0: only when there is a reason
+    checkpoint_h: float  # 0: tiers keep the state, nothing is lost
+    haste: float
+    bid_on_demand: bool
+
+
+class Leases(NamedTuple):
+    """Machines that were bought together, one row each; a row with no machines is free."""
+
+    pool: Ints
+    machines: Ints
+    begun: Ints  # tick
+    bid: Floats
+    hour_usd: Floats  # per machine: owed for the hour under way
+    spent_usd: Floats  # per machine: owed since it began
+
+
+class Orders(NamedTuple):
+    """How many machines of each row stay, how many of each pool are bought, and at which bid."""
+
+    keep: Ints
+    buy: Ints
+    bid: Floats
+
+
+class Outcome(NamedTuple):
+    cost_usd: float
+    runtime_h: float
+    lost_h: float  # slot-hours that worked for nothing, or stood still
+    evictions: float  # machines
+    free_h: float  # slot-hours given back by the cloud
+    spot_h: float
+    on_demand_h: float
+    finished: float
+    changes: float
+
+
+def no_leases() -> Leases:
+    return Leases(
+        pool=np.zeros(LEASES_MAX, np.int64),
+        machines=np.zeros(LEASES_MAX, np.int64),
+        begun=np.zeros(LEASES_MAX, np.int64),
+        bid=np.zeros(LEASES_MAX),
+        hour_usd=np.zeros(LEASES_MAX),
+        spent_usd=np.zeros(LEASES_MAX),
+    )
+
+
+@compiled
+def is_reliable(world: World, pool: int) -> bool:
+    return bool(pool == world.price.shape[0] - 1)
+
+
+@compiled
+def evict(world: World, leases: Leases, t: int) -> tuple[int, float, float]:
+    """Take what is outbid or has no place any more, the newest first: (machines, dollars back, slot-hours back)."""
+    gone, back_usd, back_h = 0, 0.0, 0.0
+    place = world.capacity[:, t].copy()
+    for row in range(LEASES_MAX):
+        n, k = leases.machines[row], leases.pool[row]
+        if n == 0 or is_reliable(world, k):
+            continue
+        stay = n if world.price[k, t] <= leases.bid[row] else 0
+        stay = min(stay, place[k])
+        place[k] -= stay
+        if stay == n:
+            continue
+        lost = n - stay
+        usd, hours = refund(world, leases, row, t)
+        back_usd += lost * usd
+        back_h += lost * hours * world.slots[k]
+        leases.machines[row] = stay
+        gone += lost
+    return gone, back_usd, back_h
+
+
+@compiled
+def refund(world: World, leases: Leases, row: int, t: int) -> tuple[float, float]:
+    """What the cloud gives back per machine that it ends now: (dollars, hours)."""
+    age_h = (t - leases.begun[row]) * world.tick_h
+    if world.rule == FIRST_HOUR and age_h < 1.0 - 1e-9:
+        return leases.spent_usd[row], age_h
+    into_h = age_h - np.floor(age_h + 1e-9)
+    if world.rule == HOURLY_REFUND:
+        return (leases.hour_usd[row], into_h) if into_h > 1e-9 else (0.0, 0.0)
+    return 0.0, 0.0
+
+
+@compiled
+def carry_out(world: World, leases: Leases, orders: Orders, t: int) -> int:
+    """Give back and buy; says how many machines changed."""
+    changed = 0
+    held = np.zeros(world.price.shape[0], np.int64)
+    for row in range(LEASES_MAX):
+        if leases.machines[row] > orders.keep[row]:
+            changed += leases.machines[row] - orders.keep[row]
+            leases.machines[row] = orders.keep[row]
+        held[leases.pool[row]] += leases.machines[row]
+    row = 0
+    for k in range(len(held)):
+        n = min(orders.buy[k], max(0, world.capacity[k, t] - held[k]))
+        if n <= 0 or orders.bid[k] < world.price[k, t]:
+            continue
+        while row < LEASES_MAX and leases.machines[row] > 0:
+            row += 1
+        if row == LEASES_MAX:
+            break
+        leases.pool[row], leases.machines[row] = k, n
+        leases.begun[row], leases.bid[row] = t, orders.bid[k]
+        leases.hour_usd[row] = leases.spent_usd[row] = 0.0
+        changed += n
+    return changed
+
+
+@compiled
+def charge(world: World, leases: Leases, t: int, share: float) -> float:
+    """What the machines cost from now to the end of the tick, or of the `share` of it that is used.
+
+    Hours that the job does not use up are left to the next job, for every strategy alike.
+    """
+    total = 0.0
+    for row in range(LEASES_MAX):
+        n, k = leases.machines[row], leases.pool[row]
+        if n == 0:
+            continue
+        usd = world.price[k, t] * world.tick_h * share
+        if world.rule >= HOURLY:
+            hour = round(1.0 / world.tick_h)
+            since = (t - leases.begun[row]) % hour
+            begins = t - since
+            if since == 0:
+                leases.hour_usd[row] = 0.0
+            usd = world.price[k, begins] * world.tick_h * share
+        leases.hour_usd[row] += usd
+        leases.spent_usd[row] += usd
+        total += n * usd
+    return total
+
+
+@compiled
+def owed_when_given_back(world: World, leases: Leases, orders: Orders, t: int) -> float:
+    """Under rules by the hour the rest of a begun hour is owed for machines that are given back."""
+    if world.rule < HOURLY:
+        return 0.0
+    total = 0.0
+    hour = round(1.0 / world.tick_h)
+    for row in range(LEASES_MAX):
+        lost = leases.machines[row] - orders.keep[row]
+        since = (t - leases.begun[row]) % hour
+        if lost > 0 and since > 0:
+            k = leases.pool[row]
+            total += lost * world.price[k, t - since] * (hour - since) * world.tick_h
+    return total
+
+
+@compiled
+def work_rate(world: World, job: Job, leases: Leases, t: int) -> tuple[float, float, float]:
+    """(work per hour, slots of spot, slots on demand) in this tick, machines that still start counted in part."""
+    power, full, spot, reliable = 0.0, 0.0, 0.0, 0.0
+    for row in range(LEASES_MAX):
+        n, k = leases.machines[row], leases.pool[row]
+        if n == 0:
+            continue
+        slots = float(n * world.slots[k])
+        boots_h = min(world.tick_h, max(0.0, job.start_h - (t - leases.begun[row]) * world.tick_h))
+        power += slots * world.speed[k] * (1.0 - boots_h / world.tick_h)
+        full += slots
+        if is_reliable(world, k):
+            reliable += slots
+        else:
+            spot += slots
+    if full > job.slots:
+        power *= job.slots / full
+    return power**job.scaling if power > 0 else 0.0, spot, reliable

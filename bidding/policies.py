@@ -1,0 +1,362 @@
+"""Who decides: every strategy answers the same question, which machines stay and which are bought.
+
+    orders(world, job, plan, leases, t, work_left) -> Orders
+
+`ours` is the manager's own arithmetic (`bidding.core`); `bidbrain` is Proteus as printed (equations
+4.1 to 4.4, bids over the market price, an hour at a time); the others are what people run today.
+"""
+
+import numpy as np
+
+from bidding.compiled import Floats, Ints, compiled
+from bidding.core import (
+    BY_SECOND,
+    HOURLY,
+    Bounds,
+    Units,
+    best_prefix,
+    order_of,
+    outlook,
+    walk,
+)
+from bidding.engine import (
+    LEASES_MAX,
+    ON_DEMAND,
+    Job,
+    Leases,
+    Orders,
+    Plan,
+    World,
+    is_reliable,
+)
+
+ONLY_ON_DEMAND, STANDARD, GREEDY, STUDY, BIDBRAIN, OURS = 0, 1, 2, 3, 4, 5
+HORIZON_H = 4.0
+NOTHING = -1
+
+
+@compiled
+def keep_all(world: World, leases: Leases) -> Orders:
+    pools = world.price.shape[0]
+    return Orders(leases.machines.copy(), np.zeros(pools, np.int64), np.full(pools, ON_DEMAND))
+
+
+@compiled
+def slots_held(world: World, leases: Leases) -> int:
+    total = 0
+    for row in range(LEASES_MAX):
+        total += leases.machines[row] * world.slots[leases.pool[row]]
+    return total
+
+
+@compiled
+def cheapest(world: World, plan: Plan, t: int, per_work: bool) -> int:
+    """The allowed spot pool with capacity that costs least, per machine-slot or per work."""
+    best, lowest = NOTHING, np.inf
+    for k in range(world.price.shape[0] - 1):
+        if plan.allowed[k] and world.capacity[k, t] > 0:
+            p = world.price[k, t] / world.slots[k]
+            if per_work:
+                p /= world.speed[k]
+            if p < lowest:
+                best, lowest = k, p
+    return best
+
+
+@compiled
+def only_on_demand(world: World, job: Job, leases: Leases) -> Orders:
+    orders = keep_all(world, leases)
+    k = world.price.shape[0] - 1
+    missing = job.slots - slots_held(world, leases)
+    orders.buy[k] = max(0, missing) // world.slots[k]
+    return orders
+
+
+@compiled
+def standard(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
+    """Spot Fleet's default: the lowest price now, bidding the on-demand price, held until it is lost."""
+    orders = keep_all(world, leases)
+    k = cheapest(world, plan, t, False)
+    missing = job.slots - slots_held(world, leases)
+    if k != NOTHING and missing > 0:
+        orders.buy[k] = missing // world.slots[k]
+        orders.bid[k] = on_demand_bid(world, plan, k)
+    return orders
+
+
+@compiled
+def on_demand_bid(world: World, plan: Plan, k: int) -> float:
+    """The on-demand price of this pool's machines, where bids exist."""
+    last = world.price.shape[0] - 1
+    per_work = world.price[last, 0] / (world.slots[last] * world.speed[last])
+    return per_work * world.slots[k] * world.speed[k] if plan.bid_on_demand else ON_DEMAND
+
+
+@compiled
+def greedy(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
+    """Always all machines where work is cheapest at this moment, whatever a move costs."""
+    k = cheapest(world, plan, t, True)
+    orders = keep_all(world, leases)
+    if k == NOTHING:
+        return orders
+    here = 0
+    for row in range(LEASES_MAX):
+        if leases.machines[row] > 0 and leases.pool[row] != k:
+            orders.keep[row] = 0
+        here += orders.keep[row] * world.slots[k]
+    orders.buy[k] = max(0, job.slots - here) // world.slots[k]
+    orders.bid[k] = on_demand_bid(world, plan, k)
+    return orders
+
+
+@compiled
+def study(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
+    """The pricing study's: the most work per dollar at the start, and again when it may re-choose."""
+    due = plan.rechoose_ticks > 0 and t % plan.rechoose_ticks == 0
+    if due:
+        return greedy(world, job, plan, leases, t)
+    orders = keep_all(world, leases)
+    missing = job.slots - slots_held(world, leases)
+    if missing > 0:
+        k = cheapest(world, plan, t, True)
+        if k != NOTHING:
+            orders.buy[k] = missing // world.slots[k]
+            orders.bid[k] = on_demand_bid(world, plan, k)
+    return orders
+
+
+@compiled
+def beta_of(world: World, k: int, delta: float, hours: float, t: int) -> float:
+    """Chance of losing a machine of pool k within these hours, from prices and from capacity."""
+    stays = np.exp(-world.hazard_per_h[k, t] * hours)
+    if world.bids and delta < ON_DEMAND / 2:
+        i = np.searchsorted(world.deltas, delta + 1e-12, side="right") - 1
+        stays *= (1.0 - world.evicted_in_1h[k, i]) ** hours if i >= 0 else 0.0
+    return float(1.0 - stays)
+
+
+@compiled
+def hazard_of(world: World, k: int, bid: float, t: int) -> float:
+    """The same as a rate per hour."""
+    if is_reliable(world, k):
+        return 0.0
+    beta = beta_of(world, k, bid - world.price[k, t], 1.0, t)
+    return float(-np.log1p(-min(beta, 0.999999)))
+
+
+@compiled
+def bidbrain(world: World, job: Job, leases: Leases, t: int) -> Orders:
+    """At every decision the best (pool, bid) is added if it lowers E; near its hour's end an
+    allocation is renewed only if E is lower with it."""
+    orders = keep_all(world, leases)
+    hour = max(1, round(1.0 / world.tick_h))
+    for row in range(LEASES_MAX):
+        if (
+            leases.machines[row] > 0
+            and (t - leases.begun[row]) % hour == 0
+            and t > leases.begun[row]
+        ):
+            with_it = footprint_e(world, job, leases, t, NOTHING, 0.0)
+            n = leases.machines[row]
+            leases.machines[row] = 0
+            without = footprint_e(world, job, leases, t, NOTHING, 0.0)
+            leases.machines[row] = n
+            if without < with_it:
+                orders.keep[row] = 0
+    missing = job.slots
+    for row in range(LEASES_MAX):
+        missing -= orders.keep[row] * world.slots[leases.pool[row]]
+    if missing <= 0:
+        return orders
+    best, best_bid, lowest = NOTHING, 0.0, footprint_e(world, job, leases, t, NOTHING, 0.0)
+    for k in range(world.price.shape[0] - 1):
+        if world.capacity[k, t] <= 0:
+            continue
+        for d in range(len(world.deltas) if world.bids else 1):
+            bid = world.price[k, t] + world.deltas[d] if world.bids else ON_DEMAND
+            e = footprint_e(world, job, leases, t, k, bid)
+            if e < lowest:
+                best, best_bid, lowest = k, bid, e
+    if best != NOTHING:
+        orders.buy[best] = missing // world.slots[best]
+        orders.bid[best] = best_bid
+    return orders
+
+
+@compiled
+def footprint_e(world: World, job: Job, leases: Leases, t: int, extra: int, bid: float) -> float:
+    """E_A of what is held, with the missing machines bought in pool `extra` when one is named (4.4)."""
+    hour = max(1, round(1.0 / world.tick_h))
+    stays, cost, work, slots = 1.0, job.manager_usd_per_h, 0.0, 0
+    rows = np.empty((LEASES_MAX + 1, 4))  # work per hour, omega, beta, dollars per hour
+    n = 0
+    for row in range(LEASES_MAX + 1):
+        new = row == LEASES_MAX
+        k = extra if new else leases.pool[row]
+        if new and extra == NOTHING:
+            break
+        count = (job.slots - slots) // world.slots[k] if new else leases.machines[row]
+        if count <= 0:
+            continue
+        left = 1.0 if new else 1.0 - ((t - leases.begun[row]) % hour) * world.tick_h
+        margin = (bid if new else leases.bid[row]) - world.price[k, t]
+        beta = 0.0 if is_reliable(world, k) else beta_of(world, k, margin, left, t)
+        slots += count * world.slots[k]
+        stays *= 1.0 - beta
+        rows[n, 0] = count * world.slots[k] * world.speed[k]
+        rows[n, 1] = left * (1.0 - 0.5 * beta) - (job.start_h if new else 0.0)
+        rows[n, 2], rows[n, 3] = beta, count * world.price[k, t] * left
+        n += 1
+    for i in range(n):
+        useful = max(0.0, rows[i, 1] - (1.0 - stays) * job.recovery_h - job.morph_h)
+        cost += (1.0 - rows[i, 2] * (1.0 if world.rule >= HOURLY else 0.0)) * rows[i, 3]
+        work += rows[i, 0] * useful
+    return cost / work if work > 0 else np.inf
+
+
+@compiled
+def ours(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float) -> Orders:
+    """The manager's decision: `bidding.core` over every lease and offer."""
+    units, bids, rows = units_of(world, job, plan, leases, t)
+    bounds = Bounds(
+        1, job.slots, np.inf, np.inf, 0.0, work_left, plan.haste, job.recovery_h,
+        job.manager_usd_per_h, job.manager_usd_per_h,
+    )  # fmt: skip
+    order = order_of(units)
+    orders = keep_all(world, leases)
+    orders.keep[:] = 0
+    if waits(world, plan, units, order, t):
+        return orders
+    steps = walk(units, order, bounds)
+    best = best_prefix(units, steps, rates_of(units, steps, job), bounds, world.price.shape[0])
+    for j in range(best.taken):
+        i = steps[j]
+        if units.held[i]:
+            orders.keep[rows[i]] += 1
+        else:
+            orders.buy[units.pool[i]] += 1
+            orders.bid[units.pool[i]] = bids[i]
+    return orders
+
+
+@compiled
+def rates_of(units: Units, steps: Ints, job: Job) -> Floats:
+    """Throughput per hour after each machine of the walk."""
+    rates, power = np.empty(len(steps)), 0.0
+    for j in range(len(steps)):
+        power += units.slots[steps[j]] * units.speed[steps[j]]
+        rates[j] = power**job.scaling
+    return rates
+
+
+@compiled
+def waits(world: World, plan: Plan, units: Units, order: Ints, t: int) -> bool:
+    """Waiting is better when a pool that sells nothing now sells far cheaper work."""
+    away = np.inf
+    for k in range(world.price.shape[0] - 1):
+        if plan.allowed[k] and world.capacity[k, t] <= 0:
+            away = min(away, world.price[k, t] / (world.slots[k] * world.speed[k]))
+    if len(order) == 0:
+        return False
+    i = order[0]
+    here = units.expected_usd_per_h[i] / (units.share[i] * units.slots[i] * units.speed[i])
+    return bool(here > (1.0 + plan.haste) * away)
+
+
+@compiled
+def units_of(
+    world: World, job: Job, plan: Plan, leases: Leases, t: int
+) -> tuple[Units, Floats, Ints]:
+    """Columns for the core: leases first, then the offers; with the bid and the row of each."""
+    pools = world.price.shape[0]
+    most = LEASES_MAX + pools
+    units = Units(
+        np.empty(most), np.empty(most), np.empty(most), np.empty(most), np.empty(most, np.int64),
+        np.empty(most), np.empty(most, np.int64), np.empty(most, np.int64), np.zeros(most, np.bool_),
+        np.zeros(most, np.bool_), np.zeros(most),
+    )  # fmt: skip
+    bids, rows = np.full(most, ON_DEMAND), np.full(most, NOTHING)
+    n = 0
+    for row in range(LEASES_MAX):
+        if leases.machines[row] > 0:
+            fill_lease(world, job, leases, row, (t, n), units)
+            rows[n] = row
+            n += 1
+    for k in range(pools):
+        if plan.allowed[k] and world.capacity[k, t] > 0:
+            bids[n] = fill_offer(world, job, k, (t, n), units)
+            n += 1
+    cut = Units(
+        units.usd_per_h[:n], units.expected_usd_per_h[:n], units.share[:n], units.hazard_per_h[:n],
+        units.slots[:n], units.speed[:n], units.machines[:n], units.pool[:n], units.held[:n],
+        units.pinned[:n], units.upfront_usd[:n],
+    )  # fmt: skip
+    return cut, bids, rows
+
+
+@compiled
+def fill_lease(
+    world: World, job: Job, leases: Leases, row: int, at: tuple[int, int], units: Units
+) -> None:
+    t, n = at
+    k = leases.pool[row]
+    age_h = (t - leases.begun[row]) * world.tick_h
+    rule = BY_SECOND if is_reliable(world, k) else world.rule
+    hazard = hazard_of(world, k, leases.bid[row], t)
+    left_h = max(0.0, job.start_h - age_h)
+    cost, share = outlook(rule, world.price[k, t], hazard, age_h, left_h, HORIZON_H)
+    into_h = age_h - np.floor(age_h + 1e-9)
+    pinned = rule >= HOURLY and into_h > 1e-9
+    share = max(share, 1e-6) if pinned else share
+    put(units, n, (world.price[k, t], cost, share, hazard), k, leases.machines[row])
+    units.slots[n], units.speed[n] = world.slots[k], world.speed[k]
+    units.held[n], units.pinned[n] = True, pinned
+
+
+@compiled
+def fill_offer(world: World, job: Job, k: int, at: tuple[int, int], units: Units) -> float:
+    """One row per offer; where bids evict, with the bid that makes its work cheapest."""
+    t, n = at
+    p = world.price[k, t]
+    rule = BY_SECOND if is_reliable(world, k) else world.rule
+    start_h = job.start_h + job.morph_h
+    choices = len(world.deltas) if world.bids and not is_reliable(world, k) else 1
+    lowest, best_bid = np.inf, ON_DEMAND
+    for d in range(choices):
+        bid = p + world.deltas[d] if choices > 1 else ON_DEMAND
+        hazard = hazard_of(world, k, bid, t)
+        cost, share = outlook(rule, p, hazard, 0.0, start_h, HORIZON_H)
+        net = share - min(hazard, 60.0) * job.recovery_h
+        if d == 0 or (net > 0 and cost / net < lowest):
+            put(units, n, (p, cost, share, hazard), k, job.slots // world.slots[k])
+            lowest = cost / net if net > 0 else np.inf
+            best_bid = bid
+    units.slots[n], units.speed[n] = world.slots[k], world.speed[k]
+    return best_bid
+
+
+@compiled
+def put(
+    units: Units, n: int, seen: tuple[float, float, float, float], pool: int, machines: int
+) -> None:
+    units.usd_per_h[n], units.expected_usd_per_h[n] = seen[0], seen[1]
+    units.share[n], units.hazard_per_h[n] = seen[2], seen[3]
+    units.pool[n], units.machines[n] = pool, machines
+
+
+@compiled
+def orders_of(
+    world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float
+) -> Orders:
+    """The one interface: whichever strategy, the same question."""
+    if plan.policy == ONLY_ON_DEMAND:
+        return only_on_demand(world, job, leases)
+    if plan.policy == STANDARD:
+        return standard(world, job, plan, leases, t)
+    if plan.policy == GREEDY:
+        return greedy(world, job, plan, leases, t)
+    if plan.policy == STUDY:
+        return study(world, job, plan, leases, t)
+    if plan.policy == BIDBRAIN:
+        return bidbrain(world, job, leases, t)
+    return ours(world, job, plan, leases, t, work_left)

@@ -1,0 +1,74 @@
+"""The strategies that are compared, as data: who decides, among what, and how state is kept."""
+
+from typing import Literal
+
+import msgspec
+import numpy as np
+
+from bidding.billing import HOUR_S
+from bidding.engine import Plan
+from bidding.market import Market
+from bidding.policies import BIDBRAIN, GREEDY, ONLY_ON_DEMAND, OURS, STANDARD, STUDY
+
+Policy = Literal["on_demand", "standard", "greedy", "study", "bidbrain", "ours"]
+POLICIES: dict[Policy, int] = {
+    "on_demand": ONLY_ON_DEMAND,
+    "standard": STANDARD,
+    "greedy": GREEDY,
+    "study": STUDY,
+    "bidbrain": BIDBRAIN,
+    "ours": OURS,
+}
+
+
+class Strategy(msgspec.Struct, frozen=True, kw_only=True):
+    """`state`: written to disk every now and then, or kept by tiers of reliability.
+
+    `among` narrows the pools: one zone's cheapest single-accelerator type, single-accelerator types,
+    one cloud, or all (the pricing study's freedoms, each with the ones before).
+    """
+
+    name: str
+    policy: Policy
+    state: Literal["checkpoint", "tiers"] = "tiers"
+    among: Literal["first_type", "single", "one_cloud", "all"] = "all"
+    rechoose_h: float = 0.0
+
+
+STRATEGIES: tuple[Strategy, ...] = (
+    Strategy(name="on-demand only", policy="on_demand"),
+    Strategy(name="standard + checkpoint", policy="standard", state="checkpoint"),
+    Strategy(name="standard + tiers", policy="standard"),
+    Strategy(name="greedy cheapest", policy="greedy"),
+    Strategy(name="study: one type", policy="study", among="first_type"),
+    Strategy(name="study: + types", policy="study", among="single"),
+    Strategy(name="study: + sizes", policy="study", among="one_cloud"),
+    Strategy(name="study: + clouds", policy="study"),
+    Strategy(name="study: + dynamic", policy="study", rechoose_h=24.0),
+    Strategy(name="bidbrain + checkpoint", policy="bidbrain", state="checkpoint"),
+    Strategy(name="bidbrain as printed", policy="bidbrain"),
+    Strategy(name="ours", policy="ours"),
+)
+
+
+def plan_of(strategy: Strategy, market: Market, checkpoint_s: float, haste: float) -> Plan:
+    """The strategy on this market. On demand is always allowed; only some policies ever use it."""
+    dearest = market.types[int(np.argmax(market.speed))].name
+    cloud = market.pools[0].cloud
+    single = market.slots == market.slots.min()
+    allowed = np.ones(len(market.pools), dtype=np.bool_)
+    if strategy.among == "first_type":
+        allowed = single & np.array([p.type == dearest for p in market.pools])
+        allowed = allowed if allowed.any() else single
+    elif strategy.among == "single":
+        allowed = single & np.array([p.cloud == cloud for p in market.pools])
+    elif strategy.among == "one_cloud":
+        allowed = np.array([p.cloud == cloud for p in market.pools])
+    return Plan(
+        policy=POLICIES[strategy.policy],
+        allowed=np.append(allowed, True),
+        rechoose_ticks=round(strategy.rechoose_h * HOUR_S / market.tick_s),
+        checkpoint_h=checkpoint_s / HOUR_S if strategy.state == "checkpoint" else 0.0,
+        haste=haste,
+        bid_on_demand=market.rule.bid == "required",
+    )
