@@ -1,6 +1,7 @@
 """Time as a value that is handed in. Only `SystemClock` asks the machine what time it is."""
 
 import time
+from collections.abc import Callable
 from typing import Protocol
 
 
@@ -11,13 +12,22 @@ class Clock(Protocol):
 
 
 class SystemClock:
-    """Wall-clock seconds that never go back: a clock set back stands still until time catches up."""
+    """Wall-clock seconds that never go back and never stand still.
 
-    def __init__(self) -> None:
-        self._latest_s = 0.0
+    A wall clock that jumps ahead is followed; of one that is set back only the pace is taken, so that
+    nothing that is due waits for an hour because somebody corrected the time.
+    """
+
+    def __init__(
+        self, wall: Callable[[], float] = time.time, ticks: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._wall, self._ticks = wall, ticks
+        self._latest_s, self._tick_s = wall(), ticks()
 
     def now_s(self) -> float:
-        self._latest_s = max(self._latest_s, time.time())
+        tick_s = self._ticks()
+        self._latest_s = max(self._latest_s + tick_s - self._tick_s, self._wall())
+        self._tick_s = tick_s
         return self._latest_s
 
 

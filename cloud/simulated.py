@@ -69,6 +69,22 @@ class PricesMoved(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
 
 
+class Entry(msgspec.Struct, frozen=True, kw_only=True):
+    """One machine in the books of the cloud: what was asked for, what was given, what it has cost."""
+
+    request: LaunchRequest
+    machine: Machine
+    cost_usd: float
+
+
+class Books(msgspec.Struct, frozen=True, kw_only=True):
+    """What a cloud must remember over its own restart. `launches` keeps machine ids from coming again."""
+
+    at_s: float
+    launches: int = 0
+    entries: tuple[Entry, ...] = ()
+
+
 Change = Booted | Noticed | Evicted | PricesMoved
 _Due = Literal["price", "room", "boot", "evict", "unlist", "forget"]
 
@@ -215,7 +231,38 @@ class SimulatedCloud:
             if record.deployment == own
         }
 
+    def books(self, at_s: float) -> Books:
+        """Everything that is still remembered, for `restore`."""
+        self._work_off(at_s)
+        return Books(
+            at_s=at_s,
+            launches=self._launches,
+            entries=tuple(
+                Entry(
+                    request=record.request,
+                    machine=record.machine,
+                    cost_usd=self._cost_usd(record, at_s),
+                )
+                for record in self._records.values()
+            ),
+        )
+
     # What can be done
+
+    def restore(self, books: Books) -> None:
+        """Take over the books of a cloud that has died, and its machines with it, at `books.at_s`."""
+        self._launches = max(self._launches, books.launches)
+        for entry in books.entries:
+            machine = entry.machine
+            if machine.state != "terminated":
+                machine = replace(
+                    machine, state="terminated", ended_at_s=books.at_s, ended_by="provider"
+                )
+            record = _Record(entry.request, machine, 0.0)
+            record.cost_usd = entry.cost_usd
+            self._records[machine.id] = self._by_token[machine.token] = record
+            self._listed.setdefault(record.deployment, {})[machine.id] = machine
+            self._push((machine.ended_at_s or books.at_s) + ENDED_LISTED_S, "unlist", machine.id)
 
     def launch(self, request: LaunchRequest, at_s: float) -> Machine:
         """Start one machine, once per token. Raises LaunchRefused, TokenMismatch, TokenSpent."""

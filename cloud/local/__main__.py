@@ -18,6 +18,7 @@ import msgspec
 
 from cloud.clock import SystemClock
 from cloud.local.api import Api
+from cloud.local.ledger import Ledger, start_of_market
 from cloud.local.listening import Listener
 from cloud.local.market import LOCAL, Conduct, SpotMarket
 from cloud.local.replay import read_prices
@@ -88,12 +89,22 @@ def market_of(options: argparse.Namespace, start_s: float) -> SpotMarket:
     )
 
 
+def service_of(options: argparse.Namespace, clock: SystemClock) -> LocalCloud:
+    """The cloud of this directory: a new one, or the one that was there before, with its books."""
+    market = f"seed {options.seed}, tempo {options.tempo:g}, prices {options.prices}"
+    ledger = Ledger(options.dir / "ledger.json", market)
+    page = ledger.read()
+    start_s = start_of_market(page, market, options.tempo, clock.now_s())
+    network = f"127.{1 + os.getpid() % NETWORKS}"
+    core = SimulatedCloud(market_of(options, start_s), deployment="", network=network)
+    if page is not None:
+        core.restore(page.books)
+    return LocalCloud(core, clock, ledger, options.boot_script.resolve(), options.boot_env)
+
+
 async def serve(options: argparse.Namespace) -> None:
     clock = SystemClock()
-    market = market_of(options, clock.now_s())
-    network = f"127.{1 + os.getpid() % NETWORKS}"
-    core = SimulatedCloud(market, deployment="", network=network)
-    service = LocalCloud(core, clock, options.dir, options.boot_script.resolve(), options.boot_env)
+    service = service_of(options, clock)
     listener = Listener(Api(service, _token(options.dir / "token")).app)
     await listener.listen("127.0.0.1")
     loop, over = asyncio.get_running_loop(), asyncio.Event()

@@ -20,7 +20,7 @@ from starlette.routing import Route
 
 from cloud import errors
 from cloud.local.service import LocalCloud
-from cloud.model import InstanceType, LaunchRequest, Machine, Pool
+from cloud.model import DEPLOYMENT_TAG, InstanceType, LaunchRequest, Machine, Pool
 
 BODY_BYTES_MAX = 65_536
 
@@ -156,11 +156,21 @@ class Api:
             refusals = {code: error for error, code in CODES.items()}
             raise refusals[self._faults.refuse_code]("refused on purpose")
         machine = self._core.launch(wanted, self._now_s())
+        self._enter_into_books(machine)
         self._service.nudge()
         if self._faults.lose_launch_answers > 0:
             self._faults.lose_launch_answers -= 1
             raise errors.ProviderUnreachable("the answer was lost on purpose")
         return machine
+
+    def _enter_into_books(self, machine: Machine) -> None:
+        """What is not in the books is not sold: a restart would know nothing of it."""
+        try:
+            self._service.record()
+        except OSError as error:
+            own = machine.tags.get(DEPLOYMENT_TAG, "")
+            self._core.terminate([machine.id], self._now_s(), own)
+            raise errors.NoCapacity(f"the books cannot be written: {error}") from error
 
     async def _terminate(self, request: Request) -> None:
         wanted = msgspec.json.decode(await request.body(), type=Termination)

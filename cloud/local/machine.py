@@ -30,7 +30,11 @@ def main() -> int:
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
     if os.getppid() != cloud_pid:
         return 1
-    boot = subprocess.Popen([script], stdin=subprocess.DEVNULL, preexec_fn=_as_child)  # noqa: PLW1509
+    try:
+        boot = subprocess.Popen([script], stdin=subprocess.DEVNULL, preexec_fn=_as_child)  # noqa: PLW1509
+    except OSError as error:
+        print(f"the first-boot script cannot run: {error}", file=sys.stderr)  # noqa: T201
+        return 1
     status = _until_over(boot.pid)
     _switch_off()
     return status

@@ -3,6 +3,8 @@
 What the core says has happened is done to processes: a machine that boots becomes an init process
 with a metadata service on an address of its own; one that is evicted is killed with all its descendants.
 What processes do is told to the core: a machine whose init has ended has switched itself off.
+The books are written before a launch is answered and at least every few seconds, so that what a killed cloud
+does not know of its bill is a few seconds long.
 """
 
 import asyncio
@@ -17,6 +19,7 @@ from shutil import rmtree
 
 from cloud.clock import Clock
 from cloud.local import processes
+from cloud.local.ledger import Ledger
 from cloud.local.listening import Listener
 from cloud.local.metadata import metadata_app
 from cloud.model import DEPLOYMENT_TAG, Machine, Notice
@@ -24,7 +27,7 @@ from cloud.simulated import Booted, Change, Evicted, SimulatedCloud
 
 DISKS_KEPT = 32
 SHORT_PATH = 24
-IDLE_S = 60.0
+RECORD_S = 5.0
 SHUTDOWN_S = 3.0
 
 
@@ -91,13 +94,15 @@ class LocalCloud:
         self,
         core: SimulatedCloud,
         clock: Clock,
-        directory: Path,
+        ledger: Ledger,
         boot_script: Path,
         boot_env: Path | None,
     ) -> None:
         self.core = core
         self.clock = clock
-        self._disks = directory.resolve() / "machines"
+        self._ledger = ledger
+        self._unwritten = ""
+        self._disks = self._ledger.path.parent.resolve() / "machines"
         self._disks.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._short = _short_way(self._disks)
         self._boot_script = boot_script
@@ -114,8 +119,9 @@ class LocalCloud:
         while True:
             self._changed.clear()
             await self._perform(self.core.advance(self.clock.now_s()))
+            self._record_or_say()
             due_s = self.core.next_change_s()
-            wait_s = IDLE_S if due_s is None else min(IDLE_S, due_s - self.clock.now_s())
+            wait_s = RECORD_S if due_s is None else min(RECORD_S, due_s - self.clock.now_s())
             try:
                 async with asyncio.timeout(max(0.0, wait_s)):
                     await self._changed.wait()
@@ -125,8 +131,24 @@ class LocalCloud:
     async def stop(self) -> None:
         """Take every machine along."""
         await self._kill(self._hosts)
+        self._record_or_say()
         if self._short != self._disks:
             self._short.unlink(missing_ok=True)
+
+    def record(self) -> None:
+        """Write the books. Raises OSError when the disk takes nothing more."""
+        books = self.core.books(self.clock.now_s())
+        self._ledger.write(self.core.market.start_s, books)
+        self._unwritten = ""
+
+    def _record_or_say(self) -> None:
+        """Machines that run go on running when the disk is full; it is said once, not every time."""
+        try:
+            self.record()
+        except OSError as error:
+            if not self._unwritten:
+                self._unwritten = f"the books cannot be written: {error}; free some space"
+                print(self._unwritten, file=sys.stderr, flush=True)  # noqa: T201
 
     def end(self, machine_ids: Iterable[str]) -> None:
         """Press the power button of machines that the core has already ended."""

@@ -1,0 +1,22 @@
+"""Fixtures that end every cloud that a test started, whatever the test left it in."""
+
+import signal
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from running_cloud import SLEEPING, RunningCloud
+
+
+@pytest.fixture
+def new_cloud(tmp_path: Path) -> Iterator[Callable[..., RunningCloud]]:
+    """Makes local clouds that are gone when the test is over."""
+    clouds: list[RunningCloud] = []
+
+    def make(name: str = "cloud", boot: str = SLEEPING) -> RunningCloud:
+        clouds.append(RunningCloud(tmp_path / name, boot))
+        return clouds[-1]
+
+    yield make
+    for cloud in clouds:
+        cloud.stop(signal.SIGTERM)

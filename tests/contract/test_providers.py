@@ -1,0 +1,212 @@
+"""What every provider promises, whichever cloud is behind it."""
+
+import asyncio
+import time
+
+import pytest
+from msgspec.structs import replace
+from running_cloud import POOLS, request
+from sellers import POOL_MACHINES, QUOTA_SLOTS, Seller
+
+from cloud.errors import (
+    LaunchRefused,
+    NoCapacity,
+    NotOurs,
+    PriceAboveBid,
+    QuotaExceeded,
+    TokenMismatch,
+    TokenSpent,
+)
+from cloud.model import DEPLOYMENT_TAG, Machine, MachineState, Pool
+from cloud.provider import Provider
+
+LARGE = replace(POOLS["ec2"], type="local.large")
+
+
+async def listed(provider: Provider) -> dict[str, Machine]:
+    return {machine.id: machine for machine in await provider.machines()}
+
+
+async def until_state(seller: Seller, provider: Provider, machine_id: str, state: MachineState):
+    deadline_s = time.monotonic() + 20
+    while time.monotonic() < deadline_s:
+        seller.pass_time()
+        machine = (await listed(provider))[machine_id]
+        if machine.state == state:
+            return machine
+        await asyncio.sleep(0.02)
+    raise AssertionError(f"{machine_id} is {machine.state}, not {state}")
+
+
+def test_a_catalogue_names_what_is_sold_and_every_pool_has_a_price(seller: Seller):
+    """Every pool belongs to the provider and to a type with a price of its own, and is quoted once."""
+
+    async def scene(provider: Provider) -> None:
+        types, pools = await provider.catalogue()
+        quotes = await provider.quotes()
+        assert {pool.cloud for pool in pools} == {provider.name}
+        assert {pool.type for pool in pools} == {kind.name for kind in types}
+        assert sorted(quote.pool for quote in quotes) == sorted(pools)
+        assert all(quote.price_usd_per_h > 0 for quote in quotes)
+
+    seller.play(scene)
+
+
+def test_a_machine_is_listed_with_all_that_was_asked_for(seller: Seller):
+    """Token, pool, market and tags come back on the machine, which then starts to run."""
+
+    async def scene(provider: Provider) -> None:
+        wanted = request("t-1")
+        given = await provider.launch(wanted)
+        assert (given.token, given.pool, given.market) == ("t-1", wanted.pool, "spot")
+        assert given.tags == wanted.tags
+        assert given.price_usd_per_h > 0
+        machine = await until_state(seller, provider, given.id, "running")
+        assert machine.tags == wanted.tags
+        assert machine.address
+
+    seller.play(scene)
+
+
+def test_the_same_token_twice_is_one_machine(seller: Seller):
+    """A launch that is repeated, because its answer was lost, buys nothing more."""
+
+    async def scene(provider: Provider) -> None:
+        first = await provider.launch(request("t-1"))
+        again = await provider.launch(request("t-1"))
+        assert again.id == first.id
+        assert set(await listed(provider)) == {first.id}
+
+    seller.play(scene)
+
+
+def test_the_same_token_at_once_is_one_machine(seller: Seller):
+    """Ten launches under one token that are under way together give one machine."""
+
+    async def scene(provider: Provider) -> None:
+        given = await asyncio.gather(*(provider.launch(request("t-1")) for _ in range(10)))
+        assert len({machine.id for machine in given}) == 1
+        assert len(await listed(provider)) == 1
+
+    seller.play(scene)
+
+
+def test_a_token_stands_for_one_request_only(seller: Seller):
+    """The same token with another request is refused and starts nothing."""
+
+    async def scene(provider: Provider) -> None:
+        await provider.launch(request("t-1"))
+        with pytest.raises(TokenMismatch):
+            await provider.launch(request("t-1", POOLS["azure"]))
+        with pytest.raises(TokenMismatch):
+            await provider.launch(replace(request("t-1"), bid_usd_per_h=1.0))
+        assert len(await listed(provider)) == 1
+
+    seller.play(scene)
+
+
+def test_a_token_whose_machine_has_ended_is_spent(seller: Seller):
+    """A late repetition of an old launch never brings its machine back."""
+
+    async def scene(provider: Provider) -> None:
+        machine = await provider.launch(request("t-1"))
+        await provider.terminate([machine.id])
+        with pytest.raises(TokenSpent):
+            await provider.launch(request("t-1"))
+
+    seller.play(scene)
+
+
+def test_ending_a_machine_twice_is_fine(seller: Seller):
+    """Terminate is idempotent, and an ended machine stays listed with who ended it."""
+
+    async def scene(provider: Provider) -> None:
+        machine = await provider.launch(request("t-1"))
+        await provider.terminate([machine.id])
+        first = (await listed(provider))[machine.id]
+        await provider.terminate([machine.id])
+        again = (await listed(provider))[machine.id]
+        assert (again.state, again.ended_by) == ("terminated", "user")
+        assert again.ended_at_s == first.ended_at_s
+
+    seller.play(scene)
+
+
+def test_what_the_cloud_takes_is_told_from_what_we_give_back(seller: Seller):
+    """An evicted machine is listed as ended by the provider: billing depends on it."""
+
+    async def scene(provider: Provider) -> None:
+        machine = await provider.launch(request("t-1"))
+        await until_state(seller, provider, machine.id, "running")
+        await seller.take_all(provider)
+        taken = await until_state(seller, provider, machine.id, "terminated")
+        assert taken.ended_by == "provider"
+        assert taken.ended_at_s is not None
+
+    seller.play(scene)
+
+
+def test_machines_of_others_are_neither_listed_nor_touched(seller: Seller):
+    """A list holds our deployment only; ending a foreign or unknown machine ends none at all."""
+
+    async def scene(provider: Provider) -> None:
+        ours = await provider.launch(request("t-1"))
+        theirs = await provider.launch(request("t-2", deployment="theirs"))
+        unmarked = await provider.launch(replace(request("t-3"), tags={}))
+        assert set(await listed(provider)) == {ours.id}
+        for foreign in (theirs.id, unmarked.id, "i-unknown"):
+            with pytest.raises(NotOurs, match=DEPLOYMENT_TAG):
+                await provider.terminate([ours.id, foreign])
+        assert (await listed(provider))[ours.id].state != "terminated"
+
+    seller.play(scene)
+
+
+def test_a_pool_without_room_refuses_and_sells_again_when_it_has(seller: Seller):
+    """The fourth machine of three is refused, its token stays good, and other pools still sell."""
+
+    async def scene(provider: Provider) -> None:
+        held = [await provider.launch(request(f"t-{nth}")) for nth in range(POOL_MACHINES)]
+        with pytest.raises(NoCapacity):
+            await provider.launch(request("t-late"))
+        await provider.launch(request("t-other", POOLS["azure"]))
+        await provider.terminate([held[0].id])
+        assert (await provider.launch(request("t-late"))).token == "t-late"
+
+    seller.play(scene)
+
+
+def test_the_quota_counts_slots_of_all_machines(seller: Seller):
+    """On-demand machines count too; what is given back counts no more."""
+
+    async def scene(provider: Provider) -> None:
+        wanted = replace(request("t", LARGE), market="on_demand")
+        held = [await provider.launch(replace(wanted, token=f"t-{nth}")) for nth in range(2)]
+        with pytest.raises(QuotaExceeded, match=str(QUOTA_SLOTS)):
+            await provider.launch(replace(wanted, token="t-2"))
+        await provider.terminate([held[0].id])
+        assert (await provider.launch(replace(wanted, token="t-2"))).market == "on_demand"
+
+    seller.play(scene)
+
+
+def test_a_bid_below_the_market_buys_nothing(seller: Seller):
+    """The refusal names the price, and nothing was started."""
+
+    async def scene(provider: Provider) -> None:
+        with pytest.raises(PriceAboveBid, match="USD/h"):
+            await provider.launch(replace(request("t-1"), bid_usd_per_h=0.000001))
+        assert not await listed(provider)
+
+    seller.play(scene)
+
+
+def test_what_is_not_sold_is_refused_by_name(seller: Seller):
+    """A pool that does not exist is one clear refusal."""
+
+    async def scene(provider: Provider) -> None:
+        nowhere = Pool(cloud="local", region="r", zone="z", type="huge")
+        with pytest.raises(LaunchRefused, match="local/z/huge"):
+            await provider.launch(request("t-1", nowhere))
+
+    seller.play(scene)
