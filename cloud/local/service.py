@@ -152,6 +152,7 @@ class LocalCloud:
 
     def end(self, machine_ids: Iterable[str]) -> None:
         """Press the power button of machines that the core has already ended."""
+        self._record_or_say()
         for machine_id in machine_ids:
             if (host := self._hosts.get(machine_id)) is not None:
                 host.init.send_signal(signal.SIGTERM)
