@@ -45,27 +45,35 @@ from orchestrator.events import (
 from orchestrator.sentences import remember
 from orchestrator.state import Alarm, State, note, set_alarm
 
+ROUNDING_S = 1e-3
+
 
 def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
     """Changes the state in place and says what to do about what happened."""
     out: list[AnyAction] = []
+    if isinstance(event, ManagerStarted):
+        state.skew_s = max(0.0, state.now_s - event.at_s)
     _move_time(state, event)
     while state.alarms and state.alarms[0][0] <= state.now_s:
         _, alarm, key = heappop(state.alarms)
         _ring(state, out, alarm, key)
     _handle(state, out, event)
-    state.wake_at_s = state.alarms[0][0] if state.alarms else state.now_s
+    state.wake_at_s = (state.alarms[0][0] if state.alarms else state.now_s) - state.skew_s
     remember(state, out)
     return state, out
 
 
 def _move_time(state: State, event: AnyEvent) -> None:
-    """Time never goes back. Instances may have wrong clocks: what they say cannot move time past the
-    moment at which the world owes us a `Tick`.
+    """Time never goes back. A manager that starts with a clock behind the journal adds the difference
+    to it. Only its own clock moves time past the moment at which the world owes us a `Tick`:
+    instances have wrong clocks, and what people said may have waited while ours was set.
     """
-    at_s = event.at_s
-    if isinstance(event, Report) and state.epoch:
-        at_s = min(at_s, state.wake_at_s)
+    at_s = event.at_s if isinstance(event, Report) else event.at_s + state.skew_s
+    due_s = state.alarms[0][0] if state.alarms else at_s
+    if isinstance(event, Tick):  # the world was told the time less the skew, which may round
+        at_s = due_s if at_s < due_s < at_s + ROUNDING_S else at_s
+    elif not isinstance(event, ManagerStarted):
+        at_s = min(at_s, due_s)
     state.now_s = max(state.now_s, at_s)
 
 
@@ -91,7 +99,7 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
         case LaunchFailed():
             leases.on_launch_failed(state, out, event)
         case Terminated():
-            leases.on_terminated(state, event)
+            leases.on_terminated(state, out, event)
         case JobSubmitted():
             jobs.on_submitted(state, out, event)
         case JobCancelled():

@@ -10,7 +10,7 @@ from cloud.model import InstanceType
 from orchestrator import crews, jobs, leases, ledger
 from orchestrator.actions import AnyAction
 from orchestrator.events import CatalogueSeen, QuotesSeen
-from orchestrator.state import Job, State, note
+from orchestrator.state import Job, PoolState, State, note
 
 LAUNCHES_PER_PERIOD_MAX = 64
 
@@ -72,7 +72,7 @@ def think(state: State, job: Job) -> Purchase:
     """What the bidder says about this job now."""
     speed = SlotSpeed(types=state.types, slots_max=job.workers_max, work_per_slot_s=_pace(job))
     steps_left = job.steps_total - job.step if job.steps_total else None
-    settings = state.settings
+    settings, deadline_s = state.settings, job.spec.deadline_s
     demand = Demand(
         work_left=None if steps_left is None or not job.step_s else float(steps_left),
         start_s=settings.start_s,
@@ -84,17 +84,22 @@ def think(state: State, job: Job) -> Purchase:
         slots_max=job.workers_max,
         budget_left_usd=_budget_left_usd(state, job),
         usd_per_h_max=_usd_per_h_left(state, job),
-        finish_by_s=job.spec.deadline_s,
+        finish_by_s=None if deadline_s is None else deadline_s + state.skew_s,
         on_demand_allowed=settings.on_demand_allowed,
     )
-    return acquire.decide(offers(state), holdings(state, job), demand, limits, speed, state.now_s)
+    return acquire.decide(
+        offers(state, job), holdings(state, job), demand, limits, speed, state.now_s
+    )
 
 
-def offers(state: State) -> list[Offer]:
+def offers(state: State, job: Job) -> list[Offer]:
+    """What is sold, less what the job could not pay the reserve of."""
     found: list[Offer] = []
     for known in state.pools.values():
         kind = state.types[known.pool.type]
         provider = state.providers[known.pool.cloud]
+        if not ledger.affordable(state, job, _ceiling_usd_per_h(state, known)):
+            continue
         waits = state.now_s < max(known.blocked_until_s, provider.slow_until_s)
         if known.spot_usd_per_h is not None:
             found.append(
@@ -117,6 +122,11 @@ def offers(state: State) -> list[Offer]:
                 )
             )
     return found
+
+
+def _ceiling_usd_per_h(state: State, known: PoolState) -> float:
+    """The most that a machine of the pool may cost before we think again."""
+    return max(state.types[known.pool.type].on_demand_usd_per_h, known.spot_usd_per_h or 0.0)
 
 
 def holdings(state: State, job: Job) -> list[Holding]:
@@ -158,7 +168,9 @@ def _usd_per_h_left(state: State, job: Job) -> float | None:
     most = state.settings.usd_per_h_max
     if most is None:
         return None
-    others = state.account.usd_per_h - job.account.usd_per_h
+    everything, own = state.account, job.account
+    others = everything.usd_per_h - own.usd_per_h
+    others += everything.intended_usd_per_h - own.intended_usd_per_h
     return max(0.0, most - others)
 
 
@@ -166,8 +178,7 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
     room = min(LAUNCHES_PER_PERIOD_MAX, state.settings.machines_max - len(state.leases))
     bought = 0
     for part in purchase.acquire:
-        kind, known = state.types[part.pool.type], state.pools[part.pool.key]
-        ceiling = max(kind.on_demand_usd_per_h, known.spot_usd_per_h or 0.0)
+        ceiling = _ceiling_usd_per_h(state, state.pools[part.pool.key])
         for _ in range(min(part.count, room - bought)):
             if not ledger.affordable(state, job, ceiling):
                 break

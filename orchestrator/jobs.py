@@ -17,6 +17,7 @@ from orchestrator.state import Account, Job, Lease, Moved, State, move_job, note
 from orchestrator.view import JobStatus
 
 JOBS_MAX = 1000
+REWINDS_KEPT = 8
 TRACEBACK_MAX = 20_000
 FATAL_KINDS = ("nan", "no_session")  # trying again would only repeat them
 
@@ -54,8 +55,9 @@ def _refusal(state: State, job: Job) -> str | None:
         return f"slots_min={spec.slots_min} and slots_max={spec.slots_max}: need 1 <= min <= max"
     if state.stopping:
         return "the manager is shutting down; submit it again after `orchestrator up`"
-    if spec.deadline_s is not None and spec.deadline_s <= state.now_s:
-        return f"its deadline passed {state.now_s - spec.deadline_s:.0f} s ago"
+    wall_s = state.now_s - state.skew_s
+    if spec.deadline_s is not None and spec.deadline_s <= wall_s:
+        return f"its deadline passed {wall_s - spec.deadline_s:.0f} s ago"
     cheapest = _cheapest_usd_per_h(state, spec.slots_min)
     for name, account in (("budget_usd of the job", job.account), ("budget", state.account)):
         if account.cap_usd is None:
@@ -258,6 +260,7 @@ def check_budgets(state: State, out: list[AnyAction]) -> None:
     dry = ledger.runs_out(state.account, state.now_s, period_s)
     for job in [state.jobs[j] for j in state.live_jobs]:
         if not job.leases:
+            _give_up_if_poor(state, out, job)
             continue
         if dry or ledger.runs_out(job.account, state.now_s, period_s):
             account = state.account if dry else job.account
@@ -267,6 +270,14 @@ def check_budgets(state: State, out: list[AnyAction]) -> None:
                 f"to give the machines back; resume continues from step {job.step}"
             )
             drain(state, out, job, "FAILED", why)
+
+
+def _give_up_if_poor(state: State, out: list[AnyAction], job: Job) -> None:
+    """It holds nothing and cannot buy anything any more: waiting would not help."""
+    refusal = _refusal(state, job) if job.active else None
+    if refusal is not None:
+        why = f"{refusal}; resume continues from step {job.step}"
+        finish(state, out, job, "FAILED", why)
 
 
 def shut_down(state: State, out: list[AnyAction], by: str) -> None:
@@ -307,15 +318,19 @@ def on_checkpoint_failed(state: State, out: list[AnyAction], event: CheckpointFa
 
 
 def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
-    """The one way back: what was newer than `to_step` is done again. Late reports are fenced off."""
+    """The one way back: what was newer than `to_step` is done again. Late reports are fenced off.
+
+    A report that comes twice counts once, and one that the job has overtaken counts no more.
+    """
     job = state.jobs.get(event.job)
     mark = (event.at_s, event.from_step, event.to_step)
-    if job is None or job.ended or job.rewound == mark or event.to_step >= job.step:
+    if job is None or job.ended or mark in job.rewound or job.step > event.from_step:
         return
-    job.rewound = mark
-    lost = job.step - event.to_step
+    job.rewound.append(mark)
+    del job.rewound[:-REWINDS_KEPT]
+    lost = event.from_step - event.to_step
     job.steps_lost += lost
-    job.step = event.to_step
+    job.step = min(job.step, event.to_step)
     job.backup_step = min(job.backup_step, event.to_step)
     job.checkpoint_step = min(job.checkpoint_step, event.to_step)
     job.fence_generation = job.generation

@@ -6,6 +6,7 @@ listed after the grace is dropped, and a machine of ours that no lease claims is
 """
 
 from agent.messages import AgentJoined, AgentLost, NoticeSeen
+from bidding.billing import HOUR_S
 from cloud.model import DEPLOYMENT_TAG, EndedBy, LaunchRequest, Machine, Market, Pool
 from orchestrator import crews, ledger
 from orchestrator.actions import AnyAction, Launch, ListMachines, Terminate
@@ -104,17 +105,17 @@ def on_launch_failed(state: State, out: list[AnyAction], event: LaunchFailed) ->
     match event.code:
         case "NoCapacity" | "PriceAboveBid" | "LaunchRefused":
             penalise(state, out, lease.pool, why)
-            drop(state, lease, why)
+            drop(state, out, lease, why)
         case "QuotaExceeded":
             for pool in state.pools.values():
                 if (pool.pool.region, pool.pool.type) == (lease.pool.region, lease.pool.type):
                     penalise(state, out, pool.pool, why)
-            drop(state, lease, why)
+            drop(state, out, lease, why)
         case "Throttled":
             provider.slow_until_s = state.now_s + state.settings.penalty_s / 10
-            drop(state, lease, why)
+            drop(state, out, lease, why)
         case "TokenMismatch" | "TokenSpent":
-            drop(state, lease, why)
+            drop(state, out, lease, why)
         case _:
             provider.listing_wanted = True
             provider.slow_until_s = state.now_s + state.settings.control_period_s
@@ -149,6 +150,7 @@ def give_back(state: State, out: list[AnyAction], lease: Lease, because: str) ->
         return
     move_lease(lease, "ending", state.now_s, because)
     lease.why_ended = because
+    set_alarm(state, state.now_s + state.settings.reserve_s, "ending", lease.token)
     crews.abandon(state, out, lease, "machine given back")
     _terminate(state, out, lease, because)
 
@@ -164,20 +166,20 @@ def _terminate(state: State, out: list[AnyAction], lease: Lease, because: str) -
 def on_ending_alarm(state: State, out: list[AnyAction], token: str) -> None:
     lease = state.leases.get(token)
     if lease is not None and lease.state == "ending":
+        ledger.stop_draining(state, lease)
         _terminate(state, out, lease, f"it is still there: {lease.why_ended}")
 
 
-def drop(state: State, lease: Lease, because: str) -> None:
+def drop(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
     """The intent came to nothing: no machine, no cost, and the token is never used again."""
-    _end(state, lease, None, state.now_s, because)
+    _end(state, out, lease, None, state.now_s, because)
 
 
 def lose(state: State, out: list[AnyAction], lease: Lease, at_s: float, because: str) -> None:
     """The cloud took the machine. That is a preemption of the job it worked for."""
     job = state.jobs[lease.job]
     crews.abandon(state, out, lease, because)
-    _end(state, lease, "provider", at_s, because)
-    note(out, lease.machine_id, because)
+    _end(state, out, lease, "provider", at_s, because)
     if job.active:
         crews.count_preemption(state, out, job)
     if job.active:
@@ -186,12 +188,22 @@ def lose(state: State, out: list[AnyAction], lease: Lease, at_s: float, because:
 
 
 def _end(
-    state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s: float, because: str
+    state: State,
+    out: list[AnyAction],
+    lease: Lease,
+    ended_by: EndedBy | None,
+    ended_at_s: float,
+    because: str,
 ) -> None:
     move_lease(lease, "ended", state.now_s, because)
     lease.why_ended = lease.why_ended or because
     ledger.close_lease(state, lease, ended_by, ended_at_s)
     lease.ended_at_s = state.now_s
+    if lease.machine_id:
+        held_h = (state.now_s - lease.prices[0][0]) / HOUR_S
+        note(out, lease.machine_id, f"{because}; held {held_h:.2f} h for ${lease.cost_usd:.4f}")
+    else:
+        note(out, lease.token, f"not bought: {because}")
     job = state.jobs[lease.job]
     job.thought_at_s = -1.0
     del state.leases[lease.token]
@@ -204,10 +216,10 @@ def _end(
             del state.ended_leases[:-ENDED_LEASES_MAX]
 
 
-def on_terminated(state: State, event: Terminated) -> None:
+def on_terminated(state: State, out: list[AnyAction], event: Terminated) -> None:
     lease = lease_of(state, event.machine_id)
     if lease is not None and lease.state == "ending":
-        _end(state, lease, "user", state.now_s, "the provider says it has ended")
+        _end(state, out, lease, "user", state.now_s, "the provider says it has ended")
     for provider in state.providers.values():
         provider.orphans.pop(event.machine_id, None)
 
@@ -246,9 +258,10 @@ def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
     """Settle the difference between what is there and what we meant to be there."""
     provider = provider_of(state, event.provider)
     provider.listing_out, provider.failures = False, 0
-    if event.asked_at_s < provider.listed_at_s:
+    asked_at_s = event.asked_at_s + state.skew_s
+    if asked_at_s < provider.listed_at_s:
         return
-    provider.listed_at_s = event.asked_at_s
+    provider.listed_at_s = asked_at_s
     alive: dict[str, None] = {}
     for machine in event.machines:
         if machine.tags.get(DEPLOYMENT_TAG) != state.settings.deployment:
@@ -264,46 +277,48 @@ def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
             _settle_listed(state, out, lease, machine)
     for machine_id in [m for m in provider.orphans if m not in alive]:
         del provider.orphans[machine_id]
-    _settle_missing(state, out, event, alive)
+    _settle_missing(state, out, provider, alive)
     if not alive:
-        provider.clean_at_s = event.asked_at_s
+        provider.clean_at_s = asked_at_s
 
 
 def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
     """A machine that a lease claims: learn what changed."""
     if lease.state == "intended":
         if machine.state == "terminated":
-            drop(state, lease, f"{machine.id} started and ended before we learned of it")
+            drop(state, out, lease, f"{machine.id} started and ended before we learned of it")
             return
         adopt(state, out, lease, machine)
     ledger.change_price(state, lease, machine.price_usd_per_h)
     if machine.state == "terminated":
         at_s = state.now_s if machine.ended_at_s is None else machine.ended_at_s
         if lease.state == "ending" and machine.ended_by != "provider":
-            _end(state, lease, "user", at_s, "the provider lists it as ended")
+            _end(state, out, lease, "user", at_s, "the provider lists it as ended")
         else:
             lose(state, out, lease, at_s, f"{machine.id} was taken by the provider")
     elif machine.state == "running" and lease.state == "pending":
-        move_lease(lease, "booting", state.now_s, "the provider lists it as running")
+        why = f"{lease.machine_id} runs; its agent has yet to join"
+        move_lease(lease, "booting", state.now_s, why)
+        note(out, lease.machine_id, why)
 
 
 def _settle_missing(
-    state: State, out: list[AnyAction], event: Listed, alive: dict[str, None]
+    state: State, out: list[AnyAction], provider: ProviderState, alive: dict[str, None]
 ) -> None:
     """Leases that the list does not show. A list may lag, so that young ones are given the grace."""
     grace_s = state.settings.launch_grace_s
     missing = [
         lease
         for lease in state.leases.values()
-        if lease.provider == event.provider and lease.machine_id not in alive
+        if lease.provider == provider.name and lease.machine_id not in alive
     ]
     for lease in missing:
         if lease.state == "intended":
-            if event.asked_at_s >= lease.intended_at_s + grace_s:
-                drop(state, lease, "the provider does not list it: it never started")
-        elif event.asked_at_s >= lease.known_at_s + grace_s:
+            if provider.listed_at_s >= lease.intended_at_s + grace_s:
+                drop(state, out, lease, "the provider does not list it: it never started")
+        elif provider.listed_at_s >= lease.known_at_s + grace_s:
             if lease.state == "ending":
-                _end(state, lease, "user", state.now_s, "the provider lists it no more")
+                _end(state, out, lease, "user", state.now_s, "the provider lists it no more")
             else:
                 lose(state, out, lease, state.now_s, f"{lease.machine_id} vanished from the list")
 

@@ -2,8 +2,7 @@
 
     spent(t)     = spent + usd_per_h · (t - at) / 3600
     committed(t) = committed - draining_usd_per_h · (t - at) / 3600
-    committed    = Σ over leases: ceiling · reserve_s / 3600    while held
-                                  ceiling · drain_s / 3600      when being given back, used up as time passes
+    committed    = Σ over leases: ceiling · reserve_s / 3600, used up as time passes while it is given back
 
 A lease's ceiling is the most that it may cost per hour, so that what was reserved covers what comes
 between the decision to give a machine back and its end. Nothing is bought unless
@@ -81,11 +80,13 @@ def open_lease(state: State, lease: Lease, job: Job) -> None:
         settle(account, state.now_s)
         account.leases += 1
         account.committed_usd += reserve_usd(state.settings, lease.ceiling_usd_per_h)
+    _intend_rate(state, lease, 1)
 
 
 def start_charging(state: State, lease: Lease, price_usd_per_h: float, from_s: float) -> None:
     """The machine exists: it costs from now on, and what it cost before we knew is owed at once."""
-    from_s = min(from_s, state.now_s)
+    from_s = max(lease.intended_at_s, min(from_s, state.now_s))
+    _intend_rate(state, lease, -1)
     lease.price_usd_per_h = price_usd_per_h
     lease.prices = [(from_s, price_usd_per_h)]
     lease.accrued_at_s = from_s
@@ -96,8 +97,7 @@ def start_charging(state: State, lease: Lease, price_usd_per_h: float, from_s: f
         account.on_demand_usd += lease.type.on_demand_usd_per_h * (state.now_s - from_s) / HOUR_S
     if lease.draining_since_s is not None:
         lease.draining_since_s = state.now_s
-        for account in accounts(state, lease):
-            account.draining_usd_per_h += lease.ceiling_usd_per_h
+        _change_draining(state, lease, lease.ceiling_usd_per_h)
 
 
 def change_price(state: State, lease: Lease, price_usd_per_h: float) -> None:
@@ -115,16 +115,25 @@ def change_price(state: State, lease: Lease, price_usd_per_h: float) -> None:
 
 
 def start_draining(state: State, lease: Lease) -> None:
-    """It is being given back: only what that takes stays reserved, and is used up as time passes."""
+    """It is being given back: what was reserved for that is used up as time passes."""
     if lease.draining_since_s is not None:
         return
     lease.draining_since_s = state.now_s
-    freed = lease.ceiling_usd_per_h * (state.settings.reserve_s - state.settings.drain_s) / HOUR_S
-    for account in accounts(state, lease):
-        settle(account, state.now_s)
-        account.committed_usd -= freed
-        if lease.prices:
-            account.draining_usd_per_h += lease.ceiling_usd_per_h
+    if lease.prices:
+        _change_draining(state, lease, lease.ceiling_usd_per_h)
+
+
+def stop_draining(state: State, lease: Lease) -> None:
+    """Giving it back takes longer than was reserved for: a reserve ends at zero."""
+    since_s = lease.draining_since_s
+    if since_s is None or lease.drained or not lease.prices:
+        return
+    over_s = state.now_s - since_s - state.settings.reserve_s
+    if over_s >= 0:
+        lease.drained = True
+        _change_draining(state, lease, -lease.ceiling_usd_per_h)
+        for account in accounts(state, lease):
+            account.committed_usd += lease.ceiling_usd_per_h * over_s / HOUR_S
 
 
 def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s: float) -> None:
@@ -138,15 +147,17 @@ def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s
         lease.cost_usd = cost_usd(rule, started_s, ended_at_s, lease.prices, ended_by)
         for account in accounts(state, lease):
             account.spent_usd += lease.cost_usd - lease.accrued_usd
+    else:
+        _intend_rate(state, lease, -1)
     for account in accounts(state, lease):
         settle(account, state.now_s)
         account.leases -= 1
         account.committed_usd -= _reserved_usd(state, lease)
-        if lease.draining_since_s is not None and lease.prices:
+        if lease.draining_since_s is not None and lease.prices and not lease.drained:
             account.draining_usd_per_h -= lease.ceiling_usd_per_h
         if account.leases == 0:  # rounding ends here
             account.committed_usd = account.draining_usd_per_h = 0.0
-            account.on_demand_usd_per_h = 0.0
+            account.on_demand_usd_per_h = account.intended_usd_per_h = 0.0
             account.usd_per_h = account.manager_usd_per_h
 
 
@@ -181,6 +192,18 @@ def _accrue(state: State, lease: Lease) -> None:
     lease.accrued_at_s = max(lease.accrued_at_s, state.now_s)
 
 
+def _intend_rate(state: State, lease: Lease, sign: int) -> None:
+    """What launches that are not known to be machines yet will cost per hour."""
+    for account in accounts(state, lease):
+        account.intended_usd_per_h += sign * lease.price_usd_per_h
+
+
+def _change_draining(state: State, lease: Lease, usd_per_h: float) -> None:
+    for account in accounts(state, lease):
+        settle(account, state.now_s)
+        account.draining_usd_per_h += usd_per_h
+
+
 def _change_rate(state: State, lease: Lease, usd_per_h: float, on_demand_usd_per_h: float) -> None:
     for account in accounts(state, lease):
         settle(account, state.now_s)
@@ -190,10 +213,10 @@ def _change_rate(state: State, lease: Lease, usd_per_h: float, on_demand_usd_per
 
 def _reserved_usd(state: State, lease: Lease) -> float:
     """What is still reserved for it now."""
-    if lease.draining_since_s is None:
-        return reserve_usd(state.settings, lease.ceiling_usd_per_h)
-    whole = lease.ceiling_usd_per_h * state.settings.drain_s / HOUR_S
-    if not lease.prices:
+    if lease.drained:
+        return 0.0
+    whole = reserve_usd(state.settings, lease.ceiling_usd_per_h)
+    if lease.draining_since_s is None or not lease.prices:
         return whole
     return whole - lease.ceiling_usd_per_h * (state.now_s - lease.draining_since_s) / HOUR_S
 
@@ -205,7 +228,7 @@ def _raise_ceiling(state: State, lease: Lease, ceiling_usd_per_h: float) -> None
     for account in accounts(state, lease):
         settle(account, state.now_s)
         account.committed_usd += _reserved_usd(state, lease) - before
-        if lease.draining_since_s is not None:
+        if lease.draining_since_s is not None and not lease.drained:
             account.draining_usd_per_h += more
 
 

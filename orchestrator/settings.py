@@ -7,8 +7,8 @@ import msgspec
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
-    """`None` means no limit. Every lease reserves `reserve_s` of its highest price while it is held,
-    and `drain_s` of it once it is being given back; nothing is bought that cannot be reserved for.
+    """`None` means no limit. Every lease reserves `reserve_s` of its highest price until it is gone;
+    nothing is bought that cannot be reserved for.
     """
 
     deployment: str = "default"
@@ -50,5 +50,5 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
         if self.drain_s >= self.reserve_s:
             raise ValueError(
                 f"settings: drain_s={self.drain_s} must be below reserve_s={self.reserve_s}: "
-                "giving a machine back may not cost more than was reserved for it"
+                "giving a machine back may not take longer than was reserved for"
             )

@@ -55,9 +55,9 @@ class SimulatedWorld:
         cloud: SimulatedCloud,
         scenario: Scenario,
         kill: Callable[[str], bool] | None = None,
-        watch: Callable[[State], None] | None = None,
     ) -> None:
         self.cloud = cloud
+        self.seed = scenario.seed
         self.timeline = Timeline(cloud.market.start_s)
         self.luck = Luck(scenario.seed, scenario.faults)
         self.inbox = Inbox(self.timeline, self.luck)
@@ -72,7 +72,7 @@ class SimulatedWorld:
         self._taken: AnyEvent | None = None
         self._life = 0
         self._kill = kill or (lambda _: self.luck.chance(self.luck.faults.killed))
-        self._watch = watch
+        self.watch: Callable[[State], None] = lambda _: None
         self._slots = {kind.name: kind.slots for kind in cloud.catalogue()[0]}
         self._provider = cloud.market.catalogue.cloud
 
@@ -131,8 +131,7 @@ class SimulatedWorld:
 
     async def show(self, state: State) -> None:
         """Whoever watches a simulation looks at every state."""
-        if self._watch is not None:
-            self._watch(state)
+        self.watch(state)
 
     # --- lives of the manager -------------------------------------------------------------------
 
@@ -151,7 +150,7 @@ class SimulatedWorld:
             self._taken = None
         self.timeline.now_s += self._pace.restart_s * self.luck.random.uniform(0.2, 2.0)
         if self.luck.chance(self.luck.faults.clock_set_back):
-            self.behind_s = self.luck.random.uniform(0.0, 3600.0)
+            self.behind_s += self.luck.random.uniform(0.0, 3600.0)
 
     def start(self, epoch: int, settings: Settings) -> None:
         """What a manager hears first: that it has started, and what is sold at which prices."""
@@ -229,7 +228,8 @@ class SimulatedWorld:
     def _cloud_changed(self, change: Change) -> None:
         match change:
             case Booted():
-                self.fleet.boot(change.machine, self._slots[change.machine.pool.type])
+                if change.machine.id in self.alive:
+                    self.fleet.boot(change.machine, self._slots[change.machine.pool.type])
             case Noticed():
                 if change.notice.machine_id in self.alive:
                     seen = NoticeSeen(at_s=0.0, notice=change.notice)

@@ -1,0 +1,206 @@
+"""What must hold after every event, whatever goes wrong. A breach stops the simulation and says which."""
+
+from collections.abc import Sequence
+
+from agent.messages import Rewound
+from cloud.model import DEPLOYMENT_TAG
+from orchestrator import ledger
+from orchestrator.actions import AnyAction, Launch, Note, Regroup, Terminate
+from orchestrator.events import AnyEvent
+from orchestrator.simulated.scenario import Scenario
+from orchestrator.simulated.world import SimulatedWorld
+from orchestrator.state import Account, Job, Lease, LeaseState, State
+
+EPSILON_USD = 1e-6
+AWAY_S_MAX = 120.0  # how long a manager may be dead or suspended in one piece
+ROUNDING_S = 1e-3
+TRIES_MAX = 6  # of a call in a row that a bad day swallows
+
+
+class Breach(AssertionError):  # noqa: N818 - it names what happened
+    """An invariant does not hold."""
+
+
+class Watcher:
+    """Compares every state with the one before and with what is true outside."""
+
+    def __init__(self, world: SimulatedWorld, scenario: Scenario) -> None:
+        self._world = world
+        self._settings = scenario.settings
+        faults, settings = scenario.faults, scenario.settings
+        self._time_leaps = bool(faults.killed or faults.clock_jump_every_s or faults.clock_set_back)
+        tries = TRIES_MAX if faults.unreachable else 1
+        self.unowned_s_max = (
+            settings.launch_grace_s
+            + tries * (settings.listing_period_s + settings.control_period_s + settings.drain_s / 4)
+            + (AWAY_S_MAX if self._time_leaps else 0.0)
+        )
+        self._turns: list[tuple[AnyEvent, Sequence[AnyAction]]] = []
+        self._unowned: dict[str, float] = {}
+        self._steps: dict[str, tuple[int, int]] = {}
+        self._statuses: dict[str, str] = {}
+        self._leases: dict[str, LeaseState] = {}
+        self._generations: dict[str, int] = {}
+        self._launched: dict[str, None] = {}
+        self.last_state: State | None = None
+
+    def journaled(self, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
+        self._turns.append((event, actions))
+
+    def check(self, state: State) -> None:
+        """After every event that a manager lived to the end of."""
+        actions = [action for _, more in self._turns for action in more]
+        self._machines_are_owned(state)
+        self._steps_do_not_go_back(state)
+        self._money_suffices(state)
+        self._changes_are_told(state, actions)
+        self._actions_make_sense(state, actions)
+        self._books_agree(state)
+        self._turns.clear()
+        self.last_state = state
+
+    def _machines_are_owned(self, state: State) -> None:
+        now_s = self._world.timeline.now_s
+        for machine_id, (token, _) in self._world.alive.items():
+            if token in state.leases:
+                self._unowned.pop(machine_id, None)
+                continue
+            age_s = now_s - self._unowned.setdefault(machine_id, now_s)
+            if age_s > self.unowned_s_max:
+                raise Breach(f"machine {machine_id} has had no lease for {age_s:.0f} s")
+
+    def _steps_do_not_go_back(self, state: State) -> None:
+        rewound = [event for event, _ in self._turns if isinstance(event, Rewound)]
+        for job in state.jobs.values():
+            step, checkpoint = self._steps.get(job.id, (0, 0))
+            if job.step < step:
+                to = [r.to_step for r in rewound if r.job == job.id and r.to_step >= checkpoint]
+                if job.step not in to:
+                    raise Breach(f"job {job.id} went from step {step} back to {job.step}")
+            self._steps[job.id] = (job.step, job.checkpoint_step)
+
+    def _money_suffices(self, state: State) -> None:
+        accounts = [("everything", state.account)]
+        accounts += [(job.id, job.account) for job in state.jobs.values()]
+        for name, account in accounts:
+            if account.cap_usd is None or not account.leases:
+                continue
+            spent = ledger.spent_usd(account, state.now_s)
+            committed = ledger.committed_usd(account, state.now_s)
+            if (
+                self._time_leaps
+            ):  # the reserve is there for that; what giving back costs must be left
+                committed *= self._settings.drain_s / self._settings.reserve_s
+            if spent + committed > account.cap_usd + EPSILON_USD:
+                raise Breach(
+                    f"{name}: spent ${spent:.6f} + committed ${committed:.6f} "
+                    f"is over the cap ${account.cap_usd:.6f}"
+                )
+
+    def _changes_are_told(self, state: State, actions: Sequence[AnyAction]) -> None:
+        """Every change of a job or a machine has its sentence; between working and ready the layout is it."""
+        told: dict[str, str] = {}
+        for action in actions:
+            if not action.because:
+                raise Breach(f"{action} does not say why")
+            told |= dict.fromkeys(_names(action), action.because)
+        for job in state.jobs.values():
+            if self._statuses.get(job.id) != job.status:
+                if not told.get(job.id):
+                    raise Breach(f"job {job.id} became {job.status} and nobody was told")
+                self._statuses[job.id] = job.status
+        now: dict[str, LeaseState] = {lease.token: lease.state for lease in state.leases.values()}
+        quiet = ({"working", "ready"}, {"ready"})
+        for token in {**self._leases, **now}:
+            before, after = self._leases.get(token, ""), now.get(token, "ended")
+            if before == after or {before, after} in quiet:
+                continue
+            machine = state.leases[token].machine_id if token in state.leases else ""
+            if (
+                token not in told
+                and machine not in told
+                and not self._ended_is_told(state, token, told)
+            ):
+                raise Breach(f"lease {token} went from {before} to {after} and nobody was told")
+        self._leases = now
+
+    def _ended_is_told(self, state: State, token: str, told: dict[str, str]) -> bool:
+        ended = next((le for le in reversed(state.ended_leases) if le.token == token), None)
+        return ended is not None and ended.machine_id in told
+
+    def _actions_make_sense(self, state: State, actions: Sequence[AnyAction]) -> None:
+        for action in actions:
+            if isinstance(action, Launch):
+                if action.request.token in self._launched:
+                    raise Breach(f"token {action.request.token} was used twice")
+                self._launched[action.request.token] = None
+            elif isinstance(action, Regroup):
+                generation = action.layout.generation
+                if generation < self._generations.get(action.job, 0):
+                    raise Breach(f"job {action.job} went back to generation {generation}")
+                self._generations[action.job] = generation
+            elif isinstance(action, Terminate):
+                tags = self._world.cloud.machine(action.machine_id).tags
+                if tags.get(DEPLOYMENT_TAG) != self._settings.deployment:
+                    raise Breach(f"{action.machine_id} is not ours: {action.because}")
+        if len(state.leases) > self._settings.machines_max:
+            raise Breach(f"{len(state.leases)} leases, machines_max={self._settings.machines_max}")
+
+    def _books_agree(self, state: State) -> None:
+        """The indices say the same as what they index, and time goes on."""
+        period_s = self._settings.control_period_s
+        if state.wake_at_s + state.skew_s > state.now_s + period_s + ROUNDING_S:
+            raise Breach(f"at {state.now_s} s nothing wakes the manager before {state.wake_at_s} s")
+        _agree("workers", len(state.workers), sum(len(j.workers) for j in state.jobs.values()))
+        _agree("leases", len(state.leases), sum(len(j.leases) for j in state.jobs.values()))
+        _agree("leases", len(state.leases), sum(len(p.leases) for p in state.pools.values()))
+        _agree("accounts", len(state.leases), state.account.leases)
+        for job in state.jobs.values():
+            _agree(f"account of {job.id}", len(job.leases), job.account.leases)
+            _no_negative(job.id, job.account)
+            self._holds_no_more_than_it_may(state, job)
+        _no_negative("everything", state.account)
+
+    def _holds_no_more_than_it_may(self, state: State, job: Job) -> None:
+        """Nothing is bought twice: what stays with the job is what it asked for, one machine more at most."""
+        staying = [state.leases[token] for token in job.leases]
+        kept = [
+            lease.type.slots
+            for lease in staying
+            if not lease.leaving
+            and lease.lost_at_s is None
+            and lease.state not in ("noticed", "ending")
+            and _undisturbed(lease)
+        ]
+        if job.active and sum(kept) > job.spec.slots_max:
+            raise Breach(f"job {job.id} holds {sum(kept)} slots, slots_max={job.spec.slots_max}")
+
+
+def _undisturbed(lease: Lease) -> bool:
+    """It was never about to go or silent: one that was may be back beside what replaced it."""
+    states = [moved.to for moved in lease.history]
+    working = states[states.index("ready") :] if "ready" in states else []
+    return "noticed" not in states and "booting" not in working
+
+
+def _names(action: AnyAction) -> tuple[str, ...]:
+    """Whom a sentence is about."""
+    match action:
+        case Note():
+            return (action.who,)
+        case Launch():
+            return (action.request.token,)
+        case Terminate():
+            return (action.machine_id,)
+        case _:
+            return ()
+
+
+def _agree(what: str, left: int, right: int) -> None:
+    if left != right:
+        raise Breach(f"the books of {what} do not agree: {left} and {right}")
+
+
+def _no_negative(name: str, account: Account) -> None:
+    if min(account.committed_usd, account.usd_per_h, account.draining_usd_per_h) < -EPSILON_USD:
+        raise Breach(f"{name}: negative money in {account}")
