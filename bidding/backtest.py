@@ -9,6 +9,7 @@ from bidding import clairvoyant
 from bidding.billing import HOUR_S
 from bidding.compiled import Floats, Ints, compiled
 from bidding.core import BY_SECOND, FIRST_HOUR, HOURLY, HOURLY_REFUND
+from bidding.deadline import book
 from bidding.engine import (
     Job,
     Leases,
@@ -23,9 +24,11 @@ from bidding.engine import (
     work_rate,
 )
 from bidding.errors import ConstraintError
+from bidding.history import Series
 from bidding.market import PLENTY, Market
 from bidding.policies import orders_of, slots_held
-from bidding.strategies import STRATEGIES, Strategy, plan_of
+from bidding.risk import CapacityRisk, climate_at, phases
+from bidding.strategies import STRATEGIES, WITH_DEADLINE, Strategy, plan_of
 
 REFUNDS = {"none": BY_SECOND, "first_hour": FIRST_HOUR, "current_quantum": HOURLY_REFUND}
 COLUMNS = Outcome._fields
@@ -142,7 +145,13 @@ def interval_h(plan: Plan, losses: int, ticks: int, tick_h: float) -> float:
 def due(world: World, job: Job, plan: Plan, leases: Leases, at: tuple[int, int, int]) -> bool:
     """Is there anything to decide: a start, a loss, a price or capacity that moved, an hour that ends?"""
     t, begin, gone = at
-    if t == begin or gone > 0 or world.moved[t] or slots_held(world, leases) < job.slots:
+    if (
+        job.finish_tick > 0
+        or t == begin
+        or gone > 0
+        or world.moved[t]
+        or slots_held(world, leases) < job.slots
+    ):
         return True
     if plan.rechoose_ticks > 0 and t % plan.rechoose_ticks == 0:
         return True
@@ -201,7 +210,7 @@ def job_of(work: Work) -> Job:
     return Job(
         slots=work.slots, work_h=work.hours * work.slots**work.scaling, start_h=work.start_s / HOUR_S,
         morph_h=work.morph_s / HOUR_S, recovery_h=work.recovery_s / HOUR_S,
-        manager_usd_per_h=work.manager_usd_per_h, scaling=work.scaling, finish_tick=0,
+        manager_usd_per_h=work.manager_usd_per_h, scaling=work.scaling, begin_tick=0, finish_tick=0,
     )  # fmt: skip
 
 
@@ -240,3 +249,94 @@ def run(
             Result(strategy=strategy.name, starts=starts, outcome=outcome, bound_usd=bound)
         )
     return results
+
+
+class Rush(msgspec.Struct, frozen=True, kw_only=True):
+    """One strategy with a deadline over all starts; `missed` counts the jobs that were late."""
+
+    strategy: str
+    cost_usd: Floats
+    bound_usd: Floats
+    on_demand_usd: float
+    missed: int
+
+    @property
+    def share_of_saving(self) -> float:
+        """(on demand - ours) / (on demand - clairvoyant), over the sums of all starts."""
+        best = self.on_demand_usd * len(self.cost_usd) - float(self.bound_usd.sum())
+        return (self.on_demand_usd * len(self.cost_usd) - float(self.cost_usd.sum())) / best
+
+
+def run_with_deadline(
+    market: Market, work: Work, deadline_h: float, strategies: Sequence[Strategy] = WITH_DEADLINE, *,
+    starts: Ints,
+) -> list[Rush]:  # fmt: skip
+    """Every strategy from the same starts, each with the same time; the bound has the same deadline."""
+    if deadline_h < work.hours:
+        raise ConstraintError(
+            f"the deadline of {deadline_h} h is before the {work.hours} h that the work takes on demand: "
+            "give more time or less work"
+        )
+    world = world_of(market)
+    ticks = int(deadline_h * HOUR_S / market.tick_s)
+    terms = clairvoyant.terms_of(market, work.start_s)
+    job = job_of(work)
+    bounds = np.array([
+        clairvoyant.lower_bound_usd(terms, int(b), int(b) + ticks, work_slot_h=job.work_h, slots=job.slots)
+        for b in starts
+    ])  # fmt: skip
+    on_demand = _on_demand_usd(world, job)
+    results = []
+    for strategy in strategies:
+        plans = _deadline_plans(market, work, strategy, deadline_h, starts)
+        runs = [_rush_one(world, job, p, int(b), ticks) for b, p in zip(starts, plans, strict=True)]
+        results.append(
+            Rush(
+                strategy=strategy.name,
+                cost_usd=np.array([r.cost_usd for r in runs]),
+                bound_usd=bounds,
+                on_demand_usd=on_demand,
+                missed=sum(r.finished == 0.0 for r in runs),
+            )
+        )
+    return results
+
+
+def _rush_one(world: World, job: Job, plan: Plan, begin: int, ticks: int) -> Outcome:
+    timed = job._replace(begin_tick=begin, finish_tick=begin + ticks)
+    return run_one(world, timed, plan, no_leases(), (begin, begin + ticks), np.empty((0, 4)))
+
+
+def _on_demand_usd(world: World, job: Job) -> float:
+    """The whole job on demand, its start included."""
+    last = len(world.slots) - 1
+    machines = job.slots // int(world.slots[last])
+    rate = (machines * world.slots[last] * world.speed[last]) ** job.scaling
+    return float(machines * world.price[last, 0] * (job.work_h / rate + job.start_h))
+
+
+def _deadline_plans(
+    market: Market, work: Work, strategy: Strategy, deadline_h: float, starts: Ints
+) -> list[Plan]:
+    """A plan per start: what was known of the market's climate when the job began."""
+    at_s = np.arange(market.ticks, dtype=np.float64) * market.tick_s
+    spells = CapacityRisk(
+        Series(at_s=at_s, value=np.any(market.capacity > 0, axis=0).astype(np.float64))
+    )
+    common = plan_of(strategy, market, work.checkpoint_s, work.haste)._replace(
+        phase=phases(spells, at_s)
+    )
+    if strategy.policy != "ours":
+        return [common] * len(starts)
+    per_work = market.price / (market.slots * market.speed)[:, None]
+    cheapest = np.min(market.on_demand_usd_per_h / (market.slots * market.speed))
+    overhead_h = (work.start_s + work.morph_s) / HOUR_S
+    return [
+        common._replace(
+            book=book(
+                climate_at(spells, float(at_s[b])), deadline_h,
+                float(per_work[:, b].min() / cheapest), overhead_h,
+            )
+        )
+        for b in starts
+    ]  # fmt: skip

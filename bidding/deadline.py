@@ -48,6 +48,9 @@ class Book(NamedTuple):
     step_h: float
 
 
+NO_BOOK = Book(np.zeros((1, 2, 4, 3), dtype=np.uint8), 1.0)
+
+
 def phase_of(climate: Climate, spot_there: bool) -> int:
     old = climate.age_h >= MATURE_H
     return (ON_OLD if old else ON_YOUNG) if spot_there else (OFF_OLD if old else OFF_YOUNG)

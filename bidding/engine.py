@@ -13,9 +13,10 @@ import numpy as np
 
 from bidding.compiled import Flags, Floats, Ints, compiled
 from bidding.core import FIRST_HOUR, HOURLY, HOURLY_REFUND
+from bidding.deadline import Book
 
 LEASES_MAX = 192
-ON_DEMAND = 1_000_000.0  # a bid that nothing outbids
+ANY_PRICE = 1_000_000.0  # a bid that nothing outbids
 
 
 class World(NamedTuple):
@@ -42,6 +43,7 @@ class Job(NamedTuple):
     recovery_h: float
     manager_usd_per_h: float
     scaling: float  # rate = power ** scaling
+    begin_tick: int
     finish_tick: int  # where the deadline is; 0 without one
 
 
@@ -54,6 +56,8 @@ class Plan(NamedTuple):
     checkpoint_h: float  # 0: tiers keep the state, nothing is lost
     haste: float
     bid_on_demand: bool
+    book: Book  # for deadlines
+    phase: Ints  # [tick]: how long some pool has had capacity, or none
 
 
 class Leases(NamedTuple):

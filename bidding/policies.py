@@ -19,9 +19,10 @@ from bidding.core import (
     outlook,
     walk,
 )
+from bidding.deadline import IDLE, ON_DEMAND, SPOT, guarded
 from bidding.engine import (
+    ANY_PRICE,
     LEASES_MAX,
-    ON_DEMAND,
     Job,
     Leases,
     Orders,
@@ -30,7 +31,7 @@ from bidding.engine import (
     is_reliable,
 )
 
-ONLY_ON_DEMAND, STANDARD, GREEDY, STUDY, BIDBRAIN, OURS = 0, 1, 2, 3, 4, 5
+ONLY_ON_DEMAND, STANDARD, GREEDY, STUDY, BIDBRAIN, OURS, SPOT_FIRST, UNIFORM = range(8)
 HORIZON_H = 4.0
 NOTHING = -1
 
@@ -38,7 +39,7 @@ NOTHING = -1
 @compiled
 def keep_all(world: World, leases: Leases) -> Orders:
     pools = world.price.shape[0]
-    return Orders(leases.machines.copy(), np.zeros(pools, np.int64), np.full(pools, ON_DEMAND))
+    return Orders(leases.machines.copy(), np.zeros(pools, np.int64), np.full(pools, ANY_PRICE))
 
 
 @compiled
@@ -89,7 +90,7 @@ def on_demand_bid(world: World, plan: Plan, k: int) -> float:
     """The on-demand price of this pool's machines, where bids exist."""
     last = world.price.shape[0] - 1
     per_work = world.price[last, 0] / (world.slots[last] * world.speed[last])
-    return per_work * world.slots[k] * world.speed[k] if plan.bid_on_demand else ON_DEMAND
+    return per_work * world.slots[k] * world.speed[k] if plan.bid_on_demand else ANY_PRICE
 
 
 @compiled
@@ -129,7 +130,7 @@ def study(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
 def beta_of(world: World, k: int, delta: float, hours: float, t: int) -> float:
     """Chance of losing a machine of pool k within these hours, from prices and from capacity."""
     stays = np.exp(-world.hazard_per_h[k, t] * hours)
-    if world.bids and delta < ON_DEMAND / 2:
+    if world.bids and delta < ANY_PRICE / 2:
         i = np.searchsorted(world.deltas, delta + 1e-12, side="right") - 1
         stays *= (1.0 - world.evicted_in_1h[k, i]) ** hours if i >= 0 else 0.0
     return float(1.0 - stays)
@@ -173,7 +174,7 @@ def bidbrain(world: World, job: Job, leases: Leases, t: int) -> Orders:
         if world.capacity[k, t] <= 0:
             continue
         for d in range(len(world.deltas) if world.bids else 1):
-            bid = world.price[k, t] + world.deltas[d] if world.bids else ON_DEMAND
+            bid = world.price[k, t] + world.deltas[d] if world.bids else ANY_PRICE
             e = footprint_e(world, job, leases, t, k, bid)
             if e < lowest:
                 best, best_bid, lowest = k, bid, e
@@ -275,7 +276,7 @@ def units_of(
         np.empty(most), np.empty(most, np.int64), np.empty(most, np.int64), np.zeros(most, np.bool_),
         np.zeros(most, np.bool_), np.zeros(most),
     )  # fmt: skip
-    bids, rows = np.full(most, ON_DEMAND), np.full(most, NOTHING)
+    bids, rows = np.full(most, ANY_PRICE), np.full(most, NOTHING)
     n = 0
     for row in range(LEASES_MAX):
         if leases.machines[row] > 0:
@@ -321,9 +322,9 @@ def fill_offer(world: World, job: Job, k: int, at: tuple[int, int], units: Units
     rule = BY_SECOND if is_reliable(world, k) else world.rule
     start_h = job.start_h + job.morph_h
     choices = len(world.deltas) if world.bids and not is_reliable(world, k) else 1
-    lowest, best_bid = np.inf, ON_DEMAND
+    lowest, best_bid = np.inf, ANY_PRICE
     for d in range(choices):
-        bid = p + world.deltas[d] if choices > 1 else ON_DEMAND
+        bid = p + world.deltas[d] if choices > 1 else ANY_PRICE
         hazard = hazard_of(world, k, bid, t)
         cost, share = outlook(rule, p, hazard, 0.0, start_h, HORIZON_H)
         net = share - min(hazard, 60.0) * job.recovery_h
@@ -345,18 +346,130 @@ def put(
 
 
 @compiled
+def mode_now(world: World, leases: Leases) -> int:
+    mode = IDLE
+    for row in range(LEASES_MAX):
+        if leases.machines[row] > 0:
+            mode = ON_DEMAND if is_reliable(world, leases.pool[row]) else max(mode, SPOT)
+            if mode == ON_DEMAND:
+                return ON_DEMAND
+    return mode
+
+
+@compiled
+def time_and_work(world: World, job: Job, t: int, work_left: float) -> tuple[float, float]:
+    """Hours to the deadline, and hours that the rest takes on demand at full size."""
+    last = world.price.shape[0] - 1
+    machines = job.slots // world.slots[last]
+    rate = (machines * world.slots[last] * world.speed[last]) ** job.scaling
+    return (job.finish_tick - t) * world.tick_h, work_left / rate
+
+
+@compiled
+def in_mode(
+    world: World, job: Job, plan: Plan, leases: Leases, at: tuple[int, float], mode: int
+) -> Orders:
+    """Everything in one mode: nothing, all on demand, or the spot machines that `ours` chooses."""
+    t, work_left = at
+    last = world.price.shape[0] - 1
+    if mode == SPOT:
+        spot = Plan(
+            plan.policy,
+            plan.allowed.copy(),
+            0,
+            0.0,
+            np.inf,
+            plan.bid_on_demand,
+            plan.book,
+            plan.phase,
+        )
+        spot.allowed[last] = False
+        orders = ours(world, job, spot, leases, t, work_left)
+    else:
+        orders = keep_all(world, leases)
+    held = 0
+    for row in range(LEASES_MAX):
+        reliable = is_reliable(world, leases.pool[row])
+        if leases.machines[row] > 0 and reliable != (mode == ON_DEMAND):
+            orders.keep[row] = 0
+        if reliable:
+            held += orders.keep[row] * world.slots[last]
+    if mode == ON_DEMAND:
+        orders.buy[last] = max(0, job.slots - held) // world.slots[last]
+    return orders
+
+
+@compiled
+def with_deadline(
+    world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float
+) -> Orders:
+    """The manager's decision with a deadline: the mode from the table, behind its guard."""
+    now = mode_now(world, leases)
+    left_h = time_and_work(world, job, t, work_left)
+    margin_h = job.start_h + job.morph_h + job.recovery_h + world.tick_h
+    if now == ON_DEMAND:
+        margin_h = 0.0
+    mode = guarded(plan.book, left_h, margin_h, plan.phase[t], now)
+    return in_mode(world, job, plan, leases, (t, work_left), mode)
+
+
+@compiled
+def spot_first(
+    world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float
+) -> Orders:
+    """Spot whenever there is some, else nothing, until only on demand can still make it."""
+    time_h, need_h = time_and_work(world, job, t, work_left)
+    d = job.start_h + job.morph_h + job.recovery_h + world.tick_h
+    mode = SPOT if plan.phase[t] < 2 else IDLE
+    if time_h - need_h <= d or mode_now(world, leases) == ON_DEMAND:
+        mode = ON_DEMAND
+    return in_mode(world, job, plan, leases, (t, work_left), mode)
+
+
+@compiled
+def uniform(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float) -> Orders:
+    """Our reading of Uniform Progress: spot is kept while it lasts; behind an even pace on demand
+    fills in, and is left again when the pace is ahead by two changeovers; a net at the end."""
+    time_h, need_h = time_and_work(world, job, t, work_left)
+    _, whole_h = time_and_work(world, job, t, job.work_h)
+    d = job.start_h + job.morph_h + job.recovery_h + world.tick_h
+    total_h = (job.finish_tick - job.begin_tick) * world.tick_h
+    even = whole_h * (1.0 - time_h / total_h)
+    ahead_by = (whole_h - need_h) - even
+    now, spot = mode_now(world, leases), plan.phase[t] < 2
+    mode = SPOT if spot else IDLE
+    if (now == ON_DEMAND and ahead_by < 2.0 * d * whole_h / total_h) or (
+        not spot and ahead_by < 0.0
+    ):
+        mode = ON_DEMAND
+    if time_h - need_h <= 2.0 * d and now != SPOT:
+        mode = ON_DEMAND
+    if time_h - need_h <= d:
+        mode = ON_DEMAND
+    return in_mode(world, job, plan, leases, (t, work_left), mode)
+
+
+@compiled
 def orders_of(
     world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float
 ) -> Orders:
     """The one interface: whichever strategy, the same question."""
     if plan.policy == ONLY_ON_DEMAND:
-        return only_on_demand(world, job, leases)
-    if plan.policy == STANDARD:
-        return standard(world, job, plan, leases, t)
-    if plan.policy == GREEDY:
-        return greedy(world, job, plan, leases, t)
-    if plan.policy == STUDY:
-        return study(world, job, plan, leases, t)
-    if plan.policy == BIDBRAIN:
-        return bidbrain(world, job, leases, t)
-    return ours(world, job, plan, leases, t, work_left)
+        orders = only_on_demand(world, job, leases)
+    elif plan.policy == STANDARD:
+        orders = standard(world, job, plan, leases, t)
+    elif plan.policy == GREEDY:
+        orders = greedy(world, job, plan, leases, t)
+    elif plan.policy == STUDY:
+        orders = study(world, job, plan, leases, t)
+    elif plan.policy == BIDBRAIN:
+        orders = bidbrain(world, job, leases, t)
+    elif plan.policy == SPOT_FIRST:
+        orders = spot_first(world, job, plan, leases, t, work_left)
+    elif plan.policy == UNIFORM:
+        orders = uniform(world, job, plan, leases, t, work_left)
+    elif job.finish_tick > 0:
+        orders = with_deadline(world, job, plan, leases, t, work_left)
+    else:
+        orders = ours(world, job, plan, leases, t, work_left)
+    return orders

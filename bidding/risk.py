@@ -19,7 +19,7 @@ from numpy.typing import NDArray
 
 from bidding.compiled import compiled
 from bidding.history import HOUR_S, Floats, Series
-from bidding.model import Bid
+from bidding.model import MATURE_H, Bid, Climate
 
 DELTAS_USD_PER_H = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.4)  # BidBrain's range
 SAMPLE_S = 300.0
@@ -235,3 +235,29 @@ def all_gone(hazards_per_h: Sequence[float], returns_per_h: Sequence[float]) -> 
     )
     back = sum(returns_per_h)
     return (back * gone / (1 - gone) if gone < 1 else math.inf), back
+
+
+def climate_at(spells: CapacityRisk, at_s: float) -> Climate:
+    """How capacity as a whole came and went before a moment, young and old stretches apart."""
+    i = max(0, int(np.searchsorted(spells.at_s, at_s, "right")) - 1)
+    lengths_h = np.diff(spells.at_s[: i + 1]) / HOUR_S
+    on = spells.on[:i]
+    age_h = max(0.0, at_s - float(spells.at_s[i])) / HOUR_S
+    rates = []
+    for side, prior in ((True, HAZARD_PRIOR), (False, RETURN_PRIOR)):
+        ended = lengths_h[on == side]
+        running = age_h if bool(spells.on[i]) == side else 0.0
+        young_h = float(np.minimum(ended, MATURE_H).sum()) + min(running, MATURE_H)
+        old_h = float(np.maximum(ended - MATURE_H, 0).sum()) + max(running - MATURE_H, 0.0)
+        young = int(np.sum(ended < MATURE_H))
+        rates.append(prior.seen(young, young_h).per_h)
+        rates.append(prior.seen(len(ended) - young, old_h).per_h)
+    return Climate(lost_young=rates[0], lost_old=rates[1], back_young=rates[2], back_old=rates[3],
+                   age_h=age_h)  # fmt: skip
+
+
+def phases(spells: CapacityRisk, at_s: Floats) -> NDArray[np.int64]:
+    """0 and 1: capacity for less or more than `MATURE_H`; 2 and 3: none for that long."""
+    i = np.maximum(np.searchsorted(spells.at_s, at_s, "right") - 1, 0)
+    old = at_s - spells.at_s[i] >= MATURE_H * HOUR_S
+    return np.asarray(np.where(spells.on[i], 0, 2) + old, dtype=np.int64)

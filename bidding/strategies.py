@@ -6,11 +6,23 @@ import msgspec
 import numpy as np
 
 from bidding.billing import HOUR_S
+from bidding.deadline import NO_BOOK
 from bidding.engine import Plan
 from bidding.market import Market
-from bidding.policies import BIDBRAIN, GREEDY, ONLY_ON_DEMAND, OURS, STANDARD, STUDY
+from bidding.policies import (
+    BIDBRAIN,
+    GREEDY,
+    ONLY_ON_DEMAND,
+    OURS,
+    SPOT_FIRST,
+    STANDARD,
+    STUDY,
+    UNIFORM,
+)
 
-Policy = Literal["on_demand", "standard", "greedy", "study", "bidbrain", "ours"]
+Policy = Literal[
+    "on_demand", "standard", "greedy", "study", "bidbrain", "ours", "spot_first", "uniform"
+]
 POLICIES: dict[Policy, int] = {
     "on_demand": ONLY_ON_DEMAND,
     "standard": STANDARD,
@@ -18,6 +30,8 @@ POLICIES: dict[Policy, int] = {
     "study": STUDY,
     "bidbrain": BIDBRAIN,
     "ours": OURS,
+    "spot_first": SPOT_FIRST,
+    "uniform": UNIFORM,
 }
 
 
@@ -50,6 +64,13 @@ STRATEGIES: tuple[Strategy, ...] = (
     Strategy(name="ours", policy="ours"),
 )
 
+WITH_DEADLINE: tuple[Strategy, ...] = (
+    Strategy(name="on-demand only", policy="on_demand"),
+    Strategy(name="spot, then on-demand", policy="spot_first"),
+    Strategy(name="uniform progress", policy="uniform"),
+    Strategy(name="ours", policy="ours"),
+)
+
 
 def plan_of(strategy: Strategy, market: Market, checkpoint_s: float, haste: float) -> Plan:
     """The strategy on this market. On demand is always allowed; only some policies ever use it."""
@@ -71,4 +92,6 @@ def plan_of(strategy: Strategy, market: Market, checkpoint_s: float, haste: floa
         checkpoint_h=checkpoint_s / HOUR_S if strategy.state == "checkpoint" else 0.0,
         haste=haste,
         bid_on_demand=market.rule.bid == "required",
+        book=NO_BOOK,
+        phase=np.zeros(1, dtype=np.int64),
     )
