@@ -1,0 +1,1 @@
+"""Where a state survives: per-layer, versioned shards, one stream of them with different sinks."""

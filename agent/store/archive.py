@@ -1,0 +1,223 @@
+"""The versions of one job in one sink: which exist, which count, and which may go. No torch here.
+
+Everything is decided by files that are created once and never changed, so no lock and no
+compare-and-swap is needed, and a writer that was thought dead can do no harm whenever it wakes up:
+
+* a *manifest* (version v, generation g) is created only when all its parts have settled;
+* a *fence* (g', v') says that generation g' went on from version v': manifests of older generations
+  that are newer than v' are void;
+* a *floor* (g', v') says that what lies below v' may be gone: older manifests up to generation g' are
+  void. It is created before anything is deleted.
+
+So a manifest that counts never points at nothing, even if a slow writer creates one late.
+"""
+
+import json
+import logging
+import re
+from collections.abc import Iterable, Sequence
+
+import msgspec
+
+from agent.store.errors import Damaged, Outdated
+from agent.store.format import (
+    BAD,
+    FENCES,
+    FLOORS,
+    MANIFESTS,
+    PARTS,
+    File,
+    Layer,
+    Manifest,
+    Part,
+    block_crcs,
+    decode,
+    encode,
+)
+from agent.store.sinks import Sink
+
+log = logging.getLogger(__name__)
+
+KEEP = 2
+TRIES = 16  # manifests that are looked at before the job is said to have none
+BAD_KEPT = 16
+_NUMBERED = re.compile(r"(\d{10})-(\d{10})\.json")
+
+
+class Mark(msgspec.Struct, frozen=True, order=True):
+    """A version of a generation: what the name of a manifest, fence or floor says."""
+
+    version: int
+    generation: int
+
+    def key(self, folder: str) -> str:
+        return f"{folder}/{self.version:010d}-{self.generation:010d}.json"
+
+
+def counts(manifest: Mark, fences: Iterable[Mark], floors: Iterable[Mark]) -> bool:
+    """Whether a manifest is part of the job's one history."""
+    fenced = any(
+        fence.generation > manifest.generation and fence.version < manifest.version
+        for fence in fences
+    )
+    return not fenced and not any(
+        floor.generation >= manifest.generation and floor.version > manifest.version
+        for floor in floors
+    )
+
+
+def write_parts(sink: Sink, files: Iterable[File]) -> tuple[Part, ...]:
+    """Put files one after the other, so that no more than one need exist at a time."""
+    parts = []
+    for file in files:
+        sink.put(file.part.key, file.pieces)
+        parts.append(file.part)
+    sink.settle()
+    return tuple(parts)
+
+
+def assemble(
+    job: str, version: int, generation: int, layers: Iterable[Layer], parts: Iterable[Part]
+) -> Manifest:
+    """One manifest of what all holders wrote, or `Damaged` if that is no whole state."""
+    known: dict[str, Layer] = {}
+    for layer in layers:
+        if known.setdefault(layer.name, layer) != layer:
+            raise Damaged(f"{job} version {version}: two holders disagree about layer {layer.name}")
+    distinct = {(part.layer, part.start, part.end): part for part in parts if part.end > part.start}
+    try:
+        return Manifest(
+            job=job,
+            version=version,
+            generation=generation,
+            layers=tuple(sorted(known.values(), key=lambda layer: layer.name)),
+            parts=tuple(sorted(distinct.values(), key=lambda part: (part.layer, part.start))),
+        )
+    except ValueError as error:
+        raise Damaged(f"{job} version {version} is not whole: {error}") from error
+
+
+class Archive:
+    """The versions of a job that lie in a sink of its own."""
+
+    def __init__(self, sink: Sink, job: str, keep: int = KEEP) -> None:
+        assert keep >= 1, keep
+        self.sink = sink
+        self.job = job
+        self._keep = keep
+
+    def begin(self, generation: int, version: int) -> None:
+        """Generation `generation` goes on from `version`: what older ones write after it is void."""
+        newest = max((mark.generation for mark in self._marks(FENCES)), default=generation)
+        if newest > generation:
+            raise Outdated(f"{self.job}: generation {generation} begins, but {newest} has begun")
+        self.sink.create(Mark(version, generation).key(FENCES), b"{}")
+
+    def commit(self, manifest: Manifest) -> bool:
+        """Create the manifest. False: somebody else has written this version; our parts are gone."""
+        mark = Mark(manifest.version, manifest.generation)
+        if not counts(mark, self._marks(FENCES), self._marks(FLOORS)):
+            self.discard(manifest.parts)
+            raise Outdated(
+                f"{self.job}: version {mark.version} of generation {mark.generation} comes too "
+                "late: a newer generation, or newer versions, are there"
+            )
+        data = encode(manifest)
+        # The answer to our own create may have been lost, and the create repeated.
+        made = self.sink.create(manifest.key, data) or self.sink.get(manifest.key) == data
+        if not made:
+            self.discard(manifest.parts)
+        return made
+
+    def discard(self, parts: Iterable[Part]) -> None:
+        """Delete what was written for a version that will not be committed."""
+        self.sink.delete([part.key for part in parts])
+
+    def marks(self) -> list[Mark]:
+        """What counts, newest first; whether it can be read is another question."""
+        fences, floors = self._marks(FENCES), self._marks(FLOORS)
+        found = [mark for mark in self._marks(MANIFESTS) if counts(mark, fences, floors)]
+        return sorted(found, reverse=True)
+
+    def newest(self, not_above: int | None = None) -> Manifest | None:
+        """The newest version whose manifest is sound and whose files are there, in full length."""
+        for mark in self.marks()[:TRIES]:
+            if not_above is None or mark.version <= not_above:
+                try:
+                    return self.read(mark)
+                except Damaged as error:
+                    self.set_aside(mark, str(error))
+        return None
+
+    def read(self, mark: Mark) -> Manifest:
+        key = mark.key(MANIFESTS)
+        manifest = decode(self.sink.get(key), key)
+        if manifest.job != self.job:
+            raise Damaged(f"{key} belongs to job {manifest.job}, not {self.job}")
+        sizes: dict[str, int] = {}
+        for folder in {part.key.rpartition("/")[0] for part in manifest.parts}:
+            sizes.update(self.sink.sizes(folder))
+        for part in manifest.parts:
+            if sizes.get(part.key) != part.file_bytes:
+                raise Damaged(
+                    f"{key}: {part.key} has {sizes.get(part.key, 'no')} bytes, "
+                    f"its manifest says {part.file_bytes}"
+                )
+        return manifest
+
+    def set_aside(self, mark: Mark, why: str) -> None:
+        """A version that cannot be read no longer counts; the one before it is the newest then."""
+        log.warning("%s: version %d is set aside: %s", self.job, mark.version, why)
+        self.sink.create(mark.key(BAD), json.dumps({"why": why}).encode())
+        self.sink.delete([mark.key(MANIFESTS)])
+
+    def prune(self) -> None:
+        """Keep the newest versions. What a manifest that counts names is never deleted."""
+        kept = self.marks()[: self._keep]
+        if len(kept) < self._keep:
+            return
+        floor = Mark(kept[-1].version, max(mark.generation for mark in kept))
+        self.sink.create(floor.key(FLOORS), b"{}")
+        void = set(self._marks(MANIFESTS)) - set(self.marks())
+        self.sink.delete([mark.key(MANIFESTS) for mark in sorted(void)])
+        self._prune_parts(floor)
+        self._prune_marks(floor)
+
+    def _prune_parts(self, floor: Mark) -> None:
+        """What no manifest names at or above the floor may be a writer's who is still at work."""
+        self.sink.delete(
+            [key for key in self.sink.sizes(PARTS) if int(key.split("/")[1]) < floor.version]
+        )
+
+    def _prune_marks(self, floor: Mark) -> None:
+        """Older floors say less; of the fences below the floor, the newest generation says it all."""
+        floors = [mark for mark in self._marks(FLOORS) if mark < floor]
+        below = [mark for mark in self._marks(FENCES) if mark.version < floor.version]
+        last = max((mark.generation for mark in below), default=0)
+        fences = [mark for mark in below if mark.generation < last]
+        bad = sorted(self._marks(BAD))[:-BAD_KEPT]
+        for folder, marks in ((FLOORS, floors), (FENCES, fences), (BAD, bad)):
+            self.sink.delete([mark.key(folder) for mark in marks])
+
+    def _marks(self, folder: str) -> list[Mark]:
+        return marks_in(folder, self.sink.sizes(folder))
+
+
+def marks_in(folder: str, keys: Iterable[str]) -> list[Mark]:
+    """Foreign files are none of ours."""
+    matches = [_NUMBERED.fullmatch(key.removeprefix(f"{folder}/")) for key in keys]
+    return sorted(Mark(int(found[1]), int(found[2])) for found in matches if found)
+
+
+def copy(manifest: Manifest, source: Sink, targets: Sequence[Archive]) -> None:
+    """Carry a version from one sink into others: the stream is one, the sinks are several."""
+    for target in targets:
+        present = target.sink.sizes(PARTS)
+        for part in manifest.parts:
+            if part.key not in present:
+                data = source.get(part.key)
+                if block_crcs([data]) != part.blocks:
+                    raise Damaged(f"{source.name}/{part.key} does not have its checksums")
+                target.sink.put(part.key, [data])
+        target.sink.settle()
+        target.commit(manifest)

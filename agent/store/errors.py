@@ -1,0 +1,26 @@
+"""What can go wrong between a state and its store; all of it is a `CheckpointError`.
+
+CheckpointError
+├── Damaged          what was read is torn, truncated, flipped, missing or does not fit together
+├── Full             there is no room for what was to be written
+├── Unavailable      the store did not answer within its bounded retries, or refused us
+└── Outdated         a newer generation writes this job now, or the version is below the floor
+"""
+
+from agent.errors import CheckpointError
+
+
+class Damaged(CheckpointError):  # noqa: N818 - it names what happened
+    """What was read is torn, truncated, flipped, missing or does not fit together."""
+
+
+class Full(CheckpointError):  # noqa: N818
+    """There is no room for what was to be written."""
+
+
+class Unavailable(CheckpointError):  # noqa: N818
+    """The store did not answer within its bounded retries, or refused us."""
+
+
+class Outdated(CheckpointError):  # noqa: N818
+    """A newer generation writes this job now, or the version is below the floor."""

@@ -1,0 +1,330 @@
+"""A model and what else must survive, as layers; and layers back into whatever part of it is here.
+
+Parameters keep the names that they have in the whole model, and optimizer state goes by the name of its
+parameter, never by its place in a list. So a worker that owns three modules writes and reads
+three layers, whoever had them before. Objects that are neither modules nor optimizers (schedules,
+scalers) are the same for all, and make one layer of their own.
+"""
+
+import json
+from collections import defaultdict
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any
+
+import msgspec
+import torch
+
+from agent.errors import StateError
+from agent.shards import DTYPES, DTYPES_BY_NAME, Stateful
+from agent.store import values
+from agent.store.format import Layer, Manifest, lay_out
+from agent.store.memory import Arena
+from agent.store.reading import THREADS, Index, Want, read
+from agent.store.sinks import Sink
+
+REST = "rest"
+Group = Callable[[str], str]
+
+
+class LiveLayer(msgspec.Struct, frozen=True, kw_only=True):
+    """A layer as it is now: its form, and the live tensors in the order of the form."""
+
+    form: Layer
+    tensors: tuple[torch.Tensor, ...]
+
+
+def block_of(name: str) -> str:
+    """The layer of a parameter: its numbered block, if it is in one, else the module that owns it."""
+    path = name.split(".")
+    for at, word in enumerate(path[:-1]):
+        if word.isdigit():
+            return ".".join(path[: at + 1])
+    return ".".join(path[:-1]) or name
+
+
+class _Draft:
+    """What has been collected for one layer."""
+
+    def __init__(self) -> None:
+        self.tensors: dict[str, torch.Tensor] = {}
+        self.values: dict[str, Any] = {}
+        self.aliases: dict[str, str] = {}
+
+    def keep(self, path: str, value: Any) -> bool:
+        if not isinstance(value, torch.Tensor):
+            return False
+        if value.dtype not in DTYPES or value.layout is not torch.strided:
+            raise StateError(f"{path}: a tensor of {value.dtype} ({value.layout}) cannot be saved")
+        self.tensors[path] = value.detach()
+        return True
+
+    def state(self, state: Mapping[Any, Any], path: str) -> Any:
+        """What `values.strip` would make of an optimizer's state, in a fraction of the time."""
+        items = []
+        for key, item in state.items():
+            place = f"{path}/{key}"
+            taken = self.keep(place, item)
+            items.append(
+                [key, {"$tensor": place} if taken else values.strip(item, place, self.keep)]
+            )
+        return {"$map": items}
+
+    def finish(self, name: str) -> LiveLayer:
+        forms = [(key, DTYPES[item.dtype], tuple(item.shape)) for key, item in self.tensors.items()]
+        form = lay_out(name, forms, json.dumps(self.values), self.aliases)
+        tensors = tuple(self.tensors[entry.name] for entry in form.tensors)
+        return LiveLayer(form=form, tensors=tensors)
+
+
+def layers_of(objects: Mapping[str, Stateful], group: Group = block_of) -> list[LiveLayer]:
+    """The state of all objects, in layers, as live tensors: nothing is copied."""
+    return collect(objects, group).finish()
+
+
+class Collected:
+    """Which tensors and values make up the state: enough to give them their form later.
+
+    The form takes as long as the collecting, and need not be made while a step waits."""
+
+    def __init__(self, drafts: Mapping[str, _Draft]) -> None:
+        self._drafts = drafts
+
+    def sizes(self) -> dict[str, int]:
+        """The bytes of every layer."""
+        return {
+            name: sum(tensor.nbytes for tensor in draft.tensors.values())
+            for name, draft in self._drafts.items()
+        }
+
+    def finish(self) -> list[LiveLayer]:
+        return [draft.finish(name) for name, draft in self._drafts.items()]
+
+
+def collect(objects: Mapping[str, Stateful], group: Group = block_of) -> Collected:
+    """Note which tensors and values make up the state now."""
+    drafts: dict[str, _Draft] = defaultdict(_Draft)
+    names: dict[torch.Tensor, str] = {}
+    for key, module in _modules(objects).items():
+        _take_module(key, module, drafts, names, group)
+    for key, thing in objects.items():
+        if isinstance(thing, torch.optim.Optimizer):
+            _take_optimizer(key, thing, drafts, names, group)
+        elif not isinstance(thing, torch.nn.Module):
+            draft = drafts[REST]
+            draft.values[key] = values.strip(thing.state_dict(), key, draft.keep)
+    return Collected(drafts)
+
+
+def _modules(objects: Mapping[str, Stateful]) -> dict[str, torch.nn.Module]:
+    return {key: thing for key, thing in objects.items() if isinstance(thing, torch.nn.Module)}
+
+
+def _take_module(
+    key: str,
+    module: torch.nn.Module,
+    drafts: dict[str, _Draft],
+    names: dict[torch.Tensor, str],
+    group: Group,
+) -> None:
+    first: dict[torch.Tensor, str] = {}
+    for name, tensor in _tensors_of(module):
+        draft, path = drafts[group(name)], f"{key}/{name}"
+        if tensor in first:
+            draft.aliases[path] = first[tensor]
+        elif draft.keep(path, tensor):
+            first[tensor] = path
+            names.setdefault(tensor, name)
+
+
+def _tensors_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    """Every parameter and saved buffer, under every name: what `state_dict` would hold."""
+    state = module.state_dict(keep_vars=True)
+    found = [(name, item) for name, item in state.items() if isinstance(item, torch.Tensor)]
+    if len(found) != len(state):
+        odd = sorted(name for name, item in state.items() if not isinstance(item, torch.Tensor))
+        raise StateError(f"{odd[0]}: extra state that is no tensor cannot be saved by layer")
+    return found
+
+
+def _take_optimizer(
+    key: str,
+    optimizer: torch.optim.Optimizer,
+    drafts: dict[str, _Draft],
+    names: dict[torch.Tensor, str],
+    group: Group,
+) -> None:
+    for at, one in enumerate(optimizer.param_groups):
+        settings = {name: item for name, item in one.items() if name != "params"}
+        for parameter in one["params"]:
+            if parameter not in names:
+                raise StateError(f"{key} trains a tensor that belongs to none of the saved modules")
+            name = names[parameter]
+            layer = group(name)
+            draft, path, shared = drafts[layer], f"{key}/{name}", f"{key}@{layer}/{at}"
+            # Settings are the same for many parameters; a layer that has any of them has one copy.
+            if shared not in draft.values:
+                draft.values[shared] = values.strip(settings, shared, draft.keep)
+            state = optimizer.state.get(parameter, {})
+            draft.values[path] = {"state": draft.state(state, f"{path}/state"), "settings": shared}
+
+
+def load(
+    sink: Sink, manifest: Manifest, objects: Mapping[str, Stateful], threads: int = THREADS
+) -> int:
+    """Give every object its state, whichever layout wrote it. Returns the bytes read."""
+    loading = _Loading(Index(manifest.layers))
+    filled = [
+        _fill_optimizer(loading, key, thing, objects)
+        for key, thing in objects.items()
+        if isinstance(thing, torch.optim.Optimizer)
+    ]
+    for key, module in _modules(objects).items():
+        for name, tensor in _tensors_of(module):
+            loading.take(f"{key}/{name}", tensor.detach())
+    others = {
+        key: loading.value(key)
+        for key, thing in objects.items()
+        if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer)
+    }
+    count = read(sink, manifest, loading.wants, threads)
+    loading.finish()
+    for apply in filled:
+        apply()
+    for key, state in others.items():
+        objects[key].load_state_dict(state)
+    return count
+
+
+class _Loading:
+    """The memory that is to be filled, and what must be carried over when it is."""
+
+    def __init__(self, index: Index) -> None:
+        self.wants: list[Want] = []
+        self._index = index
+        self._late: list[tuple[torch.Tensor, torch.Tensor]] = []
+        self._seen: set[tuple[int, str]] = set()
+        self._arena = Arena()
+        self._held: dict[str, torch.Tensor] = {}
+        self._values: dict[str, Any] = {}
+        for layer in index.layers.values():
+            self._values.update(json.loads(layer.values))
+
+    def take(self, name: str, target: torch.Tensor) -> None:
+        """`target` gets the tensor `name`, straight into its memory if that is possible."""
+        found = self._index.find(name)
+        if found is None:
+            raise StateError(f"the saved state has no {name}")
+        entry = found[1]
+        if (DTYPES.get(target.dtype), tuple(target.shape)) != (entry.dtype, entry.shape):
+            raise StateError(
+                f"{name} is {target.dtype} {list(target.shape)} here, "
+                f"but {entry.dtype} {list(entry.shape)} in the saved state"
+            )
+        if (target.data_ptr(), entry.name) in self._seen and target.numel():
+            return  # tied tensors share their memory
+        self._seen.add((target.data_ptr(), entry.name))
+        memory = target
+        if target.device.type != "cpu" or not target.is_contiguous():
+            memory = torch.empty(target.shape, dtype=target.dtype)
+            self._late.append((target, memory))
+        self.wants.append(self._index.want(name, memory_of(memory)))
+
+    def value(self, path: str) -> Any:
+        """What was stripped at `path`, with new tensors that will be filled."""
+        if path not in self._values:
+            raise StateError(f"the saved state has no {path}")
+        return values.fill(self._values[path], self._fresh)
+
+    def optimizer_state(self, path: str) -> tuple[dict[Any, Any], str]:
+        """The state of one parameter, and where the settings of its group are."""
+        if path not in self._values:
+            raise StateError(f"the saved state has no {path}")
+        content = self._values[path]
+        return values.fill(content["state"], self._fresh), content["settings"]
+
+    def hold(self, path: str, state: Mapping[Any, Any]) -> None:
+        """Tensors that an optimizer has already are filled where they are."""
+        for key, item in state.items():
+            if isinstance(item, torch.Tensor):
+                self._held[f"{path}/state/{key}"] = item
+
+    def _fresh(self, name: str) -> torch.Tensor:
+        found = self._index.find(name)
+        if found is None:
+            raise StateError(f"the saved state has no {name}")
+        entry, held = found[1], self._held.get(name)
+        dtype = DTYPES_BY_NAME[entry.dtype]
+        if held is not None and (held.dtype, tuple(held.shape)) == (dtype, entry.shape):
+            tensor = held
+        elif entry.end > entry.start:
+            memory = self._arena.take(entry.end - entry.start)
+            tensor = torch.frombuffer(memory, dtype=dtype).view(entry.shape)
+        else:
+            tensor = torch.empty(entry.shape, dtype=dtype)
+        self.take(name, tensor)
+        return tensor
+
+    def saved_as(self, key: str, name: str, models: Iterable[str]) -> str:
+        """`key/name`, or the same for the name under which a tied parameter was saved."""
+        for model in models:
+            found = self._index.find(f"{model}/{name}")
+            if found is not None and f"{key}/{name}" not in self._values:
+                return f"{key}/{found[1].name.removeprefix(f'{model}/')}"
+        return f"{key}/{name}"
+
+    def finish(self) -> None:
+        with torch.no_grad():
+            for target, memory in self._late:
+                target.copy_(memory)
+
+
+def _fill_optimizer(
+    loading: _Loading,
+    key: str,
+    optimizer: torch.optim.Optimizer,
+    objects: Mapping[str, Stateful],
+) -> Callable[[], None]:
+    """Plan the reads of an optimizer's state; what is returned puts it in place afterwards."""
+    names: dict[torch.Tensor, str] = {}
+    for module in _modules(objects).values():
+        for name, tensor in module.named_parameters():
+            names.setdefault(tensor, name)
+    states: dict[torch.Tensor, dict[Any, Any]] = {}
+    settings: list[dict[str, Any]] = []
+    for group in optimizer.param_groups:
+        found: dict[str, Any] = {}
+        for parameter in group["params"]:
+            if parameter not in names:
+                raise StateError(f"{key} trains a tensor that belongs to none of the saved modules")
+            path = loading.saved_as(key, names[parameter], _modules(objects))
+            loading.hold(path, optimizer.state.get(parameter, {}))
+            states[parameter], settings_path = loading.optimizer_state(path)
+            found = found or loading.value(settings_path)
+        settings.append(found)
+
+    def apply() -> None:
+        optimizer.state.clear()
+        for group, kept in zip(optimizer.param_groups, settings, strict=True):
+            group.update(kept)
+            for parameter in group["params"]:
+                if states[parameter]:
+                    optimizer.state[parameter] = _near(states[parameter], parameter, group)
+
+    return apply
+
+
+def _near(state: dict[Any, Any], parameter: torch.Tensor, group: dict[str, Any]) -> dict[Any, Any]:
+    """Optimizer state where its optimizer expects it: by the parameter, but the count of steps on the
+    host, unless the whole update runs on the device."""
+    on_device = group.get("capturable") or group.get("fused")
+    return {
+        key: item.to(parameter.device)
+        if isinstance(item, torch.Tensor) and (key != "step" or on_device)
+        else item
+        for key, item in state.items()
+    }
+
+
+def memory_of(tensor: torch.Tensor) -> memoryview:
+    """The writable memory of a dense CPU tensor."""
+    return tensor.detach().view(-1).view(torch.uint8).numpy().data

@@ -1,0 +1,285 @@
+"""Where files go: one narrow seam, and the two sinks that need nothing but this machine. No torch here.
+
+What every sink promises, and one contract suite tests:
+
+* `put` writes a whole file or none, never over another; after `settle` it survives whatever the sink
+  survives (`settle` is apart from `put` so that many files share one flush of their folders);
+* `create` is put-if-absent: of any number of callers exactly one hears True;
+* what is missing or short raises `Damaged`, what has no room `Full`, what does not answer `Unavailable`.
+"""
+
+import errno
+import os
+import re
+import threading
+import uuid
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager
+from pathlib import Path
+from typing import Protocol
+
+import numpy as np
+
+from agent.errors import CheckpointError
+from agent.store.errors import Damaged, Full, Unavailable
+from agent.store.memory import fresh
+from agent.wire import Buffer
+
+KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
+PIECES_PER_CALL = 512  # below every system's IOV_MAX
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
+DRAFT = ".part"
+
+Read = Callable[[int, list[memoryview]], None]
+
+
+class Sink(Protocol):
+    """A place for files. Keys are relative paths; `span_bytes` is how much one read should ask for."""
+
+    name: str
+    span_bytes: int
+
+    def put(self, key: str, pieces: Sequence[Buffer]) -> None: ...
+
+    def settle(self) -> None: ...
+
+    def create(self, key: str, data: bytes) -> bool: ...
+
+    def open(self, key: str) -> AbstractContextManager[Read]:
+        """Inside, `read(offset, views)` fills the views with the file's bytes from `offset` on."""
+
+    def get(self, key: str) -> bytes: ...
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        """Key and length of every file below a folder."""
+
+    def delete(self, keys: Iterable[str]) -> None:
+        """What is not there is deleted already."""
+
+
+def check_key(key: str) -> str:
+    """Keys come out of manifests, so none may lead out of the sink."""
+    if not KEY.fullmatch(key):
+        raise Damaged(f"{key!r} is not a key: letters, digits and ._- between slashes")
+    return key
+
+
+class MemorySink:
+    """Files in this process: the backup tier's memory, or a worker's host copy for its peers."""
+
+    span_bytes = 1 << 18
+
+    def __init__(self, name: str = "memory") -> None:
+        self.name = name
+        self._files: dict[str, memoryview] = {}
+        self._lock = threading.Lock()
+
+    def put(self, key: str, pieces: Sequence[Buffer]) -> None:
+        views = [memoryview(piece).cast("B") for piece in pieces]
+        try:
+            whole = fresh(sum(view.nbytes for view in views))
+        except (MemoryError, OSError) as error:
+            raise Full(f"{self.name}: no memory for {key}") from error
+        at = 0
+        for view in views:
+            _copy(view, whole[at : at + view.nbytes])
+            at += view.nbytes
+        with self._lock:
+            if check_key(key) in self._files:
+                raise CheckpointError(f"{self.name}/{key} is there already")
+            self._files[key] = whole.toreadonly()
+
+    def settle(self) -> None:
+        return None
+
+    def create(self, key: str, data: bytes) -> bool:
+        with self._lock:
+            if check_key(key) in self._files:
+                return False
+            self._files[key] = memoryview(data)
+            return True
+
+    @contextmanager
+    def open(self, key: str) -> Iterator[Read]:
+        view = self._view(key)
+
+        def read(offset: int, views: list[memoryview]) -> None:
+            wanted = sum(view.nbytes for view in views)
+            if offset + wanted > view.nbytes:
+                raise Damaged(f"{self.name}/{key} ends at {view.nbytes}, not {offset + wanted}")
+            for target in views:
+                _copy(view[offset : offset + target.nbytes], target)
+                offset += target.nbytes
+
+        yield read
+
+    def get(self, key: str) -> bytes:
+        return bytes(self._view(key))
+
+    def _view(self, key: str) -> memoryview:
+        with self._lock:
+            view = self._files.get(key)
+        if view is None:
+            raise Damaged(f"{self.name}/{key} is missing")
+        return view
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        with self._lock:
+            files = list(self._files.items())
+        return {key: view.nbytes for key, view in files if key.startswith(f"{prefix}/")}
+
+    def delete(self, keys: Iterable[str]) -> None:
+        with self._lock:
+            for key in keys:
+                self._files.pop(key, None)
+
+
+def _copy(source: memoryview, target: memoryview) -> None:
+    """As numpy does it: other threads go on meanwhile, which slices of views do not let them."""
+    np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
+
+
+class DiskSink:
+    """Files below a folder. A file is written beside its place, flushed, and linked into it."""
+
+    span_bytes = 1 << 18
+
+    def __init__(self, root: Path) -> None:
+        self.name = str(root)
+        self.root = root
+        self._unflushed: set[Path] = set()
+        self._lock = threading.Lock()
+
+    def put(self, key: str, pieces: Sequence[Buffer]) -> None:
+        if not self._place(key, pieces):
+            raise CheckpointError(f"{self.root / key} is there already")
+
+    def create(self, key: str, data: bytes) -> bool:
+        self.settle()  # what a manifest names is on the disk before the manifest is
+        made = self._place(key, [data])
+        self.settle()
+        return made
+
+    def _place(self, key: str, pieces: Sequence[Buffer]) -> bool:
+        path = self.root / check_key(key)
+        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{DRAFT}")
+        with _mapped(path):
+            self._folder(path.parent)
+            try:
+                with draft.open("wb", buffering=0) as file:
+                    _write_all(file.fileno(), [memoryview(piece).cast("B") for piece in pieces])
+                    os.fsync(file.fileno())
+                # Unlike a rename, a link never replaces: of two writers one hears that it lost.
+                os.link(draft, path)
+            except FileExistsError:
+                return False
+            finally:
+                draft.unlink(missing_ok=True)
+        with self._lock:
+            self._unflushed.add(path.parent)
+        return True
+
+    def _folder(self, folder: Path) -> None:
+        missing = [at for at in (folder, *folder.parents) if not at.exists()]
+        folder.mkdir(parents=True, exist_ok=True)
+        with self._lock:
+            self._unflushed.update(at.parent for at in missing)
+
+    def settle(self) -> None:
+        with self._lock:
+            folders, self._unflushed = self._unflushed, set()
+        for folder in sorted(folders):
+            with _mapped(folder):
+                _flush(folder)
+
+    @contextmanager
+    def open(self, key: str) -> Iterator[Read]:
+        path = self.root / check_key(key)
+        with _mapped(path):
+            handle = os.open(path, os.O_RDONLY)
+
+        def read(offset: int, views: list[memoryview]) -> None:
+            wanted = sum(view.nbytes for view in views)
+            with _mapped(path):
+                few = len(views) <= PIECES_PER_CALL
+                if not few or os.preadv(handle, views, offset) != wanted:
+                    _fill_each(handle, offset, views, path)
+
+        try:
+            yield read
+        finally:
+            os.close(handle)
+
+    def get(self, key: str) -> bytes:
+        path = self.root / check_key(key)
+        with _mapped(path):
+            return path.read_bytes()
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        found = {}
+        with _mapped(self.root / prefix):
+            for path in (self.root / prefix).rglob("*"):
+                if not path.name.startswith(".") and path.is_file():
+                    found[path.relative_to(self.root).as_posix()] = path.stat().st_size
+        return found
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            path = self.root / check_key(key)
+            with _mapped(path):
+                path.unlink(missing_ok=True)
+                if path.parent.parent.name == "parts":
+                    _remove_if_empty(path.parent)
+
+
+def _write_all(handle: int, views: list[memoryview]) -> None:
+    first = 0
+    while first < len(views):
+        written = os.writev(handle, views[first : first + PIECES_PER_CALL])
+        while first < len(views) and written >= views[first].nbytes:
+            written -= views[first].nbytes
+            first += 1
+        if written:
+            views[first] = views[first][written:]
+
+
+def _fill_each(handle: int, offset: int, views: list[memoryview], path: Path) -> None:
+    """View by view: for a read that came back short, to find out where the file ends."""
+    for view in views:
+        filled = 0
+        while filled < view.nbytes:
+            count = os.preadv(handle, [view[filled:]], offset + filled)
+            if not count:
+                raise Damaged(f"{path} ends at {offset + filled}")
+            filled += count
+        offset += view.nbytes
+
+
+def _remove_if_empty(folder: Path) -> None:
+    """Drafts of writers that were killed lie in it as well."""
+    try:
+        if all(path.name.endswith(DRAFT) for path in folder.iterdir()):
+            for path in folder.iterdir():
+                path.unlink(missing_ok=True)
+            folder.rmdir()
+    except (FileNotFoundError, OSError):
+        return  # somebody else removed it, or writes into it again
+
+
+def _flush(folder: Path) -> None:
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        os.fsync(handle)
+    finally:
+        os.close(handle)
+
+
+@contextmanager
+def _mapped(path: Path) -> Iterator[None]:
+    try:
+        yield
+    except FileNotFoundError as error:
+        raise Damaged(f"{path} is missing") from error
+    except OSError as error:
+        what = f"{path}: {error.strerror or error}"
+        raise (Full(what) if error.errno in NO_ROOM else Unavailable(what)) from error

@@ -1,0 +1,52 @@
+"""Everything in a state that is not a tensor, as JSON; nothing is pickled. No torch here.
+
+A tensor is `{"$tensor": name}`, a tuple `{"$tuple": [...]}`, a mapping `{"$map": [[key, value], ...]}`, so
+that keys may be integers and keep their order.
+"""
+
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agent.errors import StateError
+
+Keep = Callable[[str, Any], bool]
+
+
+def strip(value: Any, path: str, keep: Keep) -> Any:
+    """`value` as JSON. What `keep(path, value)` takes for itself is left out, and named."""
+    if keep(path, value):
+        return {"$tensor": path}
+    if value is None or isinstance(value, bool | int | float | str):
+        return value
+    if isinstance(value, list):
+        return [strip(item, f"{path}/{at}", keep) for at, item in enumerate(value)]
+    if isinstance(value, tuple):
+        return {"$tuple": [strip(item, f"{path}/{at}", keep) for at, item in enumerate(value)]}
+    if isinstance(value, Mapping):
+        stripped = (
+            [_key(key, path), strip(item, f"{path}/{key}", keep)] for key, item in value.items()
+        )
+        return {"$map": list(stripped)}
+    raise StateError(
+        f"{path} is a {type(value).__name__}: a state may hold tensors, numbers, strings, "
+        "lists, tuples and mappings of them"
+    )
+
+
+def fill(value: Any, tensor_of: Callable[[str], Any]) -> Any:
+    """The inverse of `strip`."""
+    if isinstance(value, list):
+        return [fill(item, tensor_of) for item in value]
+    if not isinstance(value, dict):
+        return value
+    if "$tensor" in value:
+        return tensor_of(value["$tensor"])
+    if "$tuple" in value:
+        return tuple(fill(item, tensor_of) for item in value["$tuple"])
+    return {key: fill(item, tensor_of) for key, item in value["$map"]}
+
+
+def _key(key: Any, path: str) -> Any:
+    if isinstance(key, bool) or not isinstance(key, int | str):
+        raise StateError(f"{path}: key {key!r} is neither a string nor an integer")
+    return key
