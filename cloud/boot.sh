@@ -21,6 +21,7 @@ for name in SPOT_MACHINE_ID SPOT_HEAD SPOT_ADDRESS SPOT_SLOTS RAY_AUTH_TOKEN; do
 done
 export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}"
 
+# Workers take any free port: several machines may share one host, and a fixed range would clash.
 # The machine's own resource pins actors to it; a thousand of them, so that none ever waits for it.
 exec ray start --block \
     --address="$SPOT_HEAD" \
@@ -29,6 +30,8 @@ exec ray start --block \
     --resources="{\"machine:$SPOT_MACHINE_ID\": 1000}" \
     --temp-dir="${SPOT_TEMP_DIR:-/tmp/ray}" \
     --object-store-memory="${SPOT_OBJECT_STORE_BYTES:-104857600}" \
+    --min-worker-port=0 \
+    --max-worker-port=0 \
     --dashboard-agent-listen-port=0 \
     --include-log-monitor=false \
     --disable-usage-stats \

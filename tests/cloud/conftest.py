@@ -20,3 +20,6 @@ def new_cloud(tmp_path: Path) -> Iterator[Callable[..., RunningCloud]]:
     yield make
     for cloud in clouds:
         cloud.stop(signal.SIGTERM)
+    for link in Path("/tmp").glob("sc-*"):
+        if link.is_symlink() and link.readlink().is_relative_to(tmp_path):
+            link.unlink()

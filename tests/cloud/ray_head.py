@@ -1,0 +1,105 @@
+"""A real Ray head with token authentication, on a loopback address of its own."""
+
+import contextlib
+import os
+import secrets
+import signal
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from running_cloud import until
+
+ADDRESS = "127.0.40.1"
+START_S_MAX = 60.0
+LOOK_S_MAX = 90
+
+LOOK = """
+import sys, time
+from ray._raylet import GcsClient
+address, name, wanted = sys.argv[1], sys.argv[2], sys.argv[3] == "alive"
+deadline_s = time.monotonic() + float(sys.argv[4])
+client = GcsClient(address=address)
+while time.monotonic() < deadline_s:
+    nodes = client.get_all_node_info().values()
+    alive = any(node.state == 0 and name in node.resources_total for node in nodes)
+    if alive == wanted:
+        sys.exit(0)
+    time.sleep(0.1)
+sys.exit(3)
+"""
+
+
+class RayHead:
+    """A head without slots of its own; ends wholly with `stop`."""
+
+    def __init__(self, directory: Path) -> None:
+        self.directory = directory
+        self.token = secrets.token_hex(16)
+        with socket.create_server((ADDRESS, 0)) as probe:
+            self.port = probe.getsockname()[1]
+        self.address = f"{ADDRESS}:{self.port}"
+        plain = {name: value for name, value in os.environ.items() if not name.startswith("RAY_")}
+        self.environment = {
+            **plain,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
+            "RAY_USAGE_STATS_ENABLED": "0",
+        }
+        self.process: subprocess.Popen[bytes] | None = None
+
+    def start(self) -> "RayHead":
+        words = [
+            "start", "--head", "--block", f"--node-ip-address={ADDRESS}", f"--port={self.port}",
+            "--num-cpus=0", "--min-worker-port=0", "--max-worker-port=0",
+            "--include-dashboard=false", "--dashboard-agent-listen-port=0",
+            f"--temp-dir={self.directory}", "--object-store-memory=80000000",
+            "--include-log-monitor=false", "--disable-usage-stats", "--log-color=false",
+        ]  # fmt: skip
+        with (self.directory.parent / "head.log").open("ab") as log:
+            self.process = subprocess.Popen(
+                [sys.executable, "-m", "ray.scripts.scripts", *words],
+                env=self.environment,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+                start_new_session=True,
+            )
+        until("the Ray head to listen", self._listens, START_S_MAX)
+        return self
+
+    def _listens(self) -> bool:
+        with contextlib.suppress(OSError), socket.create_connection((ADDRESS, self.port), 0.5):
+            return True
+        return False
+
+    def sees(self, machine_id: str, state: str, token: str | None = None) -> bool:
+        """Whether a node of this machine is `alive` or `gone`, or comes to be so in time."""
+        environment = {**self.environment, "RAY_AUTH_TOKEN": token or self.token}
+        words = [self.address, f"machine:{machine_id}", state, str(LOOK_S_MAX)]
+        done = subprocess.run([sys.executable, "-c", LOOK, *words], env=environment, timeout=120)
+        return done.returncode == 0
+
+    def boot_environment(self) -> str:
+        """The lines that a machine fetches at its first boot."""
+        path = f"{Path(sys.executable).parent}:{os.environ['PATH']}"
+        lines = {
+            "PATH": path,
+            "SPOT_HEAD": self.address,
+            "RAY_AUTH_MODE": "token",
+            "RAY_AUTH_TOKEN": self.token,
+            "SPOT_OBJECT_STORE_BYTES": "80000000",
+        }
+        return "".join(f"{name}={value}\n" for name, value in lines.items())
+
+    def stop(self) -> None:
+        """The whole process group: Ray's own processes share it with the one that we started."""
+        if self.process is None:
+            return
+        self.process.send_signal(signal.SIGTERM)
+        with contextlib.suppress(subprocess.TimeoutExpired):
+            self.process.wait(15)
+        with contextlib.suppress(ProcessLookupError):
+            os.killpg(self.process.pid, signal.SIGKILL)
+        self.process.wait(10)
