@@ -17,7 +17,7 @@ from rich.text import Text
 
 from orchestrator.client import House, NotRunning
 from orchestrator.view import JobView, Sentence, View
-from orchestrator.wording import clock, duration, pause, percent, plural, usd
+from orchestrator.wording import clock, duration, pause, percent, plural, told, usd
 
 LOOK_S = 0.25
 LINE_EVERY_S = 5.0
@@ -174,7 +174,7 @@ def _so_far(job: JobView) -> str:
 
 def _sentence(said: Sentence) -> Text:
     return Text.assemble(
-        (clock(said.at_s), "dim"), " ", (said.who, "bold"), " ", f"{said.what}: {said.because}",
+        (clock(said.at_s), "dim"), " ", (said.who, "bold"), " ", told(said.what, said.because),
         no_wrap=True, overflow="ellipsis",
     )  # fmt: skip
 

@@ -8,7 +8,7 @@ def usd(value: float | None) -> str:
     if value is None:
         return "-"
     size = abs(value)
-    digits = 2 if size >= 1 or size == 0 else 4
+    digits = 2 if size >= 1 or size < 5e-7 else 4 if size >= 0.01 else 6
     return f"{'-' if value < 0 else ''}${size:,.{digits}f}"
 
 
@@ -32,6 +32,11 @@ def pause(seconds: float) -> str:
 
 def plural(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
+
+
+def told(what: str, because: str) -> str:
+    """What was done and why; a note is its reason alone."""
+    return because if what == "note" else f"{what}: {because}"
 
 
 def clock(at_s: float) -> str:

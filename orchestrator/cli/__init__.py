@@ -52,11 +52,18 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
         case ConfigError():
             return str(error), USAGE
         case typer.TyperException():
-            return f"{error.format_message()} See: orchestrator --help", error.exit_code
+            line = error.format_message().rstrip(".")
+            return f"{line}; see: {_command_of(error)} --help", error.exit_code
         case redis.RedisError():
             return f"Redis does not answer ({error}); look with: orchestrator check", ERROR
         case _:
             return str(error) or type(error).__name__, ERROR
+
+
+def _command_of(error: typer.TyperException) -> str:
+    """How far the words made sense: `orchestrator submit`."""
+    context = getattr(error, "ctx", None)
+    return "orchestrator" if context is None else str(context.command_path)
 
 
 def _fail(words: Sequence[str], text: str, code: int) -> int:

@@ -6,7 +6,8 @@ import secrets
 import sys
 import time
 import warnings
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
 from typing import Annotated, Literal
@@ -28,7 +29,7 @@ from orchestrator.cli.desk import (
     command,
     write_json,
 )
-from orchestrator.client import Client
+from orchestrator.client import SCRIPT_BYTES_MAX, Client
 from orchestrator.config import Config
 from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
 from orchestrator.live_table import ENDED, ended, follow
@@ -91,35 +92,54 @@ def submit(  # noqa: PLR0913 - a parameter per option
     }  # fmt: skip
     desk.flags |= {f"job.{key}": str(value) for key, value in flags.items() if value is not None}
     data = read_script(script, desk.config)
+    spec = with_limits(job_spec(desk.config, script, tuple(arguments or ())), budget, deadline)
     client = desk.client()
-    spec = job_spec(desk.config, script, client.put_script(data), tuple(arguments or ()))
-    spec = with_limits(spec, budget, deadline)
+    spec = msgspec.structs.replace(spec, script_sha=client.put_script(data))
     client.post(JobSubmitted(at_s=time.time(), spec=spec))
-    job = _until_taken(client, spec.job)
-    if job is not None and job.status in ENDED:
-        _refused(desk, job)
-    desk.say(Text.assemble(("submitted ", "green"), (spec.job, "bold"), f"  {script}"))
-    if follow_it:
-        _follow(desk, client, spec.job)
-        return
+    with _handed_in(desk, spec.job):
+        job = _until_taken(client, spec.job)
+        if job is not None and job.status in ENDED:
+            _refused(desk, job)
+        desk.say(Text.assemble(("submitted ", "green"), (spec.job, "bold"), f"  {script}"))
+        if follow_it:
+            _follow(desk, client, spec.job)
+            return
     desk.answer(
-        job or {"id": spec.job, "status": "PENDING"},
+        {"job": job, "id": spec.job},
+        *(() if job else (Text("the manager is away; it takes the job up when it is back"),)),
         then=(f"orchestrator logs -f {spec.job}", f"orchestrator cancel {spec.job}"),
     )
 
 
+@contextmanager
+def _handed_in(desk: Desk, job_id: str) -> Iterator[None]:
+    """From here on Ctrl-C only ends the looking: the order is with the manager, whole."""
+    try:
+        yield
+    except KeyboardInterrupt:
+        desk.answer(
+            {"job": None, "id": job_id},
+            Text(f"{job_id} was handed in and goes on without you"),
+            then=(f"orchestrator logs -f {job_id}", f"orchestrator cancel {job_id}"),
+        )
+        raise typer.Exit(INTERRUPTED) from None
+
+
 def read_script(path: Path, config: Config) -> bytes:
     """The script's bytes, if they can be a script; else one line that says what is wrong."""
-    most = config.limits.script_bytes
+    most = min(config.limits.script_bytes, SCRIPT_BYTES_MAX)
     try:
+        if path.is_dir():
+            raise CommandError(f"{path}: a directory; name the script in it", USAGE)
+        if path.exists() and not path.is_file():
+            raise CommandError(f"{path}: not a file", USAGE)
         with path.open("rb") as stream:
             data = stream.read(most + 1)
     except FileNotFoundError:
         raise CommandError(f"{path}: no such file", USAGE) from None
-    except IsADirectoryError:
-        raise CommandError(f"{path}: a directory; name the script in it", USAGE) from None
-    except OSError as error:
-        raise CommandError(f"{path}: cannot be read: {error.strerror}", USAGE) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CommandError(f"{path}: cannot be read: {reason}", USAGE) from None
     if len(data) > most:
         raise CommandError(
             f"{path}: larger than {most:,} bytes; a script is small (limits.script_bytes)", USAGE
@@ -137,13 +157,15 @@ def _check_source(path: Path, data: bytes) -> None:
         where = f"{path}:{error.lineno}" if error.lineno else str(path)
         raise CommandError(f"{where}: not Python: {error.msg}", USAGE) from None
     except (ValueError, RecursionError, MemoryError) as error:
-        raise CommandError(f"{path}: not Python: {error}", USAGE) from None
+        reason = str(error) or type(error).__name__
+        raise CommandError(f"{path}: not Python: {reason}", USAGE) from None
 
 
-def job_spec(config: Config, script: Path, sha: str, argv: tuple[str, ...]) -> JobSpec:
+def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
+    """What is asked for, but for the script's own bytes."""
     job = config.job
     return JobSpec(
-        job=job_id(script), script=str(script), script_sha=sha, argv=argv,
+        job=job_id(script), script=str(script), script_sha="", argv=argv,
         slots_min=job.slots_min, slots_max=job.slots_max, max_failures=job.max_failures,
         max_preemptions=job.max_preemptions, nan=job.nan,
         backup_every_steps=job.backup_every_steps, checkpoint_every_s=job.checkpoint_every_s,
@@ -188,19 +210,9 @@ def _until_taken(client: Client, job_id: str) -> JobView | None:
 
 
 def _follow(desk: Desk, client: Client, job_id: str) -> None:
-    """Until the job ends; Ctrl-C only stops the watching."""
-    try:
-        if desk.json:
-            job = follow(client, job_id, ended, Console(file=io.StringIO()))
-        else:
-            job = follow(client, job_id, ended, desk.out)
-    except KeyboardInterrupt:
-        desk.answer(
-            {"id": job_id, "status": "WATCHED"},
-            Text(f"{job_id} goes on without you"),
-            then=(f"orchestrator logs -f {job_id}", f"orchestrator cancel {job_id}"),
-        )
-        raise typer.Exit(INTERRUPTED) from None
+    """Until the job ends."""
+    console = Console(file=io.StringIO()) if desk.json else desk.out
+    job = follow(client, job_id, ended, console)
     _say_end(desk, client, job)
 
 
@@ -212,8 +224,13 @@ def _say_end(desk: Desk, client: Client, job: JobView) -> None:
         texts.insert(0, Text(traceback))
     if job.export_uri:
         texts.append(Text(f"the trained model is in {job.export_uri}"))
-    then = ("orchestrator cost",) if code == 0 else (f"orchestrator resume {job.id}",)
-    desk.answer({"job": job, "exit_code": code, "traceback": traceback}, *texts, then=then)
+    then = {
+        0: "orchestrator cost",
+        SCRIPT_FAILED: f"orchestrator logs {job.id}",
+    }.get(code, f"orchestrator resume {job.id}")
+    desk.answer(
+        {"job": job, "id": job.id, "exit_code": code, "traceback": traceback}, *texts, then=(then,)
+    )
     raise typer.Exit(code)
 
 
@@ -239,7 +256,10 @@ def last_traceback(client: Client, job_id: str) -> str:
 
 
 def _refused(desk: Desk, job: JobView) -> None:
-    desk.answer({"job": job, "exit_code": JOB_FAILED}, Text(f"refused: {job.because}", style="red"))
+    desk.answer(
+        {"job": job, "id": job.id, "exit_code": JOB_FAILED},
+        Text(f"refused: {job.because}", style="red"),
+    )
     raise typer.Exit(JOB_FAILED)
 
 
@@ -403,7 +423,7 @@ def _answer_change(
         time.sleep(LOOK_S)
         now = find(client, job_id)
     desk.answer(
-        now,
+        {"job": now, "id": now.id},
         Text(f"{now.id} {now.status}: {now.because}"),
         then=("orchestrator status", "orchestrator events"),
     )

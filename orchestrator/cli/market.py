@@ -19,8 +19,6 @@ if TYPE_CHECKING:
     from bidding.model import Purchase
     from orchestrator.cli.planning import Considered, Work
 
-NO_SHA = "0" * 64
-
 
 def add(app: typer.Typer) -> None:
     for function in (plan, simulate):
@@ -55,7 +53,7 @@ def plan(
         client = None
     sold = planning.market_now(config, client)
     work = planning.work_of(client, script, steps, step_s)
-    spec = with_limits(job_spec(config, script, NO_SHA, ()), budget, deadline)
+    spec = with_limits(job_spec(config, script, ()), budget, deadline)
     state, job = planning.ask_the_brain(config, sold, spec, work)
     if job.status == "FAILED":
         desk.answer(

@@ -6,6 +6,7 @@ a plan cannot say anything else than what `submit` would do.
 
 import asyncio
 import time
+from collections.abc import Iterator
 from pathlib import Path
 
 import msgspec
@@ -18,7 +19,7 @@ from cloud.local.replay import read_prices
 from cloud.model import InstanceType, Market, Pool, Quote
 from cloud.simulated import SimulatedCloud
 from orchestrator.brain import decide
-from orchestrator.buying import offers, think
+from orchestrator.buying import think
 from orchestrator.cli.desk import USAGE, CommandError
 from orchestrator.cli.jobs import all_jobs
 from orchestrator.cli.trouble import with_local_cloud
@@ -141,21 +142,28 @@ def considered(state: State, job: Job, work: Work, chosen: Purchase) -> list[Con
     """Every offer as if it were the only one."""
     bought = {(part.pool, part.market): part.count for part in chosen.acquire}
     rows = []
-    for offer in offers(state):
-        alone = think(_only(state, offer.pool, offer.market), job)
+    for pool, market, price_usd_per_h in _sold_now(state):
+        alone = think(_only(state, pool, market), job)
         cost, took_s = expectation(state, alone, work)
         per_work = alone.cost_usd_per_work
         work_s = work.step_s if work.known and work.step_s else 1.0  # slot-seconds in one work
-        per_slot_h = None if per_work is None else per_work * HOUR_S / work_s
         rows.append(
             Considered(
-                pool=offer.pool.key, market=offer.market, slots=offer.type.slots,
-                usd_per_h=offer.price_usd_per_h, machines=sum(part.count for part in alone.acquire),
-                expected_usd_per_slot_h=per_slot_h, expected_cost_usd=cost, expected_s=took_s,
-                chosen=bought.get((offer.pool, offer.market), 0),
+                pool=pool.key, market=market, slots=state.types[pool.type].slots,
+                usd_per_h=price_usd_per_h, machines=sum(part.count for part in alone.acquire),
+                expected_usd_per_slot_h=None if per_work is None else per_work * HOUR_S / work_s,
+                expected_cost_usd=cost, expected_s=took_s, chosen=bought.get((pool, market), 0),
             )
         )  # fmt: skip
     return sorted(rows, key=_by_price)
+
+
+def _sold_now(state: State) -> Iterator[tuple[Pool, Market, float]]:
+    for known in state.pools.values():
+        if known.spot_usd_per_h is not None:
+            yield known.pool, "spot", known.spot_usd_per_h
+        if state.settings.on_demand_allowed:
+            yield known.pool, "on_demand", state.types[known.pool.type].on_demand_usd_per_h
 
 
 def _only(state: State, pool: Pool, market: Market) -> State:

@@ -30,6 +30,11 @@ DOWN_S_MAX = 300.0
 STOP_S_MAX = 30.0
 LOOK_S = 0.1
 WATCH_S = 1.0
+LINES_S = 5.0  # without a terminal
+NOTHING_YET: dict[str, Any] = {
+    "at_s": None, "epoch": 0, "deployment": "", "jobs": [], "machines": [], "pools": [],
+    "cost": None, "events": [],
+}  # fmt: skip
 
 
 def add(app: typer.Typer) -> None:
@@ -156,12 +161,16 @@ def status(
     client = desk.client()
     if not watch or desk.json:
         view = client.view()
-        desk.answer(view or {"at_s": None}, *_status(view), then=_next_of(view))
-        return
-    with Live(console=desk.out, auto_refresh=False) as live:
+        desk.answer(view or NOTHING_YET, *_status(view), then=_next_of(view))
+    elif desk.out.is_terminal:
+        with Live(console=desk.out, auto_refresh=False) as live:
+            while True:
+                live.update(tables.stacked(*_status(client.view())), refresh=True)
+                time.sleep(WATCH_S)
+    else:
         while True:
-            live.update(tables.stacked(*_status(client.view())), refresh=True)
-            time.sleep(WATCH_S)
+            desk.out.print(*_status(client.view()), sep="\n")
+            time.sleep(LINES_S)
 
 
 def _status(view: View | None) -> tuple[Any, ...]:

@@ -9,7 +9,7 @@ from rich.text import Text
 
 from orchestrator.live_table import TONES
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
-from orchestrator.wording import clock, duration, percent, plural, usd
+from orchestrator.wording import clock, duration, percent, plural, told, usd
 
 ENDED_SHOWN = 5
 MACHINES_SHOWN = 50
@@ -93,7 +93,7 @@ def costs(view: View) -> Table:
 
 def sentence(said: Sentence) -> Text:
     return Text.assemble(
-        (clock(said.at_s), "dim"), " ", (said.who, "bold"), " ", f"{said.what}: {said.because}"
+        (clock(said.at_s), "dim"), " ", (said.who, "bold"), " ", told(said.what, said.because)
     )
 
 

@@ -1,0 +1,137 @@
+"""The program itself, as a person runs it, and a house for it to speak with."""
+
+import contextlib
+import io
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator
+from contextlib import redirect_stderr, redirect_stdout
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from orchestrator import processes
+from orchestrator.cli import main
+from orchestrator.client import Client
+from orchestrator.places import Places
+
+PROGRAM = Path(sys.executable).with_name("orchestrator")
+CALL_S_MAX = 120
+START_S_MAX = 30.0
+
+
+class Answer:
+    """What one command said."""
+
+    def __init__(self, code: int, out: str, err: str) -> None:
+        self.code, self.out, self.err = code, out, err
+
+    @property
+    def json(self) -> Any:
+        return json.loads(self.out)
+
+    @property
+    def line(self) -> str:
+        """The one line of an error: never more, never a traceback."""
+        lines = self.err.splitlines()
+        assert len(lines) == 1, self.err
+        assert lines[0].startswith("orchestrator: ")
+        return lines[0].removeprefix("orchestrator: ")
+
+
+class Shell:
+    """A folder with a state directory, where commands are typed."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.places = Places(folder / ".orchestrator")
+        self._started: list[subprocess.Popen[str]] = []
+
+    def __call__(self, *words: str) -> Answer:
+        """A command in this process: what it prints, and the exit code."""
+        out, err = io.StringIO(), io.StringIO()
+        with contextlib.chdir(self.folder), redirect_stdout(out), redirect_stderr(err):
+            code = main(words)
+        return Answer(code, out.getvalue(), err.getvalue())
+
+    def start(self, *words: str) -> "subprocess.Popen[str]":
+        """The installed program as a process of its own."""
+        process = subprocess.Popen(
+            [PROGRAM, *words], cwd=self.folder, text=True,
+            stdout=subprocess.PIPE, stderr=subprocess.PIPE,
+        )  # fmt: skip
+        self._started.append(process)
+        return process
+
+    def close(self) -> None:
+        """End what a failed test left running."""
+        for process in self._started:
+            process.kill()
+            process.communicate()
+
+    def ended(self, process: "subprocess.Popen[str]") -> Answer:
+        out, err = process.communicate(timeout=CALL_S_MAX)
+        return Answer(process.returncode, out, err)
+
+    def script(self, name: str, text: str = "print(1)\n") -> str:
+        (self.folder / name).write_text(text)
+        return name
+
+    def client(self) -> Client:
+        return Client.connect(self.places.state_dir)
+
+
+@pytest.fixture
+def shell(tmp_path: Path) -> Iterator[Shell]:
+    """Where nothing is running."""
+    made = Shell(tmp_path)
+    yield made
+    made.close()
+
+
+@pytest.fixture(scope="module")
+def housed(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Shell]:
+    """Where a small house is running, shared by the tests of a file."""
+    yield from _house(Shell(tmp_path_factory.mktemp("housed")))
+
+
+@pytest.fixture
+def own_house(tmp_path: Path) -> Iterator[Shell]:
+    """Where a small house is running that the test may end."""
+    yield from _house(Shell(tmp_path))
+
+
+def _house(shell: Shell) -> Iterator[Shell]:
+    places = shell.places
+    log = shell.folder / "house.log"
+    program = Path(__file__).with_name("small_house.py")
+    env = {**os.environ, processes.MARK: places.identity}
+    house = processes.start([sys.executable, str(program), str(places.state_dir)], env=env, log=log)
+    try:
+        wait_until(lambda: places.house.exists() or house.poll() is not None)
+        assert house.poll() is None, log.read_text()
+        yield shell
+    finally:
+        shell.close()
+        house.send_signal(signal.SIGINT)
+        processes.end(house, 10.0)
+        processes.sweep(places.identity)
+        places.remove_link()
+
+
+def wait_until(true: Callable[[], bool], at_most_s: float = START_S_MAX) -> None:
+    """Look again and again; fail when it does not become true."""
+    deadline = time.monotonic() + at_most_s
+    while not true():
+        assert time.monotonic() < deadline, "it never became true"
+        time.sleep(0.02)
+
+
+@pytest.fixture
+def until() -> Callable[..., None]:
+    return wait_until

@@ -1,0 +1,139 @@
+"""A person's mistakes: one line that says what, where and what to do; never a traceback."""
+
+import json
+import os
+
+import pytest
+
+MISTAKES = {
+    "a command that is not there": (("nope",), 2, "No such command 'nope'"),
+    "an option that is not there": (("submit", "ok.py", "--buget", "5"), 2, "--buget"),
+    "no script named": (("submit",), 2, "script"),
+    "a word where a number is due": (("submit", "ok.py", "--budget", "much"), 2, "valid number"),
+    "a negative budget": (("submit", "ok.py", "--budget=-1"), 2, "--budget -1.0: an amount in US dollars"),
+    "a missing script": (("submit", "none.py"), 2, "none.py: no such file"),
+    "a directory as a script": (("submit", "folder"), 2, "folder: a directory; name the script in it"),
+    "a queue as a script": (("submit", "queue"), 2, "queue: not a file"),
+    "a script in a file": (("submit", "ok.py/x.py"), 2, "ok.py/x.py: cannot be read: Not a directory"),
+    "a script that cannot be read": (("submit", "/proc/self/mem"), 2, "/proc/self/mem: cannot be read"),
+    "a binary script": (("submit", "binary.py"), 2, "binary.py:1: not Python: "),
+    "a script with null bytes": (("submit", "null.py"), 2, "null.py: not Python"),
+    "a script with a mistake of syntax": (("submit", "wrong.py"), 2, "wrong.py:2: not Python: "),
+    "a script that is too large": (("submit", "large.py"), 2, "large.py: larger than 1,048,576 bytes"),
+    "too large for the way to the workers": (
+        ("submit", "huge.py", "--set", "limits.script_bytes=67108864"), 2, "huge.py: larger than 16,777,216 bytes",
+    ),
+    "a deadline that is no time": (("submit", "ok.py", "--deadline", "soon"), 2, "--deadline soon: write 90m"),
+    "a setting without a value": (("status", "--set", "job.nan"), 2, "--set job.nan: write it as KEY=VALUE"),
+    "a setting that is not there": (("status", "--set", "job.naan=1"), 2, "did you mean job.nan?"),
+    "a wrong value": (("submit", "ok.py", "--slots-min", "9"), 2, "slots_min = 9 is above slots_max = 4"),
+    "a settings file that is not there": (("status", "--config", "no.toml"), 2, "no.toml: no such file"),
+    "a wrong settings file": (("up", "--config", "wrong.toml"), 2, 'wrong.toml:2: job.slots_max: found "x"'),
+    "nobody to hand it to": (("submit", "ok.py"), 3, "start it with: orchestrator up"),
+    "nobody to ask": (("status",), 3, "nothing is running in "),
+    "no logs": (("logs",), 3, "nothing is running in "),
+    "no events": (("events",), 3, "nothing is running in "),
+    "no cost": (("cost",), 3, "nothing is running in "),
+    "nothing to cancel": (("cancel",), 3, "nothing is running in "),
+    "nothing to resume": (("resume",), 3, "nothing is running in "),
+    "nothing to take away": (("drill",), 3, "nothing is running in "),
+    "no page": (("dashboard",), 3, "nothing is running in "),
+    "too short a warning": (("drill", "--warning", "-1"), 2, "--warning -1: seconds from 0"),
+    "no number of nodes": (("drill", "--nodes", "0"), 2, "--nodes 0: a number from 1 to 10000, or all"),
+    "a month without days": (("simulate", "--days", "0"), 2, "--days 0: above 0"),
+    "a journal that cannot be written": (("simulate", "--days", "0.01", "--journal", "folder"), 1, "folder"),
+    "a step without time": (("plan", "ok.py", "--step-s", "0"), 2, "--step-s 0: seconds above 0"),
+    "a market without prices": (("plan", "ok.py", "--set", "local.prices=none.json"), 2, "local.prices: "),
+    "a world without providers": (("plan", "ok.py", "--set", "local.enabled=false"), 1, "no provider is enabled"),
+}  # fmt: skip
+
+
+@pytest.fixture
+def desk(shell):
+    """A folder with everything that can be wrong with a script."""
+    shell.script("ok.py")
+    shell.script("wrong.py", "x = 1\ndef (:\n")
+    shell.script("wrong.toml", '[job]\nslots_max = "x"\n')
+    (shell.folder / "folder").mkdir()
+    os.mkfifo(shell.folder / "queue")
+    (shell.folder / "binary.py").write_bytes(b"\x7fELF\xff\xfe" * 100)
+    (shell.folder / "null.py").write_bytes(b"x = 1\x00\n")
+    (shell.folder / "large.py").write_bytes(b"#" * (1_048_576 + 1))
+    (shell.folder / "huge.py").write_bytes(b"#" * (16 * 1024 * 1024 + 1))
+    return shell
+
+
+@pytest.mark.parametrize("mistake", MISTAKES)
+def test_a_mistake_is_one_line_and_an_exit_code(desk, mistake):
+    """With --json the same line is in a document on the standard output."""
+    words, code, part = MISTAKES[mistake]
+    plain, document = desk(*words), desk(*words, "--json")
+    assert part in plain.line
+    assert (plain.code, plain.out) == (code, "")
+    assert document.json == {"error": plain.line, "exit_code": code}
+    assert document.code == code
+
+
+@pytest.mark.parametrize(
+    "text",
+    [b"", b"{", b"\xff\xfe", b"[]", b'{"pid": "x"}', b'{"pid": 1}', b"null"],
+    ids=["empty", "cut off", "not text", "a list", "a word", "half of it", "null"],
+)
+def test_a_garbled_note_of_the_house_is_no_house(shell, text):
+    """What cannot be read means that nothing is running, and the remedy is to start it."""
+    shell.places.make()
+    shell.places.house.write_bytes(text)
+    answer = shell("status")
+    assert answer.code == 3
+    assert "start it with: orchestrator up" in answer.line
+
+
+def test_a_house_that_was_killed_is_told_from_one_that_never_was(shell):
+    """Its note is there, its process is not; the line names the process."""
+    shell.places.make()
+    ended = os.spawnlp(os.P_WAIT, "true", "true")
+    assert ended == 0
+    note = {
+        "pid": 2**22 - 1, "redis_url": "unix:///nowhere", "dashboard_url": "", "ray_address": "",
+        "ray_dashboard": "", "local_cloud": "", "deployment": "default", "started_at_s": 0.0,
+    }  # fmt: skip
+    shell.places.house.write_text(json.dumps(note))
+    answer = shell("status")
+    assert (answer.code, "has ended without saying so" in answer.line) == (3, True)
+
+
+def test_the_installed_program_ends_with_the_same_codes(shell):
+    """What the entry point returns reaches the shell, and the help names every command."""
+    assert shell.ended(shell.start("status")).code == 3
+    helped = shell.ended(shell.start("--help"))
+    assert helped.code == 0
+    for name in [
+        "init",
+        "check",
+        "demo",
+        "up",
+        "plan",
+        "submit",
+        "status",
+        "logs",
+        "events",
+        "cost",
+        "cancel",
+        "resume",
+        "drill",
+        "down",
+        "gc",
+        "simulate",
+        "dashboard",
+    ]:
+        assert f"\n  {name} " in helped.out
+
+
+def test_every_command_has_a_short_help(shell):
+    """A screen at most, and the three options that every command has."""
+    listed = shell("--help").out.split("Commands:\n")[1].split("\n\n")[0]
+    for line in listed.splitlines():
+        name = line.split()[0]
+        text = shell(name, "--help").out
+        assert len(text.splitlines()) <= 40, name
+        assert all(option in text for option in ("--config", "--set", "--json")), name

@@ -1,0 +1,211 @@
+"""Jobs, from the command line, with a real Redis, a real local cloud and the real brain."""
+
+import json
+import signal
+import subprocess
+
+import pytest
+
+pytestmark = pytest.mark.processes
+
+WAITS = "x = 'wait'\n"
+FAILS = "raise ValueError('on purpose')\n"
+
+
+@pytest.fixture
+def submitted(housed):
+    """A job that trains until it is cancelled, and is cancelled when the test is over."""
+    housed.script("long.py", WAITS)
+    job = housed("submit", "long.py", "--json").json["id"]
+    yield job
+    housed("cancel", job)
+
+
+def test_a_job_that_succeeds_is_followed_to_its_end(housed):
+    """Plain lines without a terminal, the result, the next command, exit code 0."""
+    housed.script("ok.py")
+    answer = housed("submit", "ok.py", "--follow", "--", "--steps", "4")
+    assert answer.code == 0
+    assert answer.out.startswith("submitted ok-")
+    assert "SUCCEEDED step 8/8 · loss 0.5000" in answer.out
+    assert "the trained model is in /m.safetensors" in answer.out
+    assert answer.out.splitlines()[-1] == "Next: orchestrator cost"
+    assert answer.err == ""
+
+
+def test_the_scripts_own_words_reach_the_job(housed, submitted):
+    """Everything after -- is the script's; options before it are ours, and the settings the default."""
+    housed.script("args.py", WAITS)
+    job = housed(
+        "submit", "args.py", "--slots-max", "2", "--budget", "3", "--deadline", "2h", "--nan", "skip",
+        "--max-failures", "1", "--max-preemptions", "9", "--json", "--", "--lr", "0.1", "--json",
+    ).json["id"]  # fmt: skip
+    entries = [json.loads(e) for e in _journal(housed)]
+    spec = next(
+        e["spec"] for e in entries if e["type"] == "JobSubmitted" and e["spec"]["job"] == job
+    )
+    assert spec["argv"] == ["--lr", "0.1", "--json"]
+    assert (spec["slots_min"], spec["slots_max"], spec["budget_usd"]) == (1, 2, 3.0)
+    assert (spec["nan"], spec["max_failures"], spec["max_preemptions"]) == ("skip", 1, 9)
+    assert spec["deadline_s"] > 0
+    housed("cancel", job)
+
+
+def _journal(housed):
+    rows = housed.client()._redis.xrange("orch:journal")
+    return [row[b"e"] for _, row in rows]
+
+
+def test_a_script_that_raises_gives_its_own_traceback_and_100(housed):
+    """The last thing before the verdict is what Python said, with the line in the script."""
+    housed.script("bad.py", FAILS)
+    answer = housed("submit", "bad.py", "--follow")
+    assert answer.code == 100
+    assert 'Traceback (most recent call last):\n  File "s.py", line 1' in answer.out
+    assert "ValueError: on purpose\nbad-" in answer.out
+    document = housed("submit", "bad.py", "--follow", "--json")
+    assert document.code == document.json["exit_code"] == 100
+    assert document.json["traceback"].endswith("ValueError: on purpose")
+    assert document.json["job"]["status"] == "FAILED"
+
+
+@pytest.mark.parametrize(
+    ("budget", "arithmetic"), [("0", "it buys no step"), ("0.0001", "too small for one step")]
+)
+def test_a_budget_that_buys_nothing_is_refused_with_the_arithmetic(housed, budget, arithmetic):
+    """At submit, before anything is bought, with exit code 101."""
+    housed.script("ok.py")
+    plain = housed("submit", "ok.py", "--budget", budget)
+    assert (plain.code, plain.out.startswith("refused: budget: ")) == (101, True)
+    assert arithmetic in plain.out.replace("\n", " ")
+    document = housed("submit", "ok.py", "--budget", budget, "--json")
+    assert document.json["exit_code"] == 101
+    assert arithmetic in document.json["job"]["because"]
+
+
+def test_a_job_is_cancelled_and_resumed(housed, submitted):
+    """By how its id begins; what has ended cannot be cancelled, what runs cannot be resumed."""
+    running = housed("resume", submitted)
+    assert "only what failed or was cancelled is resumed" in running.line
+    cancelled = housed("cancel", submitted[:6], "--json")
+    assert cancelled.json["job"]["status"] in {"CANCELLED", "DRAINING"}
+    assert "has ended already: CANCELLED" in housed("cancel", submitted).line
+    resumed = housed("resume", submitted, "--json")
+    assert resumed.json["job"]["status"] not in {"CANCELLED", "FAILED"}
+
+
+def test_a_job_that_is_not_there_is_named_with_those_that_are(housed, submitted):
+    """The line lists the newest jobs; a beginning that fits several is no name."""
+    none = housed("logs", "nobody")
+    assert (none.code, submitted in none.line) == (2, True)
+    housed.script("long-two.py", WAITS)
+    second = housed("submit", "long-two.py", "--json").json["id"]
+    many = housed("logs", "long")
+    assert many.line.startswith("long may be any of: ")
+    which = housed("cancel")
+    assert (which.code, second in which.line, submitted in which.line) == (2, True, True)
+    housed("cancel", second)
+
+
+def test_every_look_has_a_document(housed, submitted):
+    """Status, logs, events and cost: one JSON document each, with the keys that programs rely on."""
+    status = housed("status", "--json").json
+    assert {"at_s", "epoch", "deployment", "jobs", "machines", "pools", "cost", "events"} <= set(
+        status
+    )
+    assert submitted in [job["id"] for job in status["jobs"]]
+    logs = housed("logs", submitted, "--json").json
+    assert logs["job"] == submitted
+    assert all(set(line) == {"worker", "line"} for line in logs["lines"])
+    events = housed("events", "--json", "--last", "3").json["events"]
+    assert [set(event) for event in events] == [{"at_s", "who", "what", "because"}] * 3
+    cost = housed("cost", "--json").json
+    assert set(cost) == {"cost", "jobs", "machines"}
+    assert {"spent_usd", "saved_usd", "on_demand_usd", "now_usd_per_h"} <= set(cost["cost"])
+
+
+def test_every_look_has_words(housed, submitted):
+    """The same for a person: who, what, why; a note is its reason alone."""
+    assert "spent $" in housed("status").out
+    events = housed("events", "--last", "100").out
+    assert f"{submitted} PENDING: long.py wants 1 to 4 workers" in events
+    assert " note: " not in events
+    assert "the same on demand" in housed("cost").out
+
+
+def test_the_log_is_followed_to_the_end_of_the_job(housed):
+    """`logs -f` of a job that has ended prints all and returns."""
+    housed.script("ok.py")
+    job = housed("submit", "ok.py", "--follow", "--json").json["id"]
+    text = housed("logs", "-f", job).out
+    assert "hello from the script" in text
+    lines = [json.loads(line) for line in housed("logs", "-f", job, "--json").out.splitlines()]
+    assert {"hello from the script"} == {line["line"] for line in lines}
+
+
+def test_a_plan_asks_the_running_cloud(housed):
+    """Prices come from the cloud that is up, and the steps from the last job of the same script."""
+    housed.script("ok.py")
+    housed("submit", "ok.py", "--follow")
+    launches = _launches(housed)
+    answer = housed("plan", "ok.py", "--step-s", "1", "--json").json
+    assert answer["source"] == "the running local cloud"
+    assert answer["expected_cost_usd"] > 0
+    assert _launches(housed) == launches
+
+
+def _launches(housed):
+    rows = housed.client()._redis.xrange("orch:journal")
+    return sum(b'"type":"Launch"' in row[b"a"] for _, row in rows)
+
+
+@pytest.mark.parametrize("words", [("logs", "-f"), ("status", "--watch"), ("events", "-f")])
+def test_ctrl_c_ends_the_looking_and_nothing_else(housed, submitted, words, until):
+    """A real SIGINT while something is shown again and again: exit code 130, the job goes on."""
+    looking = housed.start(*words)
+    assert looking.stdout.read(1) != ""
+    looking.send_signal(signal.SIGINT)
+    answer = housed.ended(looking)
+    assert (answer.code, answer.err) == (130, "")
+    assert _status_of(housed, submitted) not in {"CANCELLED", "FAILED"}
+
+
+def test_ctrl_c_while_following_leaves_the_job_running(housed, until):
+    """The order was handed in whole; the last lines say how to see it again and how to stop it."""
+    housed.script("long.py", WAITS)
+    following = housed.start("submit", "long.py", "--follow")
+    job = following.stdout.readline().split()[1]
+    following.send_signal(signal.SIGINT)
+    answer = housed.ended(following)
+    assert answer.code == 130
+    assert f"{job} was handed in and goes on without you" in answer.out
+    assert f"orchestrator cancel {job}" in answer.out
+    until(lambda: _status_of(housed, job) == "PROVISIONING")
+    housed("cancel", job)
+
+
+def test_ctrl_c_while_the_manager_is_away_leaves_one_whole_order(own_house, until):
+    """The manager is stopped, the order is in its inbox, the person gives up waiting: the job is
+    there once, and whole, when the manager is back.
+    """
+    pid = own_house.client().house().pid
+    own_house.script("long.py", WAITS)
+    signal_to(pid, signal.SIGSTOP)
+    waiting = own_house.start("submit", "long.py", "--json")
+    until(lambda: own_house.client()._redis.xlen("orch:inbox") > 0)
+    waiting.send_signal(signal.SIGINT)
+    answer = own_house.ended(waiting)
+    signal_to(pid, signal.SIGCONT)
+    assert answer.code == 130
+    job = answer.json["id"]
+    until(lambda: _status_of(own_house, job) == "PROVISIONING")
+    assert [one["id"] for one in own_house("status", "--json").json["jobs"]] == [job]
+
+
+def signal_to(pid: int, number: int) -> None:
+    subprocess.run(["kill", f"-{number}", str(pid)], check=True)
+
+
+def _status_of(housed, job):
+    found = [one["status"] for one in housed("status", "--json").json["jobs"] if one["id"] == job]
+    return found[0] if found else None

@@ -1,0 +1,74 @@
+"""Before anything runs: writing the settings, and checking the machine."""
+
+import socket
+
+from orchestrator.config import template
+
+OFF = ("--set", "ray.head_address=127.0.41.7")
+
+
+def test_init_writes_every_setting_once(shell):
+    """The file is the template; a second time it is left as it is, and the line says how to go on."""
+    assert shell("init").code == 0
+    written = shell.folder / "orchestrator.toml"
+    assert written.read_text() == template()
+    written.write_text("[job]\nslots_max = 9\n")
+    again = shell("init")
+    assert (again.code, "is there already" in again.line) == (1, True)
+    assert written.read_text() == "[job]\nslots_max = 9\n"
+    other = shell("init", "--config", "other.toml", "--json")
+    assert other.json == {"path": str(shell.folder / "other.toml")}
+
+
+def test_init_says_why_it_cannot_write(shell):
+    """One line, with the path."""
+    assert "cannot be written" in shell("init", "--config", "none/x.toml").line
+
+
+def test_check_finds_this_machine_good(shell):
+    """Each line has a name, what was found, and no remedy when it is good."""
+    answer = shell("check", "--json", *OFF)
+    names = [one["name"] for one in answer.json["checks"]]
+    for name in (
+        "settings",
+        "python",
+        "torch",
+        "ray",
+        "redis",
+        "ray port",
+        "dashboard port",
+        "disk",
+        "memory",
+        "cores",
+        "clock",
+        "manager",
+    ):
+        assert name in names
+    assert all(one["found"] for one in answer.json["checks"])
+    assert all((one["remedy"] == "") == one["ok"] for one in answer.json["checks"])
+    assert answer.code == (0 if answer.json["ok"] else 1)
+
+
+def test_check_names_the_remedy_of_what_fails(shell):
+    """A port in use, an unwritable folder and a wrong setting are FAIL lines, not errors."""
+    (shell.folder / "file").write_text("")
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        answer = shell(
+            "check", "--set", f"dashboard.port={port}", "--set", "manager.state_dir=file/x",
+            "--set", "manager.redis_url=redis://127.0.0.1:1/0", *OFF,
+        )  # fmt: skip
+    assert answer.code == 1
+    failed = [line for line in answer.out.splitlines() if line.startswith("FAIL")]
+    assert [line.split()[1] for line in failed] == ["redis", "dashboard", "state_dir"]
+    assert "set dashboard.port to a free port" in failed[1]
+
+
+def test_check_goes_on_after_a_wrong_setting(shell):
+    """The wrong line of the file is the first finding; the rest is checked with the defaults."""
+    shell.script("orchestrator.toml", "[job]\nnan = 3\n")
+    answer = shell("check", "--json")
+    first = answer.json["checks"][0]
+    assert (first["name"], first["ok"]) == ("settings", False)
+    assert first["found"].startswith("orchestrator.toml:2: job.nan: found 3")
+    assert len(answer.json["checks"]) > 5

@@ -1,0 +1,73 @@
+"""Looking ahead: a plan buys nothing, and a simulated month can be had again byte for byte."""
+
+import json
+
+
+def test_a_plan_shows_every_offer_and_marks_what_would_be_bought(shell):
+    """Without any house: the market is drawn from its seed, and nothing is started or written."""
+    shell.script("train.py")
+    answer = shell("plan", "train.py", "--steps", "400", "--step-s", "1.5", "--json")
+    assert answer.code == 0
+    offers = answer.json["offers"]
+    chosen = [one for one in offers if one["chosen"]]
+    assert sum(one["chosen"] * one["slots"] for one in chosen) == 4
+    cheapest = min(one["expected_usd_per_slot_h"] for one in offers)
+    assert {one["expected_usd_per_slot_h"] for one in chosen} == {cheapest}
+    assert {one["market"] for one in offers} == {"spot", "on_demand"}
+    assert 0 < answer.json["expected_cost_usd"] < 0.1
+    assert answer.json["expected_s"] > 400 * 1.5 / 4
+    assert [path.name for path in shell.folder.iterdir()] == ["train.py"]
+
+
+def test_a_plan_for_a_person_ends_with_the_next_command(shell):
+    """A table, the reason, the runner-up, the expectation; without the work it asks for it."""
+    shell.script("train.py")
+    text = shell("plan", "train.py", "--steps", "400", "--step-s", "1.5").out
+    assert "\nbuy " in text
+    assert "next best: " in text
+    assert "expected: $0.0" in text
+    assert text.splitlines()[-1] == "Next: orchestrator submit train.py --follow"
+    assert "give --steps and --step-s" in shell("plan", "train.py").out
+
+
+def test_a_plan_heeds_the_limits(shell):
+    """No budget is refused with the arithmetic; a deadline that only on-demand meets buys that."""
+    shell.script("train.py")
+    refused = shell("plan", "train.py", "--budget", "0", "--json")
+    assert refused.code == 101
+    assert "it buys no step" in refused.json["refused"]
+    work = ("--steps", "1000", "--step-s", "14", "--json")
+    hasty = shell("plan", "train.py", "--deadline", "62m", *work).json["offers"]
+    assert {one["market"] for one in hasty if one["chosen"]} == {"on_demand"}
+    calm = shell("plan", "train.py", "--deadline", "7d", *work).json["offers"]
+    assert {one["market"] for one in calm if one["chosen"]} == {"spot"}
+
+
+def test_plans_of_one_seed_are_alike(shell):
+    """The market is a function of its seed: the same offers again, others for another seed."""
+    shell.script("train.py")
+
+    def offers(seed: int) -> str:
+        answer = shell("plan", "train.py", "--set", f"local.seed={seed}", "--json")
+        return json.dumps(answer.json["offers"])
+
+    assert offers(7) == offers(7) != offers(8)
+
+
+def test_the_same_seed_simulates_the_same_journal(shell):
+    """The digest in the answer is the file's, and another seed has another."""
+    words = ("simulate", "--days", "0.2", "--instances", "5", "--json")
+    first = shell(*words, "--seed", "3", "--journal", "a.jsonl").json
+    again = shell(*words, "--seed", "3", "--journal", "b.jsonl").json
+    other = shell(*words, "--seed", "4").json
+    assert first["journal_sha256"] == again["journal_sha256"] != other["journal_sha256"]
+    assert (shell.folder / "a.jsonl").read_bytes() == (shell.folder / "b.jsonl").read_bytes()
+    assert (shell.folder / "a.jsonl").stat().st_size == first["journal_bytes"]
+
+
+def test_the_figures_of_a_simulation_are_a_table(shell):
+    """For a person; without faults besides evictions a lost step would be a fault of ours."""
+    text = shell("simulate", "--days", "0.2", "--instances", "5").out
+    lines = dict(line.split("  ", 1) for line in text.splitlines() if "  " in line)
+    assert lines["steps lost"].strip() == "0"
+    assert int(lines["evictions"].strip()) > 0

@@ -1,0 +1,178 @@
+"""Up and down, and what trouble leaves behind."""
+
+import os
+import signal
+import socket
+import subprocess
+
+import pytest
+
+from orchestrator import processes
+from orchestrator.cli.running import alive
+
+pytestmark = pytest.mark.processes
+
+
+def test_up_finds_what_is_up(housed):
+    """A second `up` starts nothing; it says where the page is, with the key."""
+    answer = housed("up", "--json").json
+    assert answer["was_up"] is True
+    assert answer["dashboard_url"].endswith("/?token=a-secret-of-the-page")
+    assert "already up" in housed("up").out
+    assert housed("dashboard", "--json").json == {"dashboard_url": answer["dashboard_url"]}
+
+
+def test_a_port_in_use_is_one_line_and_nothing_is_left(shell):
+    """What the starting manager said last is what the person sees; all that it started is gone."""
+    with socket.create_server(("127.0.40.9", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ("--set", "ray.head_address=127.0.40.9", "--set", f"ray.port={port}")
+        answer = shell("up", *words)
+        checked = shell("check", *words)
+    assert answer.code == 1
+    assert f"ray.head_address 127.0.40.9 port {port} cannot be used" in answer.line
+    assert "set ray.port to a free port" in answer.line
+    assert "set ray.port to a free port" in checked.out
+    assert not shell.places.house.exists()
+    assert processes.marked(shell.places.identity) == []
+
+
+def test_ctrl_c_while_it_starts_leaves_nothing(shell, until):
+    """A real SIGINT when Redis is up already: it and everything else is gone again."""
+    starting = shell.start("up")
+    until(lambda: len(processes.marked(shell.places.identity)) > 0)
+    starting.send_signal(signal.SIGINT)
+    assert shell.ended(starting).code == 130
+    assert processes.marked(shell.places.identity) == []
+    assert not shell.places.house.exists()
+
+
+def test_down_gives_everything_back(own_house, until):
+    """The job ends with a reason, the cloud sells no machine any more, the process is gone."""
+    own_house.script("long.py", "x = 'wait'\n")
+    own_house("submit", "long.py")
+    pid = own_house.client().house().pid
+    answer = own_house("down", "--json")
+    assert answer.json["was_up"] is True
+    assert answer.json["cost"]["spent_usd"] >= 0
+    until(lambda: not alive(pid))
+    again = own_house("down", "--json")
+    assert (again.code, again.json) == (0, {"was_up": False})
+
+
+def test_down_by_force_does_not_wait_for_the_manager(own_house):
+    """The process is told to end at once, whatever the manager does."""
+    answer = own_house("down", "--force")
+    assert answer.code == 0
+    assert "down in" in answer.out
+
+
+def test_a_drill_takes_machines_of_the_local_cloud(own_house, until):
+    """Without notice they are gone; the event says so; what is bought next replaces them."""
+    own_house.script("long.py", "x = 'wait'\n")
+    job = own_house("submit", "long.py", "--json").json["id"]
+    until(lambda: _held(own_house, "ready"))
+    taken = own_house("drill", "--warning", "0", "--nodes", "all", "--json").json
+    assert taken["warning_s"] == 0
+    assert taken["machines"]
+    until(lambda: set(taken["machines"]) <= set(_held(own_house, "ended")))
+    own_house("cancel", job)
+    text = own_house("drill", "--nodes", "1").out
+    assert "machine" in text
+
+
+def _held(house, state):
+    return [
+        one["id"] for one in house("status", "--json").json["machines"] if one["state"] == state
+    ]
+
+
+def test_drills_are_for_the_local_cloud_only(housed):
+    """A house without one is told so: a real cloud's machines are never taken on purpose."""
+    note = housed.places.house
+    before = note.read_bytes()
+    note.write_bytes(before.replace(str(housed.places.cloud_dir).encode(), b""))
+    try:
+        assert "a real cloud's machines are never taken" in housed("drill").line
+    finally:
+        note.write_bytes(before)
+
+
+def test_gc_ends_a_machine_that_no_lease_claims(own_house, until):
+    """Bought behind the manager's back, which is stopped: listed by a dry run, ended by the other."""
+    house = own_house.client().house()
+    os.kill(house.pid, signal.SIGSTOP)
+    try:
+        machine = _buy_behind_its_back(own_house)
+        late = ("--set", "limits.launch_grace_s=0.01", "--json")
+        assert _left(own_house("gc", "--dry-run", *late)) == [("machine", machine)]
+        assert _left(own_house("gc", *late)) == [("machine", machine)]
+        assert _left(own_house("gc", "--dry-run", *late)) == []
+    finally:
+        os.kill(house.pid, signal.SIGCONT)
+
+
+def _left(answer):
+    """What was found, but for links, which other houses of this machine may have left."""
+    found = answer.json["leftovers"]
+    return [(one["kind"], one["id"]) for one in found if one["kind"] != "link"]
+
+
+def _buy_behind_its_back(house) -> str:
+    import asyncio
+
+    from cloud.model import DEPLOYMENT_TAG, LaunchRequest
+    from orchestrator.cli.trouble import with_local_cloud
+
+    async def buy(cloud):
+        _, pools = await cloud.catalogue()
+        request = LaunchRequest(
+            token="nobody", pool=pools[0], market="on_demand", bid_usd_per_h=None,
+            tags={DEPLOYMENT_TAG: "default"},
+        )  # fmt: skip
+        return (await cloud.launch(request)).id
+
+    return asyncio.run(with_local_cloud(house.client(), buy))
+
+
+def test_gc_never_touches_what_a_living_manager_uses(housed):
+    """Its processes, folders and machines are claimed; there is nothing to list."""
+    assert _left(housed("gc", "--dry-run", "--json")) == []
+
+
+def test_gc_ends_what_a_dead_manager_left(shell, until):
+    """Its processes by their mark, and the folders that only a running one needs."""
+    places = shell.places
+    places.make()
+    (places.state_dir / "run" / "old.sock").touch()
+    env = {**os.environ, processes.MARK: places.identity}
+    left = subprocess.Popen(["sleep", "600"], env=env)
+    other = subprocess.Popen(["sleep", "600"], env={**os.environ, processes.MARK: "another"})
+    try:
+        assert "orchestrator gc" in shell("check").out
+        listed = {
+            (one["kind"], one["id"]) for one in shell("gc", "--dry-run", "--json").json["leftovers"]
+        }
+        assert ("process", str(left.pid)) in listed
+        assert left.poll() is None
+        assert "old.sock" in shell("gc").out
+        until(lambda: left.poll() is not None)
+        assert other.poll() is None
+        assert _left(shell("gc", "--dry-run", "--json")) == []
+    finally:
+        for process in (left, other):
+            process.kill()
+            process.wait()
+
+
+def test_gc_removes_short_ways_to_nowhere(shell, tmp_path, monkeypatch):
+    """Links of ours whose state directory is gone; others are left alone."""
+    folder = tmp_path / "tmp"
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    (folder / "spot-0123").symlink_to(tmp_path / "gone")
+    (folder / "spot-4567").symlink_to(tmp_path)
+    (folder / "mine").symlink_to(tmp_path / "gone")
+    found = shell("gc", "--json").json["leftovers"]
+    assert str(folder / "spot-0123") in [one["id"] for one in found]
+    assert sorted(path.name for path in folder.iterdir()) == ["mine", "spot-4567"]
