@@ -174,7 +174,7 @@ def _so_far(job: JobView) -> str:
 
 def _sentence(said: Sentence) -> Text:
     return Text.assemble(
-        (clock(said.at_s), "dim"), " ", (said.who, "bold"), " ", told(said.what, said.because),
+        (clock(said.at_s), "dim"), " ", (said.who, "bold"), " ", told(said.who, said.what, said.because),
         no_wrap=True, overflow="ellipsis",
     )  # fmt: skip
 

@@ -34,9 +34,10 @@ def plural(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
-def told(what: str, because: str) -> str:
-    """What was done and why; a note is its reason alone."""
-    return because if what == "note" else f"{what}: {because}"
+def told(who: str, what: str, because: str) -> str:
+    """What was done and why; a note is its reason alone, and nobody is named twice in a row."""
+    reason = because.removeprefix(f"{who}: ").removeprefix(f"{who} ")
+    return reason if what == "note" else f"{what}: {reason}"
 
 
 def clock(at_s: float) -> str:

@@ -93,7 +93,11 @@ def costs(view: View) -> Table:
 
 def sentence(said: Sentence) -> Text:
     return Text.assemble(
-        (clock(said.at_s), "dim"), " ", (said.who, "bold"), " ", told(said.what, said.because)
+        (clock(said.at_s), "dim"),
+        " ",
+        (said.who, "bold"),
+        " ",
+        told(said.who, said.what, said.because),
     )
 
 

@@ -25,12 +25,11 @@ def test_a_job_that_succeeds_is_followed_to_its_end(housed):
     """Plain lines without a terminal, the result, the next command, exit code 0."""
     housed.script("ok.py")
     answer = housed("submit", "ok.py", "--follow", "--", "--steps", "4")
-    assert answer.code == 0
+    assert (answer.code, answer.err) == (0, "")
     assert answer.out.startswith("submitted ok-")
     assert "SUCCEEDED step 8/8 · loss 0.5000" in answer.out
     assert "the trained model is in /m.safetensors" in answer.out
     assert answer.out.splitlines()[-1] == "Next: orchestrator cost"
-    assert answer.err == ""
 
 
 def test_the_scripts_own_words_reach_the_job(housed, submitted):
