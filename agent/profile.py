@@ -15,23 +15,27 @@ VERSION = 1
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """A message takes bytes / bandwidth on the link, then the latency and, on average, the jitter."""
+    """A message takes bytes / bandwidth on the link, then the latency and, on average, the jitter.
+
+    So many `lanes` can be used at the same time at full speed; more than that share them.
+    """
 
     bandwidth_bytes_per_s: float
     latency_s: float = 0.0
     jitter_s: float = 0.0
+    lanes: int = 1
 
     def __post_init__(self) -> None:
         _require("bandwidth_bytes_per_s", self.bandwidth_bytes_per_s, above_zero=True)
         _require("latency_s", self.latency_s)
         _require("jitter_s", self.jitter_s)
+        _require("lanes", self.lanes, above_zero=True)
 
 
 class Network(msgspec.Struct, frozen=True, kw_only=True):
     """Messages and all-reduces, inside an instance and between instances.
 
-    The latency of a reduce link is that of one hop of the ring; its bandwidth is shared by the rings that
-    use it at the same time.
+    The latency of a reduce link is that of one hop of the ring.
     """
 
     intra: Link
@@ -76,6 +80,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     overhead_s: float = 0.0  # of a step, whatever the layout
     send_s: float = 0.0  # of a worker's own time, for every message
     host_bytes_per_s: float = 0.0  # to and from host memory; 0 where there is no offload
+    reduce_overlaps: bool = False  # sections reduce while earlier ones compute their last backward
     sections: tuple[Section, ...]
 
     def __post_init__(self) -> None:

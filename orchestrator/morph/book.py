@@ -1,0 +1,290 @@
+"""The plan book: the best layout for every count, known before it is needed.
+
+A look-up on a preemption is an index into a tuple. The book is a value: when a calibrated number drifts,
+another book is made from the new profile and takes its place.
+"""
+
+from collections.abc import Sequence
+from itertools import combinations, pairwise
+from math import comb
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from agent.profile import Profile
+from orchestrator.morph import costing, engine, schedules, search, simulator
+from orchestrator.morph.compiled import Codes, Reals
+from orchestrator.morph.costing import Firsts, Tables
+from orchestrator.morph.errors import DoesNotFit
+from orchestrator.morph.partition import NEVER
+from orchestrator.morph.plans import Cost, Plan, RunnerUp, Way
+from orchestrator.morph.search import GROUPINGS_MAX, RUNNERS_UP, WORKERS_MAX, Priced, Task
+
+FINALISTS = 12
+ROUNDS_MAX = 64
+BISECTIONS = 60
+STAGES_LISTED = 8
+SAME = 1e-9  # ways that differ by less are told apart by their order only
+
+
+class Book(msgspec.Struct, frozen=True, kw_only=True):
+    """`plans[n]` is the layout for n workers; None where nothing fits."""
+
+    model: str
+    plans: tuple[Plan | None, ...]
+    fewest: int  # workers with which anything fits; 0 if none do
+    missing: str  # what to say where nothing fits
+
+    @property
+    def workers_max(self) -> int:
+        return len(self.plans) - 1
+
+    def at(self, workers: int) -> Plan:
+        """The layout for so many workers; more than the book knows use as many as it knows."""
+        if workers < 1:
+            raise DoesNotFit(_no_workers(self.fewest))
+        plan = self.plans[min(workers, self.workers_max)]
+        if plan is None:
+            raise DoesNotFit(f"{self.model} on {workers} workers: {self.missing}")
+        return plan
+
+
+def _no_workers(fewest: int) -> str:
+    return f"there are no workers; the job waits for {max(fewest, 1)} of them"
+
+
+class _Desk(NamedTuple):
+    """What all answers are made from."""
+
+    tables: Tables
+    task: Task
+    prices: list[Priced]
+
+
+Ranked = list[tuple[int, int]]  # of a count: which prices, and how many workers each would use
+
+
+def book(profile: Profile, task: Task, workers_max: int) -> Book:
+    """The best layout for every count up to `workers_max`."""
+    tables = costing.tables(profile)
+    desk = _Desk(tables, task, list(search.priced_ways(tables, task, workers_max)))
+    counts = np.arange(1, workers_max + 1)
+    plans = [
+        _plan(desk, ranked, workers) if ranked else None
+        for ranked, workers in zip(_rank(desk, counts, RUNNERS_UP), counts.tolist(), strict=True)
+    ]
+    fewest = min((plan.workers for plan in plans if plan is not None), default=0)
+    missing = ""
+    if fewest != 1:
+        missing = f"at least {fewest} are needed" if fewest else smallest(desk, workers_max)
+    return Book(model=profile.model, plans=(None, *plans), fewest=fewest, missing=missing)
+
+
+def best(profile: Profile, task: Task, workers: int) -> Plan:
+    """The best layout for one count; the finalists' stages are moved about until nothing gains."""
+    if workers < 1:
+        raise DoesNotFit(_no_workers(0))
+    tables = costing.tables(profile)
+    workers = min(workers, WORKERS_MAX)
+    desk = _Desk(tables, task, list(search.priced_ways(tables, task, workers, FINALISTS)))
+    (ranked,) = _rank(desk, np.array([workers]), FINALISTS)
+    if not ranked:
+        raise DoesNotFit(f"{profile.model} on {workers} workers: {smallest(desk, workers)}")
+    plans = [_refined(desk, _plan(desk, [pair], workers)) for pair in ranked]
+    plans.sort(key=lambda plan: plan.step_s)
+    others = tuple(
+        RunnerUp(way=plan.way, width=plan.width, cost=plan.cost)
+        for plan in plans[1 : 1 + RUNNERS_UP]
+    )
+    return msgspec.structs.replace(plans[0], runners_up=others)
+
+
+def _rank(desk: _Desk, counts: Codes, others: int) -> list[Ranked]:
+    """For every count the fastest ways, each at the best width that the count allows."""
+    prices = desk.prices
+    if not prices:
+        return [[] for _ in counts]
+    most = int(counts[-1])
+    steps = np.full((len(prices), most + 1), np.inf)
+    for row, priced in enumerate(prices):
+        steps[row, priced.curve.way.depth * priced.widths] = priced.step_s
+    least = np.minimum.accumulate(steps, axis=1)
+    better = np.zeros(steps.shape, bool)
+    better[:, 1:] = least[:, 1:] < least[:, :-1]
+    used = np.maximum.accumulate(np.where(better, np.arange(most + 1), 0), axis=1)
+    wanted = least[:, counts] * (1 + SAME * np.arange(len(prices))[:, None])
+    kept = min(others + 1, len(prices))
+    rows = np.argpartition(wanted, kept - 1, axis=0)[:kept]
+    order = np.argsort(np.take_along_axis(wanted, rows, axis=0), axis=0)
+    rows = np.take_along_axis(rows, order, axis=0)
+    return [
+        [(int(row), int(used[row, workers])) for row in rows[:, i] if wanted[row, i] < np.inf]
+        for i, workers in enumerate(counts.tolist())
+    ]
+
+
+def _plan(desk: _Desk, ranked: Ranked, workers: int) -> Plan:
+    """The first of these as a plan, the others as those that were not taken."""
+    (row, used), *others = ranked
+    priced = desk.prices[row]
+    way, at = priced.curve.way, _place(priced, used)
+    width = int(priced.widths[at])
+    shares = shared_out(desk.task.global_batch // way.microbatch_size, width)
+    _, peaks = search.along(priced.curve, np.array(shares[:1]))
+    held = costing.memory_bytes(
+        desk.tables, priced.curve.firsts, way, np.array([float(width)]), peaks
+    )
+    return Plan(
+        way=way,
+        firsts=priced.curve.firsts,
+        sections=len(desk.tables.profile.sections),
+        shares=shares,
+        workers=workers,
+        samples=desk.task.global_batch,
+        cost=_cost(desk, priced, at),
+        memory_bytes=tuple(held[:, 0].tolist()),
+        runners_up=tuple(_runner_up(desk, pair) for pair in others),
+    )
+
+
+def _place(priced: Priced, used: int) -> int:
+    return int(np.searchsorted(priced.widths, used // priced.curve.way.depth))
+
+
+def _cost(desk: _Desk, priced: Priced, at: int) -> Cost:
+    return search.cost(priced, at, desk.tables.profile.overhead_s)
+
+
+def _runner_up(desk: _Desk, pair: tuple[int, int]) -> RunnerUp:
+    row, used = pair
+    priced = desk.prices[row]
+    at = _place(priced, used)
+    return RunnerUp(
+        way=priced.curve.way, width=int(priced.widths[at]), cost=_cost(desk, priced, at)
+    )
+
+
+def shared_out(microbatches: int, width: int) -> tuple[int, ...]:
+    """As evenly as it goes, the larger shares first."""
+    least, more = divmod(microbatches, width)
+    return tuple(least + 1 if i < more else least for i in range(width))
+
+
+# --- exactly, for one plan -------------------------------------------------------------------------
+
+
+def exact(tables: Tables, task: Task, plan: Plan) -> Plan:
+    """The same plan with its price simulated in full: every share, no straight lines."""
+    way, firsts = plan.way, plan.firsts
+    like = costing.variant(way, task.per_instance, plan.width)
+    costs = engine.Costs(
+        costing.seconds(tables, firsts, way),
+        np.ones(way.depth),
+        costing.wires(tables, firsts, way, task.per_instance, like),
+        0,
+    )
+    programs = schedules.pack(
+        way.schedule, way.depth, plan.shares[0], recompute=way.recompute, chunks=way.chunks
+    )
+    outcome = simulator.run(programs, costs, way.schedule)
+    width = np.array([float(plan.width)])
+    tail_s = costing.tails(tables, firsts, way, width, task.per_instance)[:, 0]
+    overhead_s = tables.profile.overhead_s
+    step = simulator.finish([outcome], tail_s, overhead_s)
+    peaks = search.peaks(way, programs)[:, :, None]
+    held = costing.memory_bytes(tables, firsts, way, width, peaks)
+    busy_s = float(outcome.busy.max())
+    return msgspec.structs.replace(
+        plan,
+        cost=Cost(
+            step_s=step.step_s,
+            busy_s=busy_s,
+            bubble_s=step.compute_s - busy_s,
+            reduce_s=step.step_s - step.compute_s - overhead_s,
+        ),
+        memory_bytes=tuple(held[:, 0].tolist()),
+    )
+
+
+def _refined(desk: _Desk, plan: Plan) -> Plan:
+    """The best grouping if there are few; else sections are moved over boundaries while that gains."""
+    plan = exact(desk.tables, desk.task, plan)
+    if comb(plan.sections - 1, plan.way.stages - 1) <= GROUPINGS_MAX:
+        inner = combinations(range(1, plan.sections), plan.way.stages - 1)
+        return _least(desk, plan, [(0, *cuts) for cuts in inner])
+    for _ in range(ROUNDS_MAX):
+        better = _least(desk, plan, _moved(plan))
+        if better is plan:
+            break
+        plan = better
+    return plan
+
+
+def _least(desk: _Desk, plan: Plan, groupings: Sequence[Firsts]) -> Plan:
+    """The shortest exactly simulated step that fits; the plan itself if none is shorter."""
+    least = plan
+    for firsts in groupings:
+        other = exact(desk.tables, desk.task, msgspec.structs.replace(plan, firsts=firsts))
+        fits = max(other.memory_bytes) <= desk.tables.profile.memory_bytes
+        if fits and other.step_s < least.step_s * (1 - SAME):
+            least = other
+    return least
+
+
+def _moved(plan: Plan) -> list[Firsts]:
+    """Every grouping that differs by one section at one boundary."""
+    found = []
+    for stage in range(1, len(plan.firsts)):
+        for first in (plan.firsts[stage] - 1, plan.firsts[stage] + 1):
+            moved = (*plan.firsts[:stage], first, *plan.firsts[stage + 1 :])
+            if all(a < b for a, b in pairwise((*moved, plan.sections))):
+                found.append(moved)
+    return found
+
+
+# --- when nothing fits -----------------------------------------------------------------------------
+
+
+def smallest(desk: _Desk, workers: int) -> str:
+    """The smallest memory with which some layout would fit, and what each of its stages would hold."""
+    profile = desk.tables.profile
+    least: tuple[float, Way, Reals] | None = None
+    for way in search.ways(desk.task, profile, workers):
+        found = _least_memory(desk.tables, way)
+        if found is not None and (least is None or found.max() < least[0]):
+            least = (float(found.max()), way, found)
+    assert least is not None
+    most, way, held = least
+    listed = ", ".join(f"{stage / 2**30:.2f}" for stage in held[:STAGES_LISTED])
+    more = ", ..." if len(held) > STAGES_LISTED else ""
+    return (
+        f"nothing fits into {profile.memory_bytes / 2**30:.2f} GiB per accelerator; the least that "
+        f"would do is {most / 2**30:.2f} GiB with {way.depth} stages ({way.describe()}), "
+        f"which hold {listed}{more} GiB"
+    )
+
+
+def _least_memory(tables: Tables, way: Way) -> Reals | None:
+    """What the stages hold if they are cut so that the fullest holds as little as can be."""
+    programs = schedules.pack(
+        way.schedule, way.depth, way.depth, recompute=way.recompute, chunks=way.chunks
+    )
+    peaks = search.peaks(way, programs)
+    low, high = 0.0, NEVER
+    profile = tables.profile
+    firsts = None
+    for _ in range(BISECTIONS):
+        limit = (low * high) ** 0.5 if low > 0 else high / 2
+        limit = min(limit, 1e18)
+        trial = msgspec.structs.replace(profile, memory_bytes=max(limit, 1.0))
+        found = search.Splitter(tables._replace(profile=trial)).firsts(way, peaks)
+        if found is None:
+            low = limit
+        else:
+            firsts, high = found, limit
+            low = max(low, 1.0)
+    if firsts is None:
+        return None
+    width = np.array([2.0 if way.sharding == "optimizer" else 1.0])
+    return costing.memory_bytes(tables, firsts, way, width, peaks[:, :, None])[:, 0]

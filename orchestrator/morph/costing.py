@@ -1,0 +1,195 @@
+"""From a profile to what the engine needs: seconds, wires, tails and bytes of every stage.
+
+seconds      sums over the sections of a stage, plus its own time for every message it sends
+wire         bytes / bandwidth, latency plus mean jitter; inside or between instances, by placement
+reduce_s     2 (D-1) hop + 2 (D-1)/D * bytes * max(1, rings / lanes) / bandwidth       (a ring)
+memory       weights + gradients + optimizer + stashed microbatches + one live set if recomputed
+"""
+
+from functools import lru_cache
+from math import gcd
+from typing import NamedTuple
+
+import numpy as np
+
+from agent.profile import Link, Profile
+from orchestrator.morph.compiled import Reals
+from orchestrator.morph.plans import Way
+
+Firsts = tuple[int, ...]
+
+
+class Tables(NamedTuple):
+    """Prefix sums over sections: [size, section] for times, [section] for bytes."""
+
+    profile: Profile
+    forward: Reals
+    backward: Reals
+    input_gradient: Reals
+    parameters: Reals
+    optimizer: Reals
+    stash: Reals  # per sample
+    entry: Reals  # per sample, what comes into section i; not a sum
+
+    def size(self, microbatch_size: int) -> int:
+        return self.profile.microbatch_sizes.index(microbatch_size)
+
+
+def tables(profile: Profile) -> Tables:
+    sections = profile.sections
+    halves = [
+        section.input_gradient_s or tuple(s / 2 for s in section.backward_s) for section in sections
+    ]
+    return Tables(
+        profile,
+        _sums(np.array([section.forward_s for section in sections]).T),
+        _sums(np.array([section.backward_s for section in sections]).T),
+        _sums(np.array(halves).T),
+        _sums(np.array([section.parameter_bytes for section in sections])),
+        _sums(np.array([section.optimizer_bytes for section in sections])),
+        _sums(np.array([section.stash_bytes for section in sections])),
+        np.array([0.0, *(section.activation_bytes for section in sections)]),
+    )
+
+
+def _sums(values: Reals) -> Reals:
+    zero = np.zeros((*values.shape[:-1], 1))
+    return np.concatenate([zero, np.cumsum(values, axis=-1)], axis=-1)
+
+
+def seconds(tables: Tables, firsts: Firsts, way: Way) -> Reals:
+    """What each kind of action takes at each stage, [kind, stage]."""
+    edges = np.array([*firsts, len(tables.entry) - 1])
+    row = tables.size(way.microbatch_size)
+    forward = np.diff(tables.forward[row, edges])
+    backward = np.diff(tables.backward[row, edges])
+    first_half = np.minimum(np.diff(tables.input_gradient[row, edges]), backward)
+    found = np.stack([forward, backward, first_half, backward - first_half, forward])
+    send_s = tables.profile.send_s
+    if send_s and way.depth > 1:
+        found[0, :-1] += send_s
+        found[1:3, 1:] += send_s
+    return found
+
+
+@lru_cache(maxsize=4096)
+def crossings(way: Way, per_instance: int, width: int) -> Reals:
+    """1 where the way from stage s to s + 1 leaves the instance for some replica; [stage]."""
+    crosses = np.ones(way.stages)
+    if way.depth * width <= per_instance:
+        crosses[:] = 0
+    elif way.placement == "chain":
+        worker = np.arange(way.stages) % way.depth
+        following = (worker + 1) % way.depth
+        crosses[:] = 0
+        # Chains lie end to end, so that replica d begins at slot d * P; the pattern repeats.
+        for d in range(min(width, per_instance // gcd(way.depth, per_instance))):
+            here, there = d * way.depth + worker, d * way.depth + following
+            crosses = np.maximum(crosses, here // per_instance != there // per_instance)
+    return crosses
+
+
+def variant(way: Way, per_instance: int, width: int) -> int:
+    """A width whose replicas have the same wires as those of this width, or slightly worse ones."""
+    if per_instance == 1 or way.depth == 1:
+        return 1
+    if width == 1 or way.depth * width <= per_instance:
+        return width if way.depth * width > per_instance else 1
+    return 1 << 30
+
+
+def wires(tables: Tables, firsts: Firsts, way: Way, per_instance: int, width: int) -> Reals:
+    """Occupancy, latency and jitter of what stage s sends: [up 0 | down 1, stage, 3]."""
+    stages = len(firsts)
+    wire = np.zeros((2, stages, 3))
+    if way.depth == 1:
+        return wire
+    crosses = crossings(way, per_instance, width)[: stages - 1]
+    network = tables.profile.network
+    sent = tables.entry[np.array(firsts[1:], np.int64)] * way.microbatch_size
+    for link, share in ((network.inter, crosses), (network.intra, 1 - crosses)):
+        wire[0, :-1, 0] += share * sent / link.bandwidth_bytes_per_s
+        wire[0, :-1, 1] += share * (link.latency_s + link.jitter_s)
+    wire[1, 1:] = wire[0, :-1]
+    return wire
+
+
+def reduce_link(tables: Tables, way: Way, width: int, per_instance: int) -> tuple[Link, float]:
+    """The slowest link of a stage's ring, and how many rings it carries at the same time."""
+    network = tables.profile.network
+    if way.depth * width <= per_instance:
+        return network.reduce_intra, float(way.depth)
+    if way.placement == "chain":
+        return network.reduce_inter, float(min(way.depth, per_instance))
+    if width <= per_instance and per_instance % width == 0:
+        return network.reduce_intra, float(per_instance // width)
+    return network.reduce_inter, 1.0 if width % per_instance == 0 else 2.0
+
+
+def reduce_s(size_bytes: Reals, widths: Reals, links: list[tuple[Link, float]]) -> Reals:
+    """The ring's time for so many bytes, [stage, width]."""
+    hop = np.array([link.latency_s + link.jitter_s for link, _ in links])
+    pace = np.array(
+        [max(1.0, rings / link.lanes) / link.bandwidth_bytes_per_s for link, rings in links]
+    )
+    found: Reals = 2 * (widths - 1) * hop + np.outer(size_bytes, 2 * (widths - 1) / widths * pace)
+    return found
+
+
+def tails(tables: Tables, firsts: Firsts, way: Way, widths: Reals, per_instance: int) -> Reals:
+    """From the end of a stage's last backward until its weights are new, [stage, width]."""
+    edges = np.array([*firsts, len(tables.entry) - 1])
+    size_bytes = np.diff(tables.parameters[edges])
+    links = [reduce_link(tables, way, int(width), per_instance) for width in widths]
+    profile = tables.profile
+    if profile.reduce_overlaps:
+        found = _overlapped(tables, edges, way, widths, links)
+    else:
+        found = reduce_s(size_bytes, widths, links)
+    share = 1 / widths if way.sharding == "optimizer" else np.ones(len(widths))
+    if way.sharding == "offload":
+        found = found + 2 * size_bytes[:, None] / profile.host_bytes_per_s
+    applied: Reals = found + np.outer(size_bytes, profile.apply_s_per_byte * share)
+    return applied
+
+
+def _overlapped(
+    tables: Tables,
+    edges: Reals,
+    way: Way,
+    widths: Reals,
+    links: list[tuple[Link, float]],
+) -> Reals:
+    """The last backward goes from the last section to the first; each reduces as soon as it is done."""
+    row = tables.size(way.microbatch_size)
+    each = reduce_s(np.diff(tables.parameters), widths, links)
+    done = np.zeros((len(edges) - 1, len(widths)))
+    for stage in range(len(edges) - 1):
+        free = np.full(len(widths), -np.inf)
+        for section in range(int(edges[stage + 1]) - 1, int(edges[stage]) - 1, -1):
+            left_s = tables.backward[row, section] - tables.backward[row, int(edges[stage])]
+            free = np.maximum(free, -left_s) + each[section]
+        done[stage] = free
+    return done
+
+
+def memory_bytes(tables: Tables, firsts: Firsts, way: Way, widths: Reals, peaks: Reals) -> Reals:
+    """[stage, width]; `peaks` are the microbatches stashed [0] and the weight-gradients owed [1]."""
+    edges = np.array([*firsts, len(tables.entry) - 1])
+    weights = np.diff(tables.parameters[edges])[:, None]
+    optimizer = np.diff(tables.optimizer[edges])[:, None]
+    live = np.diff(tables.stash[edges])[:, None] * way.microbatch_size
+    entry = tables.entry[edges[:-1], None] * way.microbatch_size
+    leaving = tables.entry[edges[1:], None] * way.microbatch_size
+    stash = peaks[0] * live
+    if way.recompute:
+        stash[:-1] = (peaks[0] * entry + live)[:-1]
+    state = 2 * weights
+    if way.sharding != "offload":
+        state = state + optimizer / (widths if way.sharding == "optimizer" else 1)
+    each = state + stash + peaks[1] * leaving
+    if way.chunks > 1:
+        shape = (way.chunks, way.depth, each.shape[1])
+        each = np.tile(each.reshape(shape).sum(axis=0), (way.chunks, 1))
+    found: Reals = each + tables.profile.reserved_bytes
+    return found

@@ -1,0 +1,130 @@
+"""What the planner answers: layouts with their price in time and memory, and the sentence that says why."""
+
+from typing import Literal
+
+import msgspec
+
+Sharding = Literal["none", "optimizer", "offload"]
+Placement = Literal["chain", "ring"]
+
+
+class Way(msgspec.Struct, frozen=True, kw_only=True):
+    """How one replica computes, whatever the number of replicas.
+
+    With placement `chain` the stages of a replica are neighbours; with `ring` the replicas of a stage are.
+    """
+
+    schedule: str
+    depth: int
+    microbatch_size: int
+    recompute: bool = False
+    chunks: int = 1
+    sharding: Sharding = "none"
+    placement: Placement = "chain"
+
+    @property
+    def stages(self) -> int:
+        return self.depth * self.chunks
+
+    def describe(self) -> str:
+        words = [self.schedule]
+        if self.chunks > 1:
+            words.append(f"{self.chunks} chunks")
+        if self.recompute:
+            words.append("recompute")
+        if self.sharding != "none":
+            words.append("sharded optimizer" if self.sharding == "optimizer" else "offload")
+        return f"{', '.join(words)}, microbatches of {self.microbatch_size}"
+
+
+class Cost(msgspec.Struct, frozen=True, kw_only=True):
+    """Where the time of a step goes: useful work, waiting inside the pipeline, reduce and apply."""
+
+    step_s: float
+    busy_s: float
+    bubble_s: float
+    reduce_s: float
+
+
+class RunnerUp(msgspec.Struct, frozen=True, kw_only=True):
+    """A plan that was not taken, and what it would have cost."""
+
+    way: Way
+    width: int
+    cost: Cost
+
+
+class Plan(msgspec.Struct, frozen=True, kw_only=True):
+    """A layout: P x D, who computes what, and what it will cost."""
+
+    way: Way
+    firsts: tuple[int, ...]  # the first section of every stage
+    sections: int
+    shares: tuple[int, ...]  # microbatches of every replica
+    workers: int  # that were there; P * D of them are used
+    samples: int  # of a step
+    cost: Cost
+    memory_bytes: tuple[float, ...]  # of the fullest worker of every stage
+    runners_up: tuple[RunnerUp, ...] = ()
+
+    @property
+    def width(self) -> int:
+        return len(self.shares)
+
+    @property
+    def step_s(self) -> float:
+        return self.cost.step_s
+
+    @property
+    def samples_per_s(self) -> float:
+        return self.samples / self.cost.step_s
+
+    @property
+    def stages(self) -> tuple[tuple[int, int], ...]:
+        """First and behind-the-last section of every stage."""
+        ends = (*self.firsts[1:], self.sections)
+        return tuple(zip(self.firsts, ends, strict=True))
+
+    def describe(self) -> str:
+        return f"{self.way.depth}x{self.width}"
+
+    @property
+    def because(self) -> str:
+        """One sentence: what it is, what it gives, and what the next best would lose by."""
+        idle = self.workers - self.way.depth * self.width
+        head = (
+            f"{self.describe()} on {self.workers} workers ({self.way.describe()}): "
+            f"{self.samples_per_s:.4g} samples/s, {self.step_s:.4g} s a step"
+        )
+        if idle:
+            head += f", {idle} spare"
+        if not self.runners_up:
+            return f"{head}; nothing else fits."
+        return f"{head}; {_compare(self, self.runners_up[0])}."
+
+
+def _compare(plan: Plan, other: RunnerUp) -> str:
+    slower = other.cost.step_s / plan.step_s - 1
+    name = f"{other.way.depth}x{other.width} ({other.way.describe()})"
+    if slower < 5e-4:
+        return f"{name} is as fast"
+    losses = {
+        "more computing for the slowest stage": other.cost.busy_s - plan.cost.busy_s,
+        "a longer bubble": other.cost.bubble_s - plan.cost.bubble_s,
+        "a longer all-reduce": other.cost.reduce_s - plan.cost.reduce_s,
+    }
+    why = max(losses, key=losses.__getitem__)
+    return f"{name} is {slower:.1%} slower, by {why}"
+
+
+class Holding(msgspec.Struct, frozen=True, kw_only=True):
+    """So many instances of one type in one zone; `per_instance` accelerators each."""
+
+    instance_type: str
+    instances: int
+    per_instance: int = 1
+    zone: str = ""
+
+    @property
+    def workers(self) -> int:
+        return self.instances * self.per_instance

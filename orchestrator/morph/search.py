@@ -1,0 +1,410 @@
+"""The best layout for a number of equal workers: every way of computing, at every width, compared.
+
+A *way* fixes all but the width D. What it costs as a function of the microbatches N that a replica gets
+is a max-plus linear system, hence exactly linear in N once the pipeline is full: two simulations give
+
+    ready_s(N) = ready_s(N1) + (N - N1) * slope_s        for N >= N1, simulated where N is smaller
+
+so that all widths of a way cost about as much as one. N is the largest share, ceil(M / D).
+"""
+
+from collections.abc import Iterator
+from itertools import combinations
+from math import comb
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+
+from agent.profile import Profile
+from orchestrator.morph import costing, engine, partition, schedules, simulator
+from orchestrator.morph.compiled import Codes, Reals
+from orchestrator.morph.costing import Firsts, Tables
+from orchestrator.morph.errors import BatchError
+from orchestrator.morph.plans import Cost, Placement, Sharding, Way
+
+RUNNERS_UP = 3
+WORKERS_MAX = 20_000
+OFFERED = 3
+TRIED_MAX = 8
+GROUPINGS_MAX = 200
+# Without jitter Varuna's order gains nothing on 1F1B, and it takes long to become regular: on request only.
+SEARCHED = ("1f1b", "gpipe", "interleaved", "zero-bubble")
+FULL = {"1f1b": 4, "interleaved": 4, "varuna": 12}  # depths until a pipeline is full; 2 for others
+
+
+class Task(msgspec.Struct, frozen=True, kw_only=True):
+    """What is asked: so many samples a step, and which plans may be considered."""
+
+    global_batch: int
+    per_instance: int = 1
+    schedules: tuple[str, ...] = SEARCHED
+    recompute: tuple[bool, ...] = (False, True)
+    shardings: tuple[Sharding, ...] = ("none",)
+    microbatch_sizes: tuple[int, ...] = ()  # all that were measured
+    depth_max: int = 0  # no limit but the sections
+    width_max: int = 0
+
+    def __post_init__(self) -> None:
+        if self.global_batch < 1 or self.per_instance < 1:
+            raise BatchError(
+                f"global batch {self.global_batch}, {self.per_instance} accelerators per instance: "
+                "both must be at least 1"
+            )
+
+
+class Curve(NamedTuple):
+    """What one replica of a way takes for N microbatches: exact below `first`, linear from there on."""
+
+    way: Way
+    firsts: Firsts
+    first: int
+    ready: Reals  # [stage], at `first`
+    slope: Reals
+    peaks: Reals  # [stashed | owed, stage], at `first`
+    peak_slope: Reals
+    busy: Reals  # of each stage's worker, a microbatch
+    reach: Reals  # [stage, stage that holds back]: what comes before and after that one's own work
+    costs: engine.Costs
+
+    @property
+    def busy_s(self) -> float:
+        return float(self.busy.max())
+
+
+def sizes(task: Task, profile: Profile) -> tuple[int, ...]:
+    """The microbatch sizes that divide the global batch; if none does, what would."""
+    asked = task.microbatch_sizes or profile.microbatch_sizes
+    known = [size for size in asked if size in profile.microbatch_sizes]
+    if not known:
+        raise BatchError(
+            f"microbatches of {', '.join(map(str, asked))} were not measured; the profile has "
+            f"{', '.join(map(str, profile.microbatch_sizes))}"
+        )
+    fitting = tuple(size for size in known if task.global_batch % size == 0)
+    if not fitting:
+        below = {task.global_batch // size * size for size in known}
+        near = sorted(
+            below | {batch + size for size in known for batch in [task.global_batch // size * size]}
+        )
+        near = sorted(
+            (batch for batch in near if batch > 0), key=lambda b: abs(b - task.global_batch)
+        )
+        offers = ", ".join(map(str, sorted(near[:OFFERED])))
+        raise BatchError(
+            f"a global batch of {task.global_batch} is no multiple of any measured microbatch size "
+            f"({', '.join(map(str, known))}); the nearest that are: {offers}"
+        )
+    return fitting
+
+
+def ways(task: Task, profile: Profile, workers: int) -> Iterator[Way]:
+    """Every way that can be considered with so many workers."""
+    deepest = min(workers, len(profile.sections), task.depth_max or workers)
+    placements: tuple[Placement, ...] = ("chain",) if task.per_instance == 1 else ("chain", "ring")
+    for size in sizes(task, profile):
+        for depth in range(1, deepest + 1):
+            for name in task.schedules if depth > 1 else task.schedules[:1]:
+                yield from _ways(task, profile, placements, (size, depth, name))
+
+
+def _ways(
+    task: Task,
+    profile: Profile,
+    placements: tuple[Placement, ...],
+    fixed: tuple[int, int, str],
+) -> Iterator[Way]:
+    size, depth, name = fixed
+    chunks = schedules.CHUNKS if name == "interleaved" and depth > 1 else 1
+    if depth * chunks > len(profile.sections):
+        return
+    again = task.recompute
+    if depth == 1:
+        name, again = "1f1b", (False,)
+    elif name in ("interleaved", "zero-bubble"):
+        again = (False,)
+    for placement in placements[: 1 if depth == 1 else None]:
+        for recompute in again:
+            for sharding in task.shardings:
+                if sharding != "offload" or profile.host_bytes_per_s > 0:
+                    yield Way(
+                        schedule=name,
+                        depth=depth,
+                        microbatch_size=size,
+                        recompute=recompute,
+                        chunks=chunks,
+                        sharding=sharding,
+                        placement=placement,
+                    )
+
+
+class Splitter:
+    """Stages for a way: balanced, and within memory. What does not depend on memory is remembered."""
+
+    def __init__(self, tables: Tables) -> None:
+        self.tables = tables
+        self._balanced: dict[tuple[int, int, bool], Firsts | None] = {}
+
+    def firsts(self, way: Way, peaks: Reals) -> Firsts | None:
+        """The best grouping; if it does not fit, the best that does; None if none does."""
+        key = (way.stages, way.microbatch_size, way.recompute)
+        if key not in self._balanced:
+            self._balanced[key] = partition.split(self._load(way, peaks, np.inf))
+        firsts = self._balanced[key]
+        if firsts is None or self._fits(way, firsts, peaks):
+            return firsts
+        if way.chunks > 1:
+            return self._chunks_that_fit(way, peaks)
+        room = self.tables.profile.memory_bytes - self.tables.profile.reserved_bytes
+        return partition.split(self._load(way, peaks, room))
+
+    def _chunks_that_fit(self, way: Way, peaks: Reals) -> Firsts | None:
+        """Chunks of one worker share its memory: all groupings are tried if they are few."""
+        sections = len(self.tables.profile.sections)
+        if comb(sections - 1, way.stages - 1) > GROUPINGS_MAX:
+            room = self.tables.profile.memory_bytes - self.tables.profile.reserved_bytes
+            return partition.split(self._load(way, peaks, room / way.chunks))
+        inner = combinations(range(1, sections), way.stages - 1)
+        fitting = [(0, *cuts) for cuts in inner if self._fits(way, (0, *cuts), peaks)]
+        return min(fitting, key=lambda firsts: self._slowest_s(way, firsts), default=None)
+
+    def _slowest_s(self, way: Way, firsts: Firsts) -> float:
+        each = costing.seconds(self.tables, firsts, way)[:2].sum(axis=0)
+        return float(each.reshape(way.chunks, way.depth).sum(axis=0).max())
+
+    def _fits(self, way: Way, firsts: Firsts, peaks: Reals) -> bool:
+        width = np.array([2.0 if way.sharding == "optimizer" else 1.0])
+        held = costing.memory_bytes(self.tables, firsts, way, width, peaks[:, :, None])
+        return bool(held.max() <= self.tables.profile.memory_bytes)
+
+    def _load(self, way: Way, peaks: Reals, limit: float) -> partition.Load:
+        tables, m = self.tables, way.microbatch_size
+        row, stages = tables.size(m), way.stages
+        seconds = tables.forward[row] + tables.backward[row]
+        pace, stash, entry = np.ones(stages), peaks[0].copy(), np.zeros(stages)
+        if way.recompute:
+            again = tables.forward[row, -1] / max(seconds[-1], 1e-300)
+            pace[:-1] += again
+            stash[:-1], entry[:-1] = 1, peaks[0, :-1]
+        optimizer = tables.optimizer / {"none": 1, "optimizer": 2, "offload": np.inf}[way.sharding]
+        return partition.Load(
+            seconds,
+            2 * tables.parameters + optimizer,
+            tables.stash * m,
+            tables.entry * m,
+            pace,
+            stash,
+            entry,
+            np.full(stages, limit),
+        )
+
+
+def curve(splitter: Splitter, way: Way, per_instance: int, among: Codes) -> Curve | None:
+    """Simulate a way where its pipeline is full; None if it does not fit into memory.
+
+    `among` are the widths and the largest shares that come into question: the first row, the second row.
+    """
+    width, shares = int(among[0, 0]), among[1]
+    first = FULL.get(way.schedule, 2) * way.depth
+    second = first + way.depth
+    one, two = _programs(way, first), _programs(way, second)
+    held = peaks(way, one)
+    firsts = _first_that_fits(splitter, way, shares, (first, held))
+    if firsts is None:
+        return None
+    tables = splitter.tables
+    costs = engine.Costs(
+        costing.seconds(tables, firsts, way),
+        np.ones(way.depth),
+        costing.wires(tables, firsts, way, per_instance, width),
+        0,
+    )
+    ready, later = _ready(one, costs), _ready(two, costs)
+    return Curve(
+        way,
+        firsts,
+        first,
+        ready,
+        (later - ready) / (second - first),
+        held,
+        (peaks(way, two) - held) / (second - first),
+        _busy(way, costs),
+        _reach(way, costs),
+        costs,
+    )
+
+
+def _first_that_fits(
+    splitter: Splitter, way: Way, shares: Codes, full: tuple[int, Reals]
+) -> Firsts | None:
+    """Stages that fit with a full pipeline, or else with the largest share for which any do."""
+    if shares.max() >= full[0]:
+        firsts = splitter.firsts(way, full[1])
+        if firsts is not None:
+            return firsts
+    tried = np.unique(shares[shares < full[0]])[::-1]
+    for share in tried[:: max(1, len(tried) // TRIED_MAX)].tolist():
+        if way.schedule != "interleaved" or share % way.depth == 0:
+            firsts = splitter.firsts(way, peaks(way, _programs(way, share)))
+            if firsts is not None:
+                return firsts
+    return None
+
+
+def _busy(way: Way, costs: engine.Costs) -> Reals:
+    """What each worker computes a microbatch, over its chunks."""
+    again = costs.seconds[engine.RECOMPUTE] * way.recompute
+    again[-1] = 0
+    each = costs.seconds[engine.FORWARD] + costs.seconds[engine.BACKWARD] + again
+    found: Reals = each.reshape(way.chunks, way.depth).sum(axis=0)
+    return found
+
+
+def _reach(way: Way, costs: engine.Costs) -> Reals:
+    """ready_j(N) >= (until k has its first input) + N * busy_k + (from k's last gradient to j), k >= j.
+
+    Convexity: the straight line through two small N can only be too low, when the worker that holds the
+    others back in the long run does not yet; its own line is added here. [stage j, worker k]
+    """
+    stages = costs.seconds.shape[1]
+    hop = costs.wire[:, :, :2].sum(axis=2)
+    fill = np.concatenate([[0.0], np.cumsum(costs.seconds[engine.FORWARD] + hop[0])[:-1]])
+    if way.schedule == "gpipe" and way.recompute:
+        fill[:-1] -= costs.seconds[engine.RECOMPUTE, :-1]  # its last microbatch needs none
+    back = np.concatenate([[0.0], np.cumsum(costs.seconds[engine.BACKWARD])])
+    wire = np.concatenate([[0.0], np.cumsum(hop[1])])
+    found = np.full((stages, way.depth), -np.inf)
+    for k in range(way.depth):
+        # The last weight-gradients of zero-bubble delay nobody but their own worker.
+        below = np.arange(k if way.schedule == "zero-bubble" else 0, k + 1)
+        found[below, k] = fill[k] + back[k] - back[below] + wire[k + 1] - wire[below + 1]
+    return found
+
+
+def _programs(way: Way, microbatches: int) -> engine.Programs:
+    return schedules.pack(
+        way.schedule, way.depth, microbatches, recompute=way.recompute, chunks=way.chunks
+    )
+
+
+def peaks(way: Way, programs: engine.Programs) -> Reals:
+    """[stashed | owed, stage]: known for two schedules, counted for the others."""
+    if way.schedule not in ("gpipe", "1f1b"):
+        return engine.peaks(programs, way.stages).astype(float)
+    found, most = np.zeros((2, way.stages)), programs.microbatches
+    room = np.arange(way.depth, 0, -1) if way.schedule == "1f1b" else most
+    found[0] = np.minimum(room, most)
+    return found
+
+
+def _ready(programs: engine.Programs, costs: engine.Costs) -> Reals:
+    return engine.run_in_order(programs, costs, simulator.NO_TRACE).stage_done
+
+
+def along(curve: Curve, shares: Codes) -> tuple[Reals, Reals]:
+    """Ready times [stage, share] and peaks [2, stage, share] for these numbers of microbatches."""
+    steps = shares - curve.first
+    ready = curve.ready[:, None] + curve.slope[:, None] * steps
+    alone = curve.reach[:, :, None] + curve.busy[None, :, None] * shares
+    ready = np.maximum(ready, alone.max(axis=1))
+    held = curve.peaks[:, :, None] + curve.peak_slope[:, :, None] * steps
+    for at in np.flatnonzero(steps < 0):
+        programs = _programs(curve.way, int(shares[at]))
+        ready[:, at] = _ready(programs, curve.costs)
+        held[:, :, at] = peaks(curve.way, programs)
+    return ready, held
+
+
+class Priced(NamedTuple):
+    """A way at many widths: what the step takes (infinite where it does not fit), and why."""
+
+    curve: Curve
+    widths: Codes
+    step_s: Reals
+    compute_s: Reals
+    shares: Codes  # of the fullest replica
+
+
+def price(tables: Tables, task: Task, curve: Curve, widths: Codes) -> Priced:
+    """Every width of a way at once."""
+    way = curve.way
+    microbatches = task.global_batch // way.microbatch_size
+    shares = _shares(task, way, widths)
+    if way.schedule == "interleaved":  # whole rounds only
+        kept = (microbatches % widths == 0) & (shares % way.depth == 0)
+        widths, shares = widths[kept], shares[kept]
+    if not len(widths):
+        empty = np.empty(0)
+        return Priced(curve, widths, empty, empty, shares)
+    distinct, back = np.unique(shares, return_inverse=True)
+    ready, most = along(curve, distinct)
+    ready, most = ready[:, back], most[:, :, back]
+    wide = widths.astype(float)
+    ends = ready + costing.tails(tables, curve.firsts, way, wide, task.per_instance)
+    step_s = ends.max(axis=0) + tables.profile.overhead_s
+    held = costing.memory_bytes(tables, curve.firsts, way, wide, most)
+    step_s[held.max(axis=0) > tables.profile.memory_bytes] = np.inf
+    return Priced(curve, widths, step_s, ready.max(axis=0), shares)
+
+
+def priced_ways(tables: Tables, task: Task, workers: int, fastest: int = 0) -> Iterator[Priced]:
+    """Every way that fits, at every width that can be best.
+
+    With `fastest` only the widths that may be among so many fastest on all these workers.
+    """
+    splitter, limit_s = Splitter(tables), [np.inf] * max(fastest, 1)
+    roomy: set[Way] = set()
+    for way in ways(task, tables.profile, workers):
+        plain = msgspec.structs.replace(way, recompute=False)
+        if way.recompute and plain in roomy:
+            continue  # it would do more work to save memory that is there
+        fits = True
+        widths = _widths(task, way, workers)
+        like = np.array([costing.variant(way, task.per_instance, int(width)) for width in widths])
+        for same in np.unique(like):
+            some = widths[like == same]
+            among = np.stack([np.full(len(some), same), _shares(task, way, some)])
+            found = curve(splitter, way, task.per_instance, among)
+            if found is None:
+                fits = False
+                continue
+            if fastest:
+                some = some[_shares(task, way, some) * found.busy_s < limit_s[-1]]
+            priced = price(tables, task, found, some)
+            fits &= bool(np.isfinite(priced.step_s).all())
+            if fastest and len(priced.step_s):
+                limit_s = sorted([*limit_s, float(priced.step_s.min())])[:fastest]
+            yield priced
+        if fits:
+            roomy.add(plain)
+
+
+def _shares(task: Task, way: Way, widths: Codes) -> Codes:
+    found: Codes = -(-(task.global_batch // way.microbatch_size) // widths)
+    return found
+
+
+def _widths(task: Task, way: Way, workers: int) -> Codes:
+    """The widths at which a way can be best: of those with the same largest share, the narrowest.
+
+    More replicas that shorten nobody's share only lengthen the all-reduce, unless they share something else.
+    """
+    microbatches = task.global_batch // way.microbatch_size
+    most = min(workers // way.depth, microbatches, task.width_max or workers)
+    widths = np.arange(1, most + 1)
+    if way.sharding == "optimizer" or way.placement == "ring":
+        return widths
+    shares = _shares(task, way, widths)
+    narrowest: Codes = widths[np.concatenate([[True], shares[1:] < shares[:-1]])]
+    return narrowest
+
+
+def cost(priced: Priced, at: int, overhead_s: float) -> Cost:
+    """Where the time goes: the slowest worker's own work first, then waiting, then the tail."""
+    busy_s = float(priced.shares[at]) * priced.curve.busy_s
+    return Cost(
+        step_s=float(priced.step_s[at]),
+        busy_s=busy_s,
+        bubble_s=float(priced.compute_s[at]) - busy_s,
+        reduce_s=float(priced.step_s[at] - priced.compute_s[at]) - overhead_s,
+    )
