@@ -219,7 +219,7 @@ def curve(splitter: Splitter, way: Way, per_instance: int, among: Codes) -> Curv
         costing.wires(tables, firsts, way, per_instance, width),
         0,
     )
-    ready, later = _ready(one, costs), _ready(two, costs)
+    ready, later = gradients_done(one, costs), gradients_done(two, costs)
     return Curve(
         way,
         firsts,
@@ -297,7 +297,7 @@ def peaks(way: Way, programs: engine.Programs) -> Reals:
     return found
 
 
-def _ready(programs: engine.Programs, costs: engine.Costs) -> Reals:
+def gradients_done(programs: engine.Programs, costs: engine.Costs) -> Reals:
     return engine.run_in_order(programs, costs, simulator.NO_TRACE).stage_done
 
 
@@ -310,7 +310,7 @@ def along(curve: Curve, shares: Codes) -> tuple[Reals, Reals]:
     held = curve.peaks[:, :, None] + curve.peak_slope[:, :, None] * steps
     for at in np.flatnonzero(steps < 0):
         programs = _programs(curve.way, int(shares[at]))
-        ready[:, at] = _ready(programs, curve.costs)
+        ready[:, at] = gradients_done(programs, curve.costs)
         held[:, :, at] = peaks(curve.way, programs)
     return ready, held
 
