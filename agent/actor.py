@@ -1,175 +1,270 @@
-"""The agent of a machine, and its workers, as Ray actors.
+"""The Ray actors of the training side: the keeper's, one agent per instance, one worker per slot.
 
-One agent per machine, one worker per slot. A worker process runs one script and is then replaced, so that
-the next one starts in a clean process; the replacement has imported torch before it is needed. The agent
-says to the keeper, which has the durable door to the manager, what becomes of its machine and workers.
+They are plain classes; whoever creates them wraps them with `ray.remote`. Instances speak with the keeper
+over its own TCP port only: nothing else of the manager's machine needs to be reachable for them.
 """
 
-import asyncio
 import os
-import shutil
-import tempfile
 import threading
 import time
+from collections import deque
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
-from agent.messages import AgentJoined, AnyReport, NoticeSeen, WorkerLost, WorkerOrder
-from agent.notices import Watcher
+from agent.errors import WireError
+from agent.layout import Layout
+from agent.link import Link
+from agent.messages import (
+    AgentJoined,
+    JobOrder,
+    NoticeSeen,
+    Report,
+    When,
+    WorkerLost,
+    WorkerOrder,
+)
+from agent.notices import URL_VARIABLE, Watcher
+from agent.protocol import AgentHello, AnyMessage, Heard, Told
+from agent.wire import job_secret
 from cloud.model import Notice
 
-NAMESPACE = "orchestrator"
+REPORTS_WAITING_MAX = 1000
+KEEPER_PATIENCE_S = 3600.0
+LOOK_S = 0.25
+ADDRESS_VARIABLE = "SPOT_ADDRESS"
 SLOTS_VARIABLE = "SPOT_SLOTS"
-WORKERS_REMEMBERED = 1000
+
+
+def keeper_options(
+    redis_url: str, checkpoints_dir: Path, host: str, secret_path: Path
+) -> dict[str, Any]:
+    """The arguments of `KeeperActor`."""
+    return {
+        "redis_url": redis_url,
+        "checkpoints_dir": str(checkpoints_dir),
+        "host": host,
+        "secret_path": str(secret_path),
+    }
+
+
+class KeeperActor:
+    """Every order may come twice."""
+
+    def __init__(self, redis_url: str, checkpoints_dir: str, host: str, secret_path: str) -> None:
+        from agent.keeper import Keeper, connect
+
+        secret = Path(secret_path).read_text().strip()
+        self._keeper = Keeper(connect(redis_url), Path(checkpoints_dir), host, secret)
+
+    def ping(self) -> int:
+        """The process that answers."""
+        return os.getpid()
+
+    def address(self) -> str:
+        return self._keeper.address
+
+    def open_job(self, data: bytes, script: bytes) -> None:
+        self._keeper.open_job(msgspec.json.decode(data, type=JobOrder), script)
+
+    def regroup(self, job: str, layout: bytes, when: When) -> None:
+        self._keeper.regroup(job, msgspec.json.decode(layout, type=Layout), when)
+
+    def write_checkpoint(self, job: str) -> None:
+        self._keeper.write_checkpoint(job)
+
+    def close_job(self, job: str) -> None:
+        self._keeper.close_job(job)
 
 
 class WorkerActor:
-    """A process for one script. Made early, so that it is warm when it is needed."""
-
-    def __init__(self, host: str, folder: str) -> None:
-        import agent.worker  # noqa: F401 - torch and ours are loaded while there is time
-
-        self._host, self._folder = host, Path(folder)
-
-    def run(self, order: bytes) -> str:
-        """Run the script of a job, in this process's main thread."""
-        from agent.worker import run_order
-
-        folder = self._folder / f"{os.getpid()}"
-        folder.mkdir(parents=True, exist_ok=True)
-        decoded = msgspec.json.decode(order, type=WorkerOrder)
-        return run_order(decoded, self._host, folder, _end)
-
-
-def _end(why: str) -> None:  # noqa: ARG001 - the keeper has said it to the manager already
-    """Nobody wants this worker any more: whatever its script is doing ends with the process."""
-    os._exit(0)
-
-
-class _Slot:
-    """A place for one worker, and the warm process that waits in it."""
+    """A process that has imported everything and waits for its one order."""
 
     def __init__(self) -> None:
-        self.actor: Any = None
-        self.worker = ""
+        from agent import worker
+
+        self._run = worker.run
+
+    def run(self, data: bytes, host: str) -> str:
+        return self._run(msgspec.json.decode(data, type=WorkerOrder), host)
+
+
+class Telling:
+    """Reports on their way to the manager: told again after every reconnect until they were heard."""
+
+    def __init__(self, machine_id: str, keeper_address: str, secret: str) -> None:
+        self._lock = threading.Lock()
+        self._serial = 0
+        self._waiting: deque[Told] = deque(maxlen=REPORTS_WAITING_MAX)
+        self._link = Link(
+            keeper_address,
+            secret,
+            lambda: AgentHello(machine_id=machine_id),
+            self._hear,
+            lambda _: None,
+            connected=self._tell_again,
+            patience_s=KEEPER_PATIENCE_S,
+        )
+        threading.Thread(target=self._start, name="telling", daemon=True).start()
+
+    def tell(self, report: Report) -> None:
+        with self._lock:
+            self._serial += 1
+            told = Told(serial=self._serial, report=report)  # type: ignore[arg-type]
+            self._waiting.append(told)
+        self._link.send(told)
+
+    def waiting(self) -> int:
+        return len(self._waiting)
+
+    def close(self) -> None:
+        self._link.close()
+
+    def _start(self) -> None:
+        try:
+            self._link.start()
+        except WireError:
+            os._exit(1)  # an agent that nobody hears is of no use
+
+    def _tell_again(self) -> None:
+        with self._lock:
+            waiting = list(self._waiting)
+        for told in waiting:
+            self._link.send(told)
+
+    def _hear(self, message: AnyMessage, _: memoryview) -> None:
+        if isinstance(message, Heard):
+            with self._lock:
+                while self._waiting and self._waiting[0].serial <= message.serial:
+                    self._waiting.popleft()
+
+
+class _Running(msgspec.Struct, frozen=True):
+    order: WorkerOrder
+    actor: Any
+    result: Any
 
 
 class AgentActor:
-    """Lives on the machine as long as its node does."""
+    """One per instance: starts and stops its workers, and tells of notices and of exits."""
 
     def __init__(self, machine_id: str, keeper_address: str, secret: str) -> None:
-        import ray
-
         self._machine_id = machine_id
-        self._keeper_address, self._secret = keeper_address, secret
-        self._host = ray.util.get_node_ip_address()
-        self._folder = Path(tempfile.mkdtemp(prefix="agent-"))
-        self._slots = [_Slot() for _ in range(int(os.environ.get(SLOTS_VARIABLE, "1")))]
-        self._known: dict[str, _Slot | None] = {}
-        self._tasks: set[asyncio.Task[None]] = set()
-        self._stop = threading.Event()
-        self._keeper = ray.get_actor("keeper", namespace=NAMESPACE)
-        for slot in self._slots:
-            slot.actor = self._spare()
-        self._tell(
-            AgentJoined(
-                at_s=time.time(),
-                machine_id=machine_id,
-                address=self._host,
-                slots=len(self._slots),
-            )
+        self._lock = threading.Lock()
+        self._changed = threading.Event()
+        self._warm: dict[int, Any] = {}
+        self._running: dict[str, _Running] = {}
+        self._host, slots = _facts()
+        for slot in range(slots):
+            self._warm[slot] = self._spare()
+        self._telling = Telling(machine_id, keeper_address, secret)
+        joined = AgentJoined(
+            at_s=time.time(), machine_id=machine_id, address=self._host, slots=slots
         )
-        threading.Thread(
-            target=Watcher.of_this_machine().watch,
-            args=(self._notice, self._stop),
-            name="notices",
-            daemon=True,
-        ).start()
+        self._telling.tell(joined)
+        threading.Thread(target=self._watch_workers, name="workers", daemon=True).start()
+        if URL_VARIABLE in os.environ:
+            watcher = Watcher.of_this_machine()
+            threading.Thread(
+                target=watcher.watch,
+                args=(self._tell_notice, threading.Event(), LOOK_S),
+                name="notices",
+                daemon=True,
+            ).start()
 
-    async def ping(self) -> int:
+    def ping(self) -> int:
+        """The process that answers."""
         return os.getpid()
 
-    async def start_worker(self, data: bytes) -> None:
-        """Give the order to the process that waits in the slot. Twice is once."""
+    def start_worker(self, data: bytes) -> None:
         order = msgspec.json.decode(data, type=WorkerOrder)
-        if order.worker in self._known:
-            return
-        slot = self._slots[order.slot]
-        if slot.worker:
-            await self.stop_worker(slot.worker)
-        self._remember(order.worker, slot)
-        slot.worker = order.worker
-        task = asyncio.create_task(self._attend(order, slot, slot.actor.run.remote(data)))
-        self._tasks.add(task)
-        task.add_done_callback(self._tasks.discard)
+        with self._lock:
+            if order.worker in self._running:
+                return
+            earlier = [
+                w for w, running in self._running.items() if running.order.slot == order.slot
+            ]
+        for worker in earlier:
+            self.stop_worker(worker)
+        # A worker proves that it knows the secret of its own job, and learns no other.
+        known = msgspec.structs.replace(order, secret=job_secret(order.secret, order.job))
+        with self._lock:
+            actor = self._warm.pop(order.slot, None) or self._spare()
+            result = actor.run.remote(msgspec.json.encode(known), self._host)
+            self._running[order.worker] = _Running(order, actor, result)
+        self._changed.set()
 
-    async def stop_worker(self, worker: str) -> None:
-        slot = self._known.get(worker)
-        self._known[worker] = None
-        if slot is not None and slot.worker == worker:
-            self._renew(slot)
-
-    async def _attend(self, order: WorkerOrder, slot: _Slot, ref: Any) -> None:
-        """Until the worker's script has ended, or its process has."""
-        import ray
-
-        lost = ""
-        try:
-            await ref
-        except ray.exceptions.RayActorError as error:
-            lost = f"its process ended: {_first_line(error)}"
-        except ray.exceptions.RayError as error:
-            lost = f"it could not join its job: {_first_line(error)}"
-        if self._known.get(order.worker) is not slot:
-            return  # it was stopped
-        if lost:
-            self._tell(
-                WorkerLost(
-                    at_s=time.time(),
-                    job=order.job,
-                    worker=order.worker,
-                    cause="exited",
-                    detail=lost,
-                )
-            )
-        self._known[order.worker] = None
-        if slot.worker == order.worker:
-            self._renew(slot)
-
-    def _renew(self, slot: _Slot) -> None:
-        import ray
-
-        ray.kill(slot.actor, no_restart=True)
-        slot.worker, slot.actor = "", self._spare()
+    def stop_worker(self, worker: str) -> None:
+        with self._lock:
+            running = self._running.pop(worker, None)
+            if running is not None:
+                self._replace(running)
 
     def _spare(self) -> Any:
+        """A worker's process in waiting, pinned to this machine."""
         import ray
 
-        return (
-            ray.remote(WorkerActor)
-            .options(num_cpus=1, resources={f"machine:{self._machine_id}": 1}, max_restarts=0)
-            .remote(self._host, str(self._folder))
-        )
+        options = {
+            "num_cpus": 1,
+            "max_restarts": 0,
+            "resources": {f"machine:{self._machine_id}": 0.001},
+        }
+        return ray.remote(WorkerActor).options(**options).remote()
 
-    def _remember(self, worker: str, slot: _Slot) -> None:
-        self._known[worker] = slot
-        for old in list(self._known)[: max(0, len(self._known) - WORKERS_REMEMBERED)]:
-            if self._known[old] is None:
-                del self._known[old]
+    def _replace(self, running: _Running) -> None:
+        """Its process has seen a script and is not used again; the next one warms up right away."""
+        import ray
 
-    def _notice(self, notice: Notice) -> None:
-        self._tell(NoticeSeen(at_s=time.time(), notice=notice))
+        ray.kill(running.actor)
+        self._warm[running.order.slot] = self._spare()
 
-    def _tell(self, report: AnyReport) -> None:
-        """Ray repeats the call until the keeper, which may be restarting, has taken it."""
-        self._keeper.report.remote(msgspec.json.encode(report))
+    def _watch_workers(self) -> None:
+        import ray
 
-    def __del__(self) -> None:
-        self._stop.set()
-        shutil.rmtree(self._folder, ignore_errors=True)
+        while True:
+            with self._lock:
+                results = {running.result: running for running in self._running.values()}
+            if not results:
+                self._changed.wait(LOOK_S)
+                self._changed.clear()
+                continue
+            done, _ = ray.wait(list(results), num_returns=1, timeout=LOOK_S)
+            for result in done:
+                self._over(results[result])
+
+    def _over(self, running: _Running) -> None:
+        """A worker's process is through with its script, or gone."""
+        import ray
+
+        lost = None
+        try:
+            ray.get(running.result)
+        except ray.exceptions.RayError as error:
+            lost = WorkerLost(
+                at_s=time.time(),
+                job=running.order.job,
+                worker=running.order.worker,
+                cause="exited",
+                detail=str(error).strip().rpartition("\n")[2][:500],
+            )
+        with self._lock:
+            ours = self._running.pop(running.order.worker, None) is not None
+            if ours:
+                self._replace(running)
+        if ours and lost is not None:
+            self._telling.tell(lost)
+
+    def _tell_notice(self, notice: Notice) -> None:
+        self._telling.tell(NoticeSeen(at_s=time.time(), notice=notice))
 
 
-def _first_line(error: Exception) -> str:
-    return str(error).strip().splitlines()[0][:300] if str(error).strip() else type(error).__name__
+def _facts() -> tuple[str, int]:
+    """This machine's own address, and how many workers it has room for."""
+    import ray
+
+    node_id = ray.get_runtime_context().get_node_id()
+    node = next(node for node in ray.nodes() if node["NodeID"] == node_id)
+    host = os.environ.get(ADDRESS_VARIABLE) or str(node["NodeManagerAddress"])
+    slots = os.environ.get(SLOTS_VARIABLE) or node["Resources"].get("CPU", 1)
+    return host, int(float(slots))

@@ -110,6 +110,7 @@ class RedisServer:
             "aof-load-truncated": "yes",
             "save": "",
             "maxmemory-policy": "noeviction",
+            "set-proc-title": "no",  # a title would be written over the mark by which we know it
         }
         return [word for key, value in settings.items() for word in (f"--{key}", value)]
 

@@ -74,14 +74,25 @@ class RunningHouse:
             assert job is None or job.status not in {"FAILED", "CANCELLED"}, job.because
             return job if job is not None and job.step >= step else None
 
-        return until(f"step {step}", look, patience_s)
+        return self._telling(until, f"step {step}", look, patience_s)
 
     def ended(self, patience_s: float = 120.0) -> JobView:
         def look() -> JobView | None:
             job = self.job()
             return job if job is not None and job.ended_at_s is not None else None
 
-        return until("the job to end", look, patience_s)
+        return self._telling(until, "the job to end", look, patience_s)
+
+    def _telling(self, wait: Callable[..., object], *words: object) -> object:
+        """A wait whose failure shows what the manager has said."""
+        try:
+            return wait(*words)
+        except AssertionError as error:
+            told = [
+                f"{line.at_s:.2f} {line.who} {line.what}: {line.because}"
+                for _, line in self.client().sentences("0")
+            ]
+            raise AssertionError("\n".join([str(error), *told])) from None
 
     def down(self) -> int:
         """As `orchestrator down`: everything is given back, then the house ends."""
