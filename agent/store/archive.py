@@ -19,6 +19,7 @@ from collections.abc import Iterable, Sequence
 
 import msgspec
 
+from agent.errors import CheckpointError
 from agent.store.errors import Damaged, Outdated
 from agent.store.format import (
     BAD,
@@ -153,7 +154,7 @@ class Archive:
         key = mark.key(MANIFESTS)
         manifest = decode(self.sink.get(key), key)
         if manifest.job != self.job:
-            raise Damaged(f"{key} belongs to job {manifest.job}, not {self.job}")
+            raise CheckpointError(f"{key} belongs to job {manifest.job}, not {self.job}")
         sizes: dict[str, int] = {}
         for folder in {part.key.rpartition("/")[0] for part in manifest.parts}:
             sizes.update(self.sink.sizes(folder))

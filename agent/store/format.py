@@ -15,7 +15,7 @@ import re
 import struct
 import uuid
 from collections import defaultdict
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
@@ -63,7 +63,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
     name: str
     tensors: tuple[Tensor, ...]
     values: str = "{}"
-    aliases: dict[str, str] = {}
+    aliases: tuple[tuple[str, str], ...] = ()
 
     def __post_init__(self) -> None:
         at = 0
@@ -153,7 +153,7 @@ def lay_out(
     name: str,
     tensors: Iterable[tuple[str, str, Sequence[int]]],
     values: str = "{}",
-    aliases: dict[str, str] | None = None,
+    aliases: Mapping[str, str] | None = None,
 ) -> Layer:
     """A layer of these (name, dtype, shape), widest type first and otherwise in order."""
     at, placed = 0, []
@@ -161,7 +161,12 @@ def lay_out(
         size = math.prod(shape) * ITEM_BYTES[dtype]
         placed.append(Tensor(name=tensor, dtype=dtype, shape=tuple(shape), start=at, end=at + size))
         at += size
-    return Layer(name=name, tensors=tuple(placed), values=values, aliases=aliases or {})
+    return Layer(
+        name=name,
+        tensors=tuple(placed),
+        values=values,
+        aliases=tuple((aliases or {}).items()),
+    )
 
 
 def file_of(layer: Layer, version: int, start: int, end: int, pieces: Sequence[Buffer]) -> File:

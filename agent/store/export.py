@@ -1,0 +1,118 @@
+"""A stored version as other tools read it: a plain `state_dict` file, or torch's own checkpoint.
+
+weights      one object's tensors under the names of its state_dict: `.safetensors`, or `.pt` for
+             `torch.load(path, weights_only=True)`
+to_torch     a folder for `torch.distributed.checkpoint`: every module under its name, and every
+             optimizer as `{"state": {parameter: {...}}, "param_groups": [...]}`, by parameter name
+"""
+
+import json
+import os
+import uuid
+import warnings
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch.distributed.checkpoint.state_dict_saver import save as torch_save_checkpoint
+
+from agent.errors import CheckpointError
+from agent.shards import DTYPES_BY_NAME
+from agent.store import values
+from agent.store.format import Manifest
+from agent.store.layers import REST, memory_of
+from agent.store.reading import Index, Want, read
+from agent.store.sinks import Sink
+
+
+def weights(sink: Sink, manifest: Manifest, name: str = "model") -> dict[str, torch.Tensor]:
+    """The tensors of one module; tied ones share their memory."""
+    tensors = _tensors(sink, manifest, f"{name}/")
+    if not tensors:
+        raise CheckpointError(
+            f"version {manifest.version} of {manifest.job} holds no object named {name}"
+        )
+    return {key.removeprefix(f"{name}/"): tensor for key, tensor in tensors.items()}
+
+
+def save_weights(path: Path, sink: Sink, manifest: Manifest, name: str = "model") -> None:
+    """Write one module's weights in the form that the file's suffix says."""
+    found = weights(sink, manifest, name)
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        if path.suffix == ".safetensors":
+            from safetensors.torch import save_file
+
+            save_file({key: tensor.clone() for key, tensor in found.items()}, draft)
+        else:
+            torch.save(found, draft)
+        with draft.open("rb") as file:
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def to_torch(folder: Path, sink: Sink, manifest: Manifest) -> None:
+    """Write the whole state as a checkpoint of torch.distributed."""
+    with warnings.catch_warnings():
+        # It warns that no process group is there, which is just what `no_dist` says.
+        warnings.filterwarnings("ignore", "torch.distributed is disabled")
+        torch_save_checkpoint(nested(sink, manifest), checkpoint_id=folder, no_dist=True)
+
+
+def nested(sink: Sink, manifest: Manifest) -> dict[str, Any]:
+    """The state as nested mappings, named by parameter."""
+    tensors = _tensors(sink, manifest, "")
+    content = {layer.name: json.loads(layer.values) for layer in manifest.layers}
+    rest = content.pop(REST, {})
+    found: dict[str, Any] = {
+        key: values.fill(value, tensors.__getitem__) for key, value in rest.items()
+    }
+    for layer in content.values():
+        for path, value in layer.items():
+            if "state" in value:
+                name, _, parameter = path.partition("/")
+                one = found.setdefault(name, {"state": {}, "param_groups": []})
+                one["state"][parameter] = values.fill(value["state"], tensors.__getitem__)
+                settings = values.fill(layer[value["settings"]], tensors.__getitem__)
+                _join_group(one["param_groups"], parameter, settings)
+    others = set(found)
+    for path, tensor in tensors.items():
+        name, _, key = path.partition("/")
+        if name not in others:
+            found.setdefault(name, {})[key] = tensor
+    return found
+
+
+def _join_group(groups: list[dict[str, Any]], parameter: str, settings: dict[str, Any]) -> None:
+    for group in groups:
+        if all(_same(group[key], value) for key, value in settings.items()):
+            group["params"].append(parameter)
+            return
+    groups.append({"params": [parameter], **settings})
+
+
+def _same(one: Any, other: Any) -> bool:
+    if isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor):
+        return torch.equal(one, other)
+    return type(one) is type(other) and bool(one == other)
+
+
+def _tensors(sink: Sink, manifest: Manifest, prefix: str) -> dict[str, torch.Tensor]:
+    index, found, wants = Index(manifest.layers), {}, list[Want]()
+    for layer in manifest.layers:
+        for entry in layer.tensors:
+            if entry.name.startswith(prefix):
+                tensor = torch.empty(entry.shape, dtype=DTYPES_BY_NAME[entry.dtype])
+                found[entry.name] = tensor
+                wants.append(index.want(entry.name, memory_of(tensor)))
+    read(sink, manifest, wants)
+    for layer in manifest.layers:
+        for alias, name in layer.aliases:
+            if name in found:
+                found[alias] = found[name]
+    return found

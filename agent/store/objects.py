@@ -1,0 +1,158 @@
+"""Object storage (S3, Azure Blob, a folder, memory) through obstore. No torch here.
+
+obstore is imported when the first object store is opened, so nothing else needs it. Its own retries are
+used, bounded here: 5xx answers and broken connections are tried again with growing pauses, and what
+still fails is `Unavailable`. A conditional create whose answer was lost may be told that the file is
+there already; `Archive.commit` finds out that it was its own.
+"""
+
+import importlib
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import contextmanager
+from datetime import timedelta
+from pathlib import Path
+from typing import Any
+from urllib.parse import urlsplit
+
+from agent.store.errors import Damaged, Full, Unavailable
+from agent.store.sinks import DiskSink, MemorySink, Read, Sink, check_key
+from agent.wire import Buffer
+
+RETRIES_MAX = 8
+RETRY_S_MAX = 60.0
+REQUEST_S_MAX = 60.0
+PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
+SCHEMES = ("s3", "s3a", "az", "abfs", "abfss", "azure", "adl", "gs")
+
+
+class Retries:
+    """How long one request may be tried: class attributes, so that a test can be in a hurry."""
+
+    count_max = RETRIES_MAX
+    total_s_max = RETRY_S_MAX
+    pause_s = PAUSE_S
+    pause_s_max = PAUSE_S_MAX
+
+    @classmethod
+    def config(cls) -> dict[str, Any]:
+        return {
+            "max_retries": cls.count_max,
+            "retry_timeout": timedelta(seconds=cls.total_s_max),
+            "backoff": {
+                "init_backoff": timedelta(seconds=cls.pause_s),
+                "max_backoff": timedelta(seconds=cls.pause_s_max),
+                "base": 2,
+            },
+        }
+
+
+def open_sink(place: str, **options: Any) -> Sink:
+    """The sink at a path or URI: a folder, `memory:`, `s3://bucket/prefix`, `az://container/prefix`."""
+    parts = urlsplit(place)
+    if parts.scheme in ("", "file"):
+        return DiskSink(Path(parts.path or place))
+    if parts.scheme == "memory":
+        return MemorySink()
+    if parts.scheme not in SCHEMES:
+        raise Unavailable(f"{place}: give a folder, memory:, or {', '.join(SCHEMES[:4])}, gs://...")
+    store = _obstore("obstore.store").from_url(
+        place,
+        retry_config=Retries.config(),
+        client_options={"timeout": timedelta(seconds=REQUEST_S_MAX), **options.pop("client", {})},
+        **options,
+    )
+    return ObjectSink(store, place)
+
+
+def _obstore(module: str) -> Any:
+    try:
+        return importlib.import_module(module)
+    except ImportError as error:
+        raise Unavailable(
+            "object storage needs the package obstore: run pip install 'obstore==0.12.1'"
+        ) from error
+
+
+class ObjectSink:
+    """Files in an object store. Every operation is one request, or a few for a large file."""
+
+    span_bytes = 1 << 23  # a request costs a round trip, whatever it brings
+
+    def __init__(self, store: Any, name: str) -> None:
+        self.name = name
+        self._store = store
+        self._obstore = _obstore("obstore")
+
+    def put(self, key: str, pieces: Sequence[Buffer]) -> None:
+        whole = [memoryview(piece).cast("B") for piece in pieces if memoryview(piece).nbytes]
+        with self._mapped(key):
+            self._obstore.put(self._store, check_key(key), whole)
+
+    def settle(self) -> None:
+        """A put is answered when it is safe."""
+
+    def create(self, key: str, data: bytes) -> bool:
+        with self._mapped(key):
+            try:
+                self._obstore.put(self._store, check_key(key), data, mode="create")
+            except self._obstore.exceptions.AlreadyExistsError:
+                return False
+        return True
+
+    @contextmanager
+    def open(self, key: str) -> Iterator[Read]:
+        check_key(key)
+
+        def read(offset: int, views: list[memoryview]) -> None:
+            wanted = sum(view.nbytes for view in views)
+            if not wanted:
+                return
+            with self._mapped(key):
+                try:
+                    data = self._range(key, offset, offset + wanted)
+                except self._obstore.exceptions.GenericError:
+                    if self._length(key) >= offset + wanted:
+                        raise
+                    data = memoryview(b"")
+            if data.nbytes != wanted:
+                raise Damaged(f"{self.name}/{key} ends before byte {offset + wanted}")
+            at = 0
+            for view in views:
+                view[:] = data[at : at + view.nbytes]
+                at += view.nbytes
+
+        yield read
+
+    def _range(self, key: str, start: int, end: int) -> memoryview:
+        return memoryview(self._obstore.get_range(self._store, key, start=start, end=end))
+
+    def _length(self, key: str) -> int:
+        return int(self._obstore.head(self._store, key)["size"])
+
+    def get(self, key: str) -> bytes:
+        with self._mapped(key):
+            return bytes(self._obstore.get(self._store, check_key(key)).bytes())
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        with self._mapped(prefix):
+            pages = self._obstore.list(self._store, check_key(prefix))
+            return {item["path"]: int(item["size"]) for page in pages for item in page}
+
+    def delete(self, keys: Iterable[str]) -> None:
+        for key in keys:
+            with self._mapped(key):
+                try:
+                    self._obstore.delete(self._store, check_key(key))
+                except FileNotFoundError:
+                    continue
+
+    @contextmanager
+    def _mapped(self, key: str) -> Iterator[None]:
+        where = f"{self.name}/{key}"
+        try:
+            yield
+        except FileNotFoundError as error:
+            raise Damaged(f"{where} is missing") from error
+        except (self._obstore.exceptions.BaseError, OSError) as error:
+            what = f"{where}: {str(error).splitlines()[0]}"
+            raise (Full(what) if "No space left" in what else Unavailable(what)) from error

@@ -1,0 +1,290 @@
+"""Which versions exist, which count, and that nobody can break what another has written."""
+
+import random
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+from states import make_state, read_state, tensors_of, write_state
+
+from agent.store.archive import Archive, Mark, copy, counts
+from agent.store.errors import CheckpointError, Damaged, Outdated
+from agent.store.format import FENCES, FLOORS, MANIFESTS, PARTS
+from agent.store.sinks import DiskSink, MemorySink
+
+
+def save(archive, version, generation=1, seed=None):
+    """Write and commit a version whose bytes follow from its number."""
+    state = make_state(version if seed is None else seed)
+    manifest = write_state(archive.sink, state, archive.job, version, generation)
+    return manifest if archive.commit(manifest) else None
+
+
+def check_newest(archive, version):
+    """The newest version is this one, and all of it can be read."""
+    manifest = archive.newest()
+    assert manifest is not None
+    assert manifest.version == version
+    assert read_state(archive.sink, manifest) == tensors_of(make_state(version))
+
+
+def test_the_newest_whole_version_is_found(sink):
+    """On every sink: nothing at first, then always the version that was committed last."""
+    archive = Archive(sink, "job")
+    assert archive.newest() is None
+    archive.begin(1, 0)
+    for version in (3, 5, 9):
+        assert save(archive, version)
+        check_newest(Archive(sink, "job"), version)
+    assert archive.newest(not_above=5).version == 5
+
+
+def test_parts_without_a_manifest_are_no_version(sink):
+    """A writer that died before its manifest has written nothing."""
+    archive = Archive(sink, "job")
+    save(archive, 3)
+    write_state(sink, make_state(8), version=8)
+    check_newest(archive, 3)
+
+
+@pytest.mark.parametrize("harm", ["flip manifest", "cut manifest", "cut part", "remove part"])
+def test_the_version_before_a_damaged_one_is_used(sink, harm):
+    """Whatever happened to the newest version, it is set aside and the one before it is read."""
+    archive = Archive(sink, "job")
+    save(archive, 3)
+    manifest = save(archive, 4)
+    key = manifest.key if "manifest" in harm else manifest.parts[-1].key
+    content = bytearray(sink.get(key))
+    sink.delete([key])
+    if "flip" in harm:
+        content[len(content) // 2] ^= 1
+        sink.put(key, [content])
+    elif "cut" in harm:
+        sink.put(key, [content[: len(content) // 2]])
+    check_newest(archive, 3)
+    assert [mark.version for mark in archive.marks()] == [3]
+
+
+def test_a_flip_in_a_part_is_found_by_reading_and_set_aside_by_the_reader():
+    """Lengths are checked at once, contents while they are read; then the one before is next."""
+    sink = MemorySink()
+    archive = Archive(sink, "job")
+    save(archive, 3)
+    manifest = save(archive, 4)
+    key = manifest.parts[0].key
+    content = bytearray(sink.get(key))
+    content[-1] ^= 1
+    sink.delete([key])
+    sink.put(key, [content])
+    found = archive.newest()
+    assert found == manifest
+    with pytest.raises(Damaged, match="checksum") as caught:
+        read_state(sink, found)
+    archive.set_aside(Mark(4, 1), str(caught.value))
+    check_newest(archive, 3)
+
+
+def test_of_two_writers_of_a_version_one_wins(sink):
+    """The second to commit hears that it lost, its parts go, and the winner's state is whole."""
+    one, two = Archive(sink, "job"), Archive(sink, "job")
+    first = write_state(sink, make_state(4), version=4)
+    second = write_state(sink, make_state(99), version=4)
+    assert one.commit(first)
+    assert not two.commit(second)
+    check_newest(two, 4)
+    assert set(sink.sizes(PARTS)) == {part.key for part in first.parts}
+
+
+def test_a_commit_whose_answer_was_lost_may_be_repeated(sink):
+    """The same manifest twice is one commit, and both callers are told that it is there."""
+    archive = Archive(sink, "job")
+    manifest = write_state(sink, make_state(4), version=4)
+    assert archive.commit(manifest)
+    assert archive.commit(manifest)
+    check_newest(archive, 4)
+
+
+def test_an_older_generation_is_refused(sink):
+    """After generation 2 began at version 5, generation 1 commits nothing newer than that."""
+    old, new = Archive(sink, "job"), Archive(sink, "job")
+    old.begin(1, 0)
+    new.begin(2, 5)
+    with pytest.raises(Outdated, match="version 6 of generation 1 comes too late"):
+        save(old, 6)
+    assert save(old, 5), "what was committed before the change still counts"
+    assert save(new, 6, generation=2)
+    check_newest(new, 6)
+    with pytest.raises(Outdated, match="generation 1 begins, but 2 has begun"):
+        old.begin(1, 6)
+    assert {key.split("/")[1] for key in sink.sizes(PARTS)} == {"0000000005", "0000000006"}
+
+
+def test_a_ghost_that_writes_its_manifest_late_does_not_count():
+    """Even a manifest that slips in between fence and check is void, by rule and not by luck."""
+    sink = MemorySink()
+    ghost = write_state(sink, make_state(1), version=7, generation=1)
+    new = Archive(sink, "job")
+    new.begin(2, 5)
+    save(new, 6, generation=2)
+    late = MemorySink()
+    Archive(late, "job").commit(ghost)
+    sink.create(ghost.key, late.get(ghost.key))
+    check_newest(new, 6)
+
+
+def test_a_job_that_was_set_back_goes_on_from_there():
+    """Versions that were written before the rewind are void; the new ones count."""
+    sink = MemorySink()
+    archive = Archive(sink, "job")
+    for version in (10, 20, 30):
+        save(archive, version)
+    archive.begin(2, 10)
+    check_newest(archive, 10)
+    save(archive, 15, generation=2)
+    archive.prune()
+    check_newest(archive, 15)
+    archive.begin(3, 0)
+    assert archive.newest() is None
+    save(archive, 2, generation=3)
+    check_newest(archive, 2)
+
+
+def test_pruning_keeps_the_newest_and_their_files(sink):
+    """After many versions, two are left, whole, and nothing else takes room."""
+    archive = Archive(sink, "job", keep=2)
+    for generation in (1, 2, 3):
+        archive.begin(generation, generation * 10 - 10)
+        for version in range(generation * 10 - 9, generation * 10 + 1, 3):
+            save(archive, version, generation)
+            archive.prune()
+    check_newest(archive, 30)
+    kept = [archive.read(mark) for mark in archive.marks()]
+    assert [manifest.version for manifest in kept] == [30, 27]
+    named = {part.key for manifest in kept for part in manifest.parts}
+    assert set(sink.sizes(PARTS)) == named
+    assert len(sink.sizes(FENCES)) <= 2
+    assert len(sink.sizes(FLOORS)) == 1
+
+
+def test_a_slow_writer_below_the_floor_does_no_harm():
+    """Its parts were pruned while it wrote; its manifest is refused, or void if it slips in."""
+    sink = MemorySink()
+    archive = Archive(sink, "job", keep=1)
+    slow = write_state(sink, make_state(3), version=3)
+    save(archive, 8)
+    archive.prune()
+    assert set(sink.sizes(PARTS)).isdisjoint(part.key for part in slow.parts)
+    with pytest.raises(Outdated):
+        archive.commit(slow)
+    late = MemorySink()
+    Archive(late, "job").commit(slow)
+    sink.create(slow.key, late.get(slow.key))
+    assert [mark.version for mark in archive.marks()] == [8]
+    check_newest(archive, 8)
+
+
+class Dies(Exception):  # noqa: N818 - it names what happened
+    """The machine went away here."""
+
+
+class Mortal(MemorySink):
+    """A memory sink whose owner dies after so many changes."""
+
+    def __init__(self, files, left):
+        super().__init__()
+        self._files, self._left = files, left
+
+    def _spend(self):
+        self._left -= 1
+        if self._left < 0:
+            raise Dies
+
+    def put(self, key, pieces):
+        self._spend()
+        super().put(key, pieces)
+
+    def create(self, key, data):
+        self._spend()
+        return super().create(key, data)
+
+    def delete(self, keys):
+        for key in keys:
+            self._spend()
+            super().delete([key])
+
+
+@given(st.integers(0, 10**6))
+def test_death_at_any_change_leaves_a_whole_version(seed):
+    """Writers die at every single change, in saves and prunes; what was committed is never lost."""
+    draw = random.Random(seed)
+    files, committed = {}, []
+    for generation in range(1, 6):
+        archive = Archive(Mortal(files, draw.randint(0, 40)), "job", keep=draw.randint(1, 3))
+        try:
+            last = committed[-1] if committed else 0
+            archive.begin(generation, last)
+            for version in range(last + 1, last + 8):
+                if save(archive, version, generation):
+                    committed.append(version)
+                archive.prune()
+        except Dies:
+            pass
+        safe = Archive(Mortal(files, 10**6), "job")
+        if committed or safe.newest() is not None:
+            newest = safe.newest().version
+            # The answer to the last create may have died with its writer.
+            assert newest - (committed[-1] if committed else 0) in (0, 1)
+            check_newest(safe, newest)
+            committed.append(newest)
+        for mark in safe.marks():
+            assert read_state(safe.sink, safe.read(mark)) == tensors_of(make_state(mark.version))
+
+
+@given(st.data())
+def test_dropping_covered_fences_changes_nothing(data):
+    """Pruned fences and floors said nothing that those that are kept do not say as well."""
+    marks = st.builds(Mark, st.integers(0, 12), st.integers(0, 6))
+    fences = data.draw(st.lists(marks, max_size=6))
+    floor = data.draw(marks)
+    below = [fence for fence in fences if fence.version < floor.version]
+    last = max((fence.generation for fence in below), default=0)
+    kept = [fence for fence in fences if fence not in below or fence.generation == last]
+    ghost = data.draw(marks)
+    if ghost.generation <= floor.generation:
+        assert counts(ghost, fences, [floor]) == counts(ghost, kept, [floor])
+
+
+def test_a_version_is_carried_from_sink_to_sink(disk):
+    """What the backup tier holds goes to disk and elsewhere as it is, and twice is once."""
+    memory, other = MemorySink(), MemorySink()
+    backup = Archive(memory, "job")
+    manifest = save(backup, 4)
+    targets = [Archive(disk, "job"), Archive(other, "job")]
+    for _ in range(2):
+        copy(manifest, memory, targets)
+        for target in targets:
+            check_newest(target, 4)
+    assert disk.get(manifest.key) == memory.get(manifest.key)
+
+
+def test_a_damaged_copy_is_not_carried_on(disk):
+    """Bytes that lost their checksum in one sink do not reach the next."""
+    memory = MemorySink()
+    manifest = save(Archive(memory, "job"), 4)
+    key = manifest.parts[0].key
+    content = bytearray(memory.get(key))
+    content[-1] ^= 1
+    memory.delete([key])
+    memory.put(key, [content])
+    with pytest.raises(Damaged, match="checksums"):
+        copy(manifest, memory, [Archive(disk, "job")])
+    assert Archive(disk, "job").newest() is None
+
+
+def test_another_jobs_manifest_is_not_ours(tmp_path):
+    """A folder that holds another job's state is said to, and not loaded."""
+    sink = DiskSink(tmp_path)
+    save(Archive(sink, "theirs"), 4)
+    with pytest.raises(CheckpointError, match="belongs to job theirs, not ours"):
+        Archive(sink, "ours").newest()
+    assert sink.sizes(MANIFESTS)

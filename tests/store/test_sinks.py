@@ -1,0 +1,204 @@
+"""One contract for all sinks, and what is special about some of them."""
+
+import os
+import resource
+import signal
+import subprocess
+import sys
+import threading
+
+import pytest
+from s3_server import OBSTORE, S3Server, s3_sink
+
+from agent.errors import CheckpointError
+from agent.store.errors import Damaged, Full, Unavailable
+from agent.store.objects import open_sink
+from agent.store.sinks import DRAFT, DiskSink
+
+
+def test_a_file_is_read_back_whole_and_in_ranges(sink):
+    """What was put in pieces is one file, and any range of it lands in the views that are given."""
+    sink.put("parts/0000000001/a.safetensors", [b"0123", bytearray(b""), memoryview(b"456789")])
+    sink.settle()
+    assert sink.get("parts/0000000001/a.safetensors") == b"0123456789"
+    one, two = bytearray(3), bytearray(2)
+    with sink.open("parts/0000000001/a.safetensors") as read:
+        read(2, [memoryview(one), memoryview(two)])
+        read(8, [memoryview(two)])
+    assert (one, two) == (b"234", b"89")
+
+
+def test_a_large_file_goes_through_whole(sink):
+    """A file larger than any single request or call is the same when it comes back."""
+    piece = os.urandom(1 << 20)
+    sink.put("parts/0000000001/large", [piece] * 12)
+    back = bytearray(12 << 20)
+    with sink.open("parts/0000000001/large") as read:
+        read(0, [memoryview(back)])
+    assert back == piece * 12
+
+
+def test_many_small_pieces_are_one_file(sink):
+    """More pieces than the system takes in one call make no difference, in or out."""
+    sink.put("parts/0000000001/many", [bytes([at % 256]) for at in range(3000)])
+    back = bytearray(3000)
+    with sink.open("parts/0000000001/many") as read:
+        read(0, [memoryview(back)[at : at + 1] for at in range(3000)])
+    assert bytes(back) == bytes(at % 256 for at in range(3000))
+
+
+def test_what_is_missing_or_short_is_damaged(sink):
+    """A file that is not there, or ends too early, is said to be damaged, with its name."""
+    sink.put("parts/0000000001/a", [b"abc"])
+    with pytest.raises(Damaged, match="parts/0000000001/b"):
+        sink.get("parts/0000000001/b")
+    for offset in (1, 3, 7):
+        with pytest.raises(Damaged, match="ends"), sink.open("parts/0000000001/a") as read:
+            read(offset, [memoryview(bytearray(4))])
+    with pytest.raises(Damaged), sink.open("parts/0000000001/b") as read:
+        read(0, [memoryview(bytearray(1))])
+
+
+def test_of_many_creators_exactly_one_wins(sink):
+    """Eight threads create the same file at once: one hears True, and its bytes are there."""
+    won = []
+    gate = threading.Barrier(8)
+
+    def create(mark):
+        gate.wait()
+        if sink.create("manifests/one", mark):
+            won.append(mark)
+
+    threads = [threading.Thread(target=create, args=(b"%d" % at,)) for at in range(8)]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+    assert won == [sink.get("manifests/one")]
+
+
+def test_sizes_lists_a_folder_and_delete_is_idempotent(sink):
+    """Only files below the folder are listed; deleting what is gone is no error."""
+    assert sink.sizes("parts") == {}
+    sink.put("parts/0000000001/a", [b"abc"])
+    sink.put("parts/0000000002/b", [b"abcd"])
+    sink.create("manifests/m", b"1")
+    assert sink.sizes("parts") == {"parts/0000000001/a": 3, "parts/0000000002/b": 4}
+    assert sink.sizes("parts/0000000002") == {"parts/0000000002/b": 4}
+    sink.delete(["parts/0000000001/a", "parts/0000000001/a"])
+    assert sink.sizes("parts") == {"parts/0000000002/b": 4}
+
+
+@pytest.mark.parametrize("key", ["../out", "/etc/passwd", "a/../b", "", "a//b", "a\0b", ".hidden"])
+def test_no_key_leads_out_of_the_sink(sink, key):
+    """A manifest that names a file elsewhere is damaged, not obeyed."""
+    with pytest.raises(Damaged):
+        sink.get(key)
+    with pytest.raises(Damaged):
+        sink.put(key, [b"x"])
+
+
+def test_a_full_disk_leaves_nothing_behind(disk):
+    """When the disk takes no more, the error says so and no part of the file remains."""
+    soft, hard = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (1000, hard))
+    try:
+        with pytest.raises(Full, match="too large"):
+            disk.put("parts/0000000001/a", [bytes(5000)])
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+        signal.signal(signal.SIGXFSZ, before)
+    assert not list((disk.root / "parts/0000000001").iterdir())
+
+
+def test_a_put_never_goes_over_another(disk):
+    """A key is used once: a second put of it is refused and the first stays."""
+    disk.put("parts/0000000001/a", [b"first"])
+    with pytest.raises(CheckpointError, match="there already"):
+        disk.put("parts/0000000001/a", [b"second"])
+    assert disk.get("parts/0000000001/a") == b"first"
+
+
+def test_a_folder_that_cannot_be_written_is_unavailable(tmp_path):
+    """A file where the folder should be gives one clear line, not a traceback of the system's."""
+    (tmp_path / "disk").write_text("in the way")
+    with pytest.raises(Unavailable, match="disk"):
+        DiskSink(tmp_path / "disk").put("parts/0000000001/a", [b"x"])
+
+
+@pytest.mark.processes
+def test_a_writer_that_is_killed_leaves_no_file(tmp_path):
+    """SIGKILL in the middle of a put: the file is not there, and its draft goes with its folder."""
+    program = (
+        "import sys, pathlib\n"
+        "from agent.store.sinks import DiskSink\n"
+        "import agent.store.sinks as s\n"
+        "whole = s._write_all\n"
+        "def write(handle, views):\n"
+        "    whole(handle, views[:1]); print('half', flush=True); sys.stdin.read()\n"
+        "s._write_all = write\n"
+        "DiskSink(pathlib.Path(sys.argv[1])).put('parts/0000000001/a', [b'x' * 4096, b'y'])\n"
+    )
+    command = [sys.executable, "-c", program, str(tmp_path)]
+    with subprocess.Popen(command, stdin=subprocess.PIPE, stdout=subprocess.PIPE) as writer:
+        assert writer.stdout.readline() == b"half\n"
+        writer.kill()
+    sink = DiskSink(tmp_path)
+    assert sink.sizes("parts") == {}
+    (draft,) = (tmp_path / "parts/0000000001").iterdir()
+    assert draft.name.endswith(DRAFT)
+    sink.put("parts/0000000001/b", [b"x"])
+    sink.delete(["parts/0000000001/b"])
+    assert not (tmp_path / "parts/0000000001").exists()
+
+
+def test_an_unknown_place_says_what_would_do():
+    """A URI of a kind that we do not know is one line that says which ones we do."""
+    with pytest.raises(Unavailable, match=r"ftp://x: give a folder, memory:, or s3"):
+        open_sink("ftp://x")
+
+
+def test_without_obstore_the_error_says_what_to_install(monkeypatch):
+    """Object storage without its package is one line with the command that helps."""
+    monkeypatch.setitem(sys.modules, "obstore", None)
+    monkeypatch.setitem(sys.modules, "obstore.store", None)
+    with pytest.raises(Unavailable, match=r"pip install 'obstore==0\.12\.1'"):
+        open_sink("s3://bucket/prefix")
+
+
+if OBSTORE:
+
+    def test_a_store_that_answers_503_is_asked_again(hurried):
+        """A few 503s in a row are ridden out by every operation."""
+        with S3Server() as server:
+            sink = s3_sink(server)
+            for operation in (
+                lambda: sink.put("parts/0000000001/a", [b"abc"]),
+                lambda: sink.create("manifests/m", b"1"),
+                lambda: sink.get("parts/0000000001/a"),
+                lambda: sink.sizes("parts"),
+                lambda: sink.delete(["parts/0000000001/a"]),
+            ):
+                server.refuse = 3
+                operation()
+                assert server.refuse == 0
+
+    def test_a_store_that_only_answers_503_is_given_up(hurried):
+        """Retries are bounded, and then the error is one line with the place."""
+        with S3Server() as server:
+            sink = s3_sink(server)
+            server.refuse = 10**6
+            with pytest.raises(Unavailable, match="s3://bucket/parts/0000000001/a") as caught:
+                sink.put("parts/0000000001/a", [b"abc"])
+            assert "\n" not in str(caught.value)
+            assert server.requests < 20
+
+    def test_only_the_range_that_is_asked_for_travels(hurried):
+        """A read of a few bytes of a large object moves a few bytes."""
+        with S3Server() as server:
+            sink = s3_sink(server)
+            sink.put("parts/0000000001/a", [bytes(1 << 20)])
+            with sink.open("parts/0000000001/a") as read:
+                read(1000, [memoryview(bytearray(100))])
+            assert server.bytes_out == 100
