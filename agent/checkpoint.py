@@ -1,7 +1,7 @@
 """States on disk, and the model on its own when the job is done. No torch here.
 
-A checkpoint is one file in safetensors form (see `agent.shards`) and a manifest beside it. The manifest
-is linked into place last and only if no other is there: it exists exactly when the file behind it is
+A checkpoint is one file in safetensors form (see `agent.shards`) and a manifest beside it; the sums of
+steps that were committed after that state, if any, lie in a second file. The manifest is linked into place last and only if no other is there: it exists exactly when the file behind it is
 complete, and of two writers of the same step one wins. What is read is checked against its
 manifest (length, crc32c); a checkpoint that fails is set aside and the one before it is used.
 """
@@ -17,6 +17,7 @@ from pathlib import Path
 
 import msgspec
 
+from agent.backup import Backup, LoggedSum
 from agent.errors import CheckpointError
 from agent.wire import Buffer, crc32c
 
@@ -26,7 +27,17 @@ KEEP = 2
 CHUNK_BYTES = 1 << 23
 
 
+class LoggedStep(msgspec.Struct, frozen=True, kw_only=True):
+    """One sum in the second file; they lie there end to end."""
+
+    step: int
+    present: bytes
+    sum_bytes: int
+
+
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
+    """`version` is the state's; every logged step adds one to it."""
+
     job: str
     version: int
     generation: int
@@ -34,48 +45,76 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     header_bytes: int
     total_bytes: int
     crc32c: int
+    sums_file: str = ""
+    sums_crc32c: int = 0
+    sums: tuple[LoggedStep, ...] = ()
+
+    @property
+    def reached(self) -> int:
+        return self.version + len(self.sums)
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """A whole state in memory: `header + body` are a safetensors file."""
+    """A whole state, and the sums that lead on from it."""
 
-    manifest: Manifest
-    header: bytes
-    body: memoryview
+    backup: Backup
+    redo: tuple[LoggedSum, ...]
+
+    @property
+    def reached(self) -> int:
+        return self.backup.version + len(self.redo)
 
 
-def write(
-    directory: Path, job: str, version: int, generation: int, header: bytes, body: Buffer
-) -> Path:
-    """Write a checkpoint and its manifest; keep the newest `KEEP`. Returns the manifest's path."""
+def write(directory: Path, job: str, saved: Saved) -> tuple[Path, Manifest]:
+    """Write a checkpoint, then its manifest; keep the newest `KEEP`. The manifest and its path."""
     directory.mkdir(parents=True, exist_ok=True)
-    name = f"{version:010d}-{uuid.uuid4().hex[:8]}.safetensors"
-    crc = put(directory / name, [header, body])
+    backup, name = saved.backup, f"{saved.reached:010d}-{uuid.uuid4().hex[:8]}"
+    crc = put(directory / f"{name}.safetensors", [backup.header, backup.body])
+    sums_file = f"{name}.sums" if saved.redo else ""
+    sums_crc = put(directory / sums_file, [s.body for s in saved.redo]) if saved.redo else 0
     manifest = Manifest(
         job=job,
-        version=version,
-        generation=generation,
-        file=name,
-        header_bytes=len(header),
-        total_bytes=len(header) + memoryview(body).nbytes,
+        version=backup.version,
+        generation=backup.generation,
+        file=f"{name}.safetensors",
+        header_bytes=len(backup.header),
+        total_bytes=backup.state_bytes,
         crc32c=crc,
+        sums_file=sums_file,
+        sums_crc32c=sums_crc,
+        sums=tuple(
+            LoggedStep(step=s.step, present=s.present, sum_bytes=s.body.nbytes) for s in saved.redo
+        ),
     )
-    path = directory / f"{version:010d}.json"
+    path = directory / f"{saved.reached:010d}.json"
+    _link(path, manifest)
+    _sync(directory)
+    _prune(directory)
+    return path, manifest
+
+
+def _link(path: Path, manifest: Manifest) -> None:
+    """The manifest comes into being whole, and never in place of another."""
     draft = path.with_suffix(f".{uuid.uuid4().hex[:8]}.part")
     try:
         put(draft, [msgspec.json.format(msgspec.json.encode(manifest), indent=2)])
         os.link(draft, path)
     except FileExistsError:
-        (directory / name).unlink()
-        return path  # another writer was first; it wrote the same state
+        _discard(path.parent, manifest)  # another writer was first; it wrote the same state
     except OSError as error:
-        (directory / name).unlink(missing_ok=True)
-        raise CheckpointError(f"{path}: {error}") from error
+        _discard(path.parent, manifest)
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    except CheckpointError:
+        _discard(path.parent, manifest)
+        raise
     finally:
         draft.unlink(missing_ok=True)
-    _sync(directory)
-    _prune(directory)
-    return path
+
+
+def _discard(directory: Path, manifest: Manifest) -> None:
+    for name in (manifest.file, manifest.sums_file):
+        if name:
+            (directory / name).unlink(missing_ok=True)
 
 
 def put(path: Path, pieces: Iterable[Buffer]) -> int:
@@ -113,27 +152,47 @@ def newest(directory: Path) -> Saved | None:
 def _read(path: Path) -> Saved:
     try:
         manifest = msgspec.json.decode(path.read_bytes(), type=Manifest)
-        data = memoryview((path.parent / manifest.file).read_bytes())
     except (msgspec.MsgspecError, OSError) as error:
         raise CheckpointError(f"{path}: {error}") from error
-    if data.nbytes != manifest.total_bytes:
-        raise CheckpointError(
-            f"{manifest.file} has {data.nbytes} bytes, its manifest says {manifest.total_bytes}"
-        )
-    if crc32c(0, data) != manifest.crc32c:
-        raise CheckpointError(f"{manifest.file} does not have the checksum of its manifest")
+    data = _checked(path.parent / manifest.file, manifest.total_bytes, manifest.crc32c)
     split = manifest.header_bytes
-    return Saved(manifest=manifest, header=bytes(data[:split]), body=data[split:])
+    backup = Backup(
+        generation=manifest.generation,
+        version=manifest.version,
+        header=bytes(data[:split]),
+        body=data[split:],
+    )
+    redo, at = [], 0
+    if manifest.sums:
+        size = sum(logged.sum_bytes for logged in manifest.sums)
+        sums = _checked(path.parent / manifest.sums_file, size, manifest.sums_crc32c)
+        for logged in manifest.sums:
+            body = sums[at : at + logged.sum_bytes]
+            redo.append(LoggedSum(logged.step, logged.present, body))
+            at += logged.sum_bytes
+    return Saved(backup, tuple(redo))
+
+
+def _checked(path: Path, size: int, crc: int) -> memoryview:
+    try:
+        data = memoryview(bytearray(path.read_bytes()))
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    if data.nbytes != size:
+        raise CheckpointError(f"{path} has {data.nbytes} bytes, its manifest says {size}")
+    if crc32c(0, data) != crc:
+        raise CheckpointError(f"{path} does not have the checksum of its manifest")
+    return data
 
 
 def _prune(directory: Path) -> None:
     """Older manifests go before their files, so that no manifest ever points at nothing."""
-    manifests = sorted(directory.glob("*.json"))[:-KEEP]
-    for path in manifests:
+    manifests = sorted(directory.glob("*.json"))
+    for path in manifests[:-KEEP]:
         path.unlink(missing_ok=True)
-    kept = {path.stem for path in directory.glob("*.json")}
-    for path in directory.glob("*.safetensors"):
-        if manifests and path.name.split("-")[0] <= manifests[-1].stem not in kept:
+    kept = {path.stem for path in manifests[-KEEP:]}
+    for path in [*directory.glob("*.safetensors"), *directory.glob("*.sums")]:
+        if path.name.split("-")[0] < min(kept):
             path.unlink(missing_ok=True)
 
 

@@ -8,9 +8,6 @@ AgentError
 │   └── Refused              the other side knows us and does not want us
 ├── Fenced                   somebody newer writes the commits of this job
 └── CheckpointError          a checkpoint is torn, or could not be written
-
-Dismissed stands apart: it ends a script from inside and is not an error, so no `except Exception`
-of the script may swallow it.
 """
 
 
@@ -44,7 +41,3 @@ class Fenced(AgentError):  # noqa: N818
 
 class CheckpointError(AgentError):
     """A checkpoint is torn, or could not be written."""
-
-
-class Dismissed(BaseException):  # noqa: N818
-    """This worker is no longer wanted; its script ends here."""

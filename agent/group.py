@@ -10,6 +10,7 @@ unfinished step.
 """
 
 import threading
+import time
 from collections.abc import Callable, Iterable
 from typing import TypeVar
 
@@ -22,7 +23,7 @@ from agent.errors import WireError
 from agent.layout import Layout
 from agent.link import Link
 from agent.mesh import Mesh
-from agent.messages import JobOrder, NanPolicy
+from agent.messages import JobOrder, NanPolicy, WorkerOrder
 from agent.protocol import (
     AnyMessage,
     Commit,
@@ -30,6 +31,7 @@ from agent.protocol import (
     Enter,
     Hello,
     Holding,
+    Noticed,
     Part,
     PeerBroken,
     Peers,
@@ -65,32 +67,25 @@ class Group:
 
     nan: NanPolicy = "fail"
 
-    def __init__(
-        self,
-        job: str,
-        worker: str,
-        machine_id: str,
-        keeper_address: str,
-        secret: str,
-        host: str,
-        ended: Callable[[str], None],
-    ) -> None:
-        self._job, self._me, self._machine_id = job, worker, machine_id
+    def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
+        self._job, self._me, self._machine_id = order.job, order.worker, order.machine_id
         self._changed = threading.Condition()
-        self._mesh = Mesh(worker, secret, host, self._changed, self._peer_broke)
-        self.link = Link(keeper_address, secret, self._hello, self._deliver, ended)
+        self._mesh = Mesh(self._me, order.secret, host, self._changed, self._peer_broke)
+        self.link = Link(order.keeper_address, order.secret, self._hello, self._deliver, ended)
         self._welcome: tuple[JobOrder, bytes] | None = None
         self._ready: Ready | None = None
         self._session: Session | None = None
         self._order: Enter | None = None  # the newest that was heard of
         self._entered: Enter | None = None  # the one this worker is in
         self._holds = False  # this worker's state is one that the job goes on from
+        self._needs_state = False
+        self._sliced_at = 0  # the connection to the keeper by which the sum was sent
         self._committed = 0
         self._snapshot_at: int | None = None
         self._state: tuple[State, memoryview] | None = None
         self._redo: dict[tuple[int, int], tuple[memoryview, bytes]] = {}  # by generation, step
         self._done = False
-        self.notice: Callable[[], float | None] = lambda: None
+        self._notice_at_s: float | None = None
 
     # --- what the worker process uses ---------------------------------------------------------------
 
@@ -113,7 +108,7 @@ class Group:
 
     @property
     def notice_s(self) -> float | None:
-        return self.notice()
+        return None if self._notice_at_s is None else self._notice_at_s - time.time()
 
     def boundary(self, session: Session, facts: Facts) -> None:
         self._session = session
@@ -147,6 +142,8 @@ class Group:
     def check(self) -> None:
         if self._superseded():
             raise Interrupted
+        assert self._session is not None
+        self._snapshot(self._session)
 
     def gather(self, step: int, partial: Partial, total: Sum) -> None:
         """Reduce-scatter and all-gather, in the order of the canonical tree."""
@@ -162,7 +159,7 @@ class Group:
             part = Part(generation=generation, step=step, tag="part", extra=present)
             self._send(peer, part, [node.memory(*spans[peer]) for node in mine])
         start, end = spans[self._me]
-        parts, masks = self._parts(step, {w: spans[self._me] for w in peers}, present)
+        parts, masks = self._parts(step, dict.fromkeys(peers, spans[self._me]), present)
         own = tree.nodes_of(*self._range(), self._layout.microbatches)
         parts |= dict(zip(own, (node.flat[start:end] for node in mine), strict=True))
         total.flat[start:end] = tree.fold(
@@ -174,6 +171,7 @@ class Group:
         summed = Part(generation=generation, step=step, tag="sum")
         for peer in peers:
             self._send(peer, summed, [total.memory(start, end)])
+        self._sliced_at = self.link.connects
         self._send_slice(step, total)
         for peer in peers:
             _, payload = self._take(peer, step, "sum")
@@ -181,24 +179,33 @@ class Group:
         total.present[:] = _union(masks)
 
     def commit(self, step: int, total: Sum) -> None:
+        session = self._session
+        assert session is not None
         self._send_prepared(step, total)
         while True:
-            seen = self.link.connects
-            self._wait(lambda: self._committed > step or self.link.connects != seen)
+            self._wait(
+                lambda: (
+                    self._committed > step
+                    or self.link.connects != self._sliced_at
+                    or self._snapshot_due(session)
+                )
+            )
+            self._snapshot(session)
             if self._committed > step:
                 return
-            self._send_slice(step, total)  # the keeper was restarted, and forgot what it was sent
-            self._send_prepared(step, total)
+            if self.link.connects != self._sliced_at:
+                # The keeper was restarted, and forgot what it was sent.
+                self._sliced_at = self.link.connects
+                self._send_slice(step, total)
+                self._send_prepared(step, total)
 
     def finish(self, session: Session, facts: Facts) -> None:  # noqa: ARG002
         while not self._done:
             try:
                 self._come_in(session)
-                if self._done:
-                    return
-                seen = self.link.connects
+                self._sliced_at = self.link.connects
                 self._send_state(session.state(), session.version, final=True)
-                self._wait(lambda: self._done or self.link.connects != seen)
+                self._wait(lambda: self._done or self.link.connects != self._sliced_at)
             except Interrupted:
                 continue
 
@@ -220,18 +227,17 @@ class Group:
         while True:
             if self._superseded():
                 self._enter()
-                if self._me in self._layout.workers and not self._holds:
-                    self._receive_state(session)
-            if self._entered is not None and self._me in self._layout.workers:
+            if self._needs_state:
+                self._receive_state(session)
+            entered = self._entered
+            if entered is not None and self._me in entered.layout.workers:
                 break
             self._wait(lambda: self._superseded() or self._done, interruptible=False)
             if self._done:
                 return
-        if not self._holds and session.version == self._entered.version:
+        if not self._holds and session.version == entered.version:
             self._holds = True
-            self.link.send(
-                Holding(generation=self._layout.generation, version=session.version)
-            )
+            self.link.send(Holding(generation=entered.layout.generation, version=session.version))
 
     def _change_in_step(self) -> None:
         """In the middle of a step: go on with it in the new layout, or give it up."""
@@ -241,21 +247,21 @@ class Group:
             raise Abandoned
 
     def _enter(self) -> None:
-        order = self._order
+        order, session = self._order, self._session
         assert order is not None
-        assert self._session is not None
-        self._entered = order
+        assert session is not None
         self._mesh.enter(order.layout.generation)
-        if self._me not in order.holders:
-            self._holds = False
-        elif self._session.version != order.version:
+        self._holds = self._me in order.holders
+        self._needs_state = not self._holds and self._me in order.layout.workers
+        self._entered = order
+        if not self._holds:
+            return
+        if session.version != order.version:
             raise WireError(
                 f"the keeper takes {self._me} for a holder of version {order.version}, "
-                f"but it holds {self._session.version}"
+                f"but it holds {session.version}"
             )
-        else:
-            self._holds = True
-            self._hand_over(order, self._session)
+        self._hand_over(order, session)
 
     def _hand_over(self, order: Enter, session: Session) -> None:
         """My slice of the state, to everyone in the layout who has none."""
@@ -266,7 +272,7 @@ class Group:
             self._holds = False
 
     def _hand_out(self, order: Enter, session: Session, receivers: list[str]) -> None:
-        state = session.state()
+        state = session.settled()
         extent, pieces = _slice(state, len(order.holders), order.holders.index(self._me))
         part = Part(
             generation=order.layout.generation,
@@ -283,17 +289,21 @@ class Group:
         if order.holders:
             header, body = self._gather_state(order)
             session.load(header, body, order.version)
+            self._needs_state = False
             return
         generation = order.layout.generation
         state, payload = self._wait(
-            lambda: self._state
-            if self._state is not None
-            and self._state[0].generation == generation
-            and len(self._redo) == order.redo
-            else None
+            lambda: (
+                self._state
+                if self._state is not None
+                and self._state[0].generation == generation
+                and len(self._redo) == order.redo
+                else None
+            )
         )
         self._state = None
         session.load(payload[: state.header], payload[state.header :], state.version)
+        self._needs_state = False
 
     def _gather_state(self, order: Enter) -> tuple[bytes, memoryview]:
         header, body = b"", memoryview(b"")
@@ -302,16 +312,19 @@ class Group:
             extent = msgspec.msgpack.decode(extra, type=Extent)
             if index == 0:
                 header = bytes(payload[: extent.header])
-                body = memoryview(np.empty(extent.total, dtype=np.uint8))
+                body = np.empty(extent.total, dtype=np.uint8).data
             body[extent.offset : extent.offset + extent.length] = payload[extent.header :]
         return header, body
 
     # --- snapshots for the keeper -------------------------------------------------------------------
 
+    def _snapshot_due(self, session: Session) -> bool:
+        return self._holds and self._snapshot_at == session.version
+
     def _snapshot(self, session: Session) -> None:
-        if self._snapshot_at == session.version and self._holds:
+        if self._snapshot_due(session):
             self._snapshot_at = None
-            self._send_state(session.state(), session.version, final=False)
+            self._send_state(session.settled(), session.version, final=False)
 
     def _send_state(self, state: StateBytes, version: int, *, final: bool) -> None:
         """Copy my slice now, so that the next step may change it; send it while that is computed."""
@@ -378,7 +391,7 @@ class Group:
             try:
                 connection.send(part, *pieces)
             except WireError:
-                self._wait(lambda: self._mesh.connection(peer) is not connection)
+                self._mesh.drop(peer, connection)
             else:
                 return
 
@@ -446,6 +459,8 @@ class Group:
                     self._state = (message, payload)
                 case Redo():
                     self._redo[message.generation, message.step] = (payload, message.present)
+                case Noticed():
+                    self._notice_at_s = message.deadline_s
                 case Done():
                     self._done = True
                 case _:

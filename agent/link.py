@@ -1,7 +1,7 @@
-"""A worker's connection to the keeper: one that comes back.
+"""A worker's or an agent's connection to the keeper: one that comes back.
 
 The keeper may be restarted while training goes on. The link then dials again with bounded patience and
-says who it is and what it holds; what must be said again is for `agent.group` to know. If patience
+says who it is and what it holds; what must be said again is for its user to know. If patience
 runs out, or the keeper does not want this worker, `ended` is called and nothing comes after it.
 """
 
@@ -10,7 +10,7 @@ import time
 from collections.abc import Callable
 
 from agent.errors import Refused, WireError
-from agent.protocol import AnyMessage, Beat, Dismissal, Hello, Message
+from agent.protocol import AnyMessage, Beat, Dismissal, Message
 from agent.wire import Buffer, Connection, dial
 
 BEAT_S = 0.15
@@ -18,17 +18,19 @@ REDIAL_S = 0.05
 
 
 class Link:
-    def __init__(
+    def __init__(  # noqa: PLR0913, PLR0917 - what happens is told to whoever made the link
         self,
         address: str,
         secret: str,
-        hello: Callable[[], Hello],
+        hello: Callable[[], Message],
         deliver: Callable[[AnyMessage, memoryview], None],
         ended: Callable[[str], None],
+        connected: Callable[[], None] = lambda: None,
         patience_s: float = 30.0,
     ) -> None:
         self._address, self._secret = address, secret
         self._hello, self._deliver, self._ended = hello, deliver, ended
+        self._connected = connected
         self._patience_s = patience_s
         self._connection: Connection | None = None
         self._closed = threading.Event()
@@ -39,6 +41,7 @@ class Link:
         """Connect (waiting as long as patience lasts) and listen from then on."""
         self._connection = self._dial()
         self.connects = 1
+        self._connected()
         threading.Thread(target=self._receive, name="keeper-link", daemon=True).start()
         threading.Thread(target=self._beat, name="keeper-beat", daemon=True).start()
 
@@ -90,6 +93,7 @@ class Link:
                 self._ended(str(error))
             return False
         self.connects += 1
+        self._connected()
         return True
 
     def _beat(self) -> None:

@@ -74,6 +74,16 @@ class Mesh:
                 del self.mailbox[key]
                 self.dropped += 1
 
+    def drop(self, peer: str, connection: Connection) -> None:
+        """It does not work any more."""
+        with self._changed:
+            known = self._connections.get(peer) is connection
+            if known:
+                del self._connections[peer]
+        connection.close()
+        if known:
+            self._broken(peer)
+
     def connection(self, peer: str) -> Connection | None:
         return self._connections.get(peer)
 

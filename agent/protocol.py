@@ -8,7 +8,7 @@ step s turns version s into version s + 1. Whatever belongs to a layout carries 
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import FailureKind, JobOrder
+from agent.messages import AnyReport, FailureKind, JobOrder
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="m", tag=True):
@@ -121,6 +121,28 @@ class Ended(Message, frozen=True, kw_only=True):
     """The script ran to its end."""
 
 
+# --- agent to keeper, and back ---------------------------------------------------------------------
+
+
+class AgentHello(Message, frozen=True, kw_only=True):
+    """The agent of a machine; it proves that it knows the deployment's secret."""
+
+    machine_id: str
+
+
+class Told(Message, frozen=True, kw_only=True):
+    """Something for the manager. It is told again until it was heard."""
+
+    serial: int
+    report: AnyReport
+
+
+class Heard(Message, frozen=True, kw_only=True):
+    """Everything up to `serial` lies in the manager's inbox."""
+
+    serial: int
+
+
 # --- keeper to worker ------------------------------------------------------------------------------
 
 
@@ -184,6 +206,12 @@ class Redo(Message, frozen=True, kw_only=True):
     present: bytes
 
 
+class Noticed(Message, frozen=True, kw_only=True):
+    """The worker's machine will be taken away at `deadline_s` (seconds since the epoch)."""
+
+    deadline_s: float
+
+
 class Done(Message, frozen=True, kw_only=True):
     """The final state is in safe hands; the script may go on behind its loop."""
 
@@ -219,6 +247,9 @@ AnyMessage = (
     | Lines
     | Failed
     | Ended
+    | AgentHello
+    | Told
+    | Heard
     | Welcome
     | Dismissal
     | Peers
@@ -226,6 +257,7 @@ AnyMessage = (
     | Commit
     | State
     | Redo
+    | Noticed
     | Done
     | PeerHello
     | Part

@@ -18,7 +18,7 @@ import hashlib
 import random
 import struct
 from collections.abc import Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from typing import Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -87,7 +87,7 @@ class Alone:
     leader = True
     notice_s = None
 
-    def boundary(self, session: "Session", facts: Facts) -> None:
+    def boundary(self, session: "Session", facts: Facts) -> None:  # noqa: ARG002
         self._microbatches = facts.microbatches
 
     def logged(self, step: int) -> None:  # noqa: ARG002 - nothing is ever replayed alone
@@ -104,10 +104,10 @@ class Alone:
         total.flat.copy_(whole.flat)
         total.present[:] = whole.present
 
-    def commit(self, step: int, total: Sum) -> None:
+    def commit(self, step: int, total: Sum) -> None:  # noqa: ARG002
         return None
 
-    def finish(self, session: "Session", facts: Facts) -> None:
+    def finish(self, session: "Session", facts: Facts) -> None:  # noqa: ARG002
         return None
 
 
@@ -135,9 +135,7 @@ class Partial:
 
     def add(self, microbatch: int, loss: float, first: int, count: int) -> None:
         """Take in what the model's gradients hold now, and add up what is complete by it."""
-        within, node = range(first, first + count), tree.lowest(
-            (0, microbatch), self._microbatches
-        )
+        within, node = range(first, first + count), tree.lowest((0, microbatch), self._microbatches)
         family = self._family(node, within)
         if family is not None and family[2] == node and family[1] in self._held:
             node, left, _ = family
@@ -220,6 +218,8 @@ class Session:
         self._facts = Facts(microbatches, 0)
         self._microbatch_loss = 0.0
         self._backward_calls = 0
+        self._kept: shards.StateBytes | None = None
+        self._kept_versions: list[int] = []
         if _sessions:
             raise Misuse("the script made a second session; one holds everything that is trained")
         _sessions.append(self)
@@ -240,10 +240,12 @@ class Session:
             raise Misuse("session.steps() was called twice; a script has one training loop")
         self._facts = Facts(self.microbatches, total)
         while True:
-            self._phase = "between"
+            self._phase, self._kept = "between", None
             self._world.boundary(self, self._facts)
             if self.version >= total:
                 break
+            self._kept = self.state()
+            self._kept_versions = self._kept.versions
             self._seed(self.version, self.microbatches)
             yield self.version
             if self._phase != "shared":
@@ -265,7 +267,7 @@ class Session:
             self._over()
 
     def _over(self) -> None:
-        self._phase = "over"
+        self._phase, self._kept = "over", None
         self._world.finish(self, self._facts)
 
     def share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
@@ -279,6 +281,11 @@ class Session:
             raise Misuse(
                 f"session.share(batches): {len(batches)} microbatches in step {self.version}, but "
                 f"Session(microbatches={self.microbatches})"
+            )
+        if self._kept is not None and self._kept.versions != self._kept_versions:
+            raise Misuse(
+                f"step {self.version}: the model or the optimizer was changed before "
+                "session.share(...); what changes them belongs behind it"
             )
         self._phase = "sharing"
         return self._share(batches)
@@ -341,7 +348,9 @@ class Session:
         """Before the commit, so that a job that fails on it can be resumed from before it."""
         if self._world.nan == "fail" and not self.space.finite(self.total):
             loss = float(self.total.loss) / self.microbatches
-            raise NotFinite(f"step {step}: the loss is {loss}, or one of its gradients is not finite")
+            raise NotFinite(
+                f"step {step}: the loss is {loss}, or one of its gradients is not finite"
+            )
 
     def _install(self) -> None:
         self.loss = float(self.total.loss) / self.microbatches
@@ -360,6 +369,12 @@ class Session:
 
     def state(self) -> shards.StateBytes:
         return shards.write(self.objects)
+
+    def settled(self) -> shards.StateBytes:
+        """The state at the step's boundary. It can be had until the step's sum is installed: its tensors
+        do not change before, and what else the script has set for the step already is not in it.
+        """
+        return self._kept if self._kept is not None else self.state()
 
     def load(self, header: bytes | memoryview, body: memoryview, version: int) -> None:
         shards.read(header, body, self.objects)

@@ -47,23 +47,28 @@ class Stateful(Protocol):
 
 
 class StateBytes(msgspec.Struct, frozen=True):
-    """A state as it is now: a header, and the live memory of its tensors, in order, uncopied."""
+    """A state as it is now: a header, and its live tensors, in order, uncopied."""
 
     header: bytes
-    tensors: tuple[memoryview, ...]
+    tensors: tuple[torch.Tensor, ...]
 
     @property
     def total(self) -> int:
-        return sum(view.nbytes for view in self.tensors)
+        return sum(tensor.nbytes for tensor in self.tensors)
+
+    @property
+    def versions(self) -> list[int]:
+        """Changes whenever a tensor is written to."""
+        return [tensor._version for tensor in self.tensors]
 
     def pieces(self, start: int, end: int) -> list[memoryview]:
         """The live memory of the bytes `start .. end - 1`."""
         found, at = [], 0
-        for view in self.tensors:
-            low, high = max(start - at, 0), min(end - at, view.nbytes)
+        for tensor in self.tensors:
+            low, high = max(start - at, 0), min(end - at, tensor.nbytes)
             if low < high:
-                found.append(view[low:high])
-            at += view.nbytes
+                found.append(bytes_of(tensor)[low:high])
+            at += tensor.nbytes
         return found
 
 
@@ -77,7 +82,7 @@ def cut(total: int, parts: int, index: int, align: int = 64) -> tuple[int, int]:
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a dense CPU tensor (of a copy, if it lies elsewhere or not end to end)."""
     dense = tensor.detach().to("cpu").contiguous()
-    return memoryview(dense.view(-1).view(torch.uint8).numpy())
+    return dense.view(-1).view(torch.uint8).numpy().data
 
 
 def write(objects: Mapping[str, Stateful]) -> StateBytes:
@@ -87,20 +92,21 @@ def write(objects: Mapping[str, Stateful]) -> StateBytes:
     # Wide types first keeps every tensor aligned to its own size.
     order = sorted(tensors, key=lambda name: -tensors[name].element_size())
     entries: dict[str, Any] = {"__metadata__": {SKELETON: json.dumps(skeleton)}}
-    views, at = [], 0
+    at = 0
     for name in order:
         tensor = tensors[name]
-        view = bytes_of(tensor)
         entries[name] = {
             "dtype": DTYPES[tensor.dtype],
             "shape": list(tensor.shape),
-            "data_offsets": [at, at + view.nbytes],
+            "data_offsets": [at, at + tensor.nbytes],
         }
-        views.append(view)
-        at += view.nbytes
+        at += tensor.nbytes
     text = json.dumps(entries).encode()
     text += b" " * (-len(text) % 8)
-    return StateBytes(header=struct.pack("<Q", len(text)) + text, tensors=tuple(views))
+    return StateBytes(
+        header=struct.pack("<Q", len(text)) + text,
+        tensors=tuple(tensors[name].detach() for name in order),
+    )
 
 
 def read(header: bytes | memoryview, body: memoryview, objects: Mapping[str, Stateful]) -> None:
@@ -149,8 +155,12 @@ def _strip(value: Any, path: str, tensors: dict[str, torch.Tensor]) -> Any:
         tensors[path] = value
         return {"$tensor": path}
     if isinstance(value, Mapping):
-        return {"$map": [[_key(key, path), _strip(item, f"{path}/{key}", tensors)]
-                         for key, item in value.items()]}
+        return {
+            "$map": [
+                [_key(key, path), _strip(item, f"{path}/{key}", tensors)]
+                for key, item in value.items()
+            ]
+        }
     if isinstance(value, list):
         return _strip_all(value, path, tensors)
     if isinstance(value, tuple):

@@ -7,6 +7,7 @@ the caller's hello), so nobody else on the network is listened to. The frames th
 encrypted nor signed: machines of one job belong on one private network.
 """
 
+import contextlib
 import hashlib
 import hmac
 import os
@@ -97,7 +98,7 @@ class Connection:
             raise WireError(f"a frame makes no sense: {error}") from error
         target = place(message, payload_bytes) if place is not None and payload_bytes else None
         if target is None:
-            target = memoryview(np.empty(payload_bytes, dtype=np.uint8))
+            target = np.empty(payload_bytes, dtype=np.uint8).data
         self._fill(target)
         if crc32c(crc32c(0, meta), target) != crc:
             self.close()
@@ -122,10 +123,8 @@ class Connection:
 
     def close(self) -> None:
         """Wakes whoever is sending or receiving."""
-        try:
+        with contextlib.suppress(OSError):  # it was not connected any more
             self._sock.shutdown(socket.SHUT_RDWR)
-        except OSError:
-            pass  # it was not connected any more
         self._sock.close()
 
 
@@ -154,23 +153,27 @@ def dial(address: str, secret: str, hello: Message, wait_s: float = HANDSHAKE_S)
         raise WireError(f"no connection to {address}: {error}") from error
     connection = Connection(sock)
     try:
-        challenge, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
-        if not isinstance(challenge, Challenge):
-            raise WireError(f"{address} began with {type(challenge).__name__}, not a challenge")
-        said, nonce = _encode(hello), os.urandom(16)
-        mac = _mac(secret, "caller", challenge.nonce, nonce, said)
-        connection.send(Proof(hello=said, nonce=nonce, mac=mac))
-        answer, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
-        if isinstance(answer, Dismissal):
-            raise Refused(f"{address} refused us: {answer.why}")
-        expected = _mac(secret, "called", challenge.nonce, nonce, said)
-        if not isinstance(answer, Accepted) or not hmac.compare_digest(answer.mac, expected):
-            raise WireError(f"{address} does not know the job's secret")
-        connection.patience(None)
+        _introduce(connection, address, secret, hello)
     except BaseException:
         connection.close()
         raise
     return connection
+
+
+def _introduce(connection: Connection, address: str, secret: str, hello: Message) -> None:
+    challenge, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
+    if not isinstance(challenge, Challenge):
+        raise WireError(f"{address} began with {type(challenge).__name__}, not a challenge")
+    said, nonce = _encode(hello), os.urandom(16)
+    mac = _mac(secret, "caller", challenge.nonce, nonce, said)
+    connection.send(Proof(hello=said, nonce=nonce, mac=mac))
+    answer, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
+    if isinstance(answer, Dismissal):
+        raise Refused(f"{address} refused us: {answer.why}")
+    expected = _mac(secret, "called", challenge.nonce, nonce, said)
+    if not isinstance(answer, Accepted) or not hmac.compare_digest(answer.mac, expected):
+        raise WireError(f"{address} does not know the job's secret")
+    connection.patience(None)
 
 
 def accept(
@@ -180,21 +183,7 @@ def accept(
     connection = Connection(sock)
     connection.patience(HANDSHAKE_S)
     try:
-        nonce = os.urandom(16)
-        connection.send(Challenge(nonce=nonce))
-        proof, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
-        if not isinstance(proof, Proof):
-            raise WireError(f"the caller sent {type(proof).__name__} instead of its proof")
-        hello = _decode(proof.hello)
-        secret = secret_of(hello)
-        if secret is None:
-            connection.send(Dismissal(why="nobody here knows that job"))
-            raise WireError("the caller asked for something that is not here")
-        expected = _mac(secret, "caller", nonce, proof.nonce, proof.hello)
-        if not hmac.compare_digest(proof.mac, expected):
-            raise WireError("the caller does not know the job's secret")
-        connection.send(Accepted(mac=_mac(secret, "called", nonce, proof.nonce, proof.hello)))
-        connection.patience(None)
+        hello = _examine(connection, secret_of)
     except msgspec.MsgspecError as error:
         connection.close()
         raise WireError(f"the caller's hello makes no sense: {error}") from error
@@ -202,3 +191,22 @@ def accept(
         connection.close()
         raise
     return connection, hello
+
+
+def _examine(connection: Connection, secret_of: Callable[[AnyMessage], str | None]) -> AnyMessage:
+    nonce = os.urandom(16)
+    connection.send(Challenge(nonce=nonce))
+    proof, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
+    if not isinstance(proof, Proof):
+        raise WireError(f"the caller sent {type(proof).__name__} instead of its proof")
+    hello: AnyMessage = _decode(proof.hello)
+    secret = secret_of(hello)
+    if secret is None:
+        connection.send(Dismissal(why="nobody here knows that job"))
+        raise WireError("the caller asked for something that is not here")
+    expected = _mac(secret, "caller", nonce, proof.nonce, proof.hello)
+    if not hmac.compare_digest(proof.mac, expected):
+        raise WireError("the caller does not know the job's secret")
+    connection.send(Accepted(mac=_mac(secret, "called", nonce, proof.nonce, proof.hello)))
+    connection.patience(None)
+    return hello

@@ -1,189 +1,148 @@
-"""One worker: runs the person's script in a process of its own, as `python script.py` would.
+"""One worker: a process that runs a person's script, once, with a session that is one of many.
 
-The script finds itself as `__main__`, with its own arguments and its own folder first on the path. What it
-prints goes to the keeper as lines. How it ends is said to the keeper in one word and, if it
-failed, with its own traceback: the frames are the script's and its libraries', none are ours.
+    python -m agent.worker --host 127.0.0.1 < order.json      (or as a Ray actor: see `agent.actor`)
+
+Everything that takes long is imported before the order is there, so a process that waits for its order
+is warm. The process ends with the script; a worker that is no longer wanted ends at once.
 """
 
-import io
+import argparse
+import hashlib
+import os
+import runpy
 import sys
+import tempfile
 import threading
 import traceback
-import types
-from collections.abc import Callable
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
+from typing import Literal
 
-from agent import session as sessions
-from agent.errors import Dismissed, Misuse, NotFinite
+import msgspec
+
+from agent import session
+from agent.errors import NotFinite, WireError
 from agent.group import Group
 from agent.messages import FailureKind, JobOrder, WorkerOrder
-from agent.protocol import Ended, Failed, Lines
-from agent.wire import job_secret
+from agent.output import Lines, Stream
+from agent.protocol import Ended, Failed
+from agent.protocol import Lines as LinesMessage
 
-LINE_CHARS_MAX = 4_000
-LINES_HELD_MAX = 10_000
-FLUSH_S = 0.2
-TRACEBACK_CHARS_MAX = 20_000
+GOODBYE_S = 5.0
+DETAIL_CHARS_MAX = 60_000
 OURS = str(Path(__file__).parent)
 
-
-class Outcome(Exception):  # noqa: N818 - how a script ended, when it did not end well
-    def __init__(self, kind: FailureKind, detail: str) -> None:
-        super().__init__(detail)
-        self.kind: FailureKind = kind
-        self.detail = detail[-TRACEBACK_CHARS_MAX:]
+Outcome = Literal["ended", "failed"]
 
 
-class LineSink(io.TextIOBase):
-    """Takes what the script prints and hands it on in whole lines, a few times a second."""
-
-    def __init__(self, hand_on: Callable[[tuple[str, ...]], None]) -> None:
-        self._hand_on = hand_on
-        self._lock = threading.Lock()
-        self._rest = ""
-        self._lines: list[str] = []
-        self._dropped = 0
-        self._stop = threading.Event()
-        threading.Thread(target=self._pump, name="lines", daemon=True).start()
-
-    def writable(self) -> bool:
-        return True
-
-    def write(self, text: str) -> int:
-        with self._lock:
-            *whole, self._rest = (self._rest + text).split("\n")
-            for line in whole:
-                self._take(line)
-            while len(self._rest) > LINE_CHARS_MAX:
-                self._take(self._rest[:LINE_CHARS_MAX])
-                self._rest = self._rest[LINE_CHARS_MAX:]
-        return len(text)
-
-    def _take(self, line: str) -> None:
-        if len(self._lines) < LINES_HELD_MAX:
-            self._lines.append(line[:LINE_CHARS_MAX])
-        else:
-            self._dropped += 1
-
-    def _pump(self) -> None:
-        while not self._stop.wait(FLUSH_S):
-            self.hand_over()
-
-    def hand_over(self) -> None:
-        with self._lock:
-            lines, self._lines = self._lines, []
-            if self._dropped:
-                lines.append(f"({self._dropped} lines were left out)")
-                self._dropped = 0
-            if lines:
-                self._hand_on(tuple(lines))
-
-    def finish(self) -> None:
-        self._stop.set()
-        with self._lock:
-            if self._rest:
-                self._take(self._rest)
-                self._rest = ""
-        self.hand_over()
+class _Failure(msgspec.Struct, frozen=True):
+    kind: FailureKind
+    detail: str
 
 
-def run_order(order: WorkerOrder, host: str, folder: Path, ended: Callable[[str], None]) -> str:
-    """The whole life of a worker: join the job, run its script, say how it ended."""
-    group = Group(
-        job=order.job,
-        worker=order.worker,
-        machine_id=order.machine_id,
-        keeper_address=order.keeper_address,
-        secret=job_secret(order.secret, order.job),
-        host=host,
-        ended=ended,
-    )
+def run(order: WorkerOrder, host: str) -> Outcome:
+    """Run the job's script in this process. Only once: the script may leave anything behind."""
+    over, goodbye = threading.Event(), threading.Event()
+
+    def ended(why: str) -> None:
+        goodbye.set()
+        if not over.is_set():
+            print(f"{order.worker}: {why}", file=sys.__stderr__, flush=True)
+            os._exit(0)
+
+    group = Group(order, host, ended)
     job, script = group.start()
-    sessions.join(group)
-    sink = LineSink(lambda lines: group.link.send(Lines(lines=lines)))
-    before = sys.stdout, sys.stderr
-    sys.stdout = sys.stderr = sink
-    try:
-        _run_script(job, script, folder)
-    except Outcome as outcome:
-        sink.finish()
-        group.link.send(Failed(kind=outcome.kind, detail=outcome.detail))
-        return outcome.kind
-    except Dismissed:
-        return "dismissed"
-    else:
-        sink.finish()
-        group.link.send(Ended())
-        return "ended"
-    finally:
-        sys.stdout, sys.stderr = before
-        group.close()
+    lines = Lines(lambda batch: group.link.send(LinesMessage(lines=batch)))
+    failure = _perform(job, script, group, lines)
+    lines.close()
+    over.set()
+    group.link.send(
+        Ended() if failure is None else Failed(kind=failure.kind, detail=failure.detail)
+    )
+    goodbye.wait(GOODBYE_S)
+    group.close()
+    return "ended" if failure is None else "failed"
 
 
-def _run_script(job: JobOrder, script: bytes, folder: Path) -> None:
-    path = folder / (Path(job.script).name or "script.py")
-    path.write_bytes(script)
-    sys.argv = [str(path), *job.argv]
-    sys.path.insert(0, str(folder))
-    main = types.ModuleType("__main__")
-    main.__file__ = str(path)
-    sys.modules["__main__"] = main
+def _perform(job: JobOrder, script: bytes, group: Group, lines: Lines) -> _Failure | None:
+    if job.script_sha and hashlib.sha256(script).hexdigest() != job.script_sha:
+        return _Failure("setup", f"{job.script}: what arrived is not what was submitted")
+    with tempfile.TemporaryDirectory(prefix="worker-") as folder:
+        path = Path(folder) / Path(job.script).name
+        path.write_bytes(script)
+        session.join(group)
+        with _as_script(path, job.argv, lines):
+            failure = _execute(path)
+        if failure is None:
+            return None
+        detail = failure.detail.replace(str(path), job.script)[-DETAIL_CHARS_MAX:]
+        return _Failure(failure.kind, detail)
+
+
+def _execute(path: Path) -> _Failure | None:
     try:
-        exec(compile(script, str(path), "exec"), main.__dict__)  # noqa: S102 - it is what the person sent
-    except SystemExit as left:
-        if left.code not in (None, 0):
-            raise Outcome("exit", f"the script called sys.exit({left.code!r})") from None
-    except Dismissed:
-        raise
+        try:
+            runpy.run_path(str(path), run_name="__main__")
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                return _Failure("exit", f"the script ended itself with {end.code!r}")
+        if not session.made():
+            return _Failure(
+                "no_session",
+                f"{path} came to its end without a session: make one with agent.Session(model, "
+                "optimizer, microbatches=...) and loop over session.steps(...)",
+            )
+        session.made()[0].close()
+    except WireError:
+        raise  # not the script's fault: this worker is simply lost
+    except NotFinite as error:
+        return _Failure("nan", str(error))
     except BaseException as error:
-        raise _outcome(error) from error
-    _close(job)
+        return _Failure("exception", own_traceback(error))
+    return None
 
 
-def _close(job: JobOrder) -> None:
-    made = sessions.made()
-    if not made:
-        raise Outcome(
-            "no_session",
-            f"{job.script} ran to its end without making a Session: wrap its training loop in "
-            "`for step in session.steps(...)`; see docs/tutorial.md",
-        )
+@contextmanager
+def _as_script(path: Path, argv: tuple[str, ...], lines: Lines) -> Iterator[None]:
+    """The process looks to the script as if it had been started by hand."""
+    before = sys.argv, sys.stdout, sys.stderr
+    out, err = Stream(lines), Stream(lines)
+    sys.argv, sys.stdout, sys.stderr = [str(path), *argv], out, err
     try:
-        made[0].close()
-    except Dismissed:
-        raise
-    except Exception as error:
-        raise _outcome(error) from error
-
-
-def _outcome(error: BaseException) -> Outcome:
-    kind: FailureKind = "nan" if isinstance(error, NotFinite) else "exception"
-    if isinstance(error, NotFinite | Misuse):
-        line = _line_of_script(error)
-        return Outcome(kind, f"{type(error).__name__}: {error}{line}")
-    return Outcome(kind, own_traceback(error))
+        yield
+    finally:
+        sys.argv, sys.stdout, sys.stderr = before
+        out.finish()
+        err.finish()
 
 
 def own_traceback(error: BaseException) -> str:
-    """As Python prints it, without the frames that are ours."""
-    told = traceback.TracebackException.from_exception(error)
-    one: traceback.TracebackException | None = told
-    seen = set()
-    while one is not None and id(one) not in seen:
-        seen.add(id(one))
-        kept = [frame for frame in one.stack if not frame.filename.startswith(OURS)]
-        one.stack = traceback.StackSummary.from_list(kept)
-        one = one.__cause__ or one.__context__
-    return "".join(told.format()).rstrip()
+    """The traceback as the script's author knows it: without the frames of ours below and between."""
+    whole = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = whole
+    seen: set[int] = set()
+    while part is not None and id(part) not in seen:
+        seen.add(id(part))
+        part.stack = traceback.StackSummary.from_list(
+            [
+                frame
+                for frame in part.stack
+                if not frame.filename.startswith((OURS, "<frozen runpy>"))
+            ]
+        )
+        part = part.__cause__ or part.__context__
+    return "".join(whole.format()).rstrip()
 
 
-def _line_of_script(error: BaseException) -> str:
-    frames = [
-        frame
-        for frame in traceback.extract_tb(error.__traceback__)
-        if not frame.filename.startswith(OURS)
-    ]
-    if not frames:
-        return ""
-    last = frames[-1]
-    return f"\n  {Path(last.filename).name}, line {last.lineno}: {last.line}"
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m agent.worker", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="where other workers can reach us")
+    options = parser.parse_args()
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerOrder)
+    run(order, options.host)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

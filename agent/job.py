@@ -1,0 +1,622 @@
+"""One job as the keeper runs it: who is there, in which layout, and what is committed.
+
+The manager says which layout shall be; here it comes into being, and every step of it is committed. What
+workers say arrives on one thread per connection; one lock makes the job's decisions one after the
+other, and nothing that may take long (Redis, the disk, a worker that does not read) is done under it.
+
+    version    steps committed, as the commit log has them
+    holder     a member whose state is `version`, or will be as soon as it has applied the commit
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Protocol
+
+import msgspec
+
+from agent import commits
+from agent.backup import Assembly, Backup, LoggedSum
+from agent.errors import Fenced, WireError
+from agent.layout import Layout
+from agent.member import Member
+from agent.messages import (
+    FailureKind,
+    JobCompleted,
+    JobOrder,
+    LossCause,
+    Progress,
+    Regrouped,
+    Report,
+    Rewound,
+    When,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from agent.protocol import (
+    AnyMessage,
+    Beat,
+    Commit,
+    Done,
+    Ended,
+    Enter,
+    Failed,
+    Hello,
+    Holding,
+    Lines,
+    Noticed,
+    PeerBroken,
+    Peers,
+    Prepared,
+    Ready,
+    Redo,
+    Slice,
+    Snapshot,
+    State,
+    Welcome,
+)
+from agent.vault import Vault
+from agent.wire import Connection
+
+log = logging.getLogger(__name__)
+
+SILENT_S = 0.8  # after the script reached its loop
+SILENT_EARLY_S = 30.0  # while it imports and builds, which may hold everything up
+RECONNECT_S = 3.0  # how long a restarted keeper waits for the workers of the running layout
+PEER_GRACE_S = 0.5
+TAIL_S = 30.0  # for what the script does behind its loop
+RETRY_S = 5.0
+GONE_MAX = 10_000
+
+
+class Out(Protocol):
+    """Where a job says what happens: see `agent.outbox`."""
+
+    def report(self, report: Report) -> None: ...
+
+    def lines(self, job: str, worker: str, lines: tuple[str, ...]) -> None: ...
+
+    def flush(self, patience_s: float) -> bool: ...
+
+
+class Job:
+    def __init__(
+        self,
+        order: JobOrder,
+        script: bytes,
+        log_: commits.CommitLog,
+        out: Out,
+        directory: Path,
+        completed: Callable[[JobCompleted], None],
+    ) -> None:
+        self.order, self._script = order, script
+        self._log, self._out, self._completed = log_, out, completed
+        self._lock = threading.Condition(threading.RLock())
+        self._term, newest = log_.take(order.job)
+        self.version, self._loss = newest.version, newest.loss or 0.0
+        self._commit_generation = newest.generation
+        self.vault = Vault(
+            order.job,
+            directory,
+            out.report,
+            order.backup_every_steps,
+            order.checkpoint_every_s,
+        )
+        self.members: dict[str, Member] = {}
+        self._gone: dict[str, str] = {}  # workers that are not let in again, and why
+        self.layout: Layout | None = None
+        self._started = False  # the layout was told to its workers
+        self._pending: Layout | None = None
+        self._awaited_until_s: float | None = None
+        self._prepared: dict[str, Prepared] = {}
+        self._sums: Assembly | None = None
+        self._committing = False
+        self._suspects: dict[tuple[int, str], tuple[float, str]] = {}
+        self._disturbed_s: float | None = None
+        self._committed_s = time.monotonic()
+        self._step_s = 0.0
+        self._finishing: set[str] | None = None  # workers whose script is not at its end yet
+        self.closed = False
+
+    # --- what the manager says ----------------------------------------------------------------------
+
+    def regroup(self, layout: Layout, when: When) -> None:
+        with self._lock:
+            newest = self._pending or self.layout
+            if self.closed or (newest is not None and layout.generation <= newest.generation):
+                return
+            self._pending = layout
+            idle = self.layout is None or not self._started or not self._complete()
+            if (when == "now" or idle) and not self._committing and self._awaited_until_s is None:
+                self._apply()
+
+    def restore(self, layout: Layout) -> None:
+        """The keeper was restarted: this is the layout that was running."""
+        with self._lock:
+            self.layout, self._started = layout, True
+            self._awaited_until_s = time.monotonic() + RECONNECT_S
+
+    def write_checkpoint(self) -> None:
+        with self._lock:
+            self.vault.write_beside()
+
+    def close(self) -> bool:
+        """Commit nothing more and put what there is on the disk. Says whether it is there."""
+        with self._lock:
+            self.closed = True
+            self._lock.wait_for(lambda: not self._committing, TAIL_S)
+            saved, members = self.vault.saved, list(self.members.values())
+            self.members.clear()
+        for member in members:
+            member.dismiss("the job was closed")
+        return saved is None or self._finishing is not None or self.vault.write(saved)
+
+    def reopen(self) -> None:
+        """It was closed, and what it holds could not be put on the disk."""
+        with self._lock:
+            self._term, _ = self._log.take(self.order.job)
+            self.layout, self._pending, self._awaited_until_s = None, None, None
+            self.closed = False
+
+    def notice(self, machine_id: str, deadline_s: float) -> None:
+        with self._lock:
+            for member in self.members.values():
+                if member.machine_id == machine_id:
+                    member.post(Noticed(deadline_s=deadline_s))
+
+    # --- who comes and goes -------------------------------------------------------------------------
+
+    def join(self, connection: Connection, hello: Hello) -> Member | None:
+        member = Member(connection, hello)
+        with self._lock:
+            why = self._gone.get(hello.worker)
+            if self._finishing is not None and hello.worker not in self._finishing:
+                why = "the job is done"
+            if why is not None or self.closed:
+                member.dismiss(why or "the job was closed")
+                return None
+            earlier = self.members.pop(hello.worker, None)
+            if earlier is not None:
+                earlier.connection.close()
+            self.members[hello.worker] = member
+            member.post(Welcome(order=self.order), self._script)
+            addresses = {m.worker: m.mesh_address for m in self.members.values()}
+            for each in self.members.values():
+                each.post(Peers(addresses=addresses))
+            if hello.ready is not None:
+                self._on_ready(member, hello.ready)
+            if self._awaited_until_s is not None and self._complete():
+                self._carry_on()
+        return member
+
+    def leave(self, member: Member, cause: LossCause, detail: str) -> None:
+        """Its connection is broken, or it is silent: it is out, and never comes back."""
+        with self._lock:
+            if self.members.get(member.worker) is not member:
+                return
+            self._lose(member.worker, cause, detail)
+
+    def _lose(self, worker: str, cause: LossCause, detail: str) -> None:
+        member = self._remove(worker, f"it was declared lost ({cause})")
+        if member is not None:
+            member.connection.close()
+        self._say_lost(worker, cause, detail)
+
+    def _say_lost(self, worker: str, cause: LossCause, detail: str) -> None:
+        if self._finishing is None:
+            self._out.report(
+                WorkerLost(
+                    at_s=time.time(),
+                    job=self.order.job,
+                    worker=worker,
+                    cause=cause,
+                    detail=detail,
+                )
+            )
+
+    def _remove(self, worker: str, why: str) -> Member | None:
+        self._gone[worker] = why
+        while len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
+        if self.layout is not None and worker in self.layout.workers:
+            self._disturbed_s = self._disturbed_s or time.monotonic()
+        if self._finishing is not None:
+            self._finishing.discard(worker)
+            self._lock.notify_all()
+        return self.members.pop(worker, None)
+
+    def _complete(self) -> bool:
+        """Whether everyone of the layout is there."""
+        layout = self.layout
+        return layout is not None and all(worker in self.members for worker in layout.workers)
+
+    def tick(self, now_s: float, late_s: float) -> None:
+        """`late_s` is by how much this very call is late: others may be late for the same reason."""
+        with self._lock:
+            for member in list(self.members.values()):
+                bound_s = SILENT_S if member.ready is not None else SILENT_EARLY_S
+                if (silent_s := member.silent_s(now_s)) > bound_s + late_s:
+                    self._lose(member.worker, "silent", f"nothing was heard for {silent_s:.1f} s")
+            for (generation, peer), (until_s, detail) in list(self._suspects.items()):
+                if now_s > until_s:
+                    del self._suspects[generation, peer]
+                    if self.layout is not None and self.layout.generation == generation:
+                        self._suspect(peer, detail)
+            if self._awaited_until_s is not None and now_s > self._awaited_until_s:
+                self._carry_on()
+            if self.vault.due():
+                self.vault.write_beside()
+
+    def _suspect(self, peer: str, detail: str) -> None:
+        if peer in self.members:
+            self._lose(peer, "connection", detail)
+
+    # --- layouts ------------------------------------------------------------------------------------
+
+    def _apply(self) -> None:
+        """The layout that was asked for becomes the one."""
+        assert self._pending is not None
+        self.layout, self._pending, self._started = self._pending, None, False
+        self._prepared.clear()
+        self._sums = None
+        self._suspects.clear()
+        self.vault.stop_asking()
+        if self._disturbed_s is None:
+            self._disturbed_s = time.monotonic()
+        absent = [w for w in self.layout.workers if w not in self.members]
+        for worker in absent:
+            self._lose(worker, "connection", "it is not connected")
+        if not absent:
+            self._start()
+
+    def _holders(self) -> tuple[str, ...]:
+        return tuple(w for w, member in self.members.items() if member.version == self.version)
+
+    def _start(self) -> None:
+        """Everyone is there: tell them, and see to it that they get the state."""
+        layout = self.layout
+        assert layout is not None
+        holders = self._holders()
+        if not holders and self.vault.backup is None:
+            if not self._recover():
+                return
+            holders = self._holders()
+        snapshot = self.vault.wants
+        if snapshot:
+            self.vault.ask(layout.generation, self.version)
+        enter = Enter(
+            layout=layout,
+            version=self.version,
+            holders=holders,
+            addresses={w: m.mesh_address for w, m in self.members.items()},
+            redo=0 if holders else len(self.vault.redo),
+            snapshot=snapshot,
+        )
+        for worker in dict.fromkeys((*layout.workers, *holders)):
+            member = self.members[worker]
+            member.post(enter)
+            member.fresh, member.generation = False, layout.generation
+            if worker not in holders or worker not in layout.workers:
+                member.version = None
+            if not holders:
+                self._send_backup(member, layout.generation)
+        self._started = True
+
+    def _send_backup(self, member: Member, generation: int) -> None:
+        backup = self.vault.backup
+        assert backup is not None
+        state = State(
+            generation=generation,
+            version=backup.version,
+            offset=0,
+            length=backup.body.nbytes,
+            total=backup.body.nbytes,
+            header=len(backup.header),
+        )
+        member.post(state, backup.header, backup.body)
+        for logged in self.vault.redo:
+            member.post(
+                Redo(generation=generation, step=logged.step, present=logged.present), logged.body
+            )
+
+    def _recover(self) -> bool:
+        """Nobody holds the state, and nor do we: the newest checkpoint, or else the very beginning."""
+        reached = self.vault.load() or 0
+        if reached != self.version:
+            self._go_back(reached)
+        if self.vault.backup is not None:
+            return True
+        assert self.layout is not None
+        fresh = [w for w in self.layout.workers if self.members[w].fresh]
+        if fresh:
+            self.members[fresh[0]].version = 0
+            return True
+        for worker in self.layout.workers:
+            self._lose(worker, "connection", "its state is from a past that was lost")
+        return False
+
+    def _go_back(self, version: int) -> None:
+        before, self.version = self.version, version
+        generation = max(self._commit_generation, 0)
+        commit = commits.Commit(generation=generation, version=version, loss=None)
+        self._log.rewind(self.order.job, self._term, commit)
+        if version < before:
+            self._out.report(
+                Rewound(at_s=time.time(), job=self.order.job, from_step=before, to_step=version)
+            )
+
+    def _carry_on(self) -> None:
+        """After a restart: who is there goes on where it was, as far as they fit together."""
+        layout = self.layout
+        assert layout is not None
+        self._awaited_until_s = None
+        for member in self.members.values():
+            same = member.generation == self._commit_generation
+            if same and member.version == self.version - 1:  # the commit has not reached it yet
+                member.post(Commit(generation=member.generation, version=self.version))
+                member.version = self.version
+        for worker in layout.workers:
+            if worker not in self.members:
+                self._lose(worker, "connection", "it did not come back to the restarted keeper")
+        if self._pending is not None:
+            self._apply()
+            return
+        inside = [m for m in self.members.values() if m.generation == layout.generation]
+        if not inside and self._complete():
+            self._start()
+            return
+        holding = any(m.version == self.version for m in inside)
+        for member in inside if not holding else list(self.members.values()):
+            fits = member.generation == layout.generation and member.version == self.version
+            if member.worker in layout.workers and not fits:
+                self._lose(
+                    member.worker, "connection", "it was on its way when the keeper restarted"
+                )
+        if self._complete():
+            self._ask_for_state()
+
+    def _ask_for_state(self) -> None:
+        layout = self.layout
+        assert layout is not None
+        self.vault.ask(layout.generation, self.version)
+        for worker in layout.workers:
+            self.members[worker].post(
+                Commit(generation=layout.generation, version=self.version, snapshot=True)
+            )
+
+    # --- what workers say ---------------------------------------------------------------------------
+
+    def place(self, member: Member, message: AnyMessage, size: int) -> memoryview | None:
+        """Where the payload of `message` shall land."""
+        with self._lock:
+            if self.members.get(member.worker) is not member or self.layout is None:
+                return None
+            if isinstance(message, Snapshot):
+                return self.vault.place(message, size, self.layout.generation)
+            if isinstance(message, Slice) and self._is_current(message.generation, message.step):
+                return self._sum(message.total).place(message.offset, size)
+        return None
+
+    def receive(self, member: Member, message: AnyMessage, payload: memoryview) -> None:
+        if isinstance(message, Beat):
+            member.microbatch_s = message.microbatch_s
+            return
+        with self._lock:
+            if self.members.get(member.worker) is not member:
+                return
+            self._handle(member, message, payload)
+            commit = self._next_commit()
+        if commit is not None:
+            self._commit(commit)
+
+    def _handle(  # noqa: PLR0912 - one branch per message
+        self, member: Member, message: AnyMessage, payload: memoryview
+    ) -> None:
+        match message:
+            case Ready():
+                self._on_ready(member, message)
+            case Slice():
+                if self._is_current(message.generation, message.step):
+                    self._sum(message.total).take(message.offset, payload)
+            case Prepared():
+                self._on_prepared(member, message)
+            case Holding():
+                if self.layout is not None and message.generation == self.layout.generation:
+                    member.version = message.version
+            case Snapshot():
+                if self.layout is not None:
+                    whole = self.vault.take(message, payload, self.layout.generation)
+                    if whole is not None and message.final:
+                        self._finish(whole)
+            case PeerBroken():
+                until_s = time.monotonic() + PEER_GRACE_S
+                detail = f"its connection to {member.worker} broke"
+                self._suspects[message.generation, message.peer] = (until_s, detail)
+            case Lines():
+                self._out.lines(self.order.job, member.worker, message.lines)
+            case Failed():
+                self._on_failed(member, message.kind, message.detail)
+            case Ended():
+                self._remove(member.worker, "its script has ended")
+                member.dismiss("the script has ended")
+            case _:
+                raise WireError(f"{member.worker} sent {type(message).__name__}")
+
+    def _on_ready(self, member: Member, ready: Ready) -> None:
+        member.ready = ready
+        self._out.report(
+            WorkerReady(
+                at_s=time.time(),
+                job=self.order.job,
+                worker=member.worker,
+                machine_id=member.machine_id,
+                microbatches=ready.microbatches,
+                steps_total=ready.steps_total,
+                state_bytes=ready.state_bytes,
+            )
+        )
+
+    def _on_failed(self, member: Member, kind: FailureKind, detail: str) -> None:
+        self._remove(member.worker, "its script failed")
+        member.dismiss("the script failed")
+        self._out.report(
+            WorkerFailed(
+                at_s=time.time(),
+                job=self.order.job,
+                worker=member.worker,
+                kind=kind,
+                detail=detail,
+            )
+        )
+
+    # --- commits ------------------------------------------------------------------------------------
+
+    def _is_current(self, generation: int, step: int) -> bool:
+        layout = self.layout
+        return layout is not None and generation == layout.generation and step == self.version
+
+    def _sum(self, total: int) -> Assembly:
+        if self._sums is None:
+            self._sums = Assembly(total)
+        if self._sums.total != total:
+            raise WireError(f"a sum of {total} bytes, but others say {self._sums.total}")
+        return self._sums
+
+    def _on_prepared(self, member: Member, message: Prepared) -> None:
+        if self._is_current(message.generation, message.step):
+            self._prepared[member.worker] = message
+        elif message.step < self.version:
+            member.post(Commit(generation=message.generation, version=self.version))
+
+    def _next_commit(self) -> commits.Commit | None:
+        """The commit that can be written now. It is the only one until it is written."""
+        layout = self.layout
+        if layout is None or self._committing or self.closed or not self.vault.open:
+            return None
+        if self._sums is None or not self._sums.whole or self._awaited_until_s is not None:
+            return None
+        if any(worker not in self._prepared for worker in layout.workers):
+            return None
+        self._committing = True
+        loss = self._prepared[layout.workers[0]].loss
+        return commits.Commit(generation=layout.generation, version=self.version + 1, loss=loss)
+
+    def _commit(self, commit: commits.Commit) -> None:
+        """Write it down, however long Redis is away; then tell everyone."""
+        try:
+            self._log.write(self.order.job, self._term, commit)
+        except Fenced as error:
+            log.error("%s", error)  # noqa: TRY400 - it is expected where two keepers meet
+            with self._lock:
+                self.closed, self._committing = True, False
+                for member in self.members.values():
+                    member.connection.close()  # it finds the newer one at the same address
+                self._lock.notify_all()
+            return
+        with self._lock:
+            self._committing = False
+            self._take_commit(commit)
+            self._lock.notify_all()
+
+    def _take_commit(self, commit: commits.Commit) -> None:
+        layout, sums = self.layout, self._sums
+        assert layout is not None
+        assert sums is not None
+        present = self._prepared[layout.workers[0]].present
+        self.vault.log(LoggedSum(self.version, present, sums.body))
+        self.version, self._commit_generation = commit.version, layout.generation
+        if commit.loss is not None and math.isfinite(commit.loss):
+            self._loss = commit.loss  # a skipped step has none that could be shown
+        self._prepared.clear()
+        self._sums = None
+        snapshot = self.vault.wants and self._pending is None
+        if snapshot:
+            self.vault.ask(layout.generation, self.version)
+        told = Commit(generation=layout.generation, version=self.version, snapshot=snapshot)
+        for worker in layout.workers:
+            if (member := self.members.get(worker)) is not None:
+                member.version = self.version
+                member.post(told)
+        self._say_progress(layout)
+        if self._pending is not None and not self.closed:
+            self._apply()
+
+    def _say_progress(self, layout: Layout) -> None:
+        now_s, at_s, job = time.monotonic(), time.time(), self.order.job
+        took_s = now_s - self._committed_s
+        if self._disturbed_s is not None:
+            self._out.report(
+                Regrouped(
+                    at_s=at_s,
+                    job=job,
+                    generation=layout.generation,
+                    step=self.version,
+                    pause_s=now_s - self._disturbed_s,
+                )
+            )
+            self._disturbed_s = None
+        else:
+            self._step_s = took_s if not self._step_s else 0.8 * self._step_s + 0.2 * took_s
+        self._committed_s = now_s
+        ready = next((m.ready for m in self.members.values() if m.ready is not None), None)
+        self._out.report(
+            Progress(
+                at_s=at_s,
+                job=job,
+                generation=layout.generation,
+                step=self.version,
+                steps_total=ready.steps_total if ready is not None else 0,
+                loss=self._loss,
+                step_s=self._step_s or took_s,
+            )
+        )
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    def _finish(self, final: Backup) -> None:
+        if self._finishing is None:
+            assert self.layout is not None
+            self._finishing = set(self.layout.workers)
+            threading.Thread(
+                target=self._wind_up, args=(final,), name="wind-up", daemon=True
+            ).start()
+
+    def _wind_up(self, final: Backup) -> None:
+        """Put the result on the disk, let the scripts end, then say that the job is complete."""
+        result = self.vault.store(final)
+        while result is None and not self.closed:
+            with self._lock:
+                self._lock.wait(RETRY_S)
+            result = self.vault.store(final)
+        if result is None:
+            return
+        with self._lock:
+            for member in self.members.values():
+                if self._finishing is not None and member.worker in self._finishing:
+                    member.post(Done())
+                else:
+                    member.dismiss("the job is done")
+            self._lock.wait_for(lambda: self.closed or not self._finishing, TAIL_S)
+        sha, uri = result
+        self._completed(
+            JobCompleted(
+                at_s=time.time(),
+                job=self.order.job,
+                step=final.version,
+                loss=self._loss,
+                weights_sha=sha,
+                export_uri=uri,
+            )
+        )
+
+
+class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What must outlive the keeper's process of a job that is open."""
+
+    order: JobOrder
+    layout: Layout | None = None
+    completed: JobCompleted | None = None

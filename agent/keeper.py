@@ -1,0 +1,311 @@
+"""The reliable tier: one process beside the manager that workers of all jobs are connected to.
+
+It listens on one port that it keeps over restarts. What it must know again after a restart is in Redis
+(open jobs, their layouts, their scripts, their commits); the state itself is with the workers, and if
+there are none, in the newest checkpoint.
+"""
+
+import contextlib
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis
+
+from agent.commits import CommitLog, RedisCommitLog
+from agent.errors import WireError
+from agent.job import Job, OpenJob
+from agent.layout import Layout
+from agent.member import Member
+from agent.messages import AnyReport, JobCompleted, JobOrder, NoticeSeen, When
+from agent.outbox import Outbox
+from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
+from agent.wire import Connection, accept, job_secret
+
+log = logging.getLogger(__name__)
+
+TICK_S = 0.1
+HANDSHAKES_MAX = 64
+BIND_PATIENCE_S = 15.0
+CONFIRM_S = 10.0
+KEPT_MAX = 4
+OPEN_JOBS = "orch:jobs:open"
+PORT = "orch:keeper:port"
+
+
+def _script_key(job: str) -> str:
+    return f"orch:jobs:script:{job}"
+
+
+def connect(redis_url: str) -> Any:
+    """A client that waits, within bounds, for a server that is just coming back."""
+    from redis.backoff import ExponentialBackoff
+    from redis.retry import Retry
+
+    return redis.Redis.from_url(
+        redis_url,
+        retry=Retry(ExponentialBackoff(cap=0.5, base=0.02), retries=20),
+        retry_on_error=[redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
+        socket_timeout=30,
+    )
+
+
+class Keeper:
+    def __init__(self, client: Any, checkpoints: Path, host: str, secret: str) -> None:
+        self._client, self._checkpoints, self._secret = client, checkpoints, secret
+        self._commits: CommitLog = PatientLog(RedisCommitLog(client))
+        self._outbox = Outbox(client)
+        self._lock = threading.Lock()
+        self._jobs: dict[str, Job] = {}
+        self._open: dict[str, OpenJob] = {}
+        self._kept: dict[str, Job] = {}  # closed, and not on the disk
+        self._connections: set[Connection] = set()
+        self._closed = threading.Event()
+        self._handshakes = threading.Semaphore(HANDSHAKES_MAX)
+        self._listener = self._listen_again(host)
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        self._reload()
+        threading.Thread(target=self._accept, name="keeper-accept", daemon=True).start()
+        threading.Thread(target=self._tick, name="keeper-tick", daemon=True).start()
+
+    def _listen_again(self, host: str) -> socket.socket:
+        """On the port of the keeper before us; the first one takes any."""
+        port = int(self._client.get(PORT) or 0)
+        deadline_s = time.monotonic() + BIND_PATIENCE_S
+        while True:
+            try:
+                listener = socket.create_server((host, port), backlog=1024)
+                break
+            except OSError:
+                if time.monotonic() > deadline_s:
+                    raise
+                time.sleep(TICK_S)  # the one before us is just dying
+        self._client.set(PORT, listener.getsockname()[1])
+        return listener
+
+    def _reload(self) -> None:
+        for name, data in self._client.hgetall(OPEN_JOBS).items():
+            record = msgspec.json.decode(data, type=OpenJob)
+            job = self._make(record, self._client.get(_script_key(name.decode())) or b"")
+            if record.completed is not None:
+                self._outbox.report(record.completed)
+            elif record.layout is not None:
+                job.restore(record.layout)
+
+    def _make(self, record: OpenJob, script: bytes) -> Job:
+        name = record.order.job
+        job = Job(
+            record.order,
+            script,
+            self._commits,
+            self._outbox,
+            self._checkpoints / name,
+            self._completed,
+        )
+        with self._lock:
+            self._jobs[name], self._open[name] = job, record
+        return job
+
+    # --- what the manager says ----------------------------------------------------------------------
+
+    def open_job(self, order: JobOrder, script: bytes) -> None:
+        if order.job in self._open:
+            return
+        self._client.set(_script_key(order.job), script)
+        record = OpenJob(order=order)
+        self._save(record)
+        kept = self._kept.pop(order.job, None)
+        if kept is None:
+            self._make(record, script)
+        else:
+            kept.reopen()
+            with self._lock:
+                self._jobs[order.job] = kept
+
+    def regroup(self, name: str, layout: Layout, when: When) -> None:
+        """The layout is written down first, so that a keeper after us knows of it."""
+        job = self._jobs.get(name)
+        if job is None or job.closed:
+            return
+        record = self._open[name]
+        if record.layout is None or layout.generation > record.layout.generation:
+            self._save(msgspec.structs.replace(record, layout=layout))
+        job.regroup(layout, when)
+
+    def write_checkpoint(self, name: str) -> None:
+        job = self._jobs.get(name)
+        if job is not None:
+            job.write_checkpoint()
+
+    def close_job(self, name: str) -> None:
+        """What could not be put on the disk stays in memory, in case that the job is opened again."""
+        job = self._jobs.get(name)
+        if job is None or job.closed:
+            return
+        if not job.close():
+            self._kept[name] = job
+            while len(self._kept) > KEPT_MAX:
+                del self._kept[next(iter(self._kept))]
+        self._client.hdel(OPEN_JOBS, name)
+        self._client.delete(_script_key(name))
+        with self._lock:
+            del self._jobs[name], self._open[name]
+
+    def _save(self, record: OpenJob) -> None:
+        with self._lock:
+            self._open[record.order.job] = record
+        self._client.hset(OPEN_JOBS, record.order.job, msgspec.json.encode(record))
+
+    def report(self, report: AnyReport) -> None:
+        """What an agent says goes to the manager; of a notice the machine's workers hear as well."""
+        self._outbox.report(report)
+        if isinstance(report, NoticeSeen) and report.notice.kind == "terminate":
+            with self._lock:
+                jobs = list(self._jobs.values())
+            for job in jobs:
+                job.notice(report.notice.machine_id, report.notice.deadline_s)
+
+    def _completed(self, report: JobCompleted) -> None:
+        record = self._open.get(report.job)
+        if record is not None:
+            self._save(msgspec.structs.replace(record, completed=report))
+        self._outbox.report(report)
+
+    def close(self) -> None:
+        self._closed.set()
+        with contextlib.suppress(OSError):  # it was not listening any more
+            self._listener.shutdown(socket.SHUT_RDWR)
+        self._listener.close()
+        self._outbox.flush(1.0)
+        self._outbox.close()
+        with self._lock:
+            connections = list(self._connections)
+        for connection in connections:
+            connection.close()
+
+    # --- connections --------------------------------------------------------------------------------
+
+    def _accept(self) -> None:
+        while not self._closed.is_set():
+            try:
+                sock, _ = self._listener.accept()
+            except OSError:
+                return  # the keeper was closed
+            if not self._handshakes.acquire(blocking=False):
+                sock.close()  # more strangers at once than we have patience for
+                continue
+            threading.Thread(target=self._serve, args=(sock,), name="caller", daemon=True).start()
+
+    def _secret_of(self, hello: AnyMessage) -> str | None:
+        if isinstance(hello, AgentHello):
+            return self._secret
+        if isinstance(hello, Hello) and hello.job in self._jobs:
+            return job_secret(self._secret, hello.job)
+        return None
+
+    def _serve(self, sock: socket.socket) -> None:
+        try:
+            connection, hello = accept(sock, self._secret_of)
+        except (WireError, OSError) as error:
+            log.warning("a caller was turned away: %s", error)
+            return
+        finally:
+            self._handshakes.release()
+        with self._lock:
+            self._connections.add(connection)
+        try:
+            if isinstance(hello, AgentHello):
+                self._hear_agent(connection)
+            elif isinstance(hello, Hello):
+                self._hear_worker(connection, hello)
+        finally:
+            connection.close()
+            with self._lock:
+                self._connections.discard(connection)
+
+    def _hear_worker(self, connection: Connection, hello: Hello) -> None:
+        job = self._jobs.get(hello.job)
+        member = job.join(connection, hello) if job is not None else None
+        if job is None or member is None:
+            return _hang_up(connection)
+        try:
+            while True:
+                message, payload = connection.receive(_placer(job, member))
+                job.receive(member, message, payload)
+        except WireError as error:
+            if not self._closed.is_set():
+                job.leave(member, "connection", str(error))
+
+    def _hear_agent(self, connection: Connection) -> None:
+        """Whatever an agent tells goes to the manager; it is told when it lies in the inbox."""
+        try:
+            while True:
+                message, _ = connection.receive()
+                if isinstance(message, Told):
+                    self._pass_on(message)
+                    if self._outbox.flush(CONFIRM_S):
+                        connection.send(Heard(serial=message.serial))
+                elif not isinstance(message, Beat):
+                    log.warning("an agent sent %s", type(message).__name__)
+                    return
+        except WireError as error:
+            log.info("an agent is gone: %s", error)
+
+    def _pass_on(self, message: Told) -> None:
+        self._outbox.report(message.report)
+        if isinstance(message.report, NoticeSeen) and message.report.notice.kind == "terminate":
+            notice = message.report.notice
+            with self._lock:
+                jobs = list(self._jobs.values())
+            for job in jobs:
+                job.notice(notice.machine_id, notice.deadline_s)
+
+    def _tick(self) -> None:
+        last_s = time.monotonic()
+        while not self._closed.wait(TICK_S):
+            now_s = time.monotonic()
+            late_s, last_s = now_s - last_s - TICK_S, now_s
+            with self._lock:
+                jobs = list(self._jobs.values())
+            for job in jobs:
+                job.tick(now_s, late_s)
+
+
+class PatientLog:
+    """A commit log that waits for Redis. Only somebody newer can say no."""
+
+    def __init__(self, log_: RedisCommitLog) -> None:
+        self.take = _patiently(log_.take)
+        self.write = _patiently(log_.write)
+        self.rewind = _patiently(log_.rewind)
+
+
+def _patiently(call: Callable[..., Any]) -> Callable[..., Any]:
+    def patient(*arguments: Any) -> Any:
+        while True:
+            try:
+                return call(*arguments)
+            except redis.RedisError as error:
+                log.warning("Redis does not take commits: %s", error)
+                time.sleep(TICK_S)
+
+    return patient
+
+
+def _placer(job: Job, member: Member) -> Callable[[AnyMessage, int], memoryview | None]:
+    return lambda message, size: job.place(member, message, size)
+
+
+def _hang_up(connection: Connection) -> None:
+    """Read until the caller has read why, and has gone."""
+    try:
+        connection.patience(2.0)
+        while True:
+            connection.receive()
+    except WireError:
+        return

@@ -1,0 +1,63 @@
+"""One worker as the keeper knows it: its connection, what it holds, and what waits to be sent to it."""
+
+import queue
+import threading
+
+import msgspec
+
+from agent.errors import WireError
+from agent.protocol import Dismissal, Hello, Message, Ready
+from agent.wire import Buffer, Connection
+
+WAITING_MAX = 10_000
+
+
+class Outgoing(msgspec.Struct, frozen=True):
+    message: Message
+    payload: tuple[Buffer, ...]
+
+
+class Member:
+    """Sending never blocks the keeper: a worker that does not read is found by its silence."""
+
+    def __init__(self, connection: Connection, hello: Hello) -> None:
+        self.worker, self.machine_id = hello.worker, hello.machine_id
+        self.mesh_address = hello.mesh_address
+        self.generation = hello.generation
+        self.version = hello.version
+        self.fresh = hello.generation < 0  # its state is the one that the script began with
+        self.ready: Ready | None = hello.ready
+        self.microbatch_s = 0.0
+        self.heard_bytes = -1
+        self.heard_s = 0.0
+        self.connection = connection
+        self._waiting: queue.Queue[Outgoing | None] = queue.Queue(WAITING_MAX)
+        threading.Thread(target=self._send, name=f"to-{self.worker}", daemon=True).start()
+
+    def post(self, message: Message, *payload: Buffer) -> None:
+        try:
+            self._waiting.put_nowait(Outgoing(message, payload))
+        except queue.Full:
+            self.connection.close()  # it has not read for thousands of messages
+
+    def dismiss(self, why: str) -> None:
+        """Say so, then hang up."""
+        self.post(Dismissal(why=why))
+        try:
+            self._waiting.put_nowait(None)
+        except queue.Full:
+            self.connection.close()
+
+    def silent_s(self, now_s: float) -> float:
+        """How long nothing at all has arrived from it."""
+        if self.connection.bytes_in != self.heard_bytes:
+            self.heard_bytes, self.heard_s = self.connection.bytes_in, now_s
+        return now_s - self.heard_s
+
+    def _send(self) -> None:
+        while (out := self._waiting.get()) is not None:
+            try:
+                self.connection.send(out.message, *out.payload)
+            except WireError:
+                break  # the thread that receives sees the same, and tells the job
+        self.connection.close()

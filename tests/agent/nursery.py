@@ -1,0 +1,41 @@
+"""Starts worker processes in milliseconds: one process has imported everything, and forks.
+
+python nursery.py < lines of JSON: {"order": ..., "host": ...} > lines with the pids
+"""
+
+import os
+import signal
+import sys
+
+import msgspec
+
+from agent import worker
+from agent.messages import WorkerOrder
+
+
+class Birth(msgspec.Struct):
+    order: WorkerOrder
+    host: str
+
+
+def main() -> None:
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    for line in sys.stdin.buffer:
+        birth = msgspec.json.decode(line, type=Birth)
+        pid = os.fork()
+        if pid == 0:
+            signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            code = 0
+            try:
+                worker.run(birth.order, birth.host)
+            except Exception as error:
+                sys.stderr.write(f"{birth.order.worker}: {error}\n")
+                code = 1
+            finally:
+                os._exit(code)
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,39 @@
+"""A small script as a person would write one.
+
+usage: toy.py STEPS PAUSE_S OUT
+"""
+
+import sys
+import time
+
+import torch
+
+from agent import Session
+
+steps, pause_s, out = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
+torch.manual_seed(0)
+model = torch.nn.Sequential(
+    torch.nn.Linear(16, 64), torch.nn.Dropout(0.1), torch.nn.ReLU(), torch.nn.Linear(64, 4)
+)
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
+session = Session(model, optimizer, scheduler, microbatches=6)
+data = torch.randn(256, 16, generator=torch.Generator().manual_seed(1))
+
+
+def batches(step: int) -> list[torch.Tensor]:
+    rows = torch.Generator().manual_seed(step)
+    return [data[torch.randint(0, 256, (8,), generator=rows)] for _ in range(6)]
+
+
+for step in session.steps(steps):
+    for x in session.share(batches(step)):
+        time.sleep(pause_s)
+        session.backward(model(x).square().mean())
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    scheduler.step()
+    if session.leader:
+        print(f"step {step} loss {session.loss!r}")  # noqa: T201 - as scripts do
+if session.leader:
+    torch.save(model.state_dict(), out)
