@@ -5,16 +5,19 @@ answer depends on the seed and on the question, never on what else was asked bef
 are calibrated to these statistics of public series (computed, not copied):
 
 Prices (64 pools of AWS p2 and p3 machines, December 2019 to March 2020, three regions)
-    34 % of the pools stand at 0.30 of the on-demand price all the time, 8 % stand close to the
-    on-demand price itself, 58 % move. A moving price is quoted anew every 6.1 h (deciles 4.9 and
-    7.4 h) by 0.25 % (median; 0.75 % at the ninth decile), never below 0.30 and hardly above 0.50
-    of on demand; its own level has the quartiles 0.308, 0.316, 0.339; the logarithm spreads by 0.055
-    around it, with a memory of 0.99 from one quote to the next.
+    A third of the pools stand at 0.30 of the on-demand price all the time, 8 % stand close to the
+    on-demand price itself, the others move. A moving price is quoted anew every 6.1 h by 0.25 % (medians;
+    0.75 % at the ninth decile), never below 0.30 of on demand; its mean over three months has the
+    quartiles 0.306, 0.315, 0.337, and it spends 0.7 % of its time above 0.50. Changes trend: their
+    correlation is 0.47 from one to the next and 0.29 over four, so that the logarithm of a price spreads by
+    0.056 although its single steps are small, with a memory of 0.996 from one quote to the next.
 
 Capacity (probes of AWS V100 pools, February and August 2023)
     A pool has capacity for 0.54 h (median; mean 3.2 h) and then has less for 0.49 h (median; mean
-    1.8 h). Of the drops seen by 16 machines together, 56 % lose at least half, 36 % lose all.
+    1.9 h). Of the drops seen by 16 machines together, 56 % lose at least half, 36 % lose all.
     Losses in bulk are the normal case, so zones share a process of drops with all their pools.
+
+`docs/market.md` sets the statistics of the drawn market beside these; a test holds it to them.
 
 Not in the series, and therefore assumptions: how long machines take to start, how often a launch is
 refused although there is capacity, how many evictions come without a notice.
@@ -37,13 +40,16 @@ HOUR_S = 3600.0
 GIB = 1 << 30
 
 FLOOR_RATIO = 0.30
-CALM_SHARE = 0.34
+CALM_SHARE = 0.33
 SCARCE_SHARE = 0.08
-LEVEL_EXCESS = 0.10
+LEVEL_EXCESS = 0.12
+LEVEL_SHIFT = 0.08
 QUOTE_EVERY_S = 6.1 * HOUR_S
 QUOTE_SPREAD = 0.15
-PRICE_STEP = 0.0035
+PRICE_STEP = 0.0020
 PRICE_MEMORY = 0.995
+TREND_STEP = 0.0012
+TREND_MEMORY = 0.87
 
 PLENTY_S = 0.54 * HOUR_S
 PLENTY_SPREAD = 1.89
@@ -196,22 +202,27 @@ class SpotMarket:
                 yield Step(self.start_s + step.at_s / self.tempo, step.value)
 
     def _synthetic_prices(self, pool: Pool) -> Iterator[Step]:
-        """Log price x with memory m around its level, Laplace steps: x' = l + m (x - l) + e."""
+        """Log price x around its level l, with a trend v and a floor f; a and b are Laplace draws.
+
+        v' = r v + a,    x' = max(f, l + m (x - l) + v' + b)
+        """
         on_demand = self._on_demand[pool.type]
         kind = self._draw("kind", pool.key)
         if kind < CALM_SHARE + SCARCE_SHARE:
             yield Step(0.0, on_demand * (FLOOR_RATIO if kind < CALM_SHARE else 1.0))
             return
+        floor = math.log(FLOOR_RATIO)
         excess = -LEVEL_EXCESS * math.log(1 - self._draw("level", pool.key))
-        level = x = math.log(FLOOR_RATIO) + excess
-        at_s, nth = 0.0, 0
+        level = floor + excess - LEVEL_SHIFT
+        x, trend, at_s, nth = max(floor, level), 0.0, 0.0, 0
         while True:
-            ratio = min(1.0, max(FLOOR_RATIO, math.exp(x)))
-            yield Step(at_s, round(on_demand * ratio, 6))
+            yield Step(at_s, round(on_demand * min(1.0, math.exp(x)), 6))
             at_s += self._log_normal(QUOTE_EVERY_S, QUOTE_SPREAD, "quote", pool.key, nth)
-            u = self._draw("step", pool.key, nth) - 0.5
-            step = -PRICE_STEP * math.copysign(math.log(max(1e-12, 1 - 2 * abs(u))), u)
-            x = level + PRICE_MEMORY * (x - level) + step
+            trend = TREND_MEMORY * trend + self._laplace(TREND_STEP, "trend", pool.key, nth)
+            x = level + PRICE_MEMORY * (x - level) + trend
+            x += self._laplace(PRICE_STEP, "step", pool.key, nth)
+            if x < floor:
+                x, trend = floor, max(0.0, trend)
             nth += 1
 
     def _plenty(self, scope: str, name: str, calmer: float) -> Iterator[Step]:
@@ -247,6 +258,10 @@ class SpotMarket:
     def _log_normal(self, median: float, spread: float, *key: str | int) -> float:
         u = min(1 - 1e-9, max(1e-9, self._draw(*key)))
         return median * math.exp(spread * _NORMAL.inv_cdf(u))
+
+    def _laplace(self, scale: float, *key: str | int) -> float:
+        u = self._draw(*key) - 0.5
+        return -scale * math.copysign(math.log(max(1e-12, 1 - 2 * abs(u))), u)
 
     def _draw(self, *key: str | float) -> float:
         """Uniform in [0, 1): a function of the seed and the key only."""
