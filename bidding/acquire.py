@@ -116,10 +116,9 @@ def decide(
     )  # fmt: skip
     rows = sorted(_rows(scene), key=_name)
     bound, free = [r for r in rows if r.reliable], [r for r in rows if not r.reliable]
-    mode, why = _mode(scene, free)
+    mode, why, tight = _mode(scene, free)
     if mode is not None:
-        wanted = {"spot": "spot", "on_demand": "on_demand"}.get(mode)
-        free = [r for r in free if r.what.market == wanted]
+        free = _only(mode, free, limits, tight)
         limits = msgspec.structs.replace(limits, haste=math.inf)
     units = _columns(free)
     order = order_of(units)
@@ -293,38 +292,49 @@ def _waiting(offers: Sequence[Offer]) -> str:
     return f"waiting for {cheapest.pool.key}, which refused a moment ago, at ${cheapest.price_usd_per_h:.4f}/h"
 
 
-def _mode(scene: _Scene, free: Sequence[_Row]) -> tuple[Mode | None, str]:
-    """With a deadline: spot, on-demand or idle, and why; `None` when nothing forces a mode."""
+def _only(mode: Mode, free: Sequence[_Row], limits: Limits, tight: bool) -> list[_Row]:
+    """What the mode allows; with little time to spare nothing moves to a cheaper pool."""
+    wanted = {"spot": "spot", "on_demand": "on_demand"}.get(mode)
+    rows = [r for r in free if r.what.market == wanted]
+    held = [r for r in rows if r.lease]
+    enough = sum(r.what.type.slots for r in held) >= limits.slots_max
+    return held if tight and enough else rows
+
+
+def _mode(scene: _Scene, free: Sequence[_Row]) -> tuple[Mode | None, str, bool]:
+    """With a deadline: spot, on-demand or idle, and why, and whether time is tight.
+
+    `None` when nothing forces a mode.
+    """
     demand, limits = scene.demand, scene.limits
     on_demand = _cheapest(free, "on_demand")
     if limits.finish_by_s is None or demand.work_left is None or on_demand is None:
-        return None, ""
+        return None, "", False
     count = max(1, limits.slots_max // on_demand.what.type.slots)
     rate = scene.throughput.work_per_s({on_demand.what.type.name: count})
     if rate <= 0:
-        return None, ""
+        return None, "", False
     need_s, left_s = demand.work_left / rate, limits.finish_by_s - scene.at_s
     held = {h.market for h in scene.holdings if not h.noticed and not h.reliable}
     now: Mode = "on_demand" if "on_demand" in held else "spot" if "spot" in held else "idle"
     overhead_s = demand.start_s + demand.morph_s
-    margin_s = 0.0 if now == "on_demand" else overhead_s + demand.recovery_s + CONTROL_S
+    margin_s = overhead_s + demand.recovery_s + CONTROL_S
     spot = _cheapest(free, "spot")
     price = 1 / 3 if spot is None else _price_of_work(spot) / _price_of_work(on_demand)
     climate = demand.climate or _climate(scene.offers)
     table = book(climate, max(left_s, 1.0) / HOUR_S, price, overhead_s / HOUR_S)
-    chosen = guarded(table, (left_s / HOUR_S, need_s / HOUR_S), margin_s / HOUR_S,
+    chosen = guarded(table, (left_s / HOUR_S, need_s / HOUR_S), (margin_s / HOUR_S, overhead_s / HOUR_S),
                      phase_of(climate, spot is not None), MODES.index(now))  # fmt: skip
     if chosen == SPOT and spot is None:
         chosen = MODES.index("idle")
-    spare_s = left_s - need_s - margin_s
+    mode, spare_s = MODES[chosen], left_s - need_s - margin_s
     if spare_s <= 0:
-        return MODES[chosen], (
-            f"the deadline leaves {max(0.0, left_s - need_s):.0f} s to spare: on-demand now"
+        why = f"the deadline leaves {max(0.0, left_s - need_s):.0f} s to spare: {mode.replace('_', '-')} now"
+    else:
+        why = (
+            f"{mode.replace('_', '-')} is the cheapest way to finish with {spare_s:.0f} s to spare"
         )
-    mode = MODES[chosen]
-    return mode, (
-        f"{mode.replace('_', '-')} is the cheapest way to finish with {spare_s:.0f} s to spare"
-    )
+    return mode, why, spare_s <= overhead_s
 
 
 def _price_of_work(row: _Row) -> float:

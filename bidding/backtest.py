@@ -32,6 +32,7 @@ from bidding.strategies import STRATEGIES, WITH_DEADLINE, Strategy, plan_of
 
 REFUNDS = {"none": BY_SECOND, "first_hour": FIRST_HOUR, "current_quantum": HOURLY_REFUND}
 COLUMNS = Outcome._fields
+MTTF_PRIOR_H = 8.0  # before any loss was seen
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
@@ -136,8 +137,8 @@ def run_one(
 
 @compiled
 def interval_h(plan: Plan, losses: int, ticks: int, tick_h: float) -> float:
-    """Flint's: sqrt(2 delta MTTF), with the mean time to failure seen so far; a day of none assumed first."""
-    mttf_h = (24.0 + ticks * tick_h) / (1.0 + losses * 4.0)
+    """Flint's: sqrt(2 delta MTTF), with the mean time to failure seen so far."""
+    mttf_h = (MTTF_PRIOR_H + ticks * tick_h) / (1.0 + losses)
     return float(np.sqrt(2.0 * plan.checkpoint_h * mttf_h))
 
 

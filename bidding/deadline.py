@@ -166,11 +166,25 @@ def look_up(book: Book, time_left_h: float, work_left_h: float, phase: int, now:
 
 
 @compiled
-def guarded(book: Book, left_h: tuple[float, float], margin_h: float, phase: int, now: int) -> int:
-    """The table's mode, or on-demand when nothing but it is sure to finish: (time, work) left, in hours."""
+def guarded(
+    book: Book, left_h: tuple[float, float], costs_h: tuple[float, float], phase: int, now: int
+) -> int:
+    """The table's mode, or on-demand when nothing but it is sure to finish.
+
+    `left_h` are hours to go and hours of work on demand; `costs_h` what going on demand would still
+    take (its start, a loss just before it, the time between two decisions), and what starting on
+    spot takes. A machine that starts uses up spare time, so the spare time must hold both.
+    """
     time_h, work_h = left_h
+    margin_h, start_h = costs_h
     if work_h <= 0:
         return IDLE
-    if time_h - work_h <= margin_h:
+    spare_h = time_h - work_h
+    if spare_h <= (0.0 if now == ON_DEMAND else margin_h):
         return ON_DEMAND
-    return look_up(book, time_h, work_h, phase, now)
+    mode = look_up(book, time_h, work_h, phase, now)
+    if mode == SPOT and now != SPOT and spare_h <= margin_h + start_h:
+        mode = ON_DEMAND
+    if mode == IDLE and spare_h <= margin_h:
+        mode = ON_DEMAND
+    return mode

@@ -407,10 +407,13 @@ def with_deadline(
     now = mode_now(world, leases)
     left_h = time_and_work(world, job, t, work_left)
     margin_h = job.start_h + job.morph_h + job.recovery_h + world.tick_h
-    if now == ON_DEMAND:
-        margin_h = 0.0
-    mode = guarded(plan.book, left_h, margin_h, plan.phase[t], now)
-    return in_mode(world, job, plan, leases, (t, work_left), mode)
+    start_h = job.start_h + job.morph_h
+    mode = guarded(plan.book, left_h, (margin_h, start_h), plan.phase[t], now)
+    orders = in_mode(world, job, plan, leases, (t, work_left), mode)
+    tight = left_h[0] - left_h[1] <= margin_h + start_h
+    if mode == SPOT and tight and slots_held(world, leases) >= job.slots:
+        return keep_all(world, leases)  # a move to a cheaper pool would use up the spare time
+    return orders
 
 
 @compiled

@@ -1,0 +1,135 @@
+"""The backtest runs the manager's decision, and its books balance."""
+
+import msgspec
+import numpy as np
+import pytest
+
+from bidding import backtest
+from bidding.acquire import decide
+from bidding.billing import AWS_TODAY, AZURE
+from bidding.engine import no_leases
+from bidding.errors import ConstraintError, HistoryError
+from bidding.market import build
+from bidding.model import Demand, Holding, Limits, Offer
+from bidding.policies import ours
+from bidding.strategies import STRATEGIES, plan_of
+
+WORK = backtest.Work(hours=4.0, slots=4)
+
+
+class Linear:
+    """Work per second as the sum of the slots."""
+
+    def work_per_s(self, counts):
+        return float(sum(counts.values()))
+
+
+def as_offers(market, t):
+    """Tick t of a market as the manager sees it."""
+    offers = [
+        Offer(pool=p, type=k, market="spot", price_usd_per_h=float(market.price[i, t]),
+              blocked=bool(market.capacity[i, t] <= 0), hazard_per_h=float(market.hazard_per_h[i, t]))
+        for i, (p, k) in enumerate(zip(market.pools, market.types, strict=True))
+    ]  # fmt: skip
+    cheapest = int(np.argmin(market.on_demand_usd_per_h))
+    kind = market.types[cheapest]
+    last = msgspec.structs.replace(offers[cheapest], market="on_demand", blocked=False,
+                                   price_usd_per_h=kind.on_demand_usd_per_h)  # fmt: skip
+    return [*offers, last]
+
+
+def test_the_backtest_decides_as_the_manager_does(today_market):
+    """On a hundred moments, with machines held and none held, both buy the same and keep the same."""
+    market = today_market(AWS_TODAY)
+    world, job = backtest.world_of(market), backtest.job_of(WORK)
+    plan = plan_of(STRATEGIES[-1], market, WORK.checkpoint_s, WORK.haste)
+    demand = Demand(work_left=None, start_s=WORK.start_s, morph_s=WORK.morph_s,
+                    recovery_s=WORK.recovery_s)  # fmt: skip
+    limits = Limits(slots_min=1, slots_max=WORK.slots, haste=WORK.haste)
+    rng = np.random.default_rng(0)
+    for t in rng.integers(500, market.ticks - 1, 100):
+        leases, holdings = no_leases(), []
+        there = np.flatnonzero(market.capacity[:, t] > 0)
+        for row, k in enumerate(rng.permutation(there)[: rng.integers(0, 3)]):
+            age = int(rng.integers(1, 40))
+            leases.pool[row], leases.machines[row], leases.begun[row] = k, 1, t - age
+            leases.bid[row] = 1e6
+            holdings.append(
+                Holding(lease=str(row), pool=market.pools[k], type=market.types[k], market="spot",
+                        price_usd_per_h=float(market.price[k, t]), bid_usd_per_h=None,
+                        started_at_s=float((t - age) * market.tick_s),
+                        hazard_per_h=float(market.hazard_per_h[k, t]))
+            )  # fmt: skip
+        orders = ours(world, job, plan, leases, int(t), np.inf)
+        said = decide(
+            as_offers(market, t), holdings, demand, limits, Linear(), float(t * market.tick_s)
+        )
+        bought = {a.pool: a.count for a in said.acquire}
+        assert bought == {market.pools[k]: n for k, n in enumerate(orders.buy[:-1]) if n > 0}
+        assert len(said.release) == len(holdings) - int(orders.keep.sum())
+
+
+def test_without_evictions_a_job_costs_its_price(today_market):
+    """On demand the bill is hours times price, start included, and nothing is lost but the start."""
+    market = today_market(AZURE)
+    starts = backtest.draw_starts(market, WORK, 5, seed=0)
+    only = backtest.run(market, WORK, STRATEGIES[:1], starts=starts)[0]
+    price = market.types[0].on_demand_usd_per_h
+    assert only["cost_usd"] == pytest.approx(price * 4 * (4 + WORK.start_s / 3600))
+    assert only["lost_h"] == pytest.approx(4 * WORK.start_s / 3600)
+    assert np.all(only["evictions"] == 0)
+
+
+def test_every_strategy_finishes_and_the_hours_add_up(today_market):
+    """Slot-hours held are the work done and the work lost, for every strategy and start."""
+    market = today_market(AWS_TODAY)
+    starts = backtest.draw_starts(market, WORK, 10, seed=2)
+    for result in backtest.run(market, WORK, starts=starts):
+        if result.strategy.endswith("checkpoint"):
+            continue
+        done = result["finished"] > 0
+        held = result["spot_h"] + result["on_demand_h"]
+        assert (held - result["lost_h"])[done] == pytest.approx(16.0, abs=1e-6), result.strategy
+
+
+def test_ours_is_the_cheapest_on_both_markets(today_market, auction_market):
+    """Over the same starts no strategy that people run today is cheaper on average."""
+    for market in (today_market(AWS_TODAY), auction_market):
+        starts = backtest.draw_starts(market, WORK, 60, seed=5)
+        mean = {r.strategy: float(r["cost_usd"].mean())
+                for r in backtest.run(market, WORK, starts=starts)}  # fmt: skip
+        assert mean["ours"] <= min(mean.values()) * 1.001
+
+
+def test_the_same_seed_gives_the_same_figures(today_market):
+    """Two runs from one seed are equal in every figure."""
+    market = today_market(AWS_TODAY)
+    starts = backtest.draw_starts(market, WORK, 5, seed=9)
+    first = backtest.run(market, WORK, STRATEGIES[-2:], starts=starts)
+    again = backtest.run(market, WORK, STRATEGIES[-2:], starts=starts)
+    for a, b in zip(first, again, strict=True):
+        assert all(np.array_equal(a[c], b[c]) for c in backtest.COLUMNS)
+
+
+@pytest.mark.parametrize("deadline_h", [4.6, 8.0])
+def test_no_deadline_is_missed(today_market, deadline_h):
+    """With little and with much time to spare every job of 100 starts is done in time."""
+    market = today_market(AZURE)
+    starts = backtest.draw_starts(market, WORK, 100, seed=3)
+    ours_ = backtest.run_with_deadline(market, WORK, deadline_h, starts=starts)[-1]
+    assert ours_.missed == 0
+    assert np.all(ours_.cost_usd >= ours_.bound_usd * (1 - 1e-6))
+    assert ours_.share_of_saving > 0.5
+
+
+def test_what_cannot_be_run_is_refused(today_market):
+    """No room for a start, a deadline before the work, no pools, and senseless jobs: each says why."""
+    market = today_market(AZURE)
+    with pytest.raises(ConstraintError, match="hold no start"):
+        backtest.draw_starts(market, backtest.Work(hours=5000.0), 1, seed=0)
+    with pytest.raises(ConstraintError, match="before the 4"):
+        backtest.run_with_deadline(market, WORK, 3.0, starts=np.array([500]))
+    with pytest.raises(HistoryError, match="0 pools"):
+        build([], start_s=0.0, end_s=100.0)
+    with pytest.raises(ConstraintError, match="hours=-1"):
+        backtest.Work(hours=-1.0)

@@ -1,0 +1,102 @@
+"""The clairvoyant bound is below everything that can be done, and close to the best of it."""
+
+from itertools import product
+
+import numpy as np
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bidding import backtest, clairvoyant
+from bidding.billing import AWS_2016, AWS_TODAY, AZURE, BillingRule, cost_usd
+from bidding.history import Series
+from bidding.market import Listing, Market, build
+from cloud.model import InstanceType, Pool
+
+TICK_S = 1200.0
+KIND = InstanceType(name="one", cloud="aws", slots=1, memory_bytes=1, on_demand_usd_per_h=3.0)
+
+
+def small_market(prices, capacities, rule: BillingRule) -> Market:
+    """A market from plain lists, a tick each."""
+    at_s = np.arange(len(prices[0])) * TICK_S
+    listings = [
+        Listing(pool=Pool("aws", "r", f"r{i}", "one"), type=KIND,
+                price=Series(at_s=at_s, value=np.array(p, dtype=float)),
+                capacity=Series(at_s=at_s, value=np.array(c, dtype=float)))
+        for i, (p, c) in enumerate(zip(prices, capacities, strict=True))
+    ]  # fmt: skip
+    return build(listings, rule=rule, tick_s=TICK_S, start_s=0.0, end_s=len(at_s) * TICK_S)
+
+
+def stretches(choice):
+    """(pool, first tick, tick after the last) of every stretch in one pool."""
+    found, begin = [], 0
+    for i in range(1, len(choice) + 1):
+        if i == len(choice) or choice[i] != choice[begin]:
+            if choice[begin] >= 0:
+                found.append((choice[begin], begin, i))
+            begin = i
+    return found
+
+
+def best_by_enumeration(market: Market, start_s: float, work_h: float) -> float:
+    """The least bill over every way to spend each tick in some pool, on demand (last), or nowhere."""
+    pools, ticks = market.price.shape
+    best = np.inf
+    for choice in product(range(-1, pools + 1), repeat=ticks):
+        usd, done_h = 0.0, 0.0
+        for k, a, b in stretches(choice):
+            if k < pools and np.any(market.capacity[k, a:b] <= 0):
+                break
+            done_h += max(0.0, (b - a) * TICK_S - start_s) / 3600
+            if k == pools:
+                usd += 3.0 * (b - a) * TICK_S / 3600
+                continue
+            lost = b < ticks and market.capacity[k, b] <= 0
+            prices = [(t * TICK_S, market.price[k, t]) for t in range(ticks)]
+            usd += cost_usd(
+                market.rule, a * TICK_S, b * TICK_S, prices, "provider" if lost else "user"
+            )
+        else:
+            if done_h >= work_h - 1e-9:
+                best = min(best, usd)
+    return best
+
+
+@settings(max_examples=25, deadline=None)
+@given(
+    prices=st.lists(st.lists(st.sampled_from([0.5, 1.0, 1.5, 2.5]), min_size=6, max_size=6),
+                    min_size=2, max_size=2),
+    capacities=st.lists(st.lists(st.sampled_from([0, 1, 1]), min_size=6, max_size=6),
+                        min_size=2, max_size=2),
+    rule=st.sampled_from([AWS_TODAY, AZURE, AWS_2016]),
+    work_ticks=st.integers(1, 4),
+)  # fmt: skip
+def test_the_bound_is_below_the_best_of_all_plans(prices, capacities, rule, work_ticks):
+    """Every plan of six ticks over two pools and on demand costs at least the bound."""
+    market = small_market(prices, capacities, rule)
+    start_s, work_h = 300.0, work_ticks * 0.3
+    bound = clairvoyant.lower_bound_usd(
+        clairvoyant.terms_of(market, start_s), 0, 6, work_slot_h=work_h, slots=1
+    )
+    assert bound <= best_by_enumeration(market, start_s, work_h) + 1e-9
+
+
+def test_the_bound_is_tight_where_the_choice_is_plain():
+    """With one pool at one price the bound is the bill of simply running there."""
+    market = small_market([[1.0] * 6], [[1] * 6], AZURE)
+    bound = clairvoyant.lower_bound_usd(
+        clairvoyant.terms_of(market, 300.0), 0, 6, work_slot_h=1.0, slots=1
+    )
+    assert bound == pytest.approx(1.0 + 300 / 3600, rel=0.1)
+
+
+@pytest.mark.parametrize("rule", [AWS_TODAY, AZURE, AWS_2016])
+def test_no_strategy_beats_the_bound(auction_market, today_market, rule):
+    """Over many starts on both synthetic markets every strategy pays at least the bound."""
+    market = auction_market if rule is AWS_2016 else today_market(rule)
+    work = backtest.Work(hours=3.0, slots=2)
+    starts = backtest.draw_starts(market, work, 20, seed=1)
+    for result in backtest.run(market, work, starts=starts):
+        assert np.all(result["cost_usd"] >= result.bound_usd * (1 - 1e-6)), result.strategy
