@@ -10,13 +10,14 @@ from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
 from pathlib import Path
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 import msgspec
 import typer
 from rich.console import Console
 from rich.text import Text
 
+from agent.messages import WorkerFailed
 from orchestrator.cli import tables
 from orchestrator.cli.desk import (
     INTERRUPTED,
@@ -31,8 +32,9 @@ from orchestrator.cli.desk import (
 )
 from orchestrator.client import SCRIPT_BYTES_MAX, Client
 from orchestrator.config import Config
-from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
+from orchestrator.events import AnyEvent, JobCancelled, JobResumed, JobSpec, JobSubmitted
 from orchestrator.live_table import ENDED, ended, follow
+from orchestrator.redis_server import connect
 from orchestrator.view import JobView, Sentence
 
 TAKEN_S_MAX = 10.0
@@ -41,6 +43,8 @@ EVENTS_S = 0.5
 BLOCK_MS = 500
 PAGE = 1000
 TRACEBACK_LINES = 60
+JOURNAL = "orch:journal"
+JOURNAL_LOOKED_AT = 5_000
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 BY = "the command line"
@@ -245,14 +249,14 @@ def exit_code(job: JobView) -> int:
 
 
 def last_traceback(client: Client, job_id: str) -> str:
-    """The newest traceback that a worker printed, from its first line to its last."""
-    lines = [(worker, line) for _, worker, line in read_logs(client, job_id)]
-    starts = [n for n, (_, line) in enumerate(lines) if line.startswith("Traceback ")]
-    if not starts:
-        return ""
-    worker = lines[starts[-1]][0]
-    own = [line for who, line in lines[starts[-1] :] if who == worker]
-    return "\n".join(own[:TRACEBACK_LINES])
+    """What Python said when the script failed last, as the manager wrote it into its journal."""
+    rows: Any = connect(client.house().redis_url).xrevrange(JOURNAL, count=JOURNAL_LOOKED_AT)
+    for _, row in rows:
+        if b"WorkerFailed" in row[b"e"]:
+            event = msgspec.json.decode(row[b"e"], type=AnyEvent)
+            if isinstance(event, WorkerFailed) and event.job == job_id:
+                return "\n".join(event.detail.strip().splitlines()[-TRACEBACK_LINES:])
+    return ""
 
 
 def _refused(desk: Desk, job: JobView) -> None:

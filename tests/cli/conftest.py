@@ -73,6 +73,7 @@ class Shell:
         for process in self._started:
             process.kill()
             process.communicate()
+        self.places.remove_link()
 
     def ended(self, process: "subprocess.Popen[str]") -> Answer:
         out, err = process.communicate(timeout=CALL_S_MAX)

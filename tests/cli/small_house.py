@@ -76,8 +76,6 @@ class PlayedMachines:
     async def _start(self, action: StartWorker, now_s: float) -> None:
         job, worker = action.job, action.worker
         if b"raise" in self._scripts[job]:
-            for line in TRACEBACK.splitlines():
-                await self._store.xadd(f"orch:log:{job}", {"worker": worker, "line": line})
             failed = WorkerFailed(
                 at_s=now_s, job=job, worker=worker, kind="exception", detail=TRACEBACK
             )
