@@ -1,0 +1,216 @@
+"""From one layout to the next: who keeps what, who sends what to whom, what it costs, whether it pays.
+
+Slots of the new layout are given to workers so that the bytes that must move are least: an assignment
+problem with
+
+    cost(worker, slot) = bytes of the slot's sections that the worker does not hold
+
+What is missing comes from whoever holds it and has sent least so far; what nobody holds any more comes from
+the backup tier. All transfers run at once, so the pause is that of the busiest link.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import NamedTuple
+
+import msgspec
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from agent.profile import Profile
+from orchestrator.morph.compiled import Codes, Flags, Reals
+from orchestrator.morph.errors import DoesNotFit
+from orchestrator.morph.plans import Plan
+
+BACKUP = ""
+WORTH = 0.97  # Rubick's gate: so much of all time must be left for training
+TOLERANCE = 1e-9
+
+
+class Move(msgspec.Struct, frozen=True, kw_only=True):
+    """One section of the state to one worker; from the backup tier if there is no source."""
+
+    section: int
+    source: str
+    target: str
+    size_bytes: float
+
+
+class Transition(msgspec.Struct, frozen=True, kw_only=True):
+    """`chains[replica][stage]` is the worker that takes this slot."""
+
+    chains: tuple[tuple[str, ...], ...]
+    moves: tuple[Move, ...]
+    kept_bytes: float
+    moved_bytes: float
+    backup_bytes: float  # of the moved ones, what no worker holds any more
+    pause_s: float
+
+
+class Pace(NamedTuple):
+    """How fast state moves, and what every morph costs besides."""
+
+    bandwidth_bytes_per_s: float
+    backup_bytes_per_s: float
+    fixed_s: float
+
+
+def section_bytes(profile: Profile) -> tuple[float, ...]:
+    """The state of every section: what must be there before it can be trained on."""
+    return tuple(section.parameter_bytes + section.optimizer_bytes for section in profile.sections)
+
+
+def held_by(plan: Plan, chains: Sequence[Sequence[str]]) -> dict[str, frozenset[int]]:
+    """Which sections each worker of a layout holds."""
+    held: dict[str, set[int]] = {}
+    for chain in chains:
+        for stage, (first, end) in enumerate(plan.stages):
+            held.setdefault(chain[stage % len(chain)], set()).update(range(first, end))
+    return {worker: frozenset(sections) for worker, sections in held.items()}
+
+
+def transition(
+    held: Mapping[str, frozenset[int]],
+    workers: Sequence[str],
+    plan: Plan,
+    sizes: Sequence[float],
+    pace: Pace,
+) -> Transition:
+    """Move as little as can be. `held` is what survivors hold; `workers` are all that can be used."""
+    depth, width = plan.way.depth, plan.width
+    if len(workers) < depth * width:
+        raise DoesNotFit(
+            f"{plan.describe()} needs {depth * width} workers; {len(workers)} are there"
+        )
+    size = np.array(sizes, float)
+    has = np.zeros((len(workers), plan.sections), bool)
+    for row, worker in enumerate(workers):
+        has[row, list(held.get(worker, ()))] = True
+    needs = np.zeros((depth, plan.sections), bool)
+    for stage, (first, end) in enumerate(plan.stages):
+        needs[stage % depth, first:end] = True
+    rows = _assigned(has, needs, size, width)
+    moves = _moves(has, needs, size, rows, tuple(workers))
+    moved = sum(move.size_bytes for move in moves)
+    backup = sum(move.size_bytes for move in moves if move.source == BACKUP)
+    chains = tuple(tuple(workers[int(row)] for row in rows[replica]) for replica in range(width))
+    return Transition(
+        chains=chains,
+        moves=moves,
+        kept_bytes=float((needs * size).sum()) * width - moved,
+        moved_bytes=moved,
+        backup_bytes=backup,
+        pause_s=_pause_s(moves, pace),
+    )
+
+
+def _assigned(has: Flags, needs: Flags, size: Reals, width: int) -> Codes:
+    """The worker of every slot, [replica, stage]."""
+    depth = len(needs)
+    missing = (needs * size).sum(axis=1)[None, :] - has.astype(float) @ (needs * size).T
+    # Among equally good workers the earlier ones stay in front, so that nobody is moved for nothing.
+    rank = np.arange(len(has))[:, None] / max(len(has), 1)
+    cost = np.tile(missing + TOLERANCE * rank * max(float(size.sum()), 1.0), (1, width))
+    row, column = linear_sum_assignment(cost)
+    rows = np.empty(depth * width, np.int64)
+    rows[column] = row
+    return rows.reshape(width, depth)
+
+
+def _moves(
+    has: Flags, needs: Flags, size: Reals, rows: Codes, workers: tuple[str, ...]
+) -> tuple[Move, ...]:
+    sent = np.zeros(len(workers))
+    moves = []
+    for replica, stage in np.ndindex(*rows.shape):
+        target = int(rows[replica, stage])
+        for section in np.flatnonzero(needs[stage] & ~has[target]).tolist():
+            holders = np.flatnonzero(has[:, section])
+            source = BACKUP
+            if len(holders):
+                holder = int(holders[sent[holders].argmin()])
+                sent[holder] += size[section]
+                source = workers[holder]
+            moves.append(
+                Move(
+                    section=section,
+                    source=source,
+                    target=workers[target],
+                    size_bytes=float(size[section]),
+                )
+            )
+    return tuple(moves)
+
+
+def _pause_s(moves: Sequence[Move], pace: Pace) -> float:
+    """Every worker sends and receives at once; the backup tier is one sender for all."""
+    out: dict[str, float] = {}
+    into: dict[str, float] = {}
+    backup = 0.0
+    for move in moves:
+        into[move.target] = into.get(move.target, 0.0) + move.size_bytes
+        if move.source == BACKUP:
+            backup += move.size_bytes
+        else:
+            out[move.source] = out.get(move.source, 0.0) + move.size_bytes
+    busiest = max([*out.values(), *into.values()], default=0.0)
+    sending_s = max(
+        busiest / pace.bandwidth_bytes_per_s,
+        backup / pace.backup_bytes_per_s,
+    )
+    return pace.fixed_s + sending_s
+
+
+# --- does it pay? ----------------------------------------------------------------------------------
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """A morph that could be made now. `calm_s` is the expected time until the next forced change."""
+
+    samples_per_s: float  # as things are; 0 if training stands still
+    samples_per_s_after: float
+    pause_s: float
+    calm_s: float
+    trained_s: float  # by this job so far
+    morphs: int  # voluntary ones so far
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    go: bool
+    because: str
+
+
+def worthwhile(now: Situation) -> Verdict:
+    """A voluntary morph must win back its pause before the next change, and leave 97 % for training.
+
+    (T - N * pause) / T > 0.97 with this morph counted in N; a forced one (nothing trains) always goes.
+    """
+    if now.samples_per_s <= 0:
+        return Verdict(go=True, because="nothing is trained as it is: this morph is forced")
+    stay = now.calm_s * now.samples_per_s
+    move = max(now.calm_s - now.pause_s, 0.0) * now.samples_per_s_after
+    if move <= stay:
+        return Verdict(
+            go=False,
+            because=(
+                f"{now.pause_s:.3g} s of pause would not be won back: {now.samples_per_s_after:.4g} "
+                f"instead of {now.samples_per_s:.4g} samples/s for the {now.calm_s:.3g} s until the "
+                "next change"
+            ),
+        )
+    lost = (now.morphs + 1) * now.pause_s
+    if now.trained_s <= 0 or (now.trained_s - lost) / now.trained_s <= WORTH:
+        least_s = lost / (1 - WORTH)
+        return Verdict(
+            go=False,
+            because=(
+                f"{now.morphs + 1} morphs of {now.pause_s:.3g} s are more than {1 - WORTH:.0%} of "
+                f"{now.trained_s:.4g} s of training; from {least_s:.4g} s on it may"
+            ),
+        )
+    return Verdict(
+        go=True,
+        because=(
+            f"{move - stay:.4g} samples are gained in the {now.calm_s:.3g} s until the next change, "
+            f"a pause of {now.pause_s:.3g} s counted"
+        ),
+    )

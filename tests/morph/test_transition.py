@@ -1,0 +1,165 @@
+"""Moving from layout to layout, and when it pays."""
+
+import itertools
+
+import numpy as np
+import pytest
+from conftest import make_profile
+
+from orchestrator.morph import book, transition
+from orchestrator.morph.errors import DoesNotFit
+from orchestrator.morph.plans import Cost, Plan, Way
+from orchestrator.morph.search import Task
+from orchestrator.morph.transition import BACKUP, Pace, Situation
+
+PACE = Pace(1e9, 5e8, 0.1)
+
+
+def layout(firsts: tuple[int, ...], width: int, sections: int = 6, chunks: int = 1) -> Plan:
+    depth = len(firsts) // chunks
+    return Plan(
+        way=Way(schedule="1f1b", depth=depth, microbatch_size=1, chunks=chunks),
+        firsts=firsts,
+        sections=sections,
+        shares=(4,) * width,
+        workers=depth * width,
+        samples=4 * width,
+        cost=Cost(step_s=1, busy_s=1, bubble_s=0, reduce_s=0),
+        memory_bytes=(0.0,) * len(firsts),
+    )
+
+
+def names(count: int) -> list[str]:
+    return [f"w{i}" for i in range(count)]
+
+
+def test_the_same_layout_moves_nothing():
+    """All workers stay, in whatever order they are listed: not a byte moves."""
+    plan = layout((0, 3), 2)
+    chains = (("w0", "w1"), ("w2", "w3"))
+    held = transition.held_by(plan, chains)
+    found = transition.transition(held, names(4)[::-1], plan, [1e6] * 6, PACE)
+    assert (found.moved_bytes, found.moves, found.pause_s) == (0.0, (), 0.1)
+
+
+def test_a_lost_worker_is_replaced_by_copies_of_its_neighbours():
+    """The newcomer takes the lost slot; every section comes from the other replica."""
+    plan = layout((0, 3), 2)
+    held = transition.held_by(plan, (("w0", "w1"), ("w2", "w3")))
+    del held["w3"]
+    found = transition.transition(held, ["w0", "w1", "w2", "new"], plan, [1e6] * 6, PACE)
+    assert {(m.section, m.source, m.target) for m in found.moves} == {
+        (section, "w1", "new") for section in (3, 4, 5)
+    }
+    assert found.moved_bytes == 3e6
+    assert found.pause_s == pytest.approx(0.1 + 3e6 / 1e9)
+
+
+def test_what_nobody_holds_comes_from_the_backup():
+    """Both holders of a stage are gone: its state is read from the reliable tier."""
+    plan = layout((0, 3), 2)
+    held = transition.held_by(plan, (("w0", "w1"), ("w2", "w3")))
+    for gone in ("w1", "w3"):
+        del held[gone]
+    found = transition.transition(held, ["w0", "w2"], layout((0, 3), 1), [1e6] * 6, PACE)
+    assert {move.source for move in found.moves} == {BACKUP}
+    assert found.backup_bytes == found.moved_bytes == 3e6
+    assert found.pause_s == pytest.approx(0.1 + 3e6 / 5e8)
+
+
+@pytest.mark.parametrize("seed", range(15))
+def test_no_assignment_moves_less(seed):
+    """Against every permutation of up to six workers."""
+    rng = np.random.default_rng(seed)
+    old = layout((0, 2, 4), 2)
+    new = layout(tuple(sorted({0, int(rng.integers(1, 3)), int(rng.integers(3, 6))})), 2)
+    sizes = rng.uniform(1, 9, 6).tolist()
+    held = transition.held_by(old, (("w0", "w1", "w2"), ("w3", "w4", "w5")))
+    for gone in rng.choice(names(6), 2, replace=False):
+        held.pop(str(gone), None)
+    workers = names(6)
+    found = transition.transition(held, workers, new, sizes, PACE)
+
+    def moved(order) -> float:
+        total = 0.0
+        for slot, worker in enumerate(order):
+            first, end = new.stages[slot % 3]
+            have = held.get(worker, frozenset())
+            total += sum(sizes[k] for k in range(first, end) if k not in have)
+        return total
+
+    assert found.moved_bytes == pytest.approx(min(map(moved, itertools.permutations(workers))))
+
+
+def test_interleaved_workers_hold_all_their_chunks():
+    """A worker of two chunks keeps both, and gets the section that it lacks."""
+    plan = layout((0, 1, 2, 4), 1, chunks=2)
+    held = transition.held_by(plan, (("w0", "w1"),))
+    assert held == {"w0": {0, 2, 3}, "w1": {1, 4, 5}}
+    held["w0"] = frozenset({0, 2})
+    found = transition.transition(held, ["w0", "w1"], plan, [1.0] * 6, PACE)
+    assert [(move.section, move.target) for move in found.moves] == [(3, "w0")]
+
+
+def test_senders_share_the_load():
+    """With many holders no worker sends twice what another does."""
+    old, new = layout((0,), 4), layout((0,), 8)
+    held = transition.held_by(old, [(name,) for name in names(4)])
+    found = transition.transition(held, names(8), new, [1e6] * 6, PACE)
+    sent = {name: sum(m.size_bytes for m in found.moves if m.source == name) for name in names(4)}
+    assert set(sent.values()) == {6e6}
+
+
+def test_a_plan_for_a_thousand_workers():
+    """From the book's layout for 1000 to that for 999: every section is somewhere, all slots are filled."""
+    profile = make_profile(16)
+    made = book.book(profile, Task(global_batch=4096, microbatch_sizes=(2,)), 200)
+    old, new = made.at(200), made.at(199)
+    workers = names(200)
+    depth = old.way.depth
+    chains = [workers[r * depth : (r + 1) * depth] for r in range(old.width)]
+    held = transition.held_by(old, chains)
+    sizes = transition.section_bytes(profile)
+    found = transition.transition(held, workers[1:], new, sizes, PACE)
+    used = [worker for chain in found.chains for worker in chain]
+    assert len(set(used)) == len(used) == new.way.depth * new.width
+    needed = sum(sizes) * new.width
+    assert found.kept_bytes + found.moved_bytes == pytest.approx(needed)
+    assert found.backup_bytes == 0
+
+
+def test_too_few_workers_are_refused():
+    """A layout for four is not laid over three."""
+    with pytest.raises(DoesNotFit, match="2x2 needs 4 workers; 3 are there"):
+        transition.transition({}, names(3), layout((0, 3), 2), [1.0] * 6, PACE)
+
+
+def situation(**changes) -> Situation:
+    fields = {
+        "samples_per_s": 100.0,
+        "samples_per_s_after": 120.0,
+        "pause_s": 78.0,
+        "calm_s": 3600.0,
+        "trained_s": 36_000.0,
+        "morphs": 0,
+    }
+    return Situation(**{**fields, **changes})
+
+
+@pytest.mark.parametrize(("trained_s", "go"), [(2599.0, False), (2601.0, True)])
+def test_the_gate_opens_at_2600_seconds(trained_s, go):
+    """With a pause of 78 s the first voluntary morph needs more than 2600 s of training."""
+    verdict = transition.worthwhile(situation(trained_s=trained_s))
+    assert verdict.go is go
+    if not go:
+        assert "from 2600 s on it may" in verdict.because
+
+
+def test_a_gain_must_pay_for_its_pause():
+    """A short calm does not win the pause back; a forced morph asks nobody."""
+    verdict = transition.worthwhile(situation(calm_s=100.0))
+    assert not verdict.go
+    assert "would not be won back" in verdict.because
+    forced = transition.worthwhile(situation(samples_per_s=0.0, trained_s=0.0, calm_s=1.0))
+    assert forced.go
+    assert not transition.worthwhile(situation(morphs=13)).go
