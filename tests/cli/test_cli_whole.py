@@ -1,0 +1,61 @@
+"""The whole product from the command line: a real house, real Ray nodes, a real script, real ends."""
+
+import pytest
+from conftest import Shell
+
+from orchestrator import processes
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
+
+SCRIPT = """
+import sys
+import torch
+from agent import Session
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=2)
+if "--raise" in sys.argv:
+    raise ValueError("on purpose")
+for step in session.steps(20):
+    for x in session.share([torch.ones(3, 4), torch.zeros(3, 4)]):
+        session.backward((model(x) - 1).square().mean())
+    optimizer.step()
+print("this was all")
+"""
+
+
+@pytest.fixture(scope="module")
+def real(tmp_path_factory):
+    """`up`, and after the tests `down`: then nothing carries our mark any more."""
+    shell = Shell(tmp_path_factory.mktemp("real"))
+    shell.script("train.py", SCRIPT)
+    try:
+        assert shell.ended(shell.start("up", "--json")).json["was_up"] is False
+        yield shell
+        down = shell("down", "--json")
+        assert (down.code, down.json["was_up"]) == (0, True)
+        assert processes.marked(shell.places.identity) == []
+        assert not shell.places.run.is_symlink()
+    finally:
+        processes.sweep(shell.places.identity)
+        shell.close()
+
+
+def test_a_real_script_is_trained_to_its_end(real):
+    """Bought, booted, trained, given back: exit code 0, every step committed, the words in the log."""
+    answer = real("submit", "train.py", "--follow", "--json", "--slots-max", "2")
+    assert answer.code == 0, answer.out
+    job = answer.json["job"]
+    assert (job["status"], job["step"], job["steps_lost"]) == ("SUCCEEDED", 20, 0)
+    assert "this was all" in real("logs", job["id"]).out
+    assert real("cost", "--json").json["cost"]["spent_usd"] > 0
+
+
+def test_a_real_script_that_raises_shows_its_own_traceback(real):
+    """With the line of the script itself, and exit code 100."""
+    answer = real("submit", "train.py", "--follow", "--slots-max", "1", "--", "--raise")
+    assert answer.code == 100, answer.out
+    assert 'raise ValueError("on purpose")\nValueError: on purpose\n' in answer.out
+    assert "Traceback (most recent call last):" in answer.out
