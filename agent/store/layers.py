@@ -50,6 +50,10 @@ class _Draft:
         self.values: dict[str, Any] = {}
         self.aliases: dict[str, str] = {}
 
+    def copy(self, path: str, value: Any) -> bool:
+        """As `keep`, for what may change before the next update: it is copied at once."""
+        return self.keep(path, value.clone() if isinstance(value, torch.Tensor) else value)
+
     def keep(self, path: str, value: Any) -> bool:
         if not isinstance(value, torch.Tensor):
             return False
@@ -77,7 +81,7 @@ class _Draft:
 
 
 def layers_of(objects: Mapping[str, Stateful], group: Group = block_of) -> list[LiveLayer]:
-    """The state of all objects, in layers, as live tensors: nothing is copied."""
+    """The state of all objects, in layers, as live tensors (but for buffers, see `collect`)."""
     return collect(objects, group).finish()
 
 
@@ -101,7 +105,10 @@ class Collected:
 
 
 def collect(objects: Mapping[str, Stateful], group: Group = block_of) -> Collected:
-    """Note which tensors and values make up the state now."""
+    """Note which tensors and values make up the state now.
+
+    Parameters and optimizer state are noted as they live, for nothing changes them before the next
+    update. Buffers do change (a forward counts its batches), and so may settings: they are copied."""
     drafts: dict[str, _Draft] = defaultdict(_Draft)
     names: dict[torch.Tensor, str] = {}
     for key, module in _modules(objects).items():
@@ -111,7 +118,7 @@ def collect(objects: Mapping[str, Stateful], group: Group = block_of) -> Collect
             _take_optimizer(key, thing, drafts, names, group)
         elif not isinstance(thing, torch.nn.Module):
             draft = drafts[REST]
-            draft.values[key] = values.strip(thing.state_dict(), key, draft.keep)
+            draft.values[key] = values.strip(thing.state_dict(), key, draft.copy)
     return Collected(drafts)
 
 
@@ -131,7 +138,9 @@ def _take_module(
         draft, path = drafts[group(name)], f"{key}/{name}"
         if tensor in first:
             draft.aliases[path] = first[tensor]
-        elif draft.keep(path, tensor):
+        else:
+            keep = draft.keep if isinstance(tensor, torch.nn.Parameter) else draft.copy
+            keep(path, tensor)
             first[tensor] = path
             names.setdefault(tensor, name)
 
@@ -163,7 +172,7 @@ def _take_optimizer(
             draft, path, shared = drafts[layer], f"{key}/{name}", f"{key}@{layer}/{at}"
             # Settings are the same for many parameters; a layer that has any of them has one copy.
             if shared not in draft.values:
-                draft.values[shared] = values.strip(settings, shared, draft.keep)
+                draft.values[shared] = values.strip(settings, shared, draft.copy)
             state = optimizer.state.get(parameter, {})
             draft.values[path] = {"state": draft.state(state, f"{path}/state"), "settings": shared}
 

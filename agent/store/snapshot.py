@@ -93,8 +93,8 @@ class _Copy(msgspec.Struct, frozen=True):
 class Snapshotter:
     """Takes snapshots of some objects and hands each to `deliver`, which may take its time.
 
-    One thread calls `begin`, and updates the state only after `before_update`; the optimizers among
-    the objects call that themselves.
+    One thread calls `begin`, and updates the state only after `before_update`. The optimizers among
+    the objects call that themselves; whoever changes parameters in another way calls it first.
     """
 
     def __init__(

@@ -67,6 +67,8 @@ class S3Server:
 
 class _Handler(BaseHTTPRequestHandler):
     protocol_version = "HTTP/1.1"
+    disable_nagle_algorithm = True
+    wbufsize = 1 << 16  # head and body in one piece
     server_state = None
 
     def log_message(self, *_):

@@ -1,0 +1,57 @@
+"""What others read: plain weights, and torch's own checkpoint."""
+
+import pytest
+import torch
+from models import make, same
+from safetensors.torch import load_file
+from test_layers import store
+from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
+
+from agent.errors import CheckpointError
+from agent.store.export import save_weights, to_torch, weights
+from agent.store.sinks import MemorySink
+
+
+@pytest.fixture
+def saved():
+    """A model after two steps, and the store that holds it in three shares."""
+    objects, step = make("tied")
+    step(0), step(1)
+    sink = MemorySink()
+    return objects, sink, store(sink, objects, holders=3)
+
+
+@pytest.mark.parametrize("suffix", [".pt", ".safetensors"])
+def test_weights_are_a_plain_state_dict(saved, tmp_path, suffix):
+    """The file is what the model's own state_dict would be, and a new model takes it strictly."""
+    objects, sink, manifest = saved
+    path = tmp_path / "out" / f"weights{suffix}"
+    save_weights(path, sink, manifest)
+    found = load_file(path) if suffix == ".safetensors" else torch.load(path, weights_only=True)
+    assert same(dict(objects["model"].state_dict()), found)
+    fresh = make("tied", seed=3)[0]["model"]
+    fresh.load_state_dict(found, strict=True)
+    assert [item.name for item in path.parent.iterdir()] == [path.name]
+
+
+def test_an_object_that_is_not_there_is_said_by_name(saved):
+    """Asking for a module that was never saved is one clear line."""
+    _, sink, manifest = saved
+    with pytest.raises(CheckpointError, match="version 1 of job holds no object named other"):
+        weights(sink, manifest, "other")
+
+
+def test_torch_reads_the_whole_state(saved, tmp_path):
+    """torch's own converter reads the exported folder: weights, optimizer by name, schedule."""
+    objects, sink, manifest = saved
+    to_torch(tmp_path / "dcp", sink, manifest)
+    dcp_to_torch_save(tmp_path / "dcp", tmp_path / "all.pt")
+    found = torch.load(tmp_path / "all.pt", weights_only=True)
+    assert same(dict(objects["model"].state_dict()), found["model"])
+    named = dict(objects["model"].named_parameters())
+    assert set(found["opt"]["state"]) == set(named)
+    for name, item in named.items():
+        assert same(dict(objects["opt"].state[item]), found["opt"]["state"][name])
+    groups = found["opt"]["param_groups"]
+    assert sorted(group["lr"] for group in groups) == [0.001, 0.02]
+    assert same(objects["plan"].state_dict()["best"], found["plan"]["best"])

@@ -1,0 +1,191 @@
+"""Models to layers and back, into whatever part of the model is here."""
+
+import copy
+
+import pytest
+import torch
+from models import Tied, check_same, make
+from torch import nn
+
+from agent.errors import StateError
+from agent.store.archive import Archive, assemble, write_parts
+from agent.store.export import nested
+from agent.store.format import file_of, share
+from agent.store.layers import block_of, layers_of, load, memory_of
+from agent.store.sinks import MemorySink
+
+
+def store(sink, *writers, version=1, holders=1):
+    """Every writer's layers, each shared out among `holders`; the manifest."""
+    parts, forms = [], []
+    for objects in writers:
+        for layer in layers_of(objects):
+            whole = b"".join(bytes(memory_of(item.contiguous())) for item in layer.tensors)
+            forms.append(layer.form)
+            for holder in range(holders):
+                low, high = share(len(whole), holders, holder)
+                files = [file_of(layer.form, version, low, high, [whole[low:high]])]
+                parts.extend(write_parts(sink, files if low < high else []))
+    manifest = assemble("job", version, 1, forms, parts)
+    assert Archive(sink, "job").commit(manifest)
+    return manifest
+
+
+@pytest.mark.parametrize(
+    ("name", "layer"),
+    [
+        ("blocks.0.attn.qkv.weight", "blocks.0"),
+        ("encoder.layers.11.norm.bias", "encoder.layers.11"),
+        ("wte.weight", "wte"),
+        ("decoder.head.proj.weight", "decoder.head.proj"),
+        ("scale", "scale"),
+    ],
+)
+def test_parameters_are_grouped_by_block(name, layer):
+    """A numbered block is one layer; what is in none goes with its own module."""
+    assert block_of(name) == layer
+
+
+@pytest.mark.parametrize("kind", ["tied", "mixed"])
+@pytest.mark.parametrize("holders", [1, 3])
+def test_a_state_comes_back_bit_for_bit(kind, holders):
+    """Model, optimizer and schedule after two steps, loaded into new ones, go on identically."""
+    objects, step = make(kind)
+    step(0), step(1)
+    sink = MemorySink()
+    manifest = store(sink, objects, holders=holders)
+    others, other_step = make(kind, seed=5)
+    load(sink, manifest, others)
+    check_same(objects, others)
+    step(2), other_step(2)
+    check_same(objects, others)
+
+
+def test_a_state_goes_into_memory_that_is_there_already():
+    """An optimizer that has run keeps its tensors where they are; only their bytes change."""
+    objects, step = make("tied")
+    step(0)
+    sink = MemorySink()
+    manifest = store(sink, objects)
+    step(1)
+    state = objects["opt"].state
+    before = {key: item["exp_avg"].data_ptr() for key, item in state.items()}
+    load(sink, manifest, objects)
+    assert {key: item["exp_avg"].data_ptr() for key, item in state.items()} == before
+    fresh, fresh_step = make("tied")
+    fresh_step(0)
+    check_same(objects, fresh)
+
+
+def test_a_state_from_before_the_first_step_has_no_optimizer_state():
+    """Nothing is invented for an optimizer that had none, and what it has meanwhile goes."""
+    objects, step = make("tied")
+    sink = MemorySink()
+    manifest = store(sink, objects)
+    step(0)
+    load(sink, manifest, objects)
+    assert not objects["opt"].state
+
+
+class Stage(nn.Module):
+    """Some of a model's modules under the names that they have in the whole model."""
+
+    def __init__(self, model, keep):
+        super().__init__()
+        for name, child in model.named_children():
+            if isinstance(child, nn.ModuleList):
+                chosen = {
+                    n: copy.deepcopy(c) for n, c in child.named_children() if f"{name}.{n}" in keep
+                }
+                if chosen:
+                    self.add_module(name, nn.ModuleDict(chosen))
+            elif name in keep:
+                self.add_module(name, copy.deepcopy(child))
+        for name, item in model.named_parameters(recurse=False):
+            if name in keep:
+                self.register_parameter(name, nn.Parameter(item.detach().clone()))
+
+
+def stages(model, *keeps):
+    """Stages with optimizers of their own, filled with `model`'s weights and a made-up state."""
+    made = []
+    for keep in keeps:
+        stage = Stage(model, keep)
+        optimizer = torch.optim.AdamW(stage.parameters(), lr=0.5)
+        for name, item in stage.named_parameters():
+            item.grad = torch.full_like(item, len(name) / 7)
+        optimizer.step()
+        made.append({"model": stage, "opt": optimizer})
+    return made
+
+
+FIRST, SECOND = {"wte", "blocks.0"}, {"blocks.1", "blocks.2", "scale", "head"}
+CUTS = [
+    [FIRST | SECOND],
+    [FIRST, SECOND],
+    [{"wte"}, {"blocks.0", "blocks.1"}, {"blocks.2", "scale", "head"}],
+]
+
+
+@pytest.mark.parametrize("written", CUTS, ids=["P1", "P2", "P3"])
+@pytest.mark.parametrize("read", CUTS, ids=["P1", "P2", "P3"])
+def test_any_cut_of_a_model_reads_what_any_other_wrote(written, read):
+    """Stages of one layout load their part of what the stages of another wrote, optimizer and all."""
+    torch.manual_seed(1)
+    sink = MemorySink()
+    manifest = store(sink, *stages(Tied(), *written), holders=2)
+    whole = nested(sink, manifest)
+    torch.manual_seed(2)
+    for objects in stages(Tied(), *read):
+        load(sink, manifest, objects)
+        for name, item in objects["model"].state_dict().items():
+            assert torch.equal(item, whole["model"][name])
+        for name, item in objects["model"].named_parameters():
+            for key, value in objects["opt"].state[item].items():
+                assert torch.equal(value, whole["opt"]["state"][name][key])
+
+
+def test_a_tied_tensor_written_once_is_read_by_both_of_its_stages():
+    """What one worker held as one tensor under two names becomes two, on two stages."""
+    objects, step = make("tied")
+    step(0)
+    sink = MemorySink()
+    manifest = store(sink, objects)
+    for objects_here in stages(Tied(), FIRST, SECOND):
+        load(sink, manifest, objects_here)
+        name = "wte" if hasattr(objects_here["model"], "wte") else "head"
+        weight = getattr(objects_here["model"], name).weight
+        assert torch.equal(weight, objects["model"].wte.weight)
+        state = objects["opt"].state[objects["model"].wte.weight]
+        assert torch.equal(objects_here["opt"].state[weight]["exp_avg"], state["exp_avg"])
+
+
+def test_what_does_not_fit_is_said_by_name():
+    """Another shape, a missing tensor, a foreign parameter: one line that names it."""
+    objects, step = make("tied")
+    step(0)
+    sink = MemorySink()
+    manifest = store(sink, objects)
+    wider = {"model": Tied(width=8)}
+    with pytest.raises(StateError, match=r"model/wte.weight is torch.float32 \[17, 8\] here"):
+        load(sink, manifest, wider)
+    deeper = {"model": Tied(blocks=4)}
+    with pytest.raises(StateError, match=r"no model/blocks.3.0.weight"):
+        load(sink, manifest, deeper)
+    stray = torch.optim.SGD([nn.Parameter(torch.zeros(3))], lr=1)
+    with pytest.raises(StateError, match="belongs to none of the saved modules"):
+        layers_of({"model": Tied(), "opt": stray})
+
+
+def test_a_state_that_cannot_be_written_is_said_by_name():
+    """A value that is neither tensor nor plain is refused with its place in the state."""
+
+    class Odd:
+        def state_dict(self):
+            return {"where": [1, object()]}
+
+        def load_state_dict(self, state):
+            raise AssertionError(state)
+
+    with pytest.raises(StateError, match="odd/where/1 is a object"):
+        layers_of({"odd": Odd()})
