@@ -1,0 +1,226 @@
+"""From a graph to stages: where to cut, and what each stage is.
+
+    sections   runs of nodes between neighbouring cut-points worth having
+    balance    stages = runs of sections, so that the slowest is as fast as can be
+    build      each stage a module of its own, with its own parameters only
+
+Balance, over cuts c_1 < ... < c_{P-1} among sections 0 .. K-1 with forward plus backward times t and bytes b
+crossing behind a section:
+
+    minimise  max over stages of  sum of t + (b_in + b_out) / bandwidth
+"""
+
+import itertools
+import statistics
+import time
+from collections.abc import Sequence
+
+import torch
+from torch import fx
+
+from agent.errors import Misuse
+from agent.pipeline.examine import CutPoint, Facts, cut_points, stood_in, used
+from agent.pipeline.pieces import NOTHING, Boundary, Piece
+from agent.pipeline.stage import Stage
+
+SECTIONS_MAX = 64
+BANDWIDTH_BYTES_PER_S = 1e9  # until a link has been measured
+
+
+class TooShort(Misuse):
+    """The model has fewer places to cut than the layout needs."""
+
+
+def worth_cutting(facts: Facts, most: int = SECTIONS_MAX) -> tuple[CutPoint, ...]:
+    """Cut-points that are no wider than their neighbours, thinned out evenly when they are many."""
+    points = cut_points(facts)
+    if not points:
+        return ()
+    widths = [point.nbytes for point in points]
+    narrow = [
+        point
+        for index, point in enumerate(points)
+        if widths[index] <= min(widths[max(index - 1, 0) : index + 2])
+    ]
+    step = -(-len(narrow) // (most - 1))
+    return tuple(narrow[::step])
+
+
+def build(graph: fx.GraphModule, facts: Facts, after: Sequence[int]) -> tuple[Piece, ...]:
+    """The stages between cuts behind these nodes."""
+    points = {point.after: point for point in cut_points(facts)}
+    if not set(after) <= set(points):
+        raise Misuse(f"the model cannot be cut behind {sorted(set(after) - set(points))}")
+    cuts = [points[position] for position in after]
+    nodes = list(graph.graph.nodes)
+    edges = [-1, *(cut.after for cut in cuts), len(nodes) - 1]
+    spans = [range(a + 1, b + 1) for a, b in itertools.pairwise(edges)]
+    owners = _owners(graph, nodes, spans)
+    boundaries = [NOTHING]
+    for index, cut in enumerate(cuts):
+        drawn = any(draw <= cut.after for draw in facts.draws)
+        boundaries.append(
+            Boundary(
+                values=cut.values,
+                stream=drawn and any(draw > cut.after for draw in facts.draws),
+                tied=tuple(
+                    name for name, stages in owners.items() if stages[0] <= index < stages[-1]
+                ),
+            )
+        )
+    boundaries.append(NOTHING)
+    tied = {name: tuple(stages) for name, stages in owners.items() if len(stages) > 1}
+    return tuple(
+        _piece(graph, facts, span, boundaries[index : index + 2], (index, tied))
+        for index, span in enumerate(spans)
+    )
+
+
+def _piece(
+    graph: fx.GraphModule,
+    facts: Facts,
+    span: range,
+    edges: list[Boundary],
+    place: tuple[int, dict[str, tuple[int, ...]]],
+) -> Piece:
+    index, tied = place
+    nodes = list(graph.graph.nodes)
+    before, after = edges
+    module, batch = _module(graph, nodes, span, before, after)
+    whole = dict(graph.named_parameters())
+    mine = {id(param): name for name, param in module.named_parameters()}
+    return Piece(
+        index=index,
+        last=after is NOTHING,
+        module=module,
+        batch=batch,
+        before=before,
+        after=after,
+        draws=any(draw in span for draw in facts.draws),
+        written=tuple(name for name, _ in module.named_buffers() if name in facts.written),
+        tied=tied,
+        names={name: mine[id(whole[name])] for name in tied if id(whole[name]) in mine},
+    )
+
+
+def _module(
+    graph: fx.GraphModule, nodes: list[fx.Node], span: range, before: Boundary, after: Boundary
+) -> tuple[fx.GraphModule, tuple[int, ...]]:
+    """The nodes of a span as a module. Parameters are fetched where they are used."""
+    made = fx.Graph()
+    known: dict[fx.Node, fx.Node] = {}
+    by_name = {node.name: node for node in nodes}
+    placeholders = [node for node in nodes if node.op == "placeholder"]
+    mine = [node for node in (nodes[i] for i in span) if node.op not in ("placeholder", "get_attr")]
+    for name in (*before.tensors, *before.plains):
+        known[by_name[name]] = made.placeholder(name)
+    needed = {source for node in mine for source in node.all_input_nodes}
+    batch = tuple(i for i, node in enumerate(placeholders) if node in needed)
+    for index in batch:
+        known[placeholders[index]] = made.placeholder(placeholders[index].name)
+    for node in mine:
+        for source in node.all_input_nodes:
+            if source not in known and source.op == "get_attr":
+                known[source] = made.node_copy(source)
+        if node.op == "output":
+            (loss,) = node.all_input_nodes
+            made.output(known[loss])
+        else:
+            known[node] = made.node_copy(node, known.__getitem__)
+    if after is not NOTHING:
+        made.output(tuple(known[by_name[name]] for name in (*after.tensors, *after.plains)))
+    return fx.GraphModule(graph, made), batch
+
+
+def _owners(
+    graph: fx.GraphModule, nodes: list[fx.Node], spans: list[range]
+) -> dict[str, list[int]]:
+    """The stages that use each trainable parameter, under the first of its names."""
+    names = {id(param): name for name, param in graph.named_parameters() if param.requires_grad}
+    found: dict[str, set[int]] = {}
+    position = {node: index for index, node in enumerate(nodes)}
+    stage_of = {index: stage for stage, span in enumerate(spans) for index in span}
+    for node in nodes:
+        places = [node] if node.op == "call_module" else list(node.users)
+        for tensor in used(graph, node):
+            if id(tensor) in names:
+                stages = found.setdefault(names[id(tensor)], set())
+                stages |= {stage_of[position[place]] for place in places}
+    return {name: sorted(stages) for name, stages in found.items()}
+
+
+def balance(
+    seconds: Sequence[float],
+    nbytes: Sequence[int],
+    stages: int,
+    bandwidth_bytes_per_s: float = BANDWIDTH_BYTES_PER_S,
+) -> tuple[int, ...]:
+    """After which sections to cut. `nbytes[k]` crosses a cut behind section k."""
+    count = len(seconds)
+    if stages > count:
+        raise TooShort(
+            f"the model has {count - 1} places to cut, and {stages} stages need {stages - 1}: "
+            f"use a depth of at most {count}"
+        )
+    total = [0.0]
+    for value in seconds:
+        total.append(total[-1] + value)
+    wire = [0.0, *(size / bandwidth_bytes_per_s for size in nbytes[: count - 1]), 0.0]
+
+    def cost(first: int, end: int) -> float:
+        return total[end] - total[first] + wire[first] + wire[end]
+
+    best = [cost(0, end) for end in range(count + 1)]
+    choices: list[list[int]] = []
+    for stage in range(1, stages):
+        found, chosen = [float("inf")] * (count + 1), [0] * (count + 1)
+        for end in range(stage + 1, count + 1):
+            for first in range(stage, end):
+                slowest = max(best[first], cost(first, end))
+                if slowest < found[end]:
+                    found[end], chosen[end] = slowest, first
+        best = found
+        choices.append(chosen)
+    cuts, end = [], count
+    for chosen in reversed(choices):
+        end = chosen[end]
+        cuts.append(end - 1)
+    return tuple(reversed(cuts))
+
+
+def measured(
+    pieces: Sequence[Piece], example: Sequence[torch.Tensor], rounds: int = 3
+) -> list[float]:
+    """Seconds of forward plus backward of every piece, medians over a few rounds."""
+    stream, arrived, found = torch.get_rng_state(), None, []
+    for piece in pieces:
+        times = []
+        with stood_in(piece.module):
+            for _ in range(rounds):
+                stage = Stage(piece, microbatches=1)
+                start_s = time.perf_counter()
+                sent = stage.forward(0, arrived, example)
+                stage.backward(0, stage.ones_for(sent))
+                times.append(time.perf_counter() - start_s)
+                stage.module.zero_grad()
+        arrived = sent
+        found.append(statistics.median(times))
+    torch.set_rng_state(stream)
+    return found
+
+
+def choose(
+    graph: fx.GraphModule, facts: Facts, example: Sequence[torch.Tensor], stages: int
+) -> tuple[int, ...]:
+    """Where to cut for so many stages, as even as measured times allow.
+
+    One worker measures and all are told: times differ from worker to worker.
+    """
+    if stages == 1:
+        return ()
+    points = worth_cutting(facts)
+    if stages > len(points) + 1:
+        points = cut_points(facts)
+    seconds = measured(build(graph, facts, [point.after for point in points]), example)
+    chosen = balance(seconds, [point.nbytes for point in points], stages)
+    return tuple(points[index].after for index in chosen)

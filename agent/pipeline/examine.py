@@ -1,0 +1,228 @@
+"""What each value of a recorded graph is: run once, looking.
+
+A *value* is what a node of the graph computes. Values that a later node still needs would have to
+cross a cut made before it; parameters and microbatches would not, since every stage takes those itself.
+A cut is refused where it would change the numbers:
+
+* a value that crosses shares its memory with something that is written to behind the cut;
+* a buffer is written to, and used on both sides;
+* what would cross is neither a tensor nor plain numbers.
+"""
+
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+from torch import fx
+
+from agent.pipeline.record import CannotRecord, python_drawn, where
+
+PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
+
+
+class Value(msgspec.Struct, frozen=True, kw_only=True):
+    """`crosses` says that it could be sent; a plain value has no bytes worth counting."""
+
+    name: str
+    at: int  # its node, counted in the order of the graph
+    last_use: int
+    nbytes: int
+    needs_grad: bool
+    plain: bool
+    crosses: bool
+
+
+class CutPoint(msgspec.Struct, frozen=True, kw_only=True):
+    """Between the nodes `after` and `after + 1`."""
+
+    after: int
+    values: tuple[Value, ...]
+
+    @property
+    def nbytes(self) -> int:
+        return sum(value.nbytes for value in self.values)
+
+
+class Facts(msgspec.Struct, frozen=True, kw_only=True):
+    """All that cutting needs to know about a graph."""
+
+    nodes: int
+    values: tuple[Value, ...]
+    tied_down: tuple[tuple[int, int], ...]  # no cut after i with first <= i < last
+    draws: tuple[int, ...]  # nodes that draw from torch's random stream
+    written: frozenset[str]  # buffers that the forward writes to
+
+
+def examine(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> Facts:
+    """Run the graph once on one microbatch. Parameters on the meta device are stood in for."""
+    before = {name: buffer.clone() for name, buffer in graph.named_buffers()}
+    stream = torch.get_rng_state()
+    look = _Look(graph)
+    try:
+        look.run(*example)
+    finally:
+        torch.set_rng_state(stream)
+    written = frozenset(
+        name
+        for name, buffer in graph.named_buffers()
+        if not buffer.is_meta and not torch.equal(buffer, before[name])
+    )
+    with torch.no_grad():
+        for name, buffer in graph.named_buffers():
+            if name in written:
+                buffer.copy_(before[name])
+    return Facts(
+        nodes=len(graph.graph.nodes),
+        values=look.values(),
+        tied_down=(*look.writes(), *_buffer_uses(graph, written)),
+        draws=tuple(look.draws),
+        written=written,
+    )
+
+
+def cut_points(facts: Facts) -> tuple[CutPoint, ...]:
+    """Every position where the graph may be cut, with what would cross it."""
+    points = []
+    for after in range(facts.nodes - 1):
+        if any(first <= after < last for first, last in facts.tied_down):
+            continue
+        values = tuple(v for v in facts.values if v.at <= after < v.last_use)
+        if values and all(value.crosses for value in values):
+            points.append(CutPoint(after=after, values=values))
+    return tuple(points)
+
+
+class _Look(fx.Interpreter):
+    """Runs the nodes, and notes what each one makes, writes to and draws."""
+
+    def __init__(self, graph: fx.GraphModule) -> None:
+        super().__init__(graph, garbage_collect_values=False)
+        self._index = {node: index for index, node in enumerate(graph.graph.nodes)}
+        self._made: dict[fx.Node, Any] = {}
+        self._storages: dict[int, tuple[int, torch.Tensor, int]] = {}
+        self._writes: dict[int, tuple[int, int]] = {}
+        self.draws: list[int] = []
+
+    def run_node(self, n: fx.Node) -> Any:
+        stream, others = torch.get_rng_state(), python_drawn()
+        try:
+            out = self._run(n)
+        except Exception as error:
+            raise CannotRecord(
+                f"{where(error)}: {n.format_node()} fails on the first microbatch: {error}"
+            ) from error
+        if python_drawn() != others:
+            raise CannotRecord(
+                f"{n.target} draws from Python's or numpy's random stream, which does not travel from "
+                "stage to stage: draw from torch instead, or train with depth 1"
+            )
+        if not torch.equal(torch.get_rng_state(), stream):
+            self.draws.append(self._index[n])
+        self._note(n, out)
+        return out
+
+    def _run(self, node: fx.Node) -> Any:
+        if node.op == "call_module":
+            with stood_in(self.module.get_submodule(str(node.target))):
+                return super().run_node(node)
+        out = super().run_node(node)
+        if isinstance(out, torch.Tensor) and out.is_meta and node.op == "get_attr":
+            return torch.zeros(out.shape, dtype=out.dtype, requires_grad=out.requires_grad)
+        return out
+
+    def _note(self, node: fx.Node, out: Any) -> None:
+        index = self._index[node]
+        for key, (first, tensor, version) in self._storages.items():
+            if tensor._version != version:
+                self._writes[key] = (first, index)
+                self._storages[key] = (first, tensor, tensor._version)
+        if node.op == "output":
+            return
+        self._made[node] = out
+        if isinstance(out, torch.Tensor):
+            key = out.untyped_storage()._cdata
+            self._storages.setdefault(key, (index, out, out._version))
+
+    def writes(self) -> list[tuple[int, int]]:
+        """From the first node that made a memory to the last that wrote to it, nothing is cut."""
+        return list(self._writes.values())
+
+    def values(self) -> tuple[Value, ...]:
+        found = []
+        for node, out in self._made.items():
+            uses = [self._index[user] for user in node.users if user in self._index]
+            if node.op in ("placeholder", "get_attr") or not uses:
+                continue
+            tensor = out if isinstance(out, torch.Tensor) else None
+            plain = _plain(out)
+            found.append(
+                Value(
+                    name=node.name,
+                    at=self._index[node],
+                    last_use=max(uses),
+                    nbytes=tensor.nbytes if tensor is not None else 0,
+                    needs_grad=tensor is not None and tensor.requires_grad,
+                    plain=plain,
+                    crosses=plain or (tensor is not None and tensor.layout == torch.strided),
+                )
+            )
+        return tuple(found)
+
+
+def _plain(value: Any) -> bool:
+    if isinstance(value, tuple | list):
+        return all(_plain(item) for item in value)
+    return isinstance(value, PLAIN)
+
+
+@contextmanager
+def stood_in(module: torch.nn.Module) -> Iterator[None]:
+    """Zeros stand in for parameters and buffers that have no values yet."""
+    places: list[tuple[dict[str, Any], str, torch.Tensor]] = [
+        (kind, key, tensor)
+        for part in module.modules()
+        for kind in (part._parameters, part._buffers)
+        for key, tensor in kind.items()
+        if tensor is not None and tensor.is_meta
+    ]
+    for kind, key, tensor in places:
+        zeros = torch.zeros(tensor.shape, dtype=tensor.dtype)
+        learns = isinstance(tensor, torch.nn.Parameter)
+        kind[key] = torch.nn.Parameter(zeros, tensor.requires_grad) if learns else zeros
+    try:
+        yield
+    finally:
+        for kind, key, tensor in places:
+            kind[key] = tensor
+
+
+def _buffer_uses(graph: fx.GraphModule, written: frozenset[str]) -> list[tuple[int, int]]:
+    """The nodes from the first to the last use of every buffer that is written to."""
+    spans: dict[int, tuple[int, int]] = {}
+    buffers = dict(graph.named_buffers(remove_duplicate=False))
+    marked = {id(buffers[name]) for name in written}
+    for index, node in enumerate(graph.graph.nodes):
+        for tensor in used(graph, node):
+            if id(tensor) in marked:
+                first, _ = spans.get(id(tensor), (index, index))
+                last = max([index, *(_position(graph, user) for user in node.users)])
+                spans[id(tensor)] = (first, last if node.op == "get_attr" else index)
+    return [span for span in spans.values() if span[0] < span[1]]
+
+
+def _position(graph: fx.GraphModule, node: fx.Node) -> int:
+    return list(graph.graph.nodes).index(node)
+
+
+def used(graph: torch.nn.Module, node: fx.Node) -> list[torch.Tensor]:
+    """The parameters and buffers that a node takes from the model."""
+    if node.op == "call_module":
+        module = graph.get_submodule(str(node.target))
+        return [*module.parameters(), *module.buffers()]
+    if node.op == "get_attr":
+        path, _, last = str(node.target).rpartition(".")
+        thing = getattr(graph.get_submodule(path), last)
+        return [thing] if isinstance(thing, torch.Tensor) else []
+    return []

@@ -1,0 +1,214 @@
+"""The model and its loss as one graph, recorded without a change to the model.
+
+`torch.fx` runs the person's code once with placeholders. It is silent about some things that it gets
+wrong, so those are looked for here: what is drawn at random, computed without gradients or under an autocast
+while recording would be frozen into the graph or lost from it. A module in which that happens, or whose
+code asks for values that do not exist yet, is kept whole and called as it is: the graph then goes
+module by module around it. When the outermost code itself cannot be recorded so, `torch.export` is asked;
+when that cannot either, the error names the line.
+"""
+
+import random
+import traceback
+import warnings
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import torch
+from torch import fx
+
+from agent.errors import Misuse
+
+LossOf = Callable[..., torch.Tensor]
+LIBRARY = str(Path(torch.__file__).parent)
+HERE = str(Path(__file__).parent)
+
+
+class CannotRecord(Misuse):
+    """The model's code cannot be turned into a graph; the message names the line."""
+
+
+class Recorded(torch.nn.Module):
+    """What the step computes: from a microbatch to one number."""
+
+    def __init__(self, model: torch.nn.Module, loss_of: LossOf) -> None:
+        super().__init__()
+        self.model = model
+        self._loss_of = (
+            loss_of,
+        )  # in a tuple, so that a loss that is a module is not a part of us
+
+    def forward(self, *batch: Any) -> torch.Tensor:
+        return self._loss_of[0](self.model, *batch)
+
+
+def record(
+    model: torch.nn.Module, loss_of: LossOf, example: Sequence[torch.Tensor]
+) -> fx.GraphModule:
+    """The graph of `loss_of(model, *batch)`; parameters keep their names behind `model.`"""
+    whole = Recorded(model, loss_of)
+    kept: set[str] = set()
+    for _ in range(1 + sum(1 for _ in model.modules())):
+        tracer = _Tracer(frozenset(kept))
+        try:
+            with _streams_kept():
+                graph = tracer.trace(whole, {"batch": len(example)})
+            return fx.GraphModule(whole, graph)
+        except Exception as error:  # whatever the person's code raises
+            if tracer.failed is None or tracer.failed in kept:
+                return _export(whole, example, error)
+            kept.add(tracer.failed)
+    raise AssertionError("every module is kept whole, and still one fails")
+
+
+class _Tracer(fx.Tracer):
+    proxy_buffer_attributes = True  # a buffer's value is not a constant
+
+    def __init__(self, kept: frozenset[str]) -> None:
+        super().__init__()
+        self._kept = kept
+        self._outside = _modes()
+        self.failed: str | None = None
+
+    def trace(
+        self,
+        root: torch.nn.Module | Callable[..., Any],
+        concrete_args: dict[str, Any] | None = None,
+    ) -> fx.Graph:
+        """`concrete_args` says how many tensors a microbatch has: fx cannot know."""
+        assert isinstance(root, Recorded) and concrete_args is not None
+        count = concrete_args["batch"]
+        names = ", ".join(f"batch_{index}" for index in range(count))
+        space: dict[str, Any] = {"forward": Recorded.forward}
+        exec(f"def fixed(self, {names}): return forward(self, {names})", space)  # noqa: S102
+        root.__class__ = type("Recorded", (Recorded,), {"forward": space["fixed"]})
+        before = _drawn()
+        graph = super().trace(root)
+        self._refuse_draws(before)
+        return graph
+
+    def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
+        return module_qualified_name in self._kept or super().is_leaf_module(
+            m, module_qualified_name
+        )
+
+    def call_module(
+        self,
+        m: torch.nn.Module,
+        forward: Callable[..., Any],
+        args: tuple[Any, ...],
+        kwargs: dict[str, Any],
+    ) -> Any:
+        try:
+            path = self.path_of_module(m)
+        except NameError:
+            if next(m.parameters(), None) is not None or next(m.buffers(), None) is not None:
+                raise
+            return forward(*args, **kwargs)  # a loss without state, made beside the model
+        before = _drawn()
+        try:
+            out = super().call_module(m, forward, args, kwargs)
+            self._refuse_draws(before)
+        except Exception:
+            self.failed = self.failed or path
+            raise
+        return out
+
+    def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
+        if _modes() != self._outside:
+            raise fx.proxy.TraceError("part of it runs under no_grad or autocast")
+        return super().create_node(*args, **kwargs)
+
+    def _refuse_draws(self, before: tuple[object, ...]) -> None:
+        if _drawn() != before:
+            raise fx.proxy.TraceError("it draws random numbers that do not depend on its inputs")
+
+
+def _modes() -> tuple[object, ...]:
+    kinds = ("cpu", "cuda")
+    return (
+        torch.is_grad_enabled(),
+        *(torch.is_autocast_enabled(kind) for kind in kinds),
+        *(torch.get_autocast_dtype(kind) for kind in kinds),
+    )
+
+
+def _drawn() -> tuple[object, ...]:
+    """Where the random streams stand."""
+    return torch.get_rng_state().numpy().tobytes(), python_drawn()
+
+
+def python_drawn() -> tuple[object, ...]:
+    """Where the streams stand that do not travel with a microbatch."""
+    name, keys, *rest = np.random.get_state(legacy=True)
+    return random.getstate(), name, np.asarray(keys).tobytes(), tuple(rest)
+
+
+@contextmanager
+def _streams_kept() -> Iterator[None]:
+    """Recording leaves no trace in the random streams."""
+    torch_state, python_state, numpy_state = (
+        torch.get_rng_state(),
+        random.getstate(),
+        np.random.get_state(),
+    )
+    try:
+        yield
+    finally:
+        torch.set_rng_state(torch_state)
+        random.setstate(python_state)
+        np.random.set_state(numpy_state)
+
+
+def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) -> fx.GraphModule:
+    """The graph of single operators, for code that placeholders cannot run through."""
+    whole.__class__ = Recorded
+    try:
+        with _streams_kept(), warnings.catch_warnings():
+            warnings.simplefilter(
+                "ignore"
+            )  # about its own future; nothing that a person can act on
+            program = torch.export.export(whole, tuple(example), strict=False)
+            exported = program.module(check_guards=False)
+    except Exception as error:
+        raise CannotRecord(
+            f"{where(first)}: this line cannot be recorded ({_short(first)}), which cutting the model "
+            "into stages needs. Move it into a module of its own, or train with depth 1"
+        ) from error
+    for node in exported.graph.nodes:
+        if node.op in ("get_attr", "call_module"):
+            _adopt(whole, exported, str(node.target))
+    return fx.GraphModule(whole, exported.graph)
+
+
+def _adopt(whole: Recorded, exported: torch.nn.Module, name: str) -> None:
+    """What `torch.export` made of the code itself, constants and inner graphs, becomes ours."""
+    path, _, last = name.rpartition(".")
+    owner = whole.get_submodule(path)
+    if hasattr(owner, last):
+        return
+    thing = getattr(exported.get_submodule(path), last)
+    if isinstance(thing, torch.Tensor):
+        owner.register_buffer(last, thing, persistent=False)
+    else:
+        owner.add_module(last, thing)
+
+
+def where(error: BaseException) -> str:
+    """The last line of the person's own code that an error came through."""
+    frames = [
+        frame
+        for frame in traceback.extract_tb(error.__traceback__)
+        if not frame.filename.startswith((LIBRARY, HERE, "<"))
+    ]
+    if not frames:
+        return "the model"
+    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}"
+
+
+def _short(error: BaseException) -> str:
+    text = str(error).strip().splitlines()
+    return (text[0] if text else type(error).__name__)[:160]

@@ -1,0 +1,119 @@
+"""The sums of one stage over its replicas, and the gradients of what several stages hold.
+
+Reduce-scatter, then all-gather, in the order of the canonical tree: each replica of the stage owns a
+slice of the flat sum, folds the nodes of all into it, and hands it to all. A parameter of several stages has
+its whole gradient on the first of them, which then tells the others.
+"""
+
+from collections.abc import Mapping, Sequence
+
+import msgspec
+import torch
+
+from agent import tree
+from agent.pipeline.channel import Channel, Parcel
+from agent.pipeline.stage import Stage
+from agent.session import Partial
+from agent.shards import cut
+from agent.sums import Sum, SumSpace
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """The microbatches of one replica, and who holds the stage there."""
+
+    peer: str
+    first: int
+    count: int
+
+
+class StageSums:
+    """What one worker has of one stage's sums."""
+
+    def __init__(self, stage: Stage, shares: Sequence[Share], me: str, microbatches: int) -> None:
+        self.stage, self._shares, self._me, self._microbatches = stage, shares, me, microbatches
+        self.space = SumSpace([stage.module])
+        self.total: Sum | None = None
+        self._partial = Partial(self.space, microbatches)
+        (self._own,) = (share for share in shares if share.peer == me)
+        self._peers = tuple(share for share in shares if share.peer != me)
+
+    def begin(self) -> None:
+        self.space.begin()
+        self._partial.clear()
+
+    def take(self, microbatch: int, loss: float) -> None:
+        self._partial.add(microbatch, loss, self._own.first, self._own.count)
+
+    def reduce(self, channel: Channel, mark: str) -> None:
+        """Into `total`, on every replica alike."""
+        mine = self._partial.nodes(self._own.first, self._own.count)
+        if len(self._shares) == 1:
+            (self.total,) = mine
+            return
+        spans = {
+            share.peer: cut(self.space.total_bytes, len(self._shares), index)
+            for index, share in enumerate(self._shares)
+        }
+        total = Sum(self.space)
+        present = _union([total.present, *(node.present for node in mine)])
+        for share in self._peers:
+            slices = tuple(node.flat[slice(*spans[share.peer])] for node in mine)
+            channel.send(share.peer, f"{mark}/part", Parcel(tensors=slices, plain=present))
+        own = self._fold(channel, mark, mine, spans[self._me])
+        for share in self._peers:
+            channel.send(share.peer, f"{mark}/sum", Parcel(tensors=(own,), plain=present))
+        total.flat[slice(*spans[self._me])] = own
+        masks = [present]
+        for share in self._peers:
+            parcel = channel.receive(share.peer, f"{mark}/sum")
+            (piece,) = parcel.tensors
+            assert piece is not None and isinstance(parcel.plain, bytes)
+            total.flat[slice(*spans[share.peer])] = piece
+            masks.append(parcel.plain)
+        total.present[:] = _union(masks)
+        self.total = total
+
+    def _fold(
+        self, channel: Channel, mark: str, mine: list[Sum], span: tuple[int, int]
+    ) -> torch.Tensor:
+        """The sum of everybody's nodes in our slice."""
+        parts: dict[tree.Node, torch.Tensor] = {}
+        for share in self._shares:
+            pieces: Sequence[torch.Tensor | None] = [node.flat[slice(*span)] for node in mine]
+            if share.peer != self._me:
+                pieces = channel.receive(share.peer, f"{mark}/part").tensors
+            nodes = tree.nodes_of(share.first, share.count, self._microbatches)
+            for node, piece in zip(nodes, pieces, strict=True):
+                assert piece is not None
+                parts[node] = piece
+        return tree.fold(
+            tree.root(self._microbatches),
+            parts,
+            self._microbatches,
+            lambda a, b: self.space.add_slices(a, b, span[0]),
+        )
+
+    def install(self) -> None:
+        assert self.total is not None
+        self.space.install(self.total, self._microbatches)
+
+
+def tell_tied(
+    sums: Mapping[int, StageSums], hosts: Sequence[str], channel: Channel, mark: str
+) -> None:
+    """The first owner's gradient to all owners. `hosts` are the peers that hold each stage."""
+    tied = next(iter(sums.values())).stage.piece.tied
+    for name, (first, *others) in tied.items():
+        for stage in others:
+            tag = f"{mark}/tied/{name}/{stage}"
+            gradient = sums[first].stage.tied_param(name).grad if first in sums else None
+            if first in sums and stage not in sums:
+                channel.send(hosts[stage], tag, Parcel(tensors=(gradient,)))
+            elif stage in sums:
+                if first not in sums:
+                    (gradient,) = channel.receive(hosts[first], tag).tensors
+                sums[stage].stage.tied_param(name).grad = gradient
+
+
+def _union(masks: Sequence[bytes | bytearray]) -> bytes:
+    return bytes(int(any(column)) for column in zip(*masks, strict=True))

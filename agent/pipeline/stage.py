@@ -1,0 +1,281 @@
+"""One stage at work: forward, recompute, and the backward whole or in two halves.
+
+The numbers are those of the model in one piece, to the bit:
+
+* a value that only passes through is an output as well as an input, so that its gradients are added in
+  the order in which one backward pass would have added them: the farthest use first;
+* the same holds for a parameter of several stages: what later stages found out about it comes back
+  with the gradients, and goes into the backward before this stage's own share;
+* each microbatch starts from the random stream where the stage before left it, and from the buffers as they
+  were when the step began.
+"""
+
+from collections.abc import Callable, Sequence
+from typing import Any
+
+import torch
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.distributed.pipelining._backward import (
+    _get_grad_fn_or_grad_acc,
+    construct_reverse_graph,
+    get_param_groups,
+    stage_backward_weight,
+)
+
+from agent.errors import Misuse
+from agent.pipeline.channel import Parcel
+from agent.pipeline.pieces import Piece
+
+Gradients = dict[str, torch.Tensor]
+
+
+class Held:
+    """What a stage keeps of a microbatch between its forward and its backward."""
+
+    def __init__(self, parcel: Parcel | None, batch: tuple[Any, ...], stream: Any) -> None:
+        self.parcel, self.batch, self.stream = parcel, batch, stream
+        self.leaves: dict[str, torch.Tensor] = {}
+        self.edges: dict[str, GradientEdge] = {}
+        self.buffers: list[torch.Tensor] = []
+        self.roots: tuple[list[GradientEdge], list[torch.Tensor]] = ([], [])
+        self.groups: list[dict[str, Any]] | None = None
+        self.loss = 0.0
+
+
+class Stage:
+    """A piece of the model, and the microbatches that are in it."""
+
+    def __init__(self, piece: Piece, *, microbatches: int) -> None:
+        self.piece, self.module = piece, piece.module
+        self._microbatches = microbatches
+        self._held: dict[int, Held] = {}
+        self._params = {
+            name: param for name, param in self.module.named_parameters() if param.requires_grad
+        }
+        self._written = [
+            (self.module.get_buffer(name), _places(self.module, name)) for name in piece.written
+        ]
+        self.shares = bool(piece.before.tied or piece.after.tied)
+
+    def tied_param(self, name: str) -> torch.nn.Parameter:
+        """A parameter that other stages have too, by the name that all know it by."""
+        return self.module.get_parameter(self.piece.names[name])
+
+    # --- forward ----------------------------------------------------------------------------------
+
+    def forward(
+        self,
+        microbatch: int,
+        arrived: Parcel | None,
+        batch: Sequence[Any],
+        seed: Callable[[], None] | None = None,
+        *,
+        keep: bool = True,
+    ) -> Parcel:
+        """The values for the next stage. Without `keep`, a `recompute` comes before the backward."""
+        stream = None
+        if self.piece.before.stream:
+            assert arrived is not None
+            stream = arrived.tensors[-1]
+        elif self.piece.draws and seed is not None:
+            seed()
+            stream = torch.get_rng_state()
+        held = Held(arrived, tuple(batch[i] for i in self.piece.batch), stream)
+        self._held[microbatch] = held
+        with torch.set_grad_enabled(keep):
+            tensors, plains = self._run(held)
+        if self.piece.after.stream:
+            tensors.append(torch.get_rng_state() if self.piece.draws else stream)
+        return Parcel(tensors=tuple(tensors), plain=plains)
+
+    def recompute(self, microbatch: int) -> None:
+        held = self._held[microbatch]
+        buffers = held.buffers
+        self._run(held)
+        held.buffers = buffers
+
+    def _run(self, held: Held) -> tuple[list[torch.Tensor | None], list[Any]]:
+        if self.piece.draws and held.stream is not None:
+            torch.set_rng_state(held.stream)
+        inputs = self._inputs(held)
+        out = self._with_buffers(held, inputs)
+        if self.piece.last:
+            return self._loss(held, out)
+        after = self.piece.after
+        tensors = out[: len(after.tensors)]
+        for name, tensor in zip(after.tensors, tensors, strict=True):
+            if tensor.requires_grad and name in after.differentiable:
+                held.edges[name] = get_gradient_edge(tensor)
+        return [tensor.detach() for tensor in tensors], list(out[len(after.tensors) :])
+
+    def _inputs(self, held: Held) -> list[Any]:
+        before = self.piece.before
+        inputs: list[Any] = []
+        held.leaves, held.edges = {}, {}
+        if held.parcel is not None:
+            for name, tensor in zip(before.tensors, held.parcel.tensors, strict=False):
+                assert tensor is not None
+                leaf = tensor.detach()
+                if name in before.differentiable and torch.is_grad_enabled():
+                    held.leaves[name] = leaf.requires_grad_()
+                inputs.append(leaf)
+            plain = held.parcel.plain
+            inputs += plain if isinstance(plain, list) else []
+        return [*inputs, *held.batch]
+
+    def _with_buffers(self, held: Held, inputs: list[Any]) -> Any:
+        """Run with copies of the buffers, so that a microbatch leaves no trace for the next."""
+        held.buffers = [buffer.clone() for buffer, _ in self._written]
+        for copy, (_, places) in zip(held.buffers, self._written, strict=True):
+            for owner, key in places:
+                owner._buffers[key] = copy
+        try:
+            return self.module(*inputs)
+        finally:
+            for buffer, places in self._written:
+                for owner, key in places:
+                    owner._buffers[key] = buffer
+
+    def _loss(self, held: Held, loss: Any) -> tuple[list[torch.Tensor | None], list[Any]]:
+        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
+            what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
+            raise Misuse(f"the loss must be one number, not {what}")
+        held.loss = float(loss.detach())
+        if loss.requires_grad:
+            scaled = loss / self._microbatches
+            held.roots = ([get_gradient_edge(scaled)], [torch.ones_like(scaled)])
+        return [], []
+
+    # --- backward ---------------------------------------------------------------------------------
+
+    def backward(self, microbatch: int, arrived: Parcel | None) -> Parcel:
+        """Gradients into the parameters, and those that the stage before waits for."""
+        held = self._held[microbatch]
+        relayed = self._find_roots(held, arrived)
+        if held.roots[0]:
+            torch.autograd.backward(*held.roots)
+        held.roots = ([], [])
+        return self._back(held, relayed, {n: leaf.grad for n, leaf in held.leaves.items()})
+
+    def input_gradient(self, microbatch: int, arrived: Parcel | None) -> tuple[Parcel, bool]:
+        """What the stage before waits for; and whether there is no other half to be done later."""
+        if self.shares:
+            return self.backward(microbatch, arrived), True
+        held = self._held[microbatch]
+        relayed = self._find_roots(held, arrived)
+        halved = held.leaves and held.roots[0]
+        grads = self._halve(held) if halved else (None,) * len(held.leaves)
+        return self._back(held, relayed, dict(zip(held.leaves, grads, strict=True))), False
+
+    def weight_gradient(self, microbatch: int) -> None:
+        held = self._held[microbatch]
+        if held.groups is not None:
+            stage_backward_weight(iter(self._params.values()), held.groups)
+        elif held.roots[0] and self._params:
+            torch.autograd.backward(*held.roots, inputs=list(self._params.values()))
+        held.roots, held.groups = ([], []), None
+
+    def _halve(self, held: Held) -> tuple[torch.Tensor | None, ...]:
+        """The graph's input side first. What enters the weight side is noted down for later."""
+        edges, grads = held.roots
+        nodes = _nodes(held.leaves.values())
+        reverse = construct_reverse_graph([edge.node for edge in edges])
+        weights = [node for node in _nodes(self._params.values()) if node in reverse]
+        groups = get_param_groups(nodes, weights, reverse)
+        hooks = []
+        for group in groups:
+            group["intermediates"] = list(group["intermediates"])
+            group["grads"] = [None] * len(group["intermediates"])
+            for index, node in enumerate(group["intermediates"]):
+                hooks.append(node.register_prehook(_noter(group["grads"], index)))
+        try:
+            found = torch.autograd.grad(
+                edges, list(held.leaves.values()), grads, retain_graph=True, allow_unused=True
+            )
+        finally:
+            for hook in hooks:
+                hook.remove()
+        reached = {node for group in groups for node in group["params"]}
+        noted = all(each is not None for group in groups for each in group["grads"])
+        if noted and reached >= set(weights):
+            held.groups, held.roots = groups, ([], [])
+        return found
+
+    def _find_roots(self, held: Held, arrived: Parcel | None) -> Gradients:
+        """Where the backward starts; what is only passed on is returned."""
+        after = self.piece.after
+        if self.piece.last:
+            return {}
+        assert arrived is not None
+        relayed = {}
+        names = (*after.differentiable, *after.tied)
+        for name, gradient in zip(names, arrived.tensors, strict=True):
+            if gradient is None:
+                continue
+            edge = held.edges.get(name)
+            if edge is None and name in self.piece.names:
+                edge = get_gradient_edge(self.tied_param(name))
+            if edge is not None:
+                held.roots[0].append(edge)
+                held.roots[1].append(gradient)
+            elif name in self.piece.before.tied:
+                relayed[name] = gradient
+        held.edges = {}
+        return relayed
+
+    def _back(
+        self, held: Held, relayed: Gradients, grads: dict[str, torch.Tensor | None]
+    ) -> Parcel:
+        before = self.piece.before
+        tensors = [grads.get(name) for name in before.differentiable]
+        for name in before.tied:
+            if name in self.piece.names:
+                param = self.tied_param(name)
+                tensors.append(param.grad)
+                param.grad = None
+            else:
+                tensors.append(relayed.get(name))
+        held.leaves, held.parcel = {}, None
+        return Parcel(tensors=tuple(tensors))
+
+    def ones_for(self, sent: Parcel) -> Parcel:
+        """Gradients for a trial run."""
+        after = self.piece.after
+        found = {n: t for n, t in zip(after.tensors, sent.tensors, strict=False) if t is not None}
+        ones = [torch.ones_like(found[name]) for name in after.differentiable]
+        return Parcel(tensors=(*ones, *(None for _ in after.tied)))
+
+    def release(self, microbatch: int) -> float:
+        """The microbatch is done: its loss, and into the buffers what it made of them."""
+        held = self._held.pop(microbatch)
+        with torch.no_grad():
+            for copy, (buffer, _) in zip(held.buffers, self._written, strict=True):
+                buffer.copy_(copy)
+        return held.loss
+
+    def clear(self) -> None:
+        """The step is given up: nothing of it stays."""
+        self._held.clear()
+        self.module.zero_grad(set_to_none=True)
+
+
+def _noter(grads: list[Any], index: int) -> Callable[[Any], None]:
+    def note(arriving: Any) -> None:
+        grads[index] = arriving
+
+    return note
+
+
+def _nodes(tensors: Any) -> list[Node]:
+    return [node for tensor in tensors if (node := _get_grad_fn_or_grad_acc(tensor)) is not None]
+
+
+def _places(module: torch.nn.Module, name: str) -> list[tuple[torch.nn.Module, str]]:
+    """All modules that hold this buffer; a module that is used twice is there twice."""
+    wanted = module.get_buffer(name)
+    return [
+        (owner, key)
+        for owner in module.modules()
+        for key, buffer in owner._buffers.items()
+        if buffer is wanted
+    ]

@@ -1,0 +1,80 @@
+"""A worker of a P x D layout: its stages, the steps it plays, and the sums at the end of each.
+
+This is the pipeline without the commit protocol around it: `step` leaves the summed gradients in the
+parameters of this worker's stages, and it is for the caller to apply them.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+from agent.layout import Layout
+from agent.pipeline.channel import Channel
+from agent.pipeline.execute import Executor, Program, Step
+from agent.pipeline.pieces import Piece
+from agent.pipeline.reduce import Share, StageSums, tell_tied
+from agent.pipeline.stage import Stage
+from agent.schedule import Schedule
+
+
+class Worker:
+    """One of the chain `layout.replicas[i].workers`, for as long as the layout holds.
+
+    `schedule` is that of its own replica: replicas may have different numbers of microbatches.
+    """
+
+    def __init__(
+        self,
+        layout: Layout,
+        me: str,
+        schedule: Schedule,
+        pieces: Mapping[int, Piece],
+        channel: Channel,
+        *,
+        reach: int = 1,
+    ) -> None:
+        (self._replica,) = (replica for replica in layout.replicas if me in replica.workers)
+        place = self._replica.workers.index(me)
+        self._hosts = [self._replica.workers[schedule.host(s, 0)] for s in range(schedule.stages)]
+        self._channel = channel
+        self.stages = {
+            index: Stage(piece, microbatches=layout.microbatches) for index, piece in pieces.items()
+        }
+        self.executor = Executor(
+            Program(schedule, place), self.stages, channel, self._replica.workers, reach=reach
+        )
+        shares = [
+            Share(peer=replica.workers[place], first=replica.first, count=replica.count)
+            for replica in layout.replicas
+        ]
+        self.sums = {
+            index: StageSums(stage, shares, me, layout.microbatches)
+            for index, stage in self.stages.items()
+        }
+        self._microbatches = layout.microbatches
+
+    def step(
+        self, number: int, batches: Sequence[Sequence[Any]], open_: Callable[[int], None]
+    ) -> float | None:
+        """Gradients of the step into the parameters; its loss, where the last stage is."""
+        for sums in self.sums.values():
+            sums.begin()
+        self.executor.run(
+            Step(
+                name=str(number),
+                first=self._replica.first,
+                batches=batches,
+                open=open_,
+                take=self._take,
+            )
+        )
+        loss = None
+        for index, sums in self.sums.items():
+            sums.reduce(self._channel, f"{number}/s{index}")
+            sums.install()
+            if sums.stage.piece.last and sums.total is not None:
+                loss = float(sums.total.loss) / self._microbatches
+        tell_tied(self.sums, self._hosts, self._channel, str(number))
+        return loss
+
+    def _take(self, stage: Stage, microbatch: int, loss: float) -> None:
+        self.sums[stage.piece.index].take(microbatch, loss)
