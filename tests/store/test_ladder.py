@@ -2,7 +2,7 @@
 
 from itertools import product
 
-from hypothesis import given
+from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.store.ladder import Recovery, Rung, Source, recover
@@ -138,6 +138,7 @@ drawn = st.builds(
 )
 
 
+@settings(deadline=None)
 @given(
     st.dictionaries(st.sampled_from("abc"), st.integers(0, 12), min_size=1),
     st.lists(drawn, max_size=8),
