@@ -29,7 +29,7 @@ const ROWS_MAX = 100;
 function usd(value) {
   if (value === null || value === undefined) return NONE;
   const size = Math.abs(value);
-  const digits = size >= 1 || size === 0 ? 2 : size >= 0.01 ? 3 : 4;
+  const digits = size >= 1 || size < 5e-7 ? 2 : size >= 0.01 ? 3 : size >= 0.001 ? 4 : 6;
   const text = size.toLocaleString("en", { minimumFractionDigits: digits, maximumFractionDigits: digits });
   return `${value < 0 ? "−" : ""}$${text}`;
 }
@@ -226,12 +226,20 @@ function pools(view, prices) {
   return [el("table", {}, el("thead", {}, head), el("tbody", {}, ...rows))];
 }
 
+// A note is its reason alone, and nobody is named twice in a row.
+function told({ who, what, because }) {
+  const reason = [`${who}: `, `${who} `].reduce((text, start) => (text.startsWith(start) ? text.slice(start.length) : text), because);
+  return what === "note" ? [reason, null] : [what, reason];
+}
+
 function events(view) {
   if (!view.events.length) return [el("div", { class: "empty" }, "Nothing has happened yet.")];
   const newest = [...view.events].sort((a, b) => b.at_s - a.at_s);
-  return [el("ul", { class: "events" }, ...newest.map((one) =>
-    el("li", {}, el("time", {}, clock(one.at_s)),
-      el("div", {}, el("p", {}, el("span", { class: "who" }, one.who), ` ${one.what}`), el("p", {}, one.because)))))];
+  return [el("ul", { class: "events" }, ...newest.map((one) => {
+    const [what, why] = told(one);
+    return el("li", {}, el("time", {}, clock(one.at_s)),
+      el("div", {}, el("p", {}, el("span", { class: "who" }, one.who), ` ${what}`), why ? el("p", {}, why) : null));
+  }))];
 }
 
 // --- drawing what changed ----------------------------------------------------------------------

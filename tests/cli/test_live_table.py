@@ -1,0 +1,142 @@
+"""Watching a job: a panel on a terminal, plain lines anywhere else, and patience with a Redis that comes back."""
+
+import io
+import os
+
+import msgspec
+import pytest
+import redis
+from rich.console import Console
+
+from orchestrator import live_table
+from orchestrator.client import House, NotRunning
+from orchestrator.live_table import ended, follow
+from orchestrator.view import CostView, JobView, MachineView, Sentence, View
+
+JOB = JobView(
+    id="gpt-1", script="gpt.py", status="RUNNING", because="layout 1x2 works", step=30, steps_total=100,
+    loss=1.25, step_s=0.2, layout="1x2", generation=3, workers=2, preemptions=1, failures=0,
+    steps_lost=0, spent_usd=0.001234, budget_usd=1.0, submitted_at_s=0.0, ended_at_s=None,
+    eta_s=14.0, recoveries_s=(0.08,), backup_step=30, checkpoint_step=20, export_uri="",
+)  # fmt: skip
+MACHINE = MachineView(
+    id="i-1", pool="local/a/small", market="spot", state="working", price_usd_per_h=0.03,
+    on_demand_usd_per_h=0.1, cost_usd=0.001, launched_at_s=0.0, ended_at_s=None, why_bought="",
+    why_ended="",
+)  # fmt: skip
+COST = CostView(
+    spent_usd=0.001234, committed_usd=0.01, budget_usd=None, now_usd_per_h=0.06,
+    on_demand_usd=0.004, saved_usd=0.002766, manager_usd=0.0,
+)  # fmt: skip
+SAID = tuple(
+    Sentence(at_s=float(n), who="gpt-1", what="note", because=f"gpt-1 did thing {n}")
+    for n in range(9)
+)
+
+
+def seen(**changes):
+    job = msgspec.structs.replace(JOB, **changes)
+    return View(
+        at_s=60.0, epoch=1, deployment="default", jobs=(job,), machines=(MACHINE,), pools=(),
+        cost=COST, events=SAID,
+    )  # fmt: skip
+
+
+class Told:
+    """A connection that says one thing after the other; an error is raised, the last one stays."""
+
+    def __init__(self, *views, pid=None):
+        self.views = list(views)
+        self.pid = os.getpid() if pid is None else pid
+
+    def view(self):
+        said = self.views.pop(0) if len(self.views) > 1 else self.views[0]
+        if isinstance(said, Exception):
+            raise said
+        return said
+
+    def house(self):
+        return House(
+            pid=self.pid, redis_url="", dashboard_url="", ray_address="", ray_dashboard="",
+            local_cloud="", deployment="default", started_at_s=0.0,
+        )  # fmt: skip
+
+
+@pytest.fixture(autouse=True)
+def quick(monkeypatch):
+    """Nobody has to wait between two looks."""
+    monkeypatch.setattr(live_table, "LOOK_S", 0.0)
+
+
+def watched(source, **console):
+    out = io.StringIO()
+    job = follow(source, "gpt-1", ended, Console(file=out, width=100, **console))
+    return job, out.getvalue()
+
+
+def test_without_a_terminal_there_is_a_line_now_and_then():
+    """One at first, one at every change of status, none for every step; the last one says why."""
+    running = [seen(step=n) for n in range(30, 90)]
+    job, text = watched(
+        Told(*running, seen(step=100, status="SUCCEEDED", because="all done", ended_at_s=60.0))
+    )
+    assert job.status == "SUCCEEDED"
+    first, last = text.splitlines()
+    assert "gpt-1 RUNNING step 30/100 · loss 1.2500 · layout 1x2 · 1 machine · $0.0600/h" in first
+    assert "SUCCEEDED step 100/100" in last
+    assert last.endswith("all done")
+
+
+def test_on_a_terminal_there_is_a_panel():
+    """Progress, loss, layout, machines, dollars per hour, spent, saved, and the last five sentences."""
+    over = seen(step=100, status="SUCCEEDED", because="all done", ended_at_s=60.0)
+    _, text = watched(Told(seen(), over), force_terminal=True, color_system=None)
+    for part in (
+        "30/100",
+        "1.2500",
+        "1x2",
+        "1 machine",
+        "$0.0600/h",
+        "$0.001234 of $1.00",
+        "69 % less than on demand",
+        "0 steps lost",
+        "last recovery 80 ms",
+        "14 s left",
+        "did thing 8",
+        "did thing 4",
+    ):
+        assert part in text, part
+    assert "did thing 3" not in text
+    assert "gpt-1 gpt-1" not in text
+
+
+def test_a_job_that_has_no_steps_yet_is_shown():
+    """Before the script has reached its session nothing is known of it."""
+    early = seen(
+        steps_total=0, step=0, loss=None, layout="", eta_s=None, recoveries_s=(), status="PENDING"
+    )
+    over = seen(status="FAILED", failures=2, because="[red]no[/] markup", ended_at_s=60.0)
+    _, text = watched(Told(None, early, over), force_terminal=True, color_system=None)
+    assert "none yet" in text
+    assert "2 script failures" in text
+    assert "[red]no[/] markup" in text
+
+
+def test_a_redis_that_comes_back_is_waited_for():
+    """The watching goes on by itself when the connection is there again."""
+    away = redis.ConnectionError("gone")
+    job, _ = watched(Told(seen(), away, away, seen(status="SUCCEEDED", ended_at_s=60.0)))
+    assert job.status == "SUCCEEDED"
+
+
+def test_a_house_that_is_gone_ends_the_watching():
+    """Its process has ended: the line says what becomes of the job and how to go on."""
+    with pytest.raises(NotRunning, match=r"went away while gpt-1 was watched; `orchestrator up`"):
+        watched(Told(seen(), redis.ConnectionError("gone"), pid=2**22 - 1))
+
+
+def test_a_job_that_the_manager_does_not_know_is_not_waited_for_forever(monkeypatch):
+    """The patience is bounded, and the line says where to look."""
+    monkeypatch.setattr(live_table, "UNKNOWN_S_MAX", 0.05)
+    with pytest.raises(TimeoutError, match="look with: orchestrator status"):
+        watched(Told(msgspec.structs.replace(seen(), jobs=())))
