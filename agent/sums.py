@@ -94,7 +94,8 @@ class SumSpace:
         into.loss.fill_(loss)
         into.present[:] = bytes(len(into.present))
         present, absent = self._contribution(into)
-        torch._foreach_copy_(*present)
+        if present[0]:
+            torch._foreach_copy_(*present)
         if absent:
             torch._foreach_zero_(absent)
 
@@ -102,7 +103,8 @@ class SumSpace:
         """Add one microbatch's contribution: the same bits as `fill` elsewhere and `add`."""
         into.loss += loss
         present, absent = self._contribution(into)
-        torch._foreach_add_(*present)
+        if present[0]:
+            torch._foreach_add_(*present)
         if absent:
             torch._foreach_add_(absent, 0.0)  # as adding a zero does: -0.0 becomes 0.0
 
