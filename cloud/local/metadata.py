@@ -50,7 +50,7 @@ class Fate(Protocol):
 
 def metadata_app(dialect: Dialect, fate: Fate, clock: Clock) -> ASGIApp:
     """The metadata service of one machine."""
-    return _Ec2(fate, clock).app if dialect == "ec2" else _Azure(fate, clock).app
+    return _Ec2(fate, clock).app if dialect == "ec2" else _Azure(fate).app
 
 
 def _utc(at_s: float) -> datetime:
@@ -117,9 +117,10 @@ class _Ec2:
 class _Azure:
     """Scheduled events. The incarnation changes whenever the list does."""
 
-    def __init__(self, fate: Fate, clock: Clock) -> None:
+    def __init__(self, fate: Fate) -> None:
         self._fate = fate
-        self._clock = clock
+        self._said: list[dict[str, Any]] = []
+        self._incarnation = 1
         self.app = Starlette(
             routes=[
                 Route("/metadata/instance/compute", self._compute),
@@ -140,7 +141,9 @@ class _Azure:
             return refusal
         events = self._list()
         if request.method == "GET":
-            return JSONResponse({"DocumentIncarnation": len(events) + 1, "Events": events})
+            self._incarnation += events != self._said
+            self._said = events
+            return JSONResponse({"DocumentIncarnation": self._incarnation, "Events": events})
         try:
             wanted = {row["EventId"] for row in (await request.json())["StartRequests"]}
         except (ValueError, KeyError, TypeError):

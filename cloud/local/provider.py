@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from typing import Any, Literal, TypeVar
+from urllib.parse import urlencode
 
 import httpx
 import msgspec
@@ -42,6 +43,7 @@ class LocalProvider:
 
     def __init__(self, url: str, token: str, deployment: str, timeout_s: float = TIMEOUT_S) -> None:
         self._deployment = deployment
+        self._own = urlencode({"deployment": deployment})
         self._http = httpx.AsyncClient(
             base_url=url,
             headers={"Authorization": f"Bearer {token}"},
@@ -64,7 +66,7 @@ class LocalProvider:
         return await self._call("POST", "/launch", Machine, request)
 
     async def machines(self) -> Sequence[Machine]:
-        return await self._call("GET", f"/machines?deployment={self._deployment}", list[Machine])
+        return await self._call("GET", f"/machines?{self._own}", list[Machine])
 
     async def terminate(self, machine_ids: Sequence[str]) -> None:
         wanted = {"machine_ids": list(machine_ids), "deployment": self._deployment}
@@ -72,7 +74,7 @@ class LocalProvider:
 
     async def bill(self) -> dict[str, float]:
         """What the cloud says every machine has cost, in US dollars."""
-        return await self._call("GET", f"/bill?deployment={self._deployment}", dict[str, float])
+        return await self._call("GET", f"/bill?{self._own}", dict[str, float])
 
     async def drill(self, *, warning_s: float, nodes: Nodes, only_hint: bool = False) -> list[str]:
         """Have running spot machines taken away as the market would; says which."""

@@ -101,6 +101,7 @@ class LocalCloud:
         self.core = core
         self.clock = clock
         self._ledger = ledger
+        self._recorded_s = 0.0
         self._unwritten = ""
         self._disks = self._ledger.path.parent.resolve() / "machines"
         self._disks.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -119,7 +120,8 @@ class LocalCloud:
         while True:
             self._changed.clear()
             await self._perform(self.core.advance(self.clock.now_s()))
-            self._record_or_say()
+            if self.clock.now_s() >= self._recorded_s + RECORD_S:
+                self._record_or_say()
             due_s = self.core.next_change_s()
             wait_s = RECORD_S if due_s is None else min(RECORD_S, due_s - self.clock.now_s())
             try:
@@ -137,8 +139,8 @@ class LocalCloud:
 
     def record(self) -> None:
         """Write the books. Raises OSError when the disk takes nothing more."""
-        books = self.core.books(self.clock.now_s())
-        self._ledger.write(self.core.market.start_s, books)
+        self._recorded_s = self.clock.now_s()
+        self._ledger.write(self.core.market.start_s, self.core.books(self._recorded_s))
         self._unwritten = ""
 
     def _record_or_say(self) -> None:

@@ -362,3 +362,14 @@ def test_on_demand_machines_are_not_drilled(new_cloud: NewCloud):
     given = ask(cloud, lambda provider: provider.launch(wanted))
     until("it to run", lambda: machine(cloud, given.id).state == "running")
     assert ask(cloud, lambda provider: provider.drill(warning_s=0, nodes="all")) == []
+
+
+def test_any_name_of_a_deployment_is_one_name(new_cloud: NewCloud):
+    """Blanks and signs in a name neither hide its machines nor show those of others."""
+    cloud = new_cloud().start()
+    odd = "a b&deployment=ours#?é"
+    given = ask(cloud, lambda provider: provider.launch(request("t-1", deployment=odd)))
+    listed = ask(cloud, lambda provider: provider.machines(), odd)
+    assert [machine.id for machine in listed] == [given.id]
+    assert set(ask(cloud, lambda provider: provider.bill(), odd)) == {given.id}
+    assert ask(cloud, lambda provider: provider.machines()) == []

@@ -199,3 +199,39 @@ def test_a_market_goes_on_unless_it_is_another_one_or_long_gone():
     assert start_of_market(page, "a", 1.0, 1001.0 + 90 * DAY_S) == 1001.0 + 90 * DAY_S
     assert start_of_market(page, "a", 1000.0, 1000.0 + DAY_S) == 1000.0 + DAY_S
     assert start_of_market(None, "a", 1.0, 5000.0) == 5000.0
+
+
+def test_a_clock_that_jumps_ahead_finds_everything_in_order():
+    """A day at once is the same day as minute by minute: what happened, when, and what it cost."""
+    once, often = (
+        SimulatedCloud(SpotMarket(seed=11, conduct=CERTAIN), deployment="ours") for _ in range(2)
+    )
+    for cloud in (once, often):
+        assert len(bought(cloud, 8, 0.0)) > 2
+    told = [change for minute in range(24 * 60) for change in often.advance(minute * 60.0)]
+    told += often.advance(DAY_S)
+    at_once = once.advance(DAY_S)
+    assert at_once == told
+    assert [change.at_s for change in at_once] == sorted(change.at_s for change in at_once)
+    assert once.bill(DAY_S) == pytest.approx(often.bill(DAY_S))
+
+
+def test_books_bring_back_what_was_sold():
+    """A cloud made from the books of another lists the same machines, all ended, at the same cost."""
+    market = SpotMarket(seed=11, conduct=CERTAIN)
+    before = SimulatedCloud(market, deployment="ours")
+    ids = bought(before, 4, 0.0)
+    before.terminate(ids[:1], 100.0)
+    books = before.books(200.0)
+    after = SimulatedCloud(market, deployment="ours")
+    after.restore(books)
+    assert after.bill(300.0) == before.bill(200.0)
+    assert {held.id: held.ended_at_s for held in after.machines()} == {
+        ids[0]: 100.0,
+        **dict.fromkeys(ids[1:], 200.0),
+    }
+    assert after.books(200.0).launches == 4
+    after.advance(2 * 3600.0)
+    assert after.machines() == []
+    after.advance(3 * DAY_S)
+    assert after.books(3 * DAY_S).entries == ()
