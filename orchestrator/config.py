@@ -92,8 +92,6 @@ class Budget(Section):
     """In total, for as long as state_dir lives."""
     per_h_usd: Usd | None = Field(default=None, examples=[2.5])
     """In any one hour: the price of all machines held at once."""
-    per_day_usd: Usd | None = Field(default=None, examples=[20.0])
-    """In any 24 hours."""
     on_demand_allowed: bool = True
     """May buy on-demand machines when they are the cheaper way to get the work done."""
 
@@ -115,8 +113,6 @@ class Job(Section):
     """How often the state goes to the memory of the manager's machine."""
     checkpoint_every_s: Seconds = 60.0
     """How often that state is written to disk."""
-    checkpoint_dir: Text | None = Field(default=None, examples=["checkpoints"])
-    """Where checkpoints and results are written. Not set: inside state_dir."""
 
     @model_validator(mode="after")
     def _range(self) -> Self:
@@ -167,8 +163,6 @@ class Limits(Section):
     """How long a machine that we asked for may be missing from the provider's list."""
     script_bytes: Annotated[int, Field(ge=1, le=64 * 1024**2)] = 1_048_576
     """Largest script that can be submitted."""
-    log_lines: Annotated[int, Field(ge=100, le=10_000_000)] = 10_000
-    """Log lines kept per job."""
 
 
 class Config(Section):
@@ -185,10 +179,6 @@ class Config(Section):
     @property
     def state_dir(self) -> Path:
         return Path(self.manager.state_dir)
-
-    @property
-    def checkpoint_dir(self) -> Path:
-        return Path(self.job.checkpoint_dir or self.state_dir / "checkpoints")
 
 
 def load(
@@ -325,12 +315,10 @@ def _resolve(config: Config, folder: Path) -> Config:
         return str(Path.home() / path[2:] if path.startswith("~/") else folder / path)
 
     manager = config.manager.model_copy(update={"state_dir": absolute(config.manager.state_dir)})
-    job, local = config.job, config.local
-    if job.checkpoint_dir is not None:
-        job = job.model_copy(update={"checkpoint_dir": absolute(job.checkpoint_dir)})
+    local = config.local
     if local.prices is not None:
         local = local.model_copy(update={"prices": absolute(local.prices)})
-    return config.model_copy(update={"manager": manager, "job": job, "local": local})
+    return config.model_copy(update={"manager": manager, "local": local})
 
 
 # --- secrets -------------------------------------------------------------------------------------

@@ -23,12 +23,11 @@ ROOT = Path(__file__).parents[2]
 ALL_KEYS = """
 manager: state_dir deployment control_period_s usd_per_h redis_url
 ray: head_address port dashboard
-budget: total_usd per_h_usd per_day_usd on_demand_allowed
+budget: total_usd per_h_usd on_demand_allowed
 job: slots_min slots_max max_failures max_preemptions nan backup_every_steps checkpoint_every_s
-    checkpoint_dir
 local: enabled seed tempo prices
 dashboard: enabled host port
-limits: boot_timeout_s launch_grace_s script_bytes log_lines
+limits: boot_timeout_s launch_grace_s script_bytes
 """
 
 
@@ -84,16 +83,16 @@ def test_the_examples_of_unset_keys_are_valid(tmp_path):
     ]
     config = load(write(tmp_path, "\n".join(lines)), {})
     assert config.budget.total_usd == 50.0
-    assert config.job.checkpoint_dir == str(tmp_path / "checkpoints")
+    assert config.job.max_preemptions == 100
 
 
 def test_precedence_is_flag_environment_file_default(tmp_path):
     """The nearest source wins, key by key."""
-    file = write(tmp_path, "[budget]\ntotal_usd = 1\nper_h_usd = 1\nper_day_usd = 1\n")
-    env = {"ORCHESTRATOR__BUDGET__TOTAL_USD": "2", "ORCHESTRATOR__BUDGET__PER_H_USD": "2"}
-    budget = load(file, env, {"budget.total_usd": "3"}).budget
-    assert (budget.total_usd, budget.per_h_usd, budget.per_day_usd) == (3, 2, 1)
-    assert load(file, {}).job == Config().job
+    file = write(tmp_path, "[job]\nslots_min = 1\nslots_max = 5\nmax_failures = 1\n")
+    env = {"ORCHESTRATOR__JOB__SLOTS_MIN": "2", "ORCHESTRATOR__JOB__SLOTS_MAX": "6"}
+    job = load(file, env, {"job.slots_min": "3"}).job
+    assert (job.slots_min, job.slots_max, job.max_failures) == (3, 6, 1)
+    assert load(file, {}).budget == Config().budget
 
 
 def test_flags_reach_a_child_process_as_its_environment(tmp_path):
@@ -107,7 +106,6 @@ def test_paths_are_resolved_against_the_file(tmp_path):
     """Every command means the same folder, wherever it is run from."""
     config = load(write(tmp_path, '[local]\nprices = "p.json"\n'), {})
     assert config.state_dir == tmp_path / ".orchestrator"
-    assert config.checkpoint_dir == tmp_path / ".orchestrator" / "checkpoints"
     assert config.local.prices == str(tmp_path / "p.json")
 
 
