@@ -159,7 +159,7 @@ def _money(view: View, job: JobView) -> str:
     return (
         f"[bold]{usd(cost.now_usd_per_h)}/h[/] · spent [bold]{usd(job.spent_usd)}[/]{budget} · "
         f"saved [bold]{usd(cost.saved_usd)}[/] "
-        f"({percent(cost.saved_usd, cost.on_demand_usd)} less than on demand)"
+        f"({percent(cost.saved_usd, cost.on_demand_usd)})"
     )
 
 

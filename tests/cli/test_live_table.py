@@ -98,7 +98,7 @@ def test_on_a_terminal_there_is_a_panel():
         "1 machine",
         "$0.0600/h",
         "$0.001234 of $1.00",
-        "69 % less than on demand",
+        "saved $0.002766 (69 %)",
         "0 steps lost",
         "last recovery 80 ms",
         "14 s left",
