@@ -319,7 +319,8 @@ class Group:
     # --- snapshots for the keeper -------------------------------------------------------------------
 
     def _snapshot_due(self, session: Session) -> bool:
-        return self._holds and self._snapshot_at == session.version
+        """What is asked for with a new layout is sent under that layout, not under the one before."""
+        return self._holds and not self._superseded() and self._snapshot_at == session.version
 
     def _snapshot(self, session: Session) -> None:
         if self._snapshot_due(session):
