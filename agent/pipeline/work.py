@@ -68,7 +68,8 @@ class Worker:
             )
         )
         loss = None
-        for index, sums in self.sums.items():
+        # The first owner of a tied parameter comes last: what it installs is the parameter's gradient.
+        for index, sums in sorted(self.sums.items(), reverse=True):
             sums.reduce(self._channel, f"{number}/s{index}")
             sums.install()
             if sums.stage.piece.last and sums.total is not None:

@@ -1,0 +1,90 @@
+"""The layout is not part of the maths: bit-equal losses and weights, whatever the cut."""
+
+import pytest
+from conftest import MODELS, alone, graph_of, same_weights, together
+from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import strategies as st
+
+from agent.pipeline.examine import cut_points
+
+STEPS = 2
+
+
+def check(model: str, name: str, depth: int, counts, **options):
+    factory, draw = MODELS[model]
+    losses, expected, own = alone(factory, draw, sum(counts), STEPS)
+    found, states, _ = together(
+        factory, draw, name, depth, counts, steps=STEPS, opener=own._seed, **options
+    )
+    assert found == losses
+    assert same_weights(states, expected) == []
+
+
+@pytest.mark.parametrize("model", MODELS)
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna", "zero-bubble"])
+def test_two_stages_are_one_process(model, name):
+    """Every kind of model, cut by its measured times, trains to the same bits under every schedule."""
+    check(model, name, 2, (4,))
+
+
+@pytest.mark.parametrize("model", MODELS)
+def test_three_stages_two_replicas(model):
+    """P x D workers, the microbatches shared out unevenly, end with the bits of one process."""
+    check(model, "1f1b", 3, (4, 1))
+
+
+@pytest.mark.parametrize("model", ["tied", "resnet", "lstm", "seq2seq"])
+def test_interleaved_chunks(model):
+    """Two chunks on each worker change nothing either, though a worker then hands over to itself."""
+    check(model, "interleaved", 2, (2, 4))
+
+
+@pytest.mark.parametrize("model", ["tied", "resnet", "seq2seq"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna"])
+def test_recompute_replays_dropout(model, name):
+    """A stage that forgets its activations draws the same dropout and buffers when it computes again."""
+    check(model, name, 3, (5,), recompute=True)
+
+
+@st.composite
+def layouts(draw):
+    """A model, places to cut it anywhere, a schedule and replicas of any size."""
+    model = draw(st.sampled_from(sorted(MODELS)))
+    name = draw(st.sampled_from(["gpipe", "1f1b", "varuna", "zero-bubble", "interleaved"]))
+    depth = draw(st.integers(1, 4 if name != "interleaved" else 2))
+    counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
+    if name == "interleaved":
+        counts = [count * depth for count in counts]
+    stages = depth * (2 if name == "interleaved" else 1)
+    places = draw(st.lists(st.integers(0, 10_000), min_size=stages - 1, max_size=stages - 1))
+    return (
+        model,
+        name,
+        depth,
+        tuple(counts),
+        places,
+        draw(st.booleans()),
+        draw(st.sampled_from([1, 8])),
+    )
+
+
+@settings(
+    phases=[Phase.explicit, Phase.generate],
+    max_examples=25,
+    deadline=None,
+    derandomize=True,
+    suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
+)
+@given(layouts())
+def test_any_layout_any_cut(drawn):
+    """Random models, cuts, schedules, replicas, recompute and deviation: the bits are always the same."""
+    model, name, depth, counts, places, recompute, reach = drawn
+    cuts = spread(model, places)
+    check(model, name, depth, counts, cuts=cuts, recompute=recompute, reach=reach)
+
+
+def spread(model: str, places) -> list[int]:
+    """Different places among those where the model can be cut."""
+    _, facts, _ = graph_of(*MODELS[model])
+    free = [point.after for point in cut_points(facts)]
+    return sorted(free.pop(place % len(free)) for place in places)
