@@ -1,6 +1,6 @@
 """Many starts of one job through one market, under every strategy, beside the clairvoyant bound."""
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 
 import msgspec
 import numpy as np
@@ -32,6 +32,8 @@ from bidding.strategies import STRATEGIES, WITH_DEADLINE, Strategy, plan_of
 
 REFUNDS = {"none": BY_SECOND, "first_hour": FIRST_HOUR, "current_quantum": HOURLY_REFUND}
 COLUMNS = Outcome._fields
+RESAMPLES = 400
+RATIO_MAX = 99.0  # a bound of next to nothing counts as this far away
 MTTF_PRIOR_H = 8.0  # before any loss was seen
 
 
@@ -62,12 +64,17 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Result(msgspec.Struct, frozen=True, kw_only=True):
-    """One strategy over all starts, a value per start; `bound_usd` is the clairvoyant's."""
+    """One strategy over all starts, a value per start.
+
+    `bound_usd` is the clairvoyant's, who also knows which machines will be refunded;
+    `plain_usd` is the least bill of one who knows prices and capacity, were nothing refunded.
+    """
 
     strategy: str
     starts: Ints
     outcome: Mapping[str, Floats]
     bound_usd: Floats
+    plain_usd: Floats
 
     def __getitem__(self, column: str) -> Floats:
         return self.outcome[column]
@@ -75,70 +82,83 @@ class Result(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def ratio(self) -> Floats:
         """Cost over the bound, per start."""
-        return self.outcome["cost_usd"] / np.maximum(self.bound_usd, 1e-9)
+        cost = self.outcome["cost_usd"]
+        return cost / np.maximum(self.bound_usd, cost / RATIO_MAX)
+
+    @property
+    def plain_ratio(self) -> Floats:
+        """Cost over the least bill without refunds; below one where refunds were won."""
+        return self.outcome["cost_usd"] / self.plain_usd
 
 
 @compiled
 def run_one(
-    world: World, job: Job, plan: Plan, leases: Leases, span: tuple[int, int], trace: Floats
+    world: World, job: Job, plan: Plan, leases: Leases, span: tuple[int, int], rows: Floats
 ) -> Outcome:
-    """One job from a tick until it is done or given up."""
+    """One job from a tick until it is done; after its patience the rest is done on demand."""
     begin, limit = span
     leases.machines[:] = 0
-    cost = lost_h = free_h = spot_h = reliable_h = 0.0
-    evictions = changes = 0
-    left, stall_h, since_saved_h, losses = job.work_h, 0.0, 0.0, 0
+    cost = lost_h = free_h = spot_h = reliable_h = stall_h = unsaved_h = 0.0
+    evictions = changes = losses = 0
+    left = job.work_h
     for t in range(begin, limit):
         gone, back_usd, back_h = evict(world, leases, t)
-        cost -= back_usd
-        free_h += back_h
+        cost, free_h = cost - back_usd, free_h + back_h
+        tau_h = interval_h(plan, losses, (t - begin) * world.tick_h)
         if gone > 0:
-            evictions += gone
-            losses += 1
+            evictions, losses = evictions + gone, losses + 1
             stall_h += job.recovery_h if plan.checkpoint_h == 0.0 else job.start_h
-            if plan.checkpoint_h > 0.0:
-                redo = min(since_saved_h, 0.5 * interval_h(plan, losses, t - begin, world.tick_h))
-                left += redo * job.slots
-                lost_h += redo * job.slots
-                since_saved_h = 0.0
+            redo = min(unsaved_h, 0.5 * tau_h) * job.slots
+            left, lost_h, unsaved_h = left + redo, lost_h + redo, 0.0
         if due(world, job, plan, leases, (t, begin, gone)):
             orders = orders_of(world, job, plan, leases, t, left)
             cost += owed_when_given_back(world, leases, orders, t)
             changed = carry_out(world, leases, orders, t)
             changes += changed
-            if changed > 0 and t > begin:
-                stall_h += job.morph_h
+            stall_h += job.morph_h if changed > 0 and t > begin else 0.0
         rate, spot, reliable = work_rate(world, job, leases, t)
-        stalls = min(stall_h, world.tick_h) if rate > 0 else 0.0
+        useful = 1.0 - (min(stall_h, world.tick_h) / world.tick_h if rate > 0 else 0.0)
         stall_h = max(0.0, stall_h - world.tick_h)
-        useful = 1.0 - stalls / world.tick_h
         if plan.checkpoint_h > 0.0:
-            tau = interval_h(plan, losses, t - begin, world.tick_h)
-            useful *= tau / (tau + plan.checkpoint_h)
-            since_saved_h += world.tick_h
+            useful *= tau_h / (tau_h + plan.checkpoint_h)
+            unsaved_h += world.tick_h
         done = rate * useful * world.tick_h
         share = 1.0 if done < left else left / done
-        cost += charge(world, leases, t, share) + job.manager_usd_per_h * world.tick_h * share
-        left -= done * share
         hours = world.tick_h * share
+        cost += charge(world, leases, t, share) + job.manager_usd_per_h * hours
+        left -= done * share
         spot_h, reliable_h = spot_h + spot * hours, reliable_h + reliable * hours
         lost_h += (spot + reliable - rate * useful) * hours
-        if len(trace) > 0:
-            trace[t - begin, 0], trace[t - begin, 1] = spot, reliable
-            trace[t - begin, 2], trace[t - begin, 3] = cost, job.work_h - left
+        if len(rows) > 0:
+            rows[t - begin, 0], rows[t - begin, 1] = spot, reliable
+            rows[t - begin, 2], rows[t - begin, 3] = cost, job.work_h - left
         if left <= 1e-9:
             runtime = (t - begin) * world.tick_h + hours
             return Outcome(
                 cost, runtime, lost_h, evictions, free_h, spot_h, reliable_h, 1.0, changes
             )
-    runtime = (limit - begin) * world.tick_h
-    return Outcome(cost, runtime, lost_h, evictions, free_h, spot_h, reliable_h, 0.0, changes)
+    rest_h, rest_usd, rest_slot_h = rest_on_demand(world, job, left)
+    runtime = (limit - begin) * world.tick_h + rest_h
+    reliable_h += rest_slot_h
+    return Outcome(
+        cost + rest_usd, runtime, lost_h, evictions, free_h, spot_h, reliable_h, 0.0, changes
+    )
 
 
 @compiled
-def interval_h(plan: Plan, losses: int, ticks: int, tick_h: float) -> float:
+def rest_on_demand(world: World, job: Job, left: float) -> tuple[float, float, float]:
+    """(hours, dollars, slot-hours) of finishing on demand at full size."""
+    last = len(world.slots) - 1
+    machines = max(1, job.slots // world.slots[last])
+    slots = machines * world.slots[last]
+    hours = left / (slots * world.speed[last]) ** job.scaling
+    return hours, hours * (machines * world.price[last, 0] + job.manager_usd_per_h), hours * slots
+
+
+@compiled
+def interval_h(plan: Plan, losses: int, hours: float) -> float:
     """Flint's: sqrt(2 delta MTTF), with the mean time to failure seen so far."""
-    mttf_h = (MTTF_PRIOR_H + ticks * tick_h) / (1.0 + losses)
+    mttf_h = (MTTF_PRIOR_H + hours) / (1.0 + losses)
     return float(np.sqrt(2.0 * plan.checkpoint_h * mttf_h))
 
 
@@ -234,22 +254,68 @@ def run(
     """Every strategy from the same starts. The bound may end when the strategy ended, not later."""
     world, job = world_of(market), job_of(work)
     ticks = int(work.patience * work.hours * HOUR_S / market.tick_s)
-    terms = clairvoyant.terms_of(market, work.start_s)
     results = []
     for strategy in strategies:
         out = _run_all(world, job, plan_of(strategy, market, work.checkpoint_s, work.haste),
                        no_leases(), starts, ticks)  # fmt: skip
         outcome = dict(zip(COLUMNS, out, strict=True))
         ends = starts + np.ceil(outcome["runtime_h"] * HOUR_S / market.tick_s).astype(np.int64)
-        bound = np.array([
-            clairvoyant.lower_bound_usd(terms, int(b), int(e), work_slot_h=job.work_h, slots=job.slots)
-            + work.manager_usd_per_h * work.hours
-            for b, e in zip(starts, ends, strict=True)
-        ])  # fmt: skip
-        results.append(
-            Result(strategy=strategy.name, starts=starts, outcome=outcome, bound_usd=bound)
+        bound, plain = (
+            _bounds(clairvoyant.terms_of(market, work.start_s, refunds), job, starts, ends)
+            for refunds in (True, False)
         )
+        results.append(
+            Result(strategy=strategy.name, starts=starts, outcome=outcome, bound_usd=bound,
+                   plain_usd=plain)
+        )  # fmt: skip
     return results
+
+
+def _bounds(terms: clairvoyant.Terms, job: Job, starts: Ints, ends: Ints) -> Floats:
+    """The clairvoyant's least cost from each start to each end, the manager's machine included."""
+    manager_usd = job.manager_usd_per_h * job.work_h / job.slots
+    return np.array(
+        [
+            manager_usd
+            + clairvoyant.lower_bound_usd(
+                terms, int(b), int(e), work_slot_h=job.work_h, slots=job.slots
+            )
+            for b, e in zip(starts, ends, strict=True)
+        ]
+    )
+
+
+def trace(market: Market, work: Work, strategy: Strategy, start: int) -> Floats:
+    """One run in detail: rows of (spot slots, on-demand slots, dollars so far, work so far) per tick."""
+    ticks = min(int(work.patience * work.hours * HOUR_S / market.tick_s), market.ticks - start)
+    rows = np.full((ticks, 4), np.nan)
+    plan = plan_of(strategy, market, work.checkpoint_s, work.haste)
+    run_one(world_of(market), job_of(work), plan, no_leases(), (start, start + ticks), rows)
+    return np.asarray(rows[~np.isnan(rows[:, 0])], dtype=np.float64)
+
+
+class Interval(msgspec.Struct, frozen=True, kw_only=True):
+    """A figure over all starts, with its 95 % interval."""
+
+    value: float
+    low: float
+    high: float
+
+
+def interval(values: Floats, figure: Callable[[Floats], float], seed: int = 0) -> Interval:
+    """By resampling the starts; starts that overlap in time make it a little too narrow."""
+    rng = np.random.default_rng(seed)
+    drawn = [
+        figure(values[..., rng.integers(0, values.shape[-1], values.shape[-1])])
+        for _ in range(RESAMPLES)
+    ]
+    low, high = np.percentile(drawn, [2.5, 97.5])
+    return Interval(value=figure(values), low=float(low), high=float(high))
+
+
+def mean_ratio(pair: Floats) -> float:
+    """Of two rows of costs: the sum of the first over the sum of the second."""
+    return float(pair[0].sum() / pair[1].sum())
 
 
 class Rush(msgspec.Struct, frozen=True, kw_only=True):

@@ -143,7 +143,8 @@ def _bound(terms: Terms, span: tuple[int, int], work_h: float, slots: int) -> fl
     return best
 
 
-def terms_of(market: Market, start_s: float) -> Terms:
+def terms_of(market: Market, start_s: float, refunds: bool = True) -> Terms:
+    """Without `refunds` nothing is ever given back: what knowing prices and capacity alone is worth."""
     rule = market.rule
     hour_ticks = round(HOUR_S / market.tick_s)
     return Terms(
@@ -155,9 +156,9 @@ def terms_of(market: Market, start_s: float) -> Terms:
         ),
         tick_h=market.tick_s / HOUR_S,
         start_h=start_s / HOUR_S,
-        free_ticks=hour_ticks if rule.refund == "first_hour" else 0,
+        free_ticks=hour_ticks if refunds and rule.refund == "first_hour" else 0,
         hour_ticks=hour_ticks if rule.quantum_s >= HOUR_S else 0,
-        refund=rule.refund == "current_quantum",
+        refund=refunds and rule.refund == "current_quantum",
     )
 
 

@@ -11,7 +11,7 @@ import numpy as np
 from bidding.compiled import Flags, Floats, Ints, compiled
 
 BY_SECOND, FIRST_HOUR, HOURLY, HOURLY_REFUND = 0, 1, 2, 3
-KEEP_MARGIN = 0.05  # a held machine goes only for one this much cheaper: no flapping
+KEEP_MARGIN = 0.03  # a held machine goes only for one this much cheaper: no flapping
 
 
 class Units(NamedTuple):

@@ -16,8 +16,9 @@ from bidding.history import (
     read_csv,
     read_probe,
 )
+from bidding.market import Listing, paired
 from bidding.study import Sold, daily_lows
-from cloud.model import Pool
+from cloud.model import InstanceType, Pool
 
 FILES_MAX = 10_000
 
@@ -107,3 +108,100 @@ def read_throughputs(path: Path) -> dict[str, dict[str, float]]:
         for model, rows in models.items():
             alone.setdefault(model, {})[accelerator] = float(str(rows["null"]))
     return alone
+
+
+# What AWS asked on demand in 2020, per hour; a K80 does 0.15 of the work of a V100 (ResNet-18).
+AWS_ON_DEMAND = {
+    "p2.xlarge": 0.90,
+    "p2.8xlarge": 7.20,
+    "p2.16xlarge": 14.40,
+    "p3.2xlarge": 3.06,
+    "p3.8xlarge": 12.24,
+    "p3.16xlarge": 24.48,
+}
+SPEEDS = {"k80": 0.15, "v100": 1.0}
+TYPES_FILE = "types.csv"
+
+
+def read_types(folder: Path) -> dict[str, InstanceType]:
+    """The machine types that are known, and those of `types.csv`: type,slots,speed,on_demand_usd_per_h."""
+    types = {
+        name: InstanceType(name=name, cloud="aws", slots=AWS_ACCELERATORS[name][1], memory_bytes=0,
+                           on_demand_usd_per_h=usd, speed=SPEEDS[AWS_ACCELERATORS[name][0]],
+                           accelerator=AWS_ACCELERATORS[name][0])
+        for name, usd in AWS_ON_DEMAND.items()
+    }  # fmt: skip
+    path = folder / TYPES_FILE
+    if not path.is_file():
+        return types
+    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()[1:], 2):
+        try:
+            name, slots, speed, usd = line.split(",")
+            types[name] = InstanceType(name=name, cloud="", slots=int(slots), memory_bytes=0,
+                                       on_demand_usd_per_h=float(usd), speed=float(speed))  # fmt: skip
+        except ValueError as e:
+            raise HistoryError(
+                f"{path}:{number}: {line!r} is not type,slots,speed,on_demand_usd_per_h: {e}"
+            ) from e
+    return types
+
+
+def read_markets(data: Path) -> tuple[dict[str, list[Listing]], Repairs]:
+    """Every market that a folder holds, by name.
+
+    A folder with `prices/` and `availability/` below it is read as regions, each with prices alone
+    and with the capacity probes of its zones where there are some; any other folder is one market.
+    """
+    types = read_types(data)
+    root = data / "prices"
+    folders = sorted(p for p in root.glob("*/*") if p.is_dir()) if root.is_dir() else [data]
+    markets: dict[str, list[Listing]] = {}
+    repairs, everything = Repairs(), {}
+    for folder in folders:
+        prices, repaired = read_prices(folder)
+        repairs = repairs + repaired
+        everything.update(prices)
+        listings = [
+            Listing(pool=p, type=_type(types, p, folder), price=s) for p, s in prices.items()
+        ]
+        if listings:
+            markets[f"{folder.name}, prices"] = listings
+    for nodes, capacities in _probed(data / "availability").items():
+        both = paired(everything, capacities, types)
+        for region in sorted({entry.pool.region for entry in both}):
+            few = [entry for entry in both if entry.pool.region == region]
+            markets[f"{region}, prices + {nodes} capacity"] = few
+        if len({entry.pool.region for entry in both}) > 1:
+            markets[f"all regions, prices + {nodes} capacity"] = both
+    if not markets:
+        raise HistoryError(f"{data} holds no prices: give a folder with .json or .csv price files")
+    return markets, repairs
+
+
+def _type(types: dict[str, InstanceType], pool: Pool, folder: Path) -> InstanceType:
+    if pool.type not in types:
+        raise HistoryError(
+            f"{folder}: nothing is known of the type {pool.type}; add a {TYPES_FILE} beside the prices "
+            "with the columns type,slots,speed,on_demand_usd_per_h"
+        )
+    return types[pool.type]
+
+
+PROBED_TYPES = {"v100_1": "p3.2xlarge", "k80_1": "p2.xlarge", "k80_8": "p2.8xlarge"}
+
+
+def _probed(folder: Path) -> dict[str, dict[str, Series]]:
+    """Capacity probes by size (`16-node`), each by `zone/type`; the longest series of a zone counts."""
+    found: dict[str, dict[str, Series]] = {}
+    if not folder.is_dir():
+        return found
+    for name, series in read_probes(folder).items():
+        parts = name.split("/")
+        zone, _, kind = parts[-1].partition("_")
+        if kind not in PROBED_TYPES or "availability" not in parts:
+            continue
+        key = f"{zone}/{PROBED_TYPES[kind]}"
+        of_size = found.setdefault(parts[-3], {})
+        if key not in of_size or series.at_s[-1] > of_size[key].at_s[-1]:
+            of_size[key] = series
+    return found

@@ -163,3 +163,8 @@ def _laid_over(capacity: Series, price: Series) -> Series:
     starts = price.at_s[0] + np.arange(rounds) * span_s
     at_s = (capacity.at_s[:-1] - capacity.at_s[0])[None, :] + starts[:, None]
     return Series(at_s=at_s.ravel(), value=np.tile(capacity.value[:-1], rounds))
+
+
+def fitting(listings: Sequence[Listing], slots: int) -> list[Listing]:
+    """Only the pools whose machines a job of that size can fill."""
+    return [entry for entry in listings if entry.type.slots <= slots]

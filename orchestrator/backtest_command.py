@@ -1,0 +1,193 @@
+"""`orchestrator backtest`: the manager's decision over recorded markets, beside every other strategy."""
+
+import sys
+import time
+from collections.abc import Sequence
+from pathlib import Path
+
+import msgspec
+import numpy as np
+from rich.console import Console
+from rich.table import Table
+
+from bidding import backtest as engine
+from bidding import synthetic
+from bidding.billing import AWS_2016, RULES, BillingRule
+from bidding.errors import BiddingError, ConstraintError
+from bidding.files import read_markets
+from bidding.history import Series
+from bidding.market import Listing, Market, build, fitting
+from bidding.risk import Calibration, CapacityRisk, calibrate
+from bidding.strategies import STRATEGIES, Strategy
+from orchestrator import backtest_report
+
+SYNTHETIC = "synthetic"
+TICK_S = 300.0
+DEADLINES = (1.1, 1.25, 1.5, 2.0)
+FRONTIER_STARTS = 100
+STARTS_MAX = 100_000
+
+
+class Choices(msgspec.Struct, frozen=True, kw_only=True):
+    """What a person may choose; the rest of the job is `engine.Work` with its defaults."""
+
+    hours: float = 20.0
+    slots: int = 1
+    billing: str = "aws_today"
+    seed: int = 0
+    market: str = ""  # only markets whose name holds this
+
+    def __post_init__(self) -> None:
+        if self.billing not in RULES:
+            raise ConstraintError(
+                f"--billing {self.billing!r} is not one of {', '.join(sorted(RULES))}"
+            )
+
+
+def backtest(
+    data: str,
+    strategy: str = "all",
+    starts: int = 1000,
+    report: Path = Path("backtest.html"),
+    choices: Choices | None = None,
+) -> int:
+    """Run, print one table per market, write the report; 0, or 2 with one line when it cannot."""
+    console, choices = Console(), choices or Choices()
+    began = time.monotonic()
+    try:
+        if not 1 <= starts <= STARTS_MAX:
+            raise ConstraintError(f"--starts must be 1 to {STARTS_MAX}, not {starts}")
+        chosen = _strategies(strategy)
+        work = engine.Work(hours=choices.hours, slots=choices.slots)
+        sections = [
+            _section(name, market, work, chosen, (starts, choices.seed))
+            for name, market in _markets(data, choices)
+        ]
+        for section in sections:
+            console.print(_table(section))
+        summary = _summary(starts, choices, work, time.monotonic() - began)
+        backtest_report.write(report, sections, summary)
+    except (BiddingError, OSError, ValueError) as e:
+        print(f"orchestrator backtest: {e}", file=sys.stderr)  # noqa: T201
+        return 2
+    console.print(f"{summary}\nreport: {report}", highlight=False)
+    return 0
+
+
+def _strategies(name: str) -> tuple[Strategy, ...]:
+    if name == "all":
+        return STRATEGIES
+    found = tuple(s for s in STRATEGIES if s.name == name)
+    if not found:
+        known = ", ".join(repr(s.name) for s in STRATEGIES)
+        raise ConstraintError(f"--strategy {name!r} is not one of 'all', {known}")
+    return found
+
+
+def _markets(data: str, choices: Choices) -> list[tuple[str, Market]]:
+    if data == SYNTHETIC:
+        rng = np.random.default_rng(choices.seed)
+        markets = {
+            "synthetic: auctions as in 2016": synthetic.auctions(rng, days=60),
+            "synthetic: capacity as today": synthetic.capacity_bound(
+                rng, days=60, machines=choices.slots
+            ),
+        }
+    else:
+        folder = Path(data)
+        if not folder.is_dir():
+            raise ConstraintError(
+                f"--data {data}: no such folder; give one with price files, or {SYNTHETIC!r}"
+            )
+        markets, _ = read_markets(folder)
+    return _chosen(markets, data, choices)
+
+
+def _chosen(
+    markets: dict[str, list[Listing]], data: str, choices: Choices
+) -> list[tuple[str, Market]]:
+    """The markets that were asked for, without machines that are larger than the job."""
+    rule = RULES[choices.billing]
+    kept = []
+    for name, listings in markets.items():
+        few = fitting(listings, choices.slots)
+        if choices.market in name and few:
+            auctions = data == SYNTHETIC and "auctions" in name
+            kept.append((name, _on_grid(few, AWS_2016 if auctions else rule)))
+    if not kept:
+        raise ConstraintError(
+            f"no market of {data} is named like {choices.market!r} and sells machines of at most "
+            f"{choices.slots} slots; there are: {'; '.join(markets)}"
+        )
+    return kept
+
+
+def _on_grid(listings: Sequence[Listing], rule: BillingRule) -> Market:
+    """The span that every price series covers; under bids its first half is history to learn from."""
+    start_s = max(float(entry.price.at_s[0]) for entry in listings)
+    end_s = max(float(entry.price.at_s[-1]) for entry in listings)
+    learned_s = (end_s - start_s) / 2 if rule.bid == "required" else 0.0
+    return build(listings, rule=rule, tick_s=TICK_S, start_s=start_s + learned_s, end_s=end_s,
+                 trained_from_s=start_s)  # fmt: skip
+
+
+def _section(
+    name: str, market: Market, work: engine.Work, chosen: Sequence[Strategy], draw: tuple[int, int]
+) -> backtest_report.Section:
+    starts = engine.draw_starts(market, work, *draw)
+    few = starts[:FRONTIER_STARTS]
+    frontier = [
+        (f * work.hours, engine.run_with_deadline(market, work, f * work.hours, starts=few))
+        for f in DEADLINES
+        if backtest_report.has_capacity_series(market)
+    ]
+    return backtest_report.Section(
+        name=name,
+        market=market,
+        work=work,
+        results=engine.run(market, work, chosen, starts=starts),
+        frontier=frontier,
+        calibration=_calibration(market),
+    )
+
+
+def _calibration(market: Market) -> Calibration | None:
+    """What the hazards said against what happened, over every pool whose capacity is known."""
+    if not backtest_report.has_capacity_series(market):
+        return None
+    at_s = np.arange(market.ticks, dtype=np.float64) * market.tick_s
+    return calibrate(
+        [
+            CapacityRisk(Series(at_s=at_s, value=(row > 0).astype(np.float64)))
+            for row in market.capacity
+            if 0 < (row > 0).mean() < 1
+        ]
+    )
+
+
+def _table(s: backtest_report.Section) -> Table:
+    made = Table(title=s.name, title_justify="left", box=None, padding=(0, 1), pad_edge=False,
+                 collapse_padding=True)  # fmt: skip
+    made.add_column("strategy", no_wrap=True)
+    for column in ("cost $", "95 %", "hours", "lost", "evict", "free", "bound", "95th", "plain"):
+        made.add_column(column, justify="right", no_wrap=True)
+    for r in s.results:
+        cost = engine.interval(r["cost_usd"], lambda v: float(v.mean()))
+        held = float((r["spot_h"] + r["on_demand_h"]).mean())
+        made.add_row(
+            r.strategy, f"{cost.value:.2f}", f"±{(cost.high - cost.low) / 2:.2f}",
+            f"{r['runtime_h'].mean():.1f}", f"{100 * r['lost_h'].mean() / held:.1f}%",
+            f"{r['evictions'].mean():.1f}", f"{100 * r['free_h'].mean() / held:.0f}%",
+            f"{np.median(r.ratio):.2f}", f"{np.percentile(r.ratio, 95):.2f}",
+            f"{np.median(r.plain_ratio):.2f}", style="bold" if r.strategy == "ours" else "",
+        )  # fmt: skip
+    return made
+
+
+def _summary(starts: int, choices: Choices, work: engine.Work, wall_s: float) -> str:
+    return (
+        f"{starts} starts of a job of {work.hours:g} h on {work.slots} slots, billing "
+        f"{choices.billing}, ticks of {TICK_S / 60:g} min; a machine starts in "
+        f"{work.start_s:g} s, a change stalls {work.morph_s:g} s, an eviction {work.recovery_s:g} s; "
+        f"took {wall_s:.0f} s"
+    )
