@@ -185,10 +185,7 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
             leases.intend(state, out, job, part.pool, part.market, part.because)
             bought += 1
     for release in purchase.release:
-        lease = state.leases[release.lease]
-        if lease.state == "intended":
-            continue
-        lease.leaving = release.because
+        state.leases[release.lease].leaving = release.because
     if bought < sum(part.count for part in purchase.acquire):
         job.thought_at_s = -1.0
     let_go(state, out, job)

@@ -235,6 +235,7 @@ def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
     if event.generation > job.acknowledged and job.status == "RECOVERING":
         job.recoveries_s.append(event.pause_s)
         del job.recoveries_s[:-RECOVERIES_MAX]
+    job.heard_at_s = max(job.heard_at_s, event.at_s)
     _acknowledge(state, out, job, event.generation, event.step)
 
 
@@ -243,6 +244,7 @@ def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
     if job is None or event.generation <= job.fence_generation or event.step < job.step:
         return
     job.loss, job.step_s = event.loss, event.step_s
+    job.heard_at_s = max(job.heard_at_s, event.at_s)
     job.steps_total = event.steps_total
     _acknowledge(state, out, job, event.generation, event.step)
 

@@ -50,7 +50,7 @@ def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> Non
 
 def _refusal(state: State, job: Job) -> str | None:
     """Why this job cannot ever run, with the arithmetic."""
-    spec, settings = job.spec, state.settings
+    spec = job.spec
     if not 1 <= spec.slots_min <= spec.slots_max:
         return f"slots_min={spec.slots_min} and slots_max={spec.slots_max}: need 1 <= min <= max"
     if state.stopping:
@@ -58,31 +58,47 @@ def _refusal(state: State, job: Job) -> str | None:
     wall_s = state.now_s - state.skew_s
     if spec.deadline_s is not None and spec.deadline_s <= wall_s:
         return f"its deadline passed {wall_s - spec.deadline_s:.0f} s ago"
-    cheapest = _cheapest_usd_per_h(state, spec.slots_min)
     for name, account in (("budget_usd of the job", job.account), ("budget", state.account)):
-        if account.cap_usd is None:
-            continue
-        left = account.cap_usd - ledger.spent_usd(account, state.now_s)
-        if left <= 0:
-            return f"budget: {name} is ${account.cap_usd:.4f} and ${left:.4f} of it are left: it buys no step"
-        needed = (cheapest or 0.0) * settings.reserve_s / HOUR_S
-        if needed > left:
-            return (
-                f"budget: {name} is too small for one step: {spec.slots_min} slots cost at most "
-                f"${cheapest:.4f}/h, and {settings.reserve_s:.0f} s of that, the least that a machine "
-                f"is held for, are ${needed:.4f}, but ${left:.4f} are left"
-            )
+        refusal = _too_poor(state, job, account, name)
+        if refusal is not None:
+            return refusal
     return None
 
 
-def _cheapest_usd_per_h(state: State, slots: int) -> float | None:
-    """The lowest ceiling at which so many slots can be had; None while nothing is known."""
-    prices = []
+def _too_poor(state: State, job: Job, account: Account, name: str) -> str | None:
+    """The least that has to be there to buy the machines of one step, against what is left."""
+    if account.cap_usd is None:
+        return None
+    left = account.cap_usd - ledger.spent_usd(account, state.now_s)
+    if left <= 0:
+        return (
+            f"budget: {name} is ${account.cap_usd:.4f}, ${left:.4f} of it are left: it buys no step"
+        )
+    cheapest = _cheapest(state, job.spec.slots_min)
+    if cheapest is None:
+        return None
+    usd_per_h, machines = cheapest
+    needed = ledger.needed_usd(state.settings, usd_per_h)
+    if needed <= left:
+        return None
+    held_s = needed / usd_per_h * HOUR_S
+    step_s = f"one of {job.step_s:.2f} s" if job.step_s else "the first, of unknown length"
+    return (
+        f"budget: {name} is too small for one step ({step_s}): the cheapest {job.spec.slots_min} slots "
+        f"are {machines} at up to ${usd_per_h:.4f}/h, and whoever buys must be able to pay {held_s:.0f} s "
+        f"of that, until they are given back: ${needed:.4f}, but ${left:.4f} are left"
+    )
+
+
+def _cheapest(state: State, slots: int) -> tuple[float, str] | None:
+    """The lowest ceiling per hour at which so many slots can be had; None while nothing is known."""
+    found = []
     for known in state.pools.values():
         kind = state.types[known.pool.type]
         ceiling = max(kind.on_demand_usd_per_h, known.spot_usd_per_h or 0.0)
-        prices.append(ceiling * -(-slots // kind.slots))
-    return min(prices, default=None)
+        count = -(-slots // kind.slots)
+        found.append((ceiling * count, f"{count} x {kind.name}"))
+    return min(found, default=None)
 
 
 def admit(state: State, out: list[AnyAction]) -> None:
@@ -165,12 +181,10 @@ def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> 
     if lease.usable and lease.state != "noticed" and not lease.leaving:
         for job_id in state.live_jobs:
             heir = state.jobs[job_id]
-            short = slots_held(state, heir) < heir.workers_max
-            fits = lease.type.slots <= heir.workers_max
-            if not (heir.active and short and fits) or lease.draining_since_s is not None:
+            fits = slots_held(state, heir) + lease.type.slots <= heir.workers_max
+            if not (heir.active and fits) or lease.draining_since_s is not None:
                 continue
-            left = ledger.left_usd(heir.account, state.now_s)
-            if left is None or ledger.reserve_usd(state.settings, lease.ceiling_usd_per_h) <= left:
+            if ledger.affordable(state, heir, lease.ceiling_usd_per_h):
                 del state.jobs[lease.job].leases[lease.token]
                 ledger.hand_over(state, lease, heir)
                 heir.leases[lease.token] = None
@@ -256,13 +270,12 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
 
 def check_budgets(state: State, out: list[AnyAction]) -> None:
     """Stop while what is reserved still covers the stopping."""
-    period_s = state.settings.control_period_s
-    dry = ledger.runs_out(state.account, state.now_s, period_s)
+    dry = ledger.runs_out(state.account, state.settings, state.now_s)
     for job in [state.jobs[j] for j in state.live_jobs]:
         if not job.leases:
             _give_up_if_poor(state, out, job)
             continue
-        if dry or ledger.runs_out(job.account, state.now_s, period_s):
+        if dry or ledger.runs_out(job.account, state.settings, state.now_s):
             account = state.account if dry else job.account
             spent = ledger.spent_usd(account, state.now_s)
             why = (
@@ -324,7 +337,9 @@ def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
     """
     job = state.jobs.get(event.job)
     mark = (event.at_s, event.from_step, event.to_step)
-    if job is None or job.ended or mark in job.rewound or job.step > event.from_step:
+    if job is None or job.ended or mark in job.rewound:
+        return
+    if job.step > event.from_step or job.heard_at_s > event.at_s:
         return
     job.rewound.append(mark)
     del job.rewound[:-REWINDS_KEPT]

@@ -57,10 +57,15 @@ def left_usd(account: Account, at_s: float) -> float | None:
     return account.cap_usd - spent_usd(account, at_s) - committed_usd(account, at_s)
 
 
-def runs_out(account: Account, at_s: float, within_s: float) -> bool:
-    """Would spent + committed pass the cap before we look again?"""
+def runs_out(account: Account, settings: Settings, at_s: float) -> bool:
+    """Would spent + committed pass the cap before we look again?
+
+    A launch may have been a machine for a while when we learn of it, and owes that at once.
+    """
     left = left_usd(account, at_s)
-    growth = (account.usd_per_h - account.draining_usd_per_h) * within_s / HOUR_S
+    period_s = settings.control_period_s
+    growth = (account.usd_per_h - account.draining_usd_per_h) * period_s / HOUR_S
+    growth += account.intended_usd_per_h * (settings.launch_grace_s + period_s) / HOUR_S
     return left is not None and growth > left - CENT_FRACTION and account.leases > 0
 
 
@@ -69,9 +74,27 @@ def reserve_usd(settings: Settings, ceiling_usd_per_h: float) -> float:
 
 
 def affordable(state: State, job: Job, ceiling_usd_per_h: float) -> bool:
-    needed = reserve_usd(state.settings, ceiling_usd_per_h)
-    lefts = (left_usd(state.account, state.now_s), left_usd(job.account, state.now_s))
-    return all(left is None or needed <= left for left in lefts)
+    """One more machine can be reserved for, and nothing has to be given back at once for it."""
+    settings = state.settings
+    needed = needed_usd(settings, ceiling_usd_per_h)
+    for account in (state.account, job.account):
+        left = left_usd(account, state.now_s)
+        if left is None:
+            continue
+        others = account.usd_per_h * 2 * settings.control_period_s / HOUR_S
+        others += account.intended_usd_per_h * _unseen_s(settings) / HOUR_S
+        if needed + others > left:
+            return False
+    return True
+
+
+def needed_usd(settings: Settings, ceiling_usd_per_h: float) -> float:
+    """The least that must be there to buy a machine: its reserve, and what it costs before we look."""
+    return ceiling_usd_per_h * (settings.reserve_s + _unseen_s(settings)) / HOUR_S
+
+
+def _unseen_s(settings: Settings) -> float:
+    return settings.launch_grace_s + 2 * settings.control_period_s
 
 
 def open_lease(state: State, lease: Lease, job: Job) -> None:

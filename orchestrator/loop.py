@@ -27,7 +27,10 @@ async def resume(journal: Journal) -> State:
 
 
 async def run(world: World, journal: Journal, state: State) -> State:
-    """Until the world ends or the brain says stop. The first event must be `ManagerStarted`."""
+    """Until the world ends or the brain says stop. The first event must be `ManagerStarted`.
+
+    The first turn is followed by a snapshot too, so that many short lives do not read ever more.
+    """
     turns = 0
     while (event := await world.next_event(state.wake_at_s)) is not None:
         state, actions = decide(state, event)
@@ -36,7 +39,7 @@ async def run(world: World, journal: Journal, state: State) -> State:
             await world.perform(action)
         await world.show(state)
         turns += 1
-        if turns % SNAPSHOT_EVERY == 0:
+        if turns % SNAPSHOT_EVERY == 1:
             await journal.snapshot(state)
         if any(isinstance(action, Stop) for action in actions):
             await journal.snapshot(state)

@@ -174,6 +174,7 @@ class Job(msgspec.Struct, kw_only=True):
     loss: float | None = None
     step_s: float = 0.0
     progress_at_s: float = 0.0
+    heard_at_s: float = -1.0  # by the keeper's clock: its newest report of a commit
     fence_generation: int = -1  # reports of generations up to this one are from before a rewind
     rewound: list[tuple[float, int, int]] = []
     preemptions: int = 0

@@ -112,12 +112,15 @@ class FileJournal:
         self._file.close()
 
 
-def read_journal(path: Path) -> list[Entry]:
-    """Every entry of a JSON-lines journal; a torn last line (a crash while writing) is left out."""
+def read_journal(path: Path, after: int = 0) -> list[Entry]:
+    """The entries of a JSON-lines journal after so many lines of something else.
+
+    A torn last line (a crash while writing) is left out.
+    """
     decoder = msgspec.json.Decoder(Entry)
     lines = path.read_bytes().split(b"\n")
     entries = []
-    for number, line in enumerate(lines[:-1], start=1):
+    for number, line in enumerate(lines[after:-1], start=after + 1):
         try:
             entries.append(decoder.decode(line))
         except msgspec.DecodeError as error:

@@ -88,7 +88,7 @@ class SimulatedJob:
         before, self.step = self.step, self.checkpoint_step
         self.lost_steps += before - self.step
         event = Rewound(at_s=0.0, job=self.id, from_step=before, to_step=self.step)
-        self._inbox.report(event, self._pace.restart_s, may_be_lost=False)
+        self._inbox.report(event, 0.0, may_be_lost=False)
 
     def checkpoint(self) -> None:
         self._advance()

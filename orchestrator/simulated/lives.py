@@ -23,13 +23,19 @@ from orchestrator.world import Entry, MemoryJournal
 
 LIVES_MAX = 500
 STRANGERS = 2
+BILL_SLACK_USD = 0.003
 
 
 class MortalJournal:
     """Keeps every entry; the manager may be killed before an append and right after it."""
 
-    def __init__(self, await_point: Callable[[str], None], watcher: Watcher | None = None) -> None:
-        self.kept = MemoryJournal()
+    def __init__(
+        self,
+        await_point: Callable[[str], None],
+        watcher: Watcher | None = None,
+        kept: MemoryJournal | None = None,
+    ) -> None:
+        self.kept = MemoryJournal() if kept is None else kept
         self._await_point = await_point
         self._watcher = watcher
 
@@ -65,13 +71,17 @@ class Biography(msgspec.Struct, frozen=True, kw_only=True):
     last_sentences: tuple[str, ...] = ()
 
 
-def live(scenario: Scenario, kill: Callable[[str], bool] | None = None) -> Biography:
+def live(
+    scenario: Scenario,
+    kill: Callable[[str], bool] | None = None,
+    keep: MemoryJournal | None = None,
+) -> Biography:
     """Life after life until everything is given back, or the days are over, or something is wrong."""
     world = SimulatedWorld(cloud_of(scenario), scenario, kill)
     watcher = Watcher(world, scenario)
     people = _People(world, scenario, watcher)
     world.watch = people.look
-    journal = MortalJournal(world.await_point, watcher)
+    journal = MortalJournal(world.await_point, watcher, keep)
     state, lives, breach = State(), 0, ""
     try:
         people.begin()
@@ -156,6 +166,7 @@ class _People:
         for stranger in self._strangers:
             if world.cloud.machine(stranger).state != "running":
                 raise Breach(f"{stranger} is not ours and has been touched")
+        self._the_bill_is_as_expected(state)
         scenario, budget = self._scenario, self._scenario.settings.budget_usd
         for job in state.jobs.values():
             poor = "budget" in job.because and (job.spec.budget_usd or budget) is not None
@@ -164,6 +175,17 @@ class _People:
                 raise Breach(f"{job.id} failed without need: {job.because}")
             if job.status == "SUCCEEDED" and job.step != scenario.steps:
                 raise Breach(f"{job.id} succeeded at step {job.step} of {scenario.steps}")
+
+    def _the_bill_is_as_expected(self, state: State) -> None:
+        """The cloud asks for what we think it does, as long as our clock was right, and never too much."""
+        bill_usd = sum(self._world.cloud.bill(self._world.timeline.now_s).values())
+        account, faults = state.account, self._scenario.faults
+        spent_usd = account.spent_usd - account.manager_usd
+        if account.cap_usd is not None and bill_usd > account.cap_usd:
+            raise Breach(f"the bill of ${bill_usd:.4f} is over the cap ${account.cap_usd:.4f}")
+        right = not (faults.killed or faults.clock_set_back or faults.clock_jump_every_s)
+        if right and not bill_usd - BILL_SLACK_USD <= spent_usd <= bill_usd * 1.1 + BILL_SLACK_USD:
+            raise Breach(f"the bill is ${bill_usd:.4f}, the manager thinks ${spent_usd:.4f}")
 
 
 def _biography(

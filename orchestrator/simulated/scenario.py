@@ -144,7 +144,7 @@ def wild(seed: int) -> Scenario:
         jobs=jobs,
         steps=dice.choice((60, 400, 1500)),
         microbatches=dice.choice((1, 4, 16, 64)),
-        budget_usd=dice.choice((None, None, 0.05, 0.5, 5.0)),
+        budget_usd=dice.choice((None, None, None, None, 0.05, 0.5, 5.0)),
         calm_after_s=dice.choice((0.5, 1.5)) * HOUR_S,
         faults=Faults(**kept),
         pace=Pace(progress_every_s=dice.choice((10.0, 30.0))),

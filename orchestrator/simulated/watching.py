@@ -12,7 +12,7 @@ from orchestrator.simulated.world import SimulatedWorld
 from orchestrator.state import Account, Job, Lease, LeaseState, State
 
 EPSILON_USD = 1e-6
-AWAY_S_MAX = 120.0  # how long a manager may be dead or suspended in one piece
+AWAY_S_MAX = 120.0  # how long a manager may be suspended in one piece
 ROUNDING_S = 1e-3
 TRIES_MAX = 6  # of a call in a row that a bad day swallows
 
@@ -32,7 +32,9 @@ class Watcher:
         tries = TRIES_MAX if faults.unreachable else 1
         self.unowned_s_max = (
             settings.launch_grace_s
-            + tries * (settings.listing_period_s + settings.control_period_s + settings.drain_s / 4)
+            + tries * (settings.listing_period_s + settings.control_period_s)
+            + (tries - 1) * settings.drain_s / 4
+            + 2 * scenario.pace.answer_s
             + (AWAY_S_MAX if self._time_leaps else 0.0)
         )
         self._turns: list[tuple[AnyEvent, Sequence[AnyAction]]] = []
@@ -65,7 +67,8 @@ class Watcher:
             if token in state.leases:
                 self._unowned.pop(machine_id, None)
                 continue
-            age_s = now_s - self._unowned.setdefault(machine_id, now_s)
+            since_s = max(self._unowned.setdefault(machine_id, now_s), self._world.born_s)
+            age_s = now_s - since_s
             if age_s > self.unowned_s_max:
                 raise Breach(f"machine {machine_id} has had no lease for {age_s:.0f} s")
 

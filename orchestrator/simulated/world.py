@@ -66,6 +66,7 @@ class SimulatedWorld:
         self.end_s = self.timeline.now_s + scenario.days * DAY_S
         self.evictions = self.launches = self.restarts = 0
         self.alive: dict[str, tuple[str, float]] = {}  # machine -> token and start
+        self.born_s = self.timeline.now_s  # when this life of the manager began
         self.behind_s = 0.0  # how far the manager's wall clock is behind
         self._pace = scenario.pace
         self._answers: list[AnyEvent] = []
@@ -156,7 +157,7 @@ class SimulatedWorld:
         """What a manager hears first: that it has started, and what is sold at which prices."""
         types, pools = self.cloud.catalogue()
         quotes = tuple(self.cloud.quotes(self.timeline.now_s))
-        wall_s = self._wall_s
+        self.born_s, wall_s = self.timeline.now_s, self._wall_s
         self._answers += [
             ManagerStarted(at_s=wall_s, epoch=epoch, settings=settings),
             CatalogueSeen(at_s=wall_s, provider=self._provider, types=types, pools=pools),

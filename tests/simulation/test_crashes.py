@@ -1,0 +1,80 @@
+"""The manager is killed at every single point at which it waits, one at a time."""
+
+import msgspec
+import pytest
+
+from cloud.local.market import Conduct
+from orchestrator.simulated.lives import Biography, live
+from orchestrator.simulated.scenario import Pace, Scenario
+
+SCENARIO = Scenario(
+    seed=3,
+    days=0.1,
+    instances=12,
+    job_slots=5,
+    steps=10,
+    microbatches=8,
+    calm_after_s=1.0,
+    conduct=Conduct(refused_share=0.0, startup_s=10.0, startup_spread=0.0),
+    pace=Pace(progress_every_s=5.0),
+)
+PARTS = 8
+
+
+class Killer:
+    """Counts the points at which the manager waits and kills it at the chosen ones."""
+
+    def __init__(self, *chosen: int) -> None:
+        self.points: list[str] = []
+        self._chosen = chosen
+
+    def __call__(self, where: str) -> bool:
+        self.points.append(where)
+        return len(self.points) in self._chosen
+
+
+def undisturbed() -> tuple[Biography, list[str]]:
+    killer = Killer()
+    return live(SCENARIO, killer), killer.points
+
+
+def test_the_points_are_those_that_matter() -> None:
+    """A life has waits before and after each append, before each action, and inside cloud calls."""
+    story, points = undisturbed()
+    assert not story.breach
+    assert {"append", "appended", "perform", "launched", "terminated"} <= set(points)
+    assert 150 < len(points) < 1000
+
+
+@pytest.mark.parametrize("part", range(PARTS))
+def test_killed_anywhere_nothing_is_bought_twice_and_nothing_is_left_over(part: int) -> None:
+    """For every point: as many machines as without the crash, none unowned past a period and the grace."""
+    calm, points = undisturbed()
+    for nth in range(1 + part, len(points) + 1, PARTS):
+        story = live(SCENARIO, Killer(nth))
+        where = f"killed at point {nth}, {points[nth - 1]}"
+        assert not story.breach, f"{where}: {story.breach}\n" + "\n".join(story.last_sentences)
+        assert story.launches == calm.launches, where
+        assert story.jobs == {"job-0": "SUCCEEDED"}, where
+
+
+def test_killed_again_while_it_recovers() -> None:
+    """A second crash soon after the first changes nothing about that."""
+    calm, points = undisturbed()
+    launch = points.index("launched") + 1
+    for later in range(1, 40):
+        story = live(SCENARIO, Killer(launch, launch + later))
+        assert not story.breach, f"{launch} and {later} later: {story.breach}"
+        assert story.launches == calm.launches
+
+
+def test_killed_without_end_while_the_cloud_does_not_answer() -> None:
+    """With lost requests and lost answers on top, invariants hold and the job ends all the same."""
+    faults = msgspec.structs.replace(SCENARIO.faults, unreachable=0.3, killed=0.05)
+    for seed in range(20):
+        scenario = msgspec.structs.replace(
+            SCENARIO, seed=seed, faults=faults, calm_after_s=300.0, days=1.0
+        )
+        story = live(scenario)
+        assert not story.breach, f"seed {seed}: {story.breach}"
+        assert story.jobs == {"job-0": "SUCCEEDED"}

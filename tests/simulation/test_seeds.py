@@ -1,0 +1,30 @@
+"""Five hundred deployments drawn at random: whatever goes wrong, what must hold holds."""
+
+import pytest
+
+from orchestrator.simulated.lives import live
+from orchestrator.simulated.scenario import wild
+
+SEEDS, BLOCK = 500, 20
+
+
+@pytest.mark.parametrize("first", range(0, SEEDS, BLOCK))
+def test_every_invariant_holds_after_every_event(first: int) -> None:
+    """No machine without an owner, no step back, no cap passed, no silent change; and it all ends."""
+    stories = [live(wild(seed)) for seed in range(first, first + BLOCK)]
+    failed = [
+        f"seed {story.seed}: {story.breach}\n"
+        f"  replay it: python -m orchestrator.simulated {story.seed}\n  "
+        + "\n  ".join(story.last_sentences[-8:])
+        for story in stories
+        if story.breach
+    ]
+    assert not failed, "\n".join(failed)
+
+
+def test_the_campaign_is_as_wild_as_it_says() -> None:
+    """Among a dozen seeds managers die, machines are lost, and jobs still reach their last step."""
+    stories = [live(wild(seed)) for seed in range(12)]
+    assert sum(story.lives - 1 for story in stories) > 5
+    assert sum(story.evictions for story in stories) > 5
+    assert sum("SUCCEEDED" in story.jobs.values() for story in stories) > 6
