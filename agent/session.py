@@ -165,7 +165,19 @@ class Partial:
         return family if covered.start in within and covered[-1] in within else None
 
     def nodes(self, first: int, count: int) -> list[Sum]:
-        return [self._held[node] for node in tree.nodes_of(first, count, self._microbatches)]
+        return [self._whole(node) for node in tree.nodes_of(first, count, self._microbatches)]
+
+    def _whole(self, node: tree.Node) -> Sum:
+        """The sum of a node; its halves may come from different layouts, and are added now."""
+        if node not in self._held:
+            left, right = (
+                tree.lowest(half, self._microbatches)
+                for half in tree.children(node, self._microbatches)
+            )
+            self.space.add(self._whole(left), self._whole(right))
+            self._spare.append(self._held.pop(right))
+            self._held[node] = self._held.pop(left)
+        return self._held[node]
 
 
 _world: World | None = None

@@ -28,7 +28,7 @@ class Sum:
 
     def __init__(self, space: "SumSpace") -> None:
         self.space = space
-        self.flat = torch.empty(space.total_bytes, dtype=torch.uint8)
+        self.flat = torch.zeros(space.total_bytes, dtype=torch.uint8)
         self.present = bytearray(len(space.tensors))
         self.loss, *self.views = (
             self.flat[start:end].view(dtype).view(shape)

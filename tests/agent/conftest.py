@@ -6,7 +6,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
-from crews import Crew, Nursery, RedisProcess
+from crews import Crew, KeeperProcess, Nursery, RedisProcess
 
 
 @pytest.fixture(scope="session")
@@ -28,5 +28,13 @@ def redis_process() -> Iterator[RedisProcess]:
 @pytest.fixture
 def crew(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Crew]:
     crew = Crew(redis_process, nursery, tmp_path)
+    yield crew
+    crew.close()
+
+
+@pytest.fixture
+def mortal(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Crew]:
+    """A crew whose keeper is a process of its own."""
+    crew = Crew(redis_process, nursery, tmp_path, KeeperProcess(redis_process, tmp_path))
     yield crew
     crew.close()

@@ -17,7 +17,7 @@ import redis
 
 from agent import messages
 from agent.keeper import Keeper, connect
-from agent.layout import data_parallel
+from agent.layout import Layout, data_parallel
 from agent.messages import AnyReport, JobOrder, WorkerOrder
 from agent.wire import job_secret
 
@@ -98,6 +98,57 @@ class Nursery:
         self.process.stdout.close()
 
 
+class KeeperProcess:
+    """A keeper that can be killed. The same calls as `Keeper` has."""
+
+    def __init__(self, redis_process: RedisProcess, folder: Path) -> None:
+        (folder / "secret").write_text(SECRET)
+        self._arguments = [redis_process.url, str(folder / "checkpoints"), str(folder / "secret")]
+        self.address = ""
+        self.start()
+
+    def start(self) -> None:
+        self.process = subprocess.Popen(
+            [sys.executable, str(Path(__file__).with_name("keeper_process.py")), *self._arguments],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+        address = self._call("ping")
+        assert self.address in ("", address), "a restarted keeper listens where it did before"
+        self.address = address
+
+    def _call(self, *words: str) -> str:
+        """Calls are lost with a killed keeper, as they are with an actor."""
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.write("\t".join(words) + "\n")
+            self.process.stdin.flush()
+            return self.process.stdout.readline().strip()
+        return ""
+
+    def kill(self) -> None:
+        self.process.kill()
+        self.process.wait()
+        self.process.stdout.close()
+        with contextlib.suppress(BrokenPipeError):
+            self.process.stdin.close()
+
+    def open_job(self, order: JobOrder, script: bytes) -> None:
+        self._call("open_job", f"hex:{msgspec.json.encode(order).hex()}", f"hex:{script.hex()}")
+
+    def regroup(self, job: str, layout: Layout, when: messages.When) -> None:
+        self._call("regroup", job, f"hex:{msgspec.json.encode(layout).hex()}", when)
+
+    def write_checkpoint(self, job: str) -> None:
+        self._call("write_checkpoint", job)
+
+    def close_job(self, job: str) -> None:
+        self._call("close_job", job)
+
+    def close(self) -> None:
+        self.kill()
+
+
 class Crew:
     """One job. Reports come out of Redis; whoever is lost or ready makes a new layout, as in the brain."""
 
@@ -171,14 +222,14 @@ class Crew:
         return int(held or 0)
 
     def reach(self, step: int) -> None:
-        def look() -> bool:
-            assert not self.of(messages.WorkerFailed), self.of(messages.WorkerFailed)[0].detail
-            return self.step >= step
+        until(f"step {step} (at {self.step})", lambda: self._well() and self.step >= step)
 
-        until(f"step {step} (at {self.step})", look)
+    def _well(self) -> bool:
+        assert not self.of(messages.WorkerFailed), self.of(messages.WorkerFailed)[0].detail
+        return True
 
     def completed(self) -> messages.JobCompleted:
-        return until("the end", lambda: self.of(messages.JobCompleted))[0]
+        return until("the end", lambda: self._well() and self.of(messages.JobCompleted))[0]
 
     def printed(self) -> list[str]:
         rows = self.client.xrange(f"orch:log:{self.job}")

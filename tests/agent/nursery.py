@@ -3,6 +3,7 @@
 python nursery.py < lines of JSON: {"order": ..., "host": ...} > lines with the pids
 """
 
+import faulthandler
 import os
 import signal
 import sys
@@ -25,6 +26,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+            faulthandler.register(signal.SIGUSR1, all_threads=True)
             code = 0
             try:
                 worker.run(birth.order, birth.host)

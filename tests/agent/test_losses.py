@@ -1,41 +1,238 @@
 """Workers come, go and die; the losses and the weights are those of an undisturbed run."""
 
+import contextlib
+import os
+import random
+import resource
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from crews import Crew
+from crews import Crew, until
 
-from agent.messages import Regrouped, WorkerLost
+from agent.messages import (
+    CheckpointFailed,
+    CheckpointWritten,
+    Regrouped,
+    Rewound,
+    WorkerLost,
+    WorkerReady,
+)
 
 pytestmark = pytest.mark.processes
 
 TOY = Path(__file__).with_name("toy.py")
+STEPS = 60
 
 
-def undisturbed(steps: int, out: Path) -> list[str]:
-    """What the script prints alone, without any manager."""
-    out.parent.mkdir()
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
+    """What the script prints and saves alone, without any manager."""
+    out = tmp_path_factory.mktemp("alone") / "out.pt"
     done = subprocess.run(
-        [sys.executable, str(TOY), str(steps), "0", str(out)],
+        [sys.executable, str(TOY), str(STEPS), "0", str(out)],
         capture_output=True,
         text=True,
         check=True,
     )
-    return done.stdout.splitlines()
+    return done.stdout.splitlines(), out.read_bytes()
 
 
-def test_one_of_three_is_killed(crew: Crew, tmp_path: Path) -> None:
-    """A worker is killed by SIGKILL; the others commit on, and nothing differs from a run alone."""
-    first, *_ = crew.begin(3, TOY.read_text(), "30", "0.005", str(tmp_path / "out.pt"))
+def begin(crew: Crew, count: int, pause_s: float = 0.004, **options: object) -> list[str]:
+    arguments = (str(STEPS), str(pause_s), str(crew.folder / "out.pt"))
+    return crew.begin(count, TOY.read_text(), *arguments, **options)
+
+
+def ends_alike(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """The job ends, no step was done twice by anyone who prints, and the bits are the same."""
+    lines, weights = alone
+    done = crew.completed()
+    assert done.step == STEPS
+    printed = crew.printed()
+    assert set(printed) <= set(lines)
+    assert len(printed) == len(set(printed))
+    assert (crew.folder / "out.pt").read_bytes() == weights
+    assert crew.of(Rewound) == []
+
+
+def test_one_of_three_is_killed(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """A worker is killed by SIGKILL; the others commit on."""
+    first, *_ = begin(crew, 3)
     crew.reach(8)
     crew.kill(first)
-    crew.completed()
-    lost = crew.of(WorkerLost)
-    assert [report.worker for report in lost] == [first]
-    assert crew.of(Regrouped)
-    assert (tmp_path / "out.pt").exists()
-    alone = undisturbed(30, tmp_path / "alone" / "out.pt")
-    assert set(crew.printed()) <= set(alone)
-    assert (tmp_path / "out.pt").read_bytes() == (tmp_path / "alone" / "out.pt").read_bytes()
+    ends_alike(crew, alone)
+    assert [(lost.worker, lost.cause) for lost in crew.of(WorkerLost)] == [(first, "connection")]
+    assert len(crew.of(Regrouped)) == 2
+
+
+def test_all_but_one_are_killed(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """Three of four go at once; the last one has it all."""
+    workers = begin(crew, 4)
+    crew.reach(8)
+    crew.kill(*workers[:3])
+    ends_alike(crew, alone)
+
+
+def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """Nobody is left: newcomers load the keeper's backup and apply the logged sums again."""
+    workers = begin(crew, 3, backup_every_steps=10)
+    crew.reach(17)
+    crew.kill(*workers)
+    crew.settle = 2
+    crew.start(2)
+    ends_alike(crew, alone)
+
+
+def test_all_are_killed_again_and_again(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """Killed while they replay, too, and before the first backup could grow old."""
+    workers = begin(crew, 2, backup_every_steps=7)
+    for step in (1, 9, 10, 23, 40):
+        crew.reach(step)
+        crew.kill(*workers)
+        workers = crew.start(2)
+    ends_alike(crew, alone)
+
+
+def test_a_stopped_worker_is_declared_silent(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """SIGSTOP keeps all connections open; silence finds it. Woken up, the ghost is not let in."""
+    first, *_ = begin(crew, 3)
+    crew.reach(8)
+    crew.kill(first, how=signal.SIGSTOP)
+    lost = until("the silence to be noticed", lambda: crew.of(WorkerLost))[0]
+    assert (lost.worker, lost.cause) == (first, "silent")
+    crew.kill(first, how=signal.SIGCONT)
+    until("the ghost to end", lambda: not _lives(crew.pids[first]))
+    ends_alike(crew, alone)
+    assert len(crew.of(WorkerLost)) == 1
+
+
+def _lives(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
+
+
+def test_joins_and_leaves_every_few_steps(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """Planned changes at step boundaries, by which nobody is interrupted."""
+    workers = begin(crew, 2)
+    for step in range(4, 56, 6):
+        crew.reach(step)
+        (newcomer,) = crew.start(1)
+        until("the newcomer", lambda w=newcomer: w in crew.ready)
+        workers.append(newcomer)
+        if len(workers) > 3:
+            crew.leave(workers.pop(0))
+    ends_alike(crew, alone)
+    assert crew.of(WorkerLost) == []
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3])
+def test_chaos(crew: Crew, alone: tuple[list[str], bytes], seed: int) -> None:
+    """Kills, stops, joins and leaves, drawn from a seed, at any moment."""
+    dice = random.Random(seed)
+    workers = begin(crew, 3, backup_every_steps=dice.randint(2, 12))
+    at = 0
+    while (at := max(at, crew.step) + dice.randint(1, 6)) < STEPS - 2:
+        crew.reach(at)
+        what = dice.choice(["kill", "kill", "stop", "join", "leave", "all"])
+        inside = [w for w in crew.ready if w in workers]
+        if what == "all":
+            crew.kill(*workers)
+            workers = crew.start(dice.randint(1, 3))
+        elif what == "join" or len(inside) < 2:
+            workers += crew.start(1)
+        elif what == "leave":
+            crew.leave(inside[0])
+            workers.remove(inside[0])
+        else:
+            victim = dice.choice(inside)
+            crew.kill(victim, how=signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+            workers.remove(victim)
+    ends_alike(crew, alone)
+
+
+def test_the_keeper_is_killed(mortal: Crew, alone: tuple[list[str], bytes]) -> None:
+    """The workers hold the state; a new keeper at the same address carries on with them."""
+    begin(mortal, 3)
+    for step in (5, 20, 33):
+        mortal.reach(step)
+        mortal.keeper.kill()
+        mortal.keeper.start()
+    ends_alike(mortal, alone)
+    assert mortal.of(WorkerLost) == []
+
+
+def test_the_keeper_and_a_worker_are_killed(mortal: Crew, alone: tuple[list[str], bytes]) -> None:
+    """Who does not come back to the new keeper is lost; those who do hold everything."""
+    first, *_ = begin(mortal, 3)
+    mortal.reach(12)
+    mortal.keeper.kill()
+    mortal.kill(first)
+    mortal.keeper.start()
+    ends_alike(mortal, alone)
+    assert [lost.worker for lost in mortal.of(WorkerLost)] == [first]
+
+
+def test_keeper_and_all_workers_are_killed(mortal: Crew, alone: tuple[list[str], bytes]) -> None:
+    """Only the disk is left: the job goes back to its checkpoint, says so, and ends with the same bits."""
+    workers = begin(mortal, 2, backup_every_steps=5)
+    mortal.reach(12)
+    mortal.keeper.write_checkpoint("job")
+    saved = until("the checkpoint", lambda: mortal.of(CheckpointWritten))[0]
+    assert saved.step >= 12
+    mortal.reach(saved.step + 6)
+    mortal.keeper.kill()
+    mortal.kill(*workers)
+    committed = mortal.step
+    mortal.keeper.start()
+    mortal.start(2)
+    done = mortal.completed()
+    (rewound,) = mortal.of(Rewound)
+    assert (rewound.from_step, rewound.to_step) == (committed, saved.step)
+    assert done.step == STEPS
+    assert (mortal.folder / "out.pt").read_bytes() == alone[1]
+
+
+def test_redis_is_killed(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """Commits wait for Redis; when it is back, every acknowledged one is there."""
+    begin(crew, 2)
+    for step in (6, 25):
+        crew.reach(step)
+        crew.redis.kill()
+        crew.redis.start()
+        assert crew.step >= step
+    ends_alike(crew, alone)
+    assert crew.of(WorkerLost) == []
+
+
+def test_the_disk_is_full(mortal: Crew, alone: tuple[list[str], bytes]) -> None:
+    """A checkpoint that does not fit is reported, training goes on, and the next one is tried."""
+    pid = mortal.keeper.process.pid
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (2048, resource.RLIM_INFINITY))
+    begin(mortal, 2, backup_every_steps=3, checkpoint_every_s=0.1)
+    failed = until("the failure", lambda: mortal.of(CheckpointFailed))[0]
+    assert "File too large" in failed.error
+    mortal.reach(failed.step + 3)
+    assert not list((mortal.folder / "checkpoints" / "job").iterdir()), (
+        "nothing half-written is left"
+    )
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    until("a checkpoint", lambda: mortal.of(CheckpointWritten))
+    ends_alike(mortal, alone)
+
+
+def test_a_job_is_closed_and_opened_again(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """What was committed before the end is on the disk, so that a resumed job loses nothing."""
+    begin(crew, 2, backup_every_steps=8)
+    crew.reach(13)
+    crew.keeper.close_job("job")
+    committed = crew.step
+    crew.ready.clear()
+    crew.client.delete("orch:keeper:port")
+    begin(crew, 2)
+    crew.reach(committed + 1)
+    ends_alike(crew, alone)
+    assert len(crew.of(WorkerReady)) == 4

@@ -1,0 +1,28 @@
+"""A keeper in a process of its own, as Ray would start one: it can be killed, and started again.
+
+python keeper_process.py REDIS_URL CHECKPOINTS SECRET_FILE    (prints its address)
+"""
+
+import sys
+import threading
+
+from agent.actor import KeeperActor
+
+
+def main() -> None:
+    redis_url, checkpoints, secret = sys.argv[1:]
+    keeper = KeeperActor(redis_url, checkpoints, "127.0.0.1", secret)
+    for line in sys.stdin:
+        name, *arguments = line.rstrip("\n").split("\t")
+        getattr(keeper, name)(*[_value(argument) for argument in arguments])
+        sys.stdout.write(f"{keeper.address()}\n")
+        sys.stdout.flush()
+    threading.Event().wait()
+
+
+def _value(text: str) -> object:
+    return bytes.fromhex(text.removeprefix("hex:")) if text.startswith("hex:") else text
+
+
+if __name__ == "__main__":
+    main()
