@@ -215,7 +215,7 @@ def _allowed(rules: Rules, kind: int, counts: Codes) -> bool:
 def _pick(world: _World, worker: int, first: int, now: float) -> tuple[int, float]:
     """The first action within reach that can start by `now` (or -1), and when the earliest of them can."""
     codes, stop = world.programs.codes, world.programs.offsets[worker + 1]
-    earliest, seen, i, owing = NEVER, 0, first, False
+    earliest, seen, i, owing, due = NEVER, 0, first, False, -1
     while i < stop and seen < world.rules.reach:
         if world.taken[i] == 0:
             seen += 1
@@ -224,11 +224,21 @@ def _pick(world: _World, worker: int, first: int, now: float) -> tuple[int, floa
             early = (owing and kind != FORWARD) or (kind == RECOMPUTE and seen > 1)
             owing |= kind == RECOMPUTE
             if arrival >= 0.0 and not early and _allowed(world.rules, kind, world.counts[worker]):
-                if arrival <= now:
+                if arrival <= now and kind == RECOMPUTE and not _awaited(world, codes[i], now):
+                    due = i  # there is time for a forward first, if one is ready
+                elif arrival <= now:
                     return i, now
-                earliest = min(earliest, arrival)
+                else:
+                    earliest = min(earliest, arrival)
         i += 1
-    return -1, earliest
+    return due, now if due >= 0 else earliest
+
+
+@compiled
+def _awaited(world: _World, code: int, now: float) -> bool:
+    """The gradient for which a recompute is made is there."""
+    cell = ((code >> 32) & STAGE) * world.programs.microbatches + (code & MICROBATCH)
+    return bool(0.0 <= world.gradient[cell] <= now)
 
 
 @compiled

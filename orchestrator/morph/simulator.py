@@ -22,7 +22,7 @@ from orchestrator.morph.engine import Costs, Outcome, Programs
 from orchestrator.morph.errors import ScheduleError
 
 NO_TRACE = engine.Trace(np.empty(0), np.empty(0))
-REACH = 8  # how many actions ahead a worker looks when it deviates
+REACH = 32  # how many actions ahead a worker looks when it deviates
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,16 +88,22 @@ def run(programs: Programs, costs: Costs, name: str = "schedule") -> Outcome:
     return outcome
 
 
-def simulate(schedule: Schedule, costs: Costs, *, deviate: bool = False) -> Step:
-    """One pipeline, nothing reduced. With `deviate` a worker whose input is late takes another action."""
+def simulate(schedule: Schedule, costs: Costs, *, stash: int | None = None) -> Step:
+    """One pipeline, nothing reduced.
+
+    With `stash` a worker whose input is late takes another action, as long as it holds at most so many
+    forwards; 0 is no limit. Without, everybody keeps to the program.
+    """
     programs = schedules.arrays(schedule)
-    if not deviate:
-        return finish([run(programs, costs, schedule.name)])
-    # Deviating stops being free where it needs more memory than the plan: the stash keeps its bound.
-    stashed = max(schedules.in_flight(schedule)[0])
-    taken = engine.run_greedy(programs, costs, engine.Rules(REACH, stashed, 0))
+    outcome = run(programs, costs, schedule.name)
+    if stash is None:
+        return finish([outcome])
+    taken = engine.run_greedy(programs, costs, engine.Rules(REACH, stash, 0))
     if (taken.order < 0).any():
-        raise ScheduleError(f"{schedule.name}: an action waits for what never comes")
+        raise ScheduleError(
+            f"{schedule.name}: with at most {stash} forwards stashed an action waits for what never "
+            f"comes; its program holds {max(schedules.in_flight(schedule)[0])}"
+        )
     return finish([_outcome(programs, costs, taken)])
 
 

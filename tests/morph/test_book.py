@@ -66,7 +66,7 @@ def test_the_book_is_the_search(seed):
     profile = make_profile(12, seed=seed)
     task = Task(global_batch=96)
     made = book.book(profile, task, 24)
-    for workers in range(1, 25):
+    for workers in (1, 2, 3, 5, 8, 12, 17, 24):
         found = book.best(profile, task, workers)
         assert made.at(workers).step_s == pytest.approx(found.step_s, rel=0.04)
 

@@ -61,13 +61,17 @@ def test_jitter_has_the_mean_that_it_was_given():
 def test_deviation_hides_jitter():
     """Workers that take another action while an input is late lose less time to jitter, on average."""
     schedule = schedules.make("varuna", 6, 32, recompute=True)
-    seconds = simulator.uniform(6, 1.0, 2.0)
+    seconds, held = simulator.uniform(6, 1.0, 2.0), max(schedules.in_flight(schedule)[0])
     strict, free = [], []
     for seed in range(12):
         costs = simulator.costs(seconds, wire=wires(6, 0.1, 0.1, 0.8), seed=seed)
         strict.append(simulator.simulate(schedule, costs).step_s)
-        free.append(simulator.simulate(schedule, costs, deviate=True).step_s)
+        free.append(simulator.simulate(schedule, costs, stash=held).step_s)
     assert np.mean(free) < np.mean(strict)
+    with pytest.raises(ScheduleError, match="with at most 1 forwards stashed"):
+        simulator.simulate(
+            schedules.make("gpipe", 2, 100), simulator.costs(simulator.uniform(2, 1, 2)), stash=1
+        )
 
 
 @pytest.mark.parametrize("name", schedules.STEADY)

@@ -1,0 +1,151 @@
+"""A predicted step as a picture: one row a worker, one bar an action, text in SVG. Pure."""
+
+from collections.abc import Sequence
+from html import escape
+
+import numpy as np
+
+from agent.profile import Profile
+from agent.schedule import Kind, Schedule
+from orchestrator.morph import costing, schedules
+from orchestrator.morph.engine import Costs
+from orchestrator.morph.plans import Plan
+from orchestrator.morph.search import Task
+from orchestrator.morph.simulator import Bar, timeline
+
+WIDTH, ROW, LEFT, TOP, FOOT = 1200, 26, 64, 56, 44
+ROWS_MAX = 64
+BARS_MAX = 20_000
+LETTER = 7.0  # pixels that a digit needs
+TICKS = 10
+
+COLOURS = {
+    Kind.FORWARD: ("#4c78c8", "forward"),
+    Kind.BACKWARD: ("#3a9d6a", "backward"),
+    Kind.INPUT_GRADIENT: ("#3a9d6a", "input gradient"),
+    Kind.WEIGHT_GRADIENT: ("#a9d18e", "weight gradient"),
+    Kind.RECOMPUTE: ("#e0a53c", "recompute"),
+}
+
+
+def svg(schedule: Schedule, costs: Costs, *, title: str = "", tail_s: Sequence[float] = ()) -> str:
+    """The timeline of one replica; `tail_s` is what reduce and apply of every stage take after it."""
+    bars = timeline(schedule, costs)
+    ends = [max(bar.end_s for bar in bars if bar.worker == w) for w in range(schedule.workers)]
+    tails = _tails(schedule, bars, tail_s)
+    whole_s = max([*ends, *(end for _, _, end in tails)])
+    drawn = [bar for bar in bars if bar.worker < ROWS_MAX]
+    cut_s = whole_s
+    if len(drawn) > BARS_MAX:  # a long step is shown from its beginning, as far as a file can hold
+        cut_s = sorted(bar.start_s for bar in drawn)[BARS_MAX]
+        drawn = [bar for bar in drawn if bar.end_s <= cut_s]
+        tails = []
+    rows = min(schedule.workers, ROWS_MAX)
+    scale = (WIDTH - LEFT - 16) / cut_s
+    height = TOP + rows * ROW + FOOT
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="11" '
+        f'role="img" aria-label="{escape(title or schedule.name, quote=True)}">',
+        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        f'<text x="{LEFT}" y="20" font-size="14" fill="#222222">{escape(title or schedule.name)}</text>',
+        *_legend({bar.kind for bar in drawn}, bool(tails)),
+        *_axis(cut_s, scale, rows, whole_s),
+    ]
+    for worker in range(rows):
+        y = TOP + worker * ROW + ROW / 2 + 4
+        parts.append(
+            f'<text x="{LEFT - 8}" y="{y}" text-anchor="end" fill="#444444">{worker}</text>'
+        )
+    parts += [_bar(bar, scale) for bar in drawn]
+    parts += [_tail(tail, scale) for tail in tails if tail[0] < ROWS_MAX]
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def picture(profile: Profile, task: Task, plan: Plan) -> str:
+    """The predicted step of a plan's fullest replica, under the sentence that says why it was taken."""
+    way, tables = plan.way, costing.tables(profile)
+    schedule = schedules.make(
+        way.schedule, way.depth, plan.shares[0], recompute=way.recompute, chunks=way.chunks
+    )
+    like = costing.variant(way, task.per_instance, plan.width)
+    costs = Costs(
+        costing.seconds(tables, plan.firsts, way),
+        np.ones(way.depth),
+        costing.wires(tables, plan.firsts, way, task.per_instance, like),
+        0,
+    )
+    width = np.array([float(plan.width)])
+    tail_s = costing.tails(tables, plan.firsts, way, width, task.per_instance)[:, 0]
+    return svg(schedule, costs, title=plan.because, tail_s=tail_s.tolist())
+
+
+def _tails(
+    schedule: Schedule, bars: Sequence[Bar], tail_s: Sequence[float]
+) -> list[tuple[int, float, float]]:
+    """Worker, start and end of every stage's reduction."""
+    found = []
+    for stage, seconds in enumerate(tail_s):
+        mine = [bar for bar in bars if bar.stage == stage and bar.kind != Kind.FORWARD]
+        last = max(mine, key=lambda bar: bar.end_s)
+        found.append((schedule.host(stage, 0), last.end_s, last.end_s + seconds))
+    return [tail for tail in found if tail[2] > tail[1]]
+
+
+def _legend(kinds: set[Kind], reduces: bool) -> list[str]:
+    labels = [(colour, label) for kind, (colour, label) in COLOURS.items() if kind in kinds]
+    labels += [("#9c6bb5", "reduce and apply")] if reduces else []
+    parts, x = [], float(LEFT)
+    for colour, label in dict.fromkeys(labels):
+        parts.append(f'<rect x="{x:.0f}" y="31" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 17:.0f}" y="41" fill="#444444">{label}</text>')
+        x += 34 + LETTER * len(label)
+    return parts
+
+
+def _axis(cut_s: float, scale: float, rows: int, whole_s: float) -> list[str]:
+    parts, bottom = [], TOP + rows * ROW
+    for tick in range(TICKS + 1):
+        x = LEFT + cut_s * tick / TICKS * scale
+        parts.append(
+            f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#e6e6e6"/>'
+            f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle" fill="#444444">'
+            f"{_seconds(cut_s * tick / TICKS)}</text>"
+        )
+    note = "worker by row, time from left to right"
+    if cut_s < whole_s:
+        note += f"; the first {_seconds(cut_s)} of {_seconds(whole_s)}"
+    parts.append(f'<text x="{LEFT}" y="{bottom + 34}" fill="#777777">{note}</text>')
+    return parts
+
+
+def _seconds(value: float) -> str:
+    return f"{value:.3g} s" if value >= 1 or value == 0 else f"{value * 1e3:.3g} ms"
+
+
+def _bar(bar: Bar, scale: float) -> str:
+    colour, label = COLOURS[bar.kind]
+    x, width = LEFT + bar.start_s * scale, (bar.end_s - bar.start_s) * scale
+    y = TOP + bar.worker * ROW + 2
+    name = f"{label} of microbatch {bar.microbatch}, stage {bar.stage}"
+    found = (
+        f'<rect x="{x:.2f}" y="{y}" width="{max(width - 0.5, 0.3):.2f}" height="{ROW - 4}" '
+        f'fill="{colour}"><title>{name}: {_seconds(bar.start_s)} to {_seconds(bar.end_s)}</title></rect>'
+    )
+    number = str(bar.microbatch)
+    if width > LETTER * len(number) + 3:
+        found += (
+            f'<text x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle" '
+            f'fill="#ffffff" pointer-events="none">{number}</text>'
+        )
+    return found
+
+
+def _tail(tail: tuple[int, float, float], scale: float) -> str:
+    worker, start_s, end_s = tail
+    x, width = LEFT + start_s * scale, (end_s - start_s) * scale
+    return (
+        f'<rect x="{x:.2f}" y="{TOP + worker * ROW + 2}" width="{max(width - 0.5, 0.3):.2f}" '
+        f'height="{ROW - 4}" fill="#9c6bb5"><title>reduce and apply: {_seconds(start_s)} to '
+        f"{_seconds(end_s)}</title></rect>"
+    )
