@@ -84,6 +84,7 @@ class WorkerActor:
     def __init__(self) -> None:
         from agent import worker
 
+        worker.warm_up()
         self._run = worker.run
 
     def run(self, data: bytes, host: str) -> str:

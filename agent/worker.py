@@ -20,6 +20,7 @@ from pathlib import Path
 from typing import Literal
 
 import msgspec
+import torch
 
 from agent import session
 from agent.errors import NotFinite, WireError
@@ -39,6 +40,17 @@ Outcome = Literal["ended", "failed"]
 class _Failure(msgspec.Struct, frozen=True):
     kind: FailureKind
     detail: str
+
+
+def warm_up() -> None:
+    """Train a trifle, so that all that torch imports and allocates at first use is there before."""
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    model(torch.zeros(2, 4)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    schedule.step()
 
 
 def run(order: WorkerOrder, host: str) -> Outcome:
@@ -139,6 +151,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m agent.worker", description=__doc__)
     parser.add_argument("--host", default="127.0.0.1", help="where other workers can reach us")
     options = parser.parse_args()
+    warm_up()
     order = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerOrder)
     run(order, options.host)
     return 0

@@ -21,6 +21,7 @@ class Birth(msgspec.Struct):
 
 def main() -> None:
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    worker.warm_up()
     for line in sys.stdin.buffer:
         birth = msgspec.json.decode(line, type=Birth)
         pid = os.fork()

@@ -117,14 +117,18 @@ def _lives(pid: int) -> bool:
 
 def test_joins_and_leaves_every_few_steps(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """Planned changes at step boundaries, by which nobody is interrupted."""
+    hold = crew.folder / "out.pt.hold"
+    hold.write_text("4")
     workers = begin(crew, 2)
     for step in range(4, 56, 6):
         crew.reach(step)
         (newcomer,) = crew.start(1)
         until("the newcomer", lambda w=newcomer: w in crew.ready)
         workers.append(newcomer)
+        hold.write_text(str(step + 6))
         if len(workers) > 3:
             crew.leave(workers.pop(0))
+    hold.unlink()
     ends_alike(crew, alone)
     assert crew.of(WorkerLost) == []
 

@@ -1,10 +1,13 @@
 """A small script as a person would write one.
 
 usage: toy.py STEPS PAUSE_S OUT
+
+If there is a file OUT.hold with a number in it, steps from that number on wait.
 """
 
 import sys
 import time
+from pathlib import Path
 
 import torch
 
@@ -26,9 +29,19 @@ def batches(step: int) -> list[torch.Tensor]:
     return [data[torch.randint(0, 256, (8,), generator=rows)] for _ in range(6)]
 
 
+def held(step: int) -> bool:
+    hold = Path(f"{out}.hold")
+    try:
+        return step >= int(hold.read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+
+
 for step in session.steps(steps):
     for x in session.share(batches(step)):
         time.sleep(pause_s)
+        while held(step):
+            time.sleep(0.01)
         session.backward(model(x).square().mean())
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
