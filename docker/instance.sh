@@ -4,6 +4,7 @@
 # Given by the environment, as the launch handed it to the machine:
 #   SPOT_HEAD, RAY_AUTH_TOKEN            where to join, and the proof of belonging
 #   SPOT_MACHINE_ID, SPOT_ADDRESS, SPOT_SLOTS   found out here if not given
+#   SPOT_METADATA_URL                    where notices come from (optional; the clouds' own address)
 #   SPOT_IDENTITY                        the program that finds out (optional)
 # It ends when the node ends; whoever started it switches the machine off then.
 set -eu
@@ -23,7 +24,9 @@ if [ -z "${SPOT_SLOTS:-}" ]; then
         SPOT_SLOTS=1
     fi
 fi
-export SPOT_HEAD SPOT_MACHINE_ID SPOT_ADDRESS SPOT_SLOTS
+# The agent watches for notices where this says.
+SPOT_METADATA_URL="${SPOT_METADATA_URL:-http://169.254.169.254}"
+export SPOT_HEAD SPOT_MACHINE_ID SPOT_ADDRESS SPOT_SLOTS SPOT_METADATA_URL
 
 boot="$(python -c 'import cloud; print(cloud.__path__[0])')/boot.sh"
 exec sh "$boot"
