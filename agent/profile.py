@@ -118,5 +118,13 @@ def render(profile: Profile) -> str:
     return "\n".join(["{", *lines, ' "sections": [', body, " ]", "}", ""])
 
 
+def parse(text: str) -> Profile:
+    """The profile in a text; a ValueError says what is wrong with it."""
+    version = msgspec.json.decode(text, type=dict[str, object]).get("version")
+    if version != VERSION:
+        raise ValueError(f"written in format {version}, this is format {VERSION}")
+    return msgspec.json.decode(text, type=Profile)
+
+
 def _text(value: object) -> str:
     return msgspec.json.encode(value).decode()

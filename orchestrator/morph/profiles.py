@@ -9,7 +9,8 @@ from pathlib import Path
 
 import msgspec
 
-from agent.profile import VERSION, Link, Network, Profile, Section
+from agent.profile import Link, Network, Profile, Section
+from agent.profile import parse as read
 from orchestrator.morph.errors import ProfileError
 
 BYTES_MAX = 64 * 1024 * 1024
@@ -36,15 +37,10 @@ def _read(path: Path) -> str:
 def parse(text: str, source: str = "profile") -> Profile:
     """A profile from its text."""
     try:
-        version = msgspec.json.decode(text, type=dict).get("version")
-        if version != VERSION:
-            raise ProfileError(
-                f"{source}: written in format {version}, this is format {VERSION}; {AGAIN}"
-            )
-        return msgspec.json.decode(text, type=Profile)
-    except (msgspec.DecodeError, ValueError) as error:
+        return read(text)
+    except ValueError as error:  # msgspec's errors are of this kind, too
         reason = str(error).splitlines()[0]
-        raise ProfileError(f"{source}: corrupt profile, {reason}; {AGAIN}") from None
+        raise ProfileError(f"{source}: no usable profile, {reason}; {AGAIN}") from None
 
 
 class Node(msgspec.Struct, frozen=True, kw_only=True):
