@@ -54,7 +54,7 @@ def machines(found: Iterable[MachineView], now_s: float) -> Table:
         made.add_row(
             one.id, one.pool, one.market, toned(one.state), usd(one.price_usd_per_h),
             usd(one.cost_usd), duration((one.ended_at_s or now_s) - one.launched_at_s),
-            escape(one.why_ended or one.why_bought),
+            escape((one.why_ended or one.why_bought).removeprefix(f"{one.id} ")),
         )  # fmt: skip
     if len(held) > MACHINES_SHOWN:
         made.caption = f"and {len(held) - MACHINES_SHOWN:,} more: orchestrator status --json"
