@@ -3,6 +3,7 @@
 import asyncio
 import resource
 import signal
+import time
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 
@@ -116,11 +117,13 @@ def test_a_warned_machine_lives_until_its_deadline(new_cloud: NewCloud):
     cloud = new_cloud(boot=DETACHING).start()
     given = booted(cloud)
     pids = tree_of(cloud, given)
+    asked_s = time.time()
     ask(cloud, lambda provider: provider.drill(warning_s=1, nodes="all"))
-    assert machine(cloud, given.id).state == "running"
     until("every process to be gone", gone(pids))
     ended = machine(cloud, given.id)
     assert (ended.state, ended.ended_by) == ("terminated", "provider")
+    assert ended.ended_at_s is not None
+    assert ended.ended_at_s >= asked_s + 1
 
 
 def test_a_terminated_machine_is_asked_before_it_is_killed(new_cloud: NewCloud):
@@ -373,3 +376,13 @@ def test_any_name_of_a_deployment_is_one_name(new_cloud: NewCloud):
     assert [machine.id for machine in listed] == [given.id]
     assert set(ask(cloud, lambda provider: provider.bill(), odd)) == {given.id}
     assert ask(cloud, lambda provider: provider.machines()) == []
+
+
+def test_two_clouds_on_one_computer_do_not_meet(new_cloud: NewCloud):
+    """Every cloud takes a port that is free, so none can be in use; each knows its own machines only."""
+    one, other = new_cloud("one").start(), new_cloud("other").start()
+    given = launch(one)
+    assert ask(other, lambda provider: provider.machines()) == []
+    pids = tree_of(one, given)
+    other.stop()
+    assert all(Path(f"/proc/{pid}").exists() for pid in pids)

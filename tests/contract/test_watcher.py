@@ -13,12 +13,17 @@ from running_cloud import POOLS, RunningCloud, request, until
 from scripted_metadata import Answer, scripted
 
 from agent.notices import EC2_ACTION, EC2_REBALANCE, EC2_TOKEN, Watcher
-from cloud.clock import VirtualClock
+from cloud.clock import Clock, VirtualClock
 from cloud.model import Machine, Notice
 
 AT = "2026-01-02T03:04:05Z"
 AT_S = 1767323045.0
 HTTP_AT = "Fri, 02 Jan 2026 03:04:05 GMT"
+
+
+def patient(machine_id: str, url: str, clock: Clock | None = None) -> Watcher:
+    """A watcher that bears with a machine that has a lot to do."""
+    return Watcher(machine_id, url, clock=clock, timeout_s=20.0)
 
 
 def preempt(**changes: object) -> dict[str, object]:
@@ -83,7 +88,7 @@ def drilled(running: RunningCloud, warning_s: float, only_hint: bool = False) ->
 def test_a_warning_reaches_the_watcher(running: RunningCloud, dialect: str, warning_s: int):
     """The deadline is the one that the cloud gave, to the second and never later; it is told once."""
     machine, url = bought(running, dialect)
-    watcher = Watcher(machine.id, url)
+    watcher = patient(machine.id, url)
     assert watcher.poll() is None
     assert (watcher.dialect, watcher.failures) == (dialect, 0)
     before_s = time.time()
@@ -100,7 +105,7 @@ def test_a_warning_reaches_the_watcher(running: RunningCloud, dialect: str, warn
 def test_no_warning_is_silence_and_no_crash(running: RunningCloud):
     """A machine that goes at once says nothing; its watcher counts the silence."""
     machine, url = bought(running, "ec2")
-    watcher = Watcher(machine.id, url)
+    watcher = patient(machine.id, url)
     watcher.poll()
     drilled(running, 0)
     until("the metadata service to be gone", lambda: watcher.poll() is None and watcher.failures)
@@ -110,7 +115,7 @@ def test_no_warning_is_silence_and_no_crash(running: RunningCloud):
 def test_a_hint_is_told_and_a_notice_after_it_too(running: RunningCloud):
     """A rebalance hint comes first, once; when the machine does go, that is told as well."""
     machine, url = bought(running, "ec2")
-    watcher = Watcher(machine.id, url)
+    watcher = patient(machine.id, url)
     drilled(running, 0, only_hint=True)
     hint = watcher.poll()
     assert hint is not None
@@ -126,7 +131,7 @@ def test_a_hint_is_told_and_a_notice_after_it_too(running: RunningCloud):
 def test_azure_does_not_wait_for_a_machine_that_is_ready(running: RunningCloud):
     """An acknowledged event takes the machine at once, long before its deadline."""
     machine, url = bought(running, "azure")
-    watcher = Watcher(machine.id, url)
+    watcher = patient(machine.id, url)
     assert not watcher.acknowledge()
     drilled(running, 600)
     assert watcher.poll() is not None
@@ -142,7 +147,7 @@ def test_a_watch_tells_from_its_own_thread_and_stops_when_told():
     service, told, stop = Ec2(), queue.SimpleQueue[Notice](), threading.Event()
     service.says[EC2_REBALANCE] = (200, json.dumps({"noticeTime": AT}))
     with scripted(service) as url:
-        watcher = Watcher("i-1", url)
+        watcher = patient("i-1", url)
         thread = threading.Thread(target=watcher.watch, args=(told.put, stop, 0.01))
         thread.start()
         first = told.get(timeout=20)
@@ -160,7 +165,7 @@ def test_a_new_deadline_is_told_again():
     """A notice whose time has changed is news."""
     service = Ec2()
     with scripted(service) as url:
-        watcher = Watcher("i-1", url)
+        watcher = patient("i-1", url)
         for at in (AT, AT, "2026-01-02T03:04:00Z"):
             service.says[EC2_ACTION] = (200, json.dumps({"action": "stop", "time": at}))
             last = watcher.poll()
@@ -171,7 +176,7 @@ def test_an_expired_session_token_is_renewed():
     """A 401 costs one more request, and no notice."""
     service = Ec2()
     with scripted(service) as url:
-        watcher = Watcher("i-1", url)
+        watcher = patient("i-1", url)
         watcher.poll()
         service.token = "token-2"
         service.says[EC2_ACTION] = (200, json.dumps({"action": "terminate", "time": AT}))
@@ -184,7 +189,7 @@ def test_events_that_do_not_concern_the_machine_are_left_out():
     service = Azure()
     service.events = [preempt(Resources=["vm-2"]), preempt(EventType="Freeze")]
     with scripted(service) as url:
-        watcher = Watcher("vm-1", url)
+        watcher = patient("vm-1", url)
         assert watcher.poll() is None
         assert watcher.dialect == "azure"
         service.events.append(preempt())
@@ -196,7 +201,7 @@ def test_an_event_that_has_started_is_due_now():
     service = Azure()
     service.events = [preempt(NotBefore="")]
     with scripted(service) as url:
-        watcher = Watcher("vm-1", url, clock=VirtualClock(77.0))
+        watcher = patient("vm-1", url, VirtualClock(77.0))
         assert watcher.poll() == Notice(machine_id="vm-1", kind="terminate", deadline_s=77.0)
         assert watcher.poll() is None
 
@@ -205,7 +210,7 @@ def test_an_event_that_was_withdrawn_and_came_again_is_told_again():
     """A second event has an id of its own."""
     service = Azure()
     with scripted(service) as url:
-        watcher = Watcher("vm-1", url)
+        watcher = patient("vm-1", url)
         service.events = [preempt()]
         assert watcher.poll() is not None
         service.events = []
@@ -232,7 +237,7 @@ def test_nonsense_is_counted_and_asked_again(answer: Answer):
     """Whatever EC2's service says instead of a notice, the watcher does not raise, and hears the next."""
     service = Ec2()
     with scripted(service) as url:
-        watcher = Watcher("i-1", url)
+        watcher = patient("i-1", url)
         service.says[EC2_ACTION] = answer
         assert [watcher.poll(), watcher.poll()] == [None, None]
         assert watcher.failures == 2
@@ -252,7 +257,7 @@ def test_nonsense_from_azure_is_counted_too(body: str):
 
     broken = False
     with scripted(script) as url:
-        watcher = Watcher("vm-1", url)
+        watcher = patient("vm-1", url)
         watcher.poll()
         broken = True
         assert watcher.poll() is None
@@ -264,7 +269,7 @@ def test_a_time_that_nobody_can_read_is_a_notice_all_the_same():
     service = Ec2()
     service.says[EC2_ACTION] = (200, json.dumps({"action": "terminate", "time": "soon"}))
     with scripted(service) as url:
-        watcher = Watcher("i-1", url, clock=VirtualClock(77.0))
+        watcher = patient("i-1", url, VirtualClock(77.0))
         notice = watcher.poll()
     assert notice == Notice(machine_id="i-1", kind="terminate", deadline_s=77.0)
 
