@@ -82,7 +82,8 @@ def test_everyone_is_killed_once_and_the_weights_are_the_same(new_house, tmp_pat
     os.kill(pid_of(house, "redis-server"), signal.SIGKILL)
     house.reached(step + 5)
     os.kill(pid_of(house, "ray::KeeperActor"), signal.SIGKILL)
-    step = house.reached(step + 15).step
+    step = house.reached(step + 25).step
+    until("the next keeper's backup", lambda: house.job().backup_step > step)
     assert drill(house, 0.0, 1)
     step = house.reached(step + 15).step
     assert drill(house, 4.0, 1)
