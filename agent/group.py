@@ -103,6 +103,11 @@ class Group:
     # --- what the session uses ----------------------------------------------------------------------
 
     @property
+    def leads(self) -> bool | None:
+        """As `leader`; None as long as this worker was in no layout at all."""
+        return None if self._entered is None else self.leader
+
+    @property
     def leader(self) -> bool:
         return self._holds and self._layout.workers[0] == self._me
 

@@ -1,4 +1,9 @@
-"""What a script prints, line by line, on its way to the keeper."""
+"""What a script prints, line by line, on its way to the keeper.
+
+All workers run the same script, so what it prints to its standard output is taken from one of them, the
+leader: the job's log reads as if the script had run alone. What is printed before it is known who
+leads is held until then. Standard error is taken from everyone.
+"""
 
 import io
 import threading
@@ -7,6 +12,7 @@ from collections.abc import Callable
 FLUSH_S = 0.1
 BATCH_LINES = 100
 WAITING_MAX = 10_000
+HELD_MAX = 1_000
 
 
 class Lines:
@@ -45,14 +51,38 @@ class Lines:
             self.flush()
 
 
+class LeaderOnly:
+    """Lets lines pass while this worker leads; None means that nobody knows yet."""
+
+    def __init__(self, lines: Lines, leads: Callable[[], bool | None]) -> None:
+        self._lines, self._leads = lines, leads
+        self._held: list[str] = []
+
+    def add(self, line: str) -> None:
+        leads = self._leads()
+        if leads is None:
+            if len(self._held) < HELD_MAX:
+                self._held.append(line)
+            return
+        self.settle(passes=leads)
+        if leads:
+            self._lines.add(line)
+
+    def settle(self, *, passes: bool) -> None:
+        """Those who turn out not to lead have printed nothing."""
+        held, self._held = self._held, []
+        for line in held if passes else ():
+            self._lines.add(line)
+
+
 class Stream(io.TextIOBase):
     """Stands in for sys.stdout or sys.stderr while a script runs."""
 
     encoding = "utf-8"
     errors = "replace"
 
-    def __init__(self, lines: Lines) -> None:
-        self._lines = lines
+    def __init__(self, add: Callable[[str], None]) -> None:
+        self._add = add
         self._begun = ""
 
     def writable(self) -> bool:
@@ -61,11 +91,11 @@ class Stream(io.TextIOBase):
     def write(self, text: str, /) -> int:
         *whole, self._begun = (self._begun + text).split("\n")
         for line in whole:
-            self._lines.add(line.rpartition("\r")[2] or line.strip("\r"))
+            self._add(line.rpartition("\r")[2] or line.strip("\r"))
         return len(text)
 
     def finish(self) -> None:
         """What was begun is a line, too."""
         if self._begun:
-            self._lines.add(self._begun)
+            self._add(self._begun)
             self._begun = ""

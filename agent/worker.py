@@ -26,7 +26,7 @@ from agent import session
 from agent.errors import NotFinite, WireError
 from agent.group import Group
 from agent.messages import FailureKind, JobOrder, WorkerOrder
-from agent.output import Lines, Stream
+from agent.output import LeaderOnly, Lines, Stream
 from agent.protocol import Ended, Failed
 from agent.protocol import Lines as LinesMessage
 
@@ -84,8 +84,11 @@ def _perform(job: JobOrder, script: bytes, group: Group, lines: Lines) -> _Failu
         path = Path(folder) / Path(job.script).name
         path.write_bytes(script)
         session.join(group)
-        with _as_script(path, job.argv, lines):
+        out = LeaderOnly(lines, lambda: group.leads)
+        with _as_script(path, job.argv, (Stream(out.add), Stream(lines.add))):
             failure = _execute(path)
+        # What a script said before it failed may help to see why.
+        out.settle(passes=failure is not None or bool(group.leads))
         if failure is None:
             return None
         detail = failure.detail.replace(str(path), job.script)[-DETAIL_CHARS_MAX:]
@@ -116,17 +119,17 @@ def _execute(path: Path) -> _Failure | None:
 
 
 @contextmanager
-def _as_script(path: Path, argv: tuple[str, ...], lines: Lines) -> Iterator[None]:
+def _as_script(path: Path, argv: tuple[str, ...], streams: tuple[Stream, Stream]) -> Iterator[None]:
     """The process looks to the script as if it had been started by hand."""
     before = sys.argv, sys.stdout, sys.stderr
-    out, err = Stream(lines), Stream(lines)
-    sys.argv, sys.stdout, sys.stderr = [str(path), *argv], out, err
+    sys.argv = [str(path), *argv]
+    sys.stdout, sys.stderr = streams
     try:
         yield
     finally:
         sys.argv, sys.stdout, sys.stderr = before
-        out.finish()
-        err.finish()
+        for stream in streams:
+            stream.finish()
 
 
 def own_traceback(error: BaseException) -> str:

@@ -1,0 +1,105 @@
+"""The example is a script as a person would write it, and trains the same model wherever it runs."""
+
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from crews import Crew
+
+from agent.messages import Rewound
+
+pytestmark = pytest.mark.processes
+
+EXAMPLE = Path(__file__).parents[2] / "examples" / "gpt.py"
+SMALL = [
+    "--steps",
+    "12",
+    "--d-model",
+    "32",
+    "--layers",
+    "1",
+    "--heads",
+    "2",
+    "--context",
+    "32",
+    "--batch",
+    "2",
+    "--microbatches",
+    "6",
+    "--warmup",
+    "4",
+    "--eval-every",
+    "5",
+]
+OURS = {
+    "from agent import Session": None,
+    "session = Session(model, optimizer, scheduler, microbatches=options.microbatches)": None,
+    "for step in session.steps(options.steps):": "for step in range(options.steps):",
+    "for inputs, targets in session.share(batches):": "for inputs, targets in batches:",
+    "session.backward(loss)": "(loss / options.microbatches).backward()",
+}
+DIGEST = """
+import runpy, sys
+from agent.session import made
+from agent.shards import weights_sha
+sys.argv = sys.argv[1:]
+runpy.run_path(sys.argv[0], run_name="__main__")
+print(weights_sha(made()[0].objects["model"].state_dict()))
+"""
+
+
+def plain() -> str:
+    """The script of somebody who has never heard of us."""
+    lines = []
+    for line in EXAMPLE.read_text().splitlines():
+        code = line.strip()
+        if code not in OURS:
+            lines.append(line)
+        elif (other := OURS[code]) is not None:
+            lines.append(line.replace(code, other))
+    return "\n".join(lines) + "\n"
+
+
+def python(*arguments: str) -> list[str]:
+    done = subprocess.run(
+        [sys.executable, *arguments], capture_output=True, text=True, check=True, timeout=150
+    )
+    return done.stdout.splitlines()
+
+
+def test_five_lines_differ_from_a_plain_script(tmp_path: Path) -> None:
+    """Without our five lines nothing of us is left, and the script still trains, to the same loss."""
+    script = tmp_path / "plain.py"
+    script.write_text(plain())
+    before, after = EXAMPLE.read_text().splitlines(), plain().splitlines()
+    assert len(before) - len(after) == sum(other is None for other in OURS.values())
+    assert len([line for line in before if line not in after]) == len(OURS) == 5
+    code = plain().partition('"""')[2].partition('"""')[2].lower()
+    assert "session" not in code
+    assert "agent" not in code
+    still = ("--dropout", "0")
+    theirs = python(str(script), *SMALL, *still)
+    ours = python(str(EXAMPLE), *SMALL, *still)
+    assert _final(ours) == pytest.approx(_final(theirs), abs=2e-4)
+
+
+def test_disturbed_and_alone_give_the_same_bits(crew: Crew) -> None:
+    """Workers are killed while it trains; weights and printed losses are those of a run alone."""
+    *lines, sha = python("-c", DIGEST, str(EXAMPLE), *SMALL)
+    first, second, _ = crew.begin(3, EXAMPLE.read_text(), *SMALL)
+    crew.reach(3)
+    crew.kill(first)
+    crew.reach(7)
+    crew.kill(second)
+    crew.start(1)
+    done = crew.completed()
+    assert done.weights_sha == sha
+    assert crew.printed()[-1] == lines[-1]
+    assert set(crew.printed()) <= set(lines)
+    assert crew.of(Rewound) == []
+
+
+def _final(lines: list[str]) -> float:
+    assert lines[-1].startswith("final held-out loss ")
+    return float(lines[-1].rpartition(" ")[2])
