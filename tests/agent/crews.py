@@ -169,6 +169,7 @@ class Crew:
         self.microbatches = 0
         self.settle = 0  # how many have to be ready for the first layout
         self._serial = 0
+        self._lock = threading.Lock()
         self._after = "0"
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._manage, daemon=True)
@@ -208,8 +209,10 @@ class Crew:
 
     def leave(self, worker: str) -> None:
         """A machine that is given back: out at the next boundary, then ended."""
-        self.ready.remove(worker)
-        self.regroup("boundary")
+        with self._lock:
+            if worker in self.ready:
+                self.ready.remove(worker)
+                self.regroup("boundary")
 
     # --- what is known ------------------------------------------------------------------------------
 
@@ -247,7 +250,8 @@ class Crew:
                 for key, fields in rows:
                     self._after = key.decode()
                     report = msgspec.json.decode(fields[b"e"], type=AnyReport)
-                    self._decide(report)
+                    with self._lock:
+                        self._decide(report)
                     self.reports.append(report)
 
     def _decide(self, report: AnyReport) -> None:

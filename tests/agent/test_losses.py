@@ -141,6 +141,7 @@ def test_chaos(crew: Crew, alone: tuple[list[str], bytes], seed: int) -> None:
     at = 0
     while (at := max(at, crew.step) + dice.randint(1, 6)) < STEPS - 2:
         crew.reach(at)
+        crew.settle = 1
         what = dice.choice(["kill", "kill", "stop", "join", "leave", "all"])
         inside = [w for w in crew.ready if w in workers]
         if what == "all":
