@@ -7,7 +7,7 @@ import msgspec
 from bidding import acquire
 from bidding.model import Demand, Holding, Limits, Offer, Purchase
 from cloud.model import InstanceType
-from orchestrator import crews, jobs, leases, ledger
+from orchestrator import crews, leases, ledger
 from orchestrator.actions import AnyAction
 from orchestrator.events import CatalogueSeen, QuotesSeen
 from orchestrator.state import Job, PoolState, State, note
@@ -177,12 +177,13 @@ def _usd_per_h_left(state: State, job: Job) -> float | None:
 def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> None:
     room = min(LAUNCHES_PER_PERIOD_MAX, state.settings.machines_max - len(state.leases))
     bought = 0
+    worth = _worth(job, purchase)
     for part in purchase.acquire:
         ceiling = _ceiling_usd_per_h(state, state.pools[part.pool.key])
         for _ in range(min(part.count, room - bought)):
             if not ledger.affordable(state, job, ceiling):
                 break
-            leases.intend(state, out, job, part.pool, part.market, part.because)
+            leases.intend(state, out, job, part.pool, part.market, worth)
             bought += 1
     for release in purchase.release:
         state.leases[release.lease].leaving = release.because
@@ -190,6 +191,17 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
         job.thought_at_s = -1.0
     let_go(state, out, job)
     _say_if_waiting(state, out, job, purchase)
+
+
+def _worth(job: Job, purchase: Purchase) -> str:
+    """What the work costs with it, and what the next best would: the reason that people read."""
+    if purchase.cost_usd_per_work is None:
+        return purchase.because
+    work = "steps" if job.step_s else "slot-seconds"
+    return (
+        f"${purchase.cost_usd_per_work * 1000:.4f} per 1,000 {work} with it "
+        f"({purchase.because}); next best: {purchase.runner_up}"
+    )
 
 
 def let_go(state: State, out: list[AnyAction], job: Job) -> None:
@@ -209,8 +221,9 @@ def let_go(state: State, out: list[AnyAction], job: Job) -> None:
 
 def _say_if_waiting(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> None:
     """No capacity, or nothing that may be bought: said once, and looked at every period."""
-    if jobs.slots_held(state, job) >= job.spec.slots_min:
+    held = [state.leases[token] for token in job.leases]
+    if sum(e.type.slots for e in held if e.state != "intended") >= job.spec.slots_min:
         job.waiting = ""
-    elif not job.waiting:
+    elif not job.waiting and not held:
         job.waiting = f"{purchase.because}; it looks again every period"
         note(out, job.id, job.waiting)

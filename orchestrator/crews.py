@@ -230,7 +230,7 @@ def _excluded(state: State, worker: Worker) -> bool:
 
 def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
     job = state.jobs.get(event.job)
-    if job is None or event.generation <= job.fence_generation:
+    if job is None or job.ended or event.generation <= job.fence_generation:
         return
     if event.generation > job.acknowledged and job.status == "RECOVERING":
         job.recoveries_s.append(event.pause_s)
@@ -241,7 +241,9 @@ def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
 
 def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
     job = state.jobs.get(event.job)
-    if job is None or event.generation <= job.fence_generation or event.step < job.step:
+    if job is None or job.ended or event.generation <= job.fence_generation:
+        return
+    if event.step < job.step:
         return
     job.loss, job.step_s = event.loss, event.step_s
     job.heard_at_s = max(job.heard_at_s, event.at_s)

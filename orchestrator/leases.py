@@ -39,6 +39,7 @@ def intend(
     kind, known = state.types[pool.type], state.pools[pool.key]
     spot = known.spot_usd_per_h
     price = kind.on_demand_usd_per_h if market == "on_demand" or spot is None else spot
+    because = f"at ${price:.4f}/h: {because}"
     settings = state.settings
     token = f"{settings.deployment}-{state.epoch}-{next_serial(state)}"
     request = LaunchRequest(

@@ -26,7 +26,9 @@ def sentence(action: AnyAction, at_s: float) -> Sentence | None:
         case ListMachines():
             return None
         case Launch():
-            who, what = action.request.token, f"buy {action.request.pool.key}"
+            request = action.request
+            pool, market = request.pool, request.market.replace("_", "-")
+            who, what = request.token, f"buy {pool.type} in {pool.zone} ({market})"
         case Terminate():
             who, what = action.machine_id, "give back"
         case OpenJob():

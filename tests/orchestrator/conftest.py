@@ -1,0 +1,250 @@
+"""A manager in a test's hand: events in, actions out, and a small cloud that does as it is told."""
+
+from typing import Any, TypeVar
+
+import msgspec
+import pytest
+
+from agent.messages import (
+    AgentJoined,
+    AgentLost,
+    NoticeSeen,
+    Progress,
+    Regrouped,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from cloud.model import DEPLOYMENT_TAG, InstanceType, Machine, Notice, Pool, Quote
+from orchestrator.actions import AnyAction, Launch, ListMachines, StartWorker, Terminate
+from orchestrator.brain import decide
+from orchestrator.events import (
+    AnyEvent,
+    CatalogueSeen,
+    JobSpec,
+    JobSubmitted,
+    Launched,
+    LaunchFailed,
+    Listed,
+    ManagerStarted,
+    QuotesSeen,
+    Terminated,
+    Tick,
+)
+from orchestrator.settings import Settings
+from orchestrator.state import Job, Lease, State
+
+A = TypeVar("A")
+SMALL = InstanceType(
+    name="small", cloud="local", slots=1, memory_bytes=1 << 30, on_demand_usd_per_h=0.10
+)
+LARGE = InstanceType(
+    name="large", cloud="local", slots=2, memory_bytes=2 << 30, on_demand_usd_per_h=0.19
+)
+POOLS = tuple(
+    Pool(cloud="local", region="east", zone=zone, type=kind.name)
+    for zone in ("east-a", "east-b")
+    for kind in (SMALL, LARGE)
+)
+PRICES = (0.03, 0.06, 0.04, 0.07)
+
+
+class Hand:
+    """Feeds events to `decide` and remembers what it wanted."""
+
+    def __init__(self, **settings: Any) -> None:
+        self.settings = Settings(deployment="test", **settings)
+        self.state = State()
+        self.at_s = 1000.0
+        self.said: list[AnyAction] = []
+        self.machines: dict[str, Machine] = {}
+        self.served = 0
+
+    # --- events -------------------------------------------------------------------------------
+
+    def see(self, event: AnyEvent) -> list[AnyAction]:
+        self.state, out = decide(self.state, event)
+        self.said += out
+        return out
+
+    def start(self, epoch: int = 1) -> list[AnyAction]:
+        out = self.see(ManagerStarted(at_s=self.at_s, epoch=epoch, settings=self.settings))
+        self.see(CatalogueSeen(at_s=self.at_s, provider="local", types=(SMALL, LARGE), pools=POOLS))
+        self.price(*PRICES)
+        return out
+
+    def price(self, *prices: float) -> list[AnyAction]:
+        quotes = tuple(
+            Quote(pool=pool, at_s=self.at_s, price_usd_per_h=price)
+            for pool, price in zip(POOLS, prices, strict=True)
+        )
+        return self.see(QuotesSeen(at_s=self.at_s, provider="local", quotes=quotes))
+
+    def wait(self, seconds: float) -> list[AnyAction]:
+        """Ticks as the world gives them, until so much time has passed."""
+        end_s, out = self.at_s + seconds, []
+        while self.state.wake_at_s <= end_s:
+            self.at_s = max(self.at_s, self.state.wake_at_s)
+            out += self.see(Tick(at_s=self.at_s))
+        self.at_s = end_s
+        return out
+
+    def submit(self, job: str = "job", **spec: Any) -> list[AnyAction]:
+        made = JobSpec(job=job, script="train.py", script_sha="0" * 64, **spec)
+        return self.see(JobSubmitted(at_s=self.at_s, spec=made))
+
+    def launched(self, launch: Launch, at_s: float | None = None) -> str:
+        """The cloud does it."""
+        token = launch.request.token
+        machine = Machine(
+            id=f"i-{token}",
+            token=token,
+            pool=launch.request.pool,
+            market=launch.request.market,
+            state="running",
+            launched_at_s=self.at_s if at_s is None else at_s,
+            price_usd_per_h=self.state.leases[token].price_usd_per_h,
+            tags=launch.request.tags,
+        )
+        self.machines[machine.id] = machine
+        self.see(Launched(at_s=self.at_s, token=token, machine=machine))
+        return machine.id
+
+    def refused(self, launch: Launch, code: str = "NoCapacity") -> list[AnyAction]:
+        token = launch.request.token
+        return self.see(LaunchFailed(at_s=self.at_s, token=token, code=code, error="not now"))
+
+    def listed(self, *more: Machine) -> list[AnyAction]:
+        machines = (*self.machines.values(), *more)
+        return self.see(
+            Listed(at_s=self.at_s, provider="local", asked_at_s=self.at_s, machines=machines)
+        )
+
+    def joined(self, machine_id: str) -> list[AnyAction]:
+        return self.see(
+            AgentJoined(at_s=self.at_s, machine_id=machine_id, address="10.0.0.1", slots=1)
+        )
+
+    def away(self, machine_id: str) -> list[AnyAction]:
+        return self.see(AgentLost(at_s=self.at_s, machine_id=machine_id, why="no answer"))
+
+    def notice(self, machine_id: str, left_s: float) -> list[AnyAction]:
+        notice = Notice(machine_id=machine_id, kind="terminate", deadline_s=self.at_s + left_s)
+        return self.see(NoticeSeen(at_s=self.at_s, notice=notice))
+
+    def taken(self, machine_id: str) -> list[AnyAction]:
+        """The cloud takes it, and its list says so."""
+        self.machines[machine_id] = msgspec.structs.replace(
+            self.machines[machine_id],
+            state="terminated",
+            ended_by="provider",
+            ended_at_s=self.at_s,
+        )
+        return self.listed()
+
+    def terminated(self, machine_id: str) -> list[AnyAction]:
+        del self.machines[machine_id]
+        return self.see(Terminated(at_s=self.at_s, machine_id=machine_id))
+
+    def ready(self, start: StartWorker, steps: int = 100) -> list[AnyAction]:
+        return self.see(
+            WorkerReady(
+                at_s=self.at_s,
+                job=start.job,
+                worker=start.worker,
+                machine_id=start.machine_id,
+                microbatches=8,
+                steps_total=steps,
+                state_bytes=1 << 20,
+            )
+        )
+
+    def lost(self, worker: str, job: str = "job") -> list[AnyAction]:
+        return self.see(WorkerLost(at_s=self.at_s, job=job, worker=worker, cause="connection"))
+
+    def failed(self, worker: str, kind: Any = "exception") -> list[AnyAction]:
+        detail = 'Traceback\n  File "train.py"\nValueError: bad batch'
+        return self.see(
+            WorkerFailed(at_s=self.at_s, job="job", worker=worker, kind=kind, detail=detail)
+        )
+
+    def committed(self, step: int, job: str = "job") -> list[AnyAction]:
+        """The newest layout has committed so many steps."""
+        generation = self.state.jobs[job].generation
+        out = self.see(
+            Regrouped(at_s=self.at_s, job=job, generation=generation, step=step, pause_s=0.1)
+        )
+        return out + self.see(
+            Progress(
+                at_s=self.at_s,
+                job=job,
+                generation=generation,
+                step=step,
+                steps_total=100,
+                loss=2.0,
+                step_s=0.5,
+            )
+        )
+
+    # --- whole stretches ----------------------------------------------------------------------
+
+    def serve(self, steps: int = 100) -> None:
+        """Whatever is asked for happens at once: machines start, agents join, workers are ready."""
+        while self.served < len(self.said):
+            action = self.said[self.served]
+            self.served += 1
+            if isinstance(action, Launch) and action.request.token in self.state.leases:
+                self.joined(self.launched(action))
+            elif isinstance(action, StartWorker) and action.worker in self.state.workers:
+                self.ready(action, steps)
+            elif isinstance(action, Terminate) and action.machine_id in self.machines:
+                self.terminated(action.machine_id)
+            elif isinstance(action, ListMachines):
+                self.listed()
+
+    def running(self, **spec: Any) -> "Hand":
+        """A job that has committed its first step on all the slots that it may have."""
+        self.start()
+        self.submit(**spec)
+        self.wait(2.0)
+        self.serve()
+        self.wait(2.0)
+        self.committed(1)
+        return self
+
+    # --- readings -----------------------------------------------------------------------------
+
+    @property
+    def job(self) -> Job:
+        return self.state.jobs["job"]
+
+    @property
+    def leases(self) -> list[Lease]:
+        return list(self.state.leases.values())
+
+    @staticmethod
+    def only(actions: list[AnyAction], kind: type[A]) -> list[A]:
+        return [action for action in actions if isinstance(action, kind)]
+
+    @staticmethod
+    def words(actions: list[AnyAction]) -> str:
+        return "\n".join(f"{type(action).__name__}: {action.because}" for action in actions)
+
+    def stray(self, deployment: str, token: str = "unknown") -> Machine:
+        """A machine that no lease of ours claims."""
+        return Machine(
+            id=f"i-{token}",
+            token=token,
+            pool=POOLS[0],
+            market="spot",
+            state="running",
+            launched_at_s=self.at_s,
+            price_usd_per_h=0.03,
+            tags={DEPLOYMENT_TAG: deployment},
+        )
+
+
+@pytest.fixture
+def hand() -> type[Hand]:
+    """The maker of a manager in hand."""
+    return Hand

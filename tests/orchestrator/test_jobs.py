@@ -1,0 +1,439 @@
+"""Jobs: refused with the arithmetic, run, recover, fail for one reason at a time, end, come back."""
+
+import re
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.messages import (
+    CheckpointFailed,
+    CheckpointWritten,
+    JobCompleted,
+    Progress,
+    Regrouped,
+    Rewound,
+)
+from orchestrator.actions import (
+    CloseJob,
+    Launch,
+    OpenJob,
+    Regroup,
+    StartWorker,
+    Stop,
+    StopWorker,
+    Terminate,
+    WriteCheckpoint,
+)
+from orchestrator.events import JobCancelled, JobResumed, ShutdownAsked
+from orchestrator.ledger import committed_usd, spent_usd
+from orchestrator.settings import Settings
+from orchestrator.showing import view_of
+
+
+def completed(h: Any, step: int = 100) -> Any:
+    return JobCompleted(
+        at_s=h.at_s, job="job", step=step, loss=1.5, weights_sha="ab", export_uri="file:x"
+    )
+
+
+# --- submission ------------------------------------------------------------------------------
+
+
+def test_a_budget_of_zero_is_refused_at_submit(hand: Any) -> None:
+    """Nothing is bought, the job has failed, and the sentence says how much is left."""
+    h = hand()
+    h.start()
+    out = h.submit(budget_usd=0.0)
+    assert h.job.status == "FAILED"
+    assert "it buys no step" in h.job.because
+    assert not h.only(out, Launch)
+
+
+def test_a_budget_too_small_for_one_step_is_refused_with_the_arithmetic(hand: Any) -> None:
+    """Which machines, at which price, for how long, what that is, and what is left."""
+    h = hand()
+    h.start()
+    h.submit(budget_usd=0.001, slots_min=2)
+    assert h.job.status == "FAILED"
+    pattern = r"cheapest 2 slots are 1 x large at up to \$0\.1900/h.* (\d+) s of that.*: \$(0\.\d+), but \$0\.0010 are left"
+    found = re.search(pattern, h.job.because)
+    assert found, h.job.because
+    assert float(found[2]) == pytest.approx(0.19 * float(found[1]) / 3600, abs=1e-4)
+
+
+def test_the_budget_of_everything_refuses_too(hand: Any) -> None:
+    """The limit of the deployment is a limit of every job in it."""
+    h = hand(budget_usd=0.001)
+    h.start()
+    h.submit()
+    assert h.job.status == "FAILED"
+    assert "budget is too small for one step" in h.job.because
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"slots_min": 3, "slots_max": 2}, "need 1 <= min <= max"),
+        ({"slots_min": 0, "slots_max": 2}, "need 1 <= min <= max"),
+        ({"deadline_s": 400.0}, "its deadline passed 600 s ago"),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_in_one_line(hand: Any, spec: Any, says: str) -> None:
+    """Limits that contradict each other and deadlines that have passed are said at submit."""
+    h = hand()
+    h.start()
+    h.submit(**spec)
+    assert h.job.status == "FAILED"
+    assert says in h.job.because
+    assert "\n" not in h.job.because
+
+
+def test_the_same_submission_twice_is_one_job(hand: Any) -> None:
+    """The inbox may deliver twice; the second time changes nothing."""
+    h = hand()
+    h.start()
+    assert h.submit(slots_max=1)
+    assert not h.submit(slots_max=1)
+    assert len(h.only(h.said, OpenJob)) == 1
+
+
+def test_jobs_beyond_the_machines_wait_in_order(hand: Any) -> None:
+    """With room for one job the second is pending until the first has ended, and inherits its machines."""
+    h = hand(machines_max=2)
+    h.running(slots_max=2)
+    h.submit("next", slots_max=2)
+    assert h.state.jobs["next"].status == "PENDING"
+    launches = len(h.only(h.said, Launch))
+    h.see(completed(h))
+    assert h.job.status == "SUCCEEDED"
+    assert h.state.jobs["next"].status == "PROVISIONING"
+    h.wait(2.0)
+    assert len(h.only(h.said, Launch)) == launches
+    assert {lease.job for lease in h.leases} == {"next"}
+
+
+# --- running ---------------------------------------------------------------------------------
+
+
+def test_a_job_runs_from_submission_to_its_last_step(hand: Any) -> None:
+    """Provisioning, running, succeeded: each change is a sentence; machines go back at the end."""
+    h = hand().running(slots_max=2)
+    assert h.job.status == "RUNNING"
+    out = h.see(completed(h))
+    assert h.job.status == "SUCCEEDED"
+    assert h.only(out, CloseJob)
+    assert {t.machine_id for t in h.only(out, Terminate)} == {le.machine_id for le in h.leases}
+    h.serve()
+    assert not h.state.leases
+    words = h.words(h.said)
+    for status in ("PENDING", "PROVISIONING", "RUNNING", "SUCCEEDED"):
+        assert f"Note: {status}: " in words
+
+
+def test_a_lost_worker_is_regrouped_around_at_once_and_replaced(hand: Any) -> None:
+    """The next layout comes in the same turn, with a new generation, and a fresh worker soon after."""
+    h = hand().running(slots_max=2)
+    layout = h.job.layout
+    out = h.lost(layout.workers[0])
+    (regroup,) = h.only(out, Regroup)
+    assert regroup.when == "now"
+    assert regroup.layout.generation == layout.generation + 1
+    assert regroup.layout.workers == layout.workers[1:]
+    assert h.job.status == "RECOVERING"
+    fresh = h.only(h.wait(2.0), StartWorker)
+    assert fresh
+    assert fresh[0].worker not in layout.workers
+
+
+def test_a_newcomer_waits_for_a_boundary(hand: Any) -> None:
+    """Nobody stops for who joins: the layout with it holds from the next step boundary on."""
+    h = hand().running(slots_max=2)
+    h.lost(h.job.layout.workers[0])
+    h.committed(2)
+    h.wait(2.0)
+    h.serve()
+    out = h.wait(1.0)
+    (regroup,) = h.only(out, Regroup)
+    assert regroup.when == "boundary"
+    assert len(regroup.layout.workers) == 2
+
+
+def test_nothing_is_committed_for_long_and_it_is_asked_again(hand: Any) -> None:
+    """Silence leads to a new generation, then to fresh workers; it is said how long nothing came."""
+    h = hand(stall_s=30.0).running(slots_max=1)
+    generation = h.job.generation
+    out = h.wait(65.0)
+    assert h.job.generation > generation
+    assert "nothing was committed for" in h.words(out)
+    assert h.only(h.wait(120.0), StopWorker)
+
+
+def test_reports_of_old_generations_and_ended_jobs_change_nothing(hand: Any) -> None:
+    """Late, double and foreign reports are harmless: the step stays, nothing is decided."""
+    h = hand().running(slots_max=1)
+    h.committed(40)
+    old = Progress(
+        at_s=h.at_s - 50, job="job", generation=0, step=3, steps_total=100, loss=9.0, step_s=1.0
+    )
+    assert not h.see(old)
+    assert not h.see(msgspec.structs.replace(old, job="never-heard-of"))
+    assert h.job.step == 40
+    h.see(completed(h))
+    assert not h.see(completed(h))
+    assert not h.see(msgspec.structs.replace(old, generation=99, step=500))
+    again = Regrouped(at_s=h.at_s, job="job", generation=99, step=500, pause_s=1.0)
+    assert not h.see(again)
+    assert (h.job.status, h.job.step) == ("SUCCEEDED", 100)
+
+
+def test_the_same_loss_twice_counts_once(hand: Any) -> None:
+    """The worker is forgotten with the first report; the second finds nobody."""
+    h = hand().running(slots_max=2)
+    worker = h.job.layout.workers[0]
+    h.lost(worker)
+    generation, deaths = h.job.generation, [lease.deaths for lease in h.leases]
+    assert not h.lost(worker)
+    assert (h.job.generation, [lease.deaths for lease in h.leases]) == (generation, deaths)
+
+
+# --- failing ---------------------------------------------------------------------------------
+
+
+def test_failures_of_the_script_are_counted_apart_from_preemptions(hand: Any) -> None:
+    """Evictions do not use up max_failures, and failures do not use up max_preemptions."""
+    h = hand().running(slots_max=1, max_failures=1, max_preemptions=5)
+    h.committed(10)
+    for _ in range(3):
+        h.taken(next(lease.machine_id for lease in h.leases if lease.machine_id))
+        h.wait(5.0)
+        h.serve()
+        h.wait(2.0)
+        h.committed(h.job.step + 1)
+    assert (h.job.preemptions, h.job.failures) == (3, 0)
+    assert h.job.status == "RUNNING"
+    h.failed(h.job.layout.workers[0])
+    assert (h.job.preemptions, h.job.failures) == (3, 1)
+    h.wait(5.0)
+    h.serve()
+    h.wait(2.0)
+    h.committed(h.job.step + 1)
+    out = h.failed(h.job.layout.workers[0])
+    assert h.job.status == "FAILED"
+    assert "bad batch (2 failures, max_failures is 1)" in h.job.because
+    assert h.only(out, Terminate)
+    assert "ValueError: bad batch" in h.job.traceback
+
+
+def test_too_many_preemptions_fail_the_job(hand: Any) -> None:
+    """max_preemptions is a limit of its own, and the sentence gives both numbers."""
+    h = hand().running(slots_max=1, max_preemptions=0)
+    h.taken(h.leases[0].machine_id)
+    assert h.job.status == "FAILED"
+    assert h.job.because == "preempted: 1 machines were taken away and max_preemptions is 0"
+
+
+def test_the_same_fault_on_every_worker_counts_once(hand: Any) -> None:
+    """Four workers raise at the same step: one failure, not four."""
+    h = hand().running(slots_max=4, max_failures=1)
+    h.committed(10)
+    for worker in h.job.layout.workers:
+        h.failed(worker)
+    assert h.job.failures == 1
+    assert h.job.status != "FAILED"
+
+
+@pytest.mark.parametrize("kind", ["nan", "no_session"])
+def test_what_would_only_repeat_fails_at_once(hand: Any, kind: str) -> None:
+    """A NaN loss under the policy `fail`, or a script that never calls the session: no second try."""
+    h = hand().running(slots_max=1)
+    out = h.failed(h.job.layout.workers[0], kind)
+    assert h.job.status == "FAILED"
+    assert h.job.because.startswith(kind)
+    assert h.only(out, Terminate)
+
+
+def test_a_script_that_raises_before_its_first_step_fails_at_once(hand: Any) -> None:
+    """It never worked: its own traceback is kept, the machines go back."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    h.serve()
+    out = h.failed(next(iter(h.state.workers)))
+    assert h.job.status == "FAILED"
+    assert "before the first step" in h.job.because
+    assert "ValueError: bad batch" in h.job.traceback
+    assert h.only(out, Terminate)
+
+
+def test_a_checkpoint_that_fails_is_said_and_training_goes_on(hand: Any) -> None:
+    """A full disk is a sentence with its step, not an end."""
+    h = hand().running(slots_max=1)
+    failed = CheckpointFailed(at_s=h.at_s, job="job", step=9, error="No space left on device")
+    out = h.see(failed)
+    assert "the checkpoint of step 9 failed: No space left" in h.words(out)
+    assert h.job.status == "RUNNING"
+
+
+# --- going back ------------------------------------------------------------------------------
+
+
+def rewound(h: Any, before: int, after: int) -> Rewound:
+    return Rewound(at_s=h.at_s, job="job", from_step=before, to_step=after)
+
+
+def test_only_the_loss_of_the_keepers_memory_takes_steps_back(hand: Any) -> None:
+    """The step goes back to the checkpoint, once per loss; what the old generation says is fenced off."""
+    h = hand().running(slots_max=1)
+    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
+    h.committed(50)
+    old = h.job.generation
+    h.wait(1.0)
+    event = rewound(h, 52, 30)
+    out = h.see(event)
+    assert (h.job.step, h.job.steps_lost) == (30, 22)
+    assert h.only(out, Regroup)
+    assert not h.see(event)
+    late = Progress(
+        at_s=h.at_s, job="job", generation=old, step=51, steps_total=100, loss=1.0, step_s=0.5
+    )
+    h.see(late)
+    assert h.job.step == 30
+    h.committed(31)
+    assert (h.job.step, h.job.status) == (31, "RUNNING")
+
+
+def test_a_loss_that_has_been_overtaken_takes_nothing_back(hand: Any) -> None:
+    """The report comes after commits that are newer than it: they stand."""
+    h = hand().running(slots_max=1)
+    h.committed(20)
+    event = rewound(h, 20, 10)
+    h.wait(5.0)
+    h.committed(25)
+    assert not h.see(event)
+    assert h.job.step == 25
+
+
+# --- stopping and coming back ----------------------------------------------------------------
+
+
+def test_cancel_saves_then_gives_back_and_resume_goes_on(hand: Any) -> None:
+    """A checkpoint first, then the end; resume buys again and keeps the step."""
+    h = hand().running(slots_max=1)
+    h.committed(42)
+    out = h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    assert h.only(out, WriteCheckpoint)
+    assert h.job.status == "DRAINING"
+    assert not h.only(out, Terminate)
+    h.wait(1.0)
+    out = h.see(CheckpointWritten(at_s=h.at_s, job="job", step=42, state_bytes=9, uri="x"))
+    assert h.job.status == "CANCELLED"
+    assert "cancelled by ann; resume continues from step 42" in h.job.because
+    assert h.only(out, Terminate)
+    h.serve()
+    assert not h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    h.see(JobResumed(at_s=h.at_s, job="job", by="bob"))
+    assert (h.job.status, h.job.step) == ("PROVISIONING", 42)
+    assert h.only(h.wait(2.0), Launch)
+
+
+def test_a_keeper_that_never_answers_does_not_hold_a_cancelled_job(hand: Any) -> None:
+    """The checkpoint is waited for only so long as it was reserved for."""
+    h = hand(drain_s=40.0).running(slots_max=1)
+    h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    out = h.wait(11.0)
+    assert h.job.status == "CANCELLED"
+    assert h.only(out, Terminate)
+
+
+def test_a_budget_ends_the_job_while_it_can_still_pay_for_the_end(hand: Any) -> None:
+    """At every moment spent + committed stays within the cap, and the machines are back before it."""
+    h = hand().running(slots_max=2, budget_usd=0.03)
+    account, cap = h.job.account, 0.03
+    for _ in range(5000):
+        h.wait(2.0)
+        assert spent_usd(account, h.at_s) + committed_usd(account, h.at_s) <= cap + 1e-9
+        h.serve()
+        if h.job.ended:
+            break
+        h.committed(h.job.step)
+    assert h.job.status == "FAILED"
+    assert re.match(r"budget: \$0\.0\d+ of \$0\.0300 are spent", h.job.because)
+    assert not h.state.leases
+
+
+def test_shutting_down_gives_back_everything_and_then_stops(hand: Any) -> None:
+    """Stop comes only when no lease is left and a list that was asked for afterwards is empty."""
+    h = hand().running(slots_max=2)
+    out = h.see(ShutdownAsked(at_s=h.at_s, by="ann"))
+    assert not h.only(out, Stop)
+    for _ in range(20):
+        h.wait(2.0)
+        h.serve()
+    assert not h.state.leases
+    assert h.only(h.said, Stop)
+    assert h.job.status == "CANCELLED"
+    h.submit("late")
+    assert h.state.jobs["late"].status == "FAILED"
+    assert "shutting down" in h.state.jobs["late"].because
+
+
+# --- what people see -------------------------------------------------------------------------
+
+
+def test_the_view_shows_it_all_and_encodes(hand: Any) -> None:
+    """Job, machines, pools, money and the newest sentences, carried on to the moment of looking."""
+    h = hand(manager_usd_per_h=0.01).running(slots_max=2, budget_usd=5.0)
+    h.committed(10)
+    view = view_of(h.state, h.at_s + 3600.0)
+    (job,) = view.jobs
+    assert (job.status, job.step, job.workers, job.eta_s) == ("RUNNING", 10, 2, 45.0)
+    assert job.budget_usd == 5.0
+    spent = sum(machine.cost_usd for machine in view.machines)
+    assert view.cost.spent_usd == pytest.approx(spent + view.cost.manager_usd)
+    assert view.cost.saved_usd == pytest.approx(view.cost.on_demand_usd - spent)
+    assert view.cost.saved_usd > 0
+    assert {pool.pool for pool in view.pools if pool.held} == {m.pool for m in view.machines}
+    assert view.events[-1].because
+    assert msgspec.json.decode(msgspec.json.encode(view), type=type(view)) == view
+
+
+def test_what_a_job_waits_for_is_in_the_view(hand: Any) -> None:
+    """Without capacity the page says what it waits for, not only that it does."""
+    h = hand(penalty_s=600.0, on_demand_allowed=False)
+    h.start()
+    h.submit(slots_max=1)
+    for _ in range(8):
+        for launch in h.only(h.wait(2.0), Launch):
+            h.refused(launch)
+    (job,) = view_of(h.state, h.at_s).jobs
+    assert "waiting for" in job.because
+
+
+def test_ended_machines_stay_visible_with_their_reason_and_bounded(hand: Any) -> None:
+    """The newest of what was given back is shown with why and what it cost."""
+    h = hand().running(slots_max=2)
+    h.wait(60.0)
+    h.see(completed(h))
+    h.serve()
+    view = view_of(h.state, h.at_s)
+    assert view.machines
+    assert all(machine.state == "ended" and machine.why_ended for machine in view.machines)
+    assert all(machine.cost_usd > 0 for machine in view.machines)
+    assert len(view.events) <= 100
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"control_period_s": 0.0},
+        {"budget_usd": -1.0},
+        {"machines_max": 0},
+        {"drain_s": 400.0},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    """One line that names the setting and the value."""
+    with pytest.raises(ValueError, match=rf"^settings: {next(iter(wrong))}[^\n]+$"):
+        Settings(**wrong)  # type: ignore[arg-type]
