@@ -21,13 +21,10 @@ from itertools import groupby
 import msgspec
 import numpy as np
 
-from bidding.billing import HOUR_S, BillingRule, rule_of
+from bidding.billing import HOUR_S, rule_of
 from bidding.compiled import Floats, Ints
 from bidding.core import (
-    BY_SECOND,
-    FIRST_HOUR,
     HOURLY,
-    HOURLY_REFUND,
     Best,
     Bounds,
     Units,
@@ -37,6 +34,7 @@ from bidding.core import (
     walk,
 )
 from bidding.deadline import MODES, SPOT, Mode, book, guarded, phase_of
+from bidding.expected import code_of
 from bidding.model import (
     Acquire,
     Climate,
@@ -57,7 +55,6 @@ CONTROL_S = 300.0  # with a deadline, no more than this passes between two decis
 RENEW_S = 300.0  # this shortly before a paid hour ends, the next one is weighed
 USD_PER_H_MAX = 1_000.0
 HAZARD_PER_H_MAX = 60.0
-REFUNDS = {"none": BY_SECOND, "first_hour": FIRST_HOUR, "current_quantum": HOURLY_REFUND}
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -164,12 +161,6 @@ def _rows(scene: _Scene) -> Iterator[_Row]:
     for o in scene.offers:
         if not o.blocked:
             yield from _offered(o, scene, horizon_h)
-
-
-def code_of(rule: BillingRule) -> int:
-    """The billing rule as the core knows it."""
-    code = REFUNDS[rule.refund]
-    return HOURLY if rule.quantum_s >= HOUR_S and code == BY_SECOND else code
 
 
 def _held(h: Holding, scene: _Scene, horizon_h: float) -> _Row:

@@ -8,7 +8,7 @@ import numpy as np
 from bidding import clairvoyant
 from bidding.billing import HOUR_S
 from bidding.compiled import Floats, Ints, compiled
-from bidding.core import BY_SECOND, FIRST_HOUR, HOURLY, HOURLY_REFUND
+from bidding.core import BY_SECOND
 from bidding.deadline import book
 from bidding.engine import (
     Job,
@@ -24,13 +24,13 @@ from bidding.engine import (
     work_rate,
 )
 from bidding.errors import ConstraintError
+from bidding.expected import code_of
 from bidding.history import Series
 from bidding.market import PLENTY, Market
 from bidding.policies import orders_of, slots_held
 from bidding.risk import CapacityRisk, climate_at, phases
 from bidding.strategies import STRATEGIES, WITH_DEADLINE, Strategy, plan_of
 
-REFUNDS = {"none": BY_SECOND, "first_hour": FIRST_HOUR, "current_quantum": HOURLY_REFUND}
 COLUMNS = Outcome._fields
 RESAMPLES = 400
 RATIO_MAX = 99.0  # a bound of next to nothing counts as this far away
@@ -209,9 +209,6 @@ def world_of(market: Market) -> World:
     has = market.capacity > 0
     changes = np.any(np.diff(market.price, axis=1) != 0, axis=0)
     changes |= np.any(np.diff(has, axis=1), axis=0)
-    rule = REFUNDS[market.rule.refund]
-    if market.rule.quantum_s >= HOUR_S and rule == BY_SECOND:
-        rule = HOURLY
     return World(
         price=np.ascontiguousarray(np.concatenate([market.price, reliable])),
         capacity=np.concatenate([market.capacity, np.full((1, ticks), PLENTY)]),
@@ -222,7 +219,7 @@ def world_of(market: Market) -> World:
         deltas=market.deltas_usd_per_h,
         evicted_in_1h=market.evicted_in_1h,
         tick_h=market.tick_s / HOUR_S,
-        rule=rule,
+        rule=code_of(market.rule),
         bids=market.rule.bid == "required",
     )
 

@@ -11,7 +11,14 @@ from collections.abc import Sequence
 
 import msgspec
 
+from bidding import core
 from bidding.billing import HOUR_S, BillingRule
+
+REFUNDS = {
+    "none": core.BY_SECOND,
+    "first_hour": core.FIRST_HOUR,
+    "current_quantum": core.HOURLY_REFUND,
+}
 
 
 class Allocation(msgspec.Struct, frozen=True, kw_only=True):
@@ -64,54 +71,27 @@ class Outlook(msgspec.Struct, frozen=True, kw_only=True):
         return self.usd_per_h / self.work_share if self.work_share > 0 else math.inf
 
 
-def alive_h(hazard_per_h: float, hours: float) -> float:
-    """A(H) = integral of exp(-h t) from 0 to H: the time a machine is expected to be had."""
-    x = hazard_per_h * hours
-    return hours if x < 1e-9 else -math.expm1(-x) / hazard_per_h
-
-
 def outlook(
     rule: BillingRule, p_usd_per_h: float, hazard_per_h: float, age_h: float, start_h: float,
     horizon_h: float,
 ) -> Outlook:  # fmt: skip
     """What a machine costs and does over a horizon, for the stretch that makes its work cheapest.
 
-    Without refund:     C(H) = p A(H),                                       W(H) = A(H) - start
-    First hour free, a hours old, R = 1 - a of it left, S(t) = exp(-h t):
-        H <= R:         C(H) = p S(H) H - p (1 - S(H)) a
-        H >  R:         C(H) = p (S(R) R + A(H) - A(R)) - p (1 - S(R)) a
-    Hour by hour, refunded when evicted: an hour under way is paid, so a machine with R of it left
-        costs C(R) = -(1 - S(R)) p until then; a new hour C(1) = S(1) p.
+    With A(H) = integral of S(t) = exp(-h t) from 0 to H, for a machine a hours old:
+    without refund      C(H) = p A(H),                                   W(H) = A(H) - start
+    first hour free, R = 1 - a of it left
+        H <= R          C(H) = p S(H) H - p (1 - S(H)) a
+        H >  R          C(H) = p (S(R) R + A(H) - A(R)) - p (1 - S(R)) a
+    hour by hour, refunded when evicted, R of the hour left (4.1)
+                        C(R) = S(R) p R,                                 W(R) = A(R) - start
     Giving up at the end of the refundable time is always possible: the better stretch counts.
+    The arithmetic itself is `bidding.core.outlook`, compiled.
     """
-    if rule.refund == "first_hour" and age_h < 1:
-        left = 1 - age_h
-        ends = {min(left, horizon_h), horizon_h}
-        return min(
-            (_first_hour(p_usd_per_h, hazard_per_h, age_h, start_h, end) for end in ends),
-            key=lambda o: o.usd_per_work_h,
-        )
-    if rule.quantum_s >= HOUR_S:
-        return _hourly(rule, p_usd_per_h, hazard_per_h, age_h, start_h)
-    had = alive_h(hazard_per_h, horizon_h)
-    return Outlook(usd_per_h=p_usd_per_h * had / horizon_h, work_share=(had - start_h) / horizon_h)
+    cost, share = core.outlook(code_of(rule), p_usd_per_h, hazard_per_h, age_h, start_h, horizon_h)
+    return Outlook(usd_per_h=cost, work_share=share)
 
 
-def _first_hour(p: float, h: float, age_h: float, start_h: float, end_h: float) -> Outlook:
-    had = alive_h(h, end_h)
-    left = min(1 - age_h, end_h)
-    survives = math.exp(-h * left)
-    cost = p * (survives * left + had - alive_h(h, left)) - p * (1 - survives) * age_h
-    return Outlook(usd_per_h=cost / end_h, work_share=(had - start_h) / end_h)
-
-
-def _hourly(rule: BillingRule, p: float, h: float, age_h: float, start_h: float) -> Outlook:
-    refund = rule.refund == "current_quantum"
-    into_h = age_h % 1.0
-    if age_h > 0 and into_h > 0:
-        left = 1 - into_h
-        cost = -p * -math.expm1(-h * left) if refund else 0.0
-    else:
-        left = 1.0
-        cost = p * (math.exp(-h) if refund else 1.0)
-    return Outlook(usd_per_h=cost / left, work_share=(alive_h(h, left) - start_h) / left)
+def code_of(rule: BillingRule) -> int:
+    """The billing rule as the core knows it."""
+    code = REFUNDS[rule.refund]
+    return core.HOURLY if rule.quantum_s >= HOUR_S and code == core.BY_SECOND else code

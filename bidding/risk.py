@@ -163,7 +163,7 @@ class CapacityRisk:
         return events, hours
 
     def rates_per_h(self, at_s: float) -> tuple[float, float]:
-        """(hazard, return) now; the side that the pool is on counts at its age, the other overall."""
+        """(hazard, return) over the next hour; the side that the pool is on ages in it, the other counts overall."""
         hazard, back = self.rates_at(np.array([at_s]))
         return float(hazard[0]), float(back[0])
 
@@ -171,18 +171,19 @@ class CapacityRisk:
         """The same for many moments; each knows only what was before it."""
         i = np.maximum(np.searchsorted(self.at_s, at_s, "right") - 1, 0)
         events, hours = self._spells[0][i], self._spells[1][i]
-        age_s = np.maximum(0.0, at_s - self.at_s[i])
-        bucket = np.searchsorted(AGE_EDGES_S, age_s, "right") - 1
+        age_s = np.maximum(0.0, at_s - self.at_s[i])[:, None]
+        ends = np.append(AGE_EDGES_S[1:], np.inf)
+        ahead = np.minimum(age_s + HOUR_S, ends) - np.maximum(age_s, AGE_EDGES_S)
+        ahead_h = np.maximum(ahead, 0.0) / HOUR_S
         rates = []
         for side, prior in ((1, HAZARD_PRIOR), (0, RETURN_PRIOR)):
             here = self.on[i] == bool(side)
-            running_h = np.where(here, age_s / HOUR_S, 0.0)
+            running_h = np.where(here, age_s[:, 0] / HOUR_S, 0.0)
             seen_h = prior.hours + hours[:, side].sum(axis=1) + running_h
             overall = (prior.events + events[:, side].sum(axis=1)) / seen_h
-            # The bucket's own record, with two events' worth of the pool's overall record as prior.
-            n = np.arange(len(at_s))
-            now = (2.0 + events[n, side, bucket]) / (2.0 / overall + hours[n, side, bucket])
-            rates.append(np.where(here, now, overall))
+            # Each age's own record, with two events' worth of the pool's overall record as prior.
+            by_age = (2.0 + events[:, side]) / (2.0 / overall[:, None] + hours[:, side])
+            rates.append(np.where(here, (by_age * ahead_h).sum(axis=1), overall))
         return rates[0], rates[1]
 
 

@@ -1,0 +1,109 @@
+"""What the risk model says, against what happened."""
+
+import math
+
+import numpy as np
+import pytest
+
+from bidding import synthetic
+from bidding.files import read_probes
+from bidding.history import Series
+from bidding.market import paired
+from bidding.risk import (
+    HAZARD_PRIOR,
+    CapacityRisk,
+    Gamma,
+    all_gone,
+    bid_table,
+    calibrate,
+    climate_at,
+    informed_prior,
+)
+
+H = 3600.0
+
+
+def test_beta_and_the_median_time_by_hand():
+    """A price that is high every third hour evicts a low bid within the hour a third of the time."""
+    at_s = np.arange(0, 300 * H, H)
+    price = Series(at_s=at_s, value=np.where(np.arange(300) % 3 == 2, 2.0, 1.0))
+    table = bid_table([price], 0.0, 299 * H, deltas_usd_per_h=(0.5, 1.5))
+    assert table.beta[0] == pytest.approx(1 / 3, abs=0.02)
+    assert table.beta[1] < 0.001
+    assert table.median_s[0] == pytest.approx(1.5 * H, rel=0.1)
+    assert table.median_s[1] == math.inf
+    assert table.beta_at(0.7) == table.beta[0]
+    assert table.beta_at(0.1) == 1.0
+    assert [b.bid_usd_per_h for b in table.bids(1.0)] == [1.5, 2.5]
+
+
+def test_bayes_moves_from_the_prior_to_what_was_seen():
+    """No data is the prior; much data is its own rate; hours without a loss lower the hazard."""
+    assert HAZARD_PRIOR.seen(0, 0).per_h == HAZARD_PRIOR.per_h
+    assert HAZARD_PRIOR.seen(1000, 10_000).per_h == pytest.approx(0.1, rel=0.01)
+    assert HAZARD_PRIOR.seen(0, 100).per_h < HAZARD_PRIOR.per_h / 20
+    with pytest.raises(ValueError, match="negative"):
+        Gamma(events=1, hours=1).seen(-1, 0)
+
+
+def test_what_the_cloud_says_moves_the_prior():
+    """A worse advisor bucket, a lower score and a hint each raise the hazard; nonsense is refused."""
+    assert informed_prior(advisor=">20%").per_h > informed_prior(advisor="<5%").per_h
+    assert informed_prior(placement_score=2).per_h > informed_prior(placement_score=9).per_h
+    assert informed_prior(rebalance=True).per_h > informed_prior().per_h
+    with pytest.raises(ValueError, match="advisor bucket"):
+        informed_prior(advisor="often")
+    with pytest.raises(ValueError, match=r"1\.\.10"):
+        informed_prior(placement_score=11)
+
+
+def test_many_moments_at_once_are_each_moment_alone():
+    """The vectorised rates are those of one moment at a time, and none knows its future."""
+    listing = synthetic.capacity_bound(np.random.default_rng(1), days=20, zones=1)[0]
+    risk = CapacityRisk(listing.capacity)
+    moments = np.linspace(H, 19 * 24 * H, 50)
+    together = np.array(risk.rates_at(moments))
+    alone = np.array([risk.rates_per_h(float(t)) for t in moments]).T
+    assert together == pytest.approx(alone)
+    half = listing.capacity.at_s <= moments[25]
+    past = CapacityRisk(
+        Series(at_s=listing.capacity.at_s[half], value=listing.capacity.value[half])
+    )
+    assert past.rates_per_h(float(moments[25])) == pytest.approx(tuple(alone[:, 25]))
+
+
+def test_a_climate_tells_young_stretches_from_old():
+    """Where stretches are many short ones and a few long ones, the young end faster than the old."""
+    listing = synthetic.capacity_bound(np.random.default_rng(2), days=60, zones=1)[0]
+    climate = climate_at(CapacityRisk(listing.capacity), 59 * 24 * H)
+    assert climate.lost_young > 2 * climate.lost_old
+    assert climate.back_young > climate.back_old
+
+
+def test_some_pool_is_there_more_often_than_each():
+    """Two independent pools are lost together more rarely than either."""
+    hazard, back = all_gone([0.5, 0.5], [0.5, 0.5])
+    assert hazard < 0.5
+    assert back == 1.0
+
+
+def test_the_hazards_are_calibrated_on_drawn_markets():
+    """Predicted and observed shares of evictions within the hour agree within a few points."""
+    listings = synthetic.capacity_bound(np.random.default_rng(5), days=90, zones=4)
+    assert calibrate([CapacityRisk(e.capacity) for e in listings]).mean_error < 0.06
+
+
+def test_the_hazards_are_calibrated_on_real_capacity(data):
+    """On the probed V100 pools of 2023 too, each hour predicted from the past alone."""
+    probes = read_probes(data / "availability/spot-traces/availability/1-node/aws-02-15-2023")
+    assert calibrate([CapacityRisk(s) for s in probes.values()]).mean_error < 0.06
+
+
+def test_capacity_is_laid_over_prices_of_other_years():
+    """A capacity series that is shorter than the prices repeats, and pools without one are left out."""
+    listing = synthetic.capacity_bound(np.random.default_rng(6), days=30, zones=1)[0]
+    other = synthetic.capacity_bound(np.random.default_rng(6), days=7, zones=1)[0]
+    laid = paired({listing.pool: listing.price}, {f"{listing.pool.zone}/{listing.type.name}": other.capacity},
+                  {listing.type.name: listing.type})  # fmt: skip
+    assert laid[0].capacity.at_s[-1] > listing.price.at_s[-1] - 7 * 24 * H
+    assert paired({listing.pool: listing.price}, {}, {listing.type.name: listing.type}) == []
