@@ -1,0 +1,182 @@
+"""The channel over the mesh: tensors as frames between machines.
+
+A thread of its own sends, and the mesh's threads receive, so both overlap with computing. A frame is
+
+    the places of the tensors and what is plain (msgpack, in `Part.extra`) | tensors, each on 64 bytes
+
+A tensor that fills its memory is sent as it lies there and given back with the same strides. Tensors begin on
+64 bytes on arrival as well, as all that torch allocates does: a matrix product may round otherwise.
+"""
+
+import queue
+import threading
+import time
+from collections.abc import Collection
+from typing import Any
+
+import msgspec
+import torch
+
+from agent.errors import WireError
+from agent.mesh import Mesh
+from agent.pipeline.channel import Key, Parcel
+from agent.protocol import Part
+from agent.shards import DTYPES, DTYPES_BY_NAME
+
+ALIGN_BYTES = 64
+QUEUED_MAX = 4096
+_encode = msgspec.msgpack.Encoder().encode
+
+
+class Place(msgspec.Struct, frozen=True, array_like=True):
+    """Where a tensor lies in a frame; `dense` says that its strides can be had without a copy."""
+
+    dtype: str
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    start: int
+    dense: bool
+
+
+class Manifest(msgspec.Struct, frozen=True, array_like=True):
+    places: tuple[Place | None, ...]
+    plain: Any
+
+
+_decode = msgspec.msgpack.Decoder(Manifest).decode
+
+
+class MeshChannel:
+    """Sends and receives under one generation. `changed` is the mesh's."""
+
+    def __init__(
+        self,
+        mesh: Mesh,
+        changed: threading.Condition,
+        generation: int,
+        *,
+        device: str = "cpu",
+        patience_s: float = 60.0,
+    ) -> None:
+        self._mesh, self._changed, self._generation = mesh, changed, generation
+        self._device, self._patience_s = device, patience_s
+        self._queue: queue.Queue[tuple[str, str, Parcel] | None] = queue.Queue(QUEUED_MAX)
+        self._broken: WireError | None = None
+        self._thread = threading.Thread(target=self._deliver, name="pipeline-send", daemon=True)
+        self._thread.start()
+
+    def send(self, peer: str, tag: str, parcel: Parcel) -> None:
+        if self._broken is not None:
+            raise self._broken
+        try:
+            self._queue.put_nowait((peer, tag, parcel))
+        except queue.Full:
+            raise WireError(
+                f"{QUEUED_MAX} messages are queued already: {peer} takes none"
+            ) from None
+
+    def ready(self, peer: str, tag: str) -> bool:
+        return self._key(peer, tag) in self._mesh.mailbox
+
+    def receive(self, peer: str, tag: str) -> Parcel:
+        self.wait([(peer, tag)])
+        with self._changed:
+            extra, payload = self._mesh.mailbox.pop(self._key(peer, tag))
+        return unpack(extra, payload, self._device)
+
+    def wait(self, wanted: Collection[Key]) -> None:
+        keys = [self._key(peer, tag) for peer, tag in wanted]
+        deadline_s = time.monotonic() + self._patience_s
+        with self._changed:
+            while not any(key in self._mesh.mailbox for key in keys):
+                if self._broken is not None:
+                    raise self._broken
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    raise WireError(f"{sorted(wanted)} did not come within {self._patience_s} s")
+
+    def break_off(self, why: str) -> None:
+        """Wake whoever waits: the layout has changed, or a peer is gone."""
+        with self._changed:
+            self._broken = WireError(why)
+            self._changed.notify_all()
+
+    def close(self) -> None:
+        """Return when all that was sent is on its way."""
+        self._queue.put(None)
+        self._thread.join(self._patience_s)
+
+    def _key(self, peer: str, tag: str) -> tuple[str, int, int, str]:
+        return peer, self._generation, 0, tag
+
+    def _deliver(self) -> None:
+        while (item := self._queue.get()) is not None:
+            peer, tag, parcel = item
+            try:
+                extra, pieces = pack(parcel)
+                part = Part(generation=self._generation, step=0, tag=tag, extra=extra)
+                self._connection(peer).send(part, *pieces)
+            except WireError as error:
+                self.break_off(f"{tag} did not reach {peer}: {error}")
+            del item, parcel
+
+    def _connection(self, peer: str) -> Any:
+        deadline_s = time.monotonic() + self._patience_s
+        with self._changed:
+            while (connection := self._mesh.connection(peer)) is None:
+                left_s = deadline_s - time.monotonic()
+                if left_s <= 0 or not self._changed.wait(left_s):
+                    raise WireError(f"{peer} is not connected")
+        return connection
+
+
+def pack(parcel: Parcel) -> tuple[bytes, list[memoryview]]:
+    """The frame of a parcel, without copying tensors that fill their memory."""
+    places: list[Place | None] = []
+    pieces: list[memoryview] = []
+    at = 0
+    for tensor in parcel.tensors:
+        if tensor is None:
+            places.append(None)
+            continue
+        lying, dense = _as_it_lies(tensor.detach().to("cpu"))
+        data: Any = lying.view(-1).view(torch.uint8).numpy()
+        stride = tuple(tensor.stride()) if dense or 0 not in tensor.stride() else ()
+        dtype, shape = DTYPES[tensor.dtype], tuple(tensor.shape)
+        places.append(Place(dtype, shape, stride, at, dense))
+        padding = -tensor.nbytes % ALIGN_BYTES
+        pieces += [memoryview(data), memoryview(bytes(padding))]
+        at += tensor.nbytes + padding
+    return _encode(Manifest(tuple(places), parcel.plain)), pieces
+
+
+def unpack(extra: bytes, payload: memoryview, device: str) -> Parcel:
+    """The inverse of `pack`."""
+    manifest = _decode(extra)
+    memory = torch.empty(payload.nbytes, dtype=torch.uint8)
+    if payload.nbytes:
+        memory.numpy()[:] = payload
+    tensors = tuple(
+        None if place is None else _laid_out(place, memory).to(device) for place in manifest.places
+    )
+    return Parcel(tensors=tensors, plain=manifest.plain)
+
+
+def _as_it_lies(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
+    """The elements in the order of memory, and whether they fill it."""
+    order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride()[axis])
+    lying = tensor.permute(order)
+    if lying.is_contiguous():
+        return lying, True
+    return tensor.contiguous(), False
+
+
+def _laid_out(place: Place, memory: torch.Tensor) -> torch.Tensor:
+    dtype = DTYPES_BY_NAME[place.dtype]
+    count = torch.Size(place.shape).numel()
+    flat = memory[place.start : place.start + count * dtype.itemsize].view(dtype)
+    if place.dense:
+        return flat.as_strided(place.shape, place.stride)
+    if not place.stride:
+        return flat.view(place.shape)
+    return torch.empty_strided(place.shape, place.stride, dtype=dtype).copy_(flat.view(place.shape))
