@@ -32,7 +32,7 @@ from orchestrator.journal import INBOX, RedisJournal
 from orchestrator.live import LiveWorld
 from orchestrator.loop import run
 from orchestrator.places import Places
-from orchestrator.redis_server import RedisServer
+from orchestrator.redis_server import RedisServer, retry_policy
 from orchestrator.settings import Settings
 from orchestrator.state import State
 
@@ -107,7 +107,7 @@ class PlayedMachines:
 
 
 async def live(places: Places, url: str) -> None:
-    store = redis.asyncio.Redis.from_url(url)
+    store = redis.asyncio.Redis.from_url(url, **retry_policy(asynchronous=True))
     ready = msgspec.json.decode((places.cloud_dir / "cloud.json").read_bytes())
     token = (places.cloud_dir / "token").read_text().strip()
     cloud = LocalProvider(ready["url"], token, "default")

@@ -158,6 +158,15 @@ def _launches(housed):
     return sum(b'"type":"Launch"' in row[b"a"] for _, row in rows)
 
 
+def test_the_journal_of_a_running_manager_is_decided_the_same_again(housed):
+    """Read while it grows, saved as a file, and replayed from there too."""
+    running = housed("replay", "--save", "incident.jsonl", "--json")
+    assert (running.code, running.err) == (0, "")
+    assert running.json["events"] > 10
+    again = housed("replay", "incident.jsonl")
+    assert (again.code, "every decision is the same" in again.out) == (0, True)
+
+
 @pytest.mark.parametrize("words", [("logs", "-f"), ("status", "--watch"), ("events", "-f")])
 def test_ctrl_c_ends_the_looking_and_nothing_else(housed, submitted, words, until):
     """A real SIGINT while something is shown again and again: exit code 130, the job goes on."""

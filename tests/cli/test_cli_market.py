@@ -71,3 +71,32 @@ def test_the_figures_of_a_simulation_are_a_table(shell):
     lines = dict(line.split("  ", 1) for line in text.splitlines() if "  " in line)
     assert lines["steps lost"].strip() == "0"
     assert int(lines["evictions"].strip()) > 0
+
+
+def test_a_simulated_journal_is_decided_the_same_again(shell):
+    """The file of a simulation is an incident like any other; a changed one is told from it."""
+    shell("simulate", "--days", "0.1", "--instances", "3", "--journal", "month.jsonl")
+    assert "every decision is the same" in shell("replay", "month.jsonl").out
+    journal = shell.folder / "month.jsonl"
+    journal.write_text(journal.read_text().replace('"market":"spot"', '"market":"on_demand"', 1))
+    changed = shell("replay", "month.jsonl")
+    assert (changed.code, "decided otherwise now: entry " in changed.line) == (1, True)
+
+
+def test_a_backtest_writes_its_page(shell):
+    """On the drawn markets, with few starts; the page is where it was asked for."""
+    words = (
+        "backtest",
+        "--strategy",
+        "ours",
+        "--starts",
+        "3",
+        "--hours",
+        "4",
+        "--market",
+        "capacity",
+    )
+    answer = shell(*words, "--report", "page.html", "--json")
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.json["report"] == str(shell.folder / "page.html")
+    assert "<svg" in (shell.folder / "page.html").read_text()
