@@ -45,7 +45,10 @@ def table(title: str, market: Market, slots: int, count: int) -> None:
         work = backtest.Work(hours=hours, slots=slots, checkpoint_s=CHECKPOINT_S,
                              manager_usd_per_h=float(market.on_demand_usd_per_h.min()))  # fmt: skip
         starts = backtest.draw_starts(market, work, count, seed=0)
-        results = {r.strategy: r for r in backtest.run(market, work, chosen(), starts=starts)}
+        results = {
+            r.strategy: r
+            for r in backtest.run(market, work, chosen(), starts=starts, bounded=("ours",))
+        }
         on_demand, standard = results["on-demand only"], results["standard + checkpoint"]
         rows = []
         for name in NAMES:

@@ -17,7 +17,7 @@ def main() -> None:
     for name, market, slots in real_markets():
         work = backtest.Work(hours=20.0, slots=slots)
         starts = backtest.draw_starts(market, work, count, seed=0)
-        results = backtest.run(market, work, starts=starts)
+        results = backtest.run(market, work, starts=starts, bounded=("ours",))
         ours = results[-1]
         best, ratio = against(results)
         rows.append([

@@ -3,14 +3,15 @@
 Every machine, held or on offer, has an outlook over the horizon (`bidding.core.outlook`): what it
 costs per hour and which share of that hour it works, evictions, refunds and start-up counted. Then
 
-    price of work    w_i = c_i / (s_i · slots_i · speed_i)
+    price of work    w_i = c_i / (s_i · (1 - h_i · recovery) · slots_i · speed_i)
     cost             C   = sum_i c_i                                    dollars per hour
     work             W   = rate(counts) · s · (1 - sum_pools h · recovery)
     cost per work    E   = C / W                                        (4.4), with phi replaced by
                                                                         the planner's rate(counts)
 Machines are taken in the order of w_i; every prefix of that order is a footprint. The cheapest E
 wins, then it grows while the next machine's own cost per work stays within `haste` of it.
-The order loses nothing where speeds add up: the cheapest footprint of any size is a prefix.
+Where speeds add up and recoveries are short, the cheapest footprint of any size is such a prefix;
+so nothing that is worth having is lost by looking at prefixes alone.
 """
 
 import math
@@ -118,7 +119,7 @@ def decide(
         free = _only(mode, free, limits, tight)
         limits = msgspec.structs.replace(limits, haste=math.inf)
     units = _columns(free)
-    order = order_of(units)
+    order = order_of(units, demand.recovery_s / HOUR_S)
     if mode is None:
         nothing, why = _refusal(scene, bound, units, order)
         order = order[:0] if nothing else order

@@ -87,13 +87,17 @@ def outlook(
 
 
 @compiled
-def order_of(units: Units) -> Ints:
-    """Cheapest work first; a lease counts as a little cheaper than it is; ties stay in place."""
+def order_of(units: Units, recovery_h: float) -> Ints:
+    """Cheapest work first; a lease counts as a little cheaper than it is; ties stay in place.
+
+    The work of a machine is what its pool would leave of a job that runs on this pool alone.
+    """
     power = units.slots * units.speed
     price = np.full(len(units.share), np.inf)
     for i in range(len(price)):
         if units.share[i] > 0:
-            w = units.expected_usd_per_h[i] / (units.share[i] * power[i])
+            stays = max(1e-3, 1.0 - units.hazard_per_h[i] * recovery_h)
+            w = units.expected_usd_per_h[i] / (units.share[i] * stays * power[i])
             price[i] = w * (1.0 - KEEP_MARGIN) if units.held[i] else w
         if units.pinned[i]:
             price[i] = -1.0

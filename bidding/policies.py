@@ -223,7 +223,7 @@ def ours(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: 
         1, job.slots, np.inf, np.inf, 0.0, work_left, plan.haste, job.recovery_h,
         job.manager_usd_per_h, job.manager_usd_per_h,
     )  # fmt: skip
-    order = order_of(units)
+    order = order_of(units, job.recovery_h)
     orders = keep_all(world, leases)
     orders.keep[:] = 0
     if waits(world, plan, units, order, t):

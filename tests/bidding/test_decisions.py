@@ -1,0 +1,250 @@
+"""What must hold for every decision, whatever is on offer."""
+
+import math
+
+import msgspec
+import pytest
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from bidding.acquire import decide
+from bidding.errors import ConstraintError
+from bidding.model import Bid, Climate, Demand, Holding, Limits, Offer
+from cloud.model import InstanceType, Pool
+
+H = 3600.0
+KINDS = {
+    n: InstanceType(
+        name=f"kind.{n}", cloud="aws", slots=n, memory_bytes=1, on_demand_usd_per_h=1.0 * n
+    )
+    for n in (1, 2, 4)
+}
+DEMAND = Demand(work_left=None, start_s=60.0, morph_s=1.0, recovery_s=5.0)
+
+
+class Linear:
+    """Work as the sum of the slots."""
+
+    def work_per_s(self, counts):
+        return float(sum(n * int(name.split(".")[1]) for name, n in counts.items()))
+
+
+@st.composite
+def offer(draw):
+    n = draw(st.sampled_from([1, 2, 4]))
+    zone = draw(st.sampled_from("abcdef"))
+    return Offer(
+        pool=Pool("aws", "r", zone, f"kind.{n}"), type=KINDS[n], market="spot",
+        price_usd_per_h=draw(st.floats(0.05, 1.5)) * n,
+        hazard_per_h=draw(st.sampled_from([0.0, 0.01, 0.2, 2.0])),
+        blocked=draw(st.booleans()),
+    )  # fmt: skip
+
+
+offers = st.lists(offer(), max_size=8, unique_by=lambda o: o.pool)
+
+
+@st.composite
+def holding(draw):
+    n = draw(st.sampled_from([1, 2]))
+    return Holding(
+        lease=str(draw(st.integers(0, 10**6))), pool=Pool("aws", "r", draw(st.sampled_from("xyz")), f"kind.{n}"),
+        type=KINDS[n], market="spot", price_usd_per_h=draw(st.floats(0.05, 1.5)) * n, bid_usd_per_h=None,
+        started_at_s=draw(st.floats(0, 2 * H)), noticed=draw(st.booleans()),
+        hazard_per_h=draw(st.sampled_from([None, 0.0, 0.5])),
+    )  # fmt: skip
+
+
+holdings = st.lists(holding(), max_size=5, unique_by=lambda h: h.lease)
+
+
+def spend_usd_per_h(said, held, on_offer):
+    gone = {r.lease for r in said.release}
+    kept = sum(h.price_usd_per_h for h in held if h.lease not in gone and not h.noticed)
+    price = {(o.pool, o.market): o.price_usd_per_h for o in on_offer}
+    return kept + sum(a.count * price[a.pool, a.market] for a in said.acquire)
+
+
+@settings(max_examples=60, deadline=None)
+@given(offers, holdings, st.randoms())
+def test_the_order_of_what_is_known_never_matters(on_offer, held, rng):
+    """Shuffled offers and leases give the same decision, sentence and all."""
+    first = decide(on_offer, held, DEMAND, Limits(slots_max=6), Linear(), 2 * H)
+    rng.shuffle(on_offer)
+    rng.shuffle(held)
+    assert decide(on_offer, held, DEMAND, Limits(slots_max=6), Linear(), 2 * H) == first
+
+
+@settings(max_examples=60, deadline=None)
+@given(offers, holdings, st.floats(0.0, 3.0), st.floats(0.0, 1.0))
+def test_no_limit_is_ever_passed(on_offer, held, usd_per_h, budget):
+    """Spend per hour, what is left of the budget for the next minutes, and slots all stay in bounds."""
+    limits = Limits(slots_max=6, usd_per_h_max=usd_per_h, budget_left_usd=budget)
+    said = decide(on_offer, held, DEMAND, limits, Linear(), 2 * H)
+    spend = spend_usd_per_h(said, held, on_offer)
+    assert spend <= usd_per_h + 1e-9
+    assert spend * 120 / H <= budget + 1e-9
+    gone = {r.lease for r in said.release}
+    slots = sum(h.type.slots for h in held if h.lease not in gone and not h.noticed)
+    slots += sum(a.count * int(a.pool.type.split(".")[1]) for a in said.acquire)
+    assert slots <= 6
+
+
+@settings(max_examples=60, deadline=None)
+@given(offers, st.floats(1.01, 3.0))
+def test_a_dominated_lease_never_improves_cost_per_work(on_offer, worse):
+    """One more offer of the same kind and risk at a higher price leaves the best E as it was."""
+    alone = decide(on_offer, [], DEMAND, Limits(slots_max=4, haste=0.0), Linear(), 0.0)
+    there = [o for o in on_offer if not o.blocked]
+    if not there:
+        return
+    cheapest = min(there, key=lambda o: o.price_usd_per_h / o.type.slots)
+    dominated = msgspec.structs.replace(
+        cheapest, pool=Pool("aws", "r", "zz", cheapest.pool.type),
+        price_usd_per_h=cheapest.price_usd_per_h * worse,
+    )  # fmt: skip
+    both = decide([*on_offer, dominated], [], DEMAND, Limits(slots_max=4, haste=0.0), Linear(), 0.0)
+    if alone.cost_usd_per_work is not None and both.cost_usd_per_work is not None:
+        assert both.cost_usd_per_work >= alone.cost_usd_per_work * (1 - 1e-9)
+
+
+@pytest.mark.parametrize("price", [0.0, -1.0, 1e9, math.inf, math.nan])
+def test_absurd_prices_are_not_bought(price):
+    """A price of zero, below zero, of a billion, infinite or not a number is no offer."""
+    odd = Offer(
+        pool=Pool("aws", "r", "a", "kind.1"), type=KINDS[1], market="spot", price_usd_per_h=price
+    )
+    said = decide([odd], [], DEMAND, Limits(), Linear(), 0.0)
+    assert said.acquire == ()
+    assert "no offer fits" in said.because
+
+
+def one(zone, price, market="spot", **more):
+    return Offer(pool=Pool("aws", "r", zone, "kind.1"), type=KINDS[1], market=market,
+                 price_usd_per_h=price, **more)  # fmt: skip
+
+
+def lease(name, zone, price, **more):
+    return Holding(lease=name, pool=Pool("aws", "r", zone, "kind.1"), type=KINDS[1], market="spot",
+                   price_usd_per_h=price, bid_usd_per_h=None, **{"started_at_s": 0.0, **more})  # fmt: skip
+
+
+def test_a_limit_below_the_reliable_machines_is_said():
+    """When what must stay is above the limit per hour, nothing is bought and the sentence says why."""
+    reliable = lease("m", "a", 2.0, reliable=True)
+    said = decide([one("b", 0.1)], [reliable], DEMAND, Limits(usd_per_h_max=1.0), Linear(), 0.0)
+    assert (said.acquire, said.release) == ((), ())
+    assert "reliable machines alone cost $2.0000/h" in said.because
+
+
+def test_a_pool_that_vanishes_and_a_clock_that_jumps_back_change_nothing():
+    """A lease whose pool is no longer offered is kept, and so is one that begins in the future."""
+    held = [lease(str(i), "gone", 0.2, started_at_s=5000.0) for i in range(4)]
+    said = decide([one("b", 0.3)], held, DEMAND, Limits(slots_max=4), Linear(), 100.0)
+    assert (said.acquire, said.release) == ((), ())
+
+
+def test_contradictions_are_refused():
+    """Limits that contradict each other, and negative rates, say what is wrong."""
+    with pytest.raises(ConstraintError, match="slots_min=5"):
+        Limits(slots_min=5, slots_max=4)
+    with pytest.raises(ConstraintError, match="haste"):
+        Limits(haste=-1.0)
+    with pytest.raises(ConstraintError, match="negative"):
+        Climate(lost_young=-1.0)
+    with pytest.raises(ConstraintError, match="billing rule"):
+        decide([one("a", 0.1, billing="aws_1999")], [], DEMAND, Limits(), Linear(), 0.0)
+
+
+def test_regions_quota_and_egress_count():
+    """Another region is not bought, a quota is not passed, and moving bytes is part of the price."""
+    there = Offer(
+        pool=Pool("aws", "far", "far-a", "kind.1"),
+        type=KINDS[1],
+        market="spot",
+        price_usd_per_h=0.1,
+    )
+    said = decide(
+        [there, one("a", 0.3)], [], DEMAND, Limits(slots_max=2, regions=("r",)), Linear(), 0.0
+    )
+    assert {a.pool.region for a in said.acquire} == {"r"}
+    few = [one("a", 0.2, machines_max=1), one("b", 0.22)]
+    said = decide(few, [], DEMAND, Limits(slots_max=3), Linear(), 0.0)
+    assert {a.pool.zone: a.count for a in said.acquire} == {"a": 1, "b": 2}
+    moved = [one("a", 0.2, egress_usd=5.0), one("b", 0.3)]
+    said = decide(moved, [], DEMAND, Limits(slots_max=1), Linear(), 0.0)
+    assert said.acquire[0].pool.zone == "b"
+
+
+def test_a_risky_pool_is_left_where_losing_it_hurts():
+    """A cheaper pool that loses its machines is bought while a recovery is quick, and not where it is slow."""
+    costly = msgspec.structs.replace(DEMAND, recovery_s=600.0)
+    risky = one("a", 0.20, hazard_per_h=2.0, billing="azure")
+    calm = one("b", 0.21, hazard_per_h=0.02, billing="azure")
+    said = decide([risky, calm], [], costly, Limits(slots_max=4), Linear(), 0.0)
+    assert {a.pool.zone for a in said.acquire} == {"b"}
+    quick = decide([risky, calm], [], DEMAND, Limits(slots_max=4), Linear(), 0.0)
+    assert {a.pool.zone for a in quick.acquire} == {"a"}
+
+
+def test_the_bid_with_the_cheapest_work_is_chosen():
+    """Where bids evict, a low bid with refunds beats a safe one, until evictions cost too much."""
+    bids = (Bid(bid_usd_per_h=0.21, evicted_in_1h=0.5, alive_in_1h_s=2700.0),
+            Bid(bid_usd_per_h=1.00, evicted_in_1h=0.01, alive_in_1h_s=3590.0))  # fmt: skip
+    auction = one("a", 0.2, billing="aws_2016", bids=bids)
+    said = decide([auction], [], DEMAND, Limits(slots_max=1), Linear(), 0.0)
+    assert said.acquire[0].bid_usd_per_h == 0.21
+    slow = msgspec.structs.replace(DEMAND, recovery_s=2400.0)
+    said = decide([auction], [], slow, Limits(slots_max=1), Linear(), 0.0)
+    assert said.acquire[0].bid_usd_per_h == 1.00
+
+
+def test_a_paid_hour_is_used_up():
+    """By the hour a machine is kept while its hour is paid, and weighed shortly before it ends."""
+    cheaper = one("b", 0.1, billing="aws_2016", hazard_per_h=0.0)
+    held = lease("x", "a", 0.5, billing="aws_2016", hazard_per_h=0.0)
+    paid = decide([cheaper], [held], DEMAND, Limits(slots_max=1), Linear(), 1800.0)
+    assert (paid.acquire, paid.release) == ((), ())
+    ending = decide([cheaper], [held], DEMAND, Limits(slots_max=1), Linear(), 3500.0)
+    assert [r.lease for r in ending.release] == ["x"]
+
+
+def test_a_budget_buys_speed_only_as_far_as_it_finishes():
+    """Fastest finish within a budget: dearer machines join only while the whole job stays payable."""
+    fast = Limits(slots_max=4, haste=math.inf, budget_left_usd=10.0)
+    mixed = [one("a", 0.2, machines_max=1, hazard_per_h=0.0), one("b", 0.9, hazard_per_h=0.0)]
+    rich = msgspec.structs.replace(DEMAND, work_left=4 * H)
+    poor = msgspec.structs.replace(DEMAND, work_left=25 * H)
+    assert sum(a.count for a in decide(mixed, [], rich, fast, Linear(), 0.0).acquire) == 4
+    assert sum(a.count for a in decide(mixed, [], poor, fast, Linear(), 0.0).acquire) < 4
+
+
+def test_a_deadline_turns_to_on_demand_in_time():
+    """With time to spare spot is taken, waiting is possible, and at the last moment on demand is bought."""
+    market = [one("a", 0.3, hazard_per_h=0.2), one("a", 1.0, market="on_demand")]
+    away = [one("a", 0.3, hazard_per_h=0.2, return_per_h=2.0, blocked=True), market[1]]
+    demand = msgspec.structs.replace(DEMAND, work_left=10 * H)
+
+    def said(on_offer, finish_h):
+        limits = Limits(slots_min=1, slots_max=1, finish_by_s=finish_h * H)
+        return decide(on_offer, [], demand, limits, Linear(), 0.0)
+
+    assert said(market, 20.0).acquire[0].market == "spot"
+    assert said(away, 40.0).acquire == ()
+    assert "finish" in said(away, 40.0).because
+    assert said(market, 10.05).acquire[0].market == "on_demand"
+    assert said(away, 10.05).acquire[0].market == "on_demand"
+    assert "on-demand now" in said(market, 10.05).because
+
+
+def test_little_time_to_spare_forbids_a_move():
+    """With a tight deadline a held spot machine is not swapped for a cheaper one."""
+    market = [one("b", 0.1, hazard_per_h=0.1), one("a", 1.0, market="on_demand")]
+    held = [lease("x", "a", 0.3, hazard_per_h=0.1)]
+    demand = msgspec.structs.replace(DEMAND, work_left=10 * H)
+    spare = (DEMAND.start_s + DEMAND.morph_s) * 1.5 + DEMAND.recovery_s + 300.0
+    tight = Limits(slots_max=1, finish_by_s=10 * H + spare + 7200.0)
+    said = decide(market, held, demand, tight, Linear(), 7200.0)
+    assert said.release == ()
+    loose = Limits(slots_max=1, finish_by_s=30 * H)
+    assert decide(market, held, demand, loose, Linear(), 7200.0).release != ()
