@@ -61,9 +61,9 @@ class Assembly:
     def take(self, offset: int, data: memoryview) -> None:
         """A slice has arrived, in its place or elsewhere. The same slice twice counts once."""
         place = self.place(offset, data.nbytes)
-        if place is None:
+        if place is None or not data.nbytes:
             return
-        if data.nbytes and _address(data) != _address(place):
+        if _address(data) != _address(place):
             place[:] = data
         self._taken[offset] = data.nbytes
         self._bytes += data.nbytes

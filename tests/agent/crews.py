@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -170,6 +170,7 @@ class Crew:
         self.settle = 0  # how many have to be ready for the first layout
         self._serial = 0
         self._lock = threading.Lock()
+        self._held = False
         self._after = "0"
         self._closed = threading.Event()
         self._thread = threading.Thread(target=self._manage, daemon=True)
@@ -271,8 +272,17 @@ class Crew:
             case _:
                 pass
 
+    @contextlib.contextmanager
+    def on_hold(self) -> Iterator[None]:
+        """Meanwhile no layout is asked for; afterwards one that fits, at once."""
+        self._held = True
+        yield
+        self._held = False
+        with self._lock:
+            self.regroup("now")
+
     def regroup(self, when: messages.When) -> None:
-        if self.ready:
+        if self.ready and not self._held:
             self.generation += 1
             layout = data_parallel(self.generation, self.microbatches, tuple(self.ready))
             self.keeper.regroup(self.job, layout, when)

@@ -1,0 +1,192 @@
+"""What a script can do wrong, and what its author then reads."""
+
+import textwrap
+from typing import Any
+
+import pytest
+from crews import Crew, until
+
+from agent.messages import FailureKind, JobCompleted, Regrouped, WorkerFailed, WorkerLost
+
+pytestmark = pytest.mark.processes
+
+START = """
+import torch
+from agent import Session
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=2)
+x = torch.ones(2, 4)
+"""
+
+
+def failed(crew: Crew, script: str) -> WorkerFailed:
+    crew.begin(1, script)
+    return until("the failure", lambda: crew.of(WorkerFailed))[0]
+
+
+def test_a_script_that_raises(crew: Crew) -> None:
+    """Its own traceback arrives: its file by the name that was submitted, no frame of ours."""
+    script = START + textwrap.dedent(
+        """
+        print("before")
+        def broken(x):
+            return x / nothing
+        for step in session.steps(3):
+            for batch in session.share([x, x]):
+                broken(batch)
+        """
+    )
+    report = failed(crew, script)
+    assert report.kind == "exception"
+    assert report.detail.endswith("NameError: name 'nothing' is not defined")
+    assert report.detail.count("File ") == 2
+    assert 'File "train.py"' in report.detail
+    assert "return x / nothing" in report.detail
+    assert until("its output", crew.printed) == ["before"]
+    assert crew.of(WorkerLost) == []
+
+
+CASES: dict[str, tuple[str, FailureKind, str]] = {
+    "no session": ("print('done')", "no_session", "without a session"),
+    "no loop": (START, "exception", "never looped over session.steps"),
+    "exit": ("import sys; sys.exit('no data')", "exit", "no data"),
+    "syntax": ("for", "exception", "SyntaxError"),
+    "no share": (START + "for step in session.steps(2): pass", "exception", "session.share"),
+    "not all microbatches": (
+        START + "for step in session.steps(2):\n    for b in session.share([x, x]): break\n",
+        "exception",
+        "session.share",
+    ),
+    "wrong count": (
+        START + "for step in session.steps(2):\n    for b in session.share([x]): pass\n",
+        "exception",
+        "1 microbatches in step 0, but Session(microbatches=2)",
+    ),
+    "no backward": (
+        START + "for step in session.steps(2):\n    for b in session.share([x, x]): pass\n",
+        "exception",
+        "session.backward was not called",
+    ),
+    "changed too early": (
+        START
+        + "for step in session.steps(2):\n    torch.nn.init.zeros_(model.weight)\n"
+        + "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
+        "exception",
+        "changed before session.share",
+    ),
+}
+
+
+@pytest.mark.parametrize("case", CASES)
+def test_misuse_is_one_clear_line(crew: Crew, case: str) -> None:
+    """The last line says what was wrong, and what to do."""
+    script, kind, text = CASES[case]
+    report = failed(crew, script)
+    assert report.kind == kind
+    assert text in report.detail.splitlines()[-1]
+    assert "/agent/" not in report.detail
+
+
+NAN = """
+for step in session.steps(6):
+    for batch in session.share([x, x]):
+        loss = model(batch).square().mean()
+        session.backward(loss * float("nan") if step == 3 else loss)
+    optimizer.step()
+    if session.leader:
+        print(step, session.loss)
+"""
+
+
+def test_not_a_number_fails_the_job_before_the_commit(crew: Crew) -> None:
+    """Policy `fail`: the step that is not finite is not committed."""
+    report = failed(crew, START + NAN)
+    assert report.kind == "nan"
+    assert report.detail.startswith("step 3: the loss is nan")
+    assert crew.step == 3
+
+
+def test_not_a_number_can_be_skipped(crew: Crew) -> None:
+    """Policy `skip`: the step is committed and changes nothing; training goes on, finite."""
+    crew.begin(2, START + NAN, nan="skip")
+    done = crew.completed()
+    assert done.step == 6
+    assert done.loss == done.loss
+    assert [line.split()[0] for line in crew.printed()] == ["0", "1", "2", "3", "4", "5"]
+
+
+def test_a_loop_may_be_left_early(crew: Crew) -> None:
+    """A script that breaks out of its loop, on all workers alike, is done with what it has."""
+    script = START + textwrap.dedent(
+        """
+        for step in session.steps(100):
+            for batch in session.share([x, x]):
+                session.backward(model(batch).square().mean())
+            optimizer.step()
+            if step == 4:
+                break
+        print("behind the loop")
+        """
+    )
+    crew.begin(2, script)
+    assert crew.completed().step == 5
+    assert crew.printed() == ["behind the loop"]
+
+
+def test_what_is_set_before_the_share_is_set_once(crew: Crew) -> None:
+    """A newcomer that takes the state in the middle of a step does not take half a step with it."""
+    script = START + textwrap.dedent(
+        """
+        import pathlib, sys, time
+        hold = pathlib.Path(sys.argv[1])
+        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
+        session.objects["scheduler"] = scheduler
+        for step in session.steps(8):
+            scheduler.last_epoch += 1
+            for batch in session.share([x, x]):
+                while step == 4 and hold.exists():
+                    time.sleep(0.01)
+                session.backward(model(batch).square().mean())
+            optimizer.step()
+        print("counted", scheduler.last_epoch)
+        """
+    )
+    hold = crew.folder / "hold"
+    hold.touch()
+    first, second = crew.begin(2, script, str(hold), backup_every_steps=3)
+    crew.reach(4)
+    (newcomer,) = crew.start(1)
+    with crew.on_hold():
+        until("the newcomer", lambda: newcomer in crew.ready)
+        crew.kill(first)
+        until("the loss", lambda: first not in crew.ready)
+    hold.unlink()
+    crew.completed()
+    assert crew.printed() == ["counted 8"]
+    assert second in crew.ready
+
+
+def _kinds(reports: list[Any]) -> list[str]:
+    return [type(report).__name__ for report in reports]
+
+
+def test_reports_come_in_order(crew: Crew) -> None:
+    """Progress is folded, and still never behind what comes after it."""
+    script = START + textwrap.dedent(
+        """
+        for step in session.steps(40):
+            for batch in session.share([x, x]):
+                session.backward(model(batch).square().mean())
+            optimizer.step()
+        """
+    )
+    crew.begin(1, script)
+    crew.completed()
+    kinds = _kinds(crew.reports)
+    assert kinds[0] == "WorkerReady"
+    assert kinds[-1] == "JobCompleted"
+    steps = [report.step for report in crew.reports if isinstance(report, Regrouped | JobCompleted)]
+    assert steps == sorted(steps)
+    assert steps[-1] == 40
+    assert kinds.count("Progress") < 40
