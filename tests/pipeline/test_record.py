@@ -1,0 +1,176 @@
+"""Recording a model: what is recorded, what is kept whole, and what is refused with its line."""
+
+import random
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from conftest import MODELS, loss_of, made
+from torch import nn
+
+from agent.errors import Misuse
+from agent.pipeline.cut import TooShort, balance, build, choose
+from agent.pipeline.examine import cut_points, examine
+from agent.pipeline.record import CannotRecord, record
+
+X, Y = torch.randn(3, 6), torch.zeros(3, dtype=torch.int64)
+
+
+class Branching(nn.Module):
+    """Looks at its values."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(6, 6)
+
+    def forward(self, x):
+        return self.linear(x) if x.sum() > 0 else x
+
+
+class Detached(nn.Module):
+    """Computes a part without gradients."""
+
+    def forward(self, x):
+        with torch.no_grad():
+            scale = x.abs().mean()
+        return x / scale
+
+
+class Noisy(nn.Module):
+    """Draws what does not depend on its input."""
+
+    def forward(self, x):
+        return x + torch.randn(6)
+
+
+class Dice(nn.Module):
+    def forward(self, x):
+        return x * random.random()
+
+
+def chain(*middle):
+    return nn.Sequential(nn.Linear(6, 6), *middle, nn.Linear(6, 5))
+
+
+@pytest.mark.parametrize("part", [Branching, Detached, Noisy])
+def test_what_cannot_be_recorded_is_kept_whole(part):
+    """A module that placeholders cannot run through is one piece; the graph goes on around it."""
+    model = made(lambda: chain(part()))
+    graph = record(model, loss_of, (X, Y))
+    assert [n.target for n in graph.graph.nodes if n.op == "call_module"] == [
+        "model.0",
+        "model.1",
+        "model.2",
+    ]
+    torch.manual_seed(3)
+    expected = loss_of(model, X, Y)
+    torch.manual_seed(3)
+    assert torch.equal(graph(X, Y), expected)
+
+
+def test_the_outermost_code_goes_to_export():
+    """Code outside all modules that needs real values is recorded operator by operator."""
+
+    def with_shape(model, x, y):
+        if x.shape[0] > 2:
+            x = x * 2
+        with torch.no_grad():
+            noise = x + 1
+        return F.cross_entropy(model(noise), y)
+
+    model = made(chain)
+    graph = record(model, with_shape, (X, Y))
+    assert torch.equal(graph(X, Y), with_shape(model, X, Y))
+    assert {id(p) for p in graph.parameters()} == {id(p) for p in model.parameters()}
+
+
+def test_a_line_that_cannot_be_recorded_is_named():
+    """When nothing helps, the error names file and line, and says what to do."""
+
+    def branching(model, x, y):
+        if x.sum() > 0:
+            x = x * 2
+        return F.cross_entropy(model(x), y)
+
+    with pytest.raises(CannotRecord, match=r"test_record\.py:\d+ in branching.*depth 1"):
+        record(made(chain), branching, (X, Y))
+
+
+def test_pythons_own_dice_are_refused():
+    """Streams that do not travel from stage to stage are found, and the module is named."""
+    graph = record(made(lambda: chain(Dice())), loss_of, (X, Y))
+    with pytest.raises(CannotRecord, match=r"model\.1.*random stream"):
+        examine(graph, (X, Y))
+
+
+def test_recording_leaves_no_trace():
+    """Neither random streams nor buffers nor parameters are changed by recording and examining."""
+    factory, draw = MODELS["resnet"]
+    model = made(factory)
+    before = {name: value.clone() for name, value in model.state_dict().items()}
+    stream = torch.get_rng_state()
+    example = draw(torch.Generator().manual_seed(1), 3)
+    examine(record(model, loss_of, example), example)
+    assert torch.equal(torch.get_rng_state(), stream)
+    assert all(torch.equal(value, before[name]) for name, value in model.state_dict().items())
+
+
+def test_no_cut_through_what_is_written_to():
+    """Between a value and a write to its memory there is no cut-point, nor between uses of a written buffer."""
+    factory, draw = MODELS["repeated"]
+    example = draw(torch.Generator().manual_seed(1), 3)
+    graph = record(made(factory), loss_of, example)
+    names = [node.name for node in graph.graph.nodes]
+    points = cut_points(examine(graph, example))
+    assert points
+    assert all(point.after >= names.index("add_") for point in points)
+
+
+def test_stages_own_their_parameters_only():
+    """Together the stages hold every parameter; only a tied one is held twice."""
+    factory, draw = MODELS["tied"]
+    example = draw(torch.Generator().manual_seed(1), 3)
+    model = made(factory)
+    graph = record(model, loss_of, example)
+    facts = examine(graph, example)
+    pieces = build(graph, facts, choose(graph, facts, example, 3))
+    held = [id(p) for piece in pieces for p in piece.module.parameters()]
+    assert set(held) == {id(p) for p in model.parameters()}
+    assert len(held) == len(set(held)) + 1
+
+
+def test_a_meta_model_is_examined_and_cut():
+    """A model without values has the same cut-points as one with them."""
+    factory, draw = MODELS["unet"]
+    example = draw(torch.Generator().manual_seed(1), 3)
+    real = cut_points(examine(record(made(factory), loss_of, example), example))
+    with torch.device("meta"):
+        model = factory()
+    graph = record(model, loss_of, example)
+    facts = examine(graph, example)
+    assert [p.after for p in cut_points(facts)] == [p.after for p in real]
+    assert len(choose(graph, facts, example, 2)) == 1
+    assert all(p.is_meta for p in model.parameters())
+
+
+def test_balance_finds_the_best_cuts():
+    """The slowest stage is as fast as any choice of cuts allows; wide cuts are paid for."""
+    assert balance([1, 1, 1, 1], [0, 0, 0], 2) == (1,)
+    assert balance([4, 1, 1, 1, 1], [0] * 4, 2) == (0,)
+    assert balance([1, 1, 1, 1, 1, 1], [0] * 5, 3) == (1, 3)
+    assert balance([1, 1, 1, 1], [0, 5_000_000_000, 0], 2, 1e9) in ((0,), (2,))
+
+
+def test_a_model_too_short_for_the_depth_is_told():
+    """Asking for more stages than the model has room for says how many there can be."""
+    with pytest.raises(TooShort, match="at most 2"):
+        balance([1.0, 1.0], [0], 3)
+
+
+def test_a_cut_where_none_is_possible_is_refused():
+    """A position that is no cut-point is not cut at."""
+    factory, draw = MODELS["resnet"]
+    example = draw(torch.Generator().manual_seed(1), 3)
+    graph = record(made(factory), loss_of, example)
+    with pytest.raises(Misuse, match="cannot be cut"):
+        build(graph, examine(graph, example), [10_000])
