@@ -51,14 +51,16 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     input_gradient_s: tuple[float, ...] = ()
+    untraced_s: tuple[float, ...] = ()  # a forward that keeps nothing: it will be recomputed
     activation_bytes: float  # sent on, per sample
     stash_bytes: float = 0.0  # kept for the backward, per sample
     parameter_bytes: float
     optimizer_bytes: float = 0.0
+    after: int = -1  # the node of the recorded graph behind which it ends; -1 at the model's end
 
     def __post_init__(self) -> None:
         where = f"section {self.name}"
-        for name in ("forward_s", "backward_s", "input_gradient_s"):
+        for name in ("forward_s", "backward_s", "input_gradient_s", "untraced_s"):
             for value in getattr(self, name):
                 _require(f"{where}: {name}", value)
         for name in ("activation_bytes", "stash_bytes", "parameter_bytes", "optimizer_bytes"):
@@ -97,7 +99,8 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         _require("host_bytes_per_s", self.host_bytes_per_s)
         for section in self.sections:
             lengths = {len(section.forward_s), len(section.backward_s)}
-            lengths |= {len(section.input_gradient_s)} if section.input_gradient_s else set()
+            optional = (section.input_gradient_s, section.untraced_s)
+            lengths |= {len(times) for times in optional if times}
             if lengths != {len(sizes)}:
                 raise ValueError(
                     f"section {section.name}: {sorted(lengths)} times for {len(sizes)} sizes"

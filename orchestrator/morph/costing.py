@@ -26,6 +26,7 @@ class Tables(NamedTuple):
     forward: Reals
     backward: Reals
     input_gradient: Reals
+    untraced: Reals
     parameters: Reals
     optimizer: Reals
     stash: Reals  # per sample
@@ -45,6 +46,7 @@ def tables(profile: Profile) -> Tables:
         _sums(np.array([section.forward_s for section in sections]).T),
         _sums(np.array([section.backward_s for section in sections]).T),
         _sums(np.array(halves).T),
+        _sums(np.array([section.untraced_s or section.forward_s for section in sections]).T),
         _sums(np.array([section.parameter_bytes for section in sections])),
         _sums(np.array([section.optimizer_bytes for section in sections])),
         _sums(np.array([section.stash_bytes for section in sections])),
@@ -65,6 +67,8 @@ def seconds(tables: Tables, firsts: Firsts, way: Way) -> Reals:
     backward = np.diff(tables.backward[row, edges])
     first_half = np.minimum(np.diff(tables.input_gradient[row, edges]), backward)
     found = np.stack([forward, backward, first_half, backward - first_half, forward])
+    if way.recompute:
+        found[0, :-1] = np.diff(tables.untraced[row, edges])[:-1]
     send_s = tables.profile.send_s
     if send_s and way.depth > 1:
         found[0, :-1] += send_s

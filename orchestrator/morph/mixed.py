@@ -165,7 +165,7 @@ def _firsts(
     pace = np.array([groups[g].pace for g in slowest.groups]) / groups[slowest.groups[0]].pace
     stash, entry = peaks[0].copy(), np.zeros(way.depth)
     if way.recompute:
-        pace[:-1] *= 1 + base.forward[row, -1] / max(seconds[-1], 1e-300)
+        pace[:-1] *= 1 + base.untraced[row, -1] / max(seconds[-1], 1e-300)
         stash[:-1], entry[:-1] = 1, peaks[0, :-1]
     room = [
         min(

@@ -183,7 +183,7 @@ class Splitter:
         seconds = tables.forward[row] + tables.backward[row]
         pace, stash, entry = np.ones(stages), peaks[0].copy(), np.zeros(stages)
         if way.recompute:
-            again = tables.forward[row, -1] / max(seconds[-1], 1e-300)
+            again = tables.untraced[row, -1] / max(seconds[-1], 1e-300)
             pace[:-1] += again
             stash[:-1], entry[:-1] = 1, peaks[0, :-1]
         optimizer = tables.optimizer / {"none": 1, "optimizer": 2, "offload": np.inf}[way.sharding]

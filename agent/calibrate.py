@@ -1,0 +1,361 @@
+"""A model measured once, section by section: a profile that answers for every layout.
+
+The measured parts are those that a step is made of: a section's forward, its backward whole and in halves,
+and taking its gradients into the step's sums. What is measured does not depend on the number of workers, so
+a few microbatches on one worker are enough, and several workers can measure different sizes at once.
+
+The clock is the caller's: wall time on an accelerator of one's own, the thread's own time on a machine that
+is shared with others.
+"""
+
+import hashlib
+import inspect
+import statistics
+import time
+from collections.abc import Callable, Mapping, Sequence
+from pathlib import Path
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+from torch import fx
+
+from agent.errors import Misuse
+from agent.pipeline.channel import Parcel
+from agent.pipeline.cut import build, worth_cutting
+from agent.pipeline.examine import CutPoint, Facts, examine
+from agent.pipeline.pieces import Piece
+from agent.pipeline.record import LossOf, record
+from agent.pipeline.stage import Stage
+from agent.profile import Link, Network, Profile, Section, parse, render
+from agent.sums import Sum, SumSpace
+
+Clock = Callable[[], float]
+Batch = Sequence[torch.Tensor]
+ROUNDS = 5
+LEAST = 0.3  # of the mean section: what takes less is joined to its neighbour
+SECONDS_MAX = 50.0  # of all rounds together; the first is always finished
+
+
+class Settings(msgspec.Struct, frozen=True, kw_only=True):
+    """What the measuring worker knows about itself and cannot find out here."""
+
+    model: str
+    instance_type: str
+    memory_bytes: float
+    network: Network
+    rounds: int = ROUNDS
+    sections_max: int = 64
+
+
+class Times(NamedTuple):
+    """One round: seconds of every section."""
+
+    forward: list[float]
+    backward: list[float]
+    input_gradient: list[float]
+    weight_gradient: list[float]
+    taking: list[float]
+    untraced: list[float]
+
+
+def calibrate(
+    model: torch.nn.Module,
+    loss_of: LossOf,
+    batches: Mapping[int, Batch],
+    settings: Settings,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    clock: Clock = time.perf_counter,
+) -> Profile:
+    """Measure with one example batch of every size. The model's weights are left as they were."""
+    sizes = sorted(batches)
+    if not sizes:
+        raise Misuse("calibrate: no batches to measure with")
+    example = batches[sizes[0]]
+    graph = record(model, loss_of, example)
+    facts = examine(graph, example)
+    points = _apart(graph, facts, example, settings, clock)
+    pieces = build(graph, facts, [point.after for point in points])
+    rounds = _all_rounds(pieces, [batches[size] for size in sizes], settings.rounds, clock)
+    stash = _stash_bytes(pieces, example)
+    apply_s_per_byte, state = _measure_apply(model, optimizer, settings.rounds, clock)
+    sections = []
+    for k, piece in enumerate(pieces):
+        weights = sum(p.numel() * p.element_size() for p in piece.module.parameters())
+        taking = [statistics.median(t.taking[k] for t in times) for times in rounds]
+        back = [statistics.median(t.backward[k] for t in times) for times in rounds]
+        sections.append(
+            Section(
+                name=_name(piece, k),
+                forward_s=tuple(statistics.median(t.forward[k] for t in times) for times in rounds),
+                backward_s=tuple(b + t for b, t in zip(back, taking, strict=True)),
+                input_gradient_s=tuple(
+                    _share_of(times, k) * b for times, b in zip(rounds, back, strict=True)
+                ),
+                untraced_s=tuple(
+                    statistics.median(t.untraced[k] for t in times) for times in rounds
+                ),
+                activation_bytes=points[k].nbytes / sizes[0] if k < len(points) else 0.0,
+                stash_bytes=stash[k] / sizes[0],
+                parameter_bytes=float(weights),
+                optimizer_bytes=state * weights,
+                after=points[k].after if k < len(points) else -1,
+            )
+        )
+    return Profile(
+        model=settings.model,
+        key=key_of(graph, batches, settings.instance_type),
+        instance_type=settings.instance_type,
+        microbatch_sizes=tuple(sizes),
+        network=settings.network,
+        memory_bytes=settings.memory_bytes,
+        apply_s_per_byte=apply_s_per_byte,
+        sections=tuple(sections),
+    )
+
+
+def cached(path: Path, key: str, measure: Callable[[], Profile]) -> Profile:
+    """The profile in this file if it is of this key; else measure, and write it there whole."""
+    try:
+        found = parse(path.read_text(encoding="utf-8"))
+        if found.key == key:
+            return found
+    except (OSError, ValueError):
+        pass  # missing, old or corrupt: measured again, as for another key
+    found = measure()
+    path.parent.mkdir(parents=True, exist_ok=True)
+    beside = path.with_suffix(".part")
+    beside.write_text(render(found), encoding="utf-8")
+    beside.replace(path)
+    return found
+
+
+def key_of(graph: fx.GraphModule, batches: Mapping[int, Batch], instance_type: str) -> str:
+    """Of the code, the shapes, the type of machine and the library: any other needs another profile."""
+    shapes = [
+        (name, tuple(tensor.shape), str(tensor.dtype))
+        for name, tensor in [*graph.named_parameters(), *graph.named_buffers()]
+    ]
+    drawn = [
+        (size, [(tuple(t.shape), str(t.dtype)) for t in batches[size]]) for size in sorted(batches)
+    ]
+    text = repr((graph.code, shapes, drawn, instance_type, torch.__version__))
+    return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _apart(
+    graph: fx.GraphModule, facts: Facts, example: Batch, settings: Settings, clock: Clock
+) -> list[CutPoint]:
+    """Cut-points with something between them: every stage costs a little whatever it does."""
+    points = worth_cutting(facts, settings.sections_max)
+    pieces = build(graph, facts, [point.after for point in points])
+    _round(pieces, example, clock)
+    times = _round(pieces, example, clock)
+    spent = [f + b for f, b in zip(times.forward, times.backward, strict=True)]
+    least, since, kept = LEAST * sum(spent) / len(spent), 0.0, []
+    for k, point in enumerate(points):
+        since += spent[k]
+        if since >= least and sum(spent[k + 1 :]) >= least:
+            kept.append(point)
+            since = 0.0
+    return kept
+
+
+# --- rounds ----------------------------------------------------------------------------------------
+
+
+def _all_rounds(
+    pieces: Sequence[Piece], examples: Sequence[Batch], rounds: int, clock: Clock
+) -> list[list[Times]]:
+    """Sizes take turns, so that a slow moment does not fall on one of them alone; the first is dropped."""
+    found: list[list[Times]] = [[] for _ in examples]
+    kept = torch.get_rng_state()
+    start_s = time.monotonic()
+    for turn in range(rounds + 1):
+        if turn > 1 and time.monotonic() - start_s > SECONDS_MAX:
+            break
+        for times, example in zip(found, examples, strict=True):
+            once = _round(pieces, example, clock)
+            if turn > 0 or rounds == 0:
+                times.append(once)
+    torch.set_rng_state(kept)
+    return found
+
+
+def _round(pieces: Sequence[Piece], example: Batch, clock: Clock) -> Times:
+    """Every section forward and back, once with whole backwards and once with halved ones."""
+    times = Times([], [], [], [], [], [])
+    stages = [Stage(piece, microbatches=1) for piece in pieces]
+    spaces = [SumSpace([piece.module]) for piece in pieces]
+    for halved in (False, True):
+        for space in spaces:
+            space.begin()
+        arrived: Parcel | None = None
+        for stage in stages:
+            start_s = clock()
+            if halved:
+                stage.forward(0, arrived, example, keep=False)
+                times.untraced.append(_since(start_s, clock))
+                stage.clear()
+                start_s = clock()
+            arrived = stage.forward(0, arrived, example)
+            if not halved:
+                times.forward.append(_since(start_s, clock))
+        back: Parcel | None = None
+        for stage, space in zip(reversed(stages), reversed(spaces), strict=True):
+            start_s = clock()
+            if halved:
+                back, whole = stage.input_gradient(0, back)
+                times.input_gradient.append(_since(start_s, clock))
+                start_s = clock()
+                if not whole:
+                    stage.weight_gradient(0)
+                times.weight_gradient.append(_since(start_s, clock))
+            else:
+                back = stage.backward(0, back)
+                times.backward.append(_since(start_s, clock))
+            loss = stage.release(0)
+            into = Sum(space)
+            space.fill(
+                into, loss
+            )  # the first write touches the memory; the second is what a step does
+            start_s = clock()
+            space.accumulate(into, loss)
+            if not halved:
+                times.taking.append(_since(start_s, clock))
+            stage.clear()
+    for listed in times[1:-1]:
+        listed.reverse()
+    return times
+
+
+def _since(start_s: float, clock: Clock) -> float:
+    if torch.cuda.is_available():
+        torch.cuda.synchronize()
+    return clock() - start_s
+
+
+def _share_of(times: Sequence[Times], section: int) -> float:
+    """The part of a backward that a neighbour waits for."""
+    first = statistics.median(t.input_gradient[section] for t in times)
+    second = statistics.median(t.weight_gradient[section] for t in times)
+    return first / (first + second) if first + second > 0 else 0.5
+
+
+def _stash_bytes(pieces: Sequence[Piece], example: Batch) -> list[float]:
+    """What autograd keeps for the backward of every section, each storage once, parameters not counted."""
+    found, arrived = [], None
+    for piece in pieces:
+        own = {p.untyped_storage().data_ptr() for p in piece.module.parameters()}
+        kept: dict[int, int] = {}
+
+        def keep(tensor: torch.Tensor, own: set[int] = own, kept: dict[int, int] = kept) -> Any:
+            storage = tensor.untyped_storage()
+            if storage.data_ptr() not in own:
+                kept[storage.data_ptr()] = storage.nbytes()
+            return tensor
+
+        stage = Stage(piece, microbatches=1)
+        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+            arrived = stage.forward(0, arrived, example)
+        stage.clear()
+        found.append(float(sum(kept.values())))
+    return found
+
+
+def _measure_apply(
+    model: torch.nn.Module,
+    optimizer: torch.optim.Optimizer | None,
+    rounds: int,
+    clock: Clock,
+) -> tuple[float, float]:
+    """Seconds per byte of parameters for a step of the optimizer, and its state as a share of them.
+
+    Measured on copies, since a step would change the weights.
+    """
+    params = [p for p in model.parameters() if p.requires_grad]
+    if optimizer is None or not params:
+        return 0.0, 0.0
+    copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
+    for copy in copies:
+        copy.grad = torch.zeros_like(copy)
+    known = inspect.signature(type(optimizer)).parameters
+    twin = type(optimizer)(copies, **{k: v for k, v in optimizer.defaults.items() if k in known})
+    twin.step()
+    times = []
+    for _ in range(max(rounds, 1)):
+        start_s = clock()
+        twin.step()
+        times.append(_since(start_s, clock))
+    size = sum(copy.numel() * copy.element_size() for copy in copies)
+    held = sum(
+        value.numel() * value.element_size()
+        for state in twin.state.values()
+        for value in state.values()
+        if isinstance(value, torch.Tensor)
+    )
+    return statistics.median(times) / size, held / size
+
+
+def _name(piece: Piece, index: int) -> str:
+    calls = [node.name for node in piece.module.graph.nodes if node.op.startswith("call")]
+    return f"{index}: {calls[0]} .. {calls[-1]}" if calls else f"{index}"
+
+
+# --- the network -----------------------------------------------------------------------------------
+
+
+class RingTime(msgspec.Struct, frozen=True, kw_only=True):
+    """A measured all-reduce: how many workers, how many bytes, how many of them at once on the link."""
+
+    workers: int
+    size_bytes: float
+    at_once: int = 1
+    seconds: float
+
+
+def fit_link(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
+    """Latency and bandwidth of a link from messages of several sizes; jitter is what varies around them.
+
+    Small and large messages count alike: what is least is the sum of squared relative errors.
+    """
+    found = _lines(np.array([np.ones(len(sizes_bytes)), sizes_bytes]).T, np.array(seconds))
+    expected = found[0] + found[1] * np.array(sizes_bytes)
+    late = np.maximum(np.array(seconds) - expected, 0.0)
+    return Link(
+        bandwidth_bytes_per_s=1 / max(found[1], 1e-15),
+        latency_s=float(found[0]),
+        jitter_s=float(late.mean()),
+    )
+
+
+def fit_ring(times: Sequence[RingTime], lanes: int = 1) -> Link:
+    """2 (D-1) hop + 2 (D-1)/D * bytes * max(1, k / lanes) / bandwidth, from measured all-reduces."""
+    rows = np.array(
+        [
+            (
+                2.0 * (t.workers - 1),
+                2 * (t.workers - 1) / t.workers * t.size_bytes * max(1.0, t.at_once / lanes),
+            )
+            for t in times
+        ]
+    )
+    hop, pace = _lines(rows, np.array([t.seconds for t in times]))
+    return Link(bandwidth_bytes_per_s=1 / max(pace, 1e-15), latency_s=float(hop), lanes=lanes)
+
+
+def _lines(rows: Any, seconds: Any) -> tuple[float, float]:
+    """Two coefficients, neither below zero, for which the relative errors are least."""
+    scaled = rows / seconds[:, None]
+    both = np.linalg.lstsq(scaled, np.ones(len(seconds)), rcond=None)[0]
+    if both.min() >= 0:
+        return float(both[0]), float(both[1])
+    alone = []
+    for column in (0, 1):
+        one = scaled[:, column]
+        factor = max(float(one @ np.ones(len(one)) / max(one @ one, 1e-300)), 0.0)
+        alone.append((float(((one * factor - 1) ** 2).sum()), column, factor))
+    _, column, factor = min(alone)
+    return (factor, 0.0) if column == 0 else (0.0, factor)

@@ -1,0 +1,347 @@
+"""Does the planner predict what our own runtime does? At least 12 layouts of 3 models, each P x D.
+
+Every worker is a real `agent.pipeline` worker in a thread of its own, with real tensors, sums and optimizer.
+The machine has two cores, often shared with others, so time is kept per worker: a worker's clock advances by
+its thread's own processor time, and a message arrives at its sender's clock plus what a link of the
+given latency and bandwidth takes. This measures everything that the runtime computes, and no queueing for
+cores. Calibration sees sections one by one; what is predicted is whole steps of stages made of them.
+
+    python benchmarks/planner_prediction.py [steps] [model ...]
+"""
+
+import functools
+import itertools
+import statistics
+import sys
+import threading
+import time
+
+import torch
+import torch.nn.functional as F  # noqa: N812
+from torch import nn
+
+from agent.calibrate import RingTime, Settings, calibrate, fit_ring
+from agent.layout import Layout, Replica
+from agent.pipeline.channel import Exchange, Parcel
+from agent.pipeline.cut import build
+from agent.pipeline.examine import examine
+from agent.pipeline.record import record
+from agent.pipeline.reduce import Share, StageSums
+from agent.pipeline.stage import Stage
+from agent.pipeline.work import Worker
+from agent.profile import Link, Network
+from orchestrator.morph import book, costing, schedules, search
+from orchestrator.morph.plans import Cost, Plan, Way
+from orchestrator.morph.search import Task
+
+LINK = Link(bandwidth_bytes_per_s=1.25e9, latency_s=100e-6)
+MICROBATCHES, SIZE = 8, 2
+LAYOUTS = [
+    ("1f1b", 1, 1, False),
+    ("1f1b", 1, 2, False),
+    ("1f1b", 2, 1, False),
+    ("gpipe", 2, 1, False),
+    ("1f1b", 2, 1, True),
+    ("varuna", 3, 1, True),
+    ("zero-bubble", 3, 1, False),
+    ("1f1b", 2, 2, False),
+    ("gpipe", 4, 1, False),
+    ("1f1b", 4, 1, False),
+]
+
+
+class Block(nn.Module):
+    def __init__(self, width: int) -> None:
+        super().__init__()
+        self.norm, self.wide = nn.LayerNorm(width), nn.Linear(width, 4 * width)
+        self.back = nn.Linear(4 * width, width)
+
+    def forward(self, x):
+        return x + self.back(F.gelu(self.wide(self.norm(x))))
+
+
+class Words(nn.Module):
+    """A stack of residual blocks over words, head on top."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.embed = nn.Embedding(512, 256)
+        self.blocks = nn.ModuleList([Block(256) for _ in range(8)])
+        self.head = nn.Linear(256, 512)
+
+    def forward(self, x):
+        x = self.embed(x)
+        for block in self.blocks:
+            x = block(x)
+        return self.head(x)
+
+
+class Pictures(nn.Module):
+    """Convolutions, wide at first, deep at the end."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [3, 32, 32, 48, 48, 64, 64]
+        self.convs = nn.ModuleList(
+            [nn.Conv2d(a, b, 3, padding=1) for a, b in itertools.pairwise(widths)]
+        )
+        self.head = nn.Linear(64, 10)
+
+    def forward(self, x):
+        for i, conv in enumerate(self.convs):
+            x = F.relu(conv(x))
+            if i % 2:
+                x = F.max_pool2d(x, 2)
+        return self.head(x.mean((2, 3)))
+
+
+class Rows(nn.Module):
+    """Plain layers whose weights are much heavier than their activations."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layers = nn.ModuleList([nn.Linear(1024, 1024) for _ in range(6)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def words(size):
+    return torch.randint(0, 512, (size, 128)), torch.randint(0, 512, (size, 128))
+
+
+def pictures(size):
+    return torch.randn(size * 2, 3, 64, 64), torch.randint(0, 10, (size * 2,))
+
+
+def rows(size):
+    return torch.randn(size * 48, 1024), torch.randint(0, 1024, (size * 48,))
+
+
+MODELS = {"words": (Words, words), "pictures": (Pictures, pictures), "rows": (Rows, rows)}
+
+
+def loss_of(model, x, y):
+    return F.cross_entropy(model(x).flatten(0, -2), y.flatten())
+
+
+class Clock:
+    """One worker's time: its own computing, and waiting for messages that arrive later."""
+
+    def __init__(self) -> None:
+        self.now_s, self._mark = 0.0, 0.0
+
+    def begin(self) -> None:
+        self.now_s, self._mark = 0.0, time.thread_time()
+
+    def tick(self) -> float:
+        mark = time.thread_time()
+        self.now_s += mark - self._mark
+        self._mark = mark
+        return self.now_s
+
+
+class Clocked:
+    """The channel of a worker whose messages carry the time of their arrival."""
+
+    def __init__(self, inner, clock: Clock) -> None:
+        self._inner, self._clock, self._free = inner, clock, {}
+        self.ready, self.wait = inner.ready, inner.wait
+
+    def begin(self) -> None:
+        self._free.clear()
+
+    def send(self, peer, tag, parcel):
+        now_s = self._clock.tick()
+        size = sum(t.numel() * t.element_size() for t in parcel.tensors if t is not None)
+        depart_s = max(now_s, self._free.get(peer, 0.0)) + size / LINK.bandwidth_bytes_per_s
+        self._free[peer] = depart_s
+        plain = (depart_s + LINK.latency_s, parcel.plain)
+        self._inner.send(peer, tag, Parcel(tensors=parcel.tensors, plain=plain))
+
+    def receive(self, peer, tag):
+        self._clock.tick()
+        parcel = self._inner.receive(peer, tag)
+        arrival_s, plain = parcel.plain
+        self._clock.now_s = max(self._clock.tick(), arrival_s)
+        return Parcel(tensors=parcel.tensors, plain=plain)
+
+
+class Crew:
+    """The workers of one layout; `step` gives the slowest worker's clock."""
+
+    def __init__(self, factory, draw, plan: Plan, afters) -> None:
+        replicas, first = [], 0
+        for index, count in enumerate(plan.shares):
+            names = tuple(f"r{index}s{stage}" for stage in range(plan.way.depth))
+            replicas.append(Replica(workers=names, first=first, count=count))
+            first += count
+        layout = Layout(generation=0, microbatches=first, replicas=tuple(replicas))
+        exchange, self._members, self._number = Exchange(), [], 0
+        cuts = [afters[k - 1] for k in plan.firsts[1:]]
+        for replica in layout.replicas:
+            schedule = schedules.make(
+                plan.way.schedule, plan.way.depth, replica.count, recompute=plan.way.recompute
+            )
+            for stage, name in enumerate(replica.workers):
+                torch.manual_seed(1)
+                graph = record(factory(), loss_of, draw(1))
+                pieces = build(graph, examine(graph, draw(1)), cuts)
+                clock = Clock()
+                channel = Clocked(exchange.channel(name), clock)
+                worker = Worker(layout, name, schedule, {stage: pieces[stage]}, channel)
+                params = list(pieces[stage].module.parameters())
+                optimizer = torch.optim.AdamW(params) if params else None
+                self._members.append((worker, clock, channel, optimizer))
+
+    def step(self, batches) -> float:
+        """Seconds of the slowest worker."""
+        self._number += 1
+        found = [0.0] * len(self._members)
+        _together([lambda i=i: self._one(i, batches, found) for i in range(len(self._members))])
+        return max(found)
+
+    def _one(self, i, batches, found) -> None:
+        worker, clock, channel, optimizer = self._members[i]
+        channel.begin()
+        clock.begin()
+        worker.step(self._number, batches, lambda _: None)
+        if optimizer is not None:
+            optimizer.step()
+        found[i] = clock.tick()
+
+
+def _together(tasks) -> None:
+    threads = [threading.Thread(target=task) for task in tasks]
+    for thread in threads:
+        thread.start()
+    for thread in threads:
+        thread.join()
+
+
+def planned(profile, task, name, depth, width, recompute) -> Plan:
+    """This layout with the stages that the planner gives it, priced in full."""
+    tables = costing.tables(profile)
+    way = Way(schedule=name, depth=depth, microbatch_size=SIZE, recompute=recompute)
+    full = schedules.pack(name, depth, MICROBATCHES, recompute=recompute)
+    firsts = search.Splitter(tables).firsts(way, search.peaks(way, full))
+    plan = Plan(
+        way=way,
+        firsts=firsts,
+        sections=len(profile.sections),
+        shares=book.shared_out(MICROBATCHES, width),
+        workers=depth * width,
+        samples=SIZE * MICROBATCHES,
+        cost=Cost(step_s=0, busy_s=0, bubble_s=0, reduce_s=0),
+        memory_bytes=(),
+    )
+    return book.exact(tables, task, plan)
+
+
+def reduce_link(factory, draw, rounds: int) -> Link:
+    """All-reduces of the runtime's own kind, on the workers' clocks: two, three and four replicas."""
+    torch.manual_seed(1)
+    graph = record(factory(), loss_of, draw(1))
+    (piece,) = build(graph, examine(graph, draw(1)), [])
+    size = sum(p.numel() * p.element_size() for p in piece.module.parameters())
+    times = []
+    for width in (2, 3, 4):
+        shares = [Share(peer=f"r{i}", first=i, count=1) for i in range(width)]
+        found = [_reduction(piece, shares) for _ in range(rounds + 1)][1:]
+        times.append(RingTime(workers=width, size_bytes=size, seconds=statistics.median(found)))
+    return fit_ring(times)
+
+
+def _reduction(piece, shares) -> float:
+    exchange, clocks, tasks = Exchange(), [], []
+    for i, share in enumerate(shares):
+        sums = StageSums(Stage(piece, microbatches=len(shares)), shares, share.peer, len(shares))
+        for p in piece.module.parameters():
+            p.grad = torch.zeros_like(p)
+        sums.take(i, 0.0)
+        clock = Clock()
+        clocks.append(clock)
+        channel = Clocked(exchange.channel(share.peer), clock)
+        tasks.append(functools.partial(_reduce, sums, clock, channel))
+    _together(tasks)
+    return max(clock.now_s for clock in clocks)
+
+
+def _reduce(sums, clock, channel) -> None:
+    clock.begin()
+    sums.reduce(channel, "s0")
+    clock.tick()
+
+
+def calibrated(model: str, rounds: int):
+    factory, draw = MODELS[model]
+    torch.manual_seed(0)
+    ring = reduce_link(factory, draw, rounds)
+    network = Network(intra=LINK, inter=LINK, reduce_intra=ring, reduce_inter=ring)
+    settings = Settings(
+        model=model, instance_type="here", memory_bytes=1e12, network=network, rounds=rounds
+    )
+    torch.manual_seed(1)
+    module = factory()
+    optimizer = torch.optim.AdamW(module.parameters())
+    return calibrate(
+        module, loss_of, {SIZE: draw(SIZE)}, settings, optimizer=optimizer, clock=time.thread_time
+    )
+
+
+def compare(model: str, steps: int):
+    """Calibrated before and after the measurement: the speed of a shared machine drifts."""
+    factory, draw = MODELS[model]
+    before = calibrated(model, steps)
+    afters = [section.after for section in before.sections]
+    task = Task(global_batch=SIZE * MICROBATCHES)
+    plans = [planned(before, task, *layout) for layout in LAYOUTS]
+    crews = [Crew(factory, draw, plan, afters) for plan in plans]
+    step_batches = [draw(SIZE) for _ in range(MICROBATCHES)]
+    times = [[] for _ in crews]
+    for turn in range(steps + 1):  # interleaved: a slow moment falls on all of them
+        for found, crew in zip(times, crews, strict=True):
+            seconds = crew.step(step_batches)
+            if turn:
+                found.append(seconds)
+    after = calibrated(model, steps)
+    if [section.after for section in after.sections] == afters:
+        again = [book.exact(costing.tables(after), task, plan).step_s for plan in plans]
+    else:
+        again = [plan.step_s for plan in plans]
+    predicted = [(plan.step_s + other) / 2 for plan, other in zip(plans, again, strict=True)]
+    drift = statistics.median(b / plan.step_s for plan, b in zip(plans, again, strict=True)) - 1
+    print(
+        f"{model}: {len(afters)} sections; from calibration to calibration the machine drifted {drift:+.1%}"
+    )
+    return plans, predicted, [statistics.median(found) for found in times]
+
+
+def main() -> None:
+    torch.set_num_threads(1)
+    steps = int(sys.argv[1]) if len(sys.argv) > 1 else 7
+    errors = []
+    print(f"{'model':9} {'layout':34} {'predicted':>10} {'measured':>10} {'error':>7}")
+    for model in sys.argv[2:] or MODELS:
+        plans, predicted, measured = compare(model, steps)
+        for plan, expected, seconds in zip(plans, predicted, measured, strict=True):
+            errors.append(abs(expected / seconds - 1))
+            again = " recompute" if plan.way.recompute else ""
+            name = f"{plan.describe()} {plan.way.schedule}{again}"
+            print(
+                f"{model:9} {name:34} {expected:9.4f}s {seconds:9.4f}s {expected / seconds - 1:+7.1%}",
+                flush=True,
+            )
+        chosen = min(range(len(plans)), key=lambda i: predicted[i])
+        lost = measured[chosen] / min(measured) - 1
+        print(f"{model}: the predicted best is {lost:.1%} from the measured best (reach 3 %)")
+    mean, most = statistics.mean(errors), max(errors)
+    print(
+        f"{len(errors)} layouts: mean error {mean:.1%} (reach 3 %), largest {most:.1%} (reach 8 %)"
+    )
+
+
+if __name__ == "__main__":
+    main()

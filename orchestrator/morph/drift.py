@@ -1,0 +1,92 @@
+"""Heartbeats of real steps keep a profile up to date.
+
+Every committed step says how long it took under which plan. What is observed over what was predicted is
+smoothed; a factor that stays outside the tolerance means that the profile has drifted:
+
+    factor_t = (1 - a) factor_{t-1} + a * observed / predicted,    a = 2 / (window + 1)
+
+A factor common to all layouts is a machine that became slower or faster: times are refitted by it. If only
+wide layouts are off, the ring is; then it is measured again, because one number cannot tell hop from bandwidth.
+"""
+
+from typing import Literal
+
+import msgspec
+
+from agent.profile import Profile, Section
+from orchestrator.morph.plans import Plan
+
+WINDOW = 20
+TOLERANCE = 0.05
+MODELS_WIDE = 2  # from this width on a step contains a reduction
+
+Advice = Literal["keep", "refit", "measure"]
+
+
+class Watch(msgspec.Struct, frozen=True, kw_only=True):
+    """Smoothed factors of narrow and of wide layouts, and how many steps are in each."""
+
+    narrow: float = 1.0
+    narrow_steps: int = 0
+    wide: float = 1.0
+    wide_steps: int = 0
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    advice: Advice
+    factor: float
+    because: str
+
+
+def observe(watch: Watch, plan: Plan, observed_s: float) -> Watch:
+    """Take in one committed step; one that a morph or a loss interrupted must not be given here."""
+    factor, share = observed_s / plan.step_s, 2 / (WINDOW + 1)
+    if plan.width >= MODELS_WIDE:
+        wide = factor if watch.wide_steps == 0 else (1 - share) * watch.wide + share * factor
+        return msgspec.structs.replace(watch, wide=wide, wide_steps=watch.wide_steps + 1)
+    narrow = factor if watch.narrow_steps == 0 else (1 - share) * watch.narrow + share * factor
+    return msgspec.structs.replace(watch, narrow=narrow, narrow_steps=watch.narrow_steps + 1)
+
+
+def judge(watch: Watch) -> Verdict:
+    """Keep the profile, scale its times, or calibrate again."""
+    known = [
+        factor
+        for factor, steps in ((watch.narrow, watch.narrow_steps), (watch.wide, watch.wide_steps))
+        if steps >= WINDOW
+    ]
+    off = [factor for factor in known if abs(factor - 1) > TOLERANCE]
+    if not off:
+        return Verdict(advice="keep", factor=1.0, because="steps take what was predicted")
+    if max(known) - min(known) <= TOLERANCE * min(known):
+        factor = sum(known) / len(known)
+        why = f"steps take {factor:.2f} times what was predicted: times are scaled by it"
+        return Verdict(advice="refit", factor=factor, because=why)
+    why = (
+        f"steps take {watch.narrow:.2f} times what was predicted alone and {watch.wide:.2f} times "
+        "with a reduction: calibrate again"
+    )
+    return Verdict(advice="measure", factor=1.0, because=why)
+
+
+def refit(profile: Profile, factor: float) -> Profile:
+    """The profile with all computing times scaled; the network is left as it was measured."""
+    return msgspec.structs.replace(
+        profile,
+        sections=tuple(_scaled(section, factor) for section in profile.sections),
+        apply_s_per_byte=profile.apply_s_per_byte * factor,
+        overhead_s=profile.overhead_s * factor,
+    )
+
+
+def _scaled(section: Section, factor: float) -> Section:
+    def scaled(times: tuple[float, ...]) -> tuple[float, ...]:
+        return tuple(factor * seconds for seconds in times)
+
+    return msgspec.structs.replace(
+        section,
+        forward_s=scaled(section.forward_s),
+        backward_s=scaled(section.backward_s),
+        input_gradient_s=scaled(section.input_gradient_s),
+        untraced_s=scaled(section.untraced_s),
+    )

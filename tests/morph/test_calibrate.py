@@ -1,0 +1,159 @@
+"""Calibration: the numbers of a small model, measured here."""
+
+import itertools
+import time
+
+import pytest
+import torch
+import torch.nn.functional as F  # noqa: N812
+from conftest import network
+from torch import nn
+
+from agent import calibrate
+from agent.calibrate import RingTime, Settings
+from agent.errors import Misuse
+from orchestrator.morph import book
+from orchestrator.morph.search import Task
+
+
+class Stack(nn.Module):
+    """Layers of which the third is much heavier than the others."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        widths = [32, 32, 512, 512, 32, 32]
+        self.layers = nn.ModuleList([nn.Linear(a, b) for a, b in itertools.pairwise(widths)])
+
+    def forward(self, x):
+        for layer in self.layers:
+            x = torch.tanh(layer(x))
+        return x
+
+
+def loss_of(model, x):
+    return F.mse_loss(model(x), x)
+
+
+def settings(**changes) -> Settings:
+    fields = {
+        "model": "stack",
+        "instance_type": "here",
+        "memory_bytes": 1e9,
+        "network": network(),
+        "rounds": 2,
+    }
+    return Settings(**{**fields, **changes})
+
+
+def counting():
+    """A clock that ticks once a look: every measured part takes exactly one second."""
+    ticks = iter(range(1_000_000))
+    return lambda: float(next(ticks))
+
+
+def batches():
+    return {size: (torch.randn(32 * size, 32),) for size in (1, 2)}
+
+
+def test_a_model_becomes_a_profile():
+    """Sections cover all parameters, activations are as wide as the layers, and the planner can use it."""
+    torch.manual_seed(0)
+    model = Stack()
+    optimizer = torch.optim.AdamW(model.parameters())
+    before = {name: p.clone() for name, p in model.named_parameters()}
+    profile = calibrate.calibrate(
+        model, loss_of, batches(), settings(), optimizer=optimizer, clock=counting()
+    )
+    weights = sum(p.numel() * 4 for p in model.parameters())
+    assert sum(section.parameter_bytes for section in profile.sections) == weights
+    assert sum(section.optimizer_bytes for section in profile.sections) == pytest.approx(
+        2 * weights, rel=0.01
+    )
+    assert profile.microbatch_sizes == (1, 2)
+    assert {section.activation_bytes for section in profile.sections[:-1]} <= {
+        4.0,  # the loss
+        32 * 32 * 4.0,
+        32 * 512 * 4.0,
+    }
+    for name, p in model.named_parameters():
+        assert torch.equal(p, before[name])
+    assert all(section.backward_s == (2.0, 2.0) for section in profile.sections)
+    assert all(section.forward_s == (1.0, 1.0) for section in profile.sections)
+    plan = book.best(profile, Task(global_batch=8), 3)
+    assert plan.workers == 3
+
+
+def test_the_heavy_layer_is_seen():
+    """Measured on the thread's own clock, the section of the widest layers takes and keeps most."""
+    torch.manual_seed(0)
+    big = {8: (torch.randn(512, 32),)}
+    profile = calibrate.calibrate(Stack(), loss_of, big, settings(rounds=3), clock=time.thread_time)
+    heaviest = max(profile.sections, key=lambda section: section.forward_s[0])
+    assert heaviest.parameter_bytes >= 512 * 512 * 4
+    assert heaviest.stash_bytes > 0
+
+
+def test_a_profile_is_kept_for_its_key(tmp_path):
+    """Measured once; a torn file or another key is measured again."""
+    torch.manual_seed(0)
+    made = calibrate.calibrate(Stack(), loss_of, batches(), settings(), clock=counting())
+    path, asked = tmp_path / "profiles" / "stack.json", []
+
+    def measure():
+        asked.append(1)
+        return made
+
+    for _ in range(2):
+        assert calibrate.cached(path, made.key, measure) == made
+    assert len(asked) == 1
+    path.write_text(path.read_text()[:100])
+    calibrate.cached(path, made.key, measure)
+    calibrate.cached(path, "other", measure)
+    assert len(asked) == 3
+
+
+def test_the_key_knows_code_shapes_and_machine():
+    """Another width, another batch or another type of instance is another profile."""
+    torch.manual_seed(0)
+    quick = settings(rounds=1)
+    keys = {
+        calibrate.calibrate(Stack(), loss_of, batches(), quick, clock=counting()).key,
+        calibrate.calibrate(Stack(), loss_of, batches(), quick, clock=counting()).key,
+    }
+    assert len(keys) == 1
+    other = calibrate.calibrate(
+        Stack(), loss_of, batches(), settings(rounds=1, instance_type="there"), clock=counting()
+    )
+    few = {1: batches()[1]}
+    fewer = calibrate.calibrate(Stack(), loss_of, few, quick, clock=counting())
+    assert len({*keys, other.key, fewer.key}) == 3
+
+
+def test_links_and_rings_are_fitted():
+    """Numbers that a link or a ring would give bring its latency and bandwidth back."""
+    sizes = [1e3, 1e5, 1e7]
+    link = calibrate.fit_link(sizes, [1e-4 + size / 1e9 for size in sizes])
+    assert link.latency_s == pytest.approx(1e-4)
+    assert link.bandwidth_bytes_per_s == pytest.approx(1e9)
+    times = [
+        RingTime(
+            workers=d,
+            size_bytes=v,
+            at_once=k,
+            seconds=2 * (d - 1) * 5e-5 + 2 * (d - 1) / d * v * k / 2e9,
+        )
+        for d in (2, 4, 8)
+        for v in (1e5, 1e7)
+        for k in (1, 2)
+    ]
+    ring = calibrate.fit_ring(times)
+    assert ring.latency_s == pytest.approx(5e-5)
+    assert ring.bandwidth_bytes_per_s == pytest.approx(2e9)
+    shrinking = calibrate.fit_link([1e3, 1e6], [2e-3, 1e-3])
+    assert shrinking.latency_s > 0
+
+
+def test_nothing_to_measure_with_is_refused():
+    """No example batch: one line."""
+    with pytest.raises(Misuse, match="no batches to measure with"):
+        calibrate.calibrate(Stack(), loss_of, {}, settings())

@@ -1,0 +1,50 @@
+"""Heartbeats against predictions."""
+
+import pytest
+from conftest import make_profile
+
+from orchestrator.morph import book, drift
+from orchestrator.morph.drift import Watch
+from orchestrator.morph.search import Task
+
+PROFILE, TASK = make_profile(6), Task(global_batch=48)
+NARROW = book.best(PROFILE, Task(global_batch=48, width_max=1), 3)
+WIDE = book.best(PROFILE, Task(global_batch=48, depth_max=1), 3)
+
+
+def after(plan, factor: float, steps: int, watch: Watch | None = None) -> Watch:
+    watch = watch or Watch()
+    for _ in range(steps):
+        watch = drift.observe(watch, plan, factor * plan.step_s)
+    return watch
+
+
+def test_steps_as_predicted_change_nothing():
+    """Within the tolerance, and while there are few steps, the profile is kept."""
+    assert drift.judge(after(NARROW, 1.04, 100)).advice == "keep"
+    assert drift.judge(after(NARROW, 2.0, drift.WINDOW - 1)).advice == "keep"
+
+
+def test_a_slower_machine_is_refitted():
+    """Both kinds of layouts are slower alike: all times are scaled, and predictions hold again."""
+    watch = after(WIDE, 1.3, 40, after(NARROW, 1.3, 40))
+    verdict = drift.judge(watch)
+    assert verdict.advice == "refit"
+    assert verdict.factor == pytest.approx(1.3)
+    again = drift.refit(PROFILE, verdict.factor)
+    plan = book.best(again, Task(global_batch=48, width_max=1), 3)
+    assert plan.step_s == pytest.approx(1.3 * NARROW.step_s, rel=0.02)
+
+
+def test_a_slower_network_is_measured_again():
+    """Only layouts with a reduction are slower: one factor cannot say why."""
+    verdict = drift.judge(after(WIDE, 1.5, 40, after(NARROW, 1.0, 40)))
+    assert verdict.advice == "measure"
+    assert "1.00 times" in verdict.because
+    assert "1.50 times" in verdict.because
+
+
+def test_one_slow_step_is_no_drift():
+    """A hiccup fades within a window."""
+    watch = drift.observe(after(NARROW, 1.0, 40), NARROW, 1.8 * NARROW.step_s)
+    assert drift.judge(after(NARROW, 1.0, 10, watch)).advice == "keep"
