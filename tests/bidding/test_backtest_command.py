@@ -1,0 +1,83 @@
+"""The backtest as a person runs it: a table, a page, or one line that says what is wrong."""
+
+from xml.etree import ElementTree
+
+import pytest
+
+from bidding.files import read_markets
+from orchestrator.backtest_command import Choices, backtest
+
+SHORT = Choices(hours=2.0)
+
+
+@pytest.fixture(scope="module")
+def page(tmp_path_factory):
+    """The report of a few starts on the synthetic markets."""
+    path = tmp_path_factory.mktemp("report") / "backtest.html"
+    assert backtest("synthetic", "all", 4, path, SHORT) == 0
+    return path.read_text()
+
+
+def test_the_report_draws_all_that_was_asked_for(page):
+    """Both markets are there, with costs, prices and holdings, the frontier and the calibration."""
+    for words in ("auctions as in 2016", "capacity as today", "Cost of one job", "prices and holdings",
+                  "Cost against the deadline", "predicted and observed", "clairvoyant bound"):  # fmt: skip
+        assert words in page
+    assert page.count("<svg") >= 8
+    assert "<script" not in page
+    assert "nan" not in page
+
+
+def test_every_plot_is_sound_svg(page):
+    """Each drawing parses, and every point lies within its frame."""
+    for part in page.split("<svg")[1:]:
+        root = ElementTree.fromstring("<svg" + part.split("</svg>")[0] + "</svg>")
+        for circle in root.iter("circle"):
+            assert 0 <= float(circle.get("cx")) <= 860
+            assert 0 <= float(circle.get("cy")) <= 300
+
+
+MISTAKES = [
+    ("/no/such", "all", 5, SHORT, "no such folder"),
+    ("synthetic", "guess", 5, SHORT, "--strategy 'guess' is not one of"),
+    ("synthetic", "all", 0, SHORT, "--starts must be 1"),
+    ("synthetic", "all", 5, Choices(hours=2.0, market="moon"), "no market of synthetic"),
+    ("synthetic", "all", 5, Choices(hours=-2.0), "hours=-2"),
+    ("synthetic", "all", 5, Choices(hours=9000.0), "hold no start"),
+]
+
+
+@pytest.mark.parametrize("mistake", MISTAKES, ids=[m[-1] for m in MISTAKES])
+def test_mistakes_are_one_line(mistake, tmp_path, capsys):
+    """Every mistake ends with code 2 and one line on stderr that says what to do; no page is written."""
+    data, strategy, starts, choices, says = mistake
+    assert backtest(data, strategy, starts, tmp_path / "r.html", choices) == 2
+    line = capsys.readouterr().err
+    assert says in line
+    assert line.count("\n") == 1
+    assert not (tmp_path / "r.html").exists()
+
+
+def test_a_folder_without_prices_or_with_unknown_types_says_so(tmp_path, capsys):
+    """An empty folder, and prices of a type that nothing is known of, are refused by name."""
+    assert backtest(str(tmp_path), "all", 5, tmp_path / "r.html", SHORT) == 2
+    assert "holds no prices" in capsys.readouterr().err
+    (tmp_path / "p.csv").write_text(
+        "at,cloud,region,zone,type,usd_per_h\n0,aws,r,ra,odd,0.3\n9000000,aws,r,ra,odd,0.4\n"
+    )
+    assert backtest(str(tmp_path), "all", 5, tmp_path / "r.html", SHORT) == 2
+    assert "type odd; add a types.csv" in capsys.readouterr().err
+    (tmp_path / "types.csv").write_text("type,slots,speed,on_demand_usd_per_h\nodd,1,1.0,0.9\n")
+    markets, _ = read_markets(tmp_path)
+    assert [e.type.on_demand_usd_per_h for e in next(iter(markets.values()))] == [0.9]
+    (tmp_path / "types.csv").write_text("type,slots,speed,on_demand_usd_per_h\nodd,one,1.0,0.9\n")
+    assert backtest(str(tmp_path), "all", 5, tmp_path / "r.html", SHORT) == 2
+    assert "types.csv:2" in capsys.readouterr().err
+
+
+def test_the_real_markets_are_found(data):
+    """Regions with prices alone and with the capacity of their zones are read from the folder."""
+    markets, repairs = read_markets(data)
+    assert "us-east-1, prices" in markets
+    assert any("16-node" in name for name in markets)
+    assert repairs.duplicate > 0
