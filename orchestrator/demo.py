@@ -105,9 +105,12 @@ class Director:
         now_s = time.monotonic()
         self._due_at_s = self._due_at_s or now_s
         if job.status == "RUNNING" and (job.workers >= 2 or now_s - self._due_at_s > PATIENCE_S):
-            drill = self._left.pop(0)
-            self._due_at_s = None
+            drill = self._left[0]
             taken = asyncio.run(_take_away(self._client, drill))
+            if not taken:
+                return  # the market itself has just taken what there was
+            self._left.pop(0)
+            self._due_at_s = None
             self.done.append((drill, len(taken)))
             self._console.print(
                 f"[bold red]drill[/] at step {job.step}: {drill.name} ({', '.join(taken)})"

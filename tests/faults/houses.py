@@ -8,10 +8,13 @@ import time
 from collections.abc import Callable
 from pathlib import Path
 
+import redis
+
 from orchestrator import processes
 from orchestrator.client import Client, NotRunning
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
 from orchestrator.places import Places
+from orchestrator.redis_server import connect
 from orchestrator.view import JobView
 
 UP_S_MAX = 90.0
@@ -55,6 +58,9 @@ class RunningHouse:
     def client(self) -> Client:
         return Client.connect(self.places.state_dir)
 
+    def store(self) -> "redis.Redis":
+        return connect(self.client().house().redis_url)
+
     def submit(self, script: str, **spec: object) -> str:
         client = self.client()
         sha = client.put_script(script.encode())
@@ -88,11 +94,14 @@ class RunningHouse:
         try:
             return wait(*words)
         except AssertionError as error:
-            told = [
-                f"{line.at_s:.2f} {line.who} {line.what}: {line.because}"
-                for _, line in self.client().sentences("0")
-            ]
-            raise AssertionError("\n".join([str(error), *told])) from None
+            raise AssertionError(f"{error}\n{self.told()}") from None
+
+    def told(self) -> str:
+        """What the manager has said, for a test that fails."""
+        return "\n".join(
+            f"{line.at_s:.2f} {line.who} {line.what}: {line.because}"
+            for _, line in self.client().sentences("0")
+        )
 
     def down(self) -> int:
         """As `orchestrator down`: everything is given back, then the house ends."""
