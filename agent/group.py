@@ -86,6 +86,7 @@ class Group:
         self._redo: dict[tuple[int, int], tuple[memoryview, bytes]] = {}  # by generation, step
         self._done = False
         self._notice_at_s: float | None = None
+        self._began_s, self._computed = 0.0, 0  # of this share: since when, and microbatches so far
 
     # --- what the worker process uses ---------------------------------------------------------------
 
@@ -138,6 +139,7 @@ class Group:
     def share(self) -> tuple[int, int]:
         if self._superseded():
             self._change_in_step()
+        self._began_s, self._computed = time.monotonic(), 0
         return self._range()
 
     def _range(self) -> tuple[int, int]:
@@ -149,6 +151,9 @@ class Group:
             raise Interrupted
         assert self._session is not None
         self._snapshot(self._session)
+        if self._computed:
+            self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
+        self._computed += 1
 
     def gather(self, step: int, partial: Partial, total: Sum) -> None:
         """Reduce-scatter and all-gather, in the order of the canonical tree."""

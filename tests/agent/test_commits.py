@@ -1,0 +1,80 @@
+"""The commit log: one step after the other, by one writer, and never from an older generation."""
+
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+import redis
+from crews import RedisProcess
+
+from agent.commits import Commit, CommitLog, MemoryCommitLog, RedisCommitLog
+from agent.errors import Fenced
+
+pytestmark = pytest.mark.processes
+
+JOB = "job"
+
+
+@pytest.fixture(params=["memory", "redis"])
+def log(request: pytest.FixtureRequest) -> Any:
+    if request.param == "memory":
+        yield MemoryCommitLog()
+        return
+    server: RedisProcess = request.getfixturevalue("redis_process")
+    client = redis.Redis.from_url(server.url)
+    yield RedisCommitLog(client)
+    client.close()
+
+
+def commit(version: int, generation: int = 1) -> Commit:
+    return Commit(generation=generation, version=version, loss=0.1 + 0.2)
+
+
+def test_what_was_written_is_what_the_next_keeper_reads(log: CommitLog) -> None:
+    """To the last bit of the loss."""
+    term, newest = log.take(JOB)
+    assert newest == Commit()
+    log.write(JOB, term, commit(1))
+    log.write(JOB, term, commit(2, generation=4))
+    assert log.take(JOB)[1] == commit(2, generation=4)
+
+
+def test_the_same_commit_twice_is_one(log: CommitLog) -> None:
+    """An answer that got lost does no harm."""
+    term, _ = log.take(JOB)
+    log.write(JOB, term, commit(1))
+    log.write(JOB, term, commit(1))
+    assert log.take(JOB)[1].version == 1
+
+
+REFUSED: dict[str, Callable[[CommitLog, int], None]] = {
+    "an older generation": lambda log, term: log.write(JOB, term, commit(3, generation=1)),
+    "a step too far": lambda log, term: log.write(JOB, term, commit(4, generation=2)),
+    "a step back": lambda log, term: log.write(JOB, term, commit(1, generation=2)),
+    "an earlier keeper": lambda log, term: log.write(JOB, term - 1, commit(3, generation=2)),
+    "an earlier keeper that rewinds": lambda log, term: log.rewind(
+        JOB, term - 1, commit(0, generation=2)
+    ),
+}
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_must_not_be_written_is_refused(log: CommitLog, case: str) -> None:
+    """Generations and terms fence; steps come one by one."""
+    log.take(JOB)
+    term, _ = log.take(JOB)
+    log.write(JOB, term, commit(1, generation=2))
+    log.write(JOB, term, commit(2, generation=2))
+    with pytest.raises(Fenced):
+        REFUSED[case](log, term)
+    assert log.take(JOB)[1] == commit(2, generation=2)
+
+
+def test_a_rewind_goes_back(log: CommitLog) -> None:
+    """The one way to an earlier step; commits go on from there."""
+    term, _ = log.take(JOB)
+    for version in range(1, 6):
+        log.write(JOB, term, commit(version))
+    log.rewind(JOB, term, Commit(generation=1, version=2))
+    log.write(JOB, term, commit(3))
+    assert log.take(JOB)[1].version == 3

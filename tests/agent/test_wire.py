@@ -1,0 +1,124 @@
+"""Frames over real sockets: whole or refused, and only between those who know the secret."""
+
+import socket
+import threading
+from collections.abc import Iterator
+
+import pytest
+
+from agent.errors import Refused, WireError
+from agent.protocol import AnyMessage, Beat, PeerHello, Slice
+from agent.wire import Connection, accept, dial, job_secret
+
+HELLO = PeerHello(worker="w1")
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Connection, Connection]]:
+    left, right = (Connection(sock) for sock in _tcp())
+    yield left, right
+    left.close()
+    right.close()
+
+
+def _tcp() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        left = socket.create_connection(server.getsockname())
+        right, _ = server.accept()
+    return left, right
+
+
+def test_a_message_and_its_payload_arrive(pair: tuple[Connection, Connection]) -> None:
+    """The payload may come in pieces and lands where the receiver wants it."""
+    left, right = pair
+    message = Slice(generation=3, step=7, offset=0, total=10)
+    sender = threading.Thread(target=left.send, args=(message, b"hello", b"", b"world"))
+    sender.start()
+    place = memoryview(bytearray(10))
+    received, payload = right.receive(lambda _, size: place[:size])
+    sender.join()
+    assert received == message
+    assert payload.obj is place.obj
+    assert bytes(place) == b"helloworld"
+
+
+@pytest.mark.parametrize("at", [0, 5, 12, 16, 20, -1])
+def test_a_damaged_frame_is_refused(pair: tuple[Connection, Connection], at: int) -> None:
+    """One flipped bit anywhere, in lengths, message or payload, ends the connection."""
+    left, right = pair
+    tap, wire = _tcp()
+    recorder = Connection(tap)
+    recorder.send(Slice(generation=3, step=7, offset=0, total=10), b"0123456789")
+    recorder.close()
+    frame = bytearray()
+    while piece := wire.recv(1 << 16):
+        frame += piece
+    wire.close()
+    frame[at] ^= 1
+    left._sock.sendall(frame)
+    left.close()
+    with pytest.raises(WireError):
+        right.receive()
+
+
+def _answer(secret: str | None) -> tuple[str, list[AnyMessage | WireError]]:
+    """One caller is answered as the keeper or a peer would."""
+    server = socket.create_server(("127.0.0.1", 0))
+    heard: list[AnyMessage | WireError] = []
+
+    def serve() -> None:
+        with server:
+            sock, _ = server.accept()
+        try:
+            connection, hello = accept(sock, lambda _: secret)
+            heard.append(hello)
+            connection.close()
+        except WireError as error:
+            heard.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+    return f"127.0.0.1:{server.getsockname()[1]}", heard
+
+
+def test_both_sides_prove_that_they_know_the_secret() -> None:
+    """With the same secret they understand each other; with another one, neither believes the other."""
+    address, heard = _answer("ours")
+    dial(address, "ours", HELLO).close()
+    assert heard == [HELLO]
+    address, heard = _answer("ours")
+    with pytest.raises(WireError):
+        dial(address, "theirs", HELLO)
+    assert isinstance(heard[0], WireError)
+
+
+def test_who_is_not_expected_hears_so() -> None:
+    """A worker of a job that nobody knows is refused in words, and does not try again."""
+    address, _ = _answer(None)
+    with pytest.raises(Refused, match="nobody here knows that job"):
+        dial(address, "ours", HELLO)
+
+
+def test_each_job_has_a_secret_of_its_own() -> None:
+    """From the secret of one job neither that of another nor the deployment's can be told."""
+    assert job_secret("s", "a") != job_secret("s", "b")
+    assert job_secret("s", "a") != "s"
+
+
+def test_a_closed_connection_wakes_who_receives(pair: tuple[Connection, Connection]) -> None:
+    """Closing one's own end from another thread ends the wait."""
+    left, right = pair
+    errors: list[WireError] = []
+
+    def wait() -> None:
+        try:
+            left.receive()
+        except WireError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    right.send(Beat())
+    left.close()
+    waiting.join(10)
+    assert not waiting.is_alive()
