@@ -2,7 +2,7 @@
 
 import socket
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 
 import pytest
 
@@ -61,7 +61,7 @@ def test_a_damaged_frame_is_refused(pair: tuple[Connection, Connection], at: int
         right.receive()
 
 
-def _answer(secret: str | None) -> tuple[str, list[AnyMessage | WireError]]:
+def _answer(secret: str | None) -> tuple[str, Callable[[], AnyMessage | WireError]]:
     """One caller is answered as the keeper or a peer would."""
     server = socket.create_server(("127.0.0.1", 0))
     heard: list[AnyMessage | WireError] = []
@@ -78,25 +78,31 @@ def _answer(secret: str | None) -> tuple[str, list[AnyMessage | WireError]]:
 
     thread = threading.Thread(target=serve)
     thread.start()
-    return f"127.0.0.1:{server.getsockname()[1]}", heard
+
+    def result() -> AnyMessage | WireError:
+        thread.join(10)
+        return heard[0]
+
+    return f"127.0.0.1:{server.getsockname()[1]}", result
 
 
 def test_both_sides_prove_that_they_know_the_secret() -> None:
     """With the same secret they understand each other; with another one, neither believes the other."""
     address, heard = _answer("ours")
     dial(address, "ours", HELLO).close()
-    assert heard == [HELLO]
+    assert heard() == HELLO
     address, heard = _answer("ours")
     with pytest.raises(WireError):
         dial(address, "theirs", HELLO)
-    assert isinstance(heard[0], WireError)
+    assert isinstance(heard(), WireError)
 
 
 def test_who_is_not_expected_hears_so() -> None:
     """A worker of a job that nobody knows is refused in words, and does not try again."""
-    address, _ = _answer(None)
+    address, heard = _answer(None)
     with pytest.raises(Refused, match="nobody here knows that job"):
         dial(address, "ours", HELLO)
+    assert isinstance(heard(), WireError)
 
 
 def test_each_job_has_a_secret_of_its_own() -> None:
