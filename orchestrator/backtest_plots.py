@@ -72,7 +72,8 @@ def lines(series: Sequence[Line], x: str, y: str, from_zero: bool = True) -> str
     xs = [v for s in series for v in s.x]
     ys = [v for s in series for v in s.y]
     low = 0.0 if from_zero else min(ys)
-    axes = Axes(x=x, y=y, x_range=(min(xs), max(xs)), y_range=(low, max(*ys, low + 1e-9) * 1.05))
+    top = max(*ys, low + 1e-9)
+    axes = Axes(x=x, y=y, x_range=(min(xs), max(xs)), y_range=(low, top + 0.05 * (top - low)))
     parts = frame(axes)
     for i, s in enumerate(series):
         colour = COLOURS[i % len(COLOURS)]
