@@ -6,7 +6,7 @@ import pytest
 
 from bidding import backtest
 from bidding.acquire import decide
-from bidding.billing import AWS_TODAY, AZURE
+from bidding.billing import AWS_TODAY, AZURE, cost_usd
 from bidding.engine import no_leases
 from bidding.errors import ConstraintError, HistoryError
 from bidding.market import build
@@ -78,6 +78,36 @@ def test_without_evictions_a_job_costs_its_price(today_market):
     assert only["cost_usd"] == pytest.approx(price * 4 * (4 + WORK.start_s / 3600))
     assert only["lost_h"] == pytest.approx(4 * WORK.start_s / 3600)
     assert np.all(only["evictions"] == 0)
+
+
+@pytest.mark.parametrize("rule", [AWS_TODAY, AZURE])
+def test_the_backtest_bills_as_the_rules_do(today_market, rule):
+    """One pool, held whenever it has capacity: the bill is that of each stretch under `cost_usd`."""
+    whole = today_market(rule)
+    market = msgspec.structs.replace(
+        whole, pools=whole.pools[:1], types=whole.types[:1], price=whole.price[:1],
+        capacity=whole.capacity[:1], hazard_per_h=whole.hazard_per_h[:1],
+        return_per_h=whole.return_per_h[:1], evicted_in_1h=whole.evicted_in_1h[:1],
+        alive_in_1h_h=whole.alive_in_1h_h[:1],
+    )  # fmt: skip
+    work = backtest.Work(hours=6.0, slots=1, patience=20.0)
+    prices = [(t * market.tick_s, float(p)) for t, p in enumerate(market.price[0])]
+    for start in backtest.draw_starts(market, work, 10, seed=4):
+        one = backtest.run(market, work, [STRATEGIES[2]], starts=np.array([start]))[0]
+        end_s = start * market.tick_s + float(one["runtime_h"][0]) * 3600
+        usd, begun = 0.0, None
+        for t in range(int(start), market.ticks):
+            there, now_s = market.capacity[0, t] > 0, t * market.tick_s
+            if begun is not None and (not there or now_s + market.tick_s >= end_s):
+                ended_s = min(end_s, now_s + market.tick_s) if there else now_s
+                usd += cost_usd(rule, begun, ended_s, prices, "user" if there else "provider")
+                begun = None
+            elif there and begun is None:
+                begun = now_s
+            if now_s + market.tick_s >= end_s:
+                break
+        if one["finished"][0]:
+            assert one["cost_usd"][0] == pytest.approx(usd, rel=1e-6)
 
 
 def test_every_strategy_finishes_and_the_hours_add_up(today_market):
