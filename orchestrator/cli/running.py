@@ -16,6 +16,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
+from orchestrator import processes
 from orchestrator.cli import tables
 from orchestrator.cli.desk import CommandError, Desk, command
 from orchestrator.client import Client, House, NotRunning
@@ -27,7 +28,7 @@ from orchestrator.wording import plural, usd
 
 UP_S_MAX = 180.0
 DOWN_S_MAX = 300.0
-STOP_S_MAX = 30.0
+STOP_S_MAX = 15.0
 LOOK_S = 0.1
 WATCH_S = 1.0
 LINES_S = 5.0  # without a terminal
@@ -112,7 +113,7 @@ def _start(desk: Desk, places: Places) -> House:
         with desk.busy("starting Redis, Ray, the local cloud and the manager"):
             return _wait_for_house(process, places, log, begins_at)
     except BaseException:
-        _end(process)
+        _end(process, places)
         raise
 
 
@@ -144,13 +145,17 @@ def last_line(log: Path, begins_at: int) -> str:
     return said[-1].removeprefix("orchestrator: ") if said else ""
 
 
-def _end(process: "subprocess.Popen[bytes]") -> None:
+def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
+    """Ask the house to end with all that it owns; a house that is too busy to hear is swept up."""
     process.terminate()
     try:
         process.wait(STOP_S_MAX)
     except subprocess.TimeoutExpired:
         process.kill()
         process.wait()
+    processes.sweep(places.identity)
+    places.house.unlink(missing_ok=True)
+    places.remove_link()
 
 
 def status(
