@@ -97,6 +97,7 @@ class Telling:
     def __init__(self, machine_id: str, keeper_address: str, secret: str) -> None:
         self._lock = threading.Lock()
         self._serial = 0
+        self._closed = False
         self._waiting: deque[Told] = deque(maxlen=REPORTS_WAITING_MAX)
         self._link = Link(
             keeper_address,
@@ -120,13 +121,15 @@ class Telling:
         return len(self._waiting)
 
     def close(self) -> None:
+        self._closed = True
         self._link.close()
 
     def _start(self) -> None:
         try:
             self._link.start()
         except WireError:
-            os._exit(1)  # an agent that nobody hears is of no use
+            if not self._closed:
+                os._exit(1)  # an agent that nobody hears is of no use
 
     def _tell_again(self) -> None:
         with self._lock:
