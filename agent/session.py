@@ -12,6 +12,9 @@ happens to the others, the numbers are the same: the global batch, its order, th
 (torch, numpy and Python, seeded anew for every microbatch) and the order of additions depend on
 the step only. What a script does between `steps` and `share`, and behind `share`, runs on every
 worker alike, under a stream that depends on the step only.
+
+A share may be empty: a newcomer that catches up gets the sum of a committed step without computing
+anything. So what is needed behind the loop is `session.loss`, not a name from inside it.
 """
 
 import hashlib
