@@ -16,7 +16,7 @@ from orchestrator.demo import local_provider
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
-TOY = (Path(__file__).parent / "toy.py").read_text()
+TOY = (Path(__file__).parent / "killable.py").read_text()
 PAUSE = "0.02"
 
 
@@ -135,17 +135,24 @@ def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(new_hous
 
 
 def test_a_script_that_raises_fails_with_its_own_traceback(new_house):
-    """The job is FAILED with the script's lines and none of ours, and no machine is kept."""
+    """`submit --follow` ends with 100, the script's own lines and none of ours; no machine is kept."""
     house = new_house()
     house.start()
-    broken = TOY.replace("optimizer.step()", "optimizer.stepp()")
-    house.submit(broken, argv=("50", "0", "nowhere"), slots_max=1, max_failures=0)
-    job = house.ended(90)
-    assert job.status == "FAILED"
-    assert "AttributeError" in job.because
-    text = "\n".join(line for _, _, line in house.client().logs("job"))
-    assert "optimizer.stepp()" in text
-    assert "agent/" not in text
+    script = house.folder / "broken.py"
+    script.write_text(TOY.replace("optimizer.step()", "optimizer.stepp()"))
+    words = ["submit", str(script), "--follow", "--max-failures", "0", "--slots-max", "1"]
+    words += ["--config", str(house.config), "--", "50", "0", "nowhere"]
+    ran = subprocess.run(
+        [str(Path(sys.executable).with_name("orchestrator")), *words],
+        capture_output=True,
+        text=True,
+        timeout=180,
+    )
+    said = ran.stdout + ran.stderr
+    assert ran.returncode == 100, said
+    assert "optimizer.stepp()" in said
+    assert "AttributeError" in said
+    assert "agent/" not in said
     view = until("every machine to be given back", lambda: _without_machines(house))
     assert view.cost.now_usd_per_h == 0
     assert house.down() == 0

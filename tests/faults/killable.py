@@ -1,6 +1,6 @@
 """A small script as a person would write one; with a pause, so that there is time to kill somebody.
 
-usage: toy.py STEPS PAUSE_S OUT
+usage: killable.py STEPS PAUSE_S OUT
 """
 
 import sys
