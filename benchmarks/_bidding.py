@@ -4,6 +4,7 @@ import sys
 from collections.abc import Sequence
 from pathlib import Path
 
+import msgspec
 import numpy as np
 
 from bidding.backtest import Interval, Result, interval, mean_ratio
@@ -40,11 +41,20 @@ def real_markets() -> list[tuple[str, Market, int]]:
         slots = 16 if "16-node" in name or (", prices" in name and "capacity" not in name) else 1
         few = fitting(listings, slots)
         markets.append((f"{name}, {slots} slots", on_grid(few, AWS_TODAY), slots))
-    k80 = [e for e in found["us-east-1, prices"] if e.type.accelerator == "k80"]
+    k80 = k80_alone(found["us-east-1, prices"])
     markets.append(
         ("K80 of us-east-1 2020 under the rule of 2016, 16 slots", on_grid(k80, AWS_2016), 16)
     )
     return markets
+
+
+def k80_alone(listings: Sequence[Listing]) -> list[Listing]:
+    """The pools of K80s, with the work of one K80 as the unit."""
+    return [
+        msgspec.structs.replace(e, type=msgspec.structs.replace(e.type, speed=1.0))
+        for e in listings
+        if e.type.accelerator == "k80"
+    ]
 
 
 def against(results: Sequence[Result], name: str = "ours") -> tuple[str, Interval]:

@@ -9,7 +9,7 @@ than standard bidding with checkpoints, 32 % of the machine hours free.
 import sys
 
 import numpy as np
-from _bidding import data, on_grid, show
+from _bidding import data, k80_alone, on_grid, show
 
 from bidding import backtest, synthetic
 from bidding.billing import AWS_2016
@@ -86,7 +86,7 @@ def main() -> None:
                   trained_from_s=0.0)  # fmt: skip
     table("Synthetic auctions, seed 1", drawn, 64, count)
     found, _ = read_markets(data())
-    k80 = [e for e in found["us-east-1, prices"] if e.type.accelerator == "k80"]
+    k80 = k80_alone(found["us-east-1, prices"])
     table(
         "K80 prices of us-east-1 in 2020 under the rule of 2016", on_grid(k80, AWS_2016), 64, count
     )

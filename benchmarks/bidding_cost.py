@@ -14,7 +14,10 @@ from bidding import backtest
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 1000
     rows = []
+    part = sys.argv[2] if len(sys.argv) > 2 else ""
     for name, market, slots in real_markets():
+        if part not in name:
+            continue
         work = backtest.Work(hours=20.0, slots=slots)
         starts = backtest.draw_starts(market, work, count, seed=0)
         results = backtest.run(market, work, starts=starts, bounded=("ours",))
@@ -26,7 +29,7 @@ def main() -> None:
             f"{np.percentile(ours.plain_ratio, 95):.3f}", best,
             f"{ratio.value:.3f}", f"{ratio.low:.3f}..{ratio.high:.3f}",
         ])  # fmt: skip
-        print(f"done: {name}", file=sys.stderr)
+        print("  ".join(rows[-1]), file=sys.stderr)
     show(
         f"A job of 20 h, {count} starts, a machine starts in 120 s, a change stalls 2 s, an eviction 5 s.\n"
         "bound: knows prices, capacity and which machines will be refunded, done no later than we are.\n"

@@ -327,6 +327,7 @@ class Rush(msgspec.Struct, frozen=True, kw_only=True):
     strategy: str
     cost_usd: Floats
     bound_usd: Floats
+    plain_usd: Floats
     on_demand_usd: float
     missed: int
 
@@ -349,12 +350,11 @@ def run_with_deadline(
         )
     world = world_of(market)
     ticks = int(deadline_h * HOUR_S / market.tick_s)
-    terms = clairvoyant.terms_of(market, work.start_s)
     job = job_of(work)
-    bounds = np.array([
-        clairvoyant.lower_bound_usd(terms, int(b), int(b) + ticks, work_slot_h=job.work_h, slots=job.slots)
-        for b in starts
-    ])  # fmt: skip
+    bound, plain = (
+        _bounds(clairvoyant.terms_of(market, work.start_s, refunds), job, starts, starts + ticks)
+        for refunds in (True, False)
+    )
     on_demand = _on_demand_usd(world, job)
     results = []
     for strategy in strategies:
@@ -364,7 +364,8 @@ def run_with_deadline(
             Rush(
                 strategy=strategy.name,
                 cost_usd=np.array([r.cost_usd for r in runs]),
-                bound_usd=bounds,
+                bound_usd=bound,
+                plain_usd=plain,
                 on_demand_usd=on_demand,
                 missed=sum(r.finished == 0.0 for r in runs),
             )
