@@ -14,8 +14,12 @@ from pathlib import Path
 
 import msgspec
 
+from bidding.acquire import decide
+from bidding.model import Demand, Limits, Offer
 from cloud.clock import SystemClock
+from cloud.model import InstanceType, Pool
 from cloud.provider import Provider
+from orchestrator.buying import SlotSpeed
 from orchestrator.config import Config, load
 from orchestrator.events import ManagerStarted
 from orchestrator.journal import RedisJournal
@@ -73,6 +77,7 @@ async def live(order: Order) -> None:
     config_path = Path(order.config_path) if order.config_path else None
     config = load(config_path, os.environ)
     store = redis.asyncio.Redis.from_url(order.redis_url, **retry_policy(asynchronous=True))
+    await asyncio.to_thread(rehearse)
     journal, clock = RedisJournal(store), SystemClock()
     epoch = await journal.take_over()
     state = await resume(journal)
@@ -93,6 +98,17 @@ async def live(order: Order) -> None:
     finally:
         await world.close()
         await store.aclose()
+
+
+def rehearse() -> None:
+    """One decision about nothing real: its arithmetic is compiled, or loaded, before anyone waits for it."""
+    kind = InstanceType(name="none", cloud="none", slots=1, memory_bytes=1, on_demand_usd_per_h=1.0)
+    offer = Offer(
+        pool=Pool("none", "none", "none", "none"), type=kind, market="spot", price_usd_per_h=0.1
+    )
+    demand = Demand(work_left=1.0, start_s=1.0, morph_s=1.0, recovery_s=1.0)
+    speed = SlotSpeed(types={"none": kind}, slots_max=4)
+    decide([offer], [], demand, Limits(), speed, 0.0)
 
 
 def providers(config: Config, places: Places) -> dict[str, Provider]:
