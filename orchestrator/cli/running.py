@@ -146,16 +146,23 @@ def last_line(log: Path, begins_at: int) -> str:
 
 
 def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
-    """Ask the house to end with all that it owns; a house that is too busy to hear is swept up."""
-    process.terminate()
+    """Ask the house to end with all that it owns; a house that is too busy to hear is swept up.
+
+    A second Ctrl-C does not cut this short.
+    """
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
-        process.wait(STOP_S_MAX)
-    except subprocess.TimeoutExpired:
-        process.kill()
-        process.wait()
-    processes.sweep(places.identity)
-    places.house.unlink(missing_ok=True)
-    places.remove_link()
+        process.terminate()
+        try:
+            process.wait(STOP_S_MAX)
+        except subprocess.TimeoutExpired:
+            process.kill()
+            process.wait()
+        processes.sweep(places.identity)
+        places.house.unlink(missing_ok=True)
+        places.remove_link()
+    finally:
+        signal.signal(signal.SIGINT, before)
 
 
 def status(

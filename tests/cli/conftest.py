@@ -73,6 +73,7 @@ class Shell:
         for process in self._started:
             process.kill()
             process.communicate()
+        processes.sweep(self.places.identity)
         self.places.remove_link()
 
     def ended(self, process: "subprocess.Popen[str]") -> Answer:
