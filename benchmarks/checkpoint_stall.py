@@ -212,14 +212,15 @@ def report(
     rows = []
     for name, held in blocked.items():
         median = statistics.median(held)
-        amortised = max(statistics.median(extra[name]), median) * training.state_bytes / GIB / 1e3
+        extra_ms = statistics.median(extra[name])
+        per_interval = training.state_bytes / GIB / 1e3 / INTERVAL_S
         rows.append(
             (
                 name,
                 middle(held),
                 f"1/{base / median:.3g}",
                 middle(extra[name]),
-                f"{amortised / INTERVAL_S:.2%}",
+                f"{median * per_interval:.2%} / {max(extra_ms, 0.0) * per_interval:.2%}",
             )
         )
     show(

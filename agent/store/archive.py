@@ -15,7 +15,8 @@ So a manifest that counts never points at nothing, even if a slow writer creates
 import json
 import logging
 import re
-from collections.abc import Iterable, Sequence
+from collections.abc import Iterable, Iterator, Sequence
+from contextlib import suppress
 
 import msgspec
 
@@ -69,11 +70,17 @@ def counts(manifest: Mark, fences: Iterable[Mark], floors: Iterable[Mark]) -> bo
 
 def write_parts(sink: Sink, files: Iterable[File]) -> tuple[Part, ...]:
     """Put files one after the other, so that no more than one need exist at a time."""
-    parts = []
-    for file in files:
-        sink.put(file.part.key, file.pieces)
-        parts.append(file.part)
-    sink.settle()
+    parts: list[Part] = []
+    try:
+        for file in files:
+            parts.append(file.part)
+            sink.put(file.part.key, file.pieces)
+        sink.settle()
+    except CheckpointError:
+        # Half a share is of no use to anybody, least of all on a disk that is full.
+        with suppress(CheckpointError):
+            sink.delete([part.key for part in parts])
+        raise
     return tuple(parts)
 
 
@@ -142,13 +149,18 @@ class Archive:
 
     def newest(self, not_above: int | None = None) -> Manifest | None:
         """The newest version whose manifest is sound and whose files are there, in full length."""
+        return next(self.sound(not_above), None)
+
+    def sound(self, not_above: int | None = None) -> Iterator[Manifest]:
+        """All such versions, newest first. Those that are not are set aside on the way."""
         for mark in self.marks()[:TRIES]:
             if not_above is None or mark.version <= not_above:
                 try:
-                    return self.read(mark)
+                    manifest = self.read(mark)
                 except Damaged as error:
                     self.set_aside(mark, str(error))
-        return None
+                else:
+                    yield manifest
 
     def read(self, mark: Mark) -> Manifest:
         key = mark.key(MANIFESTS)

@@ -15,7 +15,7 @@ from itertools import pairwise
 
 import msgspec
 
-from agent.store.format import share
+from agent.store.format import Manifest, share
 
 Range = tuple[int, int]
 
@@ -60,6 +60,12 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
     def gives(self, version: int) -> bool:
         return self.version <= version <= self.newest
+
+
+def stored(manifest: Manifest, rung: Rung, holder: str, reaches: int = -1) -> Source:
+    """A whole version that lies in a sink, as a source."""
+    holds = {layer.name: ((0, layer.layer_bytes),) for layer in manifest.layers}
+    return Source(rung=rung, holder=holder, version=manifest.version, holds=holds, reaches=reaches)
 
 
 class Pick(msgspec.Struct, frozen=True, kw_only=True):

@@ -22,7 +22,7 @@ from agent.store.memory import Arena
 from agent.store.reading import THREADS, Index, Want, read
 from agent.store.sinks import Sink
 
-REST = "rest"
+REST = "~rest"  # no module has such a name
 Group = Callable[[str], str]
 
 
