@@ -92,7 +92,11 @@ def calibrate(
                 forward_s=tuple(statistics.median(t.forward[k] for t in times) for times in rounds),
                 backward_s=tuple(b + t for b, t in zip(back, taking, strict=True)),
                 input_gradient_s=tuple(
-                    _share_of(times, k) * b for times, b in zip(rounds, back, strict=True)
+                    statistics.median(t.input_gradient[k] for t in times) for times in rounds
+                ),
+                weight_gradient_s=tuple(
+                    statistics.median(t.weight_gradient[k] for t in times) + late
+                    for times, late in zip(rounds, taking, strict=True)
                 ),
                 untraced_s=tuple(
                     statistics.median(t.untraced[k] for t in times) for times in rounds
@@ -235,13 +239,6 @@ def _since(start_s: float, clock: Clock) -> float:
     if torch.cuda.is_available():
         torch.cuda.synchronize()
     return clock() - start_s
-
-
-def _share_of(times: Sequence[Times], section: int) -> float:
-    """The part of a backward that a neighbour waits for."""
-    first = statistics.median(t.input_gradient[section] for t in times)
-    second = statistics.median(t.weight_gradient[section] for t in times)
-    return first / (first + second) if first + second > 0 else 0.5
 
 
 def _stash_bytes(pieces: Sequence[Piece], example: Batch) -> list[float]:

@@ -12,6 +12,7 @@ import math
 import msgspec
 
 VERSION = 1
+TIMES = ("forward_s", "backward_s", "input_gradient_s", "weight_gradient_s", "untraced_s")
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -45,12 +46,13 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """The costs of one section; `input_gradient_s` is the part of the backward that a neighbour awaits."""
+    """The costs of one section. A neighbour awaits `input_gradient_s`; what is not measured is estimated."""
 
     name: str
     forward_s: tuple[float, ...]
     backward_s: tuple[float, ...]
     input_gradient_s: tuple[float, ...] = ()
+    weight_gradient_s: tuple[float, ...] = ()  # both halves together may take more than the whole
     untraced_s: tuple[float, ...] = ()  # a forward that keeps nothing: it will be recomputed
     activation_bytes: float  # sent on, per sample
     stash_bytes: float = 0.0  # kept for the backward, per sample
@@ -60,7 +62,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
 
     def __post_init__(self) -> None:
         where = f"section {self.name}"
-        for name in ("forward_s", "backward_s", "input_gradient_s", "untraced_s"):
+        for name in TIMES:
             for value in getattr(self, name):
                 _require(f"{where}: {name}", value)
         for name in ("activation_bytes", "stash_bytes", "parameter_bytes", "optimizer_bytes"):
@@ -99,8 +101,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         _require("host_bytes_per_s", self.host_bytes_per_s)
         for section in self.sections:
             lengths = {len(section.forward_s), len(section.backward_s)}
-            optional = (section.input_gradient_s, section.untraced_s)
-            lengths |= {len(times) for times in optional if times}
+            lengths |= {len(times) for name in TIMES if (times := getattr(section, name))}
             if lengths != {len(sizes)}:
                 raise ValueError(
                     f"section {section.name}: {sorted(lengths)} times for {len(sizes)} sizes"

@@ -26,6 +26,7 @@ class Tables(NamedTuple):
     forward: Reals
     backward: Reals
     input_gradient: Reals
+    weight_gradient: Reals
     untraced: Reals
     parameters: Reals
     optimizer: Reals
@@ -38,14 +39,18 @@ class Tables(NamedTuple):
 
 def tables(profile: Profile) -> Tables:
     sections = profile.sections
-    halves = [
-        section.input_gradient_s or tuple(s / 2 for s in section.backward_s) for section in sections
+    first = [s.input_gradient_s or tuple(t / 2 for t in s.backward_s) for s in sections]
+    second = [
+        s.weight_gradient_s
+        or tuple(max(whole - half, 0.0) for whole, half in zip(s.backward_s, halves, strict=True))
+        for s, halves in zip(sections, first, strict=True)
     ]
     return Tables(
         profile,
         _sums(np.array([section.forward_s for section in sections]).T),
         _sums(np.array([section.backward_s for section in sections]).T),
-        _sums(np.array(halves).T),
+        _sums(np.array(first).T),
+        _sums(np.array(second).T),
         _sums(np.array([section.untraced_s or section.forward_s for section in sections]).T),
         _sums(np.array([section.parameter_bytes for section in sections])),
         _sums(np.array([section.optimizer_bytes for section in sections])),
@@ -65,8 +70,9 @@ def seconds(tables: Tables, firsts: Firsts, way: Way) -> Reals:
     row = tables.size(way.microbatch_size)
     forward = np.diff(tables.forward[row, edges])
     backward = np.diff(tables.backward[row, edges])
-    first_half = np.minimum(np.diff(tables.input_gradient[row, edges]), backward)
-    found = np.stack([forward, backward, first_half, backward - first_half, forward])
+    first = np.diff(tables.input_gradient[row, edges])
+    second = np.diff(tables.weight_gradient[row, edges])
+    found = np.stack([forward, backward, first, second, forward])
     if way.recompute:
         found[0, :-1] = np.diff(tables.untraced[row, edges])[:-1]
     send_s = tables.profile.send_s

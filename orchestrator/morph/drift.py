@@ -88,5 +88,6 @@ def _scaled(section: Section, factor: float) -> Section:
         forward_s=scaled(section.forward_s),
         backward_s=scaled(section.backward_s),
         input_gradient_s=scaled(section.input_gradient_s),
+        weight_gradient_s=scaled(section.weight_gradient_s),
         untraced_s=scaled(section.untraced_s),
     )

@@ -64,7 +64,8 @@ class Curve(NamedTuple):
     peaks: Reals  # [stashed | owed, stage], at `first`
     peak_slope: Reals
     busy: Reals  # of each stage's worker, a microbatch
-    reach: Reals  # [stage, stage that holds back]: what comes before and after that one's own work
+    lead: Reals  # of each worker: until its first input, plus from its last gradient to the first stage
+    lag: Reals  # of each worker: from its own last gradient to the first stage
     costs: engine.Costs
 
     @property
@@ -229,7 +230,7 @@ def curve(splitter: Splitter, way: Way, per_instance: int, among: Codes) -> Curv
         held,
         (peaks(way, two) - held) / (second - first),
         _busy(way, costs),
-        _reach(way, costs),
+        *_lead_and_lag(way, costs),
         costs,
     )
 
@@ -255,30 +256,40 @@ def _busy(way: Way, costs: engine.Costs) -> Reals:
     """What each worker computes a microbatch, over its chunks."""
     again = costs.seconds[engine.RECOMPUTE] * way.recompute
     again[-1] = 0
-    each = costs.seconds[engine.FORWARD] + costs.seconds[engine.BACKWARD] + again
+    backward = costs.seconds[engine.BACKWARD]
+    if way.schedule == "zero-bubble":
+        backward = costs.seconds[engine.INPUT_GRADIENT] + costs.seconds[engine.WEIGHT_GRADIENT]
+    each = costs.seconds[engine.FORWARD] + backward + again
     found: Reals = each.reshape(way.chunks, way.depth).sum(axis=0)
     return found
 
 
-def _reach(way: Way, costs: engine.Costs) -> Reals:
+def _lead_and_lag(way: Way, costs: engine.Costs) -> tuple[Reals, Reals]:
     """ready_j(N) >= (until k has its first input) + N * busy_k + (from k's last gradient to j), k >= j.
 
     Convexity: the straight line through two small N can only be too low, when the worker that holds the
-    others back in the long run does not yet; its own line is added here. [stage j, worker k]
+    others back in the long run does not yet; its own line is added in `along`.
     """
-    stages = costs.seconds.shape[1]
-    hop = costs.wire[:, :, :2].sum(axis=2)
-    fill = np.concatenate([[0.0], np.cumsum(costs.seconds[engine.FORWARD] + hop[0])[:-1]])
+    hop = costs.wire[:, : way.depth, :2].sum(axis=2)
+    forward, backward = costs.seconds[[engine.FORWARD, engine.BACKWARD], : way.depth]
+    fill = np.concatenate([[0.0], np.cumsum(forward + hop[0])[:-1]])
     if way.schedule == "gpipe" and way.recompute:
-        fill[:-1] -= costs.seconds[engine.RECOMPUTE, :-1]  # its last microbatch needs none
-    back = np.concatenate([[0.0], np.cumsum(costs.seconds[engine.BACKWARD])])
-    wire = np.concatenate([[0.0], np.cumsum(hop[1])])
-    found = np.full((stages, way.depth), -np.inf)
-    for k in range(way.depth):
-        # The last weight-gradients of zero-bubble delay nobody but their own worker.
-        below = np.arange(k if way.schedule == "zero-bubble" else 0, k + 1)
-        found[below, k] = fill[k] + back[k] - back[below] + wire[k + 1] - wire[below + 1]
-    return found
+        fill[:-1] -= costs.seconds[
+            engine.RECOMPUTE, : way.depth - 1
+        ]  # its last microbatch needs none
+    lag = np.concatenate([[0.0], np.cumsum(backward)[:-1]]) + np.cumsum(hop[1])
+    return fill + lag, lag
+
+
+def _held_back(curve: Curve, shares: Codes) -> Reals:
+    """The bound above for the first stages of all workers, [worker, share]."""
+    own = curve.lead[:, None] + curve.busy[:, None] * shares
+    if (
+        curve.way.schedule != "zero-bubble"
+    ):  # its last weight-gradients delay nobody but their worker
+        own = np.maximum.accumulate(own[::-1], axis=0)[::-1]
+    bound: Reals = own - curve.lag[:, None]
+    return bound
 
 
 def _programs(way: Way, microbatches: int) -> engine.Programs:
@@ -305,8 +316,8 @@ def along(curve: Curve, shares: Codes) -> tuple[Reals, Reals]:
     """Ready times [stage, share] and peaks [2, stage, share] for these numbers of microbatches."""
     steps = shares - curve.first
     ready = curve.ready[:, None] + curve.slope[:, None] * steps
-    alone = curve.reach[:, :, None] + curve.busy[None, :, None] * shares
-    ready = np.maximum(ready, alone.max(axis=1))
+    depth = curve.way.depth
+    ready[:depth] = np.maximum(ready[:depth], _held_back(curve, shares))
     held = curve.peaks[:, :, None] + curve.peak_slope[:, :, None] * steps
     for at in np.flatnonzero(steps < 0):
         programs = _programs(curve.way, int(shares[at]))

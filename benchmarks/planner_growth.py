@@ -1,0 +1,119 @@
+"""How the planner's time grows with stages, microbatches, workers and sections, up to 10,000 workers.
+
+Processor time of one thread, the least of three rounds.
+
+python benchmarks/planner_growth.py [file.svg]
+"""
+
+import sys
+import time
+from itertools import pairwise
+from math import log10
+from pathlib import Path
+
+from planner_speed import blocks
+
+from orchestrator.morph import book, schedules, simulator
+from orchestrator.morph.search import Task
+
+WIDTH, HEIGHT, EDGE = 720, 420, 60
+COLOURS = ("#4c78c8", "#3a9d6a", "#e0a53c", "#9c6bb5", "#c8504c")
+
+
+def once(work) -> float:
+    work()
+    found = []
+    for _ in range(3):
+        start_s = time.process_time()
+        work()
+        found.append(time.process_time() - start_s)
+    return min(found)
+
+
+def step(depth: int, share: int) -> float:
+    programs = schedules.pack("1f1b", depth, share)
+    costs = simulator.costs(simulator.uniform(depth, 0.04, 0.08))
+    return once(lambda: simulator.run(programs, costs))
+
+
+def searched(sections: int, workers: int) -> float:
+    profile = blocks(sections, (4,))
+    return once(lambda: book.best(profile, Task(global_batch=8192), workers))
+
+
+def booked(sections: int, workers: int) -> float:
+    profile = blocks(sections, (4,))
+    return once(lambda: book.book(profile, Task(global_batch=8192), workers))
+
+
+def series() -> dict[str, list[tuple[int, float]]]:
+    return {
+        "a step, 512 microbatches, by stages": [(p, step(p, 512)) for p in (2, 8, 32, 128, 512)],
+        "a step, 32 stages, by microbatches": [(m, step(32, m)) for m in (8, 32, 128, 512, 2048)],
+        "a search, 32 sections, by workers": [
+            (g, searched(32, g)) for g in (1, 10, 100, 1000, 10_000)
+        ],
+        "a book, 32 sections, by workers": [(g, booked(32, g)) for g in (1, 10, 100, 1000, 10_000)],
+        "a book for 256, by sections": [(k, booked(k, 256)) for k in (4, 8, 16, 32, 64)],
+    }
+
+
+def plot(found: dict[str, list[tuple[int, float]]]) -> str:
+    """Both axes by powers of ten."""
+    points = [point for line in found.values() for point in line]
+    low_y, high_y = (f(log10(y) for _, y in points) for f in (min, max))
+    high_x = max(log10(x) for x, _ in points)
+
+    def place(x: float, y: float) -> tuple[float, float]:
+        across = EDGE + log10(x) / high_x * (WIDTH - 2 * EDGE)
+        up = (log10(y) - low_y) / (high_y - low_y)
+        return across, HEIGHT - EDGE - up * (HEIGHT - 2 * EDGE - 90)
+
+    parts = [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
+        f'width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">',
+        f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
+    ]
+    for power in range(5):
+        x, _ = place(10**power, 10**low_y)
+        parts.append(f'<line x1="{x}" y1="110" x2="{x}" y2="{HEIGHT - EDGE}" stroke="#e6e6e6"/>')
+        parts.append(
+            f'<text x="{x}" y="{HEIGHT - EDGE + 18}" text-anchor="middle">{10**power}</text>'
+        )
+    for power in range(int(low_y) - 1, int(high_y) + 1):
+        if low_y <= power <= high_y:
+            _, y = place(1, 10**power)
+            parts.append(
+                f'<line x1="{EDGE}" y1="{y}" x2="{WIDTH - EDGE}" y2="{y}" stroke="#e6e6e6"/>'
+            )
+            parts.append(
+                f'<text x="{EDGE - 6}" y="{y + 4}" text-anchor="end">{10.0**power:g} s</text>'
+            )
+    for index, (name, line) in enumerate(found.items()):
+        colour = COLOURS[index]
+        for a, b in pairwise(line):
+            (x1, y1), (x2, y2) = place(*a), place(*b)
+            parts.append(
+                f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{colour}" stroke-width="2"/>'
+            )
+        for point in line:
+            x, y = place(*point)
+            parts.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>')
+        parts.append(
+            f'<rect x="{EDGE}" y="{14 + 17 * index}" width="11" height="11" fill="{colour}"/>'
+        )
+        parts.append(f'<text x="{EDGE + 17}" y="{24 + 17 * index}">{name}</text>')
+    return "\n".join([*parts, "</svg>", ""])
+
+
+def main() -> None:
+    found = series()
+    for name, line in found.items():
+        print(name)
+        print("  " + "  ".join(f"{x}: {seconds * 1e3:.2f} ms" for x, seconds in line))
+    if len(sys.argv) > 1:
+        Path(sys.argv[1]).write_text(plot(found), encoding="utf-8")
+
+
+if __name__ == "__main__":
+    main()
