@@ -76,7 +76,9 @@ class Stage:
         stream = None
         if self.piece.before.stream:
             assert arrived is not None
-            stream = arrived.tensors[-1]
+            arriving = arrived.tensors[-1]
+            assert arriving is not None
+            stream = arriving.clone()  # `set_rng_state` reads from where the storage begins
         elif self.piece.draws and seed is not None:
             seed()
             stream = torch.get_rng_state()

@@ -116,7 +116,7 @@ class MeshChannel:
                 extra, pieces = pack(parcel)
                 part = Part(generation=self._generation, step=0, tag=tag, extra=extra)
                 self._connection(peer).send(part, *pieces)
-            except WireError as error:
+            except Exception as error:  # nobody else would hear of it
                 self.break_off(f"{tag} did not reach {peer}: {error}")
             del item, parcel
 

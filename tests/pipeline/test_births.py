@@ -2,7 +2,7 @@
 
 import pytest
 import torch
-from conftest import MODELS, SEED, made
+from playing import MODELS, SEED, made
 from torch import nn
 
 from agent.pipeline.births import CannotPlayBack, Unborn

@@ -1,9 +1,9 @@
 """The layout is not part of the maths: bit-equal losses and weights, whatever the cut."""
 
 import pytest
-from conftest import MODELS, alone, graph_of, same_weights, together
 from hypothesis import HealthCheck, Phase, given, settings
 from hypothesis import strategies as st
+from playing import MODELS, alone, graph_of, same_weights, together
 
 from agent.pipeline.examine import cut_points
 

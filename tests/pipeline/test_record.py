@@ -5,7 +5,7 @@ import random
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from conftest import MODELS, loss_of, made
+from playing import MODELS, loss_of, made
 from torch import nn
 
 from agent.errors import Misuse
