@@ -157,11 +157,18 @@ def _rows(scene: _Scene) -> Iterator[_Row]:
         left_h = (scene.limits.finish_by_s - scene.at_s) / HOUR_S
         horizon_h = min(HORIZON_H, max(left_h, 2 * scene.demand.start_s / HOUR_S + 0.01))
     for h in scene.holdings:
-        if h.reliable or not h.noticed:
+        if h.reliable or not (h.noticed or _expires(h, scene)):
             yield _held(h, scene, horizon_h)
     for o in scene.offers:
         if not o.blocked:
             yield from _offered(o, scene, horizon_h)
+
+
+def _expires(h: Holding, scene: _Scene) -> bool:
+    """Some rules end every machine after a day: its successor must start before."""
+    life_s = rule_of(h.billing, h.pool.cloud, h.market).life_max_s
+    age_s = scene.at_s - h.started_at_s
+    return life_s is not None and age_s >= life_s - scene.demand.start_s - RENEW_S
 
 
 def _held(h: Holding, scene: _Scene, horizon_h: float) -> _Row:

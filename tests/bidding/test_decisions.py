@@ -248,3 +248,15 @@ def test_little_time_to_spare_forbids_a_move():
     assert said.release == ()
     loose = Limits(slots_max=1, finish_by_s=30 * H)
     assert decide(market, held, demand, loose, Linear(), 7200.0).release != ()
+
+
+def test_a_machine_that_may_live_a_day_is_replaced_before():
+    """Under the rule with a limit of 24 h a machine of 23.95 h makes way, one of 20 h stays."""
+    again = one("b", 0.3, billing="fixed_discount")
+    held = lease("x", "a", 0.3, billing="fixed_discount")
+    day = 24 * H
+    stays = decide([again], [held], DEMAND, Limits(slots_max=1), Linear(), day - 4 * H)
+    assert (stays.acquire, stays.release) == ((), ())
+    ends = decide([again], [held], DEMAND, Limits(slots_max=1), Linear(), day - 180.0)
+    assert ends.acquire[0].count == 1
+    assert [r.lease for r in ends.release] == ["x"]
