@@ -154,10 +154,23 @@ class Stage:
         """Gradients into the parameters, and those that the stage before waits for."""
         held = self._held[microbatch]
         relayed = self._find_roots(held, arrived)
-        if held.roots[0]:
-            torch.autograd.backward(*held.roots)
+        found = self._differentiate(held, list(held.leaves.values()))
         held.roots = ([], [])
-        return self._back(held, relayed, {n: leaf.grad for n, leaf in held.leaves.items()})
+        return self._back(held, relayed, dict(zip(held.leaves, found, strict=True)))
+
+    def _differentiate(
+        self, held: Held, leaves: list[torch.Tensor]
+    ) -> tuple[torch.Tensor | None, ...]:
+        """Gradients as they are: gathered in a leaf's `.grad` they would get the leaf's strides, and a
+        kernel that sees other strides may round otherwise."""
+        wanted = [*leaves, *self._params.values()]
+        if not held.roots[0] or not wanted:
+            return (None,) * len(leaves)
+        edges, grads = held.roots
+        found = torch.autograd.grad(edges, wanted, grads, allow_unused=True)
+        for param, gradient in zip(self._params.values(), found[len(leaves) :], strict=True):
+            param.grad = gradient
+        return found[: len(leaves)]
 
     def input_gradient(self, microbatch: int, arrived: Parcel | None) -> tuple[Parcel, bool]:
         """What the stage before waits for; and whether there is no other half to be done later."""
@@ -173,8 +186,8 @@ class Stage:
         held = self._held[microbatch]
         if held.groups is not None:
             stage_backward_weight(iter(self._params.values()), held.groups)
-        elif held.roots[0] and self._params:
-            torch.autograd.backward(*held.roots, inputs=list(self._params.values()))
+        else:
+            self._differentiate(held, [])
         held.roots, held.groups = ([], []), None
 
     def _halve(self, held: Held) -> tuple[torch.Tensor | None, ...]:

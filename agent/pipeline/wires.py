@@ -29,13 +29,17 @@ _encode = msgspec.msgpack.Encoder().encode
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
-    """Where a tensor lies in a frame; `dense` says that its strides can be had without a copy."""
+    """Where a tensor lies in a frame; `dense` says that its strides can be had without a copy.
+
+    What is the same all along an axis is sent once, and expanded to `whole` again.
+    """
 
     dtype: str
     shape: tuple[int, ...]
     stride: tuple[int, ...]
     start: int
     dense: bool
+    whole: tuple[int, ...]
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True):
@@ -139,14 +143,14 @@ def pack(parcel: Parcel) -> tuple[bytes, list[memoryview]]:
         if tensor is None:
             places.append(None)
             continue
-        lying, dense = _as_it_lies(tensor.detach().to("cpu"))
+        once = _once(tensor.detach().to("cpu"))
+        lying, dense = _as_it_lies(once)
         data: Any = lying.view(-1).view(torch.uint8).numpy()
-        stride = tuple(tensor.stride()) if dense or 0 not in tensor.stride() else ()
-        dtype, shape = DTYPES[tensor.dtype], tuple(tensor.shape)
-        places.append(Place(dtype, shape, stride, at, dense))
-        padding = -tensor.nbytes % ALIGN_BYTES
+        dtype, shape, whole = DTYPES[once.dtype], tuple(once.shape), tuple(tensor.shape)
+        places.append(Place(dtype, shape, tuple(once.stride()), at, dense, whole))
+        padding = -once.nbytes % ALIGN_BYTES
         pieces += [memoryview(data), memoryview(bytes(padding))]
-        at += tensor.nbytes + padding
+        at += once.nbytes + padding
     return _encode(Manifest(tuple(places), parcel.plain)), pieces
 
 
@@ -160,6 +164,13 @@ def unpack(extra: bytes, payload: memoryview, device: str) -> Parcel:
         None if place is None else _laid_out(place, memory).to(device) for place in manifest.places
     )
     return Parcel(tensors=tensors, plain=manifest.plain)
+
+
+def _once(tensor: torch.Tensor) -> torch.Tensor:
+    for axis, stride in enumerate(tensor.stride()):
+        if stride == 0 and tensor.shape[axis] > 1:
+            tensor = tensor.narrow(axis, 0, 1)
+    return tensor
 
 
 def _as_it_lies(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
@@ -176,7 +187,8 @@ def _laid_out(place: Place, memory: torch.Tensor) -> torch.Tensor:
     count = torch.Size(place.shape).numel()
     flat = memory[place.start : place.start + count * dtype.itemsize].view(dtype)
     if place.dense:
-        return flat.as_strided(place.shape, place.stride)
-    if not place.stride:
-        return flat.view(place.shape)
-    return torch.empty_strided(place.shape, place.stride, dtype=dtype).copy_(flat.view(place.shape))
+        tensor = flat.as_strided(place.shape, place.stride)
+    else:
+        tensor = torch.empty_strided(place.shape, place.stride, dtype=dtype)
+        tensor.copy_(flat.view(place.shape))
+    return tensor.expand(place.whole)
