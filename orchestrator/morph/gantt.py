@@ -2,6 +2,7 @@
 
 from collections.abc import Sequence
 from html import escape
+from textwrap import wrap
 
 import numpy as np
 
@@ -13,7 +14,8 @@ from orchestrator.morph.plans import Plan
 from orchestrator.morph.search import Task
 from orchestrator.morph.simulator import Bar, timeline
 
-WIDTH, ROW, LEFT, TOP, FOOT = 1200, 26, 64, 56, 44
+WIDTH, ROW, LEFT, RIGHT, TOP, FOOT = 1200, 26, 64, 36, 74, 44
+LINE_MAX = 140  # letters of a title that fit beside each other
 ROWS_MAX = 64
 BARS_MAX = 20_000
 LETTER = 7.0  # pixels that a digit needs
@@ -41,14 +43,14 @@ def svg(schedule: Schedule, costs: Costs, *, title: str = "", tail_s: Sequence[f
         drawn = [bar for bar in drawn if bar.end_s <= cut_s]
         tails = []
     rows = min(schedule.workers, ROWS_MAX)
-    scale = (WIDTH - LEFT - 16) / cut_s
+    scale = (WIDTH - LEFT - RIGHT) / cut_s
     height = TOP + rows * ROW + FOOT
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
         f'width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="11" '
         f'role="img" aria-label="{escape(title or schedule.name, quote=True)}">',
         f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-        f'<text x="{LEFT}" y="20" font-size="14" fill="#222222">{escape(title or schedule.name)}</text>',
+        *_title(title or schedule.name),
         *_legend({bar.kind for bar in drawn}, bool(tails)),
         *_axis(cut_s, scale, rows, whole_s),
     ]
@@ -92,13 +94,21 @@ def _tails(
     return [tail for tail in found if tail[2] > tail[1]]
 
 
+def _title(title: str) -> list[str]:
+    """Two lines hold what a plan says about itself."""
+    return [
+        f'<text x="{LEFT}" y="{18 + 18 * row}" font-size="14" fill="#222222">{escape(line)}</text>'
+        for row, line in enumerate(wrap(title, LINE_MAX)[:2])
+    ]
+
+
 def _legend(kinds: set[Kind], reduces: bool) -> list[str]:
     labels = [(colour, label) for kind, (colour, label) in COLOURS.items() if kind in kinds]
     labels += [("#9c6bb5", "reduce and apply")] if reduces else []
     parts, x = [], float(LEFT)
     for colour, label in dict.fromkeys(labels):
-        parts.append(f'<rect x="{x:.0f}" y="31" width="12" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 17:.0f}" y="41" fill="#444444">{label}</text>')
+        parts.append(f'<rect x="{x:.0f}" y="49" width="12" height="12" fill="{colour}"/>')
+        parts.append(f'<text x="{x + 17:.0f}" y="59" fill="#444444">{label}</text>')
         x += 34 + LETTER * len(label)
     return parts
 
