@@ -27,7 +27,7 @@ def main() -> None:
             name, f"{ours['cost_usd'].mean():.2f}", f"{np.median(ours.ratio):.3f}",
             f"{np.percentile(ours.ratio, 95):.3f}", f"{np.median(ours.plain_ratio):.3f}",
             f"{np.percentile(ours.plain_ratio, 95):.3f}", best,
-            f"{ratio.value:.3f}", f"{ratio.low:.3f}..{ratio.high:.3f}",
+            f"{ratio.value:.4f}", f"{ratio.low:.4f}..{ratio.high:.4f}",
         ])  # fmt: skip
         print("  ".join(rows[-1]), file=sys.stderr)
     show(
