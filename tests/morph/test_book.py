@@ -5,7 +5,7 @@ import itertools
 import msgspec
 import numpy as np
 import pytest
-from conftest import make_profile, network
+from blocks import make_profile, network
 
 from orchestrator.morph import book, costing, search
 from orchestrator.morph.errors import BatchError, DoesNotFit

@@ -6,7 +6,7 @@ import time
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
-from conftest import network
+from blocks import network
 from torch import nn
 
 from agent import calibrate

@@ -1,7 +1,7 @@
 """Heartbeats against predictions."""
 
 import pytest
-from conftest import make_profile
+from blocks import make_profile
 
 from orchestrator.morph import book, drift
 from orchestrator.morph.drift import Watch

@@ -2,7 +2,7 @@
 
 from xml.etree import ElementTree
 
-from conftest import make_profile
+from blocks import make_profile
 
 from orchestrator.morph import book, gantt, schedules, simulator
 from orchestrator.morph.search import Task

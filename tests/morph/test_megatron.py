@@ -1,7 +1,7 @@
 """The published tables of PTD-P."""
 
 import pytest
-from conftest import network
+from blocks import network
 
 from orchestrator.morph import book, megatron
 from orchestrator.morph.megatron import Shape

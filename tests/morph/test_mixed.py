@@ -5,7 +5,7 @@ import itertools
 import msgspec
 import numpy as np
 import pytest
-from conftest import make_profile
+from blocks import make_profile
 
 from orchestrator.morph import book, mixed
 from orchestrator.morph.errors import DoesNotFit, ProfileError

@@ -2,7 +2,7 @@
 
 import msgspec
 import pytest
-from conftest import make_profile, network
+from blocks import make_profile, network
 
 from agent.profile import Link, render
 from orchestrator.morph import profiles

@@ -4,7 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
-from conftest import make_profile
+from blocks import make_profile
 
 from orchestrator.morph import book, transition
 from orchestrator.morph.errors import DoesNotFit
