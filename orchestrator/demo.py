@@ -32,7 +32,7 @@ from orchestrator.view import JobView, View
 
 FOLDER = Path(".demo")
 SCRIPT = Path("examples/gpt.py")
-STEPS = 240
+STEPS = 200
 MACHINES = 3
 UP_S_MAX = 90.0
 DOWN_S_MAX = 40.0

@@ -179,12 +179,13 @@ class Api:
 
     async def _drill(self, request: Request) -> list[str]:
         wanted = msgspec.json.decode(await request.body(), type=Drill)
+        at_once = wanted.warning_s == 0 and not wanted.only_hint
         running = sorted(
             (machine.launched_at_s, machine.id)
             for machine in self._core.machines(wanted.deployment)
             if machine.state == "running"
             and machine.market == "spot"
-            and self._core.notice(machine.id) is None
+            and (at_once or self._core.notice(machine.id) is None)
         )
         count = len(running) if wanted.nodes == "all" else wanted.nodes
         taken = [machine_id for _, machine_id in running[:count]]
