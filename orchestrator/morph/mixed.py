@@ -25,6 +25,7 @@ from orchestrator.morph.plans import Cost, Holding, Plan, RunnerUp, Way
 from orchestrator.morph.search import RUNNERS_UP, Task
 
 MIXED_DEPTH_MAX = 64
+MIXES_MAX = 256
 BISECTIONS = 50
 ROUNDING = 1e-9
 
@@ -72,6 +73,25 @@ def best_mix(
         for other, _ in found[1 : 1 + RUNNERS_UP]
     )
     return msgspec.structs.replace(plan, workers=workers, runners_up=others), chains
+
+
+def mix_book(
+    profiles: Mapping[str, Profile], task: Task, mixes: Sequence[Sequence[Holding]]
+) -> dict[tuple[Holding, ...], tuple[Plan, tuple[Chain, ...]]]:
+    """The best layout of every likely mix, by `footprint`; a mix that nothing fits is not in it."""
+    made = {}
+    for mix in mixes[:MIXES_MAX]:
+        try:
+            made[footprint(mix)] = best_mix(profiles, task, mix)
+        except DoesNotFit:
+            continue
+    return made
+
+
+def footprint(holdings: Sequence[Holding]) -> tuple[Holding, ...]:
+    """The same for the same instances, in whatever order they are listed; empty holdings are dropped."""
+    held = [holding for holding in holdings if holding.workers]
+    return tuple(sorted(held, key=lambda h: (h.instance_type, h.zone, h.per_instance, h.instances)))
 
 
 def _groups(
