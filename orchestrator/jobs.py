@@ -261,6 +261,9 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
     job = state.jobs.get(event.job)
     if job is None or job.status not in ("FAILED", "CANCELLED"):
         return
+    if state.stopping:
+        note(out, job.id, "not resumed: the manager is shutting down")
+        return
     job.failures, job.preemptions, job.stalls = 0, 0, 0
     job.failed_at_s, job.failed_step, job.ended_at_s = -1.0, -1, None
     move(state, out, job, "PENDING", f"resumed by {event.by} from step {job.step}")

@@ -379,6 +379,19 @@ def test_shutting_down_gives_back_everything_and_then_stops(hand: Any) -> None:
     assert "shutting down" in h.state.jobs["late"].because
 
 
+def test_nothing_is_resumed_while_the_manager_shuts_down(hand: Any) -> None:
+    """A job that came back then would wait for ever, and the manager for it."""
+    h = hand().running(slots_max=1)
+    h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    h.see(ShutdownAsked(at_s=h.at_s, by="ann"))
+    for _ in range(20):
+        h.wait(2.0)
+        h.see(JobResumed(at_s=h.at_s, job="job", by="bob"))
+        h.serve()
+    assert h.job.status == "CANCELLED"
+    assert h.only(h.said, Stop)
+
+
 # --- what people see -------------------------------------------------------------------------
 
 
