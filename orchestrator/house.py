@@ -164,11 +164,13 @@ class House:
         words += ["--seed", str(local.seed), "--tempo", str(local.tempo)]
         if local.prices:
             words += ["--prices", local.prices]
+        ready = self.places.cloud_dir / "cloud.json"
+        ready.unlink(missing_ok=True)  # of a cloud that was killed
         self._children["cloud"] = self._python(
             "cloud",
             ["-m", "cloud.local", "--dir", str(self.places.cloud_dir), *words],
         )
-        self._wait("the local cloud", "cloud", (self.places.cloud_dir / "cloud.json").exists)
+        self._wait("the local cloud", "cloud", ready.exists)
 
     def _free_port(self, setting: str, host: str, port: int) -> int:
         """The port that the settings name, or one that is free now."""

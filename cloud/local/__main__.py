@@ -106,7 +106,7 @@ async def serve(options: argparse.Namespace) -> None:
     clock = SystemClock()
     service = service_of(options, clock)
     listener = Listener(Api(service, _token(options.dir / "token")).app)
-    await listener.listen("127.0.0.1")
+    await _listen(listener, options.dir / "port")
     loop, over = asyncio.get_running_loop(), asyncio.Event()
     for number in (signal.SIGTERM, signal.SIGINT):
         loop.add_signal_handler(number, over.set)
@@ -121,6 +121,16 @@ async def serve(options: argparse.Namespace) -> None:
     running.cancel()
     with contextlib.suppress(asyncio.CancelledError):
         await running
+
+
+async def _listen(listener: Listener, port: Path) -> None:
+    """At the address of the cloud that was here before: its customers know no other."""
+    known = int(port.read_text()) if port.exists() else 0
+    try:
+        await listener.listen("127.0.0.1", known)
+    except OSError:
+        await listener.listen("127.0.0.1")
+    _write(port, listener.url.rpartition(":")[2].encode())
 
 
 def _token(path: Path) -> str:

@@ -202,6 +202,23 @@ def test_a_killed_cloud_finds_its_books_again(new_cloud: NewCloud):
     assert launch(cloud, "t-3").id not in after
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGKILL])
+def test_a_cloud_that_comes_back_is_where_it_was(new_cloud: NewCloud, number: signal.Signals):
+    """A customer knows one address; the next cloud of the directory answers there."""
+    cloud = new_cloud().start()
+    known = cloud.provider()
+    cloud.stop(number)
+    cloud.start()
+
+    async def look() -> object:
+        try:
+            return await known.catalogue()
+        finally:
+            await known.close()
+
+    assert asyncio.run(look())
+
+
 def test_a_launch_is_in_the_books_before_it_is_answered(new_cloud: NewCloud):
     """A cloud that is killed right after its answer still knows the machine."""
     cloud = new_cloud().start()
