@@ -109,6 +109,8 @@ def offers(state: State, job: Job) -> list[Offer]:
                     market="spot",
                     price_usd_per_h=known.spot_usd_per_h,
                     blocked=waits,
+                    hazard_per_h=known.record.hazard_per_h(state.now_s),
+                    return_per_h=known.record.return_per_h(state.now_s),
                 )
             )
         if state.settings.on_demand_allowed:
@@ -141,6 +143,7 @@ def holdings(state: State, job: Job) -> list[Holding]:
             bid_usd_per_h=lease.request.bid_usd_per_h,
             started_at_s=lease.intended_at_s,
             noticed=lease.state == "noticed" or lease.lost_at_s is not None,
+            hazard_per_h=state.pools[lease.pool.key].record.hazard_per_h(state.now_s),
         )
         for token in job.leases
         if not (lease := state.leases[token]).leaving and lease.state != "ending"

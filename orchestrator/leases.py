@@ -86,6 +86,9 @@ def adopt(state: State, out: list[AnyAction], lease: Lease, machine: Machine) ->
     move_lease(lease, "pending", state.now_s, why)
     note(out, machine.id, why)
     ledger.start_charging(state, lease, machine.price_usd_per_h, machine.launched_at_s)
+    if lease.request.market == "spot":
+        known = state.pools[lease.pool.key]
+        known.record = known.record.sold(state.now_s)
     if not state.jobs[lease.job].active or state.stopping:
         lease.leaving = lease.leaving or "nobody needs it any more"
     if lease.leaving:
@@ -105,6 +108,9 @@ def on_launch_failed(state: State, out: list[AnyAction], event: LaunchFailed) ->
     why = f"{event.code}: {event.error}"
     match event.code:
         case "NoCapacity" | "PriceAboveBid" | "LaunchRefused":
+            if event.code == "NoCapacity" and lease.request.market == "spot":
+                known = state.pools[lease.pool.key]
+                known.record = known.record.refused(state.now_s)
             penalise(state, out, lease.pool, why)
             drop(state, out, lease, why)
         case "QuotaExceeded":
@@ -188,6 +194,18 @@ def lose(state: State, out: list[AnyAction], lease: Lease, at_s: float, because:
         crews.regroup(state, out, job)
 
 
+def _record_end(state: State, known: PoolState, *, lost: bool) -> None:
+    """What the pool is known for: a loss counts against it, a machine given back only ends the watch."""
+    others = any(
+        state.leases[token].machine_id and state.leases[token].request.market == "spot"
+        for token in known.leases
+    )
+    if lost:
+        known.record = known.record.lost(state.now_s, others)
+    elif not others:
+        known.record = known.record.left(state.now_s)
+
+
 def _end(
     state: State,
     out: list[AnyAction],
@@ -209,7 +227,10 @@ def _end(
     job.thought_at_s = -1.0
     del state.leases[lease.token]
     del job.leases[lease.token]
-    del state.pools[lease.pool.key].leases[lease.token]
+    known = state.pools[lease.pool.key]
+    del known.leases[lease.token]
+    if lease.machine_id and lease.request.market == "spot":
+        _record_end(state, known, lost=ended_by == "provider")
     state.machines.pop(lease.machine_id, None)
     if lease.machine_id:
         state.ended_leases.append(lease)

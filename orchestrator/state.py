@@ -10,6 +10,7 @@ from typing import Literal
 import msgspec
 
 from agent.layout import Layout
+from bidding.observed import PoolRecord
 from cloud.model import InstanceType, LaunchRequest, Pool
 from orchestrator.actions import AnyAction, Note
 from orchestrator.events import JobSpec
@@ -135,6 +136,7 @@ class PoolState(msgspec.Struct, kw_only=True):
     blocked_until_s: float = 0.0
     strikes: int = 0
     leases: dict[str, None] = {}
+    record: PoolRecord = PoolRecord()  # how long it held spot machines for us, and how they ended
 
 
 class ProviderState(msgspec.Struct, kw_only=True):
