@@ -40,6 +40,12 @@ def same(first: dict[str, torch.Tensor], second: dict[str, torch.Tensor]) -> boo
     )
 
 
+def orchestrator(*words: str) -> "subprocess.CompletedProcess[str]":
+    """The command as a person types it."""
+    program = Path(sys.executable).with_name("orchestrator")
+    return subprocess.run([str(program), *words], capture_output=True, text=True, timeout=180)
+
+
 def drill(house: RunningHouse, warning_s: float, nodes: object) -> list[str]:
     async def go() -> list[str]:
         provider = local_provider(house.client())
@@ -87,7 +93,8 @@ def machines_working(house: RunningHouse, count: int) -> bool:
 
 
 def test_everyone_is_killed_once_and_the_weights_are_the_same(new_house, tmp_path):
-    """Manager, Redis, keeper, the cloud's machines one by one and all: no step lost, same weights."""
+    """Manager, Redis, keeper, the cloud's machines one by one and all: no step lost, same weights, and the
+    journal of it all, decided again, says the same."""
     steps, out = 260, tmp_path / "ours.pt"
     house = new_house()
     house.start()
@@ -111,6 +118,9 @@ def test_everyone_is_killed_once_and_the_weights_are_the_same(new_house, tmp_pat
     assert job.status == "SUCCEEDED", job.because
     assert (job.step, job.steps_lost) == (steps, 0), house.told()
     assert same(weights(out), undisturbed(tmp_path, steps))
+    replayed = orchestrator("replay", "--config", str(house.config))
+    assert replayed.returncode == 0, replayed.stderr
+    assert "every decision is the same" in replayed.stdout
     assert house.down() == 0
     assert processes.marked(house.places.identity) == []
 
@@ -141,13 +151,7 @@ def test_a_script_that_raises_fails_with_its_own_traceback(new_house):
     script = house.folder / "broken.py"
     script.write_text(TOY.replace("optimizer.step()", "optimizer.stepp()"))
     words = ["submit", str(script), "--follow", "--max-failures", "0", "--slots-max", "1"]
-    words += ["--config", str(house.config), "--", "50", "0", "nowhere"]
-    ran = subprocess.run(
-        [str(Path(sys.executable).with_name("orchestrator")), *words],
-        capture_output=True,
-        text=True,
-        timeout=180,
-    )
+    ran = orchestrator(*words, "--config", str(house.config), "--", "50", "0", "nowhere")
     said = ran.stdout + ran.stderr
     assert ran.returncode == 100, said
     assert "optimizer.stepp()" in said
