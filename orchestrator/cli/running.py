@@ -148,8 +148,10 @@ def last_line(log: Path, begins_at: int) -> str:
 def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
     """Ask the house to end with all that it owns; a house that is too busy to hear is swept up.
 
-    A second Ctrl-C does not cut this short.
+    A second Ctrl-C does not cut this short. A house that was there before ours keeps what it has.
     """
+    from orchestrator.house import HouseError, only_one
+
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         process.terminate()
@@ -158,9 +160,10 @@ def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        processes.sweep(places.identity)
-        places.house.unlink(missing_ok=True)
-        places.remove_link()
+        with contextlib.suppress(HouseError), only_one(places):
+            processes.sweep(places.identity)
+            places.house.unlink(missing_ok=True)
+            places.remove_link()
     finally:
         signal.signal(signal.SIGINT, before)
 

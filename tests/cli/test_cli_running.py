@@ -22,6 +22,19 @@ def test_up_finds_what_is_up(housed):
     assert housed("dashboard", "--json").json == {"dashboard_url": answer["dashboard_url"]}
 
 
+def test_up_while_another_starts_leaves_that_one_alone(housed):
+    """Whoever comes second is told so, and takes nothing along when it ends."""
+    note, before = housed.places.house, processes.marked(housed.places.identity)
+    text = note.read_bytes()
+    note.unlink()  # it is not ready yet
+    try:
+        answer = housed("up")
+    finally:
+        note.write_bytes(text)
+    assert (answer.code, "another manager already runs" in answer.line) == (1, True)
+    assert processes.marked(housed.places.identity) == before
+
+
 def test_a_port_in_use_is_one_line_and_nothing_is_left(shell):
     """What the starting manager said last is what the person sees; all that it started is gone."""
     with socket.create_server(("127.0.40.9", 0)) as taken:
