@@ -1,6 +1,7 @@
 """How the command line and the dashboard speak with a running house: through Redis, never through
 the manager's process, so that they work while the manager is away."""
 
+import fcntl
 import hashlib
 from pathlib import Path
 from typing import Any
@@ -52,7 +53,7 @@ class Client:
             raise NotRunning(
                 f"nothing is running in {places.state_dir}; start it with: orchestrator up"
             ) from error
-        if not Path(f"/proc/{house.pid}").exists():
+        if not (Path(f"/proc/{house.pid}").exists() and _held(places.lock)):
             raise NotRunning(
                 f"the manager in {places.state_dir} has ended without saying so (pid {house.pid}); "
                 "start it again with: orchestrator up"
@@ -97,6 +98,18 @@ class Client:
         sha = hashlib.sha256(data).hexdigest()
         self._redis.set(f"orch:script:{sha}", data)
         return sha
+
+
+def _held(lock: Path) -> bool:
+    """Whether a house holds it. After a restart of the machine the pid in the note is another's."""
+    try:
+        with lock.open("rb") as file:
+            fcntl.flock(file, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    except OSError:
+        return False
+    return False
 
 
 def _after(key: str) -> str:
