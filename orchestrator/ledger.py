@@ -168,8 +168,10 @@ def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s
         ended_at_s = max(started_s, min(ended_at_s, state.now_s))
         rule = RULES[state.settings.billing]
         lease.cost_usd = cost_usd(rule, started_s, ended_at_s, lease.prices, ended_by)
+        unheard_h = (state.now_s - ended_at_s) / HOUR_S  # it was gone before we learned of it
         for account in accounts(state, lease):
             account.spent_usd += lease.cost_usd - lease.accrued_usd
+            account.on_demand_usd -= lease.type.on_demand_usd_per_h * unheard_h
     else:
         _intend_rate(state, lease, -1)
     for account in accounts(state, lease):

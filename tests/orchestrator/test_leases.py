@@ -9,7 +9,7 @@ import pytest
 from orchestrator.actions import Launch, ListMachines, Note, StartWorker, Terminate
 from orchestrator.brain import decide
 from orchestrator.events import Launched, ListFailed, Tick
-from orchestrator.ledger import spent_usd
+from orchestrator.ledger import on_demand_usd, spent_usd
 from orchestrator.state import IllegalTransition, move_lease
 from orchestrator.world import decode_state, encode_state
 
@@ -110,6 +110,21 @@ def test_a_pool_that_refuses_is_left_alone_longer_each_time(hand: Any, code: str
     assert pool.blocked_until_s == pytest.approx(h.at_s + 10.0)
     assert launch.request.token not in h.state.leases
     assert spent_usd(h.state.account, h.at_s) == 0.0
+
+
+def test_a_machine_that_was_gone_before_we_heard_counts_until_its_end(hand: Any) -> None:
+    """What it cost and what it would have cost on demand are of the same time: nothing is saved by silence."""
+    h = hand().running(slots_max=1)
+    (lease,) = h.leases
+    gone_s = h.at_s
+    h.at_s += 600.0
+    ended = {"state": "terminated", "ended_by": "provider", "ended_at_s": gone_s}
+    h.machines[lease.machine_id] = msgspec.structs.replace(h.machines[lease.machine_id], **ended)
+    h.listed()
+    held_h = (gone_s - lease.prices[0][0]) / 3600.0
+    on_demand = lease.type.on_demand_usd_per_h * held_h
+    assert on_demand_usd(h.state.account, h.at_s) == pytest.approx(on_demand)
+    assert spent_usd(h.state.account, h.at_s) == pytest.approx(lease.price_usd_per_h * held_h)
 
 
 def test_without_any_capacity_it_waits_says_so_once_and_asks_ever_less(hand: Any) -> None:
