@@ -192,6 +192,7 @@ class House:
         words = [
             "-m", "ray.scripts.scripts", "start", "--head", "--block",
             f"--node-ip-address={ray.head_address}", f"--port={port}",
+            f"--ray-client-server-port={self._free_port('ray.port', ray.head_address, 0)}",
             "--num-cpus=0", "--min-worker-port=0", "--max-worker-port=0",
             f"--include-dashboard={str(ray.dashboard).lower()}",
             f"--dashboard-host={ray.head_address}",
