@@ -191,7 +191,8 @@ def _prune(directory: Path) -> None:
     for path in manifests[:-KEEP]:
         path.unlink(missing_ok=True)
     kept = {path.stem for path in manifests[-KEEP:]}
-    for path in [*directory.glob("*.safetensors"), *directory.glob("*.sums")]:
+    patterns = ("*.safetensors", "*.sums", "*.part")  # a writer that was killed leaves a part
+    for path in [path for pattern in patterns for path in directory.glob(pattern)]:
         if path.name.split("-")[0] < min(kept):
             path.unlink(missing_ok=True)
 

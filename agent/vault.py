@@ -142,7 +142,7 @@ class Vault:
         with self._writing:
             try:
                 path, manifest = checkpoint.write(self._directory, self._job, saved)
-            except CheckpointError as error:
+            except (CheckpointError, OSError) as error:
                 failed = CheckpointFailed(
                     at_s=time.time(), job=self._job, step=saved.reached, error=str(error)
                 )

@@ -14,6 +14,8 @@ from agent import checkpoint, shards
 from agent.backup import Assembly, Backup, LoggedSum, StateAssembly
 from agent.checkpoint import Saved
 from agent.errors import StateError, WireError
+from agent.messages import CheckpointFailed, Report
+from agent.vault import Vault
 
 
 def body_of(state: shards.StateBytes) -> memoryview:
@@ -78,11 +80,21 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: object, suffix: st
 
 def test_only_the_newest_few_are_kept(tmp_path: Path) -> None:
     """Older ones go, files and all; nothing else is left over."""
+    (tmp_path / "0000000002-0123.safetensors.4567.part").write_bytes(b"of a writer that was killed")
     for version in range(6):
         checkpoint.write(tmp_path, "job", saved(version, redo=version % 2))
     assert len(list(tmp_path.glob("*.json"))) == checkpoint.KEEP
     assert len(list(tmp_path.glob("*.safetensors"))) == checkpoint.KEEP
     assert list(tmp_path.glob("*.part")) == []
+
+
+def test_a_folder_that_cannot_be_made_is_a_checkpoint_that_failed(tmp_path: Path) -> None:
+    """As on a full disk: it is reported, and nothing is raised into whoever closes the job."""
+    (tmp_path / "taken").write_bytes(b"")
+    said: list[Report] = []
+    vault = Vault("job", tmp_path / "taken" / "job", said.append, 10, 60.0)
+    assert not vault.write(saved(3))
+    assert [type(report) for report in said] == [CheckpointFailed]
 
 
 def test_of_two_writers_of_one_step_one_wins(tmp_path: Path) -> None:
