@@ -64,6 +64,8 @@ class House:
 
     def start(self) -> None:
         """Everything up and ready, in the order in which one part needs the other."""
+        if not self.config.local.enabled:  # the only provider that there is
+            raise HouseError("no provider is enabled; set local.enabled = true")
         self.places.make()
         processes.sweep(self.places.identity)
         self._env = self._environment()
@@ -72,8 +74,7 @@ class House:
         self._ray_address = f"{host}:{self._free_port('ray.port', host, self.config.ray.port)}"
         if self.config.ray.dashboard:
             self._ray_dashboard = f"{host}:{self._free_port('ray.dashboard', host, 0)}"
-        if self.config.local.enabled:
-            self._start_cloud()
+        self._start_cloud()
         self._start_ray()
         self._enlist()
         if self.config.dashboard.enabled:
