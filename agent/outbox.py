@@ -13,7 +13,7 @@ from typing import Any
 import msgspec
 import redis
 
-from agent.messages import Progress, Report
+from agent.messages import CheckpointWritten, Progress, Report
 
 log = logging.getLogger(__name__)
 
@@ -22,6 +22,7 @@ LINES_KEPT = 10_000
 LINES_WAITING_MAX = 10_000
 LINE_CHARS_MAX = 4_000
 REPORTS_WAITING_MAX = 100_000
+MANIFESTS_KEPT = 100
 PROGRESS_S = 0.25
 RETRY_S = 0.1
 
@@ -119,6 +120,8 @@ class Outbox:
                 pipe = self._client.pipeline(transaction=False)
                 for report in reports:
                     pipe.xadd(INBOX, {"e": msgspec.json.encode(report)})
+                    if isinstance(report, CheckpointWritten):
+                        _add_manifest(pipe, report)
                 for job, worker, line in lines:
                     _add_line(pipe, job, worker, line)
                 if dropped:
@@ -135,3 +138,10 @@ class Outbox:
 def _add_line(pipe: Any, job: str, worker: str, line: str) -> None:
     key = f"orch:log:{job}"
     pipe.xadd(key, {"worker": worker, "line": line}, maxlen=LINES_KEPT, approximate=True)
+
+
+def _add_manifest(pipe: Any, report: CheckpointWritten) -> None:
+    """Where the job's checkpoints are, newest first."""
+    key = f"orch:manifest:{report.job}"
+    pipe.lpush(key, msgspec.json.encode(report))
+    pipe.ltrim(key, 0, MANIFESTS_KEPT - 1)

@@ -7,6 +7,7 @@ import subprocess
 import sys
 from pathlib import Path
 
+import msgspec
 import pytest
 import torch
 from houses import RunningHouse, until
@@ -133,6 +134,8 @@ def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(new_hous
     house.submit(TOY, argv=(str(steps), PAUSE, str(out)), slots_max=2, checkpoint_every_s=1.0)
     until("a checkpoint", lambda: (job := house.job()) and job.checkpoint_step > 0, 90)
     saved = house.job().checkpoint_step
+    manifest = msgspec.json.decode(house.store().lindex("orch:manifest:job", 0))
+    assert Path(manifest["uri"].removeprefix("file://")).exists()
     house.process.kill()
     house.process.wait()
     until("everything to end", lambda: not processes.marked(house.places.identity), 60)
