@@ -117,6 +117,7 @@ class Job:
         self._committing = False
         self._suspects: dict[tuple[int, str], tuple[float, str]] = {}
         self._disturbed_s: float | None = None
+        self._silent_s, self._silent_version = SILENT_S, -1  # our patience, and where it last ended
         self._committed_s = time.monotonic()
         self._step_s = 0.0
         self._finishing: set[str] | None = None  # workers whose script is not at its end yet
@@ -238,8 +239,9 @@ class Job:
         """`late_s` is by how much this very call is late: others may be late for the same reason."""
         with self._lock:
             for member in list(self.members.values()):
-                bound_s = SILENT_S if member.ready is not None else SILENT_EARLY_S
+                bound_s = self._silent_s if member.ready is not None else SILENT_EARLY_S
                 if (silent_s := member.silent_s(now_s)) > bound_s + late_s:
+                    self._wait_longer()
                     self._lose(member.worker, "silent", f"nothing was heard for {silent_s:.1f} s")
             for (generation, peer), (until_s, detail) in list(self._suspects.items()):
                 if now_s > until_s:
@@ -250,6 +252,12 @@ class Job:
                 self._carry_on()
             if self.vault.due():
                 self.vault.write_beside()
+
+    def _wait_longer(self) -> None:
+        """Silent again at the very same step: a script may hold up all threads there, every time."""
+        if self._silent_version == self.version:
+            self._silent_s = min(2 * self._silent_s, SILENT_EARLY_S)
+        self._silent_version = self.version
 
     def _suspect(self, peer: str, detail: str) -> None:
         if peer in self.members:

@@ -1,0 +1,46 @@
+"""How long a worker may be silent before the keeper gives it up."""
+
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from agent.commits import MemoryCommitLog
+from agent.job import SILENT_S, Job
+from agent.messages import JobOrder, Report
+
+
+class Said:
+    """Where the job says what happens."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def report(self, report: Report) -> None:
+        self.reports.append(report)
+
+    def lines(self, job: str, worker: str, lines: tuple[str, ...]) -> None: ...
+
+    def flush(self, patience_s: float) -> bool:
+        return True
+
+
+def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(tmp_path: Path) -> None:
+    """A script that holds up all threads at a step for longer than our patience gets past it in the end."""
+    order = JobOrder(job="job", script="train.py", script_sha="")
+    job = Job(order, b"", MemoryCommitLog(), Said(), tmp_path, lambda _: None)
+    lives = 0
+    while lives < 10:
+        silent: Any = SimpleNamespace(
+            worker=f"w{lives}", ready=object(), connection=SimpleNamespace(close=lambda: None),
+            silent_s=lambda _: 4.0 * SILENT_S - 0.1,
+        )  # fmt: skip
+        job.members[silent.worker] = silent
+        job.tick(0.0, 0.0)
+        if silent.worker in job.members:
+            break
+        lives += 1
+    assert lives == 3
+    job.version += 1
+    job.members[silent.worker].silent_s = lambda _: 4.0 * SILENT_S + 0.1
+    job.tick(0.0, 0.0)
+    assert not job.members
