@@ -17,6 +17,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import msgspec
+import torch
 
 from agent.pipeline.channel import Channel, Key, Parcel
 from agent.pipeline.stage import Stage
@@ -117,6 +118,9 @@ class Executor:
 
     def run(self, step: Step) -> None:
         """Every action of the program, each once."""
+        # A thread takes over the process's number of threads when it first asks for it. Until then OpenMP
+        # gives it one per core, and a convolution shared among more threads rounds otherwise.
+        torch.get_num_threads()
         left = list(self._program.actions)
         done: set[Action] = set()
         counts = Counts()

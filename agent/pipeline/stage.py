@@ -41,6 +41,10 @@ class Held:
         self.groups: list[dict[str, Any]] | None = None
         self.loss = 0.0
 
+    def let_go(self) -> None:
+        """Forget the graph of the forward, of which a recompute makes another."""
+        self.leaves, self.edges, self.roots = {}, {}, ([], [])
+
 
 class Stage:
     """A piece of the model, and the microbatches that are in it."""
@@ -72,7 +76,12 @@ class Stage:
         *,
         keep: bool = True,
     ) -> Parcel:
-        """The values for the next stage. Without `keep`, a `recompute` comes before the backward."""
+        """The values for the next stage. Without `keep`, a `recompute` comes before the backward.
+
+        Gradients stay enabled even then, and the graph is let go at the end: without them torch takes
+        another kernel for an LSTM, which rounds otherwise. A recompute holds as much, and no forward
+        runs between it and its backward, so the most that a stage ever holds is the same.
+        """
         stream = None
         if self.piece.before.stream:
             assert arrived is not None
@@ -84,8 +93,9 @@ class Stage:
             stream = torch.get_rng_state()
         held = Held(arrived, tuple(batch[i] for i in self.piece.batch), stream)
         self._held[microbatch] = held
-        with torch.set_grad_enabled(keep):
-            tensors, plains = self._run(held)
+        tensors, plains = self._run(held)
+        if not keep:
+            held.let_go()
         if self.piece.after.stream:
             tensors.append(torch.get_rng_state() if self.piece.draws else stream)
         return Parcel(tensors=tuple(tensors), plain=plains)
@@ -118,7 +128,7 @@ class Stage:
             for name, tensor in zip(before.tensors, held.parcel.tensors, strict=False):
                 assert tensor is not None
                 leaf = tensor.detach()
-                if name in before.differentiable and torch.is_grad_enabled():
+                if name in before.differentiable:
                     held.leaves[name] = leaf.requires_grad_()
                 inputs.append(leaf)
             plain = held.parcel.plain

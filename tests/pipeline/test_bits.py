@@ -1,7 +1,7 @@
 """The layout is not part of the maths: bit-equal losses and weights, whatever the cut."""
 
 import pytest
-from hypothesis import HealthCheck, Phase, given, settings
+from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from playing import MODELS, alone, graph_of, same_weights, together
 
@@ -39,11 +39,22 @@ def test_interleaved_chunks(model):
     check(model, "interleaved", 2, (2, 4))
 
 
+def test_a_cut_behind_a_convolution():
+    """Workers compute with the threads that the session fixed: a convolution shared among more rounds otherwise."""
+    check("unet", "gpipe", 2, (1,), cuts=[2])
+
+
 @pytest.mark.parametrize("model", ["tied", "resnet", "seq2seq"])
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna"])
 def test_recompute_replays_dropout(model, name):
     """A stage that forgets its activations draws the same dropout and buffers when it computes again."""
     check(model, name, 3, (5,), recompute=True)
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna"])
+def test_recompute_takes_the_same_kernels(name):
+    """An LSTM has another kernel where no gradients are wanted; a forward to be recomputed does not take it."""
+    check("lstm", name, 2, (3,), recompute=True)
 
 
 @st.composite
@@ -69,8 +80,7 @@ def layouts(draw):
 
 
 @settings(
-    phases=[Phase.explicit, Phase.generate],
-    max_examples=25,
+    max_examples=40,
     deadline=None,
     derandomize=True,
     suppress_health_check=[HealthCheck.too_slow, HealthCheck.function_scoped_fixture],
