@@ -1,18 +1,20 @@
 """The short-lived driver that creates the two detached actors of a house: keeper and manager.
 
-    python -m orchestrator.enlist --house DIR --ray HOST:PORT --redis URL   (run by the house)
+    python -m orchestrator.enlist --house DIR --ray HOST:PORT   (run by the house)
 
 They outlive it, and Ray starts them again when they die. A module of its own, because Ray sends the
 classes of a program's main module by value, and ours are to be found by their names.
 """
 
 import argparse
+import os
 import sys
 from pathlib import Path
 from typing import Any
 
 import msgspec
 
+from orchestrator.config import load
 from orchestrator.manager import Manager, Order
 from orchestrator.places import Places
 from orchestrator.ray_engine import NAMESPACE
@@ -60,12 +62,14 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m orchestrator.enlist", description=__doc__)
     parser.add_argument("--house", required=True, help="the state directory")
     parser.add_argument("--ray", required=True)
-    parser.add_argument("--redis", required=True)
     parser.add_argument("--config")
     options = parser.parse_args()
+    # Not an argument: the address of a Redis may hold a password, and anyone can list arguments.
+    config = load(Path(options.config) if options.config else None, os.environ)
+    embedded = f"unix://{Places(Path(options.house)).redis_socket}"
     order = Order(
         state_dir=options.house,
-        redis_url=options.redis,
+        redis_url=config.manager.redis_url or embedded,
         ray_address=options.ray,
         config_path=options.config,
     )

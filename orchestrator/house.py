@@ -25,7 +25,7 @@ import msgspec
 from orchestrator import processes
 from orchestrator.client import Client
 from orchestrator.client import House as HouseFile
-from orchestrator.config import Config, ConfigError, load
+from orchestrator.config import URL_PASSWORD, Config, ConfigError, load
 from orchestrator.dashboard.app import create_app
 from orchestrator.dashboard.server import Server
 from orchestrator.places import Places
@@ -144,7 +144,8 @@ class House:
             connect(self.redis_url).ping()
         except redis.RedisError as error:
             raise RedisUnavailable(
-                f"{self.redis_url} does not answer ({error}); check manager.redis_url"
+                f"{URL_PASSWORD.sub('://***@', self.redis_url)} does not answer ({error}); "
+                "check manager.redis_url"
             ) from error
 
     def _start_cloud(self) -> None:
@@ -216,7 +217,7 @@ class House:
     def _enlist(self) -> None:
         """A short-lived driver creates the detached actors; they outlive it."""
         arguments = ["-m", "orchestrator.enlist", "--house", str(self.places.state_dir)]
-        arguments += ["--ray", self._ray_address, "--redis", self.redis_url]
+        arguments += ["--ray", self._ray_address]
         if self._config_path is not None:
             arguments += ["--config", str(self._config_path)]
         child = self._python("manager", arguments)
