@@ -26,7 +26,11 @@ class Places:
         (self.state_dir / "run").mkdir(mode=0o700, exist_ok=True)
         (self.state_dir / "logs").mkdir(mode=0o700, exist_ok=True)
         link = self._link()
-        if self._needs_link() and not link.is_symlink():
+        if not self._needs_link():
+            return
+        if link.is_symlink() and link.readlink() != self.state_dir / "run":
+            link.unlink()  # somebody else's way; raises if we may not
+        if not link.is_symlink():
             link.symlink_to(self.state_dir / "run")
 
     def remove_link(self) -> None:

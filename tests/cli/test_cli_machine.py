@@ -3,6 +3,7 @@
 import socket
 
 from orchestrator.config import template
+from orchestrator.places import Places
 
 OFF = ("--set", "ray.head_address=127.0.41.7")
 
@@ -72,3 +73,14 @@ def test_check_goes_on_after_a_wrong_setting(shell):
     assert (first["name"], first["ok"]) == ("settings", False)
     assert first["found"].startswith("orchestrator.toml:2: job.nan: found 3")
     assert len(answer.json["checks"]) > 5
+
+
+def test_a_short_way_that_leads_elsewhere_is_replaced(tmp_path):
+    """Its name can be guessed, so where it leads is looked at before anything private goes there."""
+    places = Places(tmp_path / ("long" * 20))
+    short = places.run
+    short.symlink_to(tmp_path)
+    places.make()
+    assert short.readlink() == places.state_dir / "run"
+    places.remove_link()
+    assert not short.is_symlink()
