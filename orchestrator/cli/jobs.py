@@ -244,7 +244,8 @@ def exit_code(job: JobView) -> int:
         return 0
     if job.status == "CANCELLED":
         return JOB_CANCELLED
-    own_fault = job.failures > 0 and not job.because.startswith("budget")
+    others = ("budget", "preempted", "its deadline")  # what ended it, whatever failed before
+    own_fault = job.failures > 0 and not job.because.startswith(others)
     return SCRIPT_FAILED if own_fault else JOB_FAILED
 
 
