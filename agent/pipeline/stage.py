@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_tensors_hooks
 from torch.distributed.pipelining._backward import (
     _get_grad_fn_or_grad_acc,
     construct_reverse_graph,
@@ -59,6 +59,7 @@ class Stage:
         self._written = [
             (self.module.get_buffer(name), _places(self.module, name)) for name in piece.written
         ]
+        self._differentiates = False  # known to call autograd inside its forward
         self.shares = bool(piece.before.tied or piece.after.tied)
 
     def tied_param(self, name: str) -> torch.nn.Parameter:
@@ -76,12 +77,7 @@ class Stage:
         *,
         keep: bool = True,
     ) -> Parcel:
-        """The values for the next stage. Without `keep`, a `recompute` comes before the backward.
-
-        Gradients stay enabled even then, and the graph is let go at the end: without them torch takes
-        another kernel for an LSTM, which rounds otherwise. A recompute holds as much, and no forward
-        runs between it and its backward, so the most that a stage ever holds is the same.
-        """
+        """The values for the next stage. Without `keep`, a `recompute` comes before the backward."""
         stream = None
         if self.piece.before.stream:
             assert arrived is not None
@@ -93,9 +89,7 @@ class Stage:
             stream = torch.get_rng_state()
         held = Held(arrived, tuple(batch[i] for i in self.piece.batch), stream)
         self._held[microbatch] = held
-        tensors, plains = self._run(held)
-        if not keep:
-            held.let_go()
+        tensors, plains = self._run(held) if keep else self._run_untraced(held)
         if self.piece.after.stream:
             tensors.append(torch.get_rng_state() if self.piece.draws else stream)
         return Parcel(tensors=tuple(tensors), plain=plains)
@@ -105,6 +99,23 @@ class Stage:
         buffers = held.buffers
         self._run(held)
         held.buffers = buffers
+
+    def _run_untraced(self, held: Held) -> tuple[list[torch.Tensor | None], list[Any]]:
+        """Run with gradients enabled, but save nothing for them.
+
+        Without them torch takes another kernel for an LSTM, which rounds otherwise.
+        """
+        out = None
+        if not self._differentiates:
+            try:
+                with saved_tensors_hooks(_drop, _dropped):
+                    out = self._run(held)
+            except RuntimeError:  # it needs what it saves; any other error comes up again
+                self._differentiates = True
+        if out is None:
+            out = self._run(held)
+        held.let_go()
+        return out
 
     def _run(self, held: Held) -> tuple[list[torch.Tensor | None], list[Any]]:
         if self.piece.draws and held.stream is not None:
@@ -282,6 +293,14 @@ class Stage:
         """The step is given up: nothing of it stays."""
         self._held.clear()
         self.module.zero_grad(set_to_none=True)
+
+
+def _drop(tensor: torch.Tensor) -> None:
+    """What a graph saves that nobody will go back through."""
+
+
+def _dropped(_: None) -> torch.Tensor:
+    raise RuntimeError("the forward differentiates something itself")
 
 
 def _noter(grads: list[Any], index: int) -> Callable[[Any], None]:

@@ -4,11 +4,27 @@ import weakref
 
 import pytest
 import torch
-from playing import MODELS, graph_of
+from playing import MODELS, alone, graph_of, rows, same_weights, together
+from torch import nn
 
 from agent.pipeline.cut import build
 from agent.pipeline.examine import cut_points
 from agent.pipeline.stage import Stage
+
+
+class Force(nn.Module):
+    """What comes out of it is a derivative, so its forward goes back through a graph of its own."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.energy = nn.Linear(6, 6), nn.Linear(6, 6)
+        self.out = nn.Linear(6, 5)
+
+    def forward(self, x):
+        h = self.into(x)
+        energy = torch.tanh(self.energy(h)).pow(2).sum()
+        (force,) = torch.autograd.grad(energy, h, create_graph=True)
+        return self.out(force)
 
 
 class Kept:
@@ -20,7 +36,7 @@ class Kept:
 
 @pytest.mark.parametrize("model", MODELS)
 def test_what_will_be_recomputed_keeps_no_activations(model):
-    """A forward without `keep` has let go of its graph when it ends, one with `keep` has not."""
+    """When a forward ends, nothing that it saved is left, unless it is to be kept."""
     graph, facts, example = graph_of(*MODELS[model])
     places = [point.after for point in cut_points(facts)]
     piece, *_ = build(graph, facts, [places[len(places) // 2]])
@@ -35,5 +51,24 @@ def test_what_will_be_recomputed_keeps_no_activations(model):
 
         with torch.autograd.graph.saved_tensors_hooks(pack, lambda kept: kept.tensor):
             stage.forward(0, None, example, keep=keep)
-        assert saved
         assert any(each() is not None for each in saved) == keep
+
+
+def test_a_forward_that_differentiates_is_recomputed_too():
+    """A forward that needs what it saves, for a derivative of its own, gets it, and the bits are the same."""
+    _, facts, _ = graph_of(Force, rows)
+    last = max(point.after for point in cut_points(facts))
+    losses, expected, own = alone(Force, rows, 3, 2)
+    found, states, _ = together(
+        Force, rows, "1f1b", 2, (3,), steps=2, cuts=[last], recompute=True, opener=own._seed
+    )
+    assert found == losses
+    assert same_weights(states, expected) == []
+
+
+def test_an_error_in_a_forward_comes_up():
+    """An error that has nothing to do with what is saved reaches the caller, whoever will recompute."""
+    graph, facts, (x, y) = graph_of(*MODELS["repeated"])
+    piece, *_ = build(graph, facts, [cut_points(facts)[-1].after])
+    with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
+        Stage(piece, microbatches=1).forward(0, None, (x[:, :3], y), keep=False)
