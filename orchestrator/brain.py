@@ -25,7 +25,7 @@ from agent.messages import (
     WorkerReady,
 )
 from orchestrator import buying, crews, jobs, leases, ledger
-from orchestrator.actions import AnyAction, OpenJob, Stop
+from orchestrator.actions import AnyAction, CloseJob, OpenJob, Stop
 from orchestrator.events import (
     AnyEvent,
     CatalogueSeen,
@@ -46,6 +46,8 @@ from orchestrator.sentences import remember
 from orchestrator.state import Alarm, State, note, set_alarm
 
 ROUNDING_S = 1e-3
+
+CLOSED_AGAIN_S = 600.0
 
 
 def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
@@ -181,15 +183,17 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
     """What an earlier manager decided is known; what became of it is asked for."""
     first = state.epoch == 0
     state.epoch, state.settings = event.epoch, event.settings
+    if first or state.stopped:
+        state.account.at_s = state.now_s  # nothing ran, so nothing was paid
     ledger.settle(state.account, state.now_s)
-    if first:
-        state.account.at_s = state.now_s
     state.account.usd_per_h += event.settings.manager_usd_per_h - state.account.manager_usd_per_h
     state.account.manager_usd_per_h = event.settings.manager_usd_per_h
     state.account.cap_usd = event.settings.budget_usd
-    if state.stopped:
-        state.stopping = state.stopped = False
     note(out, "manager", f"started under epoch {event.epoch}")
+    if event.house != state.house or (state.stopped and not event.house):
+        state.house, state.stopping, state.stopped = event.house, False, False
+    elif state.stopped:
+        out.append(Stop(because="everything was given back before the manager restarted"))
     state.alarms = [alarm for alarm in state.alarms if alarm[1] != "control"]
     state.alarms.sort()
     set_alarm(state, state.now_s, "control")
@@ -202,6 +206,10 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
             why = "the manager restarted: the keeper may not have been told"
             out.append(OpenJob(order=jobs.order_of(job), because=why))
             crews.repeat_orders(state, out, job)
+    for job in state.jobs.values():
+        if job.ended_at_s is not None and state.now_s - job.ended_at_s < CLOSED_AGAIN_S:
+            why = "the manager restarted: the keeper may not have been told that the job has ended"
+            out.append(CloseJob(job=job.id, because=why))
 
 
 def _stop_if_done(state: State, out: list[AnyAction]) -> None:
@@ -212,5 +220,6 @@ def _stop_if_done(state: State, out: list[AnyAction]) -> None:
     for provider in state.providers.values():
         if provider.clean_at_s < (newest_end_s or 0.0) or provider.orphans:
             return
+    ledger.settle(state.account, state.now_s)
     state.stopped = True
     out.append(Stop(because="every machine is given back and no list shows one"))

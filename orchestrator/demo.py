@@ -26,6 +26,7 @@ from cloud.local.provider import LocalProvider, Nodes
 from orchestrator import processes
 from orchestrator.client import Client, NotRunning
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
+from orchestrator.house import HouseError, only_one
 from orchestrator.live_table import follow
 from orchestrator.places import Places
 from orchestrator.view import JobView, View
@@ -211,9 +212,23 @@ def _folder(root: Path) -> Iterator[Path]:
 def _end_what_is_left(folder: Path) -> None:
     """A demo that was killed leaves a house, which ends with all that it owns."""
     places = Places(folder / "state")
-    if places.state_dir.exists():
-        processes.sweep(places.identity, DOWN_S_MAX)
-        places.remove_link()
+    if not places.state_dir.exists():
+        return
+    deadline_s = time.monotonic() + DOWN_S_MAX
+    while not _lock_is_free(places):
+        if time.monotonic() > deadline_s:
+            raise DemoFailed(f"another demo runs in {folder}: wait for it, or end it with Ctrl-C")
+        time.sleep(0.2)
+    processes.sweep(places.identity, DOWN_S_MAX)
+    places.remove_link()
+
+
+def _lock_is_free(places: Places) -> bool:
+    try:
+        with only_one(places):
+            return True
+    except HouseError:
+        return False
 
 
 @contextlib.contextmanager

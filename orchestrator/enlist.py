@@ -1,6 +1,6 @@
 """The short-lived driver that creates the two detached actors of a house: keeper and manager.
 
-    python -m orchestrator.enlist --house DIR --ray HOST:PORT   (run by the house)
+    python -m orchestrator.enlist --house DIR --ray HOST:PORT --life ID   (run by the house)
 
 They outlive it, and Ray starts them again when they die. A module of its own, because Ray sends the
 classes of a program's main module by value, and ours are to be found by their names.
@@ -62,6 +62,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m orchestrator.enlist", description=__doc__)
     parser.add_argument("--house", required=True, help="the state directory")
     parser.add_argument("--ray", required=True)
+    parser.add_argument("--life", required=True, help="which life of the house this is")
     parser.add_argument("--config")
     options = parser.parse_args()
     # Not an argument: the address of a Redis may hold a password, and anyone can list arguments.
@@ -72,6 +73,7 @@ def main() -> int:
         redis_url=config.manager.redis_url or embedded,
         ray_address=options.ray,
         config_path=options.config,
+        house=options.life,
     )
     enlist(order)
     return 0

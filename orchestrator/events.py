@@ -21,6 +21,7 @@ class ManagerStarted(Event, frozen=True, kw_only=True):
 
     epoch: int
     settings: Settings = Settings()
+    house: str = ""  # which life of the house; another one means that a person started it again
 
 
 class Tick(Event, frozen=True, kw_only=True):

@@ -54,6 +54,7 @@ class House:
         self._redis: RedisServer | None = None
         self._dashboard: Server | None = None
         self._stopping = False
+        self._life = secrets.token_hex(8)
         self._env: dict[str, str] = {}
         self._ray_address = ""
         self._ray_dashboard = ""
@@ -217,7 +218,7 @@ class House:
     def _enlist(self) -> None:
         """A short-lived driver creates the detached actors; they outlive it."""
         arguments = ["-m", "orchestrator.enlist", "--house", str(self.places.state_dir)]
-        arguments += ["--ray", self._ray_address]
+        arguments += ["--ray", self._ray_address, "--life", self._life]
         if self._config_path is not None:
             arguments += ["--config", str(self._config_path)]
         child = self._python("manager", arguments)

@@ -39,6 +39,7 @@ class Order(msgspec.Struct, frozen=True, kw_only=True):
     redis_url: str
     ray_address: str
     config_path: str | None
+    house: str  # which life of the house asks
 
 
 class Manager:
@@ -89,7 +90,12 @@ async def live(order: Order) -> None:
         clock=clock,
     )
     await world.open(
-        ManagerStarted(at_s=clock.now_s(), epoch=epoch, settings=settings_from(config))
+        ManagerStarted(
+            at_s=clock.now_s(),
+            epoch=epoch,
+            settings=settings_from(config),
+            house=order.house,
+        )
     )
     try:
         state = await run(world, journal, state)

@@ -222,6 +222,7 @@ class State(msgspec.Struct, kw_only=True):
     now_s: float = 0.0
     skew_s: float = 0.0  # how far the manager's clock is behind `now_s`, which never goes back
     wake_at_s: float = 0.0
+    house: str = ""
     stopping: bool = False
     stopped: bool = False
     serial: int = 0

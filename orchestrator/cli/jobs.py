@@ -179,7 +179,7 @@ def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
 def job_id(script: Path) -> str:
     """Short, readable, and no other job's."""
     name = re.sub(r"[^a-z0-9]+", "-", script.stem.lower()).strip("-")[:20] or "job"
-    return f"{name}-{secrets.token_hex(2)}"
+    return f"{name}-{secrets.token_hex(4)}"
 
 
 def with_limits(spec: JobSpec, budget: float | None, deadline: str | None) -> JobSpec:

@@ -27,7 +27,7 @@ from orchestrator.wording import plural
 T = TypeVar("T")
 NODES_MAX = 10_000
 ANSWER_S_MAX = 30.0
-LINKS = ("spot-*", "sc-*")
+LINKS = ("spot-" + "[0-9a-f]" * 12, "sc-" + "[0-9a-f]" * 8)
 RUN_DIRS = ("run", "cloud/machines")
 
 

@@ -124,7 +124,8 @@ class SimulatedWorld:
             case WriteCheckpoint():
                 self.fleet.jobs[action.job].checkpoint()
             case CloseJob():
-                self.fleet.jobs[action.job].halt()
+                if (opened := self.fleet.jobs.get(action.job)) is not None:
+                    opened.halt()
             case Note() | Stop():
                 pass
             case _:

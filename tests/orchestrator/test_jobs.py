@@ -25,10 +25,12 @@ from orchestrator.actions import (
     Terminate,
     WriteCheckpoint,
 )
-from orchestrator.events import JobCancelled, JobResumed, ShutdownAsked
+from orchestrator.brain import decide
+from orchestrator.events import JobCancelled, JobResumed, ManagerStarted, ShutdownAsked
 from orchestrator.ledger import committed_usd, spent_usd
 from orchestrator.settings import Settings
 from orchestrator.showing import view_of
+from orchestrator.state import State
 
 
 def completed(h: Any, step: int = 100) -> Any:
@@ -450,3 +452,13 @@ def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> Non
     """One line that names the setting and the value."""
     with pytest.raises(ValueError, match=rf"^settings: {next(iter(wrong))}[^\n]+$"):
         Settings(**wrong)  # type: ignore[arg-type]
+
+
+def test_another_house_is_not_the_one_that_was_told_to_stop():
+    """A house that was killed while it gave everything back: the next one works; its own restart goes on."""
+    state, _ = decide(State(), ManagerStarted(at_s=0.0, epoch=1, house="first"))
+    state, _ = decide(state, ShutdownAsked(at_s=1.0, by="a test"))
+    state, _ = decide(state, ManagerStarted(at_s=2.0, epoch=2, house="first"))
+    assert state.stopping
+    state, _ = decide(state, ManagerStarted(at_s=3.0, epoch=3, house="second"))
+    assert not state.stopping

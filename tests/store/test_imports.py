@@ -5,7 +5,17 @@ import sys
 
 import pytest
 
-MODULES = ["archive", "errors", "format", "ladder", "memory", "objects", "reading", "sinks", "values"]
+MODULES = [
+    "archive",
+    "errors",
+    "format",
+    "ladder",
+    "memory",
+    "objects",
+    "reading",
+    "sinks",
+    "values",
+]
 
 
 @pytest.mark.processes
