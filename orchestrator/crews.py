@@ -260,9 +260,11 @@ def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, 
         return
     job.acknowledged = generation
     job.serving = dict.fromkeys(w for w in job.layout.workers if w in job.workers)
+    works = f"layout {job.layout.describe()} works at step {job.step}"
     if job.status in ("PROVISIONING", "RECOVERING") and not job.urgent:
-        shape = job.layout.describe()
-        jobs.move(state, out, job, "RUNNING", f"layout {shape} works at step {job.step}")
+        jobs.move(state, out, job, "RUNNING", works)
+    elif job.status == "RUNNING":
+        job.because = works  # the change of layout has been told already
     _mark_working(state, job)
     _release_the_leaving(state, out, job)
 
