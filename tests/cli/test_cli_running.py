@@ -182,9 +182,11 @@ def test_gc_removes_short_ways_to_nowhere(shell, tmp_path, monkeypatch):
     folder = tmp_path / "tmp"
     folder.mkdir()
     monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    (folder / "spot-0123").symlink_to(tmp_path / "gone")
-    (folder / "spot-4567").symlink_to(tmp_path)
+    (folder / "spot-0123456789ab").symlink_to(tmp_path / "gone")
+    (folder / "spot-456789abcdef").symlink_to(tmp_path)
+    (folder / "spot-light").symlink_to(tmp_path / "gone")
     (folder / "mine").symlink_to(tmp_path / "gone")
     found = shell("gc", "--json").json["leftovers"]
-    assert str(folder / "spot-0123") in [one["id"] for one in found]
-    assert sorted(path.name for path in folder.iterdir()) == ["mine", "spot-4567"]
+    assert str(folder / "spot-0123456789ab") in [one["id"] for one in found]
+    left = sorted(path.name for path in folder.iterdir())
+    assert left == ["mine", "spot-456789abcdef", "spot-light"]

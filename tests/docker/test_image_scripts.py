@@ -166,7 +166,6 @@ def test_the_manager_runs_in_the_folder_it_is_started_in(tmp_path: Path):
         "PATH": PATH,
         "HOME": str(tmp_path),
         "SPOT_ADDRESS": "127.0.40.1",
-        "ORCHESTRATOR__LOCAL__ENABLED": "false",
     }
     with log.open("ab") as console:
         house = subprocess.Popen(
