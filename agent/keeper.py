@@ -247,7 +247,7 @@ class Keeper:
             while True:
                 message, _ = connection.receive()
                 if isinstance(message, Told):
-                    self._pass_on(message)
+                    self.report(message.report)
                     if self._outbox.flush(CONFIRM_S):
                         connection.send(Heard(serial=message.serial))
                 elif not isinstance(message, Beat):
@@ -255,15 +255,6 @@ class Keeper:
                     return
         except WireError as error:
             log.info("an agent is gone: %s", error)
-
-    def _pass_on(self, message: Told) -> None:
-        self._outbox.report(message.report)
-        if isinstance(message.report, NoticeSeen) and message.report.notice.kind == "terminate":
-            notice = message.report.notice
-            with self._lock:
-                jobs = list(self._jobs.values())
-            for job in jobs:
-                job.notice(notice.machine_id, notice.deadline_s)
 
     def _tick(self) -> None:
         last_s = time.monotonic()

@@ -17,7 +17,6 @@ import time
 from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 from rich.console import Console
 from rich.table import Table
 
@@ -130,10 +129,7 @@ async def _take_away(client: Client, drill: Drill) -> list[str]:
 
 def local_provider(client: Client) -> LocalProvider:
     """The local cloud that the house owns."""
-    directory = Path(client.house().local_cloud)
-    ready = msgspec.json.decode((directory / "cloud.json").read_bytes())
-    token = (directory / "token").read_text().strip()
-    return LocalProvider(ready["url"], token, client.house().deployment)
+    return LocalProvider.at(Path(client.house().local_cloud), client.house().deployment)
 
 
 def run(console: Console | None = None, root: Path | None = None) -> int:

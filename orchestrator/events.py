@@ -3,8 +3,6 @@
 Reports from instances (`agent.messages`) are events as they are. The rest is defined here.
 """
 
-from typing import Literal
-
 import msgspec
 
 from agent.messages import AnyReport, NanPolicy
@@ -106,8 +104,6 @@ class ShutdownAsked(Event, frozen=True, kw_only=True):
 
     by: str
 
-
-Command = Literal["cancel", "resume", "down"]
 
 AnyEvent = (
     AnyReport

@@ -123,9 +123,7 @@ def providers(config: Config, places: Places) -> dict[str, Provider]:
     if config.local.enabled:
         from cloud.local.provider import LocalProvider
 
-        ready = msgspec.json.decode((places.cloud_dir / "cloud.json").read_bytes())
-        token = (places.cloud_dir / "token").read_text().strip()
-        found["local"] = LocalProvider(ready["url"], token, config.manager.deployment)
+        found["local"] = LocalProvider.at(places.cloud_dir, config.manager.deployment)
     return found
 
 

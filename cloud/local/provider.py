@@ -1,6 +1,7 @@
 """The local cloud as a provider: HTTP in, values and `cloud.errors` out."""
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Literal, TypeVar
 from urllib.parse import urlencode
 
@@ -50,6 +51,12 @@ class LocalProvider:
             timeout=timeout_s,
             trust_env=False,
         )
+
+    @classmethod
+    def at(cls, directory: Path, deployment: str, timeout_s: float = TIMEOUT_S) -> "LocalProvider":
+        """The local cloud that keeps its books in `directory`."""
+        url = msgspec.json.decode((directory / "cloud.json").read_bytes())["url"]
+        return cls(url, (directory / "token").read_text().strip(), deployment, timeout_s)
 
     @property
     def name(self) -> str:

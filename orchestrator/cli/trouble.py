@@ -81,15 +81,13 @@ def _nodes(text: str) -> int | Literal["all"]:
 
 async def with_local_cloud(client: Client, ask: Callable[[LocalProvider], Awaitable[T]]) -> T:
     """Ask the local cloud that the house owns."""
-    directory = Path(client.house().local_cloud)
+    house = client.house()
     try:
-        url = msgspec.json.decode((directory / "cloud.json").read_bytes())["url"]
-        token = (directory / "token").read_text().strip()
+        cloud = LocalProvider.at(Path(house.local_cloud), house.deployment, ANSWER_S_MAX)
     except (OSError, msgspec.DecodeError, KeyError) as error:
         raise CommandError(
             f"the local cloud is not there ({error}); the house restarts it"
         ) from None
-    cloud = LocalProvider(url, token, client.house().deployment, ANSWER_S_MAX)
     try:
         return await ask(cloud)
     finally:
