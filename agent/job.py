@@ -465,6 +465,7 @@ class Job:
                 microbatches=ready.microbatches,
                 steps_total=ready.steps_total,
                 state_bytes=ready.state_bytes,
+                uncuttable=ready.uncuttable,
             )
         )
 

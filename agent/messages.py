@@ -8,12 +8,15 @@ from typing import Literal
 
 import msgspec
 
+from agent.profile import Profile
 from cloud.model import Notice
 
 NanPolicy = Literal["fail", "skip"]
 LossCause = Literal["connection", "silent", "exited", "machine"]
 FailureKind = Literal["exception", "nan", "no_session", "setup", "exit"]
 When = Literal["boundary", "now"]
+
+UNRECORDED = "its loop has not been recorded yet"
 
 
 class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -61,7 +64,10 @@ class NoticeSeen(Report, frozen=True, kw_only=True):
 
 
 class WorkerReady(Report, frozen=True, kw_only=True):
-    """The script reached its session: the worker has built its model and waits for a layout."""
+    """The script reached its session: the worker has built its model and waits for a layout.
+
+    Told again when its loop has been recorded; `uncuttable` says why it cannot be cut into stages, if so.
+    """
 
     job: str
     worker: str
@@ -69,6 +75,7 @@ class WorkerReady(Report, frozen=True, kw_only=True):
     microbatches: int
     steps_total: int
     state_bytes: int
+    uncuttable: str = UNRECORDED
 
 
 class WorkerLost(Report, frozen=True, kw_only=True):
@@ -107,6 +114,22 @@ class Regrouped(Report, frozen=True, kw_only=True):
     generation: int
     step: int
     pause_s: float
+
+
+class JobProfiled(Report, frozen=True, kw_only=True):
+    """What `worker` measured of the job's model. `microbatch_sizes[0]` is the script's own size."""
+
+    job: str
+    worker: str
+    profile: Profile
+
+
+class Paced(Report, frozen=True, kw_only=True):
+    """What one microbatch took lately on each worker of the layout. Sent when that has changed, and seldom."""
+
+    job: str
+    generation: int
+    microbatch_s: dict[str, float]
 
 
 class BackupHeld(Report, frozen=True, kw_only=True):
@@ -153,6 +176,8 @@ AnyReport = (
     | WorkerFailed
     | Progress
     | Regrouped
+    | JobProfiled
+    | Paced
     | BackupHeld
     | CheckpointWritten
     | CheckpointFailed

@@ -8,7 +8,7 @@ step s turns version s into version s + 1. Whatever belongs to a layout carries 
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import AnyReport, FailureKind, JobOrder
+from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="m", tag=True):
@@ -50,11 +50,12 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The script reached its loop."""
+    """The script reached its loop; said again when its loop has been recorded."""
 
     microbatches: int
     steps_total: int
     state_bytes: int
+    uncuttable: str = UNRECORDED
 
 
 class Beat(Message, frozen=True, kw_only=True):

@@ -15,7 +15,9 @@ from agent.messages import (
     CheckpointFailed,
     CheckpointWritten,
     JobCompleted,
+    JobProfiled,
     NoticeSeen,
+    Paced,
     Progress,
     Regrouped,
     Report,
@@ -127,6 +129,10 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
             crews.on_progress(state, out, event)
         case Regrouped():
             crews.on_regrouped(state, out, event)
+        case JobProfiled():
+            crews.on_profiled(state, event)
+        case Paced():
+            crews.on_paced(state, event)
         case BackupHeld():
             jobs.on_backup_held(state, event)
         case CheckpointWritten():

@@ -5,7 +5,15 @@ come within a moment of each other come in together. Generations only grow.
 """
 
 from agent.layout import Layout, data_parallel
-from agent.messages import Progress, Regrouped, When, WorkerLost, WorkerReady
+from agent.messages import (
+    JobProfiled,
+    Paced,
+    Progress,
+    Regrouped,
+    When,
+    WorkerLost,
+    WorkerReady,
+)
 from orchestrator import jobs, leases
 from orchestrator.actions import AnyAction, Regroup, StartWorker, StopWorker
 from orchestrator.state import Job, Lease, State, Worker, move_lease, next_serial, note, set_alarm
@@ -72,6 +80,7 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
         out.append(order)
         return
     job = state.jobs[worker.job]
+    job.uncuttable = event.uncuttable
     if worker.ready or not job.active:
         return
     worker.ready = True
@@ -288,6 +297,25 @@ def _release_the_leaving(state: State, out: list[AnyAction], job: Job) -> None:
     for lease in [state.leases[token] for token in job.leases]:
         if lease.leaving and lease.doomed and lease.state == "ready":
             leases.give_back(state, out, lease, lease.leaving)
+
+
+# --- what is measured ----------------------------------------------------------------------------
+
+
+def on_profiled(state: State, event: JobProfiled) -> None:
+    """From now on layouts can be compared before they are tried."""
+    job = state.jobs.get(event.job)
+    if job is not None and not job.ended:
+        job.profile = event.profile
+
+
+def on_paced(state: State, event: Paced) -> None:
+    job = state.jobs.get(event.job)
+    if job is None or job.ended or event.generation < job.acknowledged:
+        return
+    for worker_id, microbatch_s in event.microbatch_s.items():
+        if worker_id in job.workers:
+            state.workers[worker_id].microbatch_s = microbatch_s
 
 
 # --- silence -------------------------------------------------------------------------------------

@@ -10,6 +10,8 @@ from typing import Literal
 import msgspec
 
 from agent.layout import Layout
+from agent.messages import UNRECORDED
+from agent.profile import Profile
 from bidding.observed import PoolRecord
 from cloud.model import InstanceType, LaunchRequest, Pool
 from orchestrator.actions import AnyAction, Note
@@ -127,6 +129,7 @@ class Worker(msgspec.Struct, kw_only=True):
     slot: int
     started_at_s: float
     ready: bool = False
+    microbatch_s: float = 0.0  # what one took lately; 0 as long as nobody said
 
 
 class PoolState(msgspec.Struct, kw_only=True):
@@ -172,6 +175,8 @@ class Job(msgspec.Struct, kw_only=True):
     microbatches: int = 0
     steps_total: int = 0
     state_bytes: int = 0
+    uncuttable: str = UNRECORDED  # why its model cannot be cut into stages; empty if it can
+    profile: Profile | None = None
     step: int = 0
     loss: float | None = None
     step_s: float = 0.0
