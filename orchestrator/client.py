@@ -64,9 +64,12 @@ class Client:
         return self._house
 
     def view(self) -> View | None:
-        """What there is to see, or None before the manager has said anything."""
+        """What there is to see, or None before the manager has said anything that we can read."""
         data: Any = self._redis.get("orch:view")
-        return msgspec.json.decode(data, type=View) if data else None
+        try:
+            return msgspec.json.decode(data, type=View) if data else None
+        except msgspec.ValidationError:
+            return None  # of another version's manager; ours says its own as soon as it is up
 
     def post(self, event: AnyEvent) -> None:
         """Put an event into the manager's durable inbox."""

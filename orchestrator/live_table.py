@@ -112,12 +112,19 @@ def panel(view: View, job: JobView) -> RenderableType:
     facts = Table.grid(padding=(0, 2))
     facts.add_column(style="dim")
     facts.add_column()
-    facts.add_row("layout", _layout(view, job))
-    facts.add_row("money", _money(view, job))
+    facts.add_row("layout", _layout(job))
+    facts.add_row("money", _money(job))
+    facts.add_row("", _beside(job))
     facts.add_row("so far", _so_far(job))
-    return Group(
-        head, _bar(job), facts, *(_sentence(one) for one in view.events[-SENTENCES_SHOWN:])
-    )
+    said = sentences_of(view, job.id)[-SENTENCES_SHOWN:]
+    return Group(head, _bar(job), facts, *(_sentence(one) for one in said))
+
+
+def sentences_of(view: View, job_id: str) -> list[Sentence]:
+    """What is not about another job or its machines."""
+    others = {one.id for one in view.jobs if one.id != job_id}
+    others |= {name for one in view.machines if one.job != job_id for name in (one.id, one.token)}
+    return [one for one in view.events if one.who not in others]
 
 
 def one_line(view: View, job: JobView) -> str:
@@ -125,8 +132,8 @@ def one_line(view: View, job: JobView) -> str:
     parts = [
         f"{clock(view.at_s)} {job.id} {job.status} step {_steps(job)}",
         f"loss {_loss(job)}", f"layout {job.layout or '-'}",
-        plural(_held(view), "machine"), f"{usd(view.cost.now_usd_per_h)}/h",
-        f"spent {usd(job.spent_usd)}", f"saved {usd(view.cost.saved_usd)}",
+        plural(job.machines, "machine"), f"{usd(job.now_usd_per_h)}/h",
+        f"spent {usd(job.spent_usd)}", f"saved {usd(job.saved_usd)}",
     ]  # fmt: skip
     if job.status != "RUNNING":
         parts.append(job.because)
@@ -146,21 +153,25 @@ def _bar(job: JobView) -> RenderableType:
     return row
 
 
-def _layout(view: View, job: JobView) -> str:
-    parts = [f"[bold]{job.layout or 'none yet'}[/]", plural(_held(view), "machine")]
+def _layout(job: JobView) -> str:
+    parts = [f"[bold]{job.layout or 'none yet'}[/]", plural(job.machines, "machine")]
     if job.step_s > 0:
         parts.append(f"{pause(job.step_s)} per step")
     return " · ".join([*parts, f"generation {job.generation}"])
 
 
-def _money(view: View, job: JobView) -> str:
-    cost = view.cost
+def _money(job: JobView) -> str:
     budget = f" of {usd(job.budget_usd)}" if job.budget_usd is not None else ""
     return (
-        f"[bold]{usd(cost.now_usd_per_h)}/h[/] · spent [bold]{usd(job.spent_usd)}[/]{budget} · "
-        f"saved [bold]{usd(cost.saved_usd)}[/] "
-        f"({percent(cost.saved_usd, cost.on_demand_usd)})"
+        f"[bold]{usd(job.now_usd_per_h)}/h[/] · spent [bold]{usd(job.spent_usd)}[/]{budget} · "
+        f"saved [bold]{usd(job.saved_usd)}[/] "
+        f"({percent(job.saved_usd, job.on_demand_usd)})"
     )
+
+
+def _beside(job: JobView) -> str:
+    """What is reserved for giving its machines back, and what they cost on demand."""
+    return f"committed {usd(job.committed_usd)} · on demand {usd(job.on_demand_usd)}"
 
 
 def _so_far(job: JobView) -> str:
@@ -185,7 +196,3 @@ def _steps(job: JobView) -> str:
 
 def _loss(job: JobView) -> str:
     return "-" if job.loss is None else f"{job.loss:.4f}"
-
-
-def _held(view: View) -> int:
-    return sum(one.ended_at_s is None for one in view.machines)

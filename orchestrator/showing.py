@@ -44,8 +44,9 @@ def _leases_shown(state: State) -> Iterator[Lease]:
 
 
 def job_view(state: State, job: Job, at_s: float) -> JobView:
-    layout = job.layout
+    layout, account = job.layout, job.account
     left = job.steps_total - job.step
+    spent, on_demand = ledger.spent_usd(account, at_s), ledger.on_demand_usd(account, at_s)
     return JobView(
         id=job.id,
         script=job.spec.script,
@@ -61,8 +62,13 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         preemptions=job.preemptions,
         failures=job.failures,
         steps_lost=job.steps_lost,
-        spent_usd=ledger.spent_usd(job.account, at_s),
-        budget_usd=job.account.cap_usd,
+        machines=len(job.leases),
+        spent_usd=spent,
+        committed_usd=ledger.committed_usd(account, at_s),
+        budget_usd=account.cap_usd,
+        now_usd_per_h=account.usd_per_h,
+        on_demand_usd=on_demand,
+        saved_usd=on_demand - spent,
         submitted_at_s=job.submitted_at_s,
         ended_at_s=job.ended_at_s,
         eta_s=left * job.step_s if job.status == "RUNNING" and job.step_s else None,
@@ -77,6 +83,8 @@ def machine_view(lease: Lease, at_s: float) -> MachineView:
     """A launch that has no machine yet is shown under its token."""
     return MachineView(
         id=lease.machine_id or lease.token,
+        token=lease.token,
+        job=lease.job,
         pool=lease.pool.key,
         market=lease.request.market,
         state=lease.state,

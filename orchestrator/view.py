@@ -21,6 +21,8 @@ JobStatus = Literal[
 
 class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     id: str
+    token: str
+    job: str  # whose work it does, and who pays for it
     pool: str
     market: str
     state: str  # intended | pending | booting | ready | working | noticed | ending | ended
@@ -34,6 +36,8 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):
+    """One job and its own money; what all jobs cost together is in `CostView`."""
+
     id: str
     script: str
     status: JobStatus
@@ -48,8 +52,13 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     preemptions: int
     failures: int
     steps_lost: int
+    machines: int
     spent_usd: float
+    committed_usd: float
     budget_usd: float | None
+    now_usd_per_h: float
+    on_demand_usd: float
+    saved_usd: float
     submitted_at_s: float
     ended_at_s: float | None
     eta_s: float | None
@@ -60,7 +69,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class CostView(msgspec.Struct, frozen=True, kw_only=True):
-    """All in US dollars. `on_demand_usd` is what the same machine time cost on demand."""
+    """Of everything, in US dollars. `on_demand_usd` is what the same machine time cost on demand."""
 
     spent_usd: float
     committed_usd: float

@@ -19,9 +19,11 @@ from rich.text import Text
 from orchestrator import processes
 from orchestrator.cli import tables
 from orchestrator.cli.desk import CommandError, Desk, command
+from orchestrator.cli.jobs import find
 from orchestrator.client import Client, House, NotRunning
 from orchestrator.config import environment
 from orchestrator.events import ShutdownAsked
+from orchestrator.live_table import panel, sentences_of
 from orchestrator.places import Places
 from orchestrator.view import View
 from orchestrator.wording import plural, usd
@@ -170,27 +172,48 @@ def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
 
 def status(
     desk: Desk,
+    job: Annotated[
+        str | None, typer.Argument(help="Only this job: its id, or how that begins.")
+    ] = None,
+    *,
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Redraw until Ctrl-C.")] = False,
 ) -> None:
-    """What is spent, held and trained."""
+    """What is spent, held and trained: in all, or by one job."""
     client = desk.client()
+    one = find(client, job).id if job is not None else None
     if not watch or desk.json:
         view = client.view()
-        desk.answer(view or NOTHING_YET, *_status(view), then=_next_of(view))
+        shown: Any = view if view is None or one is None else of_job(view, one)
+        desk.answer(shown or NOTHING_YET, *_status(view, one), then=_next_of(view))
     elif desk.out.is_terminal:
         with Live(console=desk.out, auto_refresh=False) as live:
             while True:
-                live.update(tables.stacked(*_status(client.view())), refresh=True)
+                live.update(tables.stacked(*_status(client.view(), one)), refresh=True)
                 time.sleep(WATCH_S)
     else:
         while True:
-            desk.out.print(*_status(client.view()), sep="\n")
+            desk.out.print(*_status(client.view(), one), sep="\n")
             time.sleep(LINES_S)
 
 
-def _status(view: View | None) -> tuple[Any, ...]:
+def of_job(view: View, job_id: str) -> dict[str, Any]:
+    """One job with its own money, its machines, and what was done for it."""
+    return {
+        "at_s": view.at_s,
+        "job": next((one for one in view.jobs if one.id == job_id), None),
+        "machines": [one for one in view.machines if one.job == job_id],
+        "events": sentences_of(view, job_id),
+    }
+
+
+def _status(view: View | None, job_id: str | None) -> tuple[Any, ...]:
     if view is None:
         return (Text("the manager has not said anything yet; look again in a moment"),)
+    job = next((one for one in view.jobs if one.id == job_id), None)
+    if job is not None:
+        machines = [one for one in view.machines if one.job == job.id]
+        table = (Text(), tables.machines(machines, view.at_s)) if machines else ()
+        return (panel(view, job), *table, Text())
     parts: list[Any] = [tables.cost_line(view.cost, tables.held(view))]
     if view.jobs:
         parts += [Text(), tables.jobs(view.jobs, view.at_s)]

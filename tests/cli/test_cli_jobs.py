@@ -123,6 +123,18 @@ def test_every_look_has_a_document(housed, submitted):
     assert {"spent_usd", "saved_usd", "on_demand_usd", "now_usd_per_h"} <= set(cost["cost"])
 
 
+def test_one_job_is_looked_at_alone(housed, submitted):
+    """`status JOB`: its own money and machines, in words and as a document; an unknown one is named."""
+    told = housed("status", submitted, "--json").json
+    assert set(told) == {"at_s", "job", "machines", "events"}
+    assert told["job"]["id"] == submitted
+    assert all(machine["job"] == submitted for machine in told["machines"])
+    text = housed("status", submitted[:-1]).out
+    assert f"{submitted}  " in text
+    assert "on demand $" in text
+    assert housed("status", "nobody").line.startswith("there is no job nobody")
+
+
 def test_every_look_has_words(housed, submitted):
     """The same for a person: who, what, why; a note is its reason alone."""
     assert "spent $" in housed("status").out

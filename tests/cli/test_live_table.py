@@ -16,11 +16,12 @@ from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 JOB = JobView(
     id="gpt-1", script="gpt.py", status="RUNNING", because="layout 1x2 works", step=30, steps_total=100,
     loss=1.25, step_s=0.2, layout="1x2", generation=3, workers=2, preemptions=1, failures=0,
-    steps_lost=0, spent_usd=0.001234, budget_usd=1.0, submitted_at_s=0.0, ended_at_s=None,
+    steps_lost=0, machines=1, spent_usd=0.001234, committed_usd=0.01, budget_usd=1.0, now_usd_per_h=0.06,
+    on_demand_usd=0.004, saved_usd=0.002766, submitted_at_s=0.0, ended_at_s=None,
     eta_s=14.0, recoveries_s=(0.08,), backup_step=30, checkpoint_step=20, export_uri="",
 )  # fmt: skip
 MACHINE = MachineView(
-    id="i-1", pool="local/a/small", market="spot", state="working", price_usd_per_h=0.03,
+    id="i-1", token="t-1", job="gpt-1", pool="local/a/small", market="spot", state="working", price_usd_per_h=0.03,
     on_demand_usd_per_h=0.1, cost_usd=0.001, launched_at_s=0.0, ended_at_s=None, why_bought="",
     why_ended="",
 )  # fmt: skip
@@ -140,3 +141,27 @@ def test_a_job_that_the_manager_does_not_know_is_not_waited_for_forever(monkeypa
     monkeypatch.setattr(live_table, "UNKNOWN_S_MAX", 0.05)
     with pytest.raises(TimeoutError, match="look with: orchestrator status"):
         watched(Told(msgspec.structs.replace(seen(), jobs=())))
+
+
+def test_a_job_is_shown_with_its_own_money_and_machines():
+    """Another job beside it spends, saves and speaks too: none of that is in this job's view."""
+    other = msgspec.structs.replace(JOB, id="other", now_usd_per_h=9.0, saved_usd=8.0)
+    theirs = msgspec.structs.replace(MACHINE, id="i-2", token="t-2", job="other")
+    said = [
+        Sentence(at_s=50.0, who=who, what="note", because=f"heard of {who}")
+        for who in ("gpt-1", "i-1", "local/a/small", "other", "i-2", "t-2")
+    ]
+    view = msgspec.structs.replace(
+        seen(step=100, status="SUCCEEDED", ended_at_s=60.0),
+        jobs=(other, msgspec.structs.replace(JOB, status="SUCCEEDED", ended_at_s=60.0)),
+        machines=(MACHINE, theirs), cost=msgspec.structs.replace(COST, now_usd_per_h=9.06), events=tuple(said),
+    )  # fmt: skip
+    for terminal in (True, False):
+        _, text = watched(Told(view), force_terminal=terminal, color_system=None)
+        assert "1 machine" in text
+        assert "$0.0600/h" in text
+        assert "saved $0.002766" in text
+        assert "$9" not in text
+    assert [one.who for one in live_table.sentences_of(view, "gpt-1")] == [
+        "gpt-1", "i-1", "local/a/small",
+    ]  # fmt: skip

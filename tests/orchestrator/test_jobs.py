@@ -414,6 +414,25 @@ def test_the_view_shows_it_all_and_encodes(hand: Any) -> None:
     assert msgspec.json.decode(msgspec.json.encode(view), type=type(view)) == view
 
 
+def test_each_job_has_its_own_money_in_the_view(hand: Any) -> None:
+    """Of two jobs each shows what its own machines cost and saved; the two together are the total."""
+    h = hand().running(slots_max=1)
+    h.submit("other", slots_max=2)
+    h.wait(4.0)
+    h.serve()
+    view = view_of(h.state, h.at_s + 3600.0)
+    one, other = view.jobs
+    assert (one.machines, other.machines) == (1, len(view.machines) - 1)
+    assert one.now_usd_per_h < other.now_usd_per_h
+    for name in ("spent_usd", "committed_usd", "now_usd_per_h", "on_demand_usd", "saved_usd"):
+        together = getattr(one, name) + getattr(other, name)
+        assert together == pytest.approx(getattr(view.cost, name)), name
+    for job in (one, other):
+        own = [machine for machine in view.machines if machine.job == job.id]
+        assert job.spent_usd == pytest.approx(sum(machine.cost_usd for machine in own))
+        assert job.saved_usd == pytest.approx(job.on_demand_usd - job.spent_usd)
+
+
 def test_what_a_job_waits_for_is_in_the_view(hand: Any) -> None:
     """Without capacity the page says what it waits for, not only that it does."""
     h = hand(penalty_s=600.0, on_demand_allowed=False)

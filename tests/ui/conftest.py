@@ -40,7 +40,12 @@ def make_job(**changes: Any) -> JobView:
         preemptions=4,
         failures=0,
         steps_lost=0,
+        machines=4,
         spent_usd=0.184,
+        committed_usd=0.0312,
+        now_usd_per_h=0.1556,
+        on_demand_usd=0.559,
+        saved_usd=0.375,
         budget_usd=1.0,
         submitted_at_s=T0 - 640,
         ended_at_s=None,
@@ -57,6 +62,8 @@ def make_machine(**changes: Any) -> MachineView:
     """A spot machine at work."""
     machine = MachineView(
         id="m-1",
+        token="default-2-1",
+        job="gpt-7f3a",
         pool="local/local-a/local.small",
         market="spot",
         state="working",
@@ -107,6 +114,7 @@ def make_view(**changes: Any) -> View:
     done = make_job(
         id="mlp-02cc", script="examples/mlp.py", status="SUCCEEDED", because="all 500 steps are committed",
         step=500, steps_total=500, loss=0.4119, workers=0, layout="1x2", preemptions=1, spent_usd=0.061,
+        machines=0, committed_usd=0.0, now_usd_per_h=0.0, on_demand_usd=0.183, saved_usd=0.122,
         budget_usd=None, submitted_at_s=T0 - 2400, ended_at_s=T0 - 1710, eta_s=None, recoveries_s=(0.071,),
         backup_step=500, checkpoint_step=500, export_uri=".orchestrator/checkpoints/mlp-02cc/model.safetensors",
     )  # fmt: skip

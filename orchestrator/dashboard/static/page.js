@@ -119,9 +119,13 @@ function facts(job) {
   const over = job.ended_at_s !== null;
   const rows = [
     ["Layout", job.layout || NONE],
-    over ? null : ["Workers", count(job.workers)],
+    over ? null : ["Workers", `${count(job.workers)} on ${plural(job.machines, "machine")}`],
     ["Step time", job.step_s > 0 ? milliseconds(job.step_s) : NONE],
+    over ? null : ["Now", `${usd(job.now_usd_per_h)}/h`],
     ["Spent", job.budget_usd === null ? usd(job.spent_usd) : `${usd(job.spent_usd)} of ${usd(job.budget_usd)}`],
+    over ? null : ["Committed", usd(job.committed_usd)],
+    ["On demand", usd(job.on_demand_usd)],
+    ["Saved", job.on_demand_usd > 0 ? `${usd(job.saved_usd)} (${Math.round((100 * job.saved_usd) / job.on_demand_usd)} %)` : usd(job.saved_usd)],
     ["Preemptions", count(job.preemptions)],
     job.failures ? ["Script failures", count(job.failures)] : null,
     ["Steps lost", count(job.steps_lost)],
@@ -179,7 +183,8 @@ function machineTable(view, list) {
     const tone = one.ended_at_s === null ? "" : "ended";
     return [
       el("tr", { class: tone },
-        el("td", {}, el("code", {}, one.id), el("span", { class: "sub" }, ...breakable(one.pool))),
+        el("td", {}, el("code", {}, one.id), el("span", { class: "sub" }, ...breakable(one.pool)),
+          view.jobs.length > 1 ? el("span", { class: "sub" }, `for ${one.job}`) : null),
         el("td", {}, pill(one.state), el("span", { class: "sub" }, duration(end - one.launched_at_s))),
         el("td", { class: "number" }, usd(one.price_usd_per_h),
           el("span", { class: "sub" }, one.market === "spot" ? `${discount} % off` : "on demand")),
