@@ -255,6 +255,8 @@ def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
     if event.step < job.step:
         return
     job.loss, job.step_s = event.loss, event.step_s
+    if job.layout is not None and event.generation == job.layout.generation:
+        job.slot_step_s = event.step_s * len(job.layout.workers)
     job.heard_at_s = max(job.heard_at_s, event.at_s)
     job.steps_total = event.steps_total
     _acknowledge(state, out, job, event.generation, event.step)

@@ -180,6 +180,7 @@ class Job(msgspec.Struct, kw_only=True):
     step: int = 0
     loss: float | None = None
     step_s: float = 0.0
+    slot_step_s: float = 0.0  # the same on one slot; known after the end too
     progress_at_s: float = 0.0
     heard_at_s: float = -1.0  # by the keeper's clock: its newest report of a commit
     fence_generation: int = -1  # reports of generations up to this one are from before a rewind

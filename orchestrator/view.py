@@ -40,12 +40,15 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
 
     id: str
     script: str
+    script_sha: str
+    argv: tuple[str, ...]
     status: JobStatus
     because: str
     step: int
     steps_total: int
     loss: float | None
     step_s: float
+    slot_step_s: float  # what a step takes on one slot, as the newest layout showed; 0 for unknown
     layout: str
     generation: int
     workers: int

@@ -1,5 +1,7 @@
 """Looking ahead: what would be bought for a script now, and how a month of it would go."""
 
+import hashlib
+import shlex
 import time
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
@@ -11,9 +13,9 @@ from rich.text import Text
 
 from orchestrator.cli import tables
 from orchestrator.cli.desk import JOB_FAILED, USAGE, CommandError, Desk, command
-from orchestrator.cli.jobs import job_spec, read_script, with_limits
+from orchestrator.cli.jobs import all_jobs, job_spec, read_script, with_limits
 from orchestrator.client import NotRunning
-from orchestrator.wording import clock, duration, plural, usd
+from orchestrator.wording import clock, duration, pause, plural, usd
 
 if TYPE_CHECKING:
     from bidding.model import Purchase
@@ -28,9 +30,12 @@ def add(app: typer.Typer) -> None:
 # --- the plan ------------------------------------------------------------------------------------
 
 
-def plan(
+def plan(  # noqa: PLR0913 - a parameter per option
     desk: Desk,
     script: Annotated[Path, typer.Argument(help="The training script.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The script's own arguments.")
+    ] = None,
     *,
     steps: Annotated[int | None, typer.Option(min=1, help="How many steps it has.")] = None,
     step_s: Annotated[
@@ -44,7 +49,8 @@ def plan(
     from orchestrator.cli import planning
 
     config = desk.config
-    read_script(script, config)
+    sha = hashlib.sha256(read_script(script, config)).hexdigest()
+    argv = tuple(arguments or ())
     if step_s is not None and not 0 < step_s < 1e6:
         raise CommandError(f"--step-s {step_s:g}: seconds above 0", USAGE)
     try:
@@ -52,8 +58,9 @@ def plan(
     except NotRunning:
         client = None
     sold = planning.market_now(config, client)
-    work = planning.work_of(client, script, steps, step_s)
-    spec = with_limits(job_spec(config, script, ()), budget, deadline)
+    known = all_jobs(client) if client is not None else ()
+    work = planning.work_of(known, sha, argv, steps, step_s)
+    spec = with_limits(job_spec(config, script, argv), budget, deadline)
     state, job = planning.ask_the_brain(config, sold, spec, work)
     if job.status == "FAILED":
         desk.answer(
@@ -67,12 +74,12 @@ def plan(
         {
             "script": str(script), "source": sold.source, "because": purchase.because,
             "runner_up": purchase.runner_up, "expected_cost_usd": cost, "expected_s": finish_s,
-            "offers": rows,
+            "work": work, "offers": rows,
         },
         Text(f"prices from {sold.source}", style="dim"),
         _offers(rows),
         *_verdict(purchase, work, cost, finish_s),
-        then=(f"orchestrator submit {script} --follow",),
+        then=(shlex.join(["orchestrator", "submit", str(script), "--follow", *(["--", *argv] if argv else [])]),),
     )  # fmt: skip
 
 
@@ -98,6 +105,7 @@ def _verdict(
     lines = [
         Text(f"now: {purchase.because}"),
         Text(f"next best: {purchase.runner_up}", style="dim"),
+        *_assumed(work),
     ]
     if cost is not None and took_s is not None:
         done = clock(time.time() + took_s)
@@ -107,11 +115,28 @@ def _verdict(
     elif not work.known:
         lines.append(
             Text(
-                "cost and finish need the work: give --steps and --step-s, or submit it once",
+                "cost and finish need the work, and no job of this very script with these "
+                "arguments has shown it: give --steps and --step-s, or submit it once",
                 style="yellow",
             )
         )
     return lines
+
+
+def _assumed(work: "Work") -> list[Text]:
+    """How much work is counted with, and where that comes from."""
+    parts = []
+    if work.steps is not None:
+        parts.append(f"{plural(work.steps, 'step')} ({_source(work.steps_from)})")
+    if work.step_s is not None:
+        parts.append(f"{pause(work.step_s)} for one on one slot ({_source(work.step_s_from)})")
+    return [Text(f"work: {', '.join(parts)}")] if parts else []
+
+
+def _source(said_by: str) -> str:
+    from orchestrator.cli.planning import TOLD
+
+    return said_by if said_by == TOLD else f"as {said_by} had it"
 
 
 # --- the simulation ------------------------------------------------------------------------------

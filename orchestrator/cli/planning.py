@@ -6,7 +6,7 @@ a plan cannot say anything else than what `submit` would do.
 
 import asyncio
 import time
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
@@ -21,15 +21,16 @@ from cloud.simulated import SimulatedCloud
 from orchestrator.brain import decide
 from orchestrator.buying import think
 from orchestrator.cli.desk import USAGE, CommandError
-from orchestrator.cli.jobs import all_jobs
 from orchestrator.cli.trouble import with_local_cloud
 from orchestrator.client import Client
 from orchestrator.config import Config
 from orchestrator.events import CatalogueSeen, JobSpec, JobSubmitted, ManagerStarted, QuotesSeen
 from orchestrator.manager import settings_from
 from orchestrator.state import Job, State
+from orchestrator.view import JobView
 
 HOUR_S = 3600.0
+TOLD = "as told"
 
 
 class Sold(msgspec.Struct, frozen=True, kw_only=True):
@@ -42,10 +43,12 @@ class Sold(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
-    """How much there is to do, as far as it is known."""
+    """How much there is to do, as far as it is known, and who says so."""
 
-    steps: int | None
-    step_s: float | None  # of one step on one slot
+    steps: int | None = None
+    step_s: float | None = None  # of one step on one slot
+    steps_from: str = ""
+    step_s_from: str = ""
 
     @property
     def known(self) -> bool:
@@ -96,15 +99,26 @@ def market_now(config: Config, client: Client | None) -> Sold:
     return Sold(types=types, pools=pools, quotes=tuple(cloud.quotes(now_s)), source=source)
 
 
-def work_of(client: Client | None, script: Path, steps: int | None, step_s: float | None) -> Work:
-    """As told; else as a job of the same script has shown."""
-    if client is not None:
-        for job in sorted(all_jobs(client), key=lambda one: -one.submitted_at_s):
-            if Path(job.script).name == script.name:
-                steps = steps or job.steps_total or None
-                if step_s is None and job.step_s > 0 and job.workers > 0:
-                    step_s = job.step_s * job.workers
-    return Work(steps=steps, step_s=step_s)
+def work_of(
+    known: Iterable[JobView],
+    script_sha: str,
+    argv: tuple[str, ...],
+    steps: int | None,
+    step_s: float | None,
+) -> Work:
+    """As told; else as the newest job of the very same script with the very same arguments has shown."""
+    work = Work(
+        steps=steps, step_s=step_s,
+        steps_from=TOLD if steps else "", step_s_from=TOLD if step_s else "",
+    )  # fmt: skip
+    for job in sorted(known, key=lambda one: -one.submitted_at_s):
+        if (job.script_sha, job.argv) != (script_sha, argv):
+            continue
+        if work.steps is None and job.steps_total:
+            work = msgspec.structs.replace(work, steps=job.steps_total, steps_from=job.id)
+        if work.step_s is None and job.slot_step_s > 0:
+            work = msgspec.structs.replace(work, step_s=job.slot_step_s, step_s_from=job.id)
+    return work
 
 
 def ask_the_brain(config: Config, sold: Sold, spec: JobSpec, work: Work) -> tuple[State, Job]:

@@ -155,14 +155,31 @@ def test_the_log_is_followed_to_the_end_of_the_job(housed):
 
 
 def test_a_plan_asks_the_running_cloud(housed):
-    """Prices come from the cloud that is up, and the steps from the last job of the same script."""
-    housed.script("ok.py")
-    housed("submit", "ok.py", "--follow")
+    """Prices come from the cloud that is up, and the work from a job that ended; nothing is bought."""
+    housed.script("ok.py", "print('planned')\n")
+    job = housed("submit", "ok.py", "--json", "--follow", "--", "--lr", "1").json["id"]
     launches = _launches(housed)
-    answer = housed("plan", "ok.py", "--step-s", "1", "--json").json
+    answer = housed("plan", "ok.py", "--json", "--", "--lr", "1").json
     assert answer["source"] == "the running local cloud"
     assert answer["expected_cost_usd"] > 0
+    assert (answer["work"]["steps"], answer["work"]["steps_from"]) == (8, job)
+    assert answer["work"]["step_s"] > 0
+    text = housed("plan", "ok.py", "--", "--lr", "1").out
+    assert f"work: 8 steps (as {job} had it)" in text
+    assert text.splitlines()[-1] == "Next: orchestrator submit ok.py --follow -- --lr 1"
     assert _launches(housed) == launches
+
+
+def test_a_plan_takes_no_other_jobs_word_for_it(housed):
+    """Other arguments, or other bytes under the same name, are other work: it is asked for."""
+    housed.script("ok.py", "print('one')\n")
+    housed("submit", "ok.py", "--follow")
+    assert housed("plan", "ok.py", "--json").json["work"]["steps"] == 8
+    assert housed("plan", "ok.py", "--json", "--", "--more").json["work"]["steps"] is None
+    told = housed("plan", "ok.py", "--steps", "5", "--json").json["work"]
+    assert (told["steps"], told["steps_from"]) == (5, "as told")
+    housed.script("ok.py", "print('another')\n")
+    assert "give --steps and --step-s" in housed("plan", "ok.py").out
 
 
 def _launches(housed):

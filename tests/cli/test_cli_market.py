@@ -26,6 +26,7 @@ def test_a_plan_for_a_person_ends_with_the_next_command(shell):
     assert "\nbuy " in text
     assert "next best: " in text
     assert "expected: $0.0" in text
+    assert "work: 400 steps (as told), 1.5 s for one on one slot (as told)" in text
     assert text.splitlines()[-1] == "Next: orchestrator submit train.py --follow"
     assert "give --steps and --step-s" in shell("plan", "train.py").out
 

@@ -14,7 +14,7 @@ from orchestrator.live_table import ended, follow
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 
 JOB = JobView(
-    id="gpt-1", script="gpt.py", status="RUNNING", because="layout 1x2 works", step=30, steps_total=100,
+    id="gpt-1", script="gpt.py", script_sha="0", argv=(), slot_step_s=0.4, status="RUNNING", because="layout 1x2 works", step=30, steps_total=100,
     loss=1.25, step_s=0.2, layout="1x2", generation=3, workers=2, preemptions=1, failures=0,
     steps_lost=0, machines=1, spent_usd=0.001234, committed_usd=0.01, budget_usd=1.0, now_usd_per_h=0.06,
     on_demand_usd=0.004, saved_usd=0.002766, submitted_at_s=0.0, ended_at_s=None,
