@@ -1,6 +1,11 @@
-"""The one door to numba: machine code from typed functions, kept on disk between runs."""
+"""The one door to numba: machine code from typed functions, kept on disk between runs.
 
-from collections.abc import Callable
+`orchestrator/morph` comes through here too. Numba looks at one file only to see whether its cache is stale, but
+callees and constants live in others. So the cache of a package lies under a name that depends on all of its
+sources that matter.
+"""
+
+from collections.abc import Callable, Collection, Iterable
 from hashlib import sha256
 from pathlib import Path
 from typing import ParamSpec, TypeVar, cast
@@ -18,21 +23,28 @@ Flags = NDArray[np.bool_]
 HERE = Path(__file__).parent
 
 
-def _edition() -> str:
-    """Numba looks at one file only to see whether its cache is stale; callees live in others."""
-    sources = sorted(HERE.glob("*.py"))
-    return sha256(b"".join(p.read_bytes() for p in sources)).hexdigest()[:16]
+def cache_of(package: Path, sources: Iterable[Path]) -> str:
+    """Where the machine code of these sources is kept."""
+    edition = sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
+    return str(package / "__pycache__" / f"numba-{edition}")
 
 
-CACHE = str(HERE / "__pycache__" / f"numba-{_edition()}")
+CACHE = cache_of(HERE, HERE.glob("*.py"))
+
+
+def machine_code(
+    function: Callable[Asked, Answer], cache: str, fastmath: Collection[str] = ()
+) -> Callable[Asked, Answer]:
+    """Compile at the first call, or load what an earlier run has compiled."""
+    before = numba.config.CACHE_DIR
+    numba.config.CACHE_DIR = cache
+    try:
+        made = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath=set(fastmath))
+        return cast(Callable[Asked, Answer], made(function))
+    finally:
+        numba.config.CACHE_DIR = before
 
 
 def compiled(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
-    """Compile at the first call, or load what an earlier run has compiled; the arithmetic is exact."""
-    before = numba.config.CACHE_DIR
-    numba.config.CACHE_DIR = CACHE
-    try:
-        made = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    finally:
-        numba.config.CACHE_DIR = before
-    return cast(Callable[Asked, Answer], made)
+    """The arithmetic is exact."""
+    return machine_code(function, CACHE)

@@ -1,11 +1,13 @@
-"""The one door to numba: machine code from typed functions, kept on disk between runs."""
+"""The planner's door to numba, through that of `bidding`: one set of options, one rule for what is stale."""
 
 from collections.abc import Callable
-from typing import ParamSpec, TypeVar, cast
+from pathlib import Path
+from typing import ParamSpec, TypeVar
 
-import numba
 import numpy as np
 from numpy.typing import NDArray
+
+from bidding.compiled import cache_of, machine_code
 
 Asked = ParamSpec("Asked")
 Answer = TypeVar("Answer")
@@ -13,14 +15,17 @@ Codes = NDArray[np.int64]
 Reals = NDArray[np.float64]
 Flags = NDArray[np.bool_]
 
+HERE = Path(__file__).parent
+# Compiled functions take callees and constants from each other's files only.
+SOURCES = [path for path in HERE.glob("*.py") if b"\n@compiled\n" in path.read_bytes()]
+CACHE = cache_of(HERE, SOURCES)
+
 
 def compiled(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
     """Compile at the first call, or load what an earlier run has compiled; the arithmetic is exact."""
-    made = numba.njit(cache=True, nogil=True, error_model="numpy")(function)
-    return cast(Callable[Asked, Answer], made)
+    return machine_code(function, CACHE)
 
 
 def vectorised(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
     """For loops over finite numbers only, where minima and maxima may be taken in any order."""
-    made = numba.njit(cache=True, nogil=True, error_model="numpy", fastmath={"nnan", "nsz"})
-    return cast(Callable[Asked, Answer], made(function))
+    return machine_code(function, CACHE, fastmath={"nnan", "nsz"})

@@ -125,6 +125,29 @@ def test_fifteen_and_one(pipedream_profiles, name, gigabit):
         assert len(found.parts[0].layers) == 24
 
 
+def test_when_alexnet_is_fifteen_and_one(pipedream_profiles):
+    """As long as the cut is slower than the last layers: a third stage would only wait for the same cut.
+
+    At 25 Gbit/s it is not slower, unless every byte is counted four times, as the published program does.
+    """
+    graph = profiles.load_pipedream(pipedream_profiles / "alexnet.txt")
+    states = partition.states_of(graph)
+    behind = [node.name for node in graph.nodes].index("node15")
+    cut_bytes = graph.nodes[behind - 1].activation_bytes
+    heads_s = sum(node.forward_s + node.backward_s for node in graph.nodes[behind:])
+    edge = 2 * cut_bytes / heads_s
+    assert edge == pytest.approx(16.75 * GBIT, rel=1e-3)
+
+    def best(bandwidth: float) -> str:
+        level = Level(components=16, bandwidth_bytes_per_s=bandwidth)
+        return partition.pipedream(states, [level]).describe()
+
+    assert best(0.99 * edge) == "15-1"
+    assert best(1.01 * edge) == "14-1-1"
+    assert best(25 * GBIT) == "14-1-1"
+    assert best(25 * GBIT / 2) == "15-1"  # twice the bytes are half the bandwidth
+
+
 def test_resnet_is_data_parallel(pipedream_profiles):
     """ResNet-50 on two servers of eight, 25 Gbit/s between them: one stage on all sixteen."""
     graph = profiles.load_pipedream(pipedream_profiles / "resnet50.txt")
