@@ -336,6 +336,14 @@ def run_greedy(programs: Programs, costs: Costs, rules: Rules) -> Taken:
 
 
 @compiled
+def highest_stage(codes: Codes) -> int:
+    most = 0
+    for code in codes:
+        most = max(most, (code >> 32) & STAGE)
+    return most
+
+
+@compiled
 def peaks(programs: Programs, stages: int) -> Codes:
     """Per stage, the most microbatches stashed [0] and weight-gradients owed [1], in program order."""
     codes, offsets, _ = programs

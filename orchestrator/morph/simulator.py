@@ -75,7 +75,7 @@ def run(programs: Programs, costs: Costs, name: str = "schedule") -> Outcome:
             f"{name}: {workers} workers and {stages} stages, but costs for {len(costs.slowness)} "
             f"workers and {costs.wire.shape[1]} stages"
         )
-    highest = int((programs.codes >> 32 & engine.STAGE).max())
+    highest = engine.highest_stage(programs.codes)
     if highest >= stages:
         raise ScheduleError(f"{name}: it names stage {highest}, but there are costs for {stages}")
     outcome = engine.run_in_order(programs, costs, NO_TRACE)
