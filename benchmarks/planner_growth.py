@@ -7,8 +7,7 @@ python benchmarks/planner_growth.py [file.svg]
 
 import sys
 import time
-from itertools import pairwise
-from math import log10
+from math import ceil, floor, log10
 from pathlib import Path
 
 from planner_speed import blocks
@@ -16,7 +15,8 @@ from planner_speed import blocks
 from orchestrator.morph import book, schedules, simulator
 from orchestrator.morph.search import Task
 
-WIDTH, HEIGHT, EDGE = 720, 420, 60
+WIDTH, HEIGHT, EDGE, RIGHT = 720, 440, 64, 40
+MARGIN, KEY = 14, 17
 COLOURS = ("#4c78c8", "#3a9d6a", "#e0a53c", "#9c6bb5", "#c8504c")
 
 
@@ -59,51 +59,55 @@ def series() -> dict[str, list[tuple[int, float]]]:
 
 
 def plot(found: dict[str, list[tuple[int, float]]]) -> str:
-    """Both axes by powers of ten."""
+    """Both axes by powers of ten, whole powers at the edges."""
     points = [point for line in found.values() for point in line]
-    low_y, high_y = (f(log10(y) for _, y in points) for f in (min, max))
-    high_x = max(log10(x) for x, _ in points)
+    low, high = floor(log10(min(y for _, y in points))), ceil(log10(max(y for _, y in points)))
+    right = ceil(log10(max(x for x, _ in points)))
+    top, bottom = 2 * MARGIN + KEY * len(found), HEIGHT - EDGE
 
     def place(x: float, y: float) -> tuple[float, float]:
-        across = EDGE + log10(x) / high_x * (WIDTH - 2 * EDGE)
-        up = (log10(y) - low_y) / (high_y - low_y)
-        return across, HEIGHT - EDGE - up * (HEIGHT - 2 * EDGE - 90)
+        across = EDGE + log10(x) / right * (WIDTH - EDGE - RIGHT)
+        return round(across, 1), round(bottom - (log10(y) - low) / (high - low) * (bottom - top), 1)
 
     parts = [
         f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {HEIGHT}" '
         f'width="{WIDTH}" height="{HEIGHT}" font-family="sans-serif" font-size="12">',
         f'<rect width="{WIDTH}" height="{HEIGHT}" fill="#ffffff"/>',
     ]
-    for power in range(5):
-        x, _ = place(10**power, 10**low_y)
-        parts.append(f'<line x1="{x}" y1="110" x2="{x}" y2="{HEIGHT - EDGE}" stroke="#e6e6e6"/>')
+    for power in range(right + 1):
+        x, _ = place(10**power, 10**low)
+        parts.append(f'<line x1="{x}" y1="{top}" x2="{x}" y2="{bottom}" stroke="#e6e6e6"/>')
+        parts.append(f'<text x="{x}" y="{bottom + 18}" text-anchor="middle">{10**power:,}</text>')
+    for power in range(low, high + 1):
+        _, y = place(1, 10**power)
         parts.append(
-            f'<text x="{x}" y="{HEIGHT - EDGE + 18}" text-anchor="middle">{10**power}</text>'
+            f'<line x1="{EDGE}" y1="{y}" x2="{WIDTH - RIGHT}" y2="{y}" stroke="#e6e6e6"/>'
+            f'<text x="{EDGE - 8}" y="{y + 4}" text-anchor="end">{seconds(power)}</text>'
         )
-    for power in range(int(low_y) - 1, int(high_y) + 1):
-        if low_y <= power <= high_y:
-            _, y = place(1, 10**power)
-            parts.append(
-                f'<line x1="{EDGE}" y1="{y}" x2="{WIDTH - EDGE}" y2="{y}" stroke="#e6e6e6"/>'
-            )
-            parts.append(
-                f'<text x="{EDGE - 6}" y="{y + 4}" text-anchor="end">{10.0**power:g} s</text>'
-            )
+    middle = (EDGE + WIDTH - RIGHT) / 2
+    parts.append(
+        f'<text x="{middle}" y="{bottom + 40}" text-anchor="middle" fill="#555555">'
+        "how many: stages, microbatches, workers or sections, as the line says</text>"
+    )
     for index, (name, line) in enumerate(found.items()):
-        colour = COLOURS[index]
-        for a, b in pairwise(line):
-            (x1, y1), (x2, y2) = place(*a), place(*b)
-            parts.append(
-                f'<line x1="{x1}" y1="{y1}" x2="{x2}" y2="{y2}" stroke="{colour}" stroke-width="2"/>'
-            )
-        for point in line:
-            x, y = place(*point)
-            parts.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{colour}"/>')
+        drawn = " ".join(f"{x},{y}" for x, y in (place(*point) for point in line))
         parts.append(
-            f'<rect x="{EDGE}" y="{14 + 17 * index}" width="11" height="11" fill="{colour}"/>'
+            f'<polyline points="{drawn}" fill="none" stroke="{COLOURS[index]}" stroke-width="2"/>'
         )
-        parts.append(f'<text x="{EDGE + 17}" y="{24 + 17 * index}">{name}</text>')
+        for x, y in (place(*point) for point in line):
+            parts.append(f'<circle cx="{x}" cy="{y}" r="3" fill="{COLOURS[index]}"/>')
+        y = MARGIN + KEY * index
+        parts.append(
+            f'<rect x="{EDGE}" y="{y}" width="11" height="11" fill="{COLOURS[index]}"/>'
+            f'<text x="{EDGE + 17}" y="{y + 10}">{name}</text>'
+        )
     return "\n".join([*parts, "</svg>", ""])
+
+
+def seconds(power: int) -> str:
+    """Ten to this power, as people say it."""
+    unit, name = next((u, n) for u, n in ((0, "s"), (-3, "ms"), (-6, "us")) if power >= u)
+    return f"{10 ** (power - unit)} {name}"
 
 
 def main() -> None:

@@ -2,7 +2,7 @@
 
 Everything is compiled first and runs on one thread. Timed is the processor time that it takes, which is the wall
 time on a core of its own: on a machine that is shared, wall time says how many others there are. Shown are
-the least and the median of several rounds, and the least wall time beside them. Peers that no package index carries are quoted as published:
+the least and the median of several rounds, and the least wall time beside them. Peers cannot be had in a form that runs here (see docs/planner.md) and are quoted as published:
 Varuna's simulator 660 ms (its paper, P=36, 128 workers); PipeDream's optimizer 145 s and 174 s, over 500 s
 for gnmt_large; Oobleck's planner 26 s.
 
