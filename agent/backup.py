@@ -5,12 +5,17 @@ their place without being copied. `B + sums` is the newest committed version: ne
 to take it from load B and apply the sums again.
 """
 
+from collections.abc import Iterable, Mapping
+
 import msgspec
 import numpy as np
 
 from agent.errors import WireError
+from agent.store.format import Layer
+from agent.store.shares import Extent, cut_up
 
 PAYLOAD_BYTES_MAX = 1 << 36
+LAYERS_MAX = 100_000
 
 
 class LoggedSum(msgspec.Struct, frozen=True):
@@ -22,16 +27,27 @@ class LoggedSum(msgspec.Struct, frozen=True):
 
 
 class Backup(msgspec.Struct, frozen=True, kw_only=True):
-    """A whole state: `header + body` are a safetensors file."""
+    """A whole state: every layer's form, and its bytes by the layer's name."""
 
     generation: int
     version: int
-    header: bytes
-    body: memoryview
+    layers: tuple[Layer, ...]
+    bodies: Mapping[str, memoryview]
 
     @property
     def state_bytes(self) -> int:
-        return len(self.header) + self.body.nbytes
+        return sum(layer.layer_bytes for layer in self.layers)
+
+
+class Saved(msgspec.Struct, frozen=True):
+    """A whole state, and the sums that lead on from it."""
+
+    backup: Backup
+    redo: tuple[LoggedSum, ...]
+
+    @property
+    def reached(self) -> int:
+        return self.backup.version + len(self.redo)
 
 
 class Assembly:
@@ -70,37 +86,62 @@ class Assembly:
 
 
 class StateAssembly:
-    """A state in the making, of which the header comes with the slice at offset 0."""
+    """A state in the making: every worker sends its share of every layer that it holds."""
 
-    def __init__(self, generation: int, version: int, *, final: bool) -> None:
+    def __init__(
+        self, generation: int, version: int, workers: Iterable[str], *, final: bool
+    ) -> None:
         self.generation, self.version, self.final = generation, version, final
-        self._header = b""
-        self._assembly: Assembly | None = None
+        self._awaited = set(workers)
+        self._forms: dict[str, Layer] = {}
+        self._bodies: dict[str, Assembly] = {}
 
-    def place(self, offset: int, size: int, total: int, header: int) -> memoryview | None:
-        return None if header else self._of(total).place(offset, size)
+    def place(self, extents: tuple[Extent, ...]) -> memoryview | None:
+        """Bytes of one layer land where they belong; those of several are carried there."""
+        if len(extents) != 1:
+            return None
+        return self._of(extents[0]).place(extents[0].start, extents[0].size)
 
-    def take(self, offset: int, payload: memoryview, total: int, header: int) -> None:
-        if header:
-            self._header = bytes(payload[:header])
-        self._of(total).take(offset, payload[header:])
+    def take(
+        self, forms: Iterable[Layer], extents: tuple[Extent, ...], payload: memoryview
+    ) -> None:
+        for layer in forms:
+            self._forms.setdefault(layer.name, layer)
+        for extent, data in cut_up(payload, extents):
+            self._of(extent).take(extent.start, data)
+
+    def end(self, worker: str) -> None:
+        """This worker has sent its whole share."""
+        self._awaited.discard(worker)
 
     def whole(self) -> Backup | None:
-        if not self._header or self._assembly is None or not self._assembly.whole:
+        if self._awaited:
             return None
+        for name, form in self._forms.items():
+            body = self._bodies.get(name)
+            if (body.total if body is not None else 0) != form.layer_bytes:
+                raise WireError(f"layer {name} of {form.layer_bytes} bytes came in another length")
+        lacking = [name for name, body in self._bodies.items() if not body.whole]
+        if lacking or self._bodies.keys() - self._forms.keys():
+            return None  # a share got lost with its sender, who will be asked again
         return Backup(
             generation=self.generation,
             version=self.version,
-            header=self._header,
-            body=self._assembly.body,
+            layers=tuple(self._forms[name] for name in sorted(self._forms)),
+            bodies={name: body.body for name, body in self._bodies.items()},
         )
 
-    def _of(self, total: int) -> Assembly:
-        if self._assembly is None:
-            self._assembly = Assembly(total)
-        if self._assembly.total != total:
-            raise WireError(f"a state of {total} bytes, but others say {self._assembly.total}")
-        return self._assembly
+    def _of(self, extent: Extent) -> Assembly:
+        assembly = self._bodies.get(extent.layer)
+        if assembly is None:
+            if len(self._bodies) >= LAYERS_MAX:
+                raise WireError(f"a state of more than {LAYERS_MAX} layers is beyond the bounds")
+            assembly = self._bodies[extent.layer] = Assembly(extent.of)
+        if assembly.total != extent.of:
+            raise WireError(
+                f"layer {extent.layer} of {extent.of} bytes, but others say {assembly.total}"
+            )
+        return assembly
 
 
 def _address(view: memoryview) -> int:

@@ -44,22 +44,15 @@ from agent.protocol import (
     Welcome,
 )
 from agent.session import Abandoned, Facts, Interrupted, Partial, Session
-from agent.shards import StateBytes, cut
+from agent.shards import cut
+from agent.store.layers import LiveLayer, share_of
+from agent.store.shares import Extent, Gathered, Share, batches, whole
 from agent.sums import Sum
 from agent.wire import Connection
 
 CHUNK_BYTES = 1 << 20  # of a snapshot, so that what is urgent can pass in between
 
 T = TypeVar("T")
-
-
-class Extent(msgspec.Struct, frozen=True):
-    """Which bytes of a state a payload is; see `protocol.State`."""
-
-    offset: int
-    length: int
-    total: int
-    header: int
 
 
 class Group:
@@ -122,7 +115,7 @@ class Group:
             self._ready = Ready(
                 microbatches=facts.microbatches,
                 steps_total=facts.steps_total,
-                state_bytes=session.state().total,
+                state_bytes=session.state_bytes,
             )
             self.link.send(self._ready)
         while True:
@@ -214,7 +207,7 @@ class Group:
             try:
                 self._come_in(session)
                 self._sliced_at = self.link.connects
-                self._send_state(session.state(), session.version, final=True)
+                self._send_state(session.settled(), session.version, final=True)
                 self._wait(lambda: self._done or self.link.connects != self._sliced_at)
             except Interrupted:
                 continue
@@ -282,13 +275,13 @@ class Group:
             self._holds = False
 
     def _hand_out(self, order: Enter, session: Session, receivers: list[str]) -> None:
-        state = session.settled()
-        extent, pieces = _slice(state, len(order.holders), order.holders.index(self._me))
+        index = order.holders.index(self._me)
+        share, pieces = share_of(session.settled(), len(order.holders), index)
         part = Part(
             generation=order.layout.generation,
             step=order.version,
             tag="state",
-            extra=msgspec.msgpack.encode(extent),
+            extra=msgspec.msgpack.encode(share),
         )
         for receiver in receivers:
             self._send(receiver, part, pieces)
@@ -297,8 +290,7 @@ class Group:
         order = self._entered
         assert order is not None
         if order.holders:
-            header, body = self._gather_state(order)
-            session.load(header, body, order.version)
+            session.load(self._gather_state(order), order.version)
             self._needs_state = False
             return
         generation = order.layout.generation
@@ -312,19 +304,17 @@ class Group:
             )
         )
         self._state = None
-        session.load(payload[: state.header], payload[state.header :], state.version)
+        gathered = Gathered()
+        gathered.add(Share(forms=state.layers, extents=whole(state.layers)), payload)
+        session.load(gathered, state.version)
         self._needs_state = False
 
-    def _gather_state(self, order: Enter) -> tuple[bytes, memoryview]:
-        header, body = b"", memoryview(b"")
-        for index, holder in enumerate(order.holders):
+    def _gather_state(self, order: Enter) -> Gathered:
+        gathered = Gathered()
+        for holder in order.holders:
             extra, payload = self._take(holder, order.version, "state")
-            extent = msgspec.msgpack.decode(extra, type=Extent)
-            if index == 0:
-                header = bytes(payload[: extent.header])
-                body = np.empty(extent.total, dtype=np.uint8).data
-            body[extent.offset : extent.offset + extent.length] = payload[extent.header :]
-        return header, body
+            gathered.add(msgspec.msgpack.decode(extra, type=Share), payload)
+        return gathered
 
     # --- snapshots for the keeper -------------------------------------------------------------------
 
@@ -337,40 +327,32 @@ class Group:
             self._snapshot_at = None
             self._send_state(session.settled(), session.version, final=False)
 
-    def _send_state(self, state: StateBytes, version: int, *, final: bool) -> None:
-        """Copy my slice now, so that the next step may change it; send it while that is computed."""
+    def _send_state(self, state: list[LiveLayer], version: int, *, final: bool) -> None:
+        """Copy my share now, so that the next step may change it; send it while that is computed."""
         workers, generation = self._layout.workers, self._layout.generation
-        extent, pieces = _slice(state, len(workers), workers.index(self._me))
+        share, pieces = share_of(state, len(workers), workers.index(self._me))
         frozen = memoryview(b"".join(pieces))
+        begun = Snapshot(
+            generation=generation,
+            version=version,
+            forms=share.forms,
+            extents=(),
+            last=False,
+            final=final,
+        )
         threading.Thread(
-            target=self._stream,
-            args=(extent, frozen, generation, version, final),
-            name="snapshot",
-            daemon=True,
+            target=self._stream, args=(begun, share.extents, frozen), name="snapshot", daemon=True
         ).start()
 
-    def _stream(
-        self, extent: Extent, frozen: memoryview, generation: int, version: int, final: bool
-    ) -> None:
-        at, header = extent.offset, extent.header
-        while frozen.nbytes or header:
-            size = min(CHUNK_BYTES, frozen.nbytes - header)
-            self.link.send(
-                Snapshot(
-                    generation=generation,
-                    version=version,
-                    offset=at,
-                    length=size,
-                    total=extent.total,
-                    header=header,
-                    final=final,
-                ),
-                frozen[: header + size],
-            )
-            frozen = frozen[header + size :]
-            at, header = at + size, 0
+    def _stream(self, begun: Snapshot, extents: tuple[Extent, ...], frozen: memoryview) -> None:
+        at, message = 0, begun
+        for batch in batches(extents, CHUNK_BYTES):
+            size = sum(extent.size for extent in batch)
+            self.link.send(msgspec.structs.replace(message, extents=batch), frozen[at : at + size])
+            at, message = at + size, msgspec.structs.replace(begun, forms=())
             if self._superseded():
                 return
+        self.link.send(msgspec.structs.replace(message, last=True))
 
     # --- sending and waiting ------------------------------------------------------------------------
 
@@ -493,14 +475,6 @@ class Group:
         entered = self._entered
         if entered is not None and peer in entered.layout.workers:
             self.link.send(PeerBroken(generation=entered.layout.generation, peer=peer))
-
-
-def _slice(state: StateBytes, parts: int, index: int) -> tuple[Extent, list[memoryview]]:
-    """One of `parts` slices of a state; the first carries the header."""
-    start, end = cut(state.total, parts, index)
-    head = state.header if index == 0 else b""
-    extent = Extent(offset=start, length=end - start, total=state.total, header=len(head))
-    return extent, [memoryview(head), *state.pieces(start, end)]
 
 
 def _union(masks: Iterable[bytes | bytearray]) -> bytes:

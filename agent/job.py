@@ -59,6 +59,7 @@ from agent.protocol import (
     State,
     Welcome,
 )
+from agent.store.shares import bodies
 from agent.vault import Vault
 from agent.wire import Connection
 
@@ -106,6 +107,7 @@ class Job:
             order.backup_every_steps,
             order.checkpoint_every_s,
         )
+        self.vault.since = self.version
         self.members: dict[str, Member] = {}
         self._gone: dict[str, str] = {}  # workers that are not let in again, and why
         self.layout: Layout | None = None
@@ -295,7 +297,7 @@ class Job:
             holders = self._holders()
         snapshot = self.vault.wants
         if snapshot:
-            self.vault.ask(layout.generation, self.version)
+            self.vault.ask(layout, self.version)
         enter = Enter(
             layout=layout,
             version=self.version,
@@ -317,15 +319,8 @@ class Job:
     def _send_backup(self, member: Member, generation: int) -> None:
         backup = self.vault.backup
         assert backup is not None
-        state = State(
-            generation=generation,
-            version=backup.version,
-            offset=0,
-            length=backup.body.nbytes,
-            total=backup.body.nbytes,
-            header=len(backup.header),
-        )
-        member.post(state, backup.header, backup.body)
+        state = State(generation=generation, version=backup.version, layers=backup.layers)
+        member.post(state, *bodies(backup.layers, backup.bodies))
         for logged in self.vault.redo:
             member.post(
                 Redo(generation=generation, step=logged.step, present=logged.present), logged.body
@@ -349,6 +344,7 @@ class Job:
 
     def _go_back(self, version: int) -> None:
         before, self.version = self.version, version
+        self.vault.since = version
         generation = max(self._commit_generation, 0)
         commit = commits.Commit(generation=generation, version=version, loss=None)
         self._log.rewind(self.order.job, self._term, commit)
@@ -390,7 +386,7 @@ class Job:
     def _ask_for_state(self) -> None:
         layout = self.layout
         assert layout is not None
-        self.vault.ask(layout.generation, self.version)
+        self.vault.ask(layout, self.version)
         for worker in layout.workers:
             self.members[worker].post(
                 Commit(generation=layout.generation, version=self.version, snapshot=True)
@@ -404,7 +400,7 @@ class Job:
             if self.members.get(member.worker) is not member or self.layout is None:
                 return None
             if isinstance(message, Snapshot):
-                return self.vault.place(message, size, self.layout.generation)
+                return self.vault.place(message, self.layout)
             if isinstance(message, Slice) and self._is_current(message.generation, message.step):
                 return self._sum(message.total).place(message.offset, size)
         return None
@@ -437,7 +433,7 @@ class Job:
                     member.version = message.version
             case Snapshot():
                 if self.layout is not None:
-                    whole = self.vault.take(message, payload, self.layout.generation)
+                    whole = self.vault.take(message, payload, member.worker, self.layout)
                     if whole is not None and message.final:
                         self._finish(whole)
             case PeerBroken():
@@ -544,7 +540,7 @@ class Job:
         self._sums = None
         snapshot = self.vault.wants and self._pending is None
         if snapshot:
-            self.vault.ask(layout.generation, self.version)
+            self.vault.ask(layout, self.version)
         told = Commit(generation=layout.generation, version=self.version, snapshot=snapshot)
         for worker in layout.workers:
             if (member := self.members.get(worker)) is not None:

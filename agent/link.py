@@ -9,9 +9,10 @@ import threading
 import time
 from collections.abc import Callable
 
+from agent.checksum import Buffer
 from agent.errors import Refused, WireError
 from agent.protocol import AnyMessage, Beat, Dismissal, Message
-from agent.wire import Buffer, Connection, dial
+from agent.wire import Connection, dial
 
 BEAT_S = 0.15
 REDIAL_S = 0.05

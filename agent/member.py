@@ -5,9 +5,10 @@ import threading
 
 import msgspec
 
+from agent.checksum import Buffer
 from agent.errors import WireError
 from agent.protocol import Dismissal, Hello, Message, Ready
-from agent.wire import Buffer, Connection
+from agent.wire import Connection
 
 WAITING_MAX = 10_000
 

@@ -9,6 +9,8 @@ import msgspec
 
 from agent.layout import Layout
 from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder
+from agent.store.format import Layer
+from agent.store.shares import Extent
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="m", tag=True):
@@ -90,17 +92,17 @@ class Holding(Message, frozen=True, kw_only=True):
 
 
 class Snapshot(Message, frozen=True, kw_only=True):
-    """A slice of the state. The slice at offset 0 begins with `header` bytes of header.
+    """Some of this worker's share of the state: see `agent.store.shares`.
 
-    `final` says that the script's loop is over with this version.
+    `last` says that with it the share is complete, `final` that the script's loop is over with this
+    version.
     """
 
     generation: int
     version: int
-    offset: int
-    length: int
-    total: int
-    header: int
+    forms: tuple[Layer, ...]
+    extents: tuple[Extent, ...]
+    last: bool
     final: bool = False
 
 
@@ -189,14 +191,11 @@ class Commit(Message, frozen=True, kw_only=True):
 
 
 class State(Message, frozen=True, kw_only=True):
-    """A state, or a slice of one; laid out as in `Snapshot`."""
+    """A whole state: the payload is these layers, end to end."""
 
     generation: int
     version: int
-    offset: int
-    length: int
-    total: int
-    header: int
+    layers: tuple[Layer, ...]
 
 
 class Redo(Message, frozen=True, kw_only=True):

@@ -30,6 +30,8 @@ import torch
 from agent import shards, tree
 from agent.errors import Misuse, NotFinite
 from agent.messages import NanPolicy
+from agent.store.layers import Collected, LiveLayer, collect, fill
+from agent.store.shares import Gathered
 from agent.sums import Sum, SumSpace
 
 Batch = TypeVar("Batch")
@@ -233,7 +235,7 @@ class Session:
         self._facts = Facts(microbatches, 0)
         self._microbatch_loss = 0.0
         self._backward_calls = 0
-        self._kept: shards.StateBytes | None = None
+        self._kept: Collected | None = None
         self._kept_versions: list[int] = []
         if _sessions:
             raise Misuse("the script made a second session; one holds everything that is trained")
@@ -259,8 +261,8 @@ class Session:
             self._world.boundary(self, self._facts)
             if self.version >= total:
                 break
-            self._kept = self.state()
-            self._kept_versions = self._kept.versions
+            self._kept = collect(self.objects)
+            self._kept_versions = self._kept.versions()
             self._seed(self.version, self.microbatches)
             yield self.version
             if self._phase != "shared":
@@ -297,7 +299,7 @@ class Session:
                 f"session.share(batches): {len(batches)} microbatches in step {self.version}, but "
                 f"Session(microbatches={self.microbatches})"
             )
-        if self._kept is not None and self._kept.versions != self._kept_versions:
+        if self._kept is not None and self._kept.versions() != self._kept_versions:
             raise Misuse(
                 f"step {self.version}: the model or the optimizer was changed before "
                 "session.share(...); what changes them belongs behind it"
@@ -382,15 +384,16 @@ class Session:
         random.seed(number)
         np.random.seed(number & 0xFFFFFFFF)
 
-    def state(self) -> shards.StateBytes:
-        return shards.write(self.objects)
+    @property
+    def state_bytes(self) -> int:
+        return sum(collect(self.objects).sizes().values())
 
-    def settled(self) -> shards.StateBytes:
+    def settled(self) -> list[LiveLayer]:
         """The state at the step's boundary. It can be had until the step's sum is installed: its tensors
         do not change before, and what else the script has set for the step already is not in it.
         """
-        return self._kept if self._kept is not None else self.state()
+        return (self._kept if self._kept is not None else collect(self.objects)).finish()
 
-    def load(self, header: bytes | memoryview, body: memoryview, version: int) -> None:
-        shards.read(header, body, self.objects)
+    def load(self, gathered: Gathered, version: int) -> None:
+        fill(gathered.layers.values(), gathered.read, self.objects)
         self.version = version

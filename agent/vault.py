@@ -1,6 +1,6 @@
-"""What a job has in safe hands: the backup in the keeper's memory, and checkpoints on its disk.
+"""What a job has in safe hands: the backup in the keeper's memory, and its versions on the keeper's disk.
 
-A checkpoint is the backup and the sums since, just as they lie in memory: writing one asks nothing of
+A version is the backup and the sums since, just as they lie in memory: writing one asks nothing of
 the workers, stalls nobody, and has every committed step in it.
 """
 
@@ -9,12 +9,17 @@ import threading
 import time
 from collections.abc import Callable
 from pathlib import Path
+from typing import Literal
 
-from agent import checkpoint
-from agent.backup import Backup, LoggedSum, StateAssembly
+from agent import saving
+from agent.backup import Backup, LoggedSum, Saved, StateAssembly
 from agent.errors import CheckpointError
+from agent.layout import Layout
 from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, Report
 from agent.protocol import Snapshot
+from agent.store import weights
+from agent.store.archive import Archive
+from agent.store.sinks import DiskSink
 
 log = logging.getLogger(__name__)
 
@@ -33,6 +38,9 @@ class Vault:
         checkpoint_every_s: float,
     ) -> None:
         self._job, self._directory, self._report = job, directory, report
+        self._archive = Archive(DiskSink(directory), job)
+        self._generation: int | None = None  # of our versions in the archive, once there are any
+        self.since = 0  # the version that this job's keeper went on from
         self._backup_every_steps = backup_every_steps
         self._checkpoint_every_s = checkpoint_every_s
         self._checkpoint_due_s = time.monotonic() + checkpoint_every_s
@@ -62,18 +70,18 @@ class Vault:
         lost = len(self.redo) in (self._bound // 2, self._bound)
         return late and (self._assembly is None or lost)
 
-    def ask(self, generation: int, version: int, *, final: bool = False) -> None:
-        """From now on slices of this state are welcome, and no others."""
-        self._assembly = StateAssembly(generation, version, final=final)
+    def ask(self, layout: Layout, version: int, *, final: bool = False) -> None:
+        """From now on shares of this state are welcome, and no others."""
+        self._assembly = StateAssembly(layout.generation, version, layout.workers, final=final)
 
     def stop_asking(self) -> None:
         self._assembly = None
 
-    def _match(self, message: Snapshot, generation: int) -> StateAssembly | None:
+    def _match(self, message: Snapshot, layout: Layout) -> StateAssembly | None:
         assembly = self._assembly
-        if message.final and message.generation == generation:
-            if assembly is None or not assembly.final or assembly.generation != generation:
-                self.ask(generation, message.version, final=True)
+        if message.final and message.generation == layout.generation:
+            if assembly is None or not assembly.final or assembly.generation != layout.generation:
+                self.ask(layout, message.version, final=True)
             assembly = self._assembly
         if assembly is None or (assembly.generation, assembly.version, assembly.final) != (
             message.generation,
@@ -83,18 +91,20 @@ class Vault:
             return None
         return assembly
 
-    def place(self, message: Snapshot, size: int, generation: int) -> memoryview | None:
-        assembly = self._match(message, generation)
-        if assembly is None:
-            return None
-        return assembly.place(message.offset, size, message.total, message.header)
+    def place(self, message: Snapshot, layout: Layout) -> memoryview | None:
+        assembly = self._match(message, layout)
+        return None if assembly is None else assembly.place(message.extents)
 
-    def take(self, message: Snapshot, payload: memoryview, generation: int) -> Backup | None:
-        """A slice has come; the backup, if it was the last one."""
-        assembly = self._match(message, generation)
+    def take(
+        self, message: Snapshot, payload: memoryview, worker: str, layout: Layout
+    ) -> Backup | None:
+        """Some of a share has come; the backup, if nothing is lacking now."""
+        assembly = self._match(message, layout)
         if assembly is None:
             return None
-        assembly.take(message.offset, payload, message.total, message.header)
+        assembly.take(message.forms, message.extents, payload)
+        if message.last:
+            assembly.end(worker)
         whole = assembly.whole()
         if whole is None:
             return None
@@ -107,19 +117,15 @@ class Vault:
         self._report(held)
         return whole
 
-    def forget(self) -> None:
-        """What is held belongs to a past that the job does not go on from."""
-        self.backup, self.redo, self._assembly = None, [], None
-
-    # --- checkpoints --------------------------------------------------------------------------------
+    # --- versions on the disk -----------------------------------------------------------------------
 
     @property
-    def saved(self) -> checkpoint.Saved | None:
-        return None if self.backup is None else checkpoint.Saved(self.backup, tuple(self.redo))
+    def saved(self) -> Saved | None:
+        return None if self.backup is None else Saved(self.backup, tuple(self.redo))
 
     def load(self) -> int | None:
-        """Take the newest whole checkpoint into memory; the version that it leads to."""
-        found = checkpoint.newest(self._directory)
+        """Take the newest whole version into memory; the version that it leads to."""
+        found = saving.recall(self._archive)
         if found is None:
             return None
         self.backup, self.redo, self._assembly = found.backup, list(found.redo), None
@@ -137,43 +143,42 @@ class Vault:
                 target=self.write, args=(saved,), name="checkpoint", daemon=True
             ).start()
 
-    def write(self, saved: checkpoint.Saved) -> bool:
+    def write(self, saved: Saved) -> bool:
         """Beside the job. Full disks are reported, and do not stop training."""
         with self._writing:
             try:
-                path, manifest = checkpoint.write(self._directory, self._job, saved)
-            except (CheckpointError, OSError) as error:
-                failed = CheckpointFailed(
-                    at_s=time.time(), job=self._job, step=saved.reached, error=str(error)
-                )
-                self._report(failed)
-                return False
+                if self._generation is None:
+                    self._generation = self._archive.take_over(self.since)
+                manifest = saving.save(self._archive, self._generation, saved)
+            except CheckpointError as error:
+                return self._failed(saved.reached, error)
         written = CheckpointWritten(
             at_s=time.time(),
             job=self._job,
-            step=manifest.reached,
-            state_bytes=manifest.total_bytes,
-            uri=path.resolve().as_uri(),
+            step=manifest.version,
+            state_bytes=manifest.state_bytes,
+            uri=(self._directory / manifest.key).resolve().as_uri(),
         )
         self._report(written)
         return True
 
+    def _failed(self, step: int, error: CheckpointError) -> Literal[False]:
+        failed = CheckpointFailed(at_s=time.time(), job=self._job, step=step, error=str(error))
+        self._report(failed)
+        return False
+
     def store(self, final: Backup) -> tuple[str, str] | None:
-        """Beside the job: the last checkpoint, and the trained model on its own.
+        """Beside the job: the last version, and the trained model on its own.
 
         The model's digest and where it is; None if the disk did not take it.
         """
-        if not self.write(checkpoint.Saved(final, ())):
+        if not self.write(Saved(final, ())):
             return None
-        weights = checkpoint.weights_of(final.header, final.body)
+        model = weights.weights_of(final.layers, final.bodies)
         path = self._directory / "model.safetensors"
         try:
-            checkpoint.export(path, weights)
+            weights.write(path, model)
         except CheckpointError as error:
-            self._report(
-                CheckpointFailed(
-                    at_s=time.time(), job=self._job, step=final.version, error=str(error)
-                )
-            )
+            self._failed(final.version, error)
             return None
-        return checkpoint.digest(weights), path.resolve().as_uri()
+        return weights.digest(model), path.resolve().as_uri()

@@ -16,10 +16,10 @@ import struct
 import threading
 from collections.abc import Callable
 
-import google_crc32c
 import msgspec
 import numpy as np
 
+from agent.checksum import Buffer, crc32c
 from agent.errors import Refused, WireError
 from agent.protocol import Accepted, AnyMessage, Challenge, Dismissal, Message, Proof
 
@@ -33,19 +33,12 @@ _HEAD = struct.Struct("<IQI")
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(AnyMessage).decode
 
-Buffer = bytes | bytearray | memoryview
 Placer = Callable[[AnyMessage, int], memoryview | None]
 
 
 def job_secret(secret: str, job: str) -> str:
     """The secret of one job, derived from the deployment's: workers of a job know only their own."""
     return hmac.new(secret.encode(), f"job {job}".encode(), hashlib.sha256).hexdigest()
-
-
-def crc32c(crc: int, piece: Buffer) -> int:
-    view = np.frombuffer(piece, dtype=np.uint8)
-    view.flags.writeable = False  # the extension takes read-only buffers without copying them
-    return int(google_crc32c.extend(crc, view)) if view.size else crc
 
 
 def parse_address(address: str) -> tuple[str, int]:

@@ -21,7 +21,7 @@ from contextlib import suppress
 import msgspec
 
 from agent.errors import CheckpointError
-from agent.store.errors import Damaged, Outdated
+from agent.store.errors import Damaged, Full, Outdated, Unavailable
 from agent.store.format import (
     BAD,
     FENCES,
@@ -85,7 +85,12 @@ def write_parts(sink: Sink, files: Iterable[File]) -> tuple[Part, ...]:
 
 
 def assemble(
-    job: str, version: int, generation: int, layers: Iterable[Layer], parts: Iterable[Part]
+    job: str,
+    version: int,
+    generation: int,
+    layers: Iterable[Layer],
+    parts: Iterable[Part],
+    redo: int = 0,
 ) -> Manifest:
     """One manifest of what all holders wrote, or `Damaged` if that is no whole state."""
     known: dict[str, Layer] = {}
@@ -100,6 +105,7 @@ def assemble(
             generation=generation,
             layers=tuple(sorted(known.values(), key=lambda layer: layer.name)),
             parts=tuple(sorted(distinct.values(), key=lambda part: (part.layer, part.start))),
+            redo=redo,
         )
     except ValueError as error:
         raise Damaged(f"{job} version {version} is not whole: {error}") from error
@@ -120,6 +126,15 @@ class Archive:
         if newest > generation:
             raise Outdated(f"{self.job}: generation {generation} begins, but {newest} has begun")
         self.sink.create(Mark(version, generation).key(FENCES), b"{}")
+
+    def take_over(self, version: int) -> int:
+        """Become the writer that goes on from `version`: a generation that nobody has had."""
+        for _ in range(TRIES):
+            marks = [*self._marks(MANIFESTS), *self._marks(FENCES), *self._marks(FLOORS)]
+            generation = 1 + max((mark.generation for mark in marks), default=0)
+            if self.sink.create(Mark(version, generation).key(FENCES), b"{}"):
+                return generation
+        raise Unavailable(f"{self.sink.name}: others begin to write {self.job} all the time")
 
     def commit(self, manifest: Manifest) -> bool:
         """Create the manifest. False: somebody else has written this version; our parts are gone."""
@@ -181,7 +196,8 @@ class Archive:
     def set_aside(self, mark: Mark, why: str) -> None:
         """A version that cannot be read no longer counts; the one before it is the newest then."""
         log.warning("%s: version %d is set aside: %s", self.job, mark.version, why)
-        self.sink.create(mark.key(BAD), json.dumps({"why": why}).encode())
+        with suppress(Full):
+            self.sink.create(mark.key(BAD), json.dumps({"why": why}).encode())
         self.sink.delete([mark.key(MANIFESTS)])
 
     def prune(self) -> None:

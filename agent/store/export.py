@@ -67,7 +67,7 @@ def to_torch(folder: Path, sink: Sink, manifest: Manifest) -> None:
 def nested(sink: Sink, manifest: Manifest) -> dict[str, Any]:
     """The state as nested mappings, named by parameter."""
     tensors = _tensors(sink, manifest, "")
-    content = {layer.name: json.loads(layer.values) for layer in manifest.layers}
+    content = {layer.name: json.loads(layer.values) for layer in manifest.state}
     rest = content.pop(REST, {})
     found: dict[str, Any] = {
         key: values.fill(value, tensors.__getitem__) for key, value in rest.items()
@@ -103,15 +103,15 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _tensors(sink: Sink, manifest: Manifest, prefix: str) -> dict[str, torch.Tensor]:
-    index, found, wants = Index(manifest.layers), {}, list[Want]()
-    for layer in manifest.layers:
+    index, found, wants = Index(manifest.state), {}, list[Want]()
+    for layer in manifest.state:
         for entry in layer.tensors:
             if entry.name.startswith(prefix):
                 tensor = torch.empty(entry.shape, dtype=DTYPES_BY_NAME[entry.dtype])
                 found[entry.name] = tensor
                 wants.append(index.want(entry.name, memory_of(tensor)))
     read(sink, manifest, wants)
-    for layer in manifest.layers:
+    for layer in manifest.state:
         for alias, name in layer.aliases:
             if name in found:
                 found[alias] = found[name]

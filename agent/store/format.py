@@ -19,8 +19,8 @@ from collections.abc import Iterable, Mapping, Sequence
 
 import msgspec
 
+from agent.checksum import Buffer, crc32c
 from agent.store.errors import Damaged
-from agent.wire import Buffer, crc32c
 
 BLOCK_BYTES = 1 << 18  # small enough that a block is still in the processor's cache when summed
 ALIGN_BYTES = 64
@@ -37,6 +37,7 @@ ITEM_BYTES = {
     "U8": 1,
     "BOOL": 1,
 }
+SUMS = "~sums"  # the layer of what leads on from the state; no module has such a name
 MANIFESTS, PARTS, FENCES, FLOORS, BAD = "manifests", "parts", "fences", "floors", "bad"
 
 
@@ -101,7 +102,11 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
-    """One whole version of a state. It exists only when everything that it names is there."""
+    """One whole version of a state. It exists only when everything that it names is there.
+
+    The tensors are those of version `version - redo`; the layer `SUMS` holds the summed gradients of the
+    `redo` steps from there to `version`, which were committed and are to be applied again.
+    """
 
     job: str
     version: int
@@ -109,10 +114,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     layers: tuple[Layer, ...]
     parts: tuple[Part, ...]
     block_bytes: int = BLOCK_BYTES
+    redo: int = 0
 
     def __post_init__(self) -> None:
         if self.block_bytes != BLOCK_BYTES:
             raise ValueError(f"version {self.version}: blocks of {self.block_bytes} bytes")
+        if not 0 <= self.redo <= self.version:
+            raise ValueError(f"version {self.version} cannot have {self.redo} sums before it")
         parts = defaultdict(list)
         for part in self.parts:
             parts[part.layer].append(part)
@@ -126,8 +134,13 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         return manifest_key(self.version, self.generation)
 
     @property
+    def state(self) -> tuple[Layer, ...]:
+        """The layers of the model, its optimizer and whatever else must survive."""
+        return tuple(layer for layer in self.layers if layer.name != SUMS)
+
+    @property
     def state_bytes(self) -> int:
-        return sum(layer.layer_bytes for layer in self.layers)
+        return sum(layer.layer_bytes for layer in self.state)
 
 
 class _Envelope(msgspec.Struct, frozen=True, kw_only=True):

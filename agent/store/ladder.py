@@ -64,8 +64,14 @@ class Source(msgspec.Struct, frozen=True, kw_only=True):
 
 def stored(manifest: Manifest, rung: Rung, holder: str, reaches: int = -1) -> Source:
     """A whole version that lies in a sink, as a source."""
-    holds = {layer.name: ((0, layer.layer_bytes),) for layer in manifest.layers}
-    return Source(rung=rung, holder=holder, version=manifest.version, holds=holds, reaches=reaches)
+    holds = {layer.name: ((0, layer.layer_bytes),) for layer in manifest.state}
+    return Source(
+        rung=rung,
+        holder=holder,
+        version=manifest.version - manifest.redo,
+        holds=holds,
+        reaches=max(reaches, manifest.version) if manifest.redo else reaches,
+    )
 
 
 class Pick(msgspec.Struct, frozen=True, kw_only=True):

@@ -15,11 +15,12 @@ import msgspec
 import torch
 
 from agent.errors import StateError
-from agent.shards import DTYPES, DTYPES_BY_NAME, Stateful
+from agent.shards import DTYPES, DTYPES_BY_NAME, Stateful, bytes_of
 from agent.store import values
-from agent.store.format import Layer, Manifest, lay_out
+from agent.store.format import Layer, Manifest, lay_out, share
 from agent.store.memory import Arena
 from agent.store.reading import THREADS, Index, Want, read
+from agent.store.shares import Extent, Share
 from agent.store.sinks import Sink
 
 REST = "~rest"  # no module has such a name
@@ -31,6 +32,29 @@ class LiveLayer(msgspec.Struct, frozen=True, kw_only=True):
 
     form: Layer
     tensors: tuple[torch.Tensor, ...]
+
+    def pieces(self, start: int, end: int) -> list[memoryview]:
+        """The live memory of the bytes `start .. end - 1`."""
+        found = []
+        for entry, tensor in zip(self.form.tensors, self.tensors, strict=True):
+            low, high = max(start, entry.start), min(end, entry.end)
+            if low < high:
+                found.append(bytes_of(tensor)[low - entry.start : high - entry.start])
+        return found
+
+
+def share_of(live: Iterable[LiveLayer], holders: int, index: int) -> tuple[Share, list[memoryview]]:
+    """What holder `index` of so many sends of these layers: the share, and its bytes end to end."""
+    forms, extents, pieces = [], list[Extent](), list[memoryview]()
+    for layer in live:
+        size = layer.form.layer_bytes
+        low, high = share(size, holders, index)
+        if not index:
+            forms.append(layer.form)
+        if low < high:
+            extents.append(Extent(layer.form.name, low, high - low, size))
+            pieces.extend(layer.pieces(low, high))
+    return Share(forms=tuple(forms), extents=tuple(extents)), pieces
 
 
 def block_of(name: str) -> str:
@@ -47,12 +71,17 @@ class _Draft:
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
+        self.live: list[torch.Tensor] = []
         self.values: dict[str, Any] = {}
         self.aliases: dict[str, str] = {}
 
     def copy(self, path: str, value: Any) -> bool:
         """As `keep`, for what may change before the next update: it is copied at once."""
-        return self.keep(path, value.clone() if isinstance(value, torch.Tensor) else value)
+        if not isinstance(value, torch.Tensor):
+            return False
+        kept = self.keep(path, value.clone())
+        self.live[-1] = value.detach()
+        return kept
 
     def keep(self, path: str, value: Any) -> bool:
         if not isinstance(value, torch.Tensor):
@@ -60,6 +89,7 @@ class _Draft:
         if value.dtype not in DTYPES or value.layout is not torch.strided:
             raise StateError(f"{path}: a tensor of {value.dtype} ({value.layout}) cannot be saved")
         self.tensors[path] = value.detach()
+        self.live.append(self.tensors[path])
         return True
 
     def state(self, state: Mapping[Any, Any], path: str) -> Any:
@@ -99,6 +129,10 @@ class Collected:
             name: sum(tensor.nbytes for tensor in draft.tensors.values())
             for name, draft in self._drafts.items()
         }
+
+    def versions(self) -> list[int]:
+        """Changes whenever one of the tensors is written to."""
+        return [tensor._version for draft in self._drafts.values() for tensor in draft.live]
 
     def finish(self) -> list[LiveLayer]:
         return [draft.finish(name) for name, draft in self._drafts.items()]
@@ -180,8 +214,17 @@ def _take_optimizer(
 def load(
     sink: Sink, manifest: Manifest, objects: Mapping[str, Stateful], threads: int = THREADS
 ) -> int:
-    """Give every object its state, whichever layout wrote it. Returns the bytes read."""
-    loading = _Loading(Index(manifest.layers))
+    """Give every object the state that lies in a sink. Returns the bytes read."""
+    return fill(manifest.state, lambda wants: read(sink, manifest, wants, threads), objects)
+
+
+def fill(
+    layers: Iterable[Layer],
+    read_wants: Callable[[list[Want]], int],
+    objects: Mapping[str, Stateful],
+) -> int:
+    """Give every object its state, whichever layout these layers come from. Returns the bytes read."""
+    loading = _Loading(Index(layers))
     filled = [
         _fill_optimizer(loading, key, thing, objects)
         for key, thing in objects.items()
@@ -195,12 +238,15 @@ def load(
         for key, thing in objects.items()
         if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer)
     }
-    count = read(sink, manifest, loading.wants, threads)
+    count = read_wants(loading.wants)
     loading.finish()
     for apply in filled:
         apply()
     for key, state in others.items():
-        objects[key].load_state_dict(state)
+        try:
+            objects[key].load_state_dict(state)
+        except (RuntimeError, ValueError, KeyError, TypeError) as error:
+            raise StateError(f"{key} does not take the state that was saved: {error}") from error
     return count
 
 
@@ -222,7 +268,7 @@ class _Loading:
         """`target` gets the tensor `name`, straight into its memory if that is possible."""
         found = self._index.find(name)
         if found is None:
-            raise StateError(f"the saved state has no {name}")
+            raise _missing(name)
         entry = found[1]
         if (DTYPES.get(target.dtype), tuple(target.shape)) != (entry.dtype, entry.shape):
             raise StateError(
@@ -241,13 +287,13 @@ class _Loading:
     def value(self, path: str) -> Any:
         """What was stripped at `path`, with new tensors that will be filled."""
         if path not in self._values:
-            raise StateError(f"the saved state has no {path}")
+            raise _missing(path)
         return values.fill(self._values[path], self._fresh)
 
     def optimizer_state(self, path: str) -> tuple[dict[Any, Any], str]:
         """The state of one parameter, and where the settings of its group are."""
         if path not in self._values:
-            raise StateError(f"the saved state has no {path}")
+            raise _missing(path)
         content = self._values[path]
         return values.fill(content["state"], self._fresh), content["settings"]
 
@@ -260,7 +306,7 @@ class _Loading:
     def _fresh(self, name: str) -> torch.Tensor:
         found = self._index.find(name)
         if found is None:
-            raise StateError(f"the saved state has no {name}")
+            raise _missing(name)
         entry, held = found[1], self._held.get(name)
         dtype = DTYPES_BY_NAME[entry.dtype]
         if held is not None and (held.dtype, tuple(held.shape)) == (dtype, entry.shape):
@@ -332,6 +378,12 @@ def _near(state: dict[Any, Any], parameter: torch.Tensor, group: dict[str, Any])
         else item
         for key, item in state.items()
     }
+
+
+def _missing(name: str) -> StateError:
+    return StateError(
+        f"the saved state has no {name}: give Session the same objects, in the same order, as before"
+    )
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:

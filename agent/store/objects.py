@@ -14,9 +14,9 @@ from pathlib import Path
 from typing import Any
 from urllib.parse import urlsplit
 
+from agent.checksum import Buffer
 from agent.store.errors import Damaged, Full, Unavailable
 from agent.store.sinks import DiskSink, MemorySink, Read, Sink, check_key
-from agent.wire import Buffer
 
 RETRIES_MAX = 8
 RETRY_S_MAX = 60.0

@@ -13,10 +13,10 @@ from operator import attrgetter
 
 import msgspec
 
+from agent.checksum import crc32c
 from agent.store.errors import Damaged
 from agent.store.format import BLOCK_BYTES, Layer, Manifest, Part, Tensor
 from agent.store.sinks import Sink
-from agent.wire import crc32c
 
 THREADS = 4
 

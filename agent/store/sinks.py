@@ -20,10 +20,10 @@ from typing import Protocol
 
 import numpy as np
 
+from agent.checksum import Buffer
 from agent.errors import CheckpointError
 from agent.store.errors import Damaged, Full, Unavailable
 from agent.store.memory import fresh
-from agent.wire import Buffer
 
 KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 PIECES_PER_CALL = 512  # below every system's IOV_MAX
@@ -82,7 +82,7 @@ class MemorySink:
             raise Full(f"{self.name}: no memory for {key}") from error
         at = 0
         for view in views:
-            _copy(view, whole[at : at + view.nbytes])
+            copy_bytes(view, whole[at : at + view.nbytes])
             at += view.nbytes
         with self._lock:
             if check_key(key) in self._files:
@@ -108,7 +108,7 @@ class MemorySink:
             if offset + wanted > view.nbytes:
                 raise Damaged(f"{self.name}/{key} ends at {view.nbytes}, not {offset + wanted}")
             for target in views:
-                _copy(view[offset : offset + target.nbytes], target)
+                copy_bytes(view[offset : offset + target.nbytes], target)
                 offset += target.nbytes
 
         yield read
@@ -134,7 +134,7 @@ class MemorySink:
                 self._files.pop(key, None)
 
 
-def _copy(source: memoryview, target: memoryview) -> None:
+def copy_bytes(source: memoryview, target: memoryview) -> None:
     """As numpy does it: other threads go on meanwhile, which slices of views do not let them."""
     np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
 

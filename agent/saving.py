@@ -1,0 +1,87 @@
+"""What the keeper holds of a job, as a version of an archive; and back. No torch here.
+
+The state goes into the archive layer by layer, and the sums that lead on from it as one more layer, each
+sum a part of its own. So a version is complete at the newest committed step, and writing it asks nothing
+of the workers.
+"""
+
+import json
+from collections.abc import Iterator
+from contextlib import suppress
+
+import numpy as np
+
+from agent.backup import Backup, LoggedSum, Saved
+from agent.errors import CheckpointError
+from agent.store.archive import Archive, Mark, assemble, write_parts
+from agent.store.errors import Damaged, Full
+from agent.store.format import SUMS, File, Layer, Manifest, file_of, lay_out
+from agent.store.reading import Want, read
+
+
+def sums_layer(redo: tuple[LoggedSum, ...]) -> Layer:
+    """The form of the sums: which steps they are of, and what each of them contributed to."""
+    forms = [(f"{SUMS}/{logged.step:010d}", "U8", (logged.body.nbytes,)) for logged in redo]
+    return lay_out(SUMS, forms, json.dumps({"present": [logged.present.hex() for logged in redo]}))
+
+
+def _files(saved: Saved) -> Iterator[File]:
+    backup = saved.backup
+    for layer in backup.layers:
+        if size := layer.layer_bytes:
+            yield file_of(layer, saved.reached, 0, size, [backup.bodies[layer.name]])
+    form = sums_layer(saved.redo)
+    for tensor, logged in zip(form.tensors, saved.redo, strict=True):
+        yield file_of(form, saved.reached, tensor.start, tensor.end, [logged.body])
+
+
+def save(archive: Archive, generation: int, saved: Saved) -> Manifest:
+    """Write a version, and let go of what is older than the archive keeps."""
+    parts = write_parts(archive.sink, _files(saved))
+    sums = (sums_layer(saved.redo),) if saved.redo else ()
+    layers = (*saved.backup.layers, *sums)
+    manifest = assemble(archive.job, saved.reached, generation, layers, parts, redo=len(saved.redo))
+    try:
+        archive.commit(manifest)
+    except Full:
+        with suppress(CheckpointError):
+            archive.discard(parts)
+        raise
+    archive.prune()
+    return manifest
+
+
+def recall(archive: Archive) -> Saved | None:
+    """The newest version that is whole, in memory. Those that are not are set aside, and said."""
+    for manifest in archive.sound():
+        try:
+            return _read(archive, manifest)
+        except Damaged as error:
+            archive.set_aside(Mark(manifest.version, manifest.generation), str(error))
+    return None
+
+
+def _read(archive: Archive, manifest: Manifest) -> Saved:
+    bodies = {
+        layer.name: np.empty(layer.layer_bytes, dtype=np.uint8).data for layer in manifest.layers
+    }
+    wants = (Want(layer=name, start=0, into=body) for name, body in bodies.items())
+    read(archive.sink, manifest, wants)
+    base = manifest.version - manifest.redo
+    backup = Backup(
+        generation=manifest.generation,
+        version=base,
+        layers=manifest.state,
+        bodies={layer.name: bodies[layer.name] for layer in manifest.state},
+    )
+    if not manifest.redo:
+        return Saved(backup, ())
+    (form,) = (layer for layer in manifest.layers if layer.name == SUMS)
+    present = [bytes.fromhex(text) for text in json.loads(form.values)["present"]]
+    if not len(form.tensors) == len(present) == manifest.redo:
+        raise Damaged(f"version {manifest.version}: {manifest.redo} sums are announced")
+    redo = tuple(
+        LoggedSum(base + at, bits, bodies[SUMS][tensor.start : tensor.end])
+        for at, (tensor, bits) in enumerate(zip(form.tensors, present, strict=True))
+    )
+    return Saved(backup, redo)

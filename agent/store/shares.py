@@ -1,0 +1,103 @@
+"""A state on its way: which bytes of which layers a message carries, and what has come so far. No torch here.
+
+Of the holders of a layer each sends its share. The form of a layer (its tensors, and what is no tensor) is
+sent by one of them, so that holders whose clocks or counters differ do not disagree.
+"""
+
+from collections import defaultdict
+from collections.abc import Iterable, Iterator, Mapping
+
+import msgspec
+
+from agent.checksum import Buffer
+from agent.errors import WireError
+from agent.store.errors import Damaged
+from agent.store.format import Layer
+from agent.store.reading import Want
+from agent.store.sinks import copy_bytes
+
+
+class Extent(msgspec.Struct, frozen=True):
+    """`size` bytes of a layer from `start` on; the layer has `of` bytes in all."""
+
+    layer: str
+    start: int
+    size: int
+    of: int
+
+
+class Share(msgspec.Struct, frozen=True, kw_only=True):
+    """What a payload is: these extents, end to end; and the forms of some layers."""
+
+    forms: tuple[Layer, ...]
+    extents: tuple[Extent, ...]
+
+
+def whole(layers: Iterable[Layer]) -> tuple[Extent, ...]:
+    """Every byte of these layers."""
+    sizes = ((layer.name, layer.layer_bytes) for layer in layers)
+    return tuple(Extent(name, 0, size, size) for name, size in sizes if size)
+
+
+def batches(extents: Iterable[Extent], bytes_max: int) -> Iterator[tuple[Extent, ...]]:
+    """The same bytes in the same order, in batches of at most so many; what is larger is cut."""
+    batch, room = list[Extent](), bytes_max
+    for extent in extents:
+        at = extent.start
+        while at < extent.start + extent.size:
+            size = min(room, extent.start + extent.size - at)
+            batch.append(Extent(extent.layer, at, size, extent.of))
+            at, room = at + size, room - size
+            if not room:
+                yield tuple(batch)
+                batch, room = [], bytes_max
+    if batch:
+        yield tuple(batch)
+
+
+def cut_up(payload: memoryview, extents: Iterable[Extent]) -> list[tuple[Extent, memoryview]]:
+    """Each extent with its bytes."""
+    found, at = [], 0
+    for extent in extents:
+        found.append((extent, payload[at : at + extent.size]))
+        at += extent.size
+    if at != payload.nbytes:
+        raise WireError(f"{at} bytes of layers are announced, and {payload.nbytes} have come")
+    return found
+
+
+class Gathered:
+    """Shares as they came, each in its own memory: what a newcomer reads its state from."""
+
+    def __init__(self) -> None:
+        self.layers: dict[str, Layer] = {}
+        self._pieces: dict[str, list[tuple[int, memoryview]]] = defaultdict(list)
+
+    def add(self, share: Share, payload: memoryview) -> None:
+        self.layers.update({layer.name: layer for layer in share.forms})
+        for extent, data in cut_up(payload, share.extents):
+            self._pieces[extent.layer].append((extent.start, data))
+
+    def read(self, wants: Iterable[Want]) -> int:
+        """Fill every want. Whatever was sent has been checked on its way."""
+        total = 0
+        for want in wants:
+            filled = 0
+            for start, data in self._pieces.get(want.layer, ()):
+                low, high = max(want.start, start), min(want.end, start + data.nbytes)
+                if low < high:
+                    into = want.into[low - want.start : high - want.start]
+                    copy_bytes(data[low - start : high - start], into)
+                    filled += high - low
+            if filled != want.into.nbytes:
+                raise Damaged(
+                    f"layer {want.layer}: {filled} of the {want.into.nbytes} bytes from "
+                    f"{want.start} on have come"
+                )
+            total += filled
+        return total
+
+
+def bodies(layers: Iterable[Layer], held: Mapping[str, Buffer]) -> list[Buffer]:
+    """The payload for `whole(layers)`."""
+    return [held[layer.name] for layer in layers if layer.layer_bytes]

@@ -1,0 +1,70 @@
+"""The trained model on its own: named tensors, their digest, and a plain safetensors file. No torch here."""
+
+import hashlib
+import json
+import os
+import struct
+import uuid
+from collections.abc import Iterable, Mapping
+from contextlib import suppress
+from pathlib import Path
+
+from agent.errors import CheckpointError
+from agent.store.format import Layer
+
+Weights = dict[str, tuple[str, tuple[int, ...], memoryview]]  # name -> type, shape, bytes
+
+
+def weights_of(
+    layers: Iterable[Layer], bodies: Mapping[str, memoryview], prefix: str = "model/"
+) -> Weights:
+    """The tensors of one object of a state, under all the names that its state_dict gives them."""
+    weights: Weights = {}
+    aliases: dict[str, str] = {}
+    for layer in layers:
+        aliases.update(layer.aliases)
+        for tensor in layer.tensors:
+            if tensor.name.startswith(prefix):
+                data = bodies[layer.name][tensor.start : tensor.end] if layer.layer_bytes else b""
+                weights[tensor.name] = (tensor.dtype, tensor.shape, memoryview(data))
+    for alias, name in aliases.items():
+        if name in weights and alias.startswith(prefix):
+            weights[alias] = weights[name]
+    return {name.removeprefix(prefix): weight for name, weight in weights.items()}
+
+
+def digest(weights: Weights) -> str:
+    """Names, types, shapes and bytes: equal if and only if the weights are."""
+    total = hashlib.sha256()
+    for name in sorted(weights):
+        dtype, shape, data = weights[name]
+        total.update(f"{name} {dtype} {list(shape)}\n".encode())
+        total.update(data)
+    return total.hexdigest()
+
+
+def write(path: Path, weights: Weights) -> None:
+    """A whole file or none, in the place of the one before."""
+    entries: dict[str, object] = {}
+    at = 0
+    for name, (dtype, shape, data) in weights.items():
+        entries[name] = {"dtype": dtype, "shape": shape, "data_offsets": [at, at + data.nbytes]}
+        at += data.nbytes
+    text = json.dumps(entries).encode()
+    text += b" " * (-len(text) % 8)
+    draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}.part")
+    try:
+        path.parent.mkdir(parents=True, exist_ok=True)
+        with draft.open("wb") as file:
+            file.write(struct.pack("<Q", len(text)))
+            file.write(text)
+            for _, _, data in weights.values():
+                file.write(data)
+            file.flush()
+            os.fsync(file.fileno())
+        draft.replace(path)
+    except OSError as error:
+        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    finally:
+        with suppress(OSError):  # there is no folder that it could lie in
+            draft.unlink(missing_ok=True)

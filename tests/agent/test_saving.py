@@ -1,0 +1,254 @@
+"""Versions of a job on a real disk: whole or not there, and the one before when one is damaged."""
+
+import random
+from pathlib import Path
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+from safetensors.torch import load_file
+
+from agent.backup import Assembly, Backup, LoggedSum, Saved, StateAssembly
+from agent.errors import WireError
+from agent.messages import CheckpointFailed, CheckpointWritten, Report
+from agent.saving import recall, save
+from agent.shards import bytes_of, weights_sha
+from agent.store.archive import KEEP, Archive
+from agent.store.format import PARTS, Layer, lay_out
+from agent.store.layers import LiveLayer, fill, layers_of, share_of
+from agent.store.shares import Extent, Gathered, Share, batches, whole
+from agent.store.sinks import DiskSink, MemorySink
+from agent.store.weights import digest, weights_of, write
+from agent.vault import Vault
+
+
+def held(objects: dict[str, object], version: int) -> Backup:
+    """What the keeper would hold of these objects."""
+    live: list[LiveLayer] = layers_of(objects)  # type: ignore[arg-type]
+    bodies = {
+        layer.form.name: memoryview(bytearray().join(layer.pieces(0, layer.form.layer_bytes)))
+        for layer in live
+    }
+    forms = tuple(layer.form for layer in live)
+    return Backup(generation=1, version=version, layers=forms, bodies=bodies)
+
+
+def saved(version: int, redo: int = 0) -> Saved:
+    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
+    with torch.no_grad():
+        for parameter in model.parameters():
+            parameter.fill_(version)
+    sums = tuple(LoggedSum(version + n, b"\1", memoryview(bytes([n] * 100))) for n in range(redo))
+    return Saved(held({"model": model}, version), sums)
+
+
+def same(one: Saved | None, other: Saved) -> bool:
+    assert one is not None
+    bodies = {name: bytes(body) for name, body in one.backup.bodies.items()}
+    sums = [(s.step, s.present, bytes(s.body)) for s in one.redo]
+    return (
+        one.reached == other.reached
+        and one.backup.version == other.backup.version
+        and bodies == {name: bytes(body) for name, body in other.backup.bodies.items()}
+        and sums == [(s.step, s.present, bytes(s.body)) for s in other.redo]
+    )
+
+
+def disk(folder: Path) -> Archive:
+    return Archive(DiskSink(folder), "job")
+
+
+def test_the_newest_is_read_with_its_sums(tmp_path: Path) -> None:
+    """State and sums come back as they were."""
+    save(disk(tmp_path), 1, saved(3))
+    save(disk(tmp_path), 1, saved(5, redo=2))
+    assert same(recall(disk(tmp_path)), saved(5, redo=2))
+
+
+def test_every_layer_is_a_safetensors_file(tmp_path: Path) -> None:
+    """Any other tool can read what we write, layer by layer and sum by sum."""
+    manifest = save(disk(tmp_path), 1, saved(3, redo=1))
+    files = {part.layer: load_file(tmp_path / part.key) for part in manifest.parts}
+    assert torch.equal(files["0"]["model/0.weight"], torch.full((2, 3), 3.0))
+    assert files["~sums"]["~sums/0000000003"].numel() == 100
+
+
+def _tear(path: Path) -> None:
+    path.write_bytes(path.read_bytes()[: path.stat().st_size // 2])
+
+
+def _flip(path: Path) -> None:
+    data = bytearray(path.read_bytes())
+    data[random.Random(7).randrange(len(data))] ^= 1
+    path.write_bytes(data)
+
+
+@pytest.mark.parametrize("damage", [_tear, _flip, Path.unlink], ids=["torn", "flipped", "missing"])
+@pytest.mark.parametrize("victim", ["parts/*7/2-*", "parts/*7/_sums-*00100-*", "manifests/*7-*"])
+def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: object, victim: str) -> None:
+    """Torn, flipped or missing, a layer, a sum or the manifest: the version before is used."""
+    save(disk(tmp_path), 1, saved(3, redo=1))
+    save(disk(tmp_path), 1, saved(5, redo=2))
+    (path,) = tmp_path.glob(victim)
+    damage(path)  # type: ignore[operator]
+    assert same(recall(disk(tmp_path)), saved(3, redo=1))
+
+
+def test_only_the_newest_few_are_kept(tmp_path: Path) -> None:
+    """Older ones go, files and all; nothing else is left over."""
+    draft = tmp_path / PARTS / "0000000001" / ".of-a-writer-that-was-killed.part"
+    draft.parent.mkdir(parents=True)
+    draft.write_bytes(b"")
+    for version in range(1, 7):
+        save(disk(tmp_path), 1, saved(version, redo=version % 2))
+    files = [path for path in tmp_path.rglob("*") if path.is_file()]
+    assert len([path for path in files if path.parent.name == "manifests"]) == KEEP
+    assert len({path.parent.name for path in files if path.suffix == ".safetensors"}) == KEEP
+
+
+def vault_of(folder: Path, said: list[Report], since: int = 0) -> Vault:
+    vault = Vault("job", folder, said.append, 10, 60.0)
+    vault.since = since
+    return vault
+
+
+def test_a_folder_that_cannot_be_made_is_a_checkpoint_that_failed(tmp_path: Path) -> None:
+    """As on a full disk: it is reported, and nothing is raised into whoever closes the job."""
+    (tmp_path / "taken").write_bytes(b"")
+    said: list[Report] = []
+    assert not vault_of(tmp_path / "taken" / "job", said).write(saved(3))
+    assert [type(report) for report in said] == [CheckpointFailed]
+
+
+def test_what_an_earlier_keeper_writes_late_does_not_count(tmp_path: Path) -> None:
+    """A keeper that was replaced wakes up and writes: its versions from after the change are void."""
+    said: list[Report] = []
+    earlier, later = vault_of(tmp_path, said), vault_of(tmp_path, said, since=5)
+    assert earlier.write(saved(5))
+    assert later.write(saved(6))
+    assert not earlier.write(saved(9))
+    assert [type(r) for r in said] == [CheckpointWritten, CheckpointWritten, CheckpointFailed]
+    assert same(recall(disk(tmp_path)), saved(6))
+
+
+def test_the_same_version_twice_is_one(tmp_path: Path) -> None:
+    """A version that is there already is a success, and leaves no second copy."""
+    said: list[Report] = []
+    vault = vault_of(tmp_path, said)
+    assert vault.write(saved(4))
+    files = sorted(tmp_path.rglob("*"))
+    assert vault.write(saved(4))
+    assert sorted(tmp_path.rglob("*")) == files
+
+
+@given(st.lists(st.integers(0, 5000), max_size=6), st.integers(1, 5), st.randoms())
+def test_shares_in_any_order_make_the_whole(
+    sizes: list[int], holders: int, dice: random.Random
+) -> None:
+    """However many holders, in whatever batches and order, and how often any of them comes."""
+    data = {f"l{at}": dice.randbytes(size) for at, size in enumerate(sizes)}
+    live = [_live(name, body) for name, body in data.items()]
+    assembly, sent = StateAssembly(1, 7, map(str, range(holders)), final=False), []
+    for index in range(holders):
+        share, pieces = share_of(live, holders, index)
+        payload, at = memoryview(bytearray().join(pieces)), 0
+        for forms, extents in [(share.forms, ()), *(((), b) for b in batches(share.extents, 777))]:
+            size = sum(extent.size for extent in extents)
+            sent.append((forms, extents, payload[at : at + size]))
+            at += size
+    for forms, extents, payload in dice.sample([*sent, sent[0]], len(sent) + 1):
+        assembly.take(forms, extents, payload)
+        assert assembly.whole() is None
+    for index in range(holders):
+        assembly.end(str(index))
+    backup = assembly.whole()
+    assert backup is not None
+    assert {form.name for form in backup.layers} == set(data)
+    assert {name: bytes(body) for name, body in backup.bodies.items()} == {
+        name: body for name, body in data.items() if body
+    }
+
+
+def _live(name: str, body: bytes) -> LiveLayer:
+    form = lay_out(name, [(f"model/{name}", "U8", (len(body),))])
+    tensor = torch.tensor(list(body), dtype=torch.uint8)
+    return LiveLayer(form=form, tensors=(tensor,))
+
+
+def test_what_lies_beyond_the_whole_is_refused() -> None:
+    """Nobody writes past the end, and nobody says another length than the others."""
+    with pytest.raises(WireError):
+        Assembly(100).take(64, memoryview(bytes(64)))
+    assembly = StateAssembly(1, 7, ["w"], final=False)
+    assembly.take((), (Extent("l", 0, 64, 100),), memoryview(bytes(64)))
+    with pytest.raises(WireError, match="others say 100"):
+        assembly.take((), (Extent("l", 64, 64, 128),), memoryview(bytes(64)))
+    with pytest.raises(WireError, match="64 bytes of layers are announced"):
+        assembly.take((), (Extent("l", 0, 64, 100),), memoryview(bytes(63)))
+
+
+class _Counter:
+    """A schedule of somebody's own."""
+
+    def __init__(self) -> None:
+        self.state: dict[str, object] = {"n": 1, "names": ("a", "b"), 3: [None, True, 0.5]}
+
+    def state_dict(self) -> dict[str, object]:
+        return self.state
+
+    def load_state_dict(self, state_dict: dict[str, object]) -> None:
+        self.state = state_dict
+
+
+def test_a_whole_training_state_comes_back_from_the_shares_of_three() -> None:
+    """Weights, optimizer, schedules: tensors and everything that is not one."""
+
+    def made() -> dict[str, object]:
+        model = torch.nn.Sequential(torch.nn.Linear(3, 4), torch.nn.BatchNorm1d(4)).double()
+        return {"model": model, "adam": torch.optim.AdamW(model.parameters()), "c": _Counter()}
+
+    ours, theirs = made(), made()
+    ours["model"](torch.randn(5, 3).double()).sum().backward()  # type: ignore[operator]
+    ours["adam"].step()  # type: ignore[attr-defined]
+    ours["c"].state["n"] = 2  # type: ignore[attr-defined]
+    gathered = Gathered()
+    for index in range(3):
+        share, pieces = share_of(layers_of(ours), 3, index)  # type: ignore[arg-type]
+        gathered.add(share, memoryview(bytearray().join(pieces)))
+    fill(gathered.layers.values(), gathered.read, theirs)  # type: ignore[arg-type]
+    assert held(theirs, 1) == held(ours, 1)
+    assert theirs["c"].state == ours["c"].state  # type: ignore[attr-defined]
+
+
+def test_the_model_on_its_own_is_what_its_state_dict_says(tmp_path: Path) -> None:
+    """The digest is that of torch, tied weights and buffers included, and the file is plain safetensors."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Linear(4, 4)
+    )
+    model[2].weight = model[0].weight
+    backup = held({"model": model, "sgd": torch.optim.SGD(model.parameters(), lr=0.1)}, 1)
+    weights = weights_of(backup.layers, backup.bodies)
+    assert digest(weights) == weights_sha(model.state_dict())
+    write(tmp_path / "out" / "model.safetensors", weights)
+    found = load_file(tmp_path / "out" / "model.safetensors")
+    assert {name: bytes(bytes_of(item)) for name, item in found.items()} == {
+        name: bytes(bytes_of(item)) for name, item in model.state_dict().items()
+    }
+
+
+def test_a_state_without_tensors_is_a_state() -> None:
+    """A schedule alone has a layer of no bytes, and comes back."""
+    archive = Archive(MemorySink(), "job")
+    form = Layer(name="~rest", tensors=(), values='{"c":{"$map":[]}}')
+    backup = Backup(generation=1, version=2, layers=(form,), bodies={})
+    save(archive, 1, Saved(backup, ()))
+    found = recall(archive)
+    assert found is not None
+    gathered = Gathered()
+    gathered.add(
+        Share(forms=found.backup.layers, extents=whole(found.backup.layers)), memoryview(b"")
+    )
+    counter = _Counter()
+    fill(gathered.layers.values(), gathered.read, {"c": counter})
+    assert counter.state == {}
