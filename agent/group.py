@@ -11,7 +11,7 @@ unfinished step.
 
 import threading
 import time
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Sequence
 from typing import TypeVar
 
 import msgspec
@@ -19,11 +19,15 @@ import numpy as np
 import torch
 
 from agent import tree
+from agent.deep import Deep
 from agent.errors import WireError
 from agent.layout import Layout
 from agent.link import Link
 from agent.mesh import Mesh
-from agent.messages import JobOrder, NanPolicy, WorkerOrder
+from agent.messages import UNRECORDED, JobOrder, NanPolicy, WorkerOrder
+from agent.pipeline.examine import cut_points
+from agent.pipeline.record import CannotRecord
+from agent.pipeline.wires import MeshChannel
 from agent.protocol import (
     AnyMessage,
     Commit,
@@ -80,6 +84,7 @@ class Group:
         self._done = False
         self._notice_at_s: float | None = None
         self._began_s, self._computed = 0.0, 0  # of this share: since when, and microbatches so far
+        self._deep = Deep(self._me)
 
     # --- what the worker process uses ---------------------------------------------------------------
 
@@ -132,18 +137,66 @@ class Group:
     def share(self) -> tuple[int, int]:
         if self._superseded():
             self._change_in_step()
+        if self._entered is not None and self._entered.record and self.leader:
+            self._tell_recorded()
         self._began_s, self._computed = time.monotonic(), 0
         return self._range()
 
     def _range(self) -> tuple[int, int]:
-        mine = next(r for r in self._layout.replicas if self._me in r.workers)
+        mine = self._layout.replica_of(self._me)
         return mine.first, mine.count
 
-    def check(self) -> None:
+    def _tell_recorded(self) -> None:
+        """Whether the script could be cut, once it is known."""
+        assert self._session is not None
+        assert self._ready is not None
+        if self._ready.uncuttable != UNRECORDED:
+            return
+        try:
+            points = cut_points(self._session.recording().facts)
+            why = "" if points else "its model has no place to be cut at"
+        except CannotRecord as error:
+            points, why = (), str(error)
+        self._ready = msgspec.structs.replace(
+            self._ready, uncuttable=why, stages_max=len(points) + 1
+        )
+        self.link.send(self._ready)
+
+    @property
+    def deep(self) -> bool:
+        return self._layout.depth > 1
+
+    def play(self, step: int, batches: Sequence[object], total: Sum) -> None:
+        session, layout = self._session, self._layout
+        assert session is not None
+        chain = self._deep.chain(
+            layout,
+            step,
+            session.recording(),
+            lambda: MeshChannel(
+                self._mesh,
+                self._changed,
+                layout.generation,
+                patience_s=threading.TIMEOUT_MAX / 2,  # the keeper says when it is over
+                check=self._go_on,
+            ),
+        )
+        chain.play(step, batches, total, lambda m: session.seed_for(step, m), self._stop_or_save)
+        self.link.microbatch_s = chain.busy_s
+        self._sliced_at = self.link.connects
+        self._send_slice(step, total)
+
+    def _go_on(self) -> None:
         if self._superseded():
             raise Interrupted
+
+    def _stop_or_save(self) -> None:
+        self._go_on()
         assert self._session is not None
         self._snapshot(self._session)
+
+    def check(self) -> None:
+        self._stop_or_save()
         if self._computed:
             self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
         self._computed += 1
@@ -254,6 +307,7 @@ class Group:
         assert order is not None
         assert session is not None
         self._mesh.enter(order.layout.generation)
+        self._deep.leave()
         self._holds = self._me in order.holders
         self._needs_state = not self._holds and self._me in order.layout.workers
         self._entered = order
@@ -418,8 +472,8 @@ class Group:
                 found = look()
                 if found:
                     return found
-                if interruptible and self._superseded() and self._entered is not None:
-                    raise Interrupted
+                if interruptible and self._entered is not None:
+                    self._go_on()
                 self._changed.wait()
 
     # --- what arrives, on other threads -------------------------------------------------------------

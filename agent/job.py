@@ -24,6 +24,7 @@ from agent.errors import Fenced, WireError
 from agent.layout import Layout
 from agent.member import Member
 from agent.messages import (
+    UNRECORDED,
     FailureKind,
     JobCompleted,
     JobOrder,
@@ -112,6 +113,7 @@ class Job:
         self._gone: dict[str, str] = {}  # workers that are not let in again, and why
         self.layout: Layout | None = None
         self._started = False  # the layout was told to its workers
+        self._recorded = False  # somebody has said whether the script can be cut
         self._pending: Layout | None = None
         self._awaited_until_s: float | None = None
         self._prepared: dict[str, Prepared] = {}
@@ -305,6 +307,7 @@ class Job:
             addresses={w: m.mesh_address for w, m in self.members.items()},
             redo=0 if holders else len(self.vault.redo),
             snapshot=snapshot,
+            record=not self._recorded,
         )
         for worker in dict.fromkeys((*layout.workers, *holders)):
             member = self.members[worker]
@@ -452,6 +455,7 @@ class Job:
 
     def _on_ready(self, member: Member, ready: Ready) -> None:
         member.ready = ready
+        self._recorded |= ready.uncuttable != UNRECORDED
         self._out.report(
             WorkerReady(
                 at_s=time.time(),
@@ -462,6 +466,7 @@ class Job:
                 steps_total=ready.steps_total,
                 state_bytes=ready.state_bytes,
                 uncuttable=ready.uncuttable,
+                stages_max=ready.stages_max,
             )
         )
 

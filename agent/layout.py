@@ -8,6 +8,8 @@ microbatches can follow one canonical tree whatever the layout.
 
 import msgspec
 
+from agent.schedule import Schedule, one_f_one_b
+
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
     """A chain of workers that computes microbatches `first .. first + count - 1` of every step."""
@@ -22,11 +24,25 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True):
-    """P x D and who holds what, under one generation."""
+    """P x D and who holds what, under one generation.
+
+    The rest says how chains of several are played. Chains of one need none of it.
+
+    cuts       nodes of the recorded graph behind which it is cut, one less than there are stages. Empty, or
+               not of this graph: the first worker measures, balances, and tells the others.
+    schedule   its name, for people
+    recompute  forwards keep only their inputs (never on the last stage)
+    schedules  the programs, one for each number of microbatches that a replica has. A replica that finds
+               none plays 1F1B.
+    """
 
     generation: int
     microbatches: int
     replicas: tuple[Replica, ...]
+    cuts: tuple[int, ...] = ()
+    schedule: str = "1f1b"
+    recompute: bool = False
+    schedules: tuple[Schedule, ...] = ()
 
     def __post_init__(self) -> None:
         depths = {len(replica.workers) for replica in self.replicas}
@@ -46,6 +62,18 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
                 f"of {self.microbatches} microbatches"
             )
 
+        self._check_schedules()
+
+    def _check_schedules(self) -> None:
+        if self.depth > 1 and any(replica.count == 0 for replica in self.replicas):
+            raise ValueError(f"generation {self.generation}: a chain of workers has no microbatch")
+        for schedule in self.schedules:
+            if schedule.workers != self.depth:
+                raise ValueError(
+                    f"generation {self.generation}: schedule {schedule.name} is for "
+                    f"{schedule.workers} workers, and a chain has {self.depth}"
+                )
+
     @property
     def workers(self) -> tuple[str, ...]:
         return tuple(worker for replica in self.replicas for worker in replica.workers)
@@ -57,6 +85,16 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def width(self) -> int:
         return len(self.replicas)
+
+    def replica_of(self, worker: str) -> Replica:
+        return next(replica for replica in self.replicas if worker in replica.workers)
+
+    def schedule_of(self, replica: Replica) -> Schedule:
+        """What this chain plays."""
+        for schedule in self.schedules:
+            if schedule.microbatches == replica.count:
+                return schedule
+        return one_f_one_b(self.depth, replica.count, recompute=self.recompute)
 
     def describe(self) -> str:
         return f"{self.depth}x{self.width}"

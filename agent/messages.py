@@ -66,7 +66,8 @@ class NoticeSeen(Report, frozen=True, kw_only=True):
 class WorkerReady(Report, frozen=True, kw_only=True):
     """The script reached its session: the worker has built its model and waits for a layout.
 
-    Told again when its loop has been recorded; `uncuttable` says why it cannot be cut into stages, if so.
+    Told again when its loop has been recorded; `uncuttable` says why it cannot be cut into stages, if so,
+    and `stages_max` into how many at most.
     """
 
     job: str
@@ -76,6 +77,7 @@ class WorkerReady(Report, frozen=True, kw_only=True):
     steps_total: int
     state_bytes: int
     uncuttable: str = UNRECORDED
+    stages_max: int = 1
 
 
 class WorkerLost(Report, frozen=True, kw_only=True):

@@ -58,6 +58,7 @@ class Ready(Message, frozen=True, kw_only=True):
     steps_total: int
     state_bytes: int
     uncuttable: str = UNRECORDED
+    stages_max: int = 1
 
 
 class Beat(Message, frozen=True, kw_only=True):
@@ -171,7 +172,8 @@ class Enter(Message, frozen=True, kw_only=True):
     """A new generation begins at `version`.
 
     `holders` have that version and send it to those of the layout that have not, in slices. With no
-    holders the keeper sends its own copy, followed by `redo` sums. `snapshot` is as in `Commit`.
+    holders the keeper sends its own copy, followed by `redo` sums. `snapshot` is as in `Commit`. `record`
+    asks the first worker whether the script can be cut, since nobody has said so yet.
     """
 
     layout: Layout
@@ -180,6 +182,7 @@ class Enter(Message, frozen=True, kw_only=True):
     addresses: dict[str, str]
     redo: int = 0
     snapshot: bool = False
+    record: bool = False
 
 
 class Commit(Message, frozen=True, kw_only=True):

@@ -11,8 +11,11 @@ follows from the programs by one rule, written down once in `unfold`:
 * gradients of a stage are reduced when its worker has done the last backward of an update, then applied.
 """
 
+import itertools
+import struct
 from collections.abc import Iterator
 from enum import IntEnum
+from functools import lru_cache
 
 import msgspec
 
@@ -40,6 +43,7 @@ COMPUTED = (
     Kind.WEIGHT_GRADIENT,
     Kind.RECOMPUTE,
 )
+CACHED_SCHEDULES = 64
 STAGE_SHIFT, KIND_SHIFT = 32, 56
 MICROBATCH_MASK, STAGE_MASK = (1 << 32) - 1, (1 << 24) - 1
 
@@ -104,6 +108,35 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         """What this worker computes, in order."""
         view = memoryview(self.codes)[8 * self.offsets[worker] : 8 * self.offsets[worker + 1]]
         return tuple(unpack(code) for code in view.cast("q"))
+
+
+@lru_cache(maxsize=CACHED_SCHEDULES)
+def one_f_one_b(workers: int, microbatches: int, *, recompute: bool = False) -> Schedule:
+    """1F1B with a flush: what a chain plays when it is told nothing else.
+
+    Worker s starts with min(P - 1 - s, M) forwards; from then on a backward follows each forward.
+    """
+    programs: list[list[Action]] = []
+    for stage in range(workers):
+        warm = min(workers - 1 - stage, microbatches)
+        program = []
+        for turn in range(microbatches + warm):
+            if turn < microbatches:
+                program.append(Action(Kind.FORWARD, stage, turn))
+            if turn >= warm:
+                if recompute and stage < workers - 1:
+                    program.append(Action(Kind.RECOMPUTE, stage, turn - warm))
+                program.append(Action(Kind.BACKWARD, stage, turn - warm))
+        programs.append(program)
+    packed = [action.pack() for program in programs for action in program]
+    return Schedule(
+        name="1f1b",
+        hosts=tuple((stage,) for stage in range(workers)),
+        microbatches=microbatches,
+        offsets=(0, *itertools.accumulate(len(program) for program in programs)),
+        codes=struct.pack(f"<{len(packed)}q", *packed),
+        update_every=microbatches,
+    )
 
 
 def unfold(schedule: Schedule, worker: int) -> Iterator[Action]:

@@ -20,8 +20,9 @@ anything. So what is needed behind the loop is `session.loss`, not a name from i
 import hashlib
 import random
 import struct
-from collections.abc import Iterator, Sequence
-from typing import Protocol, TypeVar
+import sys
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypeVar
 
 import msgspec
 import numpy as np
@@ -30,6 +31,8 @@ import torch
 from agent import shards, tree
 from agent.errors import Misuse, NotFinite
 from agent.messages import NanPolicy
+from agent.pipeline.body import Body, Caller, Recording, outdated
+from agent.pipeline.record import CannotRecord
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.shares import Gathered
 from agent.sums import Sum, SumSpace
@@ -43,6 +46,14 @@ class Interrupted(Exception):  # noqa: N818 - it says what happened, and is no e
 
 class Abandoned(Exception):  # noqa: N818
     """The job went on without this worker: the step in flight here has no meaning any more."""
+
+
+class _Reached(BaseException):
+    """The body that is recorded has come to its `session.backward(loss)`."""
+
+    def __init__(self, loss: Any) -> None:
+        super().__init__()
+        self.loss = loss
 
 
 class Facts(msgspec.Struct, frozen=True):
@@ -72,6 +83,13 @@ class World(Protocol):
     def share(self) -> tuple[int, int]:
         """The first and the number of this worker's microbatches."""
 
+    @property
+    def deep(self) -> bool:
+        """Whether chains of several workers compute a microbatch."""
+
+    def play(self, step: int, batches: Sequence[object], total: Sum) -> None:
+        """All of `share`, the microbatches and `gather` in one, where the layout is deep."""
+
     def check(self) -> None:
         """Raise `Interrupted` if the step cannot go on as it began."""
 
@@ -91,6 +109,7 @@ class Alone:
     nan: NanPolicy = "fail"
     leader = True
     notice_s = None
+    deep = False
 
     def boundary(self, session: "Session", facts: Facts) -> None:  # noqa: ARG002
         self._microbatches = facts.microbatches
@@ -100,6 +119,9 @@ class Alone:
 
     def share(self) -> tuple[int, int]:
         return 0, self._microbatches
+
+    def play(self, step: int, batches: Sequence[object], total: Sum) -> None:
+        raise NotImplementedError  # nobody is deep alone
 
     def check(self) -> None:
         return None
@@ -237,6 +259,8 @@ class Session:
         self._backward_calls = 0
         self._kept: Collected | None = None
         self._kept_versions: list[int] = []
+        self._asked: tuple[Caller, Sequence[object]] | None = None  # who shares what just now
+        self._recording: Recording | None = None
         if _sessions:
             raise Misuse("the script made a second session; one holds everything that is trained")
         _sessions.append(self)
@@ -263,7 +287,7 @@ class Session:
                 break
             self._kept = collect(self.objects)
             self._kept_versions = self._kept.versions()
-            self._seed(self.version, self.microbatches)
+            self.seed_for(self.version, self.microbatches)
             yield self.version
             if self._phase != "shared":
                 raise Misuse(
@@ -305,6 +329,8 @@ class Session:
                 "session.share(...); what changes them belongs behind it"
             )
         self._phase = "sharing"
+        frame = sys._getframe(1)
+        self._asked = Caller(frame, frame.f_lasti), batches
         return self._share(batches)
 
     def _share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
@@ -317,30 +343,38 @@ class Session:
                 self.total.present[:] = logged[1]
             else:
                 yield from self._compute(step, batches)
-            self._seed(step, self.microbatches + 1)
+            self.seed_for(step, self.microbatches + 1)
             self._install()
         except Abandoned:
             self.space.begin()  # the rest of the body runs out on nothing, and is then overwritten
-        self._phase = "shared"
+        self._phase, self._asked = "shared", None
 
     def _compute(self, step: int, batches: Sequence[Batch]) -> Iterator[Batch]:
         while True:
             try:
                 first, count = self._world.share()
-                for microbatch in self._partial.missing(first, count):
-                    self._world.check()
-                    self._open(step, microbatch)
-                    yield batches[microbatch]
-                    self._take(step, microbatch, first, count)
-                self._world.gather(step, self._partial, self.total)
+                if self._world.deep:
+                    self._world.play(step, batches, self.total)
+                else:
+                    yield from self._run_body(step, batches, first, count)
+                    self._world.gather(step, self._partial, self.total)
                 self._check_finite(step)
                 self._world.commit(step, self.total)
             except Interrupted:
                 continue
             return
 
+    def _run_body(
+        self, step: int, batches: Sequence[Batch], first: int, count: int
+    ) -> Iterator[Batch]:
+        for microbatch in self._partial.missing(first, count):
+            self._world.check()
+            self._open(step, microbatch)
+            yield batches[microbatch]
+            self._take(step, microbatch, first, count)
+
     def _open(self, step: int, microbatch: int) -> None:
-        self._seed(step, microbatch)
+        self.seed_for(step, microbatch)
         self._microbatch_loss, self._backward_calls = 0.0, 0
         self._phase = "computing"
 
@@ -352,6 +386,8 @@ class Session:
 
     def backward(self, loss: torch.Tensor) -> None:
         """Gradients of `loss` / microbatches: the mean over the step is what is trained on."""
+        if self._phase == "recording":
+            raise _Reached(loss)
         if self._phase != "computing":
             raise Misuse("session.backward(loss) belongs into a loop over session.share(...)")
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
@@ -360,6 +396,38 @@ class Session:
         (loss / self.microbatches).backward()  # type: ignore[no-untyped-call]
         self._microbatch_loss += float(loss.detach())
         self._backward_calls += 1
+
+    def recording(self) -> Recording:
+        """What the loop's body computes, as a graph. `CannotRecord` says in a line why it has none.
+
+        It can be had from the first `share` on, and is made anew when the body would read other numbers.
+        """
+        if self._asked is None and self._recording is None:
+            raise Misuse("session.recording() has nothing to record before session.share(...)")
+        if self._asked is not None:
+            caller, batches = self._asked
+            if self._recording is None or outdated(self._recording, caller):
+                self._record(caller, batches[0])
+        assert self._recording is not None
+        return self._recording
+
+    def _record(self, caller: Caller, batch: object) -> None:
+        modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
+        model = modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
+        found = Body(caller).record(model, self._run_recorded, batch)
+        if self._recording is not None and found.same_as(self._recording):
+            found = msgspec.structs.replace(self._recording, plain=found.plain)
+        self._recording = found
+
+    def _run_recorded(self, body: Callable[[], None]) -> Any:
+        before, self._phase = self._phase, "recording"
+        try:
+            body()
+        except _Reached as reached:
+            return reached.loss
+        finally:
+            self._phase = before
+        raise CannotRecord("the loop over session.share(...) ended without session.backward(loss)")
 
     def _check_finite(self, step: int) -> None:
         """Before the commit, so that a job that fails on it can be resumed from before it."""
@@ -376,7 +444,7 @@ class Session:
         else:
             self.space.begin()  # a skipped step is committed, and changes nothing
 
-    def _seed(self, step: int, stream: int) -> None:
+    def seed_for(self, step: int, stream: int) -> None:
         """One stream per microbatch, one for what comes before, one for what comes after."""
         text = struct.pack("<qqq", self.seed, step, stream)
         number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")

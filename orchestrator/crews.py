@@ -6,6 +6,7 @@ come within a moment of each other come in together. Generations only grow.
 
 from agent.layout import Layout, data_parallel
 from agent.messages import (
+    UNRECORDED,
     JobProfiled,
     Paced,
     Progress,
@@ -80,7 +81,8 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
         out.append(order)
         return
     job = state.jobs[worker.job]
-    job.uncuttable = event.uncuttable
+    if event.uncuttable != UNRECORDED:  # a newcomer does not know
+        job.uncuttable = event.uncuttable
     if worker.ready or not job.active:
         return
     worker.ready = True

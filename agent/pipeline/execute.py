@@ -39,7 +39,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     `open` seeds the random streams for a microbatch. `take` is called when a stage's `.grad`s (and buffers)
     hold one microbatch's contribution, with its loss on the last stage and 0 elsewhere; it leaves
-    none there.
+    none there. `check` is called between actions, and raises what ends the step early.
     """
 
     name: str  # what its messages are marked with: no two steps in flight share it
@@ -47,6 +47,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     batches: Sequence[Sequence[Any]]
     open: Callable[[int], None]
     take: Callable[[Stage, int, float], None]
+    check: Callable[[], None]
 
 
 class Program:
@@ -127,6 +128,7 @@ class Executor:
         self.spans, self.waited_s, self._step = [], 0.0, step.name
         self._local.clear()
         while left:
+            step.check()
             index = self._next(left, done, counts)
             action = left.pop(index)
             start_s = time.perf_counter()

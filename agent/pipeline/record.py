@@ -24,7 +24,7 @@ from agent.errors import Misuse
 
 LossOf = Callable[..., torch.Tensor]
 LIBRARY = str(Path(torch.__file__).parent)
-HERE = str(Path(__file__).parent)
+HERE = str(Path(__file__).parents[1])
 
 
 class CannotRecord(Misuse):
@@ -171,7 +171,9 @@ def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) 
             warnings.simplefilter(
                 "ignore"
             )  # about its own future; nothing that a person can act on
+            before = python_drawn()
             program = torch.export.export(whole, tuple(example), strict=False)
+            _refuse_frozen(before)
             exported = program.module(check_guards=False)
     except Exception as error:
         raise CannotRecord(
@@ -182,6 +184,11 @@ def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) 
         if node.op in ("get_attr", "call_module"):
             _adopt(whole, exported, str(node.target))
     return fx.GraphModule(whole, exported.graph)
+
+
+def _refuse_frozen(before: tuple[object, ...]) -> None:
+    if python_drawn() != before:
+        raise fx.proxy.TraceError("it draws from Python's or numpy's random stream")
 
 
 def _adopt(whole: Recorded, exported: torch.nn.Module, name: str) -> None:

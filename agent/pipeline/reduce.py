@@ -32,7 +32,6 @@ class StageSums:
     def __init__(self, stage: Stage, shares: Sequence[Share], me: str, microbatches: int) -> None:
         self.stage, self._shares, self._me, self._microbatches = stage, shares, me, microbatches
         self.space = SumSpace([stage.module])
-        self.total: Sum | None = None
         self._partial = Partial(self.space, microbatches)
         (self._own,) = (share for share in shares if share.peer == me)
         self._peers = tuple(share for share in shares if share.peer != me)
@@ -44,12 +43,11 @@ class StageSums:
     def take(self, microbatch: int, loss: float) -> None:
         self._partial.add(microbatch, loss, self._own.first, self._own.count)
 
-    def reduce(self, channel: Channel, mark: str) -> None:
-        """Into `total`, on every replica alike."""
+    def reduce(self, channel: Channel, mark: str) -> Sum:
+        """The sum over the whole step, on every replica alike."""
         mine = self._partial.nodes(self._own.first, self._own.count)
         if len(self._shares) == 1:
-            (self.total,) = mine
-            return
+            return mine[0]
         spans = {
             share.peer: cut(self.space.total_bytes, len(self._shares), index)
             for index, share in enumerate(self._shares)
@@ -71,7 +69,7 @@ class StageSums:
             total.flat[slice(*spans[share.peer])] = piece
             masks.append(parcel.plain)
         total.present[:] = _union(masks)
-        self.total = total
+        return total
 
     def _fold(
         self, channel: Channel, mark: str, mine: list[Sum], span: tuple[int, int]
@@ -93,9 +91,8 @@ class StageSums:
             lambda a, b: self.space.add_slices(a, b, span[0]),
         )
 
-    def install(self) -> None:
-        assert self.total is not None
-        self.space.install(self.total, self._microbatches)
+    def install(self, total: Sum) -> None:
+        self.space.install(total, self._microbatches)
 
 
 def tell_tied(

@@ -8,11 +8,12 @@ A tensor that fills its memory is sent as it lies there and given back with the 
 64 bytes on arrival as well, as all that torch allocates does: a matrix product may round otherwise.
 """
 
+import contextlib
 import queue
 import threading
 import time
-from collections.abc import Collection
-from typing import Any
+from collections.abc import Callable, Collection
+from typing import Any, TypeVar
 
 import msgspec
 import torch
@@ -25,6 +26,7 @@ from agent.shards import DTYPES, DTYPES_BY_NAME
 
 ALIGN_BYTES = 64
 QUEUED_MAX = 4096
+T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
 
 
@@ -51,7 +53,11 @@ _decode = msgspec.msgpack.Decoder(Manifest).decode
 
 
 class MeshChannel:
-    """Sends and receives under one generation. `changed` is the mesh's."""
+    """Sends and receives under one generation. `changed` is the mesh's.
+
+    Whoever waits does so until what is awaited has come, until `check` raises, or until patience is over. A
+    connection that broke is waited for like one that is not there yet.
+    """
 
     def __init__(
         self,
@@ -61,9 +67,10 @@ class MeshChannel:
         *,
         device: str = "cpu",
         patience_s: float = 60.0,
+        check: Callable[[], None] = lambda: None,
     ) -> None:
         self._mesh, self._changed, self._generation = mesh, changed, generation
-        self._device, self._patience_s = device, patience_s
+        self._device, self._patience_s, self._check = device, patience_s, check
         self._queue: queue.Queue[tuple[str, str, Parcel] | None] = queue.Queue(QUEUED_MAX)
         self._broken: WireError | None = None
         self._thread = threading.Thread(target=self._deliver, name="pipeline-send", daemon=True)
@@ -90,48 +97,71 @@ class MeshChannel:
 
     def wait(self, wanted: Collection[Key]) -> None:
         keys = [self._key(peer, tag) for peer, tag in wanted]
-        deadline_s = time.monotonic() + self._patience_s
         with self._changed:
-            while not any(key in self._mesh.mailbox for key in keys):
-                if self._broken is not None:
-                    raise self._broken
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or not self._changed.wait(left_s):
-                    raise WireError(f"{sorted(wanted)} did not come within {self._patience_s} s")
+            self._await(
+                lambda: any(key in self._mesh.mailbox for key in keys),
+                lambda: f"{sorted(wanted)} did not come",
+                self._check,
+            )
 
     def break_off(self, why: str) -> None:
-        """Wake whoever waits: the layout has changed, or a peer is gone."""
+        """Wake whoever waits: nothing will come any more, and nothing more is sent."""
         with self._changed:
-            self._broken = WireError(why)
+            self._broken = self._broken or WireError(why)
             self._changed.notify_all()
+        with contextlib.suppress(queue.Full):  # then the thread that sends looks up by itself
+            self._queue.put_nowait(None)
 
     def close(self) -> None:
         """Return when all that was sent is on its way."""
-        self._queue.put(None)
+        if self._broken is None:
+            self._queue.put(None)
         self._thread.join(self._patience_s)
+
+    def _await(
+        self, look: Callable[[], T | None], complaint: Callable[[], str], check: Callable[[], None]
+    ) -> T:
+        """What `look` finds. The caller holds the lock."""
+        deadline_s = time.monotonic() + self._patience_s
+        while not (found := look()):
+            if self._broken is not None:
+                raise self._broken
+            check()
+            left_s = deadline_s - time.monotonic()
+            if left_s <= 0 or not self._changed.wait(left_s):
+                raise WireError(f"{complaint()} within {self._patience_s} s")
+        return found
 
     def _key(self, peer: str, tag: str) -> tuple[str, int, int, str]:
         return peer, self._generation, 0, tag
 
     def _deliver(self) -> None:
-        while (item := self._queue.get()) is not None:
+        while (item := self._queue.get()) is not None and self._broken is None:
             peer, tag, parcel = item
             try:
                 extra, pieces = pack(parcel)
                 part = Part(generation=self._generation, step=0, tag=tag, extra=extra)
-                self._connection(peer).send(part, *pieces)
+                self._hand_over(peer, part, pieces)
             except Exception as error:  # nobody else would hear of it
                 self.break_off(f"{tag} did not reach {peer}: {error}")
             del item, parcel
 
-    def _connection(self, peer: str) -> Any:
-        deadline_s = time.monotonic() + self._patience_s
-        with self._changed:
-            while (connection := self._mesh.connection(peer)) is None:
-                left_s = deadline_s - time.monotonic()
-                if left_s <= 0 or not self._changed.wait(left_s):
-                    raise WireError(f"{peer} is not connected")
-        return connection
+    def _hand_over(self, peer: str, part: Part, pieces: list[memoryview]) -> None:
+        while True:
+            with self._changed:
+                connection = self._await(
+                    lambda: self._mesh.connection(peer), lambda: f"{peer} did not connect", _go_on
+                )
+            try:
+                connection.send(part, *pieces)
+            except WireError:
+                self._mesh.drop(peer, connection)
+            else:
+                return
+
+
+def _go_on() -> None:
+    """Sending goes on whoever is interrupted: it ends with the channel."""
 
 
 def pack(parcel: Parcel) -> tuple[bytes, list[memoryview]]:

@@ -32,15 +32,15 @@ class Worker:
         *,
         reach: int = 1,
     ) -> None:
-        (self._replica,) = (replica for replica in layout.replicas if me in replica.workers)
-        place = self._replica.workers.index(me)
-        self._hosts = [self._replica.workers[schedule.host(s, 0)] for s in range(schedule.stages)]
+        self.replica = layout.replica_of(me)
+        place = self.replica.workers.index(me)
+        self._hosts = [self.replica.workers[schedule.host(s, 0)] for s in range(schedule.stages)]
         self._channel = channel
         self.stages = {
             index: Stage(piece, microbatches=layout.microbatches) for index, piece in pieces.items()
         }
         self.executor = Executor(
-            Program(schedule, place), self.stages, channel, self._replica.workers, reach=reach
+            Program(schedule, place), self.stages, channel, self.replica.workers, reach=reach
         )
         shares = [
             Share(peer=replica.workers[place], first=replica.first, count=replica.count)
@@ -56,26 +56,40 @@ class Worker:
         self, number: int, batches: Sequence[Sequence[Any]], open_: Callable[[int], None]
     ) -> float | None:
         """Gradients of the step into the parameters; its loss, where the last stage is."""
-        for sums in self.sums.values():
-            sums.begin()
-        self.executor.run(
-            Step(
-                name=str(number),
-                first=self._replica.first,
-                batches=batches,
-                open=open_,
-                take=self._take,
-            )
-        )
+        self.compute(number, batches, open_)
         loss = None
         # The first owner of a tied parameter comes last: what it installs is the parameter's gradient.
-        for index, sums in sorted(self.sums.items(), reverse=True):
-            sums.reduce(self._channel, f"{number}/s{index}")
-            sums.install()
-            if sums.stage.piece.last and sums.total is not None:
-                loss = float(sums.total.loss) / self._microbatches
+        for _, sums in sorted(self.sums.items(), reverse=True):
+            total = sums.reduce(self._channel, f"{number}/s{sums.stage.piece.index}")
+            sums.install(total)
+            if sums.stage.piece.last:
+                loss = float(total.loss) / self._microbatches
         tell_tied(self.sums, self._hosts, self._channel, str(number))
         return loss
+
+    def compute(
+        self,
+        number: int,
+        batches: Sequence[Sequence[Any]],
+        open_: Callable[[int], None],
+        check: Callable[[], None] = lambda: None,
+    ) -> None:
+        """Every microbatch of this worker, forward and back. `check` may raise what ends it."""
+        for sums in self.sums.values():
+            sums.begin()
+        step = Step(
+            name=str(number),
+            first=self.replica.first,
+            batches=batches,
+            open=open_,
+            take=self._take,
+            check=check,
+        )
+        try:
+            self.executor.run(step)
+        except BaseException:
+            self.executor.clear()
+            raise
 
     def _take(self, stage: Stage, microbatch: int, loss: float) -> None:
         self.sums[stage.piece.index].take(microbatch, loss)

@@ -168,6 +168,8 @@ class Crew:
         self.generation = 0
         self.microbatches = 0
         self.settle = 0  # how many have to be ready for the first layout
+        self.depth = 1  # what is asked for, as far as the workers go
+        self.options: dict[str, Any] = {}  # how deep layouts are played
         self._serial = 0
         self._lock = threading.Lock()
         self._held = False
@@ -284,8 +286,30 @@ class Crew:
     def regroup(self, when: messages.When) -> None:
         if self.ready and not self._held:
             self.generation += 1
-            layout = data_parallel(self.generation, self.microbatches, tuple(self.ready))
+            layout = self._layout()
             self.keeper.regroup(self.job, layout, when)
+
+    def _layout(self) -> Layout:
+        """Chains of `depth` workers, or of all if there are fewer; who is over waits."""
+        depth = min(self.depth, len(self.ready))
+        width = min(len(self.ready) // depth, self.microbatches)
+        even = data_parallel(
+            self.generation, self.microbatches, tuple(str(i) for i in range(width))
+        )
+        replicas = tuple(
+            msgspec.structs.replace(
+                replica, workers=tuple(self.ready[depth * index : depth * (index + 1)])
+            )
+            for index, replica in enumerate(even.replicas)
+        )
+        options = self.options if depth == self.depth else {}
+        return msgspec.structs.replace(even, replicas=replicas, **options)
+
+    def shape(self, depth: int, when: messages.When = "boundary", **options: Any) -> None:
+        """Another depth from now on."""
+        with self._lock:
+            self.depth, self.options = depth, options
+            self.regroup(when)
 
     def close(self) -> None:
         self._closed.set()

@@ -100,6 +100,23 @@ def test_disturbed_and_alone_give_the_same_bits(crew: Crew) -> None:
     assert crew.of(Rewound) == []
 
 
+def test_cut_into_stages_it_gives_the_same_bits(crew: Crew) -> None:
+    """The example, unchanged, as 2 x 2 and after a loss as a chain of 3: weights and printed losses are those of
+    a run alone."""
+    layers = ("--layers", "3")
+    *lines, sha = python("-c", DIGEST, str(EXAMPLE), *SMALL, *layers)
+    crew.depth = 2
+    first, *_ = crew.begin(4, EXAMPLE.read_text(), *SMALL, *layers)
+    crew.reach(4)
+    crew.shape(3)
+    crew.reach(7)
+    crew.kill(first)
+    done = crew.completed()
+    assert done.weights_sha == sha
+    assert crew.printed()[-1] == lines[-1]
+    assert set(crew.printed()) <= set(lines)
+
+
 def _final(lines: list[str]) -> float:
     assert lines[-1].startswith("final held-out loss ")
     return float(lines[-1].rpartition(" ")[2])

@@ -14,7 +14,7 @@ def check(model: str, name: str, depth: int, counts, **options):
     factory, draw = MODELS[model]
     losses, expected, own = alone(factory, draw, sum(counts), STEPS)
     found, states, _ = together(
-        factory, draw, name, depth, counts, steps=STEPS, opener=own._seed, **options
+        factory, draw, name, depth, counts, steps=STEPS, opener=own.seed_for, **options
     )
     assert found == losses
     assert same_weights(states, expected) == []

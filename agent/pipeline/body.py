@@ -1,0 +1,310 @@
+"""The body of the script's loop over `session.share(...)`, taken out so that it can be run with placeholders.
+
+    for x, y in session.share(batches):      the body is the recording: there is no second place in which
+        loss = loss_of(model, x, y)          a script would have to say what its step computes
+        session.backward(loss)
+
+A loop's body cannot be run from outside, and what fails in it cannot be caught there. So the loop is looked up
+in the script's source and compiled once more, over a single microbatch, in a copy of the script's names:
+nothing that it sets is seen by the script, and what fails is a reason, not an end.
+
+Under a pipeline the body is not run for every microbatch. A body that has to be is refused with its line: one
+that hands values to what comes behind the loop, or from one microbatch to the next, or that does something
+behind `session.backward(...)`.
+"""
+
+import ast
+import contextlib
+import io
+import linecache
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from types import CodeType, FrameType
+from typing import Any
+
+import msgspec
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from agent.pipeline.examine import Facts, examine
+from agent.pipeline.record import CannotRecord, record
+
+MICROBATCH = "__microbatch__"
+PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
+Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """What a step computes from a microbatch, and all that cutting needs to know about it.
+
+    `example` are the tensors of a microbatch, in the order of the graph's placeholders; `flatten` takes any
+    microbatch apart like that. `plain` are the numbers and words that the body read.
+    """
+
+    graph: fx.GraphModule
+    facts: Facts
+    example: tuple[torch.Tensor, ...]
+    spec: Any
+    plain: dict[str, Any]
+
+    def same_as(self, other: "Recording") -> bool:
+        """Constants have no values in the code, so a graph that has any is like no other."""
+        code = self.graph.code
+        return code == other.graph.code and "_tensor_constant" not in code
+
+    def flatten(self, batch: object) -> tuple[torch.Tensor, ...]:
+        leaves, spec = pytree.tree_flatten(batch)
+        if spec != self.spec or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            raise CannotRecord(
+                "session.share(batches): this microbatch is not made of tensors in the way that the recorded "
+                f"one was ({spec}, not {self.spec}), which cutting the model into stages needs"
+            )
+        return tuple(leaves)
+
+
+class Body:
+    """The loop that a caller of `session.share` is about to run over its microbatches."""
+
+    def __init__(self, caller: "Caller") -> None:
+        self._file = caller.frame.f_code.co_filename
+        self._loop = _find(caller)
+        self._code = self._compile()
+        self._names = _names(caller.frame)
+
+    def record(self, model: torch.nn.Module, run: Callable[..., Any], batch: object) -> Recording:
+        """`run(body)` runs it, and gives the loss that was handed to `session.backward`."""
+        leaves, spec = pytree.tree_flatten(batch)
+        if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            kinds = sorted({type(leaf).__name__ for leaf in leaves})
+            raise CannotRecord(
+                f"{self._at(self._loop)}: a microbatch is made of {', '.join(kinds) or 'nothing'}; "
+                "cutting the model into stages needs tensors, or tuples, lists and dicts of them"
+            )
+
+        def loss_of(_: torch.nn.Module, *tensors: Any) -> Any:
+            return run(lambda: self._play(pytree.tree_unflatten(list(tensors), spec)))
+
+        try:
+            graph = record(model, loss_of, leaves)
+            facts = examine(graph, leaves)
+        except CannotRecord as error:
+            raise CannotRecord(self._short(str(error))) from error
+        return Recording(graph, facts, tuple(leaves), spec, self._plain())
+
+    def _play(self, batch: object) -> None:
+        with contextlib.redirect_stdout(io.StringIO()):
+            exec(self._code, {**self._names, MICROBATCH: [batch]})  # noqa: S102 - the script's own code
+
+    def _compile(self) -> CodeType:
+        _refuse(self._loop, self._at)
+        try:
+            module = ast.Module(body=[self._loop.single], type_ignores=[])
+            return compile(ast.fix_missing_locations(module), self._file, "exec")
+        except SyntaxError as error:
+            raise CannotRecord(
+                f"{self._at(self._loop)}: the loop over session.share(...) cannot be run apart from the code "
+                f"around it ({error.msg})"
+            ) from error
+
+    def _plain(self) -> dict[str, Any]:
+        """Numbers and words that the body reads: what it computes is recorded with these."""
+        parts = [self._loop.whole.target, *self._loop.whole.body]
+        names = [node for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)]
+        stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
+        return {
+            node.id: self._names[node.id]
+            for node in names
+            if node.id not in stored
+            and node.id in self._names
+            and isinstance(self._names[node.id], PLAIN)
+        }
+
+    def _at(self, node: Any) -> str:
+        return f"{Path(self._file).name}:{node.lineno}"
+
+    def _short(self, text: str) -> str:
+        return text.replace(self._file, Path(self._file).name)
+
+
+class Caller(msgspec.Struct, frozen=True):
+    """Who called `session.share`, and from where: the instruction of the call."""
+
+    frame: FrameType
+    at: int
+
+
+def outdated(recording: Recording, caller: Caller) -> bool:
+    """Whether the body would read other numbers now. Its graph may be another one then."""
+    names = _names(caller.frame)
+    return any(names.get(name) != value for name, value in recording.plain.items())
+
+
+def _names(frame: FrameType) -> dict[str, Any]:
+    return {**frame.f_globals, **frame.f_locals}
+
+
+class Loop(msgspec.Struct, frozen=True):
+    """A `for` over `session.share(...)` as it is in the script, and over one microbatch; and what is around it."""
+
+    whole: ast.For
+    single: ast.For
+    scope: ast.AST
+
+    @property
+    def lineno(self) -> int:
+        return self.whole.lineno
+
+
+End = tuple[int | None, int | None]
+
+
+def _find(caller: Caller) -> Loop:
+    code = caller.frame.f_code
+    source = "".join(linecache.getlines(code.co_filename, caller.frame.f_globals))
+    line, end_line, _, end_column = list(code.co_positions())[caller.at // 2]
+    tree = ast.parse(source)
+    for node, scope in _within(tree, tree):
+        if isinstance(node, ast.For) and any(
+            _ends(call, (end_line, end_column)) for call in ast.walk(node.iter)
+        ):
+            return Loop(node, _single(source, node, (end_line, end_column)), scope)
+    raise CannotRecord(
+        f"{Path(code.co_filename).name}:{line}: cutting the model into stages needs a loop that can "
+        "be found in the script's source: `for ... in session.share(...):`"
+    )
+
+
+def _ends(node: ast.AST, end: End) -> bool:
+    return isinstance(node, ast.Call) and (node.end_lineno, node.end_col_offset) == end
+
+
+def _within(tree: ast.AST, scope: ast.AST) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Every node, and the function (or the module) that it is in."""
+    for child in ast.iter_child_nodes(tree):
+        yield child, scope
+        yield from _within(child, child if isinstance(child, Function) else scope)
+
+
+def _single(source: str, loop: ast.For, end: End) -> ast.For:
+    """The same loop over one microbatch. Parsed anew, since the original is still looked at."""
+
+    class Replace(ast.NodeTransformer):
+        def visit_Call(self, node: ast.Call) -> ast.AST:
+            if _ends(node, end):
+                return ast.copy_location(ast.Name(MICROBATCH, ast.Load()), node)
+            return self.generic_visit(node)
+
+    for node in ast.walk(ast.parse(source)):
+        same = isinstance(node, ast.For) and node.lineno == loop.lineno
+        if same and isinstance(node, ast.For) and node.col_offset == loop.col_offset:
+            node.iter = Replace().visit(node.iter)
+            node.orelse = []
+            return node
+    raise AssertionError("the loop was there a moment ago")
+
+
+def _refuse(loop: Loop, at: Callable[[Any], str]) -> None:
+    """What the body does that has to be done for every microbatch."""
+    body = loop.whole.body
+    calls = [node for part in body for node in ast.walk(part) if _is_backward(node)]
+    nested = [
+        node
+        for part in body
+        for outer in ast.walk(part)
+        if isinstance(outer, ast.For | ast.While)
+        for node in ast.walk(outer)
+        if _is_backward(node)
+    ]
+    if len(calls) > 1 or nested:
+        raise CannotRecord(
+            f"{at((nested or calls)[-1])}: a microbatch has more than one session.backward(...); cutting the "
+            "model into stages needs one: add the losses up"
+        )
+    for index, part in enumerate(body):
+        if any(_is_backward(node) for node in ast.walk(part)) and index + 1 < len(body):
+            raise CannotRecord(
+                f"{at(body[index + 1])}: this line comes behind session.backward(...) in the loop over "
+                "session.share(...), whose body is not run for every microbatch when the model is cut into "
+                "stages. Move it behind the loop: session.loss is the loss of the step there"
+            )
+    inside = list(_uses([loop.whole.target, *body]))
+    stored = {name for name, is_stored, _ in inside if is_stored}
+    carried = _read_first(inside, stored)
+    if carried is not None:
+        raise CannotRecord(
+            f"{at(carried)}: `{carried.id}` goes from one microbatch to the next, which are not computed in "
+            "one place when the model is cut into stages"
+        )
+    behind = _read_first(list(_around(loop)), stored)
+    if behind is not None:
+        raise CannotRecord(
+            f"{at(behind)}: `{behind.id}` is set in the loop over session.share(...), whose body is not run "
+            "for every microbatch when the model is cut into stages. Behind it, session.loss is the loss"
+        )
+
+
+def _is_backward(node: ast.AST) -> bool:
+    return (
+        isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "backward"
+    )
+
+
+Use = tuple[str, bool, ast.Name]  # a name, whether it is set, and where
+
+
+def _read_first(uses: list[Use], names: set[str]) -> ast.Name | None:
+    """The first of these names that is read before it is set."""
+    known: set[str] = set()
+    for name, is_stored, node in uses:
+        if name in names and name not in known:
+            if not is_stored:
+                return node
+            known.add(name)
+    return None
+
+
+def _around(loop: Loop) -> Iterator[Use]:
+    """The names that are used behind the loop, and before it when the loop around comes round again."""
+    end = (loop.whole.end_lineno or 0, loop.whole.end_col_offset or 0)
+    start = (loop.whole.lineno, loop.whole.col_offset)
+    uses = list(_uses(getattr(loop.scope, "body", []), loop.whole))
+    yield from (use for use in uses if (use[2].lineno, use[2].col_offset) >= end)
+    again = [
+        node
+        for node in ast.walk(loop.scope)
+        if isinstance(node, ast.For | ast.While)
+        and any(inner is loop.whole for inner in ast.walk(node))
+        and node is not loop.whole
+    ]
+    first = min((node.lineno for node in again), default=loop.lineno)
+    yield from (use for use in uses if first <= use[2].lineno and _at(use[2]) < start)
+
+
+def _at(node: ast.Name) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _uses(nodes: list[Any], without: ast.AST | None = None) -> Iterator[Use]:
+    """Names in the order in which they are read and set. Functions have names of their own."""
+    for node in nodes:
+        if node is without or isinstance(node, Function | ast.ClassDef):
+            continue
+        match node:
+            case ast.Name():
+                yield node.id, not isinstance(node.ctx, ast.Load), node
+            case ast.Assign():
+                yield from _uses([node.value, *node.targets], without)
+            case ast.AugAssign(target=ast.Name() as target):
+                yield target.id, False, target
+                yield from _uses([node.value, target], without)
+            case ast.For():
+                yield from _uses([node.iter, node.target, *node.body, *node.orelse], without)
+            case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
+                inside = list(_uses(list(ast.iter_child_nodes(node)), without))
+                own = {name for name, is_stored, _ in inside if is_stored}
+                yield from (use for use in inside if use[0] not in own)
+            case _:
+                yield from _uses(list(ast.iter_child_nodes(node)), without)
