@@ -35,7 +35,7 @@ BIND_PATIENCE_S = 15.0
 CONFIRM_S = 10.0
 KEPT_MAX = 4
 OPEN_JOBS = "orch:jobs:open"
-PORT = "orch:keeper:port"
+PORTS = "orch:keeper:ports"
 
 
 def _script_key(job: str) -> str:
@@ -75,7 +75,8 @@ class Keeper:
 
     def _listen_again(self, host: str) -> socket.socket:
         """On the port of the keeper before us; the first one takes any."""
-        port = int(self._client.get(PORT) or 0)
+        house = str(self._checkpoints.resolve())  # two houses on one Redis do not fight over a port
+        port = int(self._client.hget(PORTS, house) or 0)
         deadline_s = time.monotonic() + BIND_PATIENCE_S
         while True:
             try:
@@ -85,7 +86,7 @@ class Keeper:
                 if time.monotonic() > deadline_s:
                     raise
                 time.sleep(TICK_S)  # the one before us is just dying
-        self._client.set(PORT, listener.getsockname()[1])
+        self._client.hset(PORTS, house, listener.getsockname()[1])
         return listener
 
     def _reload(self) -> None:

@@ -23,6 +23,10 @@ class NotRunning(Exception):  # noqa: N818 - it names what is the case
     """No house lives in this state directory."""
 
 
+class Killed(NotRunning):
+    """A house lived here and has ended without saying so."""
+
+
 class House(msgspec.Struct, frozen=True, kw_only=True):
     """What a running house says of itself in `house.json`."""
 
@@ -54,7 +58,7 @@ class Client:
                 f"nothing is running in {places.state_dir}; start it with: orchestrator up"
             ) from error
         if not (Path(f"/proc/{house.pid}").exists() and _held(places.lock)):
-            raise NotRunning(
+            raise Killed(
                 f"the manager in {places.state_dir} has ended without saying so (pid {house.pid}); "
                 "start it again with: orchestrator up"
             )
@@ -73,8 +77,7 @@ class Client:
 
     def post(self, event: AnyEvent) -> None:
         """Put an event into the manager's durable inbox."""
-        fields = {"e": msgspec.json.encode(event)}
-        self._redis.xadd(INBOX, fields, maxlen=INBOX_MAX, approximate=True)  # type: ignore[arg-type]
+        post(self._redis, event)
 
     def sentences(self, after: str = "0", count: int = 1000) -> list[tuple[str, Sentence]]:
         """What happened and why, after the given id, oldest first."""
@@ -101,6 +104,12 @@ class Client:
         sha = hashlib.sha256(data).hexdigest()
         self._redis.set(f"orch:script:{sha}", data)
         return sha
+
+
+def post(store: "redis.Redis", event: AnyEvent) -> None:
+    """Into the durable inbox: the manager hears it now, or when it is there again."""
+    fields = {"e": msgspec.json.encode(event)}
+    store.xadd(INBOX, fields, maxlen=INBOX_MAX, approximate=True)  # type: ignore[arg-type]
 
 
 def _held(lock: Path) -> bool:

@@ -4,7 +4,7 @@ It starts Redis, the Ray head, the local cloud, the manager with its keeper, and
 starts again what dies; and takes everything with it when it ends. It holds no state of the
 product, so it may be killed at any moment: the next house sweeps up what the last one left.
 
-    python -m orchestrator.house --config orchestrator.toml
+    python -m orchestrator.house --config orchestrator.toml [--give-back]
 """
 
 import argparse
@@ -23,11 +23,12 @@ from pathlib import Path
 import msgspec
 
 from orchestrator import processes
-from orchestrator.client import Client
+from orchestrator.client import Client, post
 from orchestrator.client import House as HouseFile
 from orchestrator.config import URL_PASSWORD, Config, ConfigError, load
 from orchestrator.dashboard.app import create_app
 from orchestrator.dashboard.server import Server
+from orchestrator.events import ShutdownAsked
 from orchestrator.places import Places
 from orchestrator.redis_server import RedisServer, RedisUnavailable, connect
 
@@ -39,16 +40,23 @@ OBJECT_STORE_BYTES = 100_000_000
 
 
 class HouseError(Exception):
-    """The house cannot be set up; the message says what to do about it."""
+    """The house cannot be set up or kept; the message says what to do about it."""
+
+
+class ToldToEnd(HouseError):  # noqa: N818 - it names what happened
+    """It was told to end before it was ready; what it has started by then ends with it."""
 
 
 class House:
     """Start everything, watch over it, end everything."""
 
-    def __init__(self, config: Config, config_path: Path | None) -> None:
+    def __init__(
+        self, config: Config, config_path: Path | None, *, give_back: bool = False
+    ) -> None:
         self.config = config
         self.places = Places(config.state_dir)
         self._config_path = config_path
+        self._give_back = give_back
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._restarts: list[float] = []
         self._redis: RedisServer | None = None
@@ -68,6 +76,8 @@ class House:
         if not self.config.local.enabled:  # the only provider that there is
             raise HouseError("no provider is enabled; set local.enabled = true")
         self.places.make()
+        for told in (self.places.given_back, self.places.superseded):
+            told.unlink(missing_ok=True)  # by the manager of an earlier life
         processes.sweep(self.places.identity)
         self._env = self._environment()
         self._start_redis()
@@ -83,18 +93,21 @@ class House:
         self._announce()
 
     def watch(self) -> None:
-        """Until told to stop: whatever has died is started again."""
-        while not self._stopping:
-            time.sleep(WATCH_S)
-            if self._redis is not None and not self._redis.alive():
-                self._count_restart("Redis")
-                self._redis.start()
-            for name, process in list(self._children.items()):
-                if process.poll() is not None and not self._stopping:
-                    self._count_restart(name)
-                    self._restart(name)
-            if self._told_to_stop():
-                break
+        """Until told to end: whatever has died is started again."""
+        with contextlib.suppress(ToldToEnd):
+            while not (self._stopping or self.places.given_back.exists()):
+                time.sleep(WATCH_S)
+                self._end_if_superseded()
+                self._revive()
+
+    def _revive(self) -> None:
+        if self._redis is not None and not self._redis.alive():
+            self._count_restart("Redis")
+            self._redis.start()
+        for name, process in list(self._children.items()):
+            if process.poll() is not None:
+                self._count_restart(name)
+                self._restart(name)
 
     def ask_to_stop(self, *_: object) -> None:
         self._stopping = True
@@ -141,13 +154,16 @@ class House:
             self._redis.start()
         import redis
 
+        store = connect(self.redis_url)
         try:
-            connect(self.redis_url).ping()
+            store.ping()
         except redis.RedisError as error:
             raise RedisUnavailable(
                 f"{URL_PASSWORD.sub('://***@', self.redis_url)} does not answer ({error}); "
                 "check manager.redis_url"
             ) from error
+        if self._give_back:  # the first thing that the manager hears
+            post(store, ShutdownAsked(at_s=time.time(), by="orchestrator down"))
 
     def _start_cloud(self) -> None:
         boot_env = self.places.secret("boot")
@@ -221,13 +237,14 @@ class House:
         arguments += ["--ray", self._ray_address, "--life", self._life]
         if self._config_path is not None:
             arguments += ["--config", str(self._config_path)]
-        child = self._python("manager", arguments)
+        driver = self._python("manager", arguments)
+        deadline = time.monotonic() + STARTUP_S_MAX
         try:
-            code = child.wait(STARTUP_S_MAX)
-        except subprocess.TimeoutExpired:
-            processes.end(child)
-            code = None
-        if code != 0:
+            while driver.poll() is None and time.monotonic() < deadline:
+                self._pause()
+        finally:
+            processes.end(driver)
+        if driver.returncode != 0:
             raise HouseError(f"the manager did not start; see {self.places.log('manager')}")
 
     def _start_dashboard(self) -> None:
@@ -283,16 +300,24 @@ class House:
                 f"too many; see the logs in {self.places.state_dir / 'logs'}"
             )
 
-    def _told_to_stop(self) -> bool:
-        """The manager has given back every machine and asks the house to end."""
-        return (self.places.state_dir / "stop").exists()
+    def _end_if_superseded(self) -> None:
+        """Two managers on one journal would undo each other's work: the older one leaves."""
+        told = self.places.superseded
+        if told.exists() and (why := told.read_text()):
+            raise HouseError(why)
 
     def _wait(self, what: str, name: str, ready: Callable[[], bool]) -> None:
         deadline = time.monotonic() + STARTUP_S_MAX
         while not ready():
             if self._children[name].poll() is not None or time.monotonic() > deadline:
                 raise HouseError(f"{what} did not start; see {self.places.log(name)}")
-            time.sleep(0.02)
+            self._pause()
+
+    def _pause(self) -> None:
+        """A moment of waiting for a part; whoever tells us to end is heard in it."""
+        if self._stopping:
+            raise ToldToEnd("told to end while it was starting; nothing is left of it")
+        time.sleep(0.02)
 
 
 @contextlib.contextmanager
@@ -309,6 +334,17 @@ def only_one(places: Places) -> Iterator[None]:
         yield
 
 
+def sweep_up(places: Places) -> list[int]:
+    """End what a house that was killed has left, and say which processes that were; `HouseError` while
+    one lives there."""
+    with only_one(places):
+        left = processes.marked(places.identity)
+        processes.sweep(places.identity)
+        places.house.unlink(missing_ok=True)
+        places.remove_link()
+    return left
+
+
 def _write_private(path: Path, text: str) -> None:
     """All of it or nothing, and for the owner's eyes only."""
     part = path.with_suffix(".part")
@@ -318,13 +354,12 @@ def _write_private(path: Path, text: str) -> None:
     part.replace(path)
 
 
-def keep(config: Config, config_path: Path | None) -> None:
+def keep(config: Config, config_path: Path | None, *, give_back: bool = False) -> None:
     """Run a house from start to end in this process."""
-    house = House(config, config_path)
+    house = House(config, config_path, give_back=give_back)
     with only_one(house.places):
         for number in (signal.SIGTERM, signal.SIGINT):
             signal.signal(number, house.ask_to_stop)
-        (house.places.state_dir / "stop").unlink(missing_ok=True)
         try:
             house.start()
             house.watch()
@@ -335,9 +370,13 @@ def keep(config: Config, config_path: Path | None) -> None:
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m orchestrator.house", description=__doc__)
     parser.add_argument("--config", type=Path)
+    parser.add_argument(
+        "--give-back", action="store_true", help="only to end jobs and machines of a killed house"
+    )
     options = parser.parse_args()
     try:
-        keep(load(options.config, os.environ), options.config)
+        config = load(options.config, os.environ)
+        keep(config, options.config, give_back=options.give_back)
     except (ConfigError, HouseError, RedisUnavailable) as error:
         print(f"orchestrator: {error}", file=sys.stderr)  # noqa: T201
         return 1

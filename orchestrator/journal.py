@@ -19,6 +19,7 @@ from orchestrator.state import State
 from orchestrator.world import Entry, Superseded, decode_state, encode_state
 
 EPOCH = "orch:epoch"
+HOUSE = "orch:house"
 JOURNAL = "orch:journal"
 SNAPSHOT = "orch:snapshot"
 INBOX = "orch:inbox"
@@ -64,10 +65,19 @@ class RedisJournal:
     def epoch(self) -> int:
         return self._epoch
 
-    async def take_over(self) -> int:
+    async def take_over(self, house: str = "") -> int:
         """A new epoch: every write of an earlier manager is refused from here on."""
-        self._epoch = int(await self._redis.incr(EPOCH))
+        async with self._redis.pipeline(transaction=True) as both:
+            both.incr(EPOCH)  # queued, like the next: only `execute` is waited for
+            both.set(HOUSE, house)
+            answers: Any = await both.execute()
+        self._epoch = int(answers[0])
         return self._epoch
+
+    async def holder(self) -> str:
+        """Which life of a house the newest manager belongs to."""
+        house: Any = await self._redis.get(HOUSE)
+        return house.decode() if house else ""
 
     async def append(self, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
         self._turn += 1

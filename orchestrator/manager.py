@@ -30,6 +30,10 @@ from orchestrator.settings import Settings
 from orchestrator.world import Superseded
 
 CRASH_PAUSE_S = 1.0
+SUPERSEDED = (
+    "a manager of another house took over the same Redis (manager.redis_url); this house ends with "
+    "what it started itself, and the other one goes on"
+)
 
 
 class Order(msgspec.Struct, frozen=True, kw_only=True):
@@ -80,7 +84,7 @@ async def live(order: Order) -> None:
     store = redis.asyncio.Redis.from_url(order.redis_url, **retry_policy(asynchronous=True))
     await asyncio.to_thread(rehearse)
     journal, clock = RedisJournal(store), SystemClock()
-    epoch = await journal.take_over()
+    epoch = await journal.take_over(order.house)
     state = await resume(journal)
     world = LiveWorld(
         store=store,
@@ -100,7 +104,11 @@ async def live(order: Order) -> None:
     try:
         state = await run(world, journal, state)
         await world.publish(state)
-        (places.state_dir / "stop").touch()
+        places.given_back.touch()
+    except Superseded:
+        if await journal.holder() != order.house:  # else Ray has only started the next one of ours
+            places.superseded.write_text(SUPERSEDED)
+        raise
     finally:
         await world.close()
         await store.aclose()

@@ -71,6 +71,16 @@ class Places:
         """What a client needs to find the running house."""
         return self.state_dir / "house.json"
 
+    @property
+    def given_back(self) -> Path:
+        """There when the manager has given back every machine; the house ends then."""
+        return self.state_dir / "stop"
+
+    @property
+    def superseded(self) -> Path:
+        """There, with a sentence, when another house's manager has taken over; the house ends then."""
+        return self.state_dir / "superseded"
+
     def secret(self, name: str) -> Path:
         return self.state_dir / f"{name}.token"
 

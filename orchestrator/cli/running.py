@@ -16,11 +16,10 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from orchestrator import processes
 from orchestrator.cli import tables
 from orchestrator.cli.desk import CommandError, Desk, command
 from orchestrator.cli.jobs import find
-from orchestrator.client import Client, House, NotRunning
+from orchestrator.client import Client, House, Killed, NotRunning
 from orchestrator.config import environment
 from orchestrator.events import ShutdownAsked
 from orchestrator.live_table import panel, sentences_of
@@ -98,12 +97,22 @@ def dashboard_address(house: House, places: Places) -> str:
 
 def _start(desk: Desk, places: Places) -> House:
     """The house as a process of its own. If we are interrupted while it starts, it ends."""
+    process, begins_at = _spawn(desk, places)
+    try:
+        with desk.busy("starting Redis, Ray, the local cloud and the manager"):
+            return _wait_for_house(process, places, places.log("house"), begins_at)
+    except BaseException:
+        _end(process, places)
+        raise
+
+
+def _spawn(desk: Desk, places: Places, *more: str) -> tuple["subprocess.Popen[bytes]", int]:
+    """The process, and where in its log it begins."""
     places.make()
-    words = [sys.executable, "-m", "orchestrator.house"]
+    words = [sys.executable, "-m", "orchestrator.house", *more]
     if desk.config_path is not None:
         words += ["--config", str(desk.config_path)]
-    log = places.log("house")
-    with log.open("ab") as sink:
+    with places.log("house").open("ab") as sink:
         begins_at = sink.tell()
         process = subprocess.Popen(
             words,
@@ -111,12 +120,7 @@ def _start(desk: Desk, places: Places) -> House:
             stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
-    try:
-        with desk.busy("starting Redis, Ray, the local cloud and the manager"):
-            return _wait_for_house(process, places, log, begins_at)
-    except BaseException:
-        _end(process, places)
-        raise
+    return process, begins_at
 
 
 def _wait_for_house(
@@ -152,7 +156,7 @@ def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
 
     A second Ctrl-C does not cut this short. A house that was there before ours keeps what it has.
     """
-    from orchestrator.house import HouseError, only_one
+    from orchestrator.house import HouseError, sweep_up
 
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -162,10 +166,8 @@ def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
         except subprocess.TimeoutExpired:
             process.kill()
             process.wait()
-        with contextlib.suppress(HouseError), only_one(places):
-            processes.sweep(places.identity)
-            places.house.unlink(missing_ok=True)
-            places.remove_link()
+        with contextlib.suppress(HouseError):
+            sweep_up(places)
     finally:
         signal.signal(signal.SIGINT, before)
 
@@ -239,22 +241,88 @@ def down(
     places = Places(desk.config.state_dir)
     try:
         client = desk.client()
+    except Killed:
+        found = Found(killed=True)
     except NotRunning as error:
-        desk.answer({"was_up": False}, Text(str(error)), then=("orchestrator gc --dry-run",))
-        return
-    house, before = client.house(), None
+        found = Found(words=str(error))
+    else:
+        view = _give_back(desk, places, client, force=force)
+        killed = not (force or places.given_back.exists())
+        found = Found(was_up=True, killed=killed, view=view)
+    left = _sweep_up(places)
+    settled: list[str] = []
+    if found.killed:
+        desk.say(_was_killed(left))
+        if not force:
+            settled, found.view = _settle(desk, places)
+    _say_down(desk, places, found, left, settled)
+
+
+class Found(msgspec.Struct, kw_only=True):
+    """How `down` found the house, and what it saw last."""
+
+    was_up: bool = False
+    killed: bool = False
+    view: View | None = None
+    words: str = ""
+
+
+def _give_back(desk: Desk, places: Places, client: Client, *, force: bool) -> View | None:
+    """Ask the manager to give everything back, or the house to end at once; wait until it is gone."""
+    before = None
     try:
         before = client.view()
         if not force:
             client.post(ShutdownAsked(at_s=time.time(), by="orchestrator down"))
     except redis.RedisError:
-        if not force:
+        if not force and alive(client.house().pid):
             raise
     if force:
-        os.kill(house.pid, signal.SIGTERM)
+        os.kill(client.house().pid, signal.SIGTERM)
     with desk.busy("giving everything back") as shown:
-        last = _wait_until_gone(client, places, before, shown)
-    _say_down(desk, places, last)
+        return _wait_until_gone(client, places, before, shown)
+
+
+def _sweep_up(places: Places) -> list[int]:
+    """Processes that an ended house has left; none, if it has ended as it should."""
+    from orchestrator.house import HouseError, sweep_up
+
+    if not places.state_dir.exists():
+        return []
+    try:
+        return sweep_up(places)
+    except HouseError:
+        raise CommandError(
+            f"another manager has started in {places.state_dir} meanwhile; look with: orchestrator status"
+        ) from None
+
+
+def _settle(desk: Desk, places: Places) -> tuple[list[str], View | None]:
+    """What a killed manager held is known to its journal and to the clouds only: another one looks,
+    gives back what is there, and ends.
+    """
+    began_s, deadline, view = time.time(), time.monotonic() + UP_S_MAX + DOWN_S_MAX, None
+    process, begins_at = _spawn(desk, places, "--give-back")
+    try:
+        with desk.busy("starting again, to see what it held"):
+            while process.poll() is None and time.monotonic() < deadline:
+                with contextlib.suppress(NotRunning, redis.RedisError):
+                    view = Client.connect(places.state_dir).view() or view
+                time.sleep(LOOK_S)
+    finally:
+        _end(process, places)
+    if process.returncode != 0 or not places.given_back.exists():
+        said = last_line(places.log("house"), begins_at) or "it ended without a word"
+        raise CommandError(f"not everything was given back: {said}; try again: orchestrator down")
+    ended = view.machines if view is not None and view.at_s >= began_s else ()
+    return [one.id for one in ended if (one.ended_at_s or 0.0) >= began_s], view
+
+
+def _was_killed(left: list[int]) -> Text:
+    return Text(
+        "the manager had ended before everything was given back; "
+        f"{len(left)} of its processes were left and are swept up"
+    )
 
 
 def _wait_until_gone(
@@ -287,14 +355,30 @@ def alive(pid: int) -> bool:
         return False
 
 
-def _say_down(desk: Desk, places: Places, view: View | None) -> None:
+def _say_down(
+    desk: Desk, places: Places, found: Found, left: list[int], settled: list[str]
+) -> None:
+    view = found.view
     held = [one.id for one in view.machines if one.ended_at_s is None] if view else []
     cost = view.cost if view else None
-    line = Text.assemble(("down", "bold green"), f" in {places.state_dir}")
-    money = Text(f"spent {usd(cost.spent_usd)}, saved {usd(cost.saved_usd)}") if cost else Text()
+    texts = []
+    if settled:
+        texts.append(Text(f"found and given back: {', '.join(settled)}"))
+    elif found.killed and view is not None:
+        texts.append(Text("asked the clouds: no machine of it is left"))
+    elif left and not found.killed:
+        texts.append(Text(f"{len(left)} processes of an ended manager were left and are swept up"))
+    if found.words:
+        texts.append(Text(found.words))
+    else:
+        texts.append(Text.assemble(("down", "bold green"), f" in {places.state_dir}"))
+    if cost:
+        texts.append(Text(f"spent {usd(cost.spent_usd)}, saved {usd(cost.saved_usd)}"))
     desk.answer(
-        {"was_up": True, "cost": cost, "machines_last_seen": held},
-        line,
-        money,
-        then=("orchestrator up",),
-    )
+        {
+            "was_up": found.was_up, "killed": found.killed, "cost": cost, "machines_last_seen": held,
+            "processes_swept": len(left), "machines_settled": settled,
+        },
+        *texts,
+        then=("orchestrator gc --dry-run",) if found.words else ("orchestrator up",),
+    )  # fmt: skip

@@ -235,7 +235,7 @@ def test_a_job_is_closed_and_opened_again(crew: Crew, alone: tuple[list[str], by
     crew.keeper.close_job("job")
     committed = crew.step
     crew.ready.clear()
-    crew.client.delete("orch:keeper:port")
+    crew.client.delete("orch:keeper:ports")
     begin(crew, 2)
     crew.reach(committed + 1)
     ends_alike(crew, alone)

@@ -123,6 +123,7 @@ async def live(places: Places, url: str) -> None:
     await world.open(ManagerStarted(at_s=time.time(), epoch=epoch, settings=settings))
     state = await run(world, journal, State())
     await world.publish(state)
+    places.given_back.touch()
     await world.close()
     await store.aclose()
     await cloud.close()

@@ -68,8 +68,9 @@ def test_down_gives_everything_back(own_house, until):
     assert answer.json["was_up"] is True
     assert answer.json["cost"]["spent_usd"] >= 0
     until(lambda: not alive(pid))
+    assert (answer.json["killed"], answer.json["processes_swept"]) == (False, 0)
     again = own_house("down", "--json")
-    assert (again.code, again.json) == (0, {"was_up": False})
+    assert (again.code, again.json["was_up"], again.json["killed"]) == (0, False, False)
 
 
 def test_down_by_force_does_not_wait_for_the_manager(own_house):

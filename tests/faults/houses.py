@@ -42,11 +42,24 @@ class RunningHouse:
         self.process: subprocess.Popen[bytes] | None = None
 
     def start(self) -> Client:
-        arguments = [sys.executable, "-m", "orchestrator.house", "--config", str(self.config)]
-        environment = {**os.environ, processes.MARK: self.places.identity}
-        self.process = processes.start(arguments, env=environment, log=self.log)
+        self.begin()
         until("the house to answer", self._ready, UP_S_MAX)
         return self.client()
+
+    def begin(self) -> None:
+        """Start it, and do not wait until it is ready."""
+        environment = {**os.environ, processes.MARK: self.places.identity}
+        self.process = processes.start(self._command(), env=environment, log=self.log)
+
+    def refused(self) -> str:
+        """What one more house on these settings says when it ends by itself: one line, and code 1."""
+        ran = subprocess.run(self._command(), capture_output=True, text=True, timeout=UP_S_MAX)
+        assert ran.returncode == 1, ran.stderr
+        (line,) = ran.stderr.splitlines()
+        return line
+
+    def _command(self) -> list[str]:
+        return [sys.executable, "-m", "orchestrator.house", "--config", str(self.config)]
 
     def _ready(self) -> bool:
         assert self.process is not None

@@ -186,6 +186,36 @@ def test_down_in_the_middle_of_buying_leaves_nothing(new_house):
     assert processes.marked(house.places.identity) == []
 
 
+def test_down_of_a_house_that_is_killed_meanwhile_still_gives_everything_back(new_house):
+    """SIGKILL of the house while the cloud does not answer: `down` sweeps up what is left, has another
+    manager look what is held, and says what it found."""
+    house = new_house()
+    house.start()
+    house.submit(TOY, argv=("5000", PAUSE, "nowhere"), slots_max=2)
+    house.reached(3)
+    held = {one.id for one in house.client().view().machines if one.ended_at_s is None}
+    cloud = msgspec.json.decode((house.places.cloud_dir / "cloud.json").read_bytes())
+    os.kill(cloud["pid"], signal.SIGSTOP)
+    program = Path(sys.executable).with_name("orchestrator")
+    down = subprocess.Popen(
+        [str(program), "down", "--json", "--config", str(house.config)],
+        stdout=subprocess.PIPE,
+        text=True,
+    )
+    until("the job to end", lambda: (job := house.job()) and job.ended_at_s is not None)
+    house.process.kill()
+    house.process.wait()
+    out, _ = down.communicate(timeout=180)
+    said = msgspec.json.decode(out)
+    assert down.returncode == 0, said
+    assert said["killed"]
+    assert said["processes_swept"] > 0
+    assert held <= set(said["machines_settled"])
+    assert processes.marked(house.places.identity) == []
+    again = orchestrator("down", "--json", "--config", str(house.config))
+    assert not msgspec.json.decode(again.stdout)["killed"]
+
+
 def _without_machines(house: RunningHouse) -> object:
     view = house.client().view()
     return view if all(m.ended_at_s is not None for m in view.machines) else None

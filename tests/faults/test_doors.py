@@ -7,6 +7,9 @@ import sys
 
 import httpx
 import pytest
+from houses import until
+
+from orchestrator import processes
 
 pytestmark = pytest.mark.processes
 
@@ -48,15 +51,7 @@ def test_a_second_manager_on_the_same_state_is_refused(new_house):
     """While one house lives in a folder, a second says who is there and ends; the first goes on."""
     house = new_house()
     client = house.start()
-    second = subprocess.run(
-        [sys.executable, "-m", "orchestrator.house", "--config", str(house.config)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert second.returncode == 1
-    assert "another manager already runs in" in second.stderr
-    assert "Traceback" not in second.stderr
+    assert "another manager already runs in" in house.refused()
     assert client.view().epoch == 1
     assert house.down() == 0
 
@@ -67,17 +62,9 @@ def test_a_port_in_use_is_one_clear_line(new_house):
         taken.bind(("127.0.40.1", 0))
         taken.listen()
         port = taken.getsockname()[1]
-        house = new_house(f"[ray]\nport = {port}\n")
-        ran = subprocess.run(
-            [sys.executable, "-m", "orchestrator.house", "--config", str(house.config)],
-            capture_output=True,
-            text=True,
-            timeout=60,
-        )
-    assert ran.returncode == 1
-    assert f"ray.port: 127.0.40.1 port {port} cannot be used" in ran.stderr
-    assert "0 to have one chosen" in ran.stderr
-    assert "Traceback" not in ran.stderr
+        line = new_house(f"[ray]\nport = {port}\n").refused()
+    assert f"ray.port: 127.0.40.1 port {port} cannot be used" in line
+    assert "0 to have one chosen" in line
 
 
 def test_an_external_redis_is_used_as_it_is(new_house, server, store):
@@ -93,12 +80,33 @@ def test_an_external_redis_is_used_as_it_is(new_house, server, store):
 def test_a_redis_that_does_not_answer_is_one_clear_line(new_house, tmp_path):
     """A wrong redis_url is named with the setting, within bounded time."""
     house = new_house(f'redis_url = "unix://{tmp_path}/nowhere.sock"\n')
-    ran = subprocess.run(
-        [sys.executable, "-m", "orchestrator.house", "--config", str(house.config)],
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert ran.returncode == 1
-    assert "check manager.redis_url" in ran.stderr
-    assert "Traceback" not in ran.stderr
+    assert "check manager.redis_url" in house.refused()
+
+
+def test_the_older_of_two_houses_on_one_redis_leaves(new_house, server):
+    """It ends by itself with one sentence and takes its own processes along; the newer one goes on."""
+    settings = f'redis_url = "{server.url}"\n'
+    older, newer = new_house(settings, name="older"), new_house(settings, name="newer")
+    older.start()
+    newer.start()
+    assert older.process.wait(60) == 1
+    (line,) = older.log.read_text().splitlines()
+    assert "a manager of another house took over the same Redis" in line
+    assert processes.marked(older.places.identity) == []
+    assert newer.client().view().epoch == 2
+    assert newer.process.poll() is None
+    assert newer.down() == 0
+
+
+def test_a_house_hears_that_it_shall_end_while_it_starts(new_house):
+    """SIGTERM in the middle of the start ends it there, with one line; it is never ready, nothing is left."""
+    house = new_house()
+    house.begin()
+    until("its Redis", house.places.redis_socket.exists)
+    house.process.terminate()
+    assert house.process.wait(30) == 1
+    assert house.log.read_text().splitlines() == [
+        "orchestrator: told to end while it was starting; nothing is left of it"
+    ]
+    assert not house.places.house.exists()
+    assert processes.marked(house.places.identity) == []
