@@ -5,13 +5,14 @@ costs per hour and which share of that hour it works, evictions, refunds and sta
 
     price of work    w_i = c_i / (s_i · (1 - h_i · recovery) · slots_i · speed_i)
     cost             C   = sum_i c_i                                    dollars per hour
-    work             W   = rate(counts) · s · (1 - sum_pools h · recovery)
+    work             W   = rate(counts) · s · (1 - what evictions cost, see `core.stalled`)
     cost per work    E   = C / W                                        (4.4), with phi replaced by
                                                                         the planner's rate(counts)
 Machines are taken in the order of w_i; every prefix of that order is a footprint. The cheapest E
 wins, then it grows while the next machine's own cost per work stays within `haste` of it.
 Where speeds add up and recoveries are short, the cheapest footprint of any size is such a prefix;
-so nothing that is worth having is lost by looking at prefixes alone.
+so nothing that is worth having is lost by looking at prefixes alone. Where losing all machines at
+once costs more than losing some, a second walk puts at most half of the slots into any pool.
 """
 
 import math
@@ -30,6 +31,8 @@ from bidding.core import (
     Bounds,
     Units,
     best_prefix,
+    horizon,
+    margin_of,
     order_of,
     outlook,
     walk,
@@ -50,7 +53,6 @@ from bidding.model import (
 from bidding.risk import HAZARD_PRIOR, RETURN_PRIOR, all_gone
 from cloud.model import Market
 
-HORIZON_H = 4.0  # how far ahead a machine is weighed
 RESERVE_S = 120.0  # a footprint must be payable this long, else it is not held
 CONTROL_S = 300.0  # with a deadline, no more than this passes between two decisions
 RENEW_S = 300.0  # this shortly before a paid hour ends, the next one is weighed
@@ -68,6 +70,7 @@ class _Row(msgspec.Struct, frozen=True, kw_only=True):
     machines: int = 1
     bid_usd_per_h: float | None = None
     pinned: bool = False
+    margin: float = 0.0
     upfront_usd: float = 0.0
 
     @property
@@ -124,11 +127,25 @@ def decide(
         nothing, why = _refusal(scene, bound, units, order)
         order = order[:0] if nothing else order
     bounds = _bounds(bound, demand, limits)
-    steps = walk(units, order, bounds)
-    rates = _rates(free, steps, throughput)
-    best = best_prefix(units, steps, rates * HOUR_S, bounds, len(free))
+    best, steps, rates = _best(free, units, order, bounds, throughput)
     taken = [free[i] for i in steps[: best.taken]]
     return _difference(scene, taken, _told(best, steps, units, rates, bounds), why)
+
+
+def _best(
+    free: Sequence[_Row], units: Units, order: Ints, bounds: Bounds, throughput: Throughput
+) -> tuple[Best, Ints, Floats]:
+    """The best footprint with the walk that it is a prefix of; spread out where that pays."""
+    shares = [bounds.slots_max]
+    if bounds.recovery_all_h > bounds.recovery_h and bounds.slots_max > 1:
+        shares.append(-(-bounds.slots_max // 2))
+    found = []
+    for slots_per_pool in shares:
+        steps = walk(units, order, bounds, len(free), slots_per_pool)
+        rates = _rates(free, steps, throughput)
+        best = best_prefix(units, steps, rates * HOUR_S, bounds, len(free))
+        found.append((best, steps, rates))
+    return min(found, key=lambda f: f[0].usd_per_work)
 
 
 def _sane(o: Offer, limits: Limits) -> bool:
@@ -152,16 +169,31 @@ def _name(row: _Row) -> tuple[bool, str, tuple[str, str, str, str], str]:
 
 
 def _rows(scene: _Scene) -> Iterator[_Row]:
-    horizon_h = HORIZON_H
-    if scene.limits.finish_by_s is not None:
-        left_h = (scene.limits.finish_by_s - scene.at_s) / HOUR_S
-        horizon_h = min(HORIZON_H, max(left_h, 2 * scene.demand.start_s / HOUR_S + 0.01))
+    horizon_h = horizon(_left_h(scene), scene.demand.start_s / HOUR_S)
     for h in scene.holdings:
         if h.reliable or not (h.noticed or _expires(h, scene)):
             yield _held(h, scene, horizon_h)
     for o in scene.offers:
         if not o.blocked:
             yield from _offered(o, scene, horizon_h)
+
+
+def _left_h(scene: _Scene) -> float:
+    """Hours that machines are needed for: to the deadline, or as long as the fastest take for the rest."""
+    left_h = math.inf
+    if scene.limits.finish_by_s is not None:
+        left_h = (scene.limits.finish_by_s - scene.at_s) / HOUR_S
+    if scene.demand.work_left is None:
+        return left_h
+    kinds = {o.type.name: o.type for o in scene.offers}
+    kinds.update({h.type.name: h.type for h in scene.holdings})
+    rates = [
+        scene.throughput.work_per_s({name: scene.limits.slots_max // kind.slots})
+        for name, kind in sorted(kinds.items())
+        if kind.slots <= scene.limits.slots_max
+    ]
+    fastest = max(rates, default=0.0)
+    return min(left_h, scene.demand.work_left / fastest / HOUR_S) if fastest > 0 else left_h
 
 
 def _expires(h: Holding, scene: _Scene) -> bool:
@@ -179,8 +211,10 @@ def _held(h: Holding, scene: _Scene, horizon_h: float) -> _Row:
     left_s = -age_s % HOUR_S
     pinned = code >= HOURLY and left_s > RENEW_S
     age_h = (age_s + left_s if code >= HOURLY and not pinned else age_s) / HOUR_S
-    cost, share = outlook(code, h.price_usd_per_h, hazard, age_h, start_h, horizon_h)
-    return _Row(what=h, hazard_per_h=hazard, expected_usd_per_h=cost,
+    price = (h.price_usd_per_h, 0.0)
+    cost, share = outlook(code, price, hazard, age_h, start_h, horizon_h)
+    cost += h.disk_usd_per_h
+    return _Row(what=h, hazard_per_h=hazard, expected_usd_per_h=cost, margin=margin_of(age_s / HOUR_S),
                 share=max(share, 1e-6) if pinned else share, pinned=pinned,
                 bid_usd_per_h=h.bid_usd_per_h)  # fmt: skip
 
@@ -188,7 +222,7 @@ def _held(h: Holding, scene: _Scene, horizon_h: float) -> _Row:
 def _offered(o: Offer, scene: _Scene, horizon_h: float) -> Iterator[_Row]:
     """One row per offer; where bids evict, with the bid that makes its work cheapest."""
     rule = rule_of(o.billing, o.pool.cloud, o.market)
-    code, egress = code_of(rule), o.egress_usd / horizon_h
+    code, price = code_of(rule), (o.price_usd_per_h, o.egress_usd)
     start_h = (scene.demand.start_s + scene.demand.morph_s) / HOUR_S
     recovery_h = scene.demand.recovery_s / HOUR_S
     choices: list[tuple[float | None, float]] = [(None, _hazard(o.market, o.hazard_per_h))]
@@ -196,10 +230,11 @@ def _offered(o: Offer, scene: _Scene, horizon_h: float) -> Iterator[_Row]:
         choices = [(b.bid_usd_per_h, -math.log1p(-min(b.evicted_in_1h, 0.999999))) for b in o.bids]
     weighed = []
     for bid, hazard in choices:
-        cost, share = outlook(code, o.price_usd_per_h, hazard, 0.0, start_h, horizon_h)
+        cost, share = outlook(code, price, hazard, 0.0, start_h, horizon_h)
+        cost += o.disk_usd_per_h
         net = share - min(hazard, HAZARD_PER_H_MAX) * recovery_h
         if net > 0:
-            weighed.append(((cost + egress) / net, hazard, bid, cost + egress, share))
+            weighed.append((cost / net, hazard, bid, cost, share))
     machines = scene.limits.slots_max // o.type.slots
     if o.machines_max is not None:
         machines = min(machines, o.machines_max)
@@ -215,12 +250,19 @@ def _hazard(market: Market, known_per_h: float | None) -> float:
     return HAZARD_PRIOR.per_h if known_per_h is None else known_per_h
 
 
+def _usd_per_h(what: Offer | Holding) -> float:
+    """What it costs per hour now, disks included."""
+    return what.price_usd_per_h + what.disk_usd_per_h
+
+
 def _columns(rows: Sequence[_Row]) -> Units:
     """The rows as the core reads them; machines of one pool share a number."""
     pools: dict[object, int] = {}
+    regions: dict[object, int] = {}
     numbers = [pools.setdefault(r.what.pool, len(pools)) for r in rows]
+    places = [(r.what.pool.cloud, r.what.pool.region) for r in rows]
     return Units(
-        usd_per_h=np.array([r.what.price_usd_per_h for r in rows], dtype=np.float64),
+        usd_per_h=np.array([_usd_per_h(r.what) for r in rows], dtype=np.float64),
         expected_usd_per_h=np.array([r.expected_usd_per_h for r in rows], dtype=np.float64),
         share=np.array([r.share for r in rows], dtype=np.float64),
         hazard_per_h=np.array([r.hazard_per_h for r in rows], dtype=np.float64),
@@ -228,6 +270,8 @@ def _columns(rows: Sequence[_Row]) -> Units:
         speed=np.array([r.what.type.speed for r in rows], dtype=np.float64),
         machines=np.array([r.machines for r in rows], dtype=np.int64),
         pool=np.array(numbers, dtype=np.int64),
+        region=np.array([regions.setdefault(p, len(regions)) for p in places], dtype=np.int64),
+        margin=np.array([r.margin for r in rows], dtype=np.float64),
         held=np.array([bool(r.lease) for r in rows], dtype=np.bool_),
         pinned=np.array([r.pinned for r in rows], dtype=np.bool_),
         upfront_usd=np.array([r.upfront_usd for r in rows], dtype=np.float64),
@@ -247,8 +291,10 @@ def _bounds(bound: Sequence[_Row], demand: Demand, limits: Limits) -> Bounds:
         work_left=most(demand.work_left),
         haste=float(limits.haste),
         recovery_h=demand.recovery_s / HOUR_S,
-        bound_usd_per_h=float(sum(r.what.price_usd_per_h for r in bound)),
-        bound_expected_usd_per_h=float(sum(r.expected_usd_per_h for r in bound)),
+        recovery_all_h=(demand.recovery_all_s or demand.recovery_s) / HOUR_S,
+        bound_usd_per_h=float(sum(_usd_per_h(r.what) for r in bound)),
+        bound_expected_usd_per_h=demand.manager_usd_per_h
+        + float(sum(r.expected_usd_per_h for r in bound)),
     )
 
 
@@ -265,7 +311,7 @@ def _rates(free: Sequence[_Row], steps: Ints, throughput: Throughput) -> Floats:
 def _refusal(scene: _Scene, bound: Sequence[_Row], units: Units, order: Ints) -> tuple[bool, str]:
     """Should nothing be held now, and why: what stays is unaffordable, or waiting is cheaper."""
     most = scene.limits.usd_per_h_max
-    fixed = sum(r.what.price_usd_per_h for r in bound)
+    fixed = sum(_usd_per_h(r.what) for r in bound)
     if most is not None and fixed > most:
         return True, (
             f"the reliable machines alone cost ${fixed:.4f}/h, above the limit of ${most:.4f}/h: "

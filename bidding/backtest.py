@@ -205,6 +205,7 @@ def world_of(market: Market) -> World:
     per_work = market.on_demand_usd_per_h / (market.slots * market.speed)
     best = int(np.argmin(per_work))
     ticks = market.ticks
+    regions = {r: i for i, r in enumerate(dict.fromkeys(p.region for p in market.pools))}
     reliable = np.full((1, ticks), market.on_demand_usd_per_h[best])
     has = market.capacity > 0
     changes = np.any(np.diff(market.price, axis=1) != 0, axis=0)
@@ -216,6 +217,7 @@ def world_of(market: Market) -> World:
         moved=np.concatenate([[True], changes]),
         slots=np.append(market.slots, market.slots[best]),
         speed=np.append(market.speed, market.speed[best]),
+        region=np.array([regions[p.region] for p in [*market.pools, market.pools[best]]], np.int64),
         deltas=market.deltas_usd_per_h,
         evicted_in_1h=market.evicted_in_1h,
         tick_h=market.tick_s / HOUR_S,

@@ -11,7 +11,11 @@ import numpy as np
 from bidding.compiled import Flags, Floats, Ints, compiled
 
 BY_SECOND, FIRST_HOUR, HOURLY, HOURLY_REFUND = 0, 1, 2, 3
-KEEP_MARGIN = 0.03  # a held machine goes only for one this much cheaper: no flapping
+KEEP_MARGIN = 0.005  # a held machine goes only for one this much cheaper: no flapping,
+YOUNG_MARGIN = 0.03  # least of all within its first hour
+HORIZON_H = 24.0  # how far ahead a machine is weighed, if the job needs it that long
+TOTAL, SHARED_TOTAL, REGIONS = range(3)
+SHARED = 0.3  # of a pool's losses, how many hit the other pools of its region at the same moment
 
 
 class Units(NamedTuple):
@@ -25,6 +29,8 @@ class Units(NamedTuple):
     speed: Floats
     machines: Ints
     pool: Ints
+    region: Ints
+    margin: Floats  # how much cheaper than this lease another machine must be
     held: Flags
     pinned: Flags  # its time is paid: giving it back now saves nothing
     upfront_usd: Floats  # owed at once per machine when bought
@@ -41,8 +47,17 @@ class Bounds(NamedTuple):
     work_left: float
     haste: float
     recovery_h: float
+    recovery_all_h: float  # where no machine is left that holds the state
     bound_usd_per_h: float  # price of what stays whatever it costs
     bound_expected_usd_per_h: float
+
+
+class Losses(NamedTuple):
+    """What is known of the pools that are held: the worst hazard of each pool and each region, or below zero."""
+
+    worst: Floats  # [pool]
+    highest: Floats  # [region]
+    sums: Floats  # TOTAL, SHARED_TOTAL, REGIONS
 
 
 class Best(NamedTuple):
@@ -62,16 +77,31 @@ def alive_h(hazard_per_h: float, hours: float) -> float:
 
 
 @compiled
+def horizon(work_left_h: float, start_h: float) -> float:
+    """As far ahead as the job still needs machines, but no less than what a start is worth while for."""
+    return min(HORIZON_H, max(work_left_h, 2.0 * start_h + 0.01))
+
+
+@compiled
+def margin_of(age_h: float) -> float:
+    return YOUNG_MARGIN if age_h < 1.0 else KEEP_MARGIN
+
+
+@compiled
 def outlook(
-    rule: int, p: float, h: float, age_h: float, start_h: float, horizon_h: float
+    rule: int, price: tuple[float, float], h: float, age_h: float, start_h: float, horizon_h: float
 ) -> tuple[float, float]:
-    """(dollars, working time) per hour, for the stretch that makes the work cheapest; see `expected`."""
+    """(dollars, working time) per hour, for the stretch that makes the work cheapest; see `expected`.
+
+    `price` is (dollars per hour, dollars once).
+    """
+    p, once_usd = price
     if rule >= HOURLY:
         left = 1.0 - age_h % 1.0
         stays = np.exp(-h * left) if rule == HOURLY_REFUND else 1.0
-        return p * stays, (alive_h(h, left) - start_h) / left
+        return p * stays + once_usd / left, (alive_h(h, left) - start_h) / left
     had = alive_h(h, horizon_h)
-    cost, share = p * had / horizon_h, (had - start_h) / horizon_h
+    cost, share = (p * had + once_usd) / horizon_h, (had - start_h) / horizon_h
     if rule != FIRST_HOUR or age_h >= 1.0:
         return cost, share
     best_cost, best_share = cost, -1.0
@@ -80,7 +110,7 @@ def outlook(
         left = min(1.0 - age_h, end)
         survives = np.exp(-h * left)
         cost = p * (survives * left + had - alive_h(h, left)) - p * (1.0 - survives) * age_h
-        cost, share = cost / end, (had - start_h) / end
+        cost, share = (cost + once_usd) / end, (had - start_h) / end
         if share > 0 and (best_share <= 0 or cost * best_share < best_cost * share):
             best_cost, best_share = cost, share
     return best_cost, best_share
@@ -98,16 +128,17 @@ def order_of(units: Units, recovery_h: float) -> Ints:
         if units.share[i] > 0:
             stays = max(1e-3, 1.0 - units.hazard_per_h[i] * recovery_h)
             w = units.expected_usd_per_h[i] / (units.share[i] * stays * power[i])
-            price[i] = w * (1.0 - KEEP_MARGIN) if units.held[i] else w
+            price[i] = w * (1.0 - units.margin[i])
         if units.pinned[i]:
             price[i] = -1.0
     return np.argsort(price, kind="mergesort")
 
 
 @compiled
-def walk(units: Units, order: Ints, bounds: Bounds) -> Ints:
+def walk(units: Units, order: Ints, bounds: Bounds, pools: int, slots_per_pool: int) -> Ints:
     """Machines one by one in that order, as rows of the units, as long as the limits allow."""
     steps = np.empty(bounds.slots_max, dtype=np.int64)
+    here = np.zeros(pools, dtype=np.int64)
     n, slots = 0, 0
     usd_per_h, upfront = bounds.bound_usd_per_h, 0.0
     for i in order:
@@ -120,8 +151,11 @@ def walk(units: Units, order: Ints, bounds: Bounds) -> Ints:
                 more <= bounds.usd_per_h_max
                 and max(owed, more * bounds.reserve_h) <= bounds.budget_left_usd
             )
-            if slots + units.slots[i] > bounds.slots_max or not payable:
+            in_pool = here[units.pool[i]] + units.slots[i]
+            full = slots + units.slots[i] > bounds.slots_max or in_pool > slots_per_pool
+            if full or not payable:
                 break
+            here[units.pool[i]] = in_pool
             slots, usd_per_h, upfront = slots + units.slots[i], more, owed
             steps[n] = i
             n += 1
@@ -134,33 +168,63 @@ def walk(units: Units, order: Ints, bounds: Bounds) -> Ints:
 def best_prefix(units: Units, steps: Ints, rates: Floats, bounds: Bounds, pools: int) -> Best:
     """The prefix with the lowest E = C / W, grown while the next machine's own work stays cheap.
 
-    `rates` is the throughput per hour after each machine. W loses the recovery that every pool's
-    eviction costs all: one loss per pool, since a pool loses its machines together.
-    """
+    `rates` is the throughput per hour after each machine. W loses what evictions cost all; see `stalled`."""
     n = len(steps)
     e, margin = np.full(n, np.inf), np.full(n, np.inf)
     cost = bounds.bound_expected_usd_per_h
-    power = useful = losses = last_cost = last_work = 0.0
+    power = useful = last_cost = last_work = 0.0
     slots = 0
-    worst = np.zeros(pools)
+    losses = Losses(np.full(pools, -1.0), np.full(pools, -1.0), np.zeros(3))
     for j in range(n):
         i = steps[j]
         cost += units.expected_usd_per_h[i]
         slots += units.slots[i]
         power += units.slots[i] * units.speed[i]
         useful += units.slots[i] * units.speed[i] * units.share[i]
-        k = units.pool[i]
-        losses += max(0.0, units.hazard_per_h[i] - worst[k]) * bounds.recovery_h
-        worst[k] = max(worst[k], units.hazard_per_h[i])
-        work = (
-            rates[j] * useful / power * max(0.0, 1.0 - losses) if slots >= bounds.slots_min else 0.0
-        )
+        add_hazard(losses, units.pool[i], units.region[i], units.hazard_per_h[i])
+        runs = max(0.0, 1.0 - stalled(losses, bounds))
+        work = rates[j] * useful / power * runs if slots >= bounds.slots_min else 0.0
         if work > 0:
             e[j] = cost / work
             if work > last_work:
                 margin[j] = (cost - last_cost) / (work - last_work)
             last_cost, last_work = cost, work
     return _grown(e, margin, bounds)
+
+
+@compiled
+def add_hazard(losses: Losses, k: int, region: int, hazard_per_h: float) -> None:
+    """One more machine of pool k. A pool loses its machines together: it counts once, at its worst."""
+    before = losses.worst[k]
+    if hazard_per_h <= before:
+        return
+    losses.worst[k] = hazard_per_h
+    losses.sums[TOTAL] += hazard_per_h - max(0.0, before)
+    if losses.highest[region] < 0.0:
+        losses.sums[REGIONS] += 1.0
+    if hazard_per_h > losses.highest[region]:
+        losses.sums[SHARED_TOTAL] += hazard_per_h - max(0.0, losses.highest[region])
+        losses.highest[region] = hazard_per_h
+
+
+@compiled
+def stalled(losses: Losses, bounds: Bounds) -> float:
+    """Share of the time that evictions cost all; pools of one region have a share c of their losses in common.
+
+    L     = sum over regions of  (1 - c) sum_k h_k + c max_k h_k      for pools k that are held
+    L_all = h of the only pool,  c min_k h_k  within the only region,  next to none beyond it
+    share = L recovery + L_all (recovery_all - recovery)
+    """
+    events = (1.0 - SHARED) * losses.sums[TOTAL] + SHARED * losses.sums[SHARED_TOTAL]
+    share = events * bounds.recovery_h
+    more_h = bounds.recovery_all_h - bounds.recovery_h
+    if more_h > 0.0 and losses.sums[REGIONS] == 1.0:
+        held, least = 0, np.inf
+        for h in losses.worst:
+            if h >= 0.0:
+                held, least = held + 1, min(least, h)
+        share += (1.0 if held == 1 else SHARED) * least * more_h
+    return float(share)
 
 
 @compiled

@@ -28,6 +28,7 @@ class World(NamedTuple):
     moved: Flags  # [tick]: some price or capacity is not what it was
     slots: Ints
     speed: Floats
+    region: Ints
     deltas: Floats
     evicted_in_1h: Floats
     tick_h: float

@@ -84,10 +84,11 @@ def outlook(
         H >  R          C(H) = p (S(R) R + A(H) - A(R)) - p (1 - S(R)) a
     hour by hour, refunded when evicted, R of the hour left (4.1)
                         C(R) = S(R) p R,                                 W(R) = A(R) - start
-    Giving up at the end of the refundable time is always possible: the better stretch counts.
+    What is paid once, such as egress, is added to C. Giving up at the end of the refundable time is always possible: the better stretch counts.
     The arithmetic itself is `bidding.core.outlook`, compiled.
     """
-    cost, share = core.outlook(code_of(rule), p_usd_per_h, hazard_per_h, age_h, start_h, horizon_h)
+    price = (p_usd_per_h, 0.0)
+    cost, share = core.outlook(code_of(rule), price, hazard_per_h, age_h, start_h, horizon_h)
     return Outlook(usd_per_h=cost, work_share=share)
 
 

@@ -42,7 +42,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     `hazard_per_h` is the rate at which the pool loses machines, `return_per_h` the rate at which it
     sells again after it refused; `None` means that only the prior is known. `billing` names a rule
     of `bidding.billing`; `None` means the usual one of the cloud. `egress_usd` is what it costs to
-    bring the job's data and state there, per machine. `machines_max` is what quota or capacity leave.
+    bring the job's data and state there, per machine; `disk_usd_per_h` what its disks cost, which no
+    rule refunds. `machines_max` is what quota or capacity leave.
     """
 
     pool: Pool
@@ -55,6 +56,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     billing: str | None = None
     bids: tuple[Bid, ...] = ()
     egress_usd: float = 0.0
+    disk_usd_per_h: float = 0.0
     machines_max: int | None = None
 
 
@@ -72,6 +74,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     reliable: bool = False
     hazard_per_h: float | None = None
     billing: str | None = None
+    disk_usd_per_h: float = 0.0
 
 
 class Throughput(Protocol):
@@ -109,14 +112,18 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
     """What the job still needs, and what changes cost it (sigma and lambda of BidBrain).
 
-    `recovery_s` covers the steps that an eviction would really lose. `climate` tells a deadline how
-    spot capacity as a whole comes and goes; without it, it is put together from the offers.
+    `recovery_s` covers the steps that an eviction would really lose, `recovery_all_s` those that are
+    lost when no machine is left. `climate` tells a deadline how spot capacity as a whole comes and
+    goes; without it, it is put together from the offers. `manager_usd_per_h` is what is paid as long
+    as the job lasts, whatever it holds.
     """
 
     work_left: float | None
     start_s: float
     morph_s: float
     recovery_s: float
+    recovery_all_s: float | None = None
+    manager_usd_per_h: float = 0.0
     climate: Climate | None = None
 
 

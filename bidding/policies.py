@@ -15,6 +15,8 @@ from bidding.core import (
     Bounds,
     Units,
     best_prefix,
+    horizon,
+    margin_of,
     order_of,
     outlook,
     walk,
@@ -32,7 +34,6 @@ from bidding.engine import (
 )
 
 ONLY_ON_DEMAND, STANDARD, GREEDY, STUDY, BIDBRAIN, OURS, SPOT_FIRST, UNIFORM = range(8)
-HORIZON_H = 4.0
 NOTHING = -1
 
 
@@ -218,9 +219,9 @@ def footprint_e(world: World, job: Job, leases: Leases, t: int, extra: int, bid:
 @compiled
 def ours(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float) -> Orders:
     """The manager's decision: `bidding.core` over every lease and offer."""
-    units, bids, rows = units_of(world, job, plan, leases, t)
+    units, bids, rows = units_of(world, job, plan, leases, (t, ahead_h(world, job, work_left)))
     bounds = Bounds(
-        1, job.slots, np.inf, np.inf, 0.0, work_left, plan.haste, job.recovery_h,
+        1, job.slots, np.inf, np.inf, 0.0, work_left, plan.haste, job.recovery_h, job.recovery_h,
         job.manager_usd_per_h, job.manager_usd_per_h,
     )  # fmt: skip
     order = order_of(units, job.recovery_h)
@@ -228,8 +229,9 @@ def ours(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: 
     orders.keep[:] = 0
     if waits(world, plan, units, order, t):
         return orders
-    steps = walk(units, order, bounds)
-    best = best_prefix(units, steps, rates_of(units, steps, job), bounds, world.price.shape[0])
+    pools = world.price.shape[0]
+    steps = walk(units, order, bounds, pools, job.slots)
+    best = best_prefix(units, steps, rates_of(units, steps, job), bounds, pools)
     for j in range(best.taken):
         i = steps[j]
         if units.held[i]:
@@ -238,6 +240,13 @@ def ours(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: 
             orders.buy[units.pool[i]] += 1
             orders.bid[units.pool[i]] = bids[i]
     return orders
+
+
+@compiled
+def ahead_h(world: World, job: Job, work_left: float) -> float:
+    """How far ahead to look: as long as the fastest machines need for the rest."""
+    rate = (job.slots * np.max(world.speed)) ** job.scaling
+    return float(horizon(work_left / rate, job.start_h))
 
 
 @compiled
@@ -266,58 +275,63 @@ def waits(world: World, plan: Plan, units: Units, order: Ints, t: int) -> bool:
 
 @compiled
 def units_of(
-    world: World, job: Job, plan: Plan, leases: Leases, t: int
+    world: World, job: Job, plan: Plan, leases: Leases, now: tuple[int, float]
 ) -> tuple[Units, Floats, Ints]:
-    """Columns for the core: leases first, then the offers; with the bid and the row of each."""
+    """Columns for the core: leases first, then the offers; with the bid and the row of each.
+
+    `now` is the tick, and how many hours to look ahead.
+    """
+    t, ahead = now
     pools = world.price.shape[0]
     most = LEASES_MAX + pools
     units = Units(
         np.empty(most), np.empty(most), np.empty(most), np.empty(most), np.empty(most, np.int64),
-        np.empty(most), np.empty(most, np.int64), np.empty(most, np.int64), np.zeros(most, np.bool_),
-        np.zeros(most, np.bool_), np.zeros(most),
+        np.empty(most), np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
+        np.zeros(most), np.zeros(most, np.bool_), np.zeros(most, np.bool_), np.zeros(most),
     )  # fmt: skip
     bids, rows = np.full(most, ANY_PRICE), np.full(most, NOTHING)
     n = 0
     for row in range(LEASES_MAX):
         if leases.machines[row] > 0:
-            fill_lease(world, job, leases, row, (t, n), units)
+            fill_lease(world, job, leases, row, (t, n, ahead), units)
             rows[n] = row
             n += 1
     for k in range(pools):
         if plan.allowed[k] and world.capacity[k, t] > 0:
-            bids[n] = fill_offer(world, job, k, (t, n), units)
+            bids[n] = fill_offer(world, job, k, (t, n, ahead), units)
             n += 1
     cut = Units(
         units.usd_per_h[:n], units.expected_usd_per_h[:n], units.share[:n], units.hazard_per_h[:n],
-        units.slots[:n], units.speed[:n], units.machines[:n], units.pool[:n], units.held[:n],
-        units.pinned[:n], units.upfront_usd[:n],
+        units.slots[:n], units.speed[:n], units.machines[:n], units.pool[:n], units.region[:n],
+        units.margin[:n], units.held[:n], units.pinned[:n], units.upfront_usd[:n],
     )  # fmt: skip
     return cut, bids, rows
 
 
 @compiled
 def fill_lease(
-    world: World, job: Job, leases: Leases, row: int, at: tuple[int, int], units: Units
+    world: World, job: Job, leases: Leases, row: int, at: tuple[int, int, float], units: Units
 ) -> None:
-    t, n = at
+    t, n, ahead = at
     k = leases.pool[row]
     age_h = (t - leases.begun[row]) * world.tick_h
     rule = BY_SECOND if is_reliable(world, k) else world.rule
     hazard = hazard_of(world, k, leases.bid[row], t)
     left_h = max(0.0, job.start_h - age_h)
-    cost, share = outlook(rule, world.price[k, t], hazard, age_h, left_h, HORIZON_H)
+    cost, share = outlook(rule, (world.price[k, t], 0.0), hazard, age_h, left_h, ahead)
     into_h = age_h - np.floor(age_h + 1e-9)
     pinned = rule >= HOURLY and into_h > 1e-9
     share = max(share, 1e-6) if pinned else share
     put(units, n, (world.price[k, t], cost, share, hazard), k, leases.machines[row])
     units.slots[n], units.speed[n] = world.slots[k], world.speed[k]
+    units.region[n], units.margin[n] = world.region[k], margin_of(age_h)
     units.held[n], units.pinned[n] = True, pinned
 
 
 @compiled
-def fill_offer(world: World, job: Job, k: int, at: tuple[int, int], units: Units) -> float:
+def fill_offer(world: World, job: Job, k: int, at: tuple[int, int, float], units: Units) -> float:
     """One row per offer; where bids evict, with the bid that makes its work cheapest."""
-    t, n = at
+    t, n, ahead = at
     p = world.price[k, t]
     rule = BY_SECOND if is_reliable(world, k) else world.rule
     start_h = job.start_h + job.morph_h
@@ -326,13 +340,14 @@ def fill_offer(world: World, job: Job, k: int, at: tuple[int, int], units: Units
     for d in range(choices):
         bid = p + world.deltas[d] if choices > 1 else ANY_PRICE
         hazard = hazard_of(world, k, bid, t)
-        cost, share = outlook(rule, p, hazard, 0.0, start_h, HORIZON_H)
+        cost, share = outlook(rule, (p, 0.0), hazard, 0.0, start_h, ahead)
         net = share - min(hazard, 60.0) * job.recovery_h
         if d == 0 or (net > 0 and cost / net < lowest):
             put(units, n, (p, cost, share, hazard), k, job.slots // world.slots[k])
             lowest = cost / net if net > 0 else np.inf
             best_bid = bid
     units.slots[n], units.speed[n] = world.slots[k], world.speed[k]
+    units.region[n] = world.region[k]
     return best_bid
 
 

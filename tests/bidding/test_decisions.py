@@ -3,10 +3,12 @@
 import math
 
 import msgspec
+import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
+from bidding import core
 from bidding.acquire import decide
 from bidding.errors import ConstraintError
 from bidding.model import Bid, Climate, Demand, Holding, Limits, Offer
@@ -260,3 +262,56 @@ def test_a_machine_that_may_live_a_day_is_replaced_before():
     ends = decide([again], [held], DEMAND, Limits(slots_max=1), Linear(), day - 180.0)
     assert ends.acquire[0].count == 1
     assert [r.lease for r in ends.release] == ["x"]
+
+
+def test_machines_are_spread_where_losing_all_at_once_costs_more():
+    """Where no survivor means lost steps, two regions share the machines; where it does not, one pool has all."""
+    near = one("a", 0.20, hazard_per_h=0.2, billing="azure")
+    far = Offer(pool=Pool("aws", "far", "far-a", "kind.1"), type=KINDS[1], market="spot",
+                price_usd_per_h=0.201, hazard_per_h=0.2, billing="azure")  # fmt: skip
+    sole = decide([near, far], [], DEMAND, Limits(slots_max=4), Linear(), 0.0)
+    assert {a.pool.region: a.count for a in sole.acquire} == {"r": 4}
+    grave = msgspec.structs.replace(DEMAND, recovery_all_s=1800.0)
+    both = decide([near, far], [], grave, Limits(slots_max=4), Linear(), 0.0)
+    assert {a.pool.region: a.count for a in both.acquire} == {"r": 2, "far": 2}
+    assert both.cost_usd_per_work > sole.cost_usd_per_work
+
+
+def test_a_loss_that_pools_of_a_region_share_counts_once():
+    """Two pools of one region stall a job less often than two of different regions, and more than one pool."""
+    bounds = core.Bounds(1, 4, math.inf, math.inf, 0.0, math.inf, 0.0, 0.1, 0.1, 0.0, 0.0)
+
+    def share(regions):
+        losses = core.Losses(np.full(2, -1.0), np.full(2, -1.0), np.zeros(3))
+        for pool, region in enumerate(regions):
+            core.add_hazard(losses, pool, region, 0.5)
+        return core.stalled(losses, bounds)
+
+    assert share([0]) == pytest.approx(0.05)
+    assert share([0, 0]) == pytest.approx(0.05 * (2 - core.SHARED))
+    assert share([0, 1]) == pytest.approx(0.10)
+
+
+def test_nearly_done_is_no_time_to_move():
+    """A cheaper pool is worth a start while there are hours to go, and not for the last minutes."""
+    held = [lease("x", "a", 0.30, hazard_per_h=0.0, billing="azure")]
+    cheaper = [one("b", 0.28, hazard_per_h=0.0, billing="azure")]
+
+    def said(work_left):
+        demand = msgspec.structs.replace(DEMAND, work_left=work_left)
+        return decide(cheaper, held, demand, Limits(slots_max=1), Linear(), 2 * H)
+
+    assert said(20 * H).release != ()
+    assert said(0.2 * H).release == ()
+
+
+def test_disks_egress_and_the_manager_are_part_of_the_cost():
+    """Each adds to the cost per work, and a pool with dear disks is left for one without."""
+    plain, disks = one("a", 0.2), one("b", 0.19, disk_usd_per_h=0.05)
+    said = decide([plain, disks], [], DEMAND, Limits(slots_max=1), Linear(), 0.0)
+    assert [a.pool.zone for a in said.acquire] == ["a"]
+    managed = msgspec.structs.replace(DEMAND, manager_usd_per_h=0.1)
+    more = decide([plain], [], managed, Limits(slots_max=1), Linear(), 0.0)
+    assert more.cost_usd_per_work > said.cost_usd_per_work * 1.4
+    moved = decide([one("a", 0.2, egress_usd=1.0)], [], DEMAND, Limits(slots_max=1), Linear(), 0.0)
+    assert moved.cost_usd_per_work > said.cost_usd_per_work
