@@ -113,6 +113,7 @@ class Job:
         self._gone: dict[str, str] = {}  # workers that are not let in again, and why
         self.layout: Layout | None = None
         self._started = False  # the layout was told to its workers
+        self._sources: tuple[str, ...] = ()  # who was asked to hand its state to those who lack it
         self._recorded = False  # somebody has said whether the script can be cut
         self._pending: Layout | None = None
         self._awaited_until_s: float | None = None
@@ -206,12 +207,10 @@ class Job:
             self._lose(member.worker, cause, detail)
 
     def _lose(self, worker: str, cause: LossCause, detail: str) -> None:
+        owed_state = self._owes_state(worker)
         member = self._remove(worker, f"it was declared lost ({cause})")
         if member is not None:
             member.connection.close()
-        self._say_lost(worker, cause, detail)
-
-    def _say_lost(self, worker: str, cause: LossCause, detail: str) -> None:
         if self._finishing is None:
             self._out.report(
                 WorkerLost(
@@ -220,8 +219,17 @@ class Job:
                     worker=worker,
                     cause=cause,
                     detail=detail,
+                    owed_state=owed_state,
                 )
             )
+
+    def _owes_state(self, worker: str) -> bool:
+        """Whether those of the layout wait for the state of this one, who is not in it."""
+        layout = self.layout
+        if layout is None or worker in layout.workers or worker not in self._sources:
+            return False
+        inside = [self.members[w] for w in layout.workers if w in self.members]
+        return any(member.version != self.version for member in inside)
 
     def _remove(self, worker: str, why: str) -> Member | None:
         self._gone[worker] = why
@@ -317,7 +325,7 @@ class Job:
                 member.version = None
             if not holders:
                 self._send_backup(member, layout.generation)
-        self._started = True
+        self._started, self._sources = True, holders
 
     def _send_backup(self, member: Member, generation: int) -> None:
         backup = self.vault.backup

@@ -87,6 +87,7 @@ class WorkerLost(Report, frozen=True, kw_only=True):
     worker: str
     cause: LossCause
     detail: str = ""
+    owed_state: bool = False  # it was outside the layout, which waits for the state that it held
 
 
 class WorkerFailed(Report, frozen=True, kw_only=True):

@@ -117,12 +117,14 @@ def on_worker_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
 
 
 def on_worker_lost(state: State, out: list[AnyAction], event: WorkerLost) -> None:
-    worker = state.workers.get(event.worker)
-    if worker is None:
+    worker, job = state.workers.get(event.worker), state.jobs.get(event.job)
+    if job is None or (worker is None and not event.owed_state):
         return
-    job = state.jobs[worker.job]
-    detail = f": {event.detail}" if event.detail else ""
-    _lose_worker(state, out, worker, f"lost ({event.cause}{detail})")
+    if worker is not None:
+        detail = f": {event.detail}" if event.detail else ""
+        _lose_worker(state, out, worker, f"lost ({event.cause}{detail})")
+    if event.owed_state and job.serving:
+        job.urgent = True  # who is in the layout waits for nobody: only a new one wakes them
     regroup(state, out, job)
 
 

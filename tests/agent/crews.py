@@ -265,6 +265,8 @@ class Crew:
                     self.microbatches = report.microbatches
                     if len(self.ready) >= self.settle:
                         self.regroup("boundary")
+            case messages.WorkerLost(owed_state=True) if report.worker not in self.ready:
+                self.regroup("now")
             case messages.WorkerLost() | messages.WorkerFailed():
                 if report.worker in self.ready:
                     self.ready.remove(report.worker)

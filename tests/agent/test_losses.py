@@ -108,6 +108,24 @@ def test_a_stopped_worker_is_declared_silent(crew: Crew, alone: tuple[list[str],
     assert len(crew.of(WorkerLost)) == 1
 
 
+def test_who_holds_the_state_is_lost_outside_the_layout(
+    crew: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """The manager knows of a loss before the keeper, which still asks the lost one to hand its state over.
+
+    Whoever waits for that state hears nothing of the loss by itself: the manager is told to ask again.
+    """
+    (first,) = begin(crew, 1)
+    crew.reach(8)
+    with crew.on_hold():
+        crew.start(2)
+        until("two newcomers", lambda: len(crew.ready) == 3)
+        crew.kill(first, how=signal.SIGSTOP)
+        crew.ready.remove(first)
+    ends_alike(crew, alone)
+    assert [(lost.worker, lost.owed_state) for lost in crew.of(WorkerLost)] == [(first, True)]
+
+
 def _lives(pid: int) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, 0)

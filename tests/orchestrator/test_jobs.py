@@ -13,6 +13,7 @@ from agent.messages import (
     Progress,
     Regrouped,
     Rewound,
+    WorkerLost,
 )
 from orchestrator.actions import (
     CloseJob,
@@ -169,6 +170,17 @@ def test_nothing_is_committed_for_long_and_it_is_asked_again(hand: Any) -> None:
     assert h.job.generation > generation
     assert "nothing was committed for" in h.words(out)
     assert h.only(h.wait(120.0), StopWorker)
+
+
+def test_a_lost_holder_outside_the_layout_has_it_asked_for_again(hand: Any) -> None:
+    """Its machine was known to be gone; those who wait for its state are told to go on without it."""
+    h = hand().running(slots_max=2)
+    layout = h.job.layout
+    gone = WorkerLost(at_s=h.at_s, job="job", worker="w99", cause="connection", owed_state=True)
+    (regroup,) = h.only(h.see(gone), Regroup)
+    assert (regroup.when, regroup.layout.workers) == ("now", layout.workers)
+    assert regroup.layout.generation == layout.generation + 1
+    assert not h.see(msgspec.structs.replace(gone, job="never-heard-of"))
 
 
 def test_reports_of_old_generations_and_ended_jobs_change_nothing(hand: Any) -> None:
