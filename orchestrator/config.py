@@ -182,11 +182,15 @@ class Config(Section):
 
 
 def load(
-    path: Path | None, env: Mapping[str, str], flags: Mapping[str, str] | None = None
+    path: Path | None,
+    env: Mapping[str, str],
+    flags: Mapping[str, str] | None = None,
+    options: Mapping[str, str] | None = None,
 ) -> Config:
     """The settings in force. Without a path, `orchestrator.toml` here is read if it exists.
 
-    `flags` are dotted keys with values as a person types them: {"budget.total_usd": "5"}.
+    `flags` are dotted keys with values as a person types them: {"budget.total_usd": "5"}. `options` are
+    the same, each from an option of its own name: {"job.slots_max": "8"} is what --slots-max 8 says.
     Relative paths are resolved against the folder of the file, so that every command means the
     same folder wherever it is run from.
     """
@@ -201,6 +205,9 @@ def load(
             _put(settings, sources, keys, value, f"environment {_safe(name)}")
     for key, value in (flags or {}).items():
         _put(settings, sources, tuple(key.split(".")), value, "option --set")
+    for key, value in (options or {}).items():
+        own_name = key.rpartition(".")[2].replace("_", "-")
+        _put(settings, sources, tuple(key.split(".")), value, f"option --{own_name}")
     try:
         config = Config.model_validate(settings)
     except ValidationError as error:

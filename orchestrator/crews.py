@@ -18,6 +18,7 @@ from agent.messages import (
 from orchestrator import jobs, leases
 from orchestrator.actions import AnyAction, Regroup, StartWorker, StopWorker
 from orchestrator.state import Job, Lease, State, Worker, move_lease, next_serial, note, set_alarm
+from orchestrator.wording import plural
 
 DEATHS_MAX = 4
 BACKOFF_S = 1.0
@@ -214,7 +215,9 @@ def regroup(state: State, out: list[AnyAction], job: Job) -> None:
     lost = [w for w in current if w not in job.workers]
     joined = [w for w in members if w not in current]
     when: When = "now" if job.urgent or not job.serving else "boundary"
-    because = f"{len(members)} workers: {len(joined)} new, {len(lost)} lost, step {job.step}"
+    because = (
+        f"{plural(len(members), 'worker')}: {len(joined)} new, {len(lost)} lost, step {job.step}"
+    )
     job.generation += 1
     job.layout = data_parallel(job.generation, job.microbatches, members)
     job.serving = dict.fromkeys(members) if when == "now" else job.serving | dict.fromkeys(members)

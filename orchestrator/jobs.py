@@ -15,11 +15,13 @@ from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
 from orchestrator.events import JobCancelled, JobResumed, JobSubmitted
 from orchestrator.state import Account, Job, Lease, Moved, State, move_job, note, set_alarm
 from orchestrator.view import JobStatus
+from orchestrator.wording import plural
 
 JOBS_MAX = 1000
 REWINDS_KEPT = 8
-TRACEBACK_MAX = 20_000
 FATAL_KINDS = ("nan", "no_session")  # trying again would only repeat them
+
+RESUME = "resume continues from the last committed step"  # which one, the keeper knows at the end
 
 move = move_job
 
@@ -28,7 +30,8 @@ def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> Non
     spec = event.spec
     if spec.job in state.jobs:
         return
-    because = f"{spec.script} wants {spec.slots_min} to {spec.slots_max} workers"
+    fewest = "" if spec.slots_min == spec.slots_max else f"{spec.slots_min} to "
+    because = f"{spec.script} wants {fewest}{plural(spec.slots_max, 'worker')}"
     job = Job(
         spec=spec,
         status="PENDING",
@@ -84,8 +87,8 @@ def _too_poor(state: State, job: Job, account: Account, name: str) -> str | None
     held_s = needed / usd_per_h * HOUR_S
     step_s = f"one of {job.step_s:.2f} s" if job.step_s else "the first, of unknown length"
     return (
-        f"budget: {name} is too small for one step ({step_s}): the cheapest {job.spec.slots_min} slots "
-        f"are {machines} at up to ${usd_per_h:.4f}/h, and whoever buys must be able to pay {held_s:.0f} s "
+        f"budget: {name} is too small for one step ({step_s}): the cheapest way to "
+        f"{plural(job.spec.slots_min, 'slot')} is {machines} at up to ${usd_per_h:.4f}/h, and whoever buys must be able to pay {held_s:.0f} s "
         f"of that, until they are given back: ${needed:.4f}, but ${left:.4f} are left"
     )
 
@@ -204,7 +207,11 @@ def on_completed(state: State, out: list[AnyAction], event: JobCompleted) -> Non
         return
     job.step, job.loss, job.export_uri = max(job.step, event.step), event.loss, event.export_uri
     finish(
-        state, out, job, "SUCCEEDED", f"all {event.step} steps are committed, loss {event.loss:.4g}"
+        state,
+        out,
+        job,
+        "SUCCEEDED",
+        f"all of {plural(event.step, 'step')} committed, loss {event.loss:.4g}",
     )
 
 
@@ -221,7 +228,6 @@ def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) ->
     if again:
         job.failures += 1
         job.failed_at_s, job.failed_step = state.now_s, job.step
-        job.traceback = event.detail[-TRACEBACK_MAX:]
     last = event.detail.strip().rpartition("\n")[2]
     what = f"{event.kind} at step {job.step}: {last}"
     if event.kind in FATAL_KINDS:
@@ -229,7 +235,11 @@ def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) ->
     elif job.failures > job.spec.max_failures:
         most = job.spec.max_failures
         finish(
-            state, out, job, "FAILED", f"{what} ({job.failures} failures, max_failures is {most})"
+            state,
+            out,
+            job,
+            "FAILED",
+            f"{what} ({plural(job.failures, 'failure')}, max_failures is {most})",
         )
     elif job.step == 0 and event.kind == "exception":
         finish(state, out, job, "FAILED", f"{what} (before the first step: it would only repeat)")
@@ -252,7 +262,7 @@ def on_cancelled(state: State, out: list[AnyAction], event: JobCancelled) -> Non
         out,
         job,
         "CANCELLED",
-        f"cancelled by {event.by}; resume continues from step {job.step}",
+        f"cancelled by {event.by}; {RESUME}",
     )
 
 
@@ -283,7 +293,7 @@ def check_budgets(state: State, out: list[AnyAction]) -> None:
             spent = ledger.spent_usd(account, state.now_s)
             why = (
                 f"budget: ${spent:.4f} of ${account.cap_usd or 0.0:.4f} are spent and the rest is needed "
-                f"to give the machines back; resume continues from step {job.step}"
+                f"to give the machines back; {RESUME}"
             )
             drain(state, out, job, "FAILED", why)
 
@@ -292,14 +302,14 @@ def _give_up_if_poor(state: State, out: list[AnyAction], job: Job) -> None:
     """It holds nothing and cannot buy anything any more: waiting would not help."""
     refusal = _refusal(state, job) if job.active else None
     if refusal is not None:
-        why = f"{refusal}; resume continues from step {job.step}"
+        why = f"{refusal}; {RESUME}"
         finish(state, out, job, "FAILED", why)
 
 
 def shut_down(state: State, out: list[AnyAction], by: str) -> None:
     state.stopping = True
     for job in [state.jobs[j] for j in state.live_jobs]:
-        why = f"shut down by {by}; resume continues from step {job.step}"
+        why = f"shut down by {by}; {RESUME}"
         drain(state, out, job, "CANCELLED", why)
     for provider in state.providers.values():
         provider.listing_wanted = True
@@ -320,6 +330,8 @@ def on_checkpoint_written(state: State, out: list[AnyAction], event: CheckpointW
     if job is None:
         return
     job.checkpoint_step = max(job.checkpoint_step, event.step)
+    if job.ended or job.status == "DRAINING":  # steps went on until the keeper closed it
+        job.step = max(job.step, event.step)
     if job.status == "DRAINING" and job.ending is not None and event.at_s >= job.history[-1].at_s:
         finish(state, out, job, *job.ending)
 
@@ -356,7 +368,7 @@ def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
     note(
         out,
         job.id,
-        f"{lost} steps were lost with the keeper's memory: back to step {event.to_step}",
+        f"{plural(lost, 'step')} lost with the keeper's memory: back to step {event.to_step}",
     )
     crews.regroup(state, out, job)
 

@@ -23,6 +23,7 @@ from orchestrator.state import (
     note,
     set_alarm,
 )
+from orchestrator.wording import plural
 
 PENALTY_DOUBLINGS_MAX = 4
 ENDED_LEASES_MAX = 500
@@ -374,7 +375,7 @@ def _join(state: State, out: list[AnyAction], lease: Lease, slots: int) -> None:
     lease.joined, lease.lost_at_s = True, None
     if lease.state != "noticed":
         took_s = state.now_s - lease.intended_at_s
-        why = f"{lease.machine_id} joined with {slots} slots {took_s:.0f} s after it was asked for"
+        why = f"{lease.machine_id} joined with {plural(slots, 'slot')} {took_s:.0f} s after it was asked for"
         move_lease(lease, "ready", state.now_s, why)
         note(out, lease.machine_id, why)
     pool = state.pools[lease.pool.key]

@@ -189,7 +189,6 @@ class Job(msgspec.Struct, kw_only=True):
     failures: int = 0
     failed_at_s: float = -1.0
     failed_step: int = -1
-    traceback: str = ""
     stalls: int = 0
     steps_lost: int = 0
     recoveries_s: list[float] = []

@@ -1,6 +1,6 @@
 """How amounts, times and counts are written for a person, in the terminal and in sentences."""
 
-import time
+from datetime import datetime
 
 
 def usd(value: float | None) -> str:
@@ -41,7 +41,7 @@ def told(who: str, what: str, because: str) -> str:
 
 
 def clock(at_s: float) -> str:
-    return time.strftime("%H:%M:%S", time.localtime(at_s))
+    return datetime.fromtimestamp(at_s).strftime("%H:%M:%S")
 
 
 def percent(part: float, whole: float) -> str:

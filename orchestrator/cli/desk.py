@@ -55,6 +55,7 @@ class Desk:
     def __init__(self, config_path: Path | None, flags: dict[str, str], *, json: bool) -> None:
         self.json = json
         self.flags = flags
+        self.options: dict[str, str] = {}  # settings that an option of the command itself gives
         self.out = Console(highlight=False, width=None if sys.stdout.isatty() else PIPE_WIDTH)
         self.given_path = config_path
         self._config: Config | None = None
@@ -70,7 +71,7 @@ class Desk:
     @property
     def config(self) -> Config:
         if self._config is None:
-            self._config = load(self.given_path, os.environ, self.flags)
+            self._config = load(self.given_path, os.environ, self.flags, self.options)
         return self._config
 
     def client(self) -> Client:

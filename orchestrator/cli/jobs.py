@@ -46,6 +46,7 @@ TRACEBACK_LINES = 60
 JOURNAL = "orch:journal"
 JOURNAL_LOOKED_AT = 5_000
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
+DEADLINE_DAYS_MAX = 3650
 UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 BY = "the command line"
 
@@ -90,11 +91,11 @@ def submit(  # noqa: PLR0913 - a parameter per option
     ] = None,
 ) -> None:
     """Train a script on spot machines. Exit code with --follow: 0 succeeded, 100 the script failed."""
-    flags = {
+    options = {
         "slots_min": slots_min, "slots_max": slots_max, "max_failures": max_failures,
         "max_preemptions": max_preemptions, "nan": nan,
     }  # fmt: skip
-    desk.flags |= {f"job.{key}": str(value) for key, value in flags.items() if value is not None}
+    desk.options = {f"job.{key}": str(value) for key, value in options.items() if value is not None}
     data = read_script(script, desk.config)
     spec = with_limits(job_spec(desk.config, script, tuple(arguments or ())), budget, deadline)
     client = desk.client()
@@ -192,14 +193,21 @@ def with_limits(spec: JobSpec, budget: float | None, deadline: str | None) -> Jo
 def deadline_s(text: str, now_s: float) -> float:
     """A length of time from now, or a date with a time (local unless it says otherwise)."""
     match = DURATION.fullmatch(text)
-    if match:
-        return now_s + float(match[1]) * UNIT_S[match[2]]
     try:
-        return datetime.fromisoformat(text).timestamp()
+        if match:
+            at_s = now_s + float(match[1]) * UNIT_S[match[2]]
+        else:
+            at_s = datetime.fromisoformat(text).timestamp()
     except (ValueError, OverflowError):
         raise CommandError(
             f"--deadline {text}: write 90m, 2h, 1d or a date such as 2030-01-31T18:00", USAGE
         ) from None
+    if at_s > now_s + DEADLINE_DAYS_MAX * UNIT_S["d"]:
+        raise CommandError(
+            f"--deadline {text}: at most {DEADLINE_DAYS_MAX:,} days from now; leave it out to have none",
+            USAGE,
+        )
+    return at_s
 
 
 def _until_taken(client: Client, job_id: str) -> JobView | None:
