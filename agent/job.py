@@ -61,6 +61,7 @@ from agent.protocol import (
     Welcome,
 )
 from agent.store.shares import bodies
+from agent.suspicions import Suspicions
 from agent.vault import Vault
 from agent.wire import Connection
 
@@ -120,7 +121,7 @@ class Job:
         self._prepared: dict[str, Prepared] = {}
         self._sums: Assembly | None = None
         self._committing = False
-        self._suspects: dict[tuple[int, str], tuple[float, str]] = {}
+        self._suspicions = Suspicions()
         self._disturbed_s: float | None = None
         self._silent_s, self._silent_version = SILENT_S, -1  # our patience, and where it last ended
         self._committed_s = time.monotonic()
@@ -233,6 +234,7 @@ class Job:
 
     def _remove(self, worker: str, why: str) -> Member | None:
         self._gone[worker] = why
+        self._suspicions.drop(worker)
         while len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]
         if self.layout is not None and worker in self.layout.workers:
@@ -255,11 +257,8 @@ class Job:
                 if (silent_s := member.silent_s(now_s)) > bound_s + late_s:
                     self._wait_longer()
                     self._lose(member.worker, "silent", f"nothing was heard for {silent_s:.1f} s")
-            for (generation, peer), (until_s, detail) in list(self._suspects.items()):
-                if now_s > until_s:
-                    del self._suspects[generation, peer]
-                    if self.layout is not None and self.layout.generation == generation:
-                        self._suspect(peer, detail)
+            while (pair := self._suspicions.lost(now_s)) is not None:
+                self._suspect(*pair)
             if self._awaited_until_s is not None and now_s > self._awaited_until_s:
                 self._carry_on()
             if self.vault.due():
@@ -271,9 +270,10 @@ class Job:
             self._silent_s = min(2 * self._silent_s, SILENT_EARLY_S)
         self._silent_version = self.version
 
-    def _suspect(self, peer: str, detail: str) -> None:
-        if peer in self.members:
-            self._lose(peer, "connection", detail)
+    def _suspect(self, accused: str, by: str) -> None:
+        self._suspicions.drop(accused)
+        if accused in self.members:
+            self._lose(accused, "connection", f"its connection to {by} broke")
 
     # --- layouts ------------------------------------------------------------------------------------
 
@@ -283,7 +283,7 @@ class Job:
         self.layout, self._pending, self._started = self._pending, None, False
         self._prepared.clear()
         self._sums = None
-        self._suspects.clear()
+        self._suspicions.clear()
         self.vault.stop_asking()
         if self._disturbed_s is None:
             self._disturbed_s = time.monotonic()
@@ -448,9 +448,9 @@ class Job:
                     if whole is not None and message.final:
                         self._finish(whole)
             case PeerBroken():
-                until_s = time.monotonic() + PEER_GRACE_S
-                detail = f"its connection to {member.worker} broke"
-                self._suspects[message.generation, message.peer] = (until_s, detail)
+                if self.layout is not None and message.generation == self.layout.generation:
+                    due_s = time.monotonic() + PEER_GRACE_S
+                    self._suspicions.hear(message.peer, member.worker, due_s)
             case Lines():
                 self._out.lines(self.order.job, member.worker, message.lines)
             case Failed():

@@ -1,13 +1,16 @@
 """Layouts of any depth, changed at any moment: the losses and the weights are those of one process."""
 
+import random
+import signal
 import subprocess
 import sys
 from pathlib import Path
 
 import pytest
-from crews import Crew
+from crews import Crew, until
 
-from agent.messages import Rewound, WorkerReady
+from agent.messages import Rewound, WorkerFailed, WorkerLost, WorkerReady
+from orchestrator.morph import schedules
 
 pytestmark = pytest.mark.processes
 
@@ -61,3 +64,119 @@ def test_every_shape_and_back(crew: Crew, alone: tuple[list[str], bytes]) -> Non
         crew.reach(4 * number)
         crew.shape(depth, "now" if number % 2 else "boundary")
     ends_alike(crew, alone)
+
+
+@pytest.mark.parametrize(
+    ("name", "recompute"), [("varuna", True), ("zero-bubble", False), ("interleaved", False)]
+)
+def test_the_manager_says_what_is_played(
+    crew: Crew, alone: tuple[list[str], bytes], name: str, recompute: bool
+) -> None:
+    """Any flushing schedule, two chunks a worker or recompute; cuts of another model are chosen anew."""
+    crew.options = {
+        "schedule": name,
+        "cuts": (10_000,),
+        "recompute": recompute,
+        "schedules": (schedules.make(name, 2, 6, recompute=recompute),),
+    }
+    begin(crew, 2, 2)
+    ends_alike(crew, alone)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2, 3])
+def test_the_owner_of_a_stage_is_killed(
+    crew: Crew, alone: tuple[list[str], bytes], place: int
+) -> None:
+    """First or last stage of either replica: the rest go on as one chain of two, and one waits."""
+    workers = begin(crew, 4, 2)
+    crew.reach(9)
+    crew.kill(workers[place])
+    ends_alike(crew, alone)
+    assert [lost.worker for lost in crew.of(WorkerLost)] == [workers[place]]
+
+
+def test_the_owner_of_a_stage_is_stopped(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """A stage that falls silent holds up its chain until it is declared lost, and no longer."""
+    _, second, *_ = begin(crew, 4, 4)
+    crew.reach(9)
+    crew.kill(second, how=signal.SIGSTOP)
+    lost = until("the silence to be noticed", lambda: crew.of(WorkerLost))[0]
+    assert (lost.worker, lost.cause) == (second, "silent")
+    crew.kill(second, how=signal.SIGCONT)
+    ends_alike(crew, alone)
+
+
+BREAK = """
+        if step == 9 and session.leader and not Path(out + ".broken").exists():
+            Path(out + ".broken").touch()
+            mesh = session._world._mesh
+            next(iter(mesh._connections.values())).close()
+"""
+
+
+def test_a_connection_breaks_under_a_step(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """Of two whose connection broke one is declared lost, and the others compute the step again."""
+    loop = "        for batch in session"
+    script = TOY.read_text().replace(loop, BREAK + loop)
+    crew.depth = 3
+    crew.begin(3, script, str(STEPS), str(crew.folder / "out.pt"))
+    ends_alike(crew, alone)
+    assert len(crew.of(WorkerLost)) == 1
+
+
+def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """Newcomers load the backup, apply the logged sums again as one, and go on as a chain."""
+    workers = begin(crew, 4, 2, backup_every_steps=10)
+    crew.reach(17)
+    crew.kill(*workers)
+    crew.settle = 3
+    crew.depth = 3
+    crew.start(3)
+    ends_alike(crew, alone)
+
+
+@pytest.mark.parametrize("seed", [1, 2, 3, 4])
+def test_chaos(crew: Crew, alone: tuple[list[str], bytes], seed: int) -> None:
+    """Kills, stops, joins, leaves and other depths, drawn from a seed, at any moment of a step."""
+    dice = random.Random(seed)
+    workers = begin(crew, 4, dice.randint(1, 4), backup_every_steps=dice.randint(2, 12))
+    at = 0
+    while (at := max(at, crew.step) + dice.randint(1, 5)) < STEPS - 2:
+        crew.reach(at)
+        crew.settle = 1
+        what = dice.choice(["kill", "stop", "join", "join", "leave", "shape", "shape", "all"])
+        inside = [w for w in crew.ready if w in workers]
+        if what == "shape":
+            crew.shape(dice.randint(1, 4), dice.choice(["now", "boundary"]))
+        elif what == "all":
+            crew.kill(*workers)
+            workers = crew.start(dice.randint(1, 4))
+        elif what == "join" or len(inside) < 2:
+            workers += crew.start(1)
+        elif what == "leave":
+            crew.leave(inside[0])
+            workers.remove(inside[0])
+        else:
+            victim = dice.choice(inside)
+            crew.kill(victim, how=signal.SIGKILL if what == "kill" else signal.SIGSTOP)
+            workers.remove(victim)
+    ends_alike(crew, alone)
+
+
+def test_a_script_that_cannot_be_cut_says_so(crew: Crew) -> None:
+    """Before anything deep is asked for; and whoever asks for it all the same reads why it fails."""
+    script = TOY.read_text().replace(
+        "            session.backward(loss)\n",
+        "            session.backward(loss)\n            seen = float(loss.detach())\n",
+    )
+    crew.begin(2, script, "400", str(crew.folder / "out.pt"))
+
+    def told() -> list[str]:
+        whys = [ready.uncuttable for ready in crew.of(WorkerReady)]
+        return [why for why in whys if "behind session.backward" in why]
+
+    (why,) = until("the reason", told)
+    assert why.startswith("train.py:74: ")
+    crew.shape(2, "now")
+    failed = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    assert why in failed.detail.splitlines()[-1]

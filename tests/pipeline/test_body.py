@@ -1,0 +1,217 @@
+"""The body of a script's loop is its recording: found in the source, run with placeholders, refused with its line."""
+
+import runpy
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+import torch
+
+from agent import session
+from agent.pipeline.body import Recording
+from agent.pipeline.examine import cut_points
+from agent.pipeline.record import CannotRecord
+
+START = """
+import random
+import torch
+from torch.nn import functional
+from agent import Session
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.ReLU(), torch.nn.Linear(8, 3))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=2)
+def batches(step):
+    rows = torch.Generator().manual_seed(step)
+    return [(torch.randn(5, 4, generator=rows), torch.arange(5) % 3) for _ in range(2)]
+weight, seen, running = 0.5, [], 0.0
+def train(x, y):
+    session.backward(functional.cross_entropy(model(x), y))
+for step in session.steps(3):
+"""
+GOOD = {
+    "plain": """
+    for x, y in session.share(batches(step)):
+        loss = functional.cross_entropy(model(x), y)
+        session.backward(loss)
+    """,
+    "enumerated": """
+    for index, (x, y) in enumerate(session.share(batches(step))):
+        session.backward(functional.cross_entropy(model(x), y))
+    """,
+    "a dict": """
+    for batch in session.share([{"x": x, "y": y} for x, y in batches(step)]):
+        session.backward(functional.cross_entropy(model(batch["x"]), batch["y"]))
+    """,
+    "in a function": """
+    for x, y in session.share(batches(step)):
+        train(x, y)
+    """,
+    "a line that is broken": """
+    for x, y in session.share(
+        batches(step)
+    ):
+        hidden = model[0](x)
+        for layer in model[1:]:
+            hidden = layer(hidden)
+        session.backward(
+            functional.cross_entropy(hidden, y)
+        )
+    """,
+    "names of before": """
+    x, y = batches(step)[0]
+    for x, y in session.share(batches(step)):
+        losses = [functional.cross_entropy(model(x), y) for _ in range(2)]
+        session.backward(sum(losses) / 2)
+    x = step
+    """,
+}
+BAD = {
+    "a value": (
+        "    for x, y in session.share(batches(step)):\n"
+        "        loss = functional.cross_entropy(model(x), y)\n"
+        "        seen.append(float(loss.detach()))\n"
+        "        session.backward(loss)\n",
+        ":19 in <module>: this line cannot be recorded",
+    ),
+    "behind the backward": (
+        "    for x, y in session.share(batches(step)):\n"
+        "        loss = functional.cross_entropy(model(x), y)\n"
+        "        session.backward(loss)\n"
+        "        seen.append(loss.item())\n",
+        "train.py:20: this line comes behind session.backward(...)",
+    ),
+    "used behind the loop": (
+        "    for x, y in session.share(batches(step)):\n"
+        "        loss = functional.cross_entropy(model(x), y)\n"
+        "        session.backward(loss)\n"
+        "    seen.append(loss.item())\n",
+        "train.py:20: `loss` is set in the loop",
+    ),
+    "carried over": (
+        "    for x, y in session.share(batches(step)):\n"
+        "        running += 1.0\n"
+        "        session.backward(functional.cross_entropy(model(x), y) * running)\n",
+        "train.py:18: `running` goes from one microbatch to the next",
+    ),
+    "carried over a step": (
+        "    seen.append(running)\n"
+        "    for x, y in session.share(batches(step)):\n"
+        "        running = 1.0\n"
+        "        session.backward(functional.cross_entropy(model(x), y) * running)\n",
+        "train.py:17: `running` is set in the loop",
+    ),
+    "two losses": (
+        "    for x, y in session.share(batches(step)):\n"
+        "        session.backward(functional.cross_entropy(model(x), y))\n"
+        "        session.backward(model(x).sum())\n",
+        "train.py:19: a microbatch has more than one session.backward(...)",
+    ),
+    "no loop": (
+        "    share = session.share(batches(step))\n"
+        "    for x, y in share:\n"
+        "        session.backward(functional.cross_entropy(model(x), y))\n",
+        "train.py:17: cutting the model into stages needs a loop that can be found",
+    ),
+    "not tensors": (
+        "    for x, y, name in session.share([(x, y, 'a') for x, y in batches(step)]):\n"
+        "        session.backward(functional.cross_entropy(model(x), y))\n",
+        "train.py:17: a microbatch is made of Tensor, str;",
+    ),
+    "a draw that does not travel": (
+        "    for x, y in session.share(batches(step)):\n"
+        "        session.backward(functional.cross_entropy(model(x), y) * random.random())\n",
+        "it draws",
+    ),
+}
+
+
+class Recorder(session.Alone):
+    """Records in every step, and goes on."""
+
+    def __init__(self) -> None:
+        self.found: list[Recording] = []
+        self.failed = ""
+
+    def share(self) -> tuple[int, int]:
+        try:
+            self.found.append(session.made()[0].recording())
+        except CannotRecord as error:
+            self.failed = str(error)
+        return super().share()
+
+
+@pytest.fixture
+def recorder() -> Iterator[Recorder]:
+    session._sessions.clear()
+    world = Recorder()
+    session.join(world)
+    yield world
+    session._sessions.clear()
+    session._world = None
+
+
+def run(folder: Path, loop: str) -> dict[str, object]:
+    script = folder / "train.py"
+    script.write_text(START + loop)
+    return runpy.run_path(str(script))
+
+
+@pytest.mark.parametrize("case", GOOD)
+def test_a_loop_is_recorded(tmp_path: Path, recorder: Recorder, case: str) -> None:
+    """However the loop is written, the graph computes the loss that the body computes."""
+    names = run(tmp_path, GOOD[case])
+    assert recorder.failed == ""
+    (recording,) = {id(found): found for found in recorder.found}.values()
+    assert cut_points(recording.facts)
+    x, y = names["batches"](0)[0]
+    expected = torch.nn.functional.cross_entropy(names["model"](x), y)
+    assert torch.equal(recording.graph(*recording.flatten(recording_batch(case, x, y))), expected)
+
+
+def recording_batch(case: str, x: torch.Tensor, y: torch.Tensor) -> object:
+    return {"x": x, "y": y} if case == "a dict" else (x, y)
+
+
+@pytest.mark.parametrize("case", BAD)
+def test_what_cannot_be_cut_is_said(tmp_path: Path, recorder: Recorder, case: str) -> None:
+    """One line with the place in the script; the script itself trains on as ever."""
+    loop, text = BAD[case]
+    run(tmp_path, textwrap.indent(textwrap.dedent(loop), "    "))
+    assert text in recorder.failed
+    assert str(tmp_path) not in recorder.failed
+    assert recorder.failed.count("\n") == 0
+
+
+def test_what_the_body_sets_is_not_seen(tmp_path: Path, recorder: Recorder, capsys) -> None:
+    """A recording prints nothing, and leaves names, gradients and random streams as they were."""
+    loop = """
+    for x, y in session.share(batches(step)):
+        print("body", step)
+        loss = functional.cross_entropy(functional.dropout(model(x)), y)
+        session.backward(loss)
+    print(torch.rand(1).item(), session.loss)
+    """
+    run(tmp_path, loop)
+    disturbed = capsys.readouterr().out
+    session._sessions.clear()
+    session.join(session.Alone())
+    run(tmp_path, loop)
+    assert len(recorder.found) == 3
+    assert disturbed == capsys.readouterr().out
+    assert disturbed.count("body") == 6
+
+
+def test_numbers_that_change_are_recorded_anew(tmp_path: Path, recorder: Recorder) -> None:
+    """A body that reads the step is another graph in every step; one that does not stays the same."""
+    loop = """
+    noise = "unused"
+    for x, y in session.share(batches(step)):
+        session.backward(functional.cross_entropy(model(x), y) * (1 + step // 2))
+    """
+    run(tmp_path, loop)
+    first, second, third = recorder.found
+    assert first.graph is second.graph
+    assert second.graph is not third.graph
+    assert third.plain["step"] == 2
