@@ -1,7 +1,7 @@
 """A model measured once, section by section: a profile that answers for every layout.
 
-The measured parts are those that a step is made of: a section's forward, its backward whole and in halves,
-and taking its gradients into the step's sums. What is measured does not depend on the number of workers, so
+The measured parts are those that a step is made of: a section's forward (on memory that is used again, and on
+fresh memory), its backward whole and in halves, and taking its gradients into the step's sums. What is measured does not depend on the number of workers, so
 a few microbatches on one worker are enough, and several workers can measure different sizes at once.
 
 The clock is the caller's: wall time on an accelerator of one's own, the thread's own time on a machine that
@@ -35,6 +35,7 @@ Clock = Callable[[], float]
 Batch = Sequence[torch.Tensor]
 ROUNDS = 5
 LEAST = 0.3  # of the mean section: what takes less is joined to its neighbour
+HELD = 4  # microbatches held at once to see what fresh memory costs
 SECONDS_MAX = 50.0  # of all rounds together; the first is always finished
 
 
@@ -79,6 +80,7 @@ def calibrate(
     points = _apart(graph, facts, example, settings, clock)
     pieces = build(graph, facts, [point.after for point in points])
     rounds = _all_rounds(pieces, [batches[size] for size in sizes], settings.rounds, clock)
+    fresh = [_fresh_s(pieces, batches[size], settings.rounds, clock) for size in sizes]
     stash = _stash_bytes(pieces, example)
     apply_s_per_byte, state = _measure_apply(model, optimizer, settings.rounds, clock)
     sections = []
@@ -101,6 +103,7 @@ def calibrate(
                 untraced_s=tuple(
                     statistics.median(t.untraced[k] for t in times) for times in rounds
                 ),
+                fresh_s=tuple(times[k] for times in fresh),
                 activation_bytes=points[k].nbytes / sizes[0] if k < len(points) else 0.0,
                 stash_bytes=stash[k] / sizes[0],
                 parameter_bytes=float(weights),
@@ -221,18 +224,48 @@ def _round(pieces: Sequence[Piece], example: Batch, clock: Clock) -> Times:
                 back = stage.backward(0, back)
                 times.backward.append(_since(start_s, clock))
             loss = stage.release(0)
-            into = Sum(space)
-            space.fill(
-                into, loss
-            )  # the first write touches the memory; the second is what a step does
-            start_s = clock()
-            space.accumulate(into, loss)
             if not halved:
-                times.taking.append(_since(start_s, clock))
+                times.taking.append(_taking_s(space, loss, clock))
             stage.clear()
     for listed in times[1:-1]:
         listed.reverse()
     return times
+
+
+def _taking_s(space: SumSpace, loss: float, clock: Clock) -> float:
+    """A step writes every other microbatch down, adds the next to it, and adds up what has come together."""
+    into, seconds = Sum(space), []
+    gradients = {name: param.grad for name, param in space.params.items()}
+    for take in (space.fill, space.fill, space.accumulate):  # the first write touches the memory
+        for name, param in space.params.items():
+            param.grad = gradients[name]
+        start_s = clock()
+        take(into, loss)
+        seconds.append(_since(start_s, clock))
+    return seconds[1] / 2 + seconds[2]
+
+
+def _fresh_s(pieces: Sequence[Piece], example: Batch, rounds: int, clock: Clock) -> list[float]:
+    """By how much a forward of every section is slower while others are held, in turns with letting go."""
+    found = []
+    arrived: Parcel | None = None
+    for piece in pieces:
+        stage, parcel = Stage(piece, microbatches=1), arrived
+        seconds: dict[bool, list[float]] = {True: [], False: []}
+        for turn in range(rounds + 1):
+            for held in (True, False):
+                for microbatch in range(HELD):
+                    start_s = clock()
+                    arrived = stage.forward(microbatch, parcel, example)
+                    # The first is on memory that an earlier turn has used.
+                    if microbatch and (turn or not rounds):
+                        seconds[held].append(_since(start_s, clock))
+                    if not held:
+                        stage.clear()
+                stage.clear()
+        slower_s = statistics.median(seconds[True]) - statistics.median(seconds[False])
+        found.append(max(slower_s, 0.0))
+    return found
 
 
 def _since(start_s: float, clock: Clock) -> float:

@@ -12,7 +12,14 @@ import math
 import msgspec
 
 VERSION = 1
-TIMES = ("forward_s", "backward_s", "input_gradient_s", "weight_gradient_s", "untraced_s")
+TIMES = (
+    "forward_s",
+    "backward_s",
+    "input_gradient_s",
+    "weight_gradient_s",
+    "untraced_s",
+    "fresh_s",
+)
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,6 +61,7 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     input_gradient_s: tuple[float, ...] = ()
     weight_gradient_s: tuple[float, ...] = ()  # both halves together may take more than the whole
     untraced_s: tuple[float, ...] = ()  # a forward that keeps nothing: it will be recomputed
+    fresh_s: tuple[float, ...] = ()  # what a forward takes longer on memory that nobody used before
     activation_bytes: float  # sent on, per sample
     stash_bytes: float = 0.0  # kept for the backward, per sample
     parameter_bytes: float

@@ -164,10 +164,12 @@ class Partial:
         """Take in what the model's gradients hold now, and add up what is complete by it."""
         within, node = range(first, first + count), tree.lowest((0, microbatch), self._microbatches)
         family = self._family(node, within)
-        if family is not None and family[2] == node and family[1] in self._held:
-            node, left, _ = family
-            self.space.accumulate(self._held[left], loss)
-            self._held[node] = self._held.pop(left)
+        other = None if family is None else family[2] if node == family[1] else family[1]
+        if family is not None and other in self._held:
+            # Into the half that is there: a + b has the bits of b + a.
+            self.space.accumulate(self._held[other], loss)
+            node = family[0]
+            self._held[node] = self._held.pop(other)
         else:
             self._held[node] = self._spare.pop() if self._spare else Sum(self.space)
             self.space.fill(self._held[node], loss)

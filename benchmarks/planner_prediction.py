@@ -11,6 +11,8 @@ cores. Calibration sees sections one by one; what is predicted is whole steps of
 
 import functools
 import itertools
+import multiprocessing as mp
+import os
 import statistics
 import sys
 import threading
@@ -22,12 +24,14 @@ from torch import nn
 
 from agent.calibrate import RingTime, Settings, calibrate, fit_ring
 from agent.layout import Layout, Replica
+from agent.mesh import Mesh
 from agent.pipeline.channel import Exchange, Parcel
 from agent.pipeline.cut import build
 from agent.pipeline.examine import examine
 from agent.pipeline.record import record
 from agent.pipeline.reduce import Share, StageSums
 from agent.pipeline.stage import Stage
+from agent.pipeline.wires import MeshChannel
 from agent.pipeline.work import Worker
 from agent.profile import Link, Network
 from orchestrator.morph import book, costing, schedules, search
@@ -35,7 +39,8 @@ from orchestrator.morph.plans import Cost, Plan, Way
 from orchestrator.morph.search import Task
 
 LINK = Link(bandwidth_bytes_per_s=1.25e9, latency_s=100e-6)
-MICROBATCHES, SIZE = 8, 2
+MICROBATCHES, SIZE, ROUNDS = 8, 2, 2
+PATIENCE_S, CORES = 120.0, os.cpu_count() or 1
 LAYOUTS = [
     ("1f1b", 1, 1, False),
     ("1f1b", 1, 2, False),
@@ -170,47 +175,79 @@ class Clocked:
 
 
 class Crew:
-    """The workers of one layout; `step` gives the slowest worker's clock."""
+    """The workers of one layout, each a process of its own, connected over loopback."""
 
-    def __init__(self, factory, draw, plan: Plan, afters) -> None:
+    def __init__(self, model: str, plan: Plan, afters) -> None:
         replicas, first = [], 0
         for index, count in enumerate(plan.shares):
             names = tuple(f"r{index}s{stage}" for stage in range(plan.way.depth))
             replicas.append(Replica(workers=names, first=first, count=count))
             first += count
         layout = Layout(generation=0, microbatches=first, replicas=tuple(replicas))
-        exchange, self._members, self._number = Exchange(), [], 0
         cuts = [afters[k - 1] for k in plan.firsts[1:]]
+        context, self._pipes, self._processes, self._number = mp.get_context("fork"), {}, [], 0
         for replica in layout.replicas:
             schedule = schedules.make(
                 plan.way.schedule, plan.way.depth, replica.count, recompute=plan.way.recompute
             )
             for stage, name in enumerate(replica.workers):
-                torch.manual_seed(1)
-                graph = record(factory(), loss_of, draw(1))
-                pieces = build(graph, examine(graph, draw(1)), cuts)
-                clock = Clock()
-                channel = Clocked(exchange.channel(name), clock)
-                worker = Worker(layout, name, schedule, {stage: pieces[stage]}, channel)
-                params = list(pieces[stage].module.parameters())
-                optimizer = torch.optim.AdamW(params) if params else None
-                self._members.append((worker, clock, channel, optimizer))
+                self._pipes[name], far = context.Pipe()
+                args = (layout, (name, stage), schedule, model, cuts, far)
+                self._processes.append(context.Process(target=work, args=args, daemon=True))
+                self._processes[-1].start()
+        addresses = {name: pipe.recv() for name, pipe in self._pipes.items()}
+        for pipe in self._pipes.values():
+            pipe.send(addresses)
+            pipe.recv()
 
-    def step(self, batches) -> float:
-        """Seconds of the slowest worker."""
+    def step(self) -> tuple[float, float]:
+        """The slowest worker's clock, and the slowest worker's wall."""
         self._number += 1
-        found = [0.0] * len(self._members)
-        _together([lambda i=i: self._one(i, batches, found) for i in range(len(self._members))])
-        return max(found)
+        for pipe in self._pipes.values():
+            pipe.send(self._number)
+        found = [pipe.recv() for pipe in self._pipes.values()]
+        return max(clock_s for clock_s, _ in found), max(wall_s for _, wall_s in found)
 
-    def _one(self, i, batches, found) -> None:
-        worker, clock, channel, optimizer = self._members[i]
-        channel.begin()
+    def close(self) -> None:
+        for pipe in self._pipes.values():
+            pipe.send(None)
+        for process in self._processes:
+            process.join(PATIENCE_S)
+
+
+def work(layout: Layout, place: tuple[str, int], schedule, model: str, cuts, pipe) -> None:
+    """A worker's process: steps on request, until there are no more."""
+    torch.set_num_threads(1)
+    me, stage = place
+    changed = threading.Condition()
+    mesh = Mesh(me, "secret", "127.0.0.1", changed, lambda _: None)
+    pipe.send(mesh.address)
+    peers = {name: address for name, address in pipe.recv().items() if name != me}
+    mesh.enter(1)
+    mesh.want(peers)
+    with changed:
+        assert changed.wait_for(lambda: all(map(mesh.connection, peers)), PATIENCE_S)
+    factory, draw = MODELS[model]
+    torch.manual_seed(1)
+    graph = record(factory(), loss_of, draw(1))
+    piece = build(graph, examine(graph, draw(1)), cuts)[stage]
+    batches = [draw(SIZE) for _ in range(layout.microbatches)]
+    channel, clock = MeshChannel(mesh, changed, 1, patience_s=PATIENCE_S), Clock()
+    clocked = Clocked(channel, clock)
+    worker = Worker(layout, me, schedule, {stage: piece}, clocked)
+    params = list(piece.module.parameters())
+    optimizer = torch.optim.AdamW(params) if params else None
+    pipe.send(None)
+    while (number := pipe.recv()) is not None:
+        start_s = time.perf_counter()
+        clocked.begin()
         clock.begin()
-        worker.step(self._number, batches, lambda _: None)
+        worker.step(number, batches, lambda _: None)
         if optimizer is not None:
             optimizer.step()
-        found[i] = clock.tick()
+        pipe.send((clock.tick(), time.perf_counter() - start_s))
+    channel.close()
+    mesh.close()
 
 
 def _together(tasks) -> None:
@@ -292,46 +329,49 @@ def calibrated(model: str, rounds: int):
 
 
 def compare(model: str, steps: int):
-    """Calibrated before and after the measurement: the speed of a shared machine drifts."""
-    factory, draw = MODELS[model]
-    before = calibrated(model, steps)
+    """Calibrated between the steps that are measured: the speed of a shared machine drifts."""
+    before = calibrated(model, ROUNDS)
     afters = [section.after for section in before.sections]
     task = Task(global_batch=SIZE * MICROBATCHES)
     plans = [planned(before, task, *layout) for layout in LAYOUTS]
-    crews = [Crew(factory, draw, plan, afters) for plan in plans]
-    step_batches = [draw(SIZE) for _ in range(MICROBATCHES)]
-    times = [[] for _ in crews]
+    crews = [Crew(model, plan, afters) for plan in plans]
+    times, foreseen = [[] for _ in crews], [[plan.step_s for plan in plans]]
     for turn in range(steps + 1):  # interleaved: a slow moment falls on all of them
         for found, crew in zip(times, crews, strict=True):
-            seconds = crew.step(step_batches)
+            seconds = crew.step()
             if turn:
                 found.append(seconds)
-    after = calibrated(model, steps)
-    if [section.after for section in after.sections] == afters:
-        again = [book.exact(costing.tables(after), task, plan).step_s for plan in plans]
-    else:
-        again = [plan.step_s for plan in plans]
-    predicted = [(plan.step_s + other) / 2 for plan, other in zip(plans, again, strict=True)]
-    drift = statistics.median(b / plan.step_s for plan, b in zip(plans, again, strict=True)) - 1
+        profile = calibrated(model, ROUNDS)
+        if [section.after for section in profile.sections] == afters:
+            tables = costing.tables(profile)
+            foreseen.append([book.exact(tables, task, plan).step_s for plan in plans])
+    for crew in crews:
+        crew.close()
+    predicted = [statistics.median(each) for each in zip(*foreseen, strict=True)]
+    alone = [each[0] for each in foreseen]
     print(
-        f"{model}: {len(afters)} sections; from calibration to calibration the machine drifted {drift:+.1%}"
+        f"{model}: {len(afters)} sections; {len(foreseen)} calibrations, of which the slowest found "
+        f"{max(alone) / min(alone) - 1:.1%} more than the fastest"
     )
-    return plans, predicted, [statistics.median(found) for found in times]
+    clocks = [statistics.median(clock_s for clock_s, _ in found) for found in times]
+    walls = [min(wall_s for _, wall_s in found) for found in times]
+    return plans, predicted, clocks, walls
 
 
 def main() -> None:
     torch.set_num_threads(1)
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     errors = []
-    print(f"{'model':9} {'layout':34} {'predicted':>10} {'measured':>10} {'error':>7}")
+    print(f"{'model':9} {'layout':34} {'predicted':>10} {'measured':>10} {'error':>7} {'wall':>10}")
     for model in sys.argv[2:] or MODELS:
-        plans, predicted, measured = compare(model, steps)
-        for plan, expected, seconds in zip(plans, predicted, measured, strict=True):
+        plans, predicted, measured, walls = compare(model, steps)
+        for plan, expected, seconds, wall_s in zip(plans, predicted, measured, walls, strict=True):
             errors.append(abs(expected / seconds - 1))
             again = " recompute" if plan.way.recompute else ""
             name = f"{plan.describe()} {plan.way.schedule}{again}"
+            wall = f"{wall_s:9.4f}s" if plan.way.depth * plan.width <= CORES else ""
             print(
-                f"{model:9} {name:34} {expected:9.4f}s {seconds:9.4f}s {expected / seconds - 1:+7.1%}",
+                f"{model:9} {name:34} {expected:9.4f}s {seconds:9.4f}s {expected / seconds - 1:+7.1%} {wall}",
                 flush=True,
             )
         chosen = min(range(len(plans)), key=lambda i: predicted[i])

@@ -28,6 +28,7 @@ class Tables(NamedTuple):
     input_gradient: Reals
     weight_gradient: Reals
     untraced: Reals
+    fresh: Reals
     parameters: Reals
     optimizer: Reals
     stash: Reals  # per sample
@@ -38,7 +39,7 @@ class Tables(NamedTuple):
 
 
 def tables(profile: Profile) -> Tables:
-    sections = profile.sections
+    sections, nothing = profile.sections, (0.0,) * len(profile.microbatch_sizes)
     first = [s.input_gradient_s or tuple(t / 2 for t in s.backward_s) for s in sections]
     second = [
         s.weight_gradient_s
@@ -52,6 +53,7 @@ def tables(profile: Profile) -> Tables:
         _sums(np.array(first).T),
         _sums(np.array(second).T),
         _sums(np.array([section.untraced_s or section.forward_s for section in sections]).T),
+        _sums(np.array([section.fresh_s or nothing for section in sections]).T),
         _sums(np.array([section.parameter_bytes for section in sections])),
         _sums(np.array([section.optimizer_bytes for section in sections])),
         _sums(np.array([section.stash_bytes for section in sections])),
@@ -73,6 +75,9 @@ def seconds(tables: Tables, firsts: Firsts, way: Way) -> Reals:
     first = np.diff(tables.input_gradient[row, edges])
     second = np.diff(tables.weight_gradient[row, edges])
     found = np.stack([forward, backward, first, second, forward])
+    if way.schedule == "gpipe":
+        # It holds every microbatch of the step. The others use again what an earlier one has let go.
+        found[0] += np.diff(tables.fresh[row, edges])
     if way.recompute:
         found[0, :-1] = np.diff(tables.untraced[row, edges])[:-1]
     send_s = tables.profile.send_s

@@ -90,4 +90,5 @@ def _scaled(section: Section, factor: float) -> Section:
         input_gradient_s=scaled(section.input_gradient_s),
         weight_gradient_s=scaled(section.weight_gradient_s),
         untraced_s=scaled(section.untraced_s),
+        fresh_s=scaled(section.fresh_s),
     )
