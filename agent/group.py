@@ -197,12 +197,12 @@ class Group:
 
     def check(self) -> None:
         self._stop_or_save()
-        if self._computed:
-            self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
         self._computed += 1
 
     def gather(self, step: int, partial: Partial, total: Sum) -> None:
         """Reduce-scatter and all-gather, in the order of the canonical tree."""
+        if self._computed:
+            self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
         workers, generation = self._layout.workers, self._layout.generation
         peers = [worker for worker in workers if worker != self._me]
         spans = {

@@ -29,6 +29,7 @@ from agent.messages import (
     JobCompleted,
     JobOrder,
     LossCause,
+    Paced,
     Progress,
     Regrouped,
     Report,
@@ -74,6 +75,8 @@ PEER_GRACE_S = 0.5
 TAIL_S = 30.0  # for what the script does behind its loop
 RETRY_S = 5.0
 GONE_MAX = 10_000
+PACES_S = 2.0
+PACE_MOVED = 0.1
 
 
 class Out(Protocol):
@@ -126,6 +129,8 @@ class Job:
         self._silent_s, self._silent_version = SILENT_S, -1  # our patience, and where it last ended
         self._committed_s = time.monotonic()
         self._step_s = 0.0
+        self._paces: dict[str, float] = {}  # as they were told last
+        self._paced_s = 0.0
         self._finishing: set[str] | None = None  # workers whose script is not at its end yet
         self.closed = False
 
@@ -284,6 +289,7 @@ class Job:
         self._prepared.clear()
         self._sums = None
         self._suspicions.clear()
+        self._step_s, self._paces = 0.0, {}
         self.vault.stop_asking()
         if self._disturbed_s is None:
             self._disturbed_s = time.monotonic()
@@ -418,7 +424,7 @@ class Job:
 
     def receive(self, member: Member, message: AnyMessage, payload: memoryview) -> None:
         if isinstance(message, Beat):
-            member.microbatch_s = message.microbatch_s
+            member.beat(message.microbatch_s)
             return
         with self._lock:
             if self.members.get(member.worker) is not member:
@@ -560,6 +566,7 @@ class Job:
                 member.version = self.version
                 member.post(told)
         self._say_progress(layout)
+        self._say_paces(layout)
         if self._pending is not None and not self.closed:
             self._apply()
 
@@ -592,6 +599,26 @@ class Job:
                 step_s=self._step_s or took_s,
             )
         )
+
+    def _say_paces(self, layout: Layout) -> None:
+        """What a microbatch takes on each worker, when that has changed, and not too often."""
+        now_s = time.monotonic()
+        if now_s < self._paced_s + PACES_S:
+            return
+        self._paced_s = now_s
+        present = [self.members[w] for w in layout.workers if w in self.members]
+        paces = {member.worker: member.microbatch_s for member in present if member.microbatch_s}
+        moved = [w for w, s in paces.items() if abs(s - self._paces.get(w, 0.0)) > PACE_MOVED * s]
+        if moved:
+            self._paces = paces
+            self._out.report(
+                Paced(
+                    at_s=time.time(),
+                    job=self.order.job,
+                    generation=layout.generation,
+                    microbatch_s=paces,
+                )
+            )
 
     # --- the end ------------------------------------------------------------------------------------
 

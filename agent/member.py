@@ -11,6 +11,7 @@ from agent.protocol import Dismissal, Hello, Message, Ready
 from agent.wire import Connection
 
 WAITING_MAX = 10_000
+SMOOTHING = 0.2  # of a beat
 
 
 class Outgoing(msgspec.Struct, frozen=True):
@@ -34,6 +35,12 @@ class Member:
         self.connection = connection
         self._waiting: queue.Queue[Outgoing | None] = queue.Queue(WAITING_MAX)
         threading.Thread(target=self._send, name=f"to-{self.worker}", daemon=True).start()
+
+    def beat(self, microbatch_s: float) -> None:
+        """Smoothed: a single step says little about how fast a worker is."""
+        if not self.microbatch_s:
+            self.microbatch_s = microbatch_s
+        self.microbatch_s += SMOOTHING * (microbatch_s - self.microbatch_s)
 
     def post(self, message: Message, *payload: Buffer) -> None:
         try:

@@ -170,9 +170,9 @@ def best_prefix(units: Units, steps: Ints, rates: Floats, bounds: Bounds, pools:
 
     `rates` is the throughput per hour after each machine. W loses what evictions cost all; see `stalled`."""
     n = len(steps)
-    e, margin = np.full(n, np.inf), np.full(n, np.inf)
+    costs, works = np.zeros(n), np.zeros(n)
     cost = bounds.bound_expected_usd_per_h
-    power = useful = last_cost = last_work = 0.0
+    power = useful = 0.0
     slots = 0
     losses = Losses(np.full(pools, -1.0), np.full(pools, -1.0), np.zeros(3))
     for j in range(n):
@@ -183,13 +183,9 @@ def best_prefix(units: Units, steps: Ints, rates: Floats, bounds: Bounds, pools:
         useful += units.slots[i] * units.speed[i] * units.share[i]
         add_hazard(losses, units.pool[i], units.region[i], units.hazard_per_h[i])
         runs = max(0.0, 1.0 - stalled(losses, bounds))
-        work = rates[j] * useful / power * runs if slots >= bounds.slots_min else 0.0
-        if work > 0:
-            e[j] = cost / work
-            if work > last_work:
-                margin[j] = (cost - last_cost) / (work - last_work)
-            last_cost, last_work = cost, work
-    return _grown(e, margin, bounds)
+        costs[j] = cost
+        works[j] = rates[j] * useful / power * runs if slots >= bounds.slots_min else 0.0
+    return _grown(costs, works, bounds)
 
 
 @compiled
@@ -228,7 +224,12 @@ def stalled(losses: Losses, bounds: Bounds) -> float:
 
 
 @compiled
-def _grown(e: Floats, margin: Floats, bounds: Bounds) -> Best:
+def _grown(costs: Floats, works: Floats, bounds: Bounds) -> Best:
+    """Work grows in stairs where microbatches do not divide, so that whole stairs are looked at."""
+    e = np.full(len(works), np.inf)
+    for j in range(len(works)):
+        if works[j] > 0:
+            e[j] = costs[j] / works[j]
     lowest = -1
     for j in range(len(e)):
         if e[j] < np.inf and (lowest < 0 or e[j] < e[lowest]):
@@ -238,8 +239,9 @@ def _grown(e: Floats, margin: Floats, bounds: Bounds) -> Best:
     best = lowest
     allowed = (1.0 + bounds.haste) * abs(e[lowest])
     for j in range(lowest + 1, len(e)):
-        if not e[j] < np.inf or margin[j] > allowed * (1.0 + 1e-9):
-            break
+        more = works[j] - works[best]
+        if more <= 0 or costs[j] - costs[best] > more * allowed * (1.0 + 1e-9):
+            continue
         if bounds.work_left < np.inf and e[j] * bounds.work_left > bounds.budget_left_usd:
             break
         best = j

@@ -26,7 +26,7 @@ from agent.messages import (
     WorkerLost,
     WorkerReady,
 )
-from orchestrator import buying, crews, jobs, leases, ledger
+from orchestrator import buying, crews, jobs, leases, ledger, pacing
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, Stop
 from orchestrator.events import (
     AnyEvent,
@@ -130,9 +130,9 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
         case Regrouped():
             crews.on_regrouped(state, out, event)
         case JobProfiled():
-            crews.on_profiled(state, event)
+            pacing.on_profiled(state, out, event)
         case Paced():
-            crews.on_paced(state, event)
+            pacing.on_paced(state, out, event)
         case BackupHeld():
             jobs.on_backup_held(state, event)
         case CheckpointWritten():
@@ -159,6 +159,10 @@ def _ring(state: State, out: list[AnyAction], alarm: Alarm, key: str) -> None:
             crews.on_staff_alarm(state, out, key)
         case "settle":
             crews.on_settle_alarm(state, out, key)
+        case "pace":
+            pacing.on_pace_alarm(state, out, key)
+        case "probe":
+            pacing.on_probe_alarm(state, out, key)
         case "notice":
             leases.on_notice_alarm(state, out, key)
         case "ending":

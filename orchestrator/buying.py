@@ -7,7 +7,7 @@ import msgspec
 from bidding import acquire
 from bidding.model import Demand, Holding, Limits, Offer, Purchase
 from cloud.model import InstanceType
-from orchestrator import crews, leases, ledger
+from orchestrator import crews, forecast, leases, ledger
 from orchestrator.actions import AnyAction
 from orchestrator.events import CatalogueSeen, QuotesSeen
 from orchestrator.state import Job, PoolState, State, note
@@ -16,7 +16,10 @@ LAUNCHES_PER_PERIOD_MAX = 64
 
 
 class SlotSpeed(msgspec.Struct, frozen=True, kw_only=True):
-    """Work per second as the sum of the slots' speeds: `work_per_slot_s` is measured when it can be."""
+    """Work per second as long as there is no profile: the sum of the slots' speeds.
+
+    `work_per_slot_s` is measured when it can be.
+    """
 
     types: dict[str, InstanceType]
     slots_max: int
@@ -70,7 +73,9 @@ def shop(state: State, out: list[AnyAction]) -> None:
 
 def think(state: State, job: Job) -> Purchase:
     """What the bidder says about this job now."""
-    speed = SlotSpeed(types=state.types, slots_max=job.workers_max, work_per_slot_s=_pace(job))
+    speed = forecast.speed_of(state, job) or SlotSpeed(
+        types=state.types, slots_max=job.workers_max, work_per_slot_s=_pace(job)
+    )
     steps_left = job.steps_total - job.step if job.steps_total else None
     settings, deadline_s = state.settings, job.spec.deadline_s
     demand = Demand(

@@ -4,27 +4,28 @@ A loss asks for a layout without the lost at once; a newcomer waits for a step b
 come within a moment of each other come in together. Generations only grow.
 """
 
-from agent.layout import Layout, data_parallel
-from agent.messages import (
-    UNRECORDED,
-    JobProfiled,
-    Paced,
-    Progress,
-    Regrouped,
-    When,
-    WorkerLost,
-    WorkerReady,
-)
-from orchestrator import jobs, leases
+from statistics import median
+
+from agent.layout import Layout
+from agent.messages import UNRECORDED, Progress, Regrouped, When, WorkerLost, WorkerReady
+from bidding.billing import HOUR_S
+from orchestrator import jobs, layouts, leases, pacing
 from orchestrator.actions import AnyAction, Regroup, StartWorker, StopWorker
+from orchestrator.layouts import Choice, Question, Seat
+from orchestrator.morph import transition
+from orchestrator.morph.drift import Watch
+from orchestrator.morph.errors import MorphError
+from orchestrator.morph.transition import Situation
 from orchestrator.state import Job, Lease, State, Worker, move_lease, next_serial, note, set_alarm
-from orchestrator.wording import plural
 
 DEATHS_MAX = 4
 BACKOFF_S = 1.0
 BACKOFF_DOUBLINGS_MAX = 6
 STALLS_MAX = 3
 RECOVERIES_MAX = 200
+PAUSES_MAX = 32
+GAIN_MIN = 1.03  # predictions are not better than that
+RETHINK_S = 15.0  # a change that was refused is thought about again
 
 # --- starting and losing workers -----------------------------------------------------------------
 
@@ -82,8 +83,10 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
         out.append(order)
         return
     job = state.jobs[worker.job]
-    if event.uncuttable != UNRECORDED:  # a newcomer does not know
-        job.uncuttable = event.uncuttable
+    known = (event.uncuttable, event.stages_max)
+    if event.uncuttable != UNRECORDED and known != (job.uncuttable, job.stages_max):
+        job.uncuttable, job.stages_max = known
+        newcomer(state, job)  # it may be cut now; another newcomer would not know
     if worker.ready or not job.active:
         return
     worker.ready = True
@@ -97,8 +100,9 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
 
 def newcomer(state: State, job: Job) -> None:
     """Wait a moment for others, so that one layout takes them all in."""
-    if job.settle_at_s is None:
-        job.settle_at_s = state.now_s + state.settings.settle_s
+    soon_s = state.now_s + state.settings.settle_s
+    if job.settle_at_s is None or job.settle_at_s > soon_s:
+        job.settle_at_s = soon_s
         set_alarm(state, job.settle_at_s, "settle", job.id)
 
 
@@ -201,33 +205,78 @@ def count_preemption(state: State, out: list[AnyAction], job: Job) -> None:
 
 
 def regroup(state: State, out: list[AnyAction], job: Job) -> None:
-    """Ask for the layout that fits who is there now, if it differs from the one asked for."""
+    """Ask for the layout that fits who is there now, if it differs from the one asked for.
+
+    What nobody forces has to win back its pause, and waits until it does.
+    """
     if not job.active or finished_computing(job):
         return
-    members = _members(state, job)
-    current = job.layout.workers if job.layout is not None else ()
+    seats = _seats(state, job)
     if job.urgent and job.status == "RUNNING":
         jobs.move(state, out, job, "RECOVERING", "a worker of the running step is gone")
-    if len(members) < job.spec.slots_min:
+    if len(seats) < job.spec.slots_min:
         return
-    if members == current and not job.urgent:
+    able = {seat.worker for seat in seats}
+    current = job.layout.workers if job.layout is not None else ()
+    forced = job.urgent or not job.serving or any(w not in able for w in current)
+    asked = _question(state, job, seats)
+    try:
+        choice = layouts.choose(asked)
+    except MorphError as error:
+        _say_unfit(state, out, job, str(error), forced=forced)
         return
-    lost = [w for w in current if w not in job.workers]
-    joined = [w for w in members if w not in current]
+    job.unfit = ""
+    if not job.urgent and job.layout is not None and _same(job.layout, asked, choice):
+        job.plan, job.chosen, job.refused = choice.plan, choice.because, ""
+        return
+    if not forced and not _pays(state, out, job, choice, seats):
+        return
+    _ask_for(state, out, job, asked, choice)
+
+
+def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choice: Choice) -> None:
+    current = job.layout.workers if job.layout is not None else ()
+    workers = [worker for replica in choice.replicas for worker in replica.workers]
+    lost = sum(w not in job.workers for w in current)
+    joined = sum(w not in current for w in workers)
     when: When = "now" if job.urgent or not job.serving else "boundary"
-    because = (
-        f"{plural(len(members), 'worker')}: {len(joined)} new, {len(lost)} lost, step {job.step}"
-    )
+    moving = f"; {choice.moving}" if current else ""
+    because = f"{choice.because}; {joined} new, {lost} lost, step {job.step}{moving}"
     job.generation += 1
-    job.layout = data_parallel(job.generation, job.microbatches, members)
-    job.serving = dict.fromkeys(members) if when == "now" else job.serving | dict.fromkeys(members)
+    job.layout = layouts.laid_out(job.generation, asked, choice)
+    job.plan, job.chosen, job.refused = choice.plan, choice.because, ""
+    job.watch = Watch()
+    serving = dict.fromkeys(workers)
+    job.serving = serving if when == "now" else job.serving | serving
     job.urgent = False
     job.progress_at_s = state.now_s
     out.append(Regroup(job=job.id, layout=job.layout, when=when, because=because))
+    pacing.laid_out(state, out, job, choice.left_out)
 
 
-def _members(state: State, job: Job) -> tuple[str, ...]:
-    """Who can be in: those who are in keep their order, newcomers follow in the order of their start."""
+def _same(layout: Layout, asked: Question, choice: Choice) -> bool:
+    return layouts.laid_out(layout.generation, asked, choice) == layout
+
+
+def _question(state: State, job: Job, seats: tuple[Seat, ...]) -> Question:
+    return Question(
+        microbatches=job.microbatches,
+        seats=seats,
+        workers_max=job.workers_max,
+        seats_min=job.spec.slots_min,
+        profile=job.profile,
+        depth=job.spec.depth,
+        stages_max=job.stages_max,
+        uncuttable=job.uncuttable,
+        state_bytes=job.state_bytes,
+        before=job.layout,
+        before_plan=job.plan,
+        morph_s=_pause_s(state, job),
+    )
+
+
+def _seats(state: State, job: Job) -> tuple[Seat, ...]:
+    """Who can be in: those who are in keep their order; newcomers follow, zone by zone."""
     able = {
         worker_id: None
         for worker_id in job.workers
@@ -236,7 +285,23 @@ def _members(state: State, job: Job) -> tuple[str, ...]:
     staying = [] if job.layout is None else [w for w in job.layout.workers if w in able]
     for worker_id in staying:
         del able[worker_id]
-    return tuple([*staying, *able][: job.workers_max])
+    coming = [_seat(state, job, state.workers[worker_id]) for worker_id in able]
+    coming.sort(key=lambda seat: seat.zone)
+    seats = [*(_seat(state, job, state.workers[w]) for w in staying), *coming]
+    return tuple(seats[: job.workers_max])
+
+
+def _seat(state: State, job: Job, worker: Worker) -> Seat:
+    lease = state.leases[worker.token]
+    measured = state.types.get(job.profile.instance_type) if job.profile is not None else None
+    return Seat(
+        worker=worker.id,
+        machine=lease.machine_id,
+        zone=lease.pool.zone,
+        slots=lease.type.slots,
+        pace=worker.slow * (1.0 if measured is None else measured.speed) / lease.type.speed,
+        eased=bool(worker.eased),
+    )
 
 
 def _excluded(state: State, worker: Worker) -> bool:
@@ -251,6 +316,9 @@ def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
     if event.generation > job.acknowledged and job.status == "RECOVERING":
         job.recoveries_s.append(event.pause_s)
         del job.recoveries_s[:-RECOVERIES_MAX]
+    elif event.generation > job.acknowledged and job.step_s:
+        job.morph_pauses_s.append(max(event.pause_s - job.step_s, 0.0))  # it holds a whole step
+        del job.morph_pauses_s[:-PAUSES_MAX]
     job.heard_at_s = max(job.heard_at_s, event.at_s)
     _acknowledge(state, out, job, event.generation, event.step)
 
@@ -267,6 +335,7 @@ def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
     job.heard_at_s = max(job.heard_at_s, event.at_s)
     job.steps_total = event.steps_total
     _acknowledge(state, out, job, event.generation, event.step)
+    pacing.observe(state, out, job, event)
 
 
 def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, step: int) -> None:
@@ -277,8 +346,10 @@ def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, 
     if generation <= job.acknowledged or generation < job.generation or job.layout is None:
         return
     job.acknowledged = generation
+    if job.trained_from_s is None:
+        job.trained_from_s = state.now_s
     job.serving = dict.fromkeys(w for w in job.layout.workers if w in job.workers)
-    works = f"layout {job.layout.describe()} works at step {job.step}"
+    works = f"layout {job.chosen or job.layout.describe()}; it works at step {job.step}"
     if job.status in ("PROVISIONING", "RECOVERING") and not job.urgent:
         jobs.move(state, out, job, "RUNNING", works)
     elif job.status == "RUNNING":
@@ -308,23 +379,73 @@ def _release_the_leaving(state: State, out: list[AnyAction], job: Job) -> None:
             leases.give_back(state, out, lease, lease.leaving)
 
 
-# --- what is measured ----------------------------------------------------------------------------
+# --- is a change worth it? -----------------------------------------------------------------------
 
 
-def on_profiled(state: State, event: JobProfiled) -> None:
-    """From now on layouts can be compared before they are tried."""
-    job = state.jobs.get(event.job)
-    if job is not None and not job.ended:
-        job.profile = event.profile
+def _pays(
+    state: State, out: list[AnyAction], job: Job, choice: Choice, seats: tuple[Seat, ...]
+) -> bool:
+    """Rubick's gate for a change that nobody forces; what it refuses is thought about again later."""
+    assert job.layout is not None
+    newcomers = any(w not in job.layout.workers for r in choice.replicas for w in r.workers)
+    wished = job.spec.depth is not None and len(choice.replicas[0].workers) != job.layout.depth
+    if wished or (choice.plan is None and newcomers):
+        return True
+    if not job.step_s or job.trained_from_s is None:
+        return True
+    if choice.step_s is None:
+        shorter = layouts.drawn_out(choice.replicas, seats)
+        shorter /= layouts.drawn_out(job.layout.replicas, seats)
+        step_s = job.step_s * shorter
+    else:
+        step_s = choice.step_s * (job.watch.narrow if job.layout.width == 1 else job.watch.wide)
+    verdict = transition.worthwhile(
+        Situation(
+            samples_per_s=job.microbatches / job.step_s,
+            samples_per_s_after=job.microbatches / step_s / GAIN_MIN,
+            pause_s=choice.pause_s,
+            calm_s=_calm_s(state, job),
+            trained_s=state.now_s - job.trained_from_s,
+            morphs=job.morphs,
+        )
+    )
+    if verdict.go:
+        job.morphs += 1
+        return True
+    if job.settle_at_s is None:
+        job.settle_at_s = state.now_s + RETHINK_S
+        set_alarm(state, job.settle_at_s, "settle", job.id)
+    shape = f"{len(choice.replicas[0].workers)}x{len(choice.replicas)}"
+    if shape != job.refused:
+        note(out, job.id, f"stays as it is instead of {shape}: {verdict.because}")
+    job.refused = shape
+    return False
 
 
-def on_paced(state: State, event: Paced) -> None:
-    job = state.jobs.get(event.job)
-    if job is None or job.ended or event.generation < job.acknowledged:
-        return
-    for worker_id, microbatch_s in event.microbatch_s.items():
-        if worker_id in job.workers:
-            state.workers[worker_id].microbatch_s = microbatch_s
+def _calm_s(state: State, job: Job) -> float:
+    """Until the cloud takes a machine of ours, or the work is done."""
+    hazard_per_h = sum(
+        state.pools[lease.pool.key].record.hazard_per_h(state.now_s)
+        for token in job.leases
+        if (lease := state.leases[token]).request.market == "spot"
+    )
+    left_s = (job.steps_total - job.step) * job.step_s
+    return min(left_s, HOUR_S / hazard_per_h) if hazard_per_h > 0 else left_s
+
+
+def _pause_s(state: State, job: Job) -> float:
+    """What a change costs besides what moves: as it was lately, or as the settings say."""
+    return median(job.morph_pauses_s) if job.morph_pauses_s else state.settings.morph_s
+
+
+def _say_unfit(state: State, out: list[AnyAction], job: Job, why: str, *, forced: bool) -> None:
+    """Nothing fits: it waits, and says what would do. A layout that runs goes on."""
+    if forced:
+        job.progress_at_s = state.now_s
+        job.thought_at_s = -1.0 if why != job.unfit else job.thought_at_s
+    if why != job.unfit:
+        note(out, job.id, why)
+    job.unfit = why
 
 
 # --- silence -------------------------------------------------------------------------------------
@@ -339,7 +460,7 @@ def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
     silent_s = state.now_s - job.progress_at_s
     if job.layout is None or not job.serving or silent_s < stall_s(state, job):
         return
-    if finished_computing(job):
+    if finished_computing(job) or job.unfit:
         return
     job.stalls += 1
     job.urgent = True

@@ -76,6 +76,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...] = ()
     slots_min: int = 1
     slots_max: int = 4
+    depth: int | None = None  # stages of a pipeline; None: the planner chooses
     budget_usd: float | None = None
     deadline_s: float | None = None
     max_failures: int = 3

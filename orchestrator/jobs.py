@@ -167,13 +167,13 @@ def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because:
     """The end: the keeper closes it, its workers stop, its machines go to who waits, or back."""
     started = job.status != "PENDING"
     move(state, out, job, to, because)
-    job.ending, job.ended_at_s, job.waiting = None, state.now_s, ""
+    job.ending, job.ended_at_s, job.waiting, job.unfit = None, state.now_s, "", ""
     state.live_jobs.pop(job.id, None)
     if started:
         out.append(CloseJob(job=job.id, because=f"{to}: {because}"))
     for worker in [state.workers[w] for w in job.workers]:
         crews.stop(state, out, worker, f"{job.id} has ended")
-    job.layout, job.serving, job.urgent, job.settle_at_s = None, {}, False, None
+    job.layout, job.plan, job.serving, job.urgent, job.settle_at_s = None, None, {}, False, None
     admit(state, out)
     for lease in [state.leases[token] for token in job.leases]:
         _pass_on(state, out, lease, f"{job.id} has ended and nobody needs it")

@@ -19,6 +19,7 @@ from bidding.model import Demand, Limits, Offer
 from cloud.clock import SystemClock
 from cloud.model import InstanceType, Pool
 from cloud.provider import Provider
+from orchestrator import layouts
 from orchestrator.buying import SlotSpeed
 from orchestrator.config import Config, load
 from orchestrator.events import ManagerStarted
@@ -115,7 +116,7 @@ async def live(order: Order) -> None:
 
 
 def rehearse() -> None:
-    """One decision about nothing real: its arithmetic is compiled, or loaded, before anyone waits for it."""
+    """Decisions about nothing real: their arithmetic is compiled, or loaded, before anyone waits for it."""
     kind = InstanceType(name="none", cloud="none", slots=1, memory_bytes=1, on_demand_usd_per_h=1.0)
     offer = Offer(
         pool=Pool("none", "none", "none", "none"), type=kind, market="spot", price_usd_per_h=0.1
@@ -123,6 +124,7 @@ def rehearse() -> None:
     demand = Demand(work_left=1.0, start_s=1.0, morph_s=1.0, recovery_s=1.0)
     speed = SlotSpeed(types={"none": kind}, slots_max=4)
     decide([offer], [], demand, Limits(), speed, 0.0)
+    layouts.rehearse()
 
 
 def providers(config: Config, places: Places) -> dict[str, Provider]:

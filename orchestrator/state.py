@@ -16,6 +16,8 @@ from bidding.observed import PoolRecord
 from cloud.model import InstanceType, LaunchRequest, Pool
 from orchestrator.actions import AnyAction, Note
 from orchestrator.events import JobSpec
+from orchestrator.morph.drift import Watch
+from orchestrator.morph.plans import Plan
 from orchestrator.settings import Settings
 from orchestrator.view import JobStatus, Sentence
 
@@ -23,7 +25,17 @@ LeaseState = Literal[
     "intended", "pending", "booting", "ready", "working", "noticed", "ending", "ended"
 ]
 Alarm = Literal[
-    "control", "boot", "worker", "staff", "settle", "notice", "ending", "drain", "stall"
+    "control",
+    "boot",
+    "worker",
+    "staff",
+    "settle",
+    "pace",
+    "probe",
+    "notice",
+    "ending",
+    "drain",
+    "stall",
 ]
 
 HISTORY_MAX = 32
@@ -130,6 +142,12 @@ class Worker(msgspec.Struct, kw_only=True):
     started_at_s: float
     ready: bool = False
     microbatch_s: float = 0.0  # what one took lately; 0 as long as nobody said
+    slow: float = 1.0  # how many times longer than on its peers it takes, as layouts reckon with it
+    doubted_at_s: float | None = None  # since when it has not been what layouts reckon with
+    eased: int = 0  # the generation in which it got fewer microbatches for being slow
+    benched_at_s: float | None = None  # since when it is left out for being slow
+    probed_at_s: float | None = None
+    probes: int = 0
 
 
 class PoolState(msgspec.Struct, kw_only=True):
@@ -176,7 +194,17 @@ class Job(msgspec.Struct, kw_only=True):
     steps_total: int = 0
     state_bytes: int = 0
     uncuttable: str = UNRECORDED  # why its model cannot be cut into stages; empty if it can
+    stages_max: int = 1
     profile: Profile | None = None
+    plan: Plan | None = None  # what the newest layout is predicted to take
+    chosen: str = ""  # why it is that layout, and what the next best would be
+    watch: Watch = Watch()
+    refitted_at_s: float = 0.0
+    unfit: str = ""  # what is missing as long as no layout fits
+    trained_from_s: float | None = None
+    morphs: int = 0  # that nobody forced
+    morph_pauses_s: list[float] = []
+    refused: str = ""  # the layout that would be better, but not by enough
     step: int = 0
     loss: float | None = None
     step_s: float = 0.0
@@ -216,7 +244,12 @@ class Job(msgspec.Struct, kw_only=True):
     def workers_max(self) -> int:
         """More workers than microbatches would have nothing to do."""
         most = self.spec.slots_max
-        return min(most, self.microbatches) if self.microbatches else most
+        if not self.microbatches:
+            return most
+        depth = self.stages_max if self.profile is not None else 1
+        if self.spec.depth is not None:
+            depth = min(self.spec.depth, self.stages_max)
+        return min(most, self.microbatches * depth)
 
 
 class State(msgspec.Struct, kw_only=True):

@@ -6,18 +6,20 @@ smoothed; a factor that stays outside the tolerance means that the profile has d
     factor_t = (1 - a) factor_{t-1} + a * observed / predicted,    a = 2 / (window + 1)
 
 A factor common to all layouts is a machine that became slower or faster: times are refitted by it. If only
-wide layouts are off, the ring is; then it is measured again, because one number cannot tell hop from bandwidth.
+wide layouts are off, the ring is: hop and bandwidth are scaled alike until they are measured again, because one
+number cannot tell them apart.
 """
 
 from typing import Literal
 
 import msgspec
 
-from agent.profile import Profile, Section
+from agent.profile import Link, Profile, Section
 from orchestrator.morph.plans import Plan
 
 WINDOW = 20
 TOLERANCE = 0.05
+RING_MAX = 100.0  # a ring is not taken for more than so many times slower or faster at once
 MODELS_WIDE = 2  # from this width on a step contains a reduction
 
 Advice = Literal["keep", "refit", "measure"]
@@ -64,7 +66,7 @@ def judge(watch: Watch) -> Verdict:
         return Verdict(advice="refit", factor=factor, because=why)
     why = (
         f"steps take {watch.narrow:.2f} times what was predicted alone and {watch.wide:.2f} times "
-        "with a reduction: calibrate again"
+        "with a reduction: the ring is to be measured again"
     )
     return Verdict(advice="measure", factor=1.0, because=why)
 
@@ -76,6 +78,30 @@ def refit(profile: Profile, factor: float) -> Profile:
         sections=tuple(_scaled(section, factor) for section in profile.sections),
         apply_s_per_byte=profile.apply_s_per_byte * factor,
         overhead_s=profile.overhead_s * factor,
+    )
+
+
+def refit_ring(profile: Profile, plan: Plan, factor: float) -> Profile:
+    """The profile with which this wide plan would take `factor` times as long, because its ring does."""
+    tail_s = max(plan.cost.reduce_s, plan.step_s / RING_MAX)
+    slower = min(max(1 + (factor - 1) * plan.step_s / tail_s, 1 / RING_MAX), RING_MAX)
+    network = profile.network
+    return msgspec.structs.replace(
+        profile,
+        network=msgspec.structs.replace(
+            network,
+            reduce_intra=_slowed(network.reduce_intra, slower),
+            reduce_inter=_slowed(network.reduce_inter, slower),
+        ),
+    )
+
+
+def _slowed(link: Link, slower: float) -> Link:
+    return msgspec.structs.replace(
+        link,
+        bandwidth_bytes_per_s=link.bandwidth_bytes_per_s / slower,
+        latency_s=link.latency_s * slower,
+        jitter_s=link.jitter_s * slower,
     )
 
 

@@ -43,9 +43,12 @@ class _Group(NamedTuple):
 
 
 def best_mix(
-    profiles: Mapping[str, Profile], task: Task, holdings: Sequence[Holding]
+    profiles: Mapping[str, Profile], task: Task, holdings: Sequence[Holding], groups_min: int = 1
 ) -> tuple[Plan, tuple[Chain, ...]]:
-    """The best layout for what is held, and the group of every worker of every replica."""
+    """The best layout for what is held, and the group of every worker of every replica.
+
+    Groups are numbered from the fastest on. Slow ones may be left out, but for the first `groups_min`.
+    """
     groups = _groups(profiles, task, holdings)
     workers = sum(group.holding.workers for group in groups)
     if workers == 0:
@@ -55,7 +58,7 @@ def best_mix(
         plan = best(groups[0].tables.profile, only, workers)
         return plan, (Chain((0,) * plan.way.depth),) * plan.width
     found: list[tuple[Plan, tuple[Chain, ...]]] = []
-    for used in range(1, len(groups) + 1):
+    for used in range(min(groups_min, len(groups)), len(groups) + 1):
         some = groups[:used]
         deepest = min(MIXED_DEPTH_MAX, sum(group.holding.workers for group in some))
         for way in search.ways(task, some[0].tables.profile, deepest):

@@ -42,6 +42,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     recompute: tuple[bool, ...] = (False, True)
     shardings: tuple[Sharding, ...] = ("none",)
     microbatch_sizes: tuple[int, ...] = ()  # all that were measured
+    depth_min: int = 1
     depth_max: int = 0  # no limit but the sections
     width_max: int = 0
 
@@ -104,7 +105,7 @@ def ways(task: Task, profile: Profile, workers: int) -> Iterator[Way]:
     deepest = min(workers, len(profile.sections), task.depth_max or workers)
     placements: tuple[Placement, ...] = ("chain",) if task.per_instance == 1 else ("chain", "ring")
     for size in sizes(task, profile):
-        for depth in range(1, deepest + 1):
+        for depth in range(task.depth_min, deepest + 1):
             for name in task.schedules if depth > 1 else task.schedules[:1]:
                 yield from _ways(task, profile, placements, (size, depth, name))
 

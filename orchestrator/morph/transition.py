@@ -24,6 +24,7 @@ from orchestrator.morph.plans import Plan
 BACKUP = ""
 WORTH = 0.97  # Rubick's gate: so much of all time must be left for training
 TOLERANCE = 1e-9
+NEVER = 1e6  # times the whole state: more than any way that is allowed
 
 
 class Move(msgspec.Struct, frozen=True, kw_only=True):
@@ -74,8 +75,13 @@ def transition(
     plan: Plan,
     sizes: Sequence[float],
     pace: Pace,
+    barred: Flags | None = None,
 ) -> Transition:
-    """Move as little as can be. `held` is what survivors hold; `workers` are all that can be used."""
+    """Move as little as can be. `held` is what survivors hold; `workers` are all that can be used.
+
+    Worker i does not get slot replica * depth + stage where `barred[i, slot]`. Among equally good ways
+    each worker takes the slot that stands where it does, so that who is listed in order stays in order.
+    """
     depth, width = plan.way.depth, plan.width
     if len(workers) < depth * width:
         raise DoesNotFit(
@@ -88,7 +94,7 @@ def transition(
     needs = np.zeros((depth, plan.sections), bool)
     for stage, (first, end) in enumerate(plan.stages):
         needs[stage % depth, first:end] = True
-    rows = _assigned(has, needs, size, width)
+    rows = _assigned(has, needs, size, width, barred)
     moves = _moves(has, needs, size, rows, tuple(workers))
     moved = sum(move.size_bytes for move in moves)
     backup = sum(move.size_bytes for move in moves if move.source == BACKUP)
@@ -103,13 +109,15 @@ def transition(
     )
 
 
-def _assigned(has: Flags, needs: Flags, size: Reals, width: int) -> Codes:
+def _assigned(has: Flags, needs: Flags, size: Reals, width: int, barred: Flags | None) -> Codes:
     """The worker of every slot, [replica, stage]."""
     depth = len(needs)
     missing = (needs * size).sum(axis=1)[None, :] - has.astype(float) @ (needs * size).T
-    # Among equally good workers the earlier ones stay in front, so that nobody is moved for nothing.
-    rank = np.arange(len(has))[:, None] / max(len(has), 1)
-    cost = np.tile(missing + TOLERANCE * rank * max(float(size.sum()), 1.0), (1, width))
+    far = np.subtract.outer(np.arange(len(has)), np.arange(depth * width)) / len(has)
+    whole = max(float(size.sum()), 1.0)
+    cost = np.tile(missing, (1, width)) + TOLERANCE * far**2 * whole
+    if barred is not None:
+        cost[barred] = NEVER * whole
     row, column = linear_sum_assignment(cost)
     rows = np.empty(depth * width, np.int64)
     rows[column] = row

@@ -12,11 +12,12 @@ from agent.messages import (
 )
 from cloud.model import Machine
 from orchestrator.actions import OpenJob, Regroup, StartWorker
-from orchestrator.simulated.keeper import STATE_BYTES, SimulatedJob
-from orchestrator.simulated.scenario import Scenario
+from orchestrator.simulated.keeper import SimulatedJob
+from orchestrator.simulated.scenario import STATE_BYTES, Scenario
 from orchestrator.simulated.timeline import Inbox, Luck, Timeline
 
 AGENT_AWAY_S = 10.0
+SPELLS, SPELL_S = (1.2, 1.6, 3.0, 8.0), 300.0
 TRACEBACK = "Traceback (most recent call last):\nRuntimeError: seeded failure"
 
 
@@ -109,16 +110,27 @@ class Fleet:
             microbatches=job.microbatches,
             steps_total=job.steps_total,
             state_bytes=STATE_BYTES,
+            uncuttable="" if self._scenario.sections > 1 else "it is in one piece",
+            stages_max=max(self._scenario.sections, 1),
         )
         self._inbox.report(ready, 0.0)
         faults = self._luck.faults
         self._plan(faults.worker_dies_per_h, lambda: self._worker_exits(machine, worker))
         self._plan(faults.script_fails_per_h, lambda: self._script_fails(machine, worker))
+        self._plan(faults.slow_per_h, lambda: self._spell(machine, worker))
 
     def _plan(self, rate_per_h: float, what: Callable[[], None]) -> None:
         wait_s = self._luck.wait_s(rate_per_h)
         if wait_s is not None:
             self._timeline.after(wait_s, what)
+
+    def _spell(self, machine: SimulatedMachine, worker: str) -> None:
+        """A neighbour on the same host takes what it can get, for a while."""
+        if worker in machine.workers and self._luck.faults.slow_per_h:
+            job = self.jobs[machine.workers[worker]]
+            job.run_at(worker, self._luck.random.choice(SPELLS))
+            spell_s = self._luck.random.expovariate(1 / SPELL_S)
+            self._timeline.after(spell_s, lambda: job.run_at(worker, 1.0))
 
     def _worker_exits(self, machine: SimulatedMachine, worker: str) -> None:
         if worker in machine.workers and self._luck.faults.worker_dies_per_h:
@@ -158,9 +170,8 @@ class Fleet:
             return
         self.jobs[action.order.job] = SimulatedJob(
             action.order,
-            self._scenario.steps,
-            self._scenario.microbatches,
-            (self._timeline, self._inbox, self._pace),
+            self._scenario,
+            (self._timeline, self._inbox),
         )
 
     def regroup(self, action: Regroup) -> None:

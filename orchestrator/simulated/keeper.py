@@ -6,17 +6,16 @@ from agent.messages import (
     CheckpointWritten,
     JobCompleted,
     JobOrder,
+    JobProfiled,
+    Paced,
     Progress,
     Regrouped,
     Rewound,
     When,
     WorkerLost,
 )
-from cloud.local.market import GIB
-from orchestrator.simulated.scenario import Pace
+from orchestrator.simulated.scenario import STATE_BYTES, Scenario, profile_of
 from orchestrator.simulated.timeline import Inbox, Timeline
-
-STATE_BYTES = GIB // 8
 
 
 class SimulatedJob:
@@ -25,19 +24,21 @@ class SimulatedJob:
     def __init__(
         self,
         order: JobOrder,
-        steps_total: int,
-        microbatches: int,
-        around: tuple[Timeline, Inbox, Pace],
+        scenario: Scenario,
+        around: tuple[Timeline, Inbox],
     ) -> None:
         self.id = order.job
-        self.steps_total = steps_total
-        self.microbatches = microbatches
+        self.steps_total = scenario.steps
+        self.microbatches = scenario.microbatches
         self.present: dict[str, str] = {}  # worker -> machine
+        self.slow: dict[str, float] = {}  # worker -> how many times as long it takes
         self.done = False
         self.step = 0  # committed
         self.checkpoint_step = 0
         self.lost_steps = 0
-        self._timeline, self._inbox, self._pace = around
+        self._timeline, self._inbox = around
+        self._scenario, self._pace = scenario, scenario.pace
+        self._measured = scenario.sections == 0
         self._checkpoint_every_s = order.checkpoint_every_s
         self._checkpoint_at_s = self._timeline.now_s
         self._generation = 0
@@ -62,23 +63,33 @@ class SimulatedJob:
                 )
         self._advance()
         if when == "now" or self._began_s is None:
-            self._apply(layout)
+            self._apply(layout, self._pace.morph_s)
             return
 
         def at_boundary() -> None:
             if self._generation == layout.generation and not self.done:
                 self._advance()
-                self._apply(layout)
+                self._apply(layout, self._pace.morph_s)
 
         self._timeline.at(self._began_s + self._step_s, at_boundary)
 
     def leave(self, worker: str) -> bool:
         """Whoever is in the layout and leaves stops the running step; what is committed stays."""
+        self.slow.pop(worker, None)
         if self.present.pop(worker, None) is None:
             return False
         if self._layout is not None and worker in self._layout.workers:
             self._stand_still()
         return True
+
+    def run_at(self, worker: str, slow: float) -> None:
+        """From now on this worker takes so many times as long."""
+        if worker not in self.present:
+            return
+        self.slow[worker] = slow
+        if self._began_s is not None and self._layout is not None:
+            self._advance()
+            self._apply(self._layout, 0.0)
 
     def lose_memory(self) -> None:
         """The keeper dies and comes back with the last checkpoint."""
@@ -120,21 +131,31 @@ class SimulatedJob:
         self.step += steps
         self._began_s += steps * self._step_s
 
-    def _apply(self, layout: Layout) -> None:
+    def _apply(self, layout: Layout, pause_s: float) -> None:
         self._version += 1
         self._layout = layout
         if any(worker not in self.present for worker in layout.workers):
             self._began_s = None
             return
         now_s, version = self._timeline.now_s, self._version
-        self._step_s = self._pace.slot_step_s / len(layout.workers) + 0.02
-        self._began_s = now_s + self._pace.morph_s
+        self._step_s = self._step_of(layout)
+        self._began_s = now_s + pause_s
         left_s = (self.steps_total - self.step) * self._step_s
         first_s = self._began_s + self._step_s * 1.001
-        self._timeline.at(first_s, lambda: self._first_commit(version, layout.generation))
+        told_s = pause_s + self._step_s
+        self._timeline.at(first_s, lambda: self._first_commit(version, layout.generation, told_s))
         self._timeline.at(self._began_s + left_s + 1e-3, lambda: self._last_commit(version))
 
-    def _first_commit(self, version: int, generation: int) -> None:
+    def _step_of(self, layout: Layout) -> float:
+        """A chain fills once, then its slowest stage sets the pace; the slowest chain ends the step."""
+        each_s = self._pace.slot_step_s / self.microbatches / layout.depth
+        longest_s = max(
+            (replica.count + layout.depth - 1) * max(self.slow.get(w, 1.0) for w in replica.workers)
+            for replica in layout.replicas
+        )
+        return each_s * longest_s + self._pace.overhead_s
+
+    def _first_commit(self, version: int, generation: int, pause_s: float) -> None:
         if self._version != version:
             return
         self._advance()
@@ -143,9 +164,18 @@ class SimulatedJob:
             job=self.id,
             generation=generation,
             step=self.step,
-            pause_s=self._pace.morph_s + self._step_s,
+            pause_s=pause_s,
         )
         self._inbox.report(event, 0.0, may_be_lost=False)
+        if not self._measured and self._layout is not None:
+            self._measured = True
+            profiled = JobProfiled(
+                at_s=0.0,
+                job=self.id,
+                worker=self._layout.workers[0],
+                profile=profile_of(self._scenario),
+            )
+            self._inbox.report(profiled, self._pace.answer_s, may_be_lost=False)
         self._progress(version)
 
     def _progress(self, version: int) -> None:
@@ -162,6 +192,14 @@ class SimulatedJob:
             step_s=self._step_s,
         )
         self._inbox.report(event, 0.0, may_be_lost=False)
+        each_s = self._pace.slot_step_s / self.microbatches / self._layout.depth
+        paced = Paced(
+            at_s=0.0,
+            job=self.id,
+            generation=self._layout.generation,
+            microbatch_s={w: each_s * self.slow.get(w, 1.0) for w in self._layout.workers},
+        )
+        self._inbox.report(paced, 0.0)
         backup = BackupHeld(at_s=0.0, job=self.id, step=self.step, state_bytes=STATE_BYTES)
         self._inbox.report(backup, 0.0, may_be_lost=False)
         if self._timeline.now_s >= self._checkpoint_at_s + self._checkpoint_every_s:

@@ -4,6 +4,7 @@ from random import Random
 
 import msgspec
 
+from agent.profile import Link, Network, Profile, Section
 from cloud.local.market import GIB, Catalogue, Conduct, SpotMarket, Zone
 from cloud.model import InstanceType
 from cloud.simulated import SimulatedCloud
@@ -11,6 +12,7 @@ from orchestrator.events import JobSpec
 from orchestrator.settings import Settings
 
 HOUR_S, DAY_S = 3600.0, 86_400.0
+STATE_BYTES = GIB // 8
 JOB_SLOTS = 50
 STEPS_FOREVER = 10**9
 
@@ -35,6 +37,7 @@ class Faults(msgspec.Struct, frozen=True, kw_only=True):
     drought_s: float = 0.0
     clock_jump_every_s: float = 0.0
     listing_lag_s: float = 0.0
+    slow_per_h: float = 0.0  # of a worker: spells in which it takes several times as long
 
 
 FAULTS = {
@@ -56,6 +59,7 @@ FAULTS = {
         drought_s=600.0,
         clock_jump_every_s=3600.0,
         listing_lag_s=10.0,
+        slow_per_h=1.0,
     ),
 }
 
@@ -73,6 +77,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     restart_s: float = 5.0
     progress_every_s: float = 60.0
     slot_step_s: float = 4.0  # one slot computes a step this long; n slots share it
+    overhead_s: float = 0.02  # of a step, whatever the layout
 
 
 class Scenario(msgspec.Struct, frozen=True, kw_only=True):
@@ -89,6 +94,9 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     jobs: int = 1
     steps: int = 1000
     microbatches: int = 64
+    sections: int = 0  # of the model, which is measured at the first step; 0: nobody measures it
+    misjudged: float = 1.0  # what steps take over what the measurement says
+    room: float = 4.0  # memory of an accelerator over what the whole model takes
     budget_usd: float | None = None
     calm_after_s: float | None = None
     faults: Faults = Faults()
@@ -136,6 +144,7 @@ def wild(seed: int) -> Scenario:
     if dice.random() < 0.2:
         kept["script_fails_per_h"] = 0.3
     job_slots, jobs = dice.choice((1, 2, 3, 4, 6)), dice.choice((1, 1, 1, 2, 3))
+    sections = dice.choice((0, 1, 2, 4))
     return Scenario(
         seed=seed,
         days=3.0,
@@ -160,6 +169,34 @@ def wild(seed: int) -> Scenario:
             rethink_s=dice.choice((5.0, 60.0)),
             penalty_s=dice.choice((20.0, 180.0)),
         ),
+        sections=sections,
+        misjudged=dice.choice((1.0, 1.0, 0.7, 1.5)),
+        room=dice.choice((4.0, 4.0, 0.7)) if job_slots > 2 and sections > 1 else 4.0,
+    )
+
+
+def profile_of(scenario: Scenario) -> Profile:
+    """What is measured of the simulated model: equal sections, as fast as the pace says, or misjudged."""
+    each_s = scenario.pace.slot_step_s / scenario.microbatches / scenario.misjudged
+    share = 1 / max(scenario.sections, 1)
+    section = Section(
+        name="section",
+        forward_s=(each_s * share / 3,),
+        backward_s=(each_s * share * 2 / 3,),
+        activation_bytes=1e3,
+        stash_bytes=1e3,
+        parameter_bytes=STATE_BYTES * share / 4,
+        optimizer_bytes=STATE_BYTES * share / 2,
+    )
+    link = Link(bandwidth_bytes_per_s=1e10)
+    return Profile(
+        model="simulated",
+        instance_type="s1",
+        microbatch_sizes=(1,),
+        network=Network(intra=link, inter=link, reduce_intra=link, reduce_inter=link),
+        memory_bytes=scenario.room * STATE_BYTES,
+        overhead_s=scenario.pace.overhead_s / scenario.misjudged,
+        sections=(section,) * max(scenario.sections, 1),
     )
 
 

@@ -142,6 +142,7 @@ class Watcher:
                 if generation < self._generations.get(action.job, 0):
                     raise Breach(f"job {action.job} went back to generation {generation}")
                 self._generations[action.job] = generation
+                _layout_is_sound(state, action)
             elif isinstance(action, Terminate):
                 tags = self._world.cloud.machine(action.machine_id).tags
                 if tags.get(DEPLOYMENT_TAG) != self._settings.deployment:
@@ -177,6 +178,31 @@ class Watcher:
         ]
         if job.active and sum(kept) > job.spec.slots_max:
             raise Breach(f"job {job.id} holds {sum(kept)} slots, slots_max={job.spec.slots_max}")
+
+
+def _layout_is_sound(state: State, action: Regroup) -> None:
+    """Chains of one depth, nobody twice, every microbatch once, and what is known to fit."""
+    layout, job = action.layout, state.jobs[action.job]
+    name = f"job {action.job}, generation {layout.generation}"
+    workers = layout.workers
+    if len(set(workers)) != len(workers):
+        raise Breach(f"{name}: somebody is in it twice: {workers}")
+    if any(len(replica.workers) != layout.depth for replica in layout.replicas):
+        raise Breach(f"{name}: unequal depths")
+    given = [m for r in layout.replicas for m in range(r.first, r.first + r.count)]
+    if given != list(range(job.microbatches)):
+        raise Breach(f"{name}: the shares are {given} of {job.microbatches} microbatches")
+    if any(replica.count < 1 for replica in layout.replicas):
+        raise Breach(f"{name}: a replica has nothing to do")
+    if job.uncuttable and layout.depth > 1:
+        raise Breach(f"{name}: depth {layout.depth}, but {job.uncuttable}")
+    plan, profile = job.plan, job.profile
+    if layout != job.layout or plan is None or profile is None:
+        return
+    if (plan.way.depth, plan.shares) != (layout.depth, tuple(r.count for r in layout.replicas)):
+        raise Breach(f"{name}: it is not what was planned: {plan.describe()}")
+    if max(plan.memory_bytes) > profile.memory_bytes:
+        raise Breach(f"{name}: a stage of {max(plan.memory_bytes)} bytes does not fit")
 
 
 def _undisturbed(lease: Lease) -> bool:

@@ -1,0 +1,421 @@
+"""Which layout a job shall have with the workers at hand, and why: a question as a value, its answer as one.
+
+With a profile the plan book answers; workers that are not equally fast are a mix. Without one the job is
+data parallel, or in chains of the depth that a person asked for. What is asked again is remembered: the same
+question has the same answer, so that nobody can tell.
+
+    pace    seconds of a microbatch on this worker over those on a healthy worker of speed one
+"""
+
+from collections.abc import Mapping, Sequence
+from functools import lru_cache
+
+import msgspec
+import numpy as np
+from scipy.optimize import linear_sum_assignment
+
+from agent.layout import Layout, Replica
+from agent.profile import Link, Network, Profile, Section
+from agent.schedule import Schedule
+from orchestrator.morph import book, drift, mixed, schedules, transition
+from orchestrator.morph.compiled import Flags
+from orchestrator.morph.errors import DoesNotFit
+from orchestrator.morph.plans import Holding, Plan, RunnerUp
+from orchestrator.morph.search import SEARCHED, Task
+from orchestrator.morph.transition import Pace, Transition
+from orchestrator.wording import pause, plural
+
+BOOKS_KEPT = 64
+MIXES_KEPT = 256
+MATCHED_MAX = 1024  # workers; with more, nobody is moved to save bytes
+NEAR, FAR, NEIGHBOUR = 1.0, 2.0, 0.5
+ORDER = 1e-6  # of a choice that is otherwise as good
+UNKNOWN_BYTES_PER_S = 1e9
+PACE_DIGITS = 3
+PROGRAMS_MAX = 256  # microbatches; with more, only what workers know by name is played
+
+
+class Seat(msgspec.Struct, frozen=True, kw_only=True):
+    """A worker that can be in the layout, and where it is."""
+
+    worker: str
+    machine: str
+    zone: str
+    slots: int = 1  # of its machine
+    pace: float = 1.0
+    eased: bool = False  # it is slow and had its share cut: next it may be left out
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """What a layout is chosen from. The seats of the running layout come first, in its order."""
+
+    microbatches: int
+    seats: tuple[Seat, ...]
+    workers_max: int
+    seats_min: int = 1
+    profile: Profile | None = None
+    depth: int | None = None  # asked for by a person
+    stages_max: int = 1
+    uncuttable: str = ""
+    state_bytes: float = 0.0
+    before: Layout | None = None
+    before_plan: Plan | None = None
+    morph_s: float = 0.0  # of every change, whatever moves
+
+
+class Choice(msgspec.Struct, frozen=True, kw_only=True):
+    """Replicas in order, what they are predicted to take, and the sentence. Without a profile, no plan."""
+
+    replicas: tuple[Replica, ...]
+    plan: Plan | None
+    because: str
+    moving: str  # what it moves, and how long that will take
+    left_out: tuple[str, ...]
+    moved_bytes: float
+    pause_s: float
+
+    @property
+    def step_s(self) -> float | None:
+        return None if self.plan is None else self.plan.step_s
+
+
+def choose(asked: Question) -> Choice:
+    """The best layout; `DoesNotFit` says what is missing where there is none."""
+    if asked.profile is None:
+        chains, shares, plan = *_by_hand(asked), None
+    else:
+        plan, chains = _planned(asked)
+        shares = plan.shares
+    found = _who_moves(asked, plan, chains)
+    replicas, first = [], 0
+    for chain, count in zip(found.chains, shares, strict=True):
+        replicas.append(Replica(workers=chain, first=first, count=count))
+        first += count
+    inside = {worker for chain in found.chains for worker in chain}
+    return Choice(
+        replicas=tuple(replicas),
+        plan=plan,
+        because=_sentence(asked, plan, (len(chains), len(chains[0]))),
+        moving=f"{_size(found.moved_bytes)} move, pause about {pause(found.pause_s)}",
+        left_out=tuple(s.worker for s in asked.seats if s.worker not in inside and s.eased),
+        moved_bytes=found.moved_bytes,
+        pause_s=found.pause_s,
+    )
+
+
+def laid_out(generation: int, asked: Question, choice: Choice) -> Layout:
+    """The choice as the workers read it: where to cut, and what to play if it is not 1F1B."""
+    layout = Layout(
+        generation=generation, microbatches=asked.microbatches, replicas=choice.replicas
+    )
+    plan, profile = choice.plan, asked.profile
+    if plan is None or profile is None or plan.way.depth == 1:
+        return layout
+    way = plan.way
+    cuts = tuple(profile.sections[first - 1].after for first in plan.firsts[1:])
+    programs: tuple[Schedule, ...] = ()
+    if way.schedule != "1f1b":
+        programs = tuple(
+            schedules.make(
+                way.schedule, way.depth, count, recompute=way.recompute, chunks=way.chunks
+            )
+            for count in sorted(set(plan.shares))
+        )
+    return msgspec.structs.replace(
+        layout,
+        cuts=cuts if min(cuts) >= 0 else (),
+        schedule=way.schedule,
+        recompute=way.recompute,
+        schedules=programs,
+    )
+
+
+def task_of(
+    profile: Profile,
+    microbatches: int,
+    depth: int | None,
+    stages_max: int,
+    per_instance: int,
+) -> Task:
+    """The script's own microbatch is not ours to change; nor is the number of them."""
+    size = profile.microbatch_sizes[0]
+    only = None if depth is None else min(depth, stages_max)
+    return Task(
+        global_batch=microbatches * size,
+        per_instance=per_instance,
+        schedules=SEARCHED if microbatches <= PROGRAMS_MAX else ("1f1b",),
+        microbatch_sizes=(size,),
+        depth_min=only or 1,
+        depth_max=only or stages_max,
+    )
+
+
+@lru_cache(maxsize=BOOKS_KEPT)
+def book_of(profile: Profile, task: Task, workers_max: int, pace: float = 1.0) -> book.Book:
+    """The best layout for every count of workers of one pace."""
+    return book.book(_at(profile, pace), task, workers_max)
+
+
+@lru_cache(maxsize=MIXES_KEPT)
+def _mix_of(
+    profile: Profile, task: Task, groups: tuple[tuple[float, int], ...], groups_min: int
+) -> tuple[Plan, tuple[mixed.Chain, ...]]:
+    profiles = {str(pace): _at(profile, pace) for pace, _ in groups}
+    holdings = [Holding(instance_type=str(pace), instances=count) for pace, count in groups]
+    return mixed.best_mix(profiles, task, holdings, groups_min)
+
+
+def _at(profile: Profile, pace: float) -> Profile:
+    return profile if pace == 1 else drift.refit(profile, pace)
+
+
+def rehearse() -> None:
+    """Layouts of nothing real, so that the planner is compiled before somebody waits for it."""
+    link = Link(bandwidth_bytes_per_s=1e9)
+    section = Section(
+        name="none",
+        forward_s=(1e-3,),
+        backward_s=(1e-3,),
+        activation_bytes=1.0,
+        parameter_bytes=1.0,
+    )
+    profile = Profile(
+        model="none",
+        microbatch_sizes=(1,),
+        network=Network(intra=link, inter=link, reduce_intra=link, reduce_inter=link),
+        memory_bytes=1e9,
+        sections=(section, section),
+    )
+    seats = [Seat(worker=str(n), machine=str(n), zone="", pace=1 + n // 2) for n in range(4)]
+    for some in (seats[:2], seats):
+        choose(Question(microbatches=4, seats=tuple(some), workers_max=4, profile=profile))
+
+
+# --- with a profile --------------------------------------------------------------------------------
+
+
+def _planned(asked: Question) -> tuple[Plan, list[tuple[Seat, ...]]]:
+    """The plan, and for every replica seats of the right paces; who takes which stage comes later."""
+    assert asked.profile is not None
+    groups = _by_pace(asked.seats)
+    task = task_of(
+        asked.profile,
+        asked.microbatches,
+        asked.depth,
+        asked.stages_max,
+        min(seat.slots for seat in asked.seats),
+    )
+    if len(groups) == 1:
+        ((pace, seats),) = groups.items()
+        plan = book_of(asked.profile, task, asked.workers_max, pace).at(len(seats))
+        depth = plan.way.depth
+        return plan, [tuple(seats[i * depth : (i + 1) * depth]) for i in range(plan.width)]
+    must = [i for i, some in enumerate(groups.values(), 1) if not all(s.eased for s in some)]
+    task = msgspec.structs.replace(task, per_instance=1)
+    plan, chains = _mix_of(
+        asked.profile,
+        task,
+        tuple((pace, len(s)) for pace, s in groups.items()),
+        max(must, default=1),
+    )
+    waiting = [list(seats) for seats in groups.values()]
+    return plan, [tuple(waiting[group].pop(0) for group in chain.groups) for chain in chains]
+
+
+def _by_pace(seats: Sequence[Seat]) -> dict[float, list[Seat]]:
+    """The fastest first; in a group the order of the seats is kept."""
+    groups: dict[float, list[Seat]] = {}
+    for seat in seats:
+        groups.setdefault(round(seat.pace, PACE_DIGITS), []).append(seat)
+    return dict(sorted(groups.items()))
+
+
+# --- without one -----------------------------------------------------------------------------------
+
+
+def _by_hand(asked: Question) -> tuple[list[tuple[Seat, ...]], tuple[int, ...]]:
+    """Chains of the depth that was asked for, or of one; shares by pace, without the slow if that is faster."""
+    depth = min(asked.depth or 1, asked.stages_max)
+    if len(asked.seats) < depth:
+        raise DoesNotFit(f"depth {depth} needs {depth} workers; {len(asked.seats)} are there")
+    least = max(asked.seats_min, depth)
+    slow = sorted((s for s in asked.seats if s.eased), key=lambda seat: -seat.pace)
+    best, end_s = _chained(asked.seats, depth, asked.microbatches), float("inf")
+    end_s = _end_s(*best)
+    for count in range(1, len(slow) + 1):
+        rest = tuple(seat for seat in asked.seats if seat not in slow[:count])
+        if len(rest) < least:
+            break
+        other = _chained(rest, depth, asked.microbatches)
+        if _end_s(*other) <= end_s:
+            best, end_s = other, _end_s(*other)
+    return best
+
+
+def _chained(
+    seats: Sequence[Seat], depth: int, microbatches: int
+) -> tuple[list[tuple[Seat, ...]], tuple[int, ...]]:
+    alike = len(_by_pace(seats)) == 1 or depth == 1
+    ordered = seats if alike else sorted(seats, key=lambda seat: seat.pace)
+    width = min(len(ordered) // depth, microbatches)
+    chains = [tuple(ordered[i * depth : (i + 1) * depth]) for i in range(width)]
+    paces = [max(seat.pace for seat in chain) for chain in chains]
+    if len(set(paces)) == 1:
+        return chains, book.shared_out(microbatches, width)
+    return chains, mixed.shared_by_pace(microbatches, [0.0] * width, paces)
+
+
+def drawn_out(replicas: Sequence[Replica], seats: Sequence[Seat]) -> float:
+    """How long the slowest replica computes, in microbatches of a worker of pace one."""
+    paces = {seat.worker: seat.pace for seat in seats}
+    return max(r.count * max(paces.get(w, 1.0) for w in r.workers) for r in replicas)
+
+
+def _end_s(chains: Sequence[tuple[Seat, ...]], shares: Sequence[int]) -> float:
+    return max(
+        share * max(seat.pace for seat in chain)
+        for chain, share in zip(chains, shares, strict=True)
+    )
+
+
+# --- who takes which place -------------------------------------------------------------------------
+
+
+def _who_moves(
+    asked: Question, plan: Plan | None, chains: Sequence[tuple[Seat, ...]]
+) -> Transition:
+    """Who takes which stage so that the fewest bytes move, then who is whose neighbour."""
+    depth, before = len(chains[0]), asked.before
+    inside = dict.fromkeys(seat.worker for chain in chains for seat in chain)
+    pace = _pace(asked)
+    if depth == 1 or plan is None or len(inside) > MATCHED_MAX:
+        return _whole_states(asked, [tuple(s.worker for s in chain) for chain in chains], pace)
+    workers = list(inside)
+    seats = {seat.worker: seat for seat in asked.seats}
+    held = {} if before is None else _held(asked, before)
+    assert asked.profile is not None
+    found = transition.transition(
+        held, workers, plan, transition.section_bytes(asked.profile), pace, _barred(chains)
+    ).chains
+    if plan.way.placement == "chain":
+        slots = [tuple(seat.pace for seat in chain) for chain in chains]
+        found = _linked(found, seats, slots, before)
+    return _whole_states(asked, list(found), pace)
+
+
+def _pace(asked: Question) -> Pace:
+    if asked.profile is None:
+        return Pace(UNKNOWN_BYTES_PER_S, UNKNOWN_BYTES_PER_S, asked.morph_s)
+    network = asked.profile.network
+    machines = {seat.machine for seat in asked.seats}
+    link = network.intra if len(machines) == 1 else network.inter
+    return Pace(link.bandwidth_bytes_per_s, network.inter.bandwidth_bytes_per_s, asked.morph_s)
+
+
+def _held(asked: Question, before: Layout) -> Mapping[str, frozenset[int]]:
+    """Everyone who was in the layout that runs holds the stages that it computes, in chains of one all."""
+    here = {seat.worker for seat in asked.seats}
+    chains = [replica.workers for replica in before.replicas]
+    plan = asked.before_plan
+    if plan is None or plan.way.depth != before.depth:
+        assert asked.profile is not None
+        whole = frozenset(range(len(asked.profile.sections)))
+        held = {worker: whole for chain in chains for worker in chain}
+    else:
+        held = transition.held_by(plan, chains)
+    return {worker: sections for worker, sections in held.items() if worker in here}
+
+
+def _whole_states(asked: Question, chains: list[tuple[str, ...]], pace: Pace) -> Transition:
+    """What this moves as long as every worker holds all of the state: newcomers get it from all who have it."""
+    had = set() if asked.before is None else {*asked.before.workers}
+    had &= {seat.worker for seat in asked.seats}
+    inside = [worker for chain in chains for worker in chain]
+    new = sum(worker not in had for worker in inside) if had else 0
+    sending_s = 0.0
+    if new:
+        busiest = asked.state_bytes * max(1.0, new / len(had))
+        sending_s = busiest / pace.bandwidth_bytes_per_s
+    return Transition(
+        chains=tuple(chains),
+        moves=(),
+        kept_bytes=asked.state_bytes * (len(inside) - new),
+        moved_bytes=asked.state_bytes * new,
+        backup_bytes=0.0,
+        pause_s=pace.fixed_s + sending_s,
+    )
+
+
+def _barred(chains: Sequence[tuple[Seat, ...]]) -> Flags | None:
+    """A place that was planned for a worker of one pace is not for one of another."""
+    paces = np.array([round(seat.pace, PACE_DIGITS) for chain in chains for seat in chain])
+    if len(np.unique(paces)) == 1:
+        return None
+    found: Flags = paces[:, None] != paces[None, :]
+    return found
+
+
+def _linked(
+    chains: Sequence[tuple[str, ...]],
+    seats: Mapping[str, Seat],
+    slots: Sequence[tuple[float, ...]],
+    before: Layout | None,
+) -> tuple[tuple[str, ...], ...]:
+    """Whoever holds a stage may serve any replica: neighbours in a chain are to be near each other."""
+    follows: dict[str, str] = {}
+    for replica in before.replicas if before is not None else ():
+        follows |= dict(zip(replica.workers, replica.workers[1:], strict=False))
+    made = [[chain[0]] for chain in chains]
+    for stage in range(1, len(chains[0])):
+        able = [chain[stage] for chain in chains]
+        cost = np.empty((len(made), len(able)))
+        for i, chain in enumerate(made):
+            for j, worker in enumerate(able):
+                cost[i, j] = _distance(seats[chain[-1]], seats[worker]) + ORDER * (i - j) ** 2
+                cost[i, j] -= NEIGHBOUR * (follows.get(chain[-1]) == worker)
+                if round(seats[worker].pace, PACE_DIGITS) != round(slots[i][stage], PACE_DIGITS):
+                    cost[i, j] += FAR * len(made) * len(chains[0])
+        for i, j in zip(*linear_sum_assignment(cost), strict=True):
+            made[i].append(able[j])
+    return tuple(tuple(chain) for chain in made)
+
+
+def _distance(one: Seat, other: Seat) -> float:
+    if one.machine == other.machine:
+        return 0.0
+    return NEAR if one.zone == other.zone else FAR
+
+
+# --- words -----------------------------------------------------------------------------------------
+
+
+def _sentence(asked: Question, plan: Plan | None, shape: tuple[int, int]) -> str:
+    width, depth = shape
+    said = f"{depth}x{width} on {plural(len(asked.seats), 'worker')}"
+    if plan is not None:
+        said += f": {pause(plan.step_s)} a step; {_next_best(plan)}"
+    if asked.depth is not None and asked.depth != depth:
+        why = asked.uncuttable or f"the model can be cut into {asked.stages_max} stages at most"
+        said += f"; depth {asked.depth} was asked for, but {why}"
+    return said
+
+
+def _next_best(plan: Plan) -> str:
+    other = next((o for o in plan.runners_up if not _same_shape(plan, o)), None)
+    other = other or next(iter(plan.runners_up), None)
+    if other is None:
+        return "nothing else fits"
+    name = f"{other.way.depth}x{other.width}"
+    if _same_shape(plan, other):
+        name += f" as {other.way.describe()}"
+    return f"next best {name} at {pause(other.cost.step_s)}"
+
+
+def _same_shape(plan: Plan, other: RunnerUp) -> bool:
+    return (plan.way.depth, plan.width) == (other.way.depth, other.width)
+
+
+def _size(nbytes: float) -> str:
+    if nbytes >= 1e9:
+        return f"{nbytes / 1e9:.1f} GB"
+    return f"{nbytes / 1e6:.0f} MB" if nbytes >= 1e6 else f"{nbytes / 1e3:.0f} kB"

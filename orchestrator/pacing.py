@@ -1,0 +1,175 @@
+"""How fast workers and steps really are: stragglers, and predictions that have drifted.
+
+A worker that takes longer for a microbatch than its peers at the same stage is first given fewer; at a later
+change of the layout it may be left out, if the others are faster without it. Now and then one that was left
+out is taken back in to see whether it has recovered. Nothing is believed before it has lasted a while, and
+what layouts reckon with moves in coarse steps, so that noise changes nothing.
+"""
+
+from math import log
+from statistics import median_low
+
+from agent.messages import JobProfiled, Paced, Progress
+from orchestrator import crews
+from orchestrator.actions import AnyAction
+from orchestrator.morph import drift
+from orchestrator.state import Job, State, Worker, note, set_alarm
+from orchestrator.wording import plural
+
+THRESHOLD = 1.3
+STEP = 1.25  # what layouts reckon with is a power of it
+CONFIRM_S = 5.0
+EASED_S = 30.0  # after its share was cut, leaving it out is thought about
+PROBE_S = 60.0
+PROBE_DOUBLINGS_MAX = 6
+REFIT_S = 60.0
+
+
+def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
+    """From now on layouts are compared before they are tried."""
+    job = state.jobs.get(event.job)
+    if job is None or job.ended:
+        return
+    profile = event.profile
+    first, job.profile, job.watch = job.profile is None, profile, drift.Watch()
+    sections = plural(len(profile.sections), "section")
+    note(out, job.id, f"{'' if first else 'again '}measured by {event.worker}: {sections}")
+    crews.newcomer(state, job)
+
+
+# --- stragglers ----------------------------------------------------------------------------------
+
+
+def on_paced(state: State, out: list[AnyAction], event: Paced) -> None:
+    job = state.jobs.get(event.job)
+    if job is None or not job.active or event.generation != job.acknowledged:
+        return
+    for worker_id, microbatch_s in event.microbatch_s.items():
+        if worker_id in job.workers and microbatch_s > 0:
+            state.workers[worker_id].microbatch_s = microbatch_s
+    if _look(state, out, job):
+        crews.regroup(state, out, job)
+
+
+def on_pace_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
+    """What was doubted has lasted, or it is time to think again about a worker that got fewer."""
+    job = state.jobs.get(job_id)
+    if job is not None and job.active:
+        _look(state, out, job)
+        crews.regroup(state, out, job)
+
+
+def _look(state: State, out: list[AnyAction], job: Job) -> bool:
+    """Compare every worker with its peers at the same stage; whether layouts have to reckon anew."""
+    if job.layout is None or job.acknowledged != job.generation:
+        return False
+    changed = False
+    for stage in range(job.layout.depth):
+        peers = [
+            state.workers[replica.workers[stage]]
+            for replica in job.layout.replicas
+            if replica.workers[stage] in job.workers
+        ]
+        each = {w.id: w.microbatch_s * _speed(state, w) for w in peers if w.microbatch_s > 0}
+        if len(each) < 2:
+            continue
+        usual = median_low(each.values())
+        for worker in peers:
+            if worker.id in each:
+                changed |= _judge(state, out, job, worker, each[worker.id] / usual)
+    return changed
+
+
+def _judge(state: State, out: list[AnyAction], job: Job, worker: Worker, slow: float) -> bool:
+    """Whether it is slower or faster than layouts reckon, for long enough to be believed."""
+    if abs(log(slow / worker.slow)) <= log(THRESHOLD):
+        worker.doubted_at_s = None
+        since_s = worker.probed_at_s
+        if since_s is not None and worker.slow <= 1 and state.now_s >= since_s + CONFIRM_S:
+            worker.probed_at_s, worker.eased = None, 0
+            note(out, job.id, f"{worker.id} is as fast as its peers again")
+        return False
+    if worker.doubted_at_s is None:
+        worker.doubted_at_s = state.now_s
+        set_alarm(state, state.now_s + CONFIRM_S, "pace", job.id)
+        return False
+    if state.now_s < worker.doubted_at_s + CONFIRM_S:
+        return False
+    worker.slow, worker.doubted_at_s = _coarse(slow), None
+    if worker.slow > 1:
+        why = f"takes {slow:.1f} times as long for a microbatch as its peers: it gets fewer"
+    else:
+        why = f"takes {slow:.1f} times as long for a microbatch as its peers: it gets its share"
+        worker.eased, worker.probes, worker.probed_at_s = 0, 0, None
+    note(out, job.id, f"{worker.id} {why}")
+    return True
+
+
+def _coarse(slow: float) -> float:
+    return float(STEP ** round(log(slow) / log(STEP)))
+
+
+def _speed(state: State, worker: Worker) -> float:
+    return state.leases[worker.token].type.speed
+
+
+def laid_out(state: State, out: list[AnyAction], job: Job, left_out: tuple[str, ...]) -> None:
+    """Remember who got fewer and who was left out, and when to think about them again."""
+    assert job.layout is not None
+    for worker_id in job.layout.workers:
+        worker = state.workers[worker_id]
+        worker.benched_at_s = None
+        if worker.slow > 1 and not worker.eased:
+            worker.eased = job.layout.generation
+            set_alarm(state, state.now_s + EASED_S, "pace", job.id)
+    for worker_id in left_out:
+        worker = state.workers[worker_id]
+        if worker.benched_at_s is None:
+            worker.benched_at_s = state.now_s
+            wait_s = PROBE_S * 2 ** min(worker.probes, PROBE_DOUBLINGS_MAX)
+            set_alarm(state, state.now_s + wait_s, "probe", worker.id)
+            why = (
+                f"left out, it takes {worker.slow:.1f} times as long for a microbatch as its peers"
+            )
+            note(out, job.id, f"{worker.id} is {why}; it is tried again in {wait_s:.0f} s")
+
+
+def on_probe_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
+    """It is taken back in as if it had recovered; if it has not, its beats will say so."""
+    worker = state.workers.get(worker_id)
+    if worker is None or worker.benched_at_s is None:
+        return
+    job = state.jobs[worker.job]
+    worker.slow, worker.microbatch_s, worker.doubted_at_s = 1.0, 0.0, None
+    worker.benched_at_s, worker.probed_at_s = None, state.now_s
+    worker.probes += 1
+    set_alarm(state, state.now_s + 2 * CONFIRM_S, "pace", job.id)
+    note(out, job.id, f"{worker.id} is tried again: it may have recovered")
+    crews.regroup(state, out, job)
+
+
+# --- drift ---------------------------------------------------------------------------------------
+
+
+def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> None:
+    """A committed step against its prediction; a profile that has drifted is refitted, and so is the book."""
+    plan, layout = job.plan, job.layout
+    if plan is None or layout is None or job.profile is None or event.step_s <= 0:
+        return
+    if event.generation != job.generation or job.acknowledged != job.generation:
+        return
+    if any(state.workers[w].doubted_at_s is not None for w in layout.workers if w in job.workers):
+        return  # it is a worker that is off, not the profile
+    job.watch = drift.observe(job.watch, plan, event.step_s)
+    verdict = drift.judge(job.watch)
+    if verdict.advice == "keep":
+        return
+    if state.now_s < job.refitted_at_s + REFIT_S:
+        return
+    if verdict.advice == "refit":
+        job.profile = drift.refit(job.profile, verdict.factor)
+    else:
+        job.profile = drift.refit_ring(job.profile, plan, job.watch.wide)
+    job.watch, job.refitted_at_s = drift.Watch(), state.now_s
+    note(out, job.id, verdict.because)
+    crews.regroup(state, out, job)
