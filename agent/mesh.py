@@ -108,7 +108,7 @@ class Mesh:
         try:
             connection, hello = accept(sock, lambda _: self._secret)
         except (WireError, OSError) as error:
-            log.warning("a caller was turned away: %s", error)
+            log.info("a caller was turned away: %s", error)
             return
         if not isinstance(hello, PeerHello):
             connection.close()

@@ -15,6 +15,7 @@ from crews import Crew, until
 from agent.messages import (
     CheckpointFailed,
     CheckpointWritten,
+    JobCompleted,
     Regrouped,
     Rewound,
     WorkerLost,
@@ -151,20 +152,25 @@ def test_joins_and_leaves_every_few_steps(crew: Crew, alone: tuple[list[str], by
     assert crew.of(WorkerLost) == []
 
 
-@pytest.mark.parametrize("seed", [1, 2, 3])
+@pytest.mark.parametrize("seed", [1, 2, 3, 4, 5])
 def test_chaos(crew: Crew, alone: tuple[list[str], bytes], seed: int) -> None:
-    """Kills, stops, joins and leaves, drawn from a seed, at any moment."""
+    """Kills, stops, joins, leaves and exchanges, drawn from a seed, at any moment.
+
+    Of some losses the keeper knows first, of others the manager.
+    """
     dice = random.Random(seed)
     workers = begin(crew, 3, backup_every_steps=dice.randint(2, 12))
     at = 0
     while (at := max(at, crew.step) + dice.randint(1, 6)) < STEPS - 2:
         crew.reach(at)
         crew.settle = 1
-        what = dice.choice(["kill", "kill", "stop", "join", "leave", "all"])
+        what = dice.choice(["kill", "kill", "stop", "known", "exchange", "join", "leave", "all"])
         inside = [w for w in crew.ready if w in workers]
         if what == "all":
             crew.kill(*workers)
             workers = crew.start(dice.randint(1, 3))
+        elif what == "exchange":
+            workers = exchange(crew, dice, workers)
         elif what == "join" or len(inside) < 2:
             workers += crew.start(1)
         elif what == "leave":
@@ -172,9 +178,23 @@ def test_chaos(crew: Crew, alone: tuple[list[str], bytes], seed: int) -> None:
             workers.remove(inside[0])
         else:
             victim = dice.choice(inside)
-            crew.kill(victim, how=signal.SIGKILL if what == "kill" else signal.SIGSTOP)
             workers.remove(victim)
+            if what == "known":
+                with crew.on_hold():
+                    crew.ready.remove(victim)
+            crew.kill(victim, how=signal.SIGSTOP if what == "stop" else signal.SIGKILL)
     ends_alike(crew, alone)
+
+
+def exchange(crew: Crew, dice: random.Random, workers: list[str]) -> list[str]:
+    """Newcomers take the place of all others, who are killed or stopped while they hand over the state."""
+    with crew.on_hold():
+        newcomers = crew.start(dice.randint(1, 2))
+        until("newcomers", lambda: set(newcomers) <= set(crew.ready) or crew.of(JobCompleted))
+        crew.ready[:] = [worker for worker in crew.ready if worker in newcomers]
+    for worker in workers:
+        crew.kill(worker, how=dice.choice([signal.SIGKILL, signal.SIGSTOP]))
+    return newcomers
 
 
 def test_the_keeper_is_killed(mortal: Crew, alone: tuple[list[str], bytes]) -> None:
