@@ -334,7 +334,8 @@ def _waiting(offers: Sequence[Offer]) -> str:
     )
     if cheapest is None:
         return "waiting: no offer fits the limits"
-    return f"waiting for {cheapest.pool.key}, which refused a moment ago, at ${cheapest.price_usd_per_h:.4f}/h"
+    why = f" (left alone for now: {cheapest.blocked_because})" if cheapest.blocked_because else ""
+    return f"waiting for {cheapest.pool.key} at ${cheapest.price_usd_per_h:.4f}/h{why}"
 
 
 def _only(mode: Mode, free: Sequence[_Row], limits: Limits, tight: bool) -> list[_Row]:

@@ -37,7 +37,8 @@ class Bid(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):
-    """Something that can be bought now. `blocked` pools refused us a moment ago.
+    """Something that can be bought now. `blocked` pools are left alone for now, because of
+    what `blocked_because` says.
 
     `hazard_per_h` is the rate at which the pool loses machines, `return_per_h` the rate at which it
     sells again after it refused; `None` means that only the prior is known. `billing` names a rule
@@ -51,6 +52,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     market: Market
     price_usd_per_h: float
     blocked: bool = False
+    blocked_because: str = ""
     hazard_per_h: float | None = None
     return_per_h: float | None = None
     billing: str | None = None

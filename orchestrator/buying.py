@@ -106,6 +106,8 @@ def offers(state: State, job: Job) -> list[Offer]:
         if not ledger.affordable(state, job, _ceiling_usd_per_h(state, known)):
             continue
         waits = state.now_s < max(known.blocked_until_s, provider.slow_until_s)
+        shut = state.now_s < known.blocked_until_s
+        why = known.blocked_because if shut else provider.slow_because if waits else ""
         if known.spot_usd_per_h is not None:
             found.append(
                 Offer(
@@ -114,6 +116,7 @@ def offers(state: State, job: Job) -> list[Offer]:
                     market="spot",
                     price_usd_per_h=known.spot_usd_per_h,
                     blocked=waits,
+                    blocked_because=why,
                     hazard_per_h=known.record.hazard_per_h(state.now_s),
                     return_per_h=known.record.return_per_h(state.now_s),
                 )
@@ -126,6 +129,7 @@ def offers(state: State, job: Job) -> list[Offer]:
                     market="on_demand",
                     price_usd_per_h=kind.on_demand_usd_per_h,
                     blocked=waits,
+                    blocked_because=why,
                 )
             )
     return found

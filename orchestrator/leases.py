@@ -81,15 +81,7 @@ def on_launched(state: State, out: list[AnyAction], event: Launched) -> None:
 
 def adopt(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
     """The intent has become a machine."""
-    why = f"{machine.id} started in {lease.pool.key} at ${machine.price_usd_per_h:.4f}/h"
-    lease.machine_id, lease.known_at_s = machine.id, state.now_s
-    state.machines[machine.id] = lease.token
-    move_lease(lease, "pending", state.now_s, why)
-    note(out, machine.id, why)
-    ledger.start_charging(state, lease, machine.price_usd_per_h, machine.launched_at_s)
-    if lease.request.market == "spot":
-        known = state.pools[lease.pool.key]
-        known.record = known.record.sold(state.now_s)
+    _begin(state, out, lease, machine)
     if not state.jobs[lease.job].active or state.stopping:
         lease.leaving = lease.leaving or "nobody needs it any more"
     if lease.leaving:
@@ -99,6 +91,19 @@ def adopt(state: State, out: list[AnyAction], lease: Lease, machine: Machine) ->
     stranger = state.strangers.pop(machine.id, None)
     if stranger is not None:
         _join(state, out, lease, stranger[1])
+
+
+def _begin(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
+    """From its launch on it has a name, a price and a place in what its pool is known for."""
+    why = f"{machine.id} started in {lease.pool.key} at ${machine.price_usd_per_h:.4f}/h"
+    lease.machine_id, lease.known_at_s = machine.id, state.now_s
+    state.machines[machine.id] = lease.token
+    move_lease(lease, "pending", state.now_s, why)
+    note(out, machine.id, why)
+    ledger.start_charging(state, lease, machine.price_usd_per_h, machine.launched_at_s)
+    if lease.request.market == "spot":
+        known = state.pools[lease.pool.key]
+        known.record = known.record.sold(state.now_s)
 
 
 def on_launch_failed(state: State, out: list[AnyAction], event: LaunchFailed) -> None:
@@ -121,12 +126,14 @@ def on_launch_failed(state: State, out: list[AnyAction], event: LaunchFailed) ->
             drop(state, out, lease, why)
         case "Throttled":
             provider.slow_until_s = state.now_s + state.settings.penalty_s / 10
+            provider.slow_because = why
             drop(state, out, lease, why)
         case "TokenMismatch" | "TokenSpent":
             drop(state, out, lease, why)
         case _:
             provider.listing_wanted = True
             provider.slow_until_s = state.now_s + state.settings.control_period_s
+            provider.slow_because = f"it is not known whether the last launch succeeded ({why})"
             note(
                 out,
                 lease.token,
@@ -141,7 +148,7 @@ def penalise(state: State, out: list[AnyAction], pool: Pool, why: str) -> None:
         return
     penalty_s = state.settings.penalty_s * 2 ** min(known.strikes, PENALTY_DOUBLINGS_MAX)
     known.strikes += 1
-    known.blocked_until_s = state.now_s + penalty_s
+    known.blocked_until_s, known.blocked_because = state.now_s + penalty_s, why
     note(out, pool.key, f"left alone for {penalty_s:.0f} s: {why}")
 
 
@@ -220,7 +227,8 @@ def _end(
     ledger.close_lease(state, lease, ended_by, ended_at_s)
     lease.ended_at_s = state.now_s
     if lease.machine_id:
-        held_h = (state.now_s - lease.prices[0][0]) / HOUR_S
+        started_s = lease.prices[0][0]
+        held_h = max(0.0, min(ended_at_s, state.now_s) - started_s) / HOUR_S
         note(out, lease.machine_id, f"{because}; held {held_h:.2f} h for ${lease.cost_usd:.4f}")
     else:
         note(out, lease.token, f"not bought: {because}")
@@ -309,7 +317,7 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
     """A machine that a lease claims: learn what changed."""
     if lease.state == "intended":
         if machine.state == "terminated":
-            drop(state, out, lease, f"{machine.id} started and ended before we learned of it")
+            _settle_unheard(state, out, lease, machine)
             return
         adopt(state, out, lease, machine)
     ledger.change_price(state, lease, machine.price_usd_per_h)
@@ -323,6 +331,23 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
         why = f"{lease.machine_id} runs; its agent has yet to join"
         move_lease(lease, "booting", state.now_s, why)
         note(out, lease.machine_id, why)
+
+
+def _settle_unheard(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
+    """It started and ended before we learned of it. It has a bill all the same: as long as the list says,
+    or, if it does not say when it ended, until now.
+    """
+    state.strangers.pop(machine.id, None)
+    _begin(state, out, lease, machine)
+    why = f"{machine.id} started and ended before we learned of it"
+    at_s = machine.ended_at_s
+    if at_s is None:
+        why += "; charged until now, because the list does not say when it ended"
+        at_s = state.now_s
+    if machine.ended_by == "user":
+        _end(state, out, lease, "user", at_s, why)
+    else:
+        lose(state, out, lease, at_s, why)
 
 
 def _settle_missing(

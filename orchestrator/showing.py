@@ -102,14 +102,15 @@ def machine_view(lease: Lease, at_s: float) -> MachineView:
 
 
 def pool_view(state: State, known: PoolState, at_s: float) -> PoolView:
-    kind = state.types[known.pool.type]
+    kind, blocked = state.types[known.pool.type], known.blocked_until_s > at_s
     return PoolView(
         pool=known.pool.key,
         slots=kind.slots,
         spot_usd_per_h=known.spot_usd_per_h,
         on_demand_usd_per_h=kind.on_demand_usd_per_h,
         held=len(known.leases),
-        blocked_until_s=known.blocked_until_s if known.blocked_until_s > at_s else None,
+        blocked_until_s=known.blocked_until_s if blocked else None,
+        blocked_because=known.blocked_because if blocked else "",
     )
 
 

@@ -155,6 +155,7 @@ class PoolState(msgspec.Struct, kw_only=True):
     spot_usd_per_h: float | None = None
     quoted_at_s: float = 0.0
     blocked_until_s: float = 0.0
+    blocked_because: str = ""
     strikes: int = 0
     leases: dict[str, None] = {}
     record: PoolRecord = PoolRecord()  # how long it held spot machines for us, and how they ended
@@ -168,6 +169,7 @@ class ProviderState(msgspec.Struct, kw_only=True):
     listing_out: bool = False
     clean_at_s: float = -1.0  # when a list without any machine of ours was asked for
     slow_until_s: float = 0.0
+    slow_because: str = ""
     failures: int = 0
     orphans: dict[str, float] = {}
 

@@ -99,6 +99,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
     on_demand_usd_per_h: float
     held: int
     blocked_until_s: float | None
+    blocked_because: str = ""
 
 
 class View(msgspec.Struct, frozen=True, kw_only=True):

@@ -59,3 +59,6 @@ def test_no_offer_means_waiting_with_a_sentence():
     got = decide([offer("a", 0.2, blocked=True)], [], DEMAND, Limits(), Linear(), 0.0)
     assert got.acquire == ()
     assert "waiting" in got.because
+    why = {"blocked": True, "blocked_because": "workers keep dying on i-7"}
+    got = decide([offer("a", 0.2, **why)], [], DEMAND, Limits(), Linear(), 0.0)
+    assert "(left alone for now: workers keep dying on i-7)" in got.because

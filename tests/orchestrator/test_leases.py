@@ -10,6 +10,7 @@ from orchestrator.actions import Launch, ListMachines, Note, StartWorker, Termin
 from orchestrator.brain import decide
 from orchestrator.events import Launched, ListFailed, Tick
 from orchestrator.ledger import on_demand_usd, spent_usd
+from orchestrator.showing import view_of
 from orchestrator.state import IllegalTransition, move_lease
 from orchestrator.world import decode_state, encode_state
 
@@ -127,6 +128,37 @@ def test_a_machine_that_was_gone_before_we_heard_counts_until_its_end(hand: Any)
     assert spent_usd(h.state.account, h.at_s) == pytest.approx(lease.price_usd_per_h * held_h)
 
 
+@pytest.mark.parametrize(("ended_s", "says"), [(90.0, "before we learned"), (None, "until now")])
+def test_a_machine_that_nobody_heard_of_has_a_bill(hand: Any, ended_s: Any, says: str) -> None:
+    """Started, taken, and only then listed: its time is charged, or, if nobody says when it ended, all of it."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    h.refused(launch, "ProviderUnreachable")
+    began_s = h.at_s
+    stray = h.stray("test", launch.request.token)
+    h.wait(20.0)
+    if ended_s is not None:
+        ended_s = began_s + 12.0
+    out = h.listed(
+        msgspec.structs.replace(
+            stray, pool=launch.request.pool, tags=launch.request.tags, launched_at_s=began_s,
+            state="terminated", ended_by="provider", ended_at_s=ended_s,
+        )
+    )  # fmt: skip
+    held_h = (12.0 if ended_s is not None else 20.0) / 3600.0
+    spent = spent_usd(h.state.account, h.at_s)
+    assert spent == pytest.approx(stray.price_usd_per_h * held_h)
+    assert spent_usd(h.job.account, h.at_s) == pytest.approx(spent)
+    assert says in h.words(out)
+    assert launch.request.token not in h.state.leases
+    assert h.state.ended_leases[-1].machine_id == stray.id
+    assert h.job.preemptions == 1
+    assert not h.only(out, Terminate)
+    assert h.only(h.wait(4.0), Launch)
+
+
 def test_without_any_capacity_it_waits_says_so_once_and_asks_ever_less(hand: Any) -> None:
     """Every launch of an hour is refused: one sentence says what is waited for, attempts thin out."""
     h = hand(penalty_s=10.0)
@@ -150,6 +182,24 @@ def test_without_any_capacity_it_waits_says_so_once_and_asks_ever_less(hand: Any
         h.serve()
     h.committed(1)
     assert h.job.status == "RUNNING"
+
+
+def test_a_pool_is_waited_for_with_the_reason_that_is_true(hand: Any) -> None:
+    """Workers died on its machines: that, and no refusal, is why the pool is left alone."""
+    h = hand(penalty_s=600.0, on_demand_allowed=False).running(slots_max=1)
+    for _ in range(40):
+        for worker in list(h.job.workers):
+            h.lost(worker)
+        h.wait(70.0)
+        h.serve()
+        if not h.job.leases:
+            break
+    shut = [pool for pool in h.state.pools.values() if pool.blocked_because]
+    assert shut
+    assert all("workers keep dying on i-" in pool.blocked_because for pool in shut)
+    said = view_of(h.state, h.at_s)
+    assert any("workers keep dying" in pool.blocked_because for pool in said.pools)
+    assert "refused" not in h.words(h.said)
 
 
 def test_a_machine_that_never_joins_is_given_back(hand: Any) -> None:

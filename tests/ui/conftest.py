@@ -92,7 +92,7 @@ def make_view(**changes: Any) -> View:
         make_machine(id="m-0e77", state="ended", launched_at_s=T0 - 610, ended_at_s=T0 - 203, cost_usd=0.0035, why_ended="taken away by the provider without notice"),
     )  # fmt: skip
     pools = tuple(
-        PoolView(pool=f"local/local-{zone}/local.{size}", slots=slots, spot_usd_per_h=spot, on_demand_usd_per_h=od, held=held, blocked_until_s=blocked)
+        PoolView(pool=f"local/local-{zone}/local.{size}", slots=slots, spot_usd_per_h=spot, on_demand_usd_per_h=od, held=held, blocked_until_s=blocked, blocked_because="" if blocked is None else "NoCapacity: no machine left")
         for zone, size, slots, spot, od, held, blocked in (
             ("a", "small", 1, 0.0312, 0.096, 2, None), ("a", "large", 2, 0.0671, 0.192, 0, None),
             ("b", "small", 1, 0.0402, 0.096, 0, T0 + 130), ("b", "large", 2, 0.0594, 0.192, 1, None),

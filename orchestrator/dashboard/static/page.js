@@ -219,7 +219,7 @@ function pools(view, prices) {
     const points = prices[one.pool];
     const blocked = one.blocked_until_s !== null && one.blocked_until_s > view.at_s;
     return el("tr", {},
-      el("td", {}, el("code", {}, ...breakable(one.pool)), blocked ? el("span", { class: "sub" }, `refused us; asked again in ${duration(one.blocked_until_s - view.at_s)}`) : null),
+      el("td", {}, el("code", {}, ...breakable(one.pool)), blocked ? el("span", { class: "sub" }, `left alone for ${duration(one.blocked_until_s - view.at_s)}${one.blocked_because ? `: ${one.blocked_because}` : ""}`) : null),
       el("td", { class: "number wide" }, count(one.slots)),
       el("td", { class: "number" }, usd(spot)),
       el("td", { class: "number wide" }, usd(one.on_demand_usd_per_h)),
