@@ -112,7 +112,11 @@ class Connection:
         return view
 
     def patience(self, wait_s: float | None) -> None:
-        self._sock.settimeout(wait_s)
+        """How long to wait for what comes. Another thread may have closed the connection meanwhile."""
+        try:
+            self._sock.settimeout(wait_s)
+        except OSError as error:
+            raise WireError(f"the connection is closed: {error}") from error
 
     def close(self) -> None:
         """Wakes whoever is sending or receiving."""
@@ -142,9 +146,9 @@ def dial(address: str, secret: str, hello: Message, wait_s: float = HANDSHAKE_S)
     """Connect, prove who we are, and make sure that the other side knows the secret as well."""
     try:
         sock = socket.create_connection(parse_address(address), timeout=wait_s)
+        connection = Connection(sock)
     except OSError as error:
         raise WireError(f"no connection to {address}: {error}") from error
-    connection = Connection(sock)
     try:
         _introduce(connection, address, secret, hello)
     except BaseException:

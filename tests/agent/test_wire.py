@@ -128,3 +128,15 @@ def test_a_closed_connection_wakes_who_receives(pair: tuple[Connection, Connecti
     left.close()
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+def test_a_connection_that_another_thread_closed_is_known_by_one_error(
+    pair: tuple[Connection, Connection],
+) -> None:
+    """Whatever is asked of it: a thread that turns a caller away does not end by surprise."""
+    left, _ = pair
+    left.close()
+    left.close()
+    for ask in (lambda: left.send(Beat()), left.receive, lambda: left.patience(2.0)):
+        with pytest.raises(WireError):
+            ask()
