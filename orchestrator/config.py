@@ -103,6 +103,8 @@ class Job(Section):
     """Fewest workers to train with; with fewer, the job waits."""
     slots_max: Annotated[int, Field(ge=1, le=100_000)] = 4
     """Most workers to train with."""
+    depth: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = "auto"
+    """Stages of the pipeline that the model is cut into; "auto" lets the planner choose."""
     max_failures: Annotated[int, Field(ge=0, le=1000)] = 3
     """How often the script itself may fail before the job is given up."""
     max_preemptions: Annotated[int, Field(ge=0)] | None = Field(default=None, examples=[100])
@@ -119,7 +121,15 @@ class Job(Section):
         if self.slots_min > self.slots_max:
             reason = f"slots_min = {self.slots_min} is above slots_max = {self.slots_max}"
             raise ValueError(f"{reason}; it must be at most that", "slots_min", "slots_max")
+        if self.depth != "auto" and self.depth > self.slots_max:
+            reason = f"depth = {self.depth} is above slots_max = {self.slots_max}"
+            raise ValueError(f"{reason}; every stage needs a worker", "depth", "slots_max")
         return self
+
+    @property
+    def stages(self) -> int | None:
+        """The depth that was asked for; None where the planner chooses."""
+        return None if self.depth == "auto" else self.depth
 
 
 class Local(Section):
@@ -432,15 +442,16 @@ def _allowed(path: tuple[str, ...]) -> str:
         return f"a section, written as [{_safe(path[0])}]"
     section = definitions[node["$ref"].rpartition("/")[2]]
     node = section["properties"].get(path[1], {})
-    optional = "anyOf" in node
-    if optional:
-        node = node["anyOf"][0]
-    return _words(node) + (", or leave it out" if optional else "")
+    options = node.get("anyOf", [node])
+    words = [_words(option) for option in options if option.get("type") != "null"]
+    return " or ".join(words) + (", or leave it out" if len(words) < len(options) else "")
 
 
 def _words(node: Mapping[str, Any]) -> str:
     if "enum" in node:
         return " or ".join(json.dumps(choice) for choice in node["enum"])
+    if "const" in node:
+        return json.dumps(node["const"])
     if node.get("type") == "boolean":
         return "true or false"
     if node.get("type") == "string":

@@ -78,6 +78,10 @@ def submit(  # noqa: PLR0913 - a parameter per option
     ] = None,
     slots_min: Annotated[int | None, typer.Option(help="Fewest workers to train with.")] = None,
     slots_max: Annotated[int | None, typer.Option(help="Most workers to train with.")] = None,
+    depth: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Stages of the pipeline; auto: the planner chooses."),
+    ] = None,
     deadline: Annotated[
         str | None, typer.Option(metavar="TIME", help="When it must be done: 90m, 2h, or a date.")
     ] = None,
@@ -93,7 +97,7 @@ def submit(  # noqa: PLR0913 - a parameter per option
     """Train a script on spot machines. Exit code with --follow: 0 succeeded, 100 the script failed."""
     options = {
         "slots_min": slots_min, "slots_max": slots_max, "max_failures": max_failures,
-        "max_preemptions": max_preemptions, "nan": nan,
+        "max_preemptions": max_preemptions, "nan": nan, "depth": depth,
     }  # fmt: skip
     desk.options = {f"job.{key}": str(value) for key, value in options.items() if value is not None}
     data = read_script(script, desk.config)
@@ -171,7 +175,8 @@ def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
     job = config.job
     return JobSpec(
         job=job_id(script), script=str(script), script_sha="", argv=argv,
-        slots_min=job.slots_min, slots_max=job.slots_max, max_failures=job.max_failures,
+        slots_min=job.slots_min, slots_max=job.slots_max, depth=job.stages,
+        max_failures=job.max_failures,
         max_preemptions=job.max_preemptions, nan=job.nan,
         backup_every_steps=job.backup_every_steps, checkpoint_every_s=job.checkpoint_every_s,
     )  # fmt: skip

@@ -24,7 +24,7 @@ ALL_KEYS = """
 manager: state_dir deployment control_period_s usd_per_h redis_url
 ray: head_address port dashboard
 budget: total_usd per_h_usd on_demand_allowed
-job: slots_min slots_max max_failures max_preemptions nan backup_every_steps checkpoint_every_s
+job: slots_min slots_max depth max_failures max_preemptions nan backup_every_steps checkpoint_every_s
 local: enabled seed tempo prices
 dashboard: enabled host port
 limits: boot_timeout_s launch_grace_s script_bytes
@@ -121,6 +121,9 @@ def test_paths_are_resolved_against_the_file(tmp_path):
         ("[job]\nnan = 'no'", '2: job.nan: found "no"; allowed: "fail" or "skip"'),
         ("[job]\nslots_min = true", "2: job.slots_min: found true; allowed: a whole number, at least 1"),
         ("[job]\nslots_min = 9", "2: job: slots_min = 9 is above slots_max = 4"),
+        ("[job]\ndepth = 9", "2: job: depth = 9 is above slots_max = 4; every stage needs a worker"),
+        ("[job]\ndepth = 0", '2: job.depth: found 0; allowed: a whole number, at least 1 and at most 10000 or "auto"'),
+        ('[job]\ndepth = "deep"', '2: job.depth: found "deep"; allowed: a whole number, at least 1 and at most 10000 or "auto"'),
         ("[job]\n\nslots_max = 0", "3: job.slots_max: found 0; allowed: a whole number, at least 1"),
         ("[job]\ncheckpoint_every_s = nan", "2: job.checkpoint_every_s: found nan; allowed: a number, above 0"),
         ("[ray]\nhead_address = '8.8.8.8'", '2: ray.head_address: found "8.8.8.8"; allowed: a loopback or private'),
