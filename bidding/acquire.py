@@ -320,7 +320,13 @@ def _refusal(scene: _Scene, bound: Sequence[_Row], units: Units, order: Ints) ->
     away = [o for o in scene.offers if o.blocked and o.market == "spot"]
     if not away or not len(order):
         return False, _waiting(scene.offers) if not len(order) else ""
-    nearest = min(o.price_usd_per_h / (o.type.slots * o.type.speed) for o in away)
+    horizon_h = horizon(_left_h(scene), scene.demand.start_s / HOUR_S)
+    # They would have to start as well: what is compared is the price of work, not that of machines.
+    soon = [row for o in away for row in _offered(o, scene, horizon_h)]
+    nearest = min(
+        (r.expected_usd_per_h / (r.share * r.what.type.slots * r.what.type.speed) for r in soon),
+        default=math.inf,
+    )
     i = int(order[0])
     here = units.expected_usd_per_h[i] / (units.share[i] * units.slots[i] * units.speed[i])
     if here > (1 + scene.limits.haste) * nearest:

@@ -62,3 +62,12 @@ def test_no_offer_means_waiting_with_a_sentence():
     why = {"blocked": True, "blocked_because": "workers keep dying on i-7"}
     got = decide([offer("a", 0.2, **why)], [], DEMAND, Limits(), Linear(), 0.0)
     assert "(left alone for now: workers keep dying on i-7)" in got.because
+
+
+def test_a_job_that_is_nearly_done_does_not_wait_for_a_pool_that_would_have_to_start_as_well():
+    """For the last seconds a start weighs heavily here, and no less where there is nothing to be had now."""
+    demand = msgspec.structs.replace(DEMAND, work_left=20.0)
+    there = [offer("a", 0.2), offer("b", 0.19, blocked=True)]
+    assert decide(there, [], demand, Limits(), Linear(), 0.0).acquire
+    dear = [offer("a", 0.9), offer("b", 0.19, blocked=True)]
+    assert not decide(dear, [], demand, Limits(), Linear(), 0.0).acquire
