@@ -21,6 +21,7 @@ import torch
 from agent import tree
 from agent.deep import Deep
 from agent.errors import WireError
+from agent.faults import passing
 from agent.layout import Layout
 from agent.link import Link
 from agent.mesh import Mesh
@@ -214,8 +215,10 @@ class Group:
         for peer in peers:
             part = Part(generation=generation, step=step, tag="part", extra=present)
             self._send(peer, part, [node.memory(*spans[peer]) for node in mine])
+        passing("step: sums sent")
         start, end = spans[self._me]
         parts, masks = self._parts(step, dict.fromkeys(peers, spans[self._me]), present)
+        passing("step: sums taken")
         own = tree.nodes_of(*self._range(), self._layout.microbatches)
         parts |= dict(zip(own, (node.flat[start:end] for node in mine), strict=True))
         total.flat[start:end] = tree.fold(
@@ -248,6 +251,7 @@ class Group:
             )
             self._snapshot(session)
             if self._committed > step:
+                passing("step: commit heard")
                 return
             if self.link.connects != self._sliced_at:
                 # The keeper was restarted, and forgot what it was sent.
@@ -294,6 +298,7 @@ class Group:
         if not self._holds and session.version == entered.version:
             self._holds = True
             self.link.send(Holding(generation=entered.layout.generation, version=session.version))
+            passing("morph: holding said")
 
     def _change_in_step(self) -> None:
         """In the middle of a step: go on with it in the new layout, or give it up."""
@@ -311,6 +316,7 @@ class Group:
         self._holds = self._me in order.holders
         self._needs_state = not self._holds and self._me in order.layout.workers
         self._entered = order
+        passing("morph: entered")
         if not self._holds:
             return
         if session.version != order.version:
@@ -329,6 +335,7 @@ class Group:
             self._holds = False
 
     def _hand_out(self, order: Enter, session: Session, receivers: list[str]) -> None:
+        passing("morph: hand-over begun")
         index = order.holders.index(self._me)
         share, pieces = share_of(session.settled(), len(order.holders), index)
         part = Part(
@@ -339,12 +346,14 @@ class Group:
         )
         for receiver in receivers:
             self._send(receiver, part, pieces)
+            passing("morph: part sent")
 
     def _receive_state(self, session: Session) -> None:
         order = self._entered
         assert order is not None
         if order.holders:
             session.load(self._gather_state(order), order.version)
+            passing("morph: state received")
             self._needs_state = False
             return
         generation = order.layout.generation
@@ -361,6 +370,7 @@ class Group:
         gathered = Gathered()
         gathered.add(Share(forms=state.layers, extents=whole(state.layers)), payload)
         session.load(gathered, state.version)
+        passing("morph: state received")
         self._needs_state = False
 
     def _gather_state(self, order: Enter) -> Gathered:
@@ -386,6 +396,7 @@ class Group:
         workers, generation = self._layout.workers, self._layout.generation
         share, pieces = share_of(state, len(workers), workers.index(self._me))
         frozen = memoryview(b"".join(pieces))
+        passing("save: snapshot begun")
         begun = Snapshot(
             generation=generation,
             version=version,
@@ -403,6 +414,7 @@ class Group:
         for batch in batches(extents, CHUNK_BYTES):
             size = sum(extent.size for extent in batch)
             self.link.send(msgspec.structs.replace(message, extents=batch), frozen[at : at + size])
+            passing("save: share sent")
             at, message = at + size, msgspec.structs.replace(begun, forms=())
             if self._superseded():
                 return
@@ -420,6 +432,7 @@ class Group:
             total=total.space.total_bytes,
         )
         self.link.send(message, total.memory(start, end))
+        passing("step: slice sent")
 
     def _send_prepared(self, step: int, total: Sum) -> None:
         assert self._session is not None
@@ -431,6 +444,7 @@ class Group:
                 present=bytes(total.present),
             )
         )
+        passing("step: prepared")
 
     def _send(self, peer: str, part: Part, pieces: list[memoryview]) -> None:
         while True:

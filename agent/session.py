@@ -30,6 +30,7 @@ import torch
 
 from agent import shards, tree
 from agent.errors import Misuse, NotFinite
+from agent.faults import passing
 from agent.messages import NanPolicy
 from agent.pipeline.body import Body, Caller, Recording, outdated
 from agent.pipeline.record import CannotRecord
@@ -347,6 +348,7 @@ class Session:
                 yield from self._compute(step, batches)
             self.seed_for(step, self.microbatches + 1)
             self._install()
+            passing("step: installed")
         except Abandoned:
             self.space.begin()  # the rest of the body runs out on nothing, and is then overwritten
         self._phase, self._asked = "shared", None
@@ -355,6 +357,7 @@ class Session:
         while True:
             try:
                 first, count = self._world.share()
+                passing("step: share opened")
                 if self._world.deep:
                     self._world.play(step, batches, self.total)
                 else:
@@ -384,6 +387,7 @@ class Session:
         self._phase = "sharing"
         if not self._backward_calls:
             raise Misuse(f"step {step}, microbatch {microbatch}: session.backward was not called")
+        passing("step: microbatch computed", self.space.params)
         self._partial.add(microbatch, self._microbatch_loss, first, count)
 
     def backward(self, loss: torch.Tensor) -> None:

@@ -14,6 +14,7 @@ from typing import Literal
 from agent import saving
 from agent.backup import Backup, LoggedSum, Saved, StateAssembly
 from agent.errors import CheckpointError
+from agent.faults import passing
 from agent.layout import Layout
 from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, Report
 from agent.protocol import Snapshot
@@ -115,6 +116,7 @@ class Vault:
             at_s=time.time(), job=self._job, step=whole.version, state_bytes=whole.state_bytes
         )
         self._report(held)
+        passing("keeper: assembled")
         return whole
 
     # --- versions on the disk -----------------------------------------------------------------------

@@ -19,6 +19,7 @@ from collections.abc import Callable
 import msgspec
 import numpy as np
 
+from agent import faults
 from agent.checksum import Buffer, crc32c
 from agent.errors import Refused, WireError
 from agent.protocol import Accepted, AnyMessage, Challenge, Dismissal, Message, Proof
@@ -70,7 +71,10 @@ class Connection:
         head = _HEAD.pack(len(meta), sum(piece.nbytes for piece in pieces), crc)
         with self._sending:
             try:
-                _send_all(self._sock, [memoryview(head + meta), *pieces])
+                pieces.insert(0, memoryview(head + meta))
+                if faults.trap is not None:
+                    faults.trap.spring(message, self._sock, pieces)
+                _send_all(self._sock, pieces)
             except (OSError, ValueError) as error:
                 self.close()
                 raise WireError(f"sending {type(message).__name__} failed: {error}") from error

@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from agent import tree
+from agent.faults import passing
 from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.stage import Stage
 from agent.session import Partial
@@ -41,6 +42,7 @@ class StageSums:
         self._partial.clear()
 
     def take(self, microbatch: int, loss: float) -> None:
+        passing("step: stage played", self.space.params)
         self._partial.add(microbatch, loss, self._own.first, self._own.count)
 
     def reduce(self, channel: Channel, mark: str) -> Sum:
@@ -57,7 +59,9 @@ class StageSums:
         for share in self._peers:
             slices = tuple(node.flat[slice(*spans[share.peer])] for node in mine)
             channel.send(share.peer, f"{mark}/part", Parcel(tensors=slices, plain=present))
+        passing("step: sums sent")
         own = self._fold(channel, mark, mine, spans[self._me])
+        passing("step: sums taken")
         for share in self._peers:
             channel.send(share.peer, f"{mark}/sum", Parcel(tensors=(own,), plain=present))
         total.flat[slice(*spans[self._me])] = own

@@ -21,6 +21,7 @@ from contextlib import suppress
 import msgspec
 
 from agent.errors import CheckpointError
+from agent.faults import passing
 from agent.store.errors import Damaged, Full, Outdated, Unavailable
 from agent.store.format import (
     BAD,
@@ -150,6 +151,7 @@ class Archive:
         made = self.sink.create(manifest.key, data) or self.sink.get(manifest.key) == data
         if not made:
             self.discard(manifest.parts)
+        passing("keeper: manifest written")
         return made
 
     def discard(self, parts: Iterable[Part]) -> None:
@@ -211,6 +213,7 @@ class Archive:
         self.sink.delete([mark.key(MANIFESTS) for mark in sorted(void)])
         self._prune_parts(floor)
         self._prune_marks(floor)
+        passing("keeper: pruned")
 
     def _prune_parts(self, floor: Mark) -> None:
         """What no manifest names at or above the floor may be a writer's who is still at work."""

@@ -22,6 +22,7 @@ import numpy as np
 
 from agent.checksum import Buffer
 from agent.errors import CheckpointError
+from agent.faults import passing
 from agent.store.errors import Damaged, Full, Unavailable
 from agent.store.memory import fresh
 
@@ -169,6 +170,9 @@ class DiskSink:
                 with draft.open("wb", buffering=0) as file:
                     _write_all(file.fileno(), [memoryview(piece).cast("B") for piece in pieces])
                     os.fsync(file.fileno())
+                passing(
+                    "keeper: part drafted" if key.startswith("parts/") else "keeper: mark drafted"
+                )
                 # Unlike a rename, a link never replaces: of two writers one hears that it lost.
                 os.link(draft, path)
             except FileExistsError:
