@@ -5,12 +5,38 @@ still running counts without an event: that is the censoring. Refusals tell the 
 long the pool has nothing to sell.
 """
 
+from statistics import median
+from typing import Literal
+
 import msgspec
 
 from bidding.history import HOUR_S
 from bidding.risk import HAZARD_PRIOR, RETURN_PRIOR, Gamma
 
 BULK_S = 120.0
+TIMES_MAX = 32
+Took = Literal["start_s", "morph_s", "recovery_s"]
+
+
+class Times(msgspec.Struct, frozen=True, kw_only=True):
+    """What changes took, the newest last: from the order of a machine to its first step, the stall of
+    a change of layout (sigma), and what a loss cost, lost steps included (lambda).
+    """
+
+    start_s: tuple[float, ...] = ()
+    morph_s: tuple[float, ...] = ()
+    recovery_s: tuple[float, ...] = ()
+
+    def saw(self, what: Took, seconds: float) -> "Times":
+        """One more; a clock that jumped back says nothing."""
+        if seconds < 0:
+            return self
+        kept = (*getattr(self, what), seconds)[-TIMES_MAX:]
+        return msgspec.structs.replace(self, **{what: kept})
+
+    def typical_s(self, what: Took, assumed_s: float) -> float:
+        """The median of what was seen; what is assumed counts as one more sight."""
+        return float(median([assumed_s, *getattr(self, what)]))
 
 
 class PoolRecord(msgspec.Struct, frozen=True, kw_only=True):

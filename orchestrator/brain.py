@@ -91,7 +91,7 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
             buying.on_catalogue(state, event)
             jobs.admit(state, out)
         case QuotesSeen():
-            buying.on_quotes(state, event)
+            buying.on_quotes(state, out, event)
             jobs.check_budgets(state, out)
         case Listed():
             leases.on_listed(state, out, event)

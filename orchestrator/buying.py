@@ -1,18 +1,20 @@
 """From what the manager knows to a question for the bidder, and from its answer to actions."""
 
+from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
 
 from bidding import acquire
-from bidding.model import Demand, Holding, Limits, Offer, Purchase
-from cloud.model import InstanceType
+from bidding.model import Acquire, Demand, Holding, Limits, Offer, Purchase
+from cloud.model import InstanceType, Market, Pool
 from orchestrator import crews, forecast, leases, ledger
 from orchestrator.actions import AnyAction
 from orchestrator.events import CatalogueSeen, QuotesSeen
 from orchestrator.state import Job, PoolState, State, note
 
 LAUNCHES_PER_PERIOD_MAX = 64
+MARKETS: tuple[Market, ...] = ("spot", "on_demand")
 
 
 class SlotSpeed(msgspec.Struct, frozen=True, kw_only=True):
@@ -35,15 +37,22 @@ class SlotSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def on_catalogue(state: State, event: CatalogueSeen) -> None:
+    """What is sold now. A pool that is not in it any more is not bought from; what is held there stays."""
     leases.provider_of(state, event.provider)
     for kind in event.types:
         state.types[kind.name] = kind
+    sold = set(event.pools)
     for pool in sorted(event.pools):
-        leases.pool_of(state, pool)
+        leases.pool_of(state, pool).sold = True
+    for known in state.pools.values():
+        if known.pool.cloud == event.provider and known.pool not in sold:
+            known.sold = False
 
 
-def on_quotes(state: State, event: QuotesSeen) -> None:
+def on_quotes(state: State, out: list[AnyAction], event: QuotesSeen) -> None:
     """The newest quote of each pool holds; running spot machines are charged the new price."""
+    provider = leases.provider_of(state, event.provider)
+    provider.quoted_at_s, provider.stale = state.now_s, False
     for quote in event.quotes:
         known = state.pools.get(quote.pool.key)
         price = quote.price_usd_per_h
@@ -53,14 +62,14 @@ def on_quotes(state: State, event: QuotesSeen) -> None:
         if known.spot_usd_per_h == price:
             continue
         known.spot_usd_per_h = price
-        for token in known.leases:
-            lease = state.leases[token]
+        for lease in [state.leases[token] for token in known.leases]:
             if lease.request.market == "spot":
-                ledger.change_price(state, lease, price)
+                leases.reprice(state, out, lease, price)
 
 
 def shop(state: State, out: list[AnyAction]) -> None:
     """Ask the bidder for every job that lacks something, and now and then for the others."""
+    _doubt_old_quotes(state, out)
     for job in [state.jobs[j] for j in state.live_jobs]:
         if not job.active or state.stopping:
             continue
@@ -71,6 +80,18 @@ def shop(state: State, out: list[AnyAction]) -> None:
         _carry_out(state, out, job, think(state, job))
 
 
+def _doubt_old_quotes(state: State, out: list[AnyAction]) -> None:
+    """A provider that has said nothing about prices for too long is not bought spot from; said once."""
+    most_s = state.settings.quote_max_age_s
+    for provider in state.providers.values():
+        since_s = provider.quoted_at_s
+        if most_s is None or since_s is None or provider.stale or state.now_s - since_s <= most_s:
+            continue
+        provider.stale = True
+        why = f"its prices are {state.now_s - since_s:.0f} s old: no spot machine is bought at them"
+        note(out, provider.name, why)
+
+
 def think(state: State, job: Job) -> Purchase:
     """What the bidder says about this job now."""
     speed = forecast.speed_of(state, job) or SlotSpeed(
@@ -78,11 +99,16 @@ def think(state: State, job: Job) -> Purchase:
     )
     steps_left = job.steps_total - job.step if job.steps_total else None
     settings, deadline_s = state.settings, job.spec.deadline_s
+    start_s = job.times.typical_s("start_s", settings.start_s)
+    recovery_s = job.times.typical_s("recovery_s", settings.recovery_s)
+    sharers = sum(state.jobs[j].active for j in state.live_jobs)
     demand = Demand(
         work_left=None if steps_left is None or not job.step_s else float(steps_left),
-        start_s=settings.start_s,
-        morph_s=settings.morph_s,
-        recovery_s=settings.recovery_s,
+        start_s=start_s,
+        morph_s=job.times.typical_s("morph_s", settings.morph_s),
+        recovery_s=recovery_s,
+        recovery_all_s=recovery_s + start_s,  # nobody works until a machine has started
+        manager_usd_per_h=settings.manager_usd_per_h / max(1, sharers),
     )
     limits = Limits(
         slots_min=job.spec.slots_min,
@@ -91,6 +117,7 @@ def think(state: State, job: Job) -> Purchase:
         usd_per_h_max=_usd_per_h_left(state, job),
         finish_by_s=None if deadline_s is None else deadline_s + state.skew_s,
         on_demand_allowed=settings.on_demand_allowed,
+        regions=settings.regions or None,
     )
     return acquire.decide(
         offers(state, job), holdings(state, job), demand, limits, speed, state.now_s
@@ -98,46 +125,68 @@ def think(state: State, job: Job) -> Purchase:
 
 
 def offers(state: State, job: Job) -> list[Offer]:
-    """What is sold, less what the job could not pay the reserve of."""
+    """What is sold at a price that can be trusted, less what the job could not pay the reserve of."""
     found: list[Offer] = []
+    home = _home(state, job)
     for known in state.pools.values():
-        kind = state.types[known.pool.type]
         provider = state.providers[known.pool.cloud]
-        if not ledger.affordable(state, job, _ceiling_usd_per_h(state, known)):
-            continue
         waits = state.now_s < max(known.blocked_until_s, provider.slow_until_s)
         shut = state.now_s < known.blocked_until_s
         why = known.blocked_because if shut else provider.slow_because if waits else ""
-        if known.spot_usd_per_h is not None:
+        if not known.sold:
+            continue
+        for market in MARKETS:
+            price = _price_usd_per_h(state, known, market)
+            if price is None:
+                continue
             found.append(
                 Offer(
                     pool=known.pool,
-                    type=kind,
-                    market="spot",
-                    price_usd_per_h=known.spot_usd_per_h,
+                    type=state.types[known.pool.type],
+                    market=market,
+                    price_usd_per_h=price,
                     blocked=waits,
                     blocked_because=why,
                     hazard_per_h=known.record.hazard_per_h(state.now_s),
                     return_per_h=known.record.return_per_h(state.now_s),
+                    billing=state.settings.billing,
+                    egress_usd=_egress_usd(state, job, known.pool, home),
                 )
             )
-        if state.settings.on_demand_allowed:
-            found.append(
-                Offer(
-                    pool=known.pool,
-                    type=kind,
-                    market="on_demand",
-                    price_usd_per_h=kind.on_demand_usd_per_h,
-                    blocked=waits,
-                    blocked_because=why,
-                )
-            )
-    return found
+    return [o for o in found if ledger.affordable(state, job, _ceiling_usd_per_h(state, o))]
 
 
-def _ceiling_usd_per_h(state: State, known: PoolState) -> float:
-    """The most that a machine of the pool may cost before we think again."""
-    return max(state.types[known.pool.type].on_demand_usd_per_h, known.spot_usd_per_h or 0.0)
+def _price_usd_per_h(state: State, known: PoolState, market: Market) -> float | None:
+    """What it costs there now; None where it is not sold so, not allowed, or not known well enough."""
+    if market == "on_demand":
+        kind = state.types[known.pool.type]
+        return kind.on_demand_usd_per_h if state.settings.on_demand_allowed else None
+    return None if state.providers[known.pool.cloud].stale else known.spot_usd_per_h
+
+
+def _ceiling_usd_per_h(state: State, offer: Offer | Acquire) -> float:
+    """The most that a machine of the offer may cost before we think again."""
+    known = state.pools[offer.pool.key]
+    return ledger.ceiling_usd_per_h(
+        state.types[offer.pool.type], offer.market, known.spot_usd_per_h
+    )
+
+
+def _home(state: State, job: Job) -> str | None:
+    """The region that holds the job's state: where most of its machines work."""
+    regions = Counter(
+        lease.pool.region
+        for token in job.leases
+        if (lease := state.leases[token]).state in ("working", "noticed")
+    )
+    return min(regions, key=lambda r: (-regions[r], r)) if regions else None
+
+
+def _egress_usd(state: State, job: Job, pool: Pool, home: str | None) -> float:
+    """What bringing the job's state to a machine there costs."""
+    if home is None or pool.region == home:
+        return 0.0
+    return state.settings.egress_usd_per_gb * job.state_bytes / 1e9
 
 
 def holdings(state: State, job: Job) -> list[Holding]:
@@ -153,6 +202,7 @@ def holdings(state: State, job: Job) -> list[Holding]:
             started_at_s=lease.intended_at_s,
             noticed=lease.state == "noticed" or lease.lost_at_s is not None,
             hazard_per_h=state.pools[lease.pool.key].record.hazard_per_h(state.now_s),
+            billing=state.settings.billing,
         )
         for token in job.leases
         if not (lease := state.leases[token]).leaving and lease.state != "ending"
@@ -191,7 +241,7 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
     bought = 0
     worth = _worth(job, purchase)
     for part in purchase.acquire:
-        ceiling = _ceiling_usd_per_h(state, state.pools[part.pool.key])
+        ceiling = _ceiling_usd_per_h(state, part)
         for _ in range(min(part.count, room - bought)):
             if not ledger.affordable(state, job, ceiling):
                 break

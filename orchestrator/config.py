@@ -96,6 +96,18 @@ class Budget(Section):
     """May buy on-demand machines when they are the cheaper way to get the work done."""
 
 
+class Buying(Section):
+    """What is bought from whom: where data may be, and what moving it costs."""
+
+    regions: Text | None = Field(default=None, examples=["us-east-1,us-east-2"])
+    """Regions to buy in, with commas between them: where your data may be. Not set: anywhere."""
+    egress_usd_per_gb: Usd = 0.0
+    """What bringing a gigabyte of a job's state to another region costs."""
+    quote_max_age_s: Seconds = 600.0
+    """Prices of a cloud that has not answered for this long are not trusted: no spot machine is
+    bought there until it answers."""
+
+
 class Job(Section):
     """What a job gets when `orchestrator submit` is not told otherwise."""
 
@@ -181,6 +193,7 @@ class Config(Section):
     manager: Manager = Manager()
     ray: Ray = Ray()
     budget: Budget = Budget()
+    buying: Buying = Buying()
     job: Job = Job()
     local: Local = Local()
     dashboard: Dashboard = Dashboard()

@@ -313,6 +313,9 @@ def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
     job = state.jobs.get(event.job)
     if job is None or job.ended or event.generation <= job.fence_generation:
         return
+    if event.generation > job.acknowledged and job.status in ("RUNNING", "RECOVERING"):
+        idle_s = max(0.0, event.pause_s - job.step_s)  # one step was done in it
+        job.times = job.times.saw("recovery_s" if job.status == "RECOVERING" else "morph_s", idle_s)
     if event.generation > job.acknowledged and job.status == "RECOVERING":
         job.recoveries_s.append(event.pause_s)
         del job.recoveries_s[:-RECOVERIES_MAX]
@@ -366,6 +369,9 @@ def _mark_working(state: State, job: Job) -> None:
         busy = any(w in inside for w in lease.workers.values())
         if busy and lease.state == "ready":
             move_lease(lease, "working", state.now_s, "its workers are in the layout")
+            if lease.worked_at_s is None:
+                lease.worked_at_s = state.now_s
+                job.times = job.times.saw("start_s", state.now_s - lease.intended_at_s)
         elif not busy and lease.state == "working":
             move_lease(lease, "ready", state.now_s, "its workers are not in the layout")
         if busy and lease.deaths:

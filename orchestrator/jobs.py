@@ -97,8 +97,10 @@ def _cheapest(state: State, slots: int) -> tuple[float, str] | None:
     """The lowest ceiling per hour at which so many slots can be had; None while nothing is known."""
     found = []
     for known in state.pools.values():
+        if not known.sold:
+            continue
         kind = state.types[known.pool.type]
-        ceiling = max(kind.on_demand_usd_per_h, known.spot_usd_per_h or 0.0)
+        ceiling = ledger.ceiling_usd_per_h(kind, "spot", known.spot_usd_per_h)
         count = -(-slots // kind.slots)
         found.append((ceiling * count, f"{count} x {kind.name}"))
     return min(found, default=None)

@@ -60,7 +60,7 @@ def intend(
         history=[Moved(state.now_s, "intended", because)],
         intended_at_s=state.now_s,
         price_usd_per_h=price,
-        ceiling_usd_per_h=max(price, kind.on_demand_usd_per_h),
+        ceiling_usd_per_h=ledger.ceiling_usd_per_h(kind, market, spot),
         why_bought=because,
     )
     state.leases[token] = lease
@@ -86,6 +86,9 @@ def adopt(state: State, out: list[AnyAction], lease: Lease, machine: Machine) ->
         lease.leaving = lease.leaving or "nobody needs it any more"
     if lease.leaving:
         give_back(state, out, lease, lease.leaving)
+        return
+    if not ledger.covered(state, lease):
+        give_back(state, out, lease, "it started at a price that the budget has no room for")
         return
     set_alarm(state, state.now_s + state.settings.boot_timeout_s, "boot", lease.token)
     stranger = state.strangers.pop(machine.id, None)
@@ -153,6 +156,13 @@ def penalise(state: State, out: list[AnyAction], pool: Pool, why: str) -> None:
 
 
 # --- giving back and losing ----------------------------------------------------------------------
+
+
+def reprice(state: State, out: list[AnyAction], lease: Lease, price_usd_per_h: float) -> None:
+    """The price moved. A machine that may cost more than can be reserved for is given back at once."""
+    if not ledger.change_price(state, lease, price_usd_per_h):
+        why = f"its price rose to ${price_usd_per_h:.4f}/h, and the budget has no room for that"
+        give_back(state, out, lease, why)
 
 
 def give_back(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
@@ -320,7 +330,7 @@ def _settle_listed(state: State, out: list[AnyAction], lease: Lease, machine: Ma
             _settle_unheard(state, out, lease, machine)
             return
         adopt(state, out, lease, machine)
-    ledger.change_price(state, lease, machine.price_usd_per_h)
+    reprice(state, out, lease, machine.price_usd_per_h)
     if machine.state == "terminated":
         at_s = state.now_s if machine.ended_at_s is None else machine.ended_at_s
         if lease.state == "ending" and machine.ended_by != "provider":

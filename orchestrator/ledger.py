@@ -6,15 +6,18 @@
 
 A lease's ceiling is the most that it may cost per hour, so that what was reserved covers what comes
 between the decision to give a machine back and its end. Nothing is bought unless
-spent + committed + its own reserve <= cap.
+spent + committed + its own reserve <= cap. On demand the ceiling is the price; on spot it is
+`SPOT_RISE` times the price, but no more than on demand. A price that passes it raises it while there
+is money for that; else the machine is given back at once, and its reserve is used up at that price.
 """
 
 from bidding.billing import HOUR_S, RULES, cost_usd
-from cloud.model import EndedBy
+from cloud.model import EndedBy, InstanceType, Market
 from orchestrator.settings import Settings
 from orchestrator.state import Account, Job, Lease, State
 
 PRICES_MAX = 512
+SPOT_RISE = 1.5  # of 12,590 recorded quotes of 2020 none was more than 1.05 of the one before
 CENT_FRACTION = 1e-9  # below this a difference of dollars is rounding
 
 
@@ -69,6 +72,13 @@ def runs_out(account: Account, settings: Settings, at_s: float) -> bool:
     return left is not None and growth > left - CENT_FRACTION and account.leases > 0
 
 
+def ceiling_usd_per_h(kind: InstanceType, market: Market, spot_usd_per_h: float | None) -> float:
+    """The most that a machine may cost per hour before we think again."""
+    if market == "on_demand" or spot_usd_per_h is None:
+        return kind.on_demand_usd_per_h
+    return min(SPOT_RISE * spot_usd_per_h, max(kind.on_demand_usd_per_h, spot_usd_per_h))
+
+
 def reserve_usd(settings: Settings, ceiling_usd_per_h: float) -> float:
     return ceiling_usd_per_h * settings.reserve_s / HOUR_S
 
@@ -103,6 +113,7 @@ def open_lease(state: State, lease: Lease, job: Job) -> None:
         settle(account, state.now_s)
         account.leases += 1
         account.committed_usd += reserve_usd(state.settings, lease.ceiling_usd_per_h)
+    lease.reserve_usd = reserve_usd(state.settings, lease.ceiling_usd_per_h)
     _intend_rate(state, lease, 1)
 
 
@@ -120,21 +131,32 @@ def start_charging(state: State, lease: Lease, price_usd_per_h: float, from_s: f
         account.on_demand_usd += lease.type.on_demand_usd_per_h * (state.now_s - from_s) / HOUR_S
     if lease.draining_since_s is not None:
         lease.draining_since_s = state.now_s
-        _change_draining(state, lease, lease.ceiling_usd_per_h)
+        _drain(state, lease)
 
 
-def change_price(state: State, lease: Lease, price_usd_per_h: float) -> None:
-    """A new price holds from now on; the interval before is charged at the old one."""
+def change_price(state: State, lease: Lease, price_usd_per_h: float) -> bool:
+    """A new price holds from now on; the interval before is charged at the old one.
+
+    False when it is above what is reserved for, and there is no money to reserve for more.
+    """
     if not lease.prices or price_usd_per_h == lease.price_usd_per_h:
-        return
+        return True
     _accrue(state, lease)
     _change_rate(state, lease, price_usd_per_h - lease.price_usd_per_h, 0.0)
     lease.price_usd_per_h = price_usd_per_h
     lease.prices.append((state.now_s, price_usd_per_h))
     if len(lease.prices) > PRICES_MAX:
         lease.prices = _thinned(lease.prices)
-    if price_usd_per_h > lease.ceiling_usd_per_h:
-        _raise_ceiling(state, lease, price_usd_per_h)
+    if lease.draining_since_s is not None:
+        _drain(state, lease)
+    return covered(state, lease)
+
+
+def covered(state: State, lease: Lease) -> bool:
+    """Is what it costs now reserved for, or can it be?"""
+    if lease.draining_since_s is not None or lease.price_usd_per_h <= lease.ceiling_usd_per_h:
+        return True
+    return _raise_ceiling(state, lease)
 
 
 def start_draining(state: State, lease: Lease) -> None:
@@ -143,20 +165,20 @@ def start_draining(state: State, lease: Lease) -> None:
         return
     lease.draining_since_s = state.now_s
     if lease.prices:
-        _change_draining(state, lease, lease.ceiling_usd_per_h)
+        _drain(state, lease)
 
 
 def stop_draining(state: State, lease: Lease) -> None:
     """Giving it back takes longer than was reserved for: a reserve ends at zero."""
-    since_s = lease.draining_since_s
-    if since_s is None or lease.drained or not lease.prices:
+    if lease.draining_since_s is None or lease.drained or not lease.prices:
         return
-    over_s = state.now_s - since_s - state.settings.reserve_s
-    if over_s >= 0:
+    over_usd = -_reserved_usd(state, lease)
+    if over_usd >= 0:
         lease.drained = True
-        _change_draining(state, lease, -lease.ceiling_usd_per_h)
+        _change_draining(state, lease, -lease.draining_usd_per_h)
+        lease.draining_usd_per_h = 0.0
         for account in accounts(state, lease):
-            account.committed_usd += lease.ceiling_usd_per_h * over_s / HOUR_S
+            account.committed_usd += over_usd
 
 
 def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s: float) -> None:
@@ -178,8 +200,7 @@ def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s
         settle(account, state.now_s)
         account.leases -= 1
         account.committed_usd -= _reserved_usd(state, lease)
-        if lease.draining_since_s is not None and lease.prices and not lease.drained:
-            account.draining_usd_per_h -= lease.ceiling_usd_per_h
+        account.draining_usd_per_h -= lease.draining_usd_per_h
         if account.leases == 0:  # rounding ends here
             account.committed_usd = account.draining_usd_per_h = 0.0
             account.on_demand_usd_per_h = account.intended_usd_per_h = 0.0
@@ -223,6 +244,16 @@ def _intend_rate(state: State, lease: Lease, sign: int) -> None:
         account.intended_usd_per_h += sign * lease.price_usd_per_h
 
 
+def _drain(state: State, lease: Lease) -> None:
+    """From now on what is reserved is used up as fast as it costs, or may cost."""
+    if lease.drained:
+        return
+    lease.reserve_usd, lease.draining_since_s = _reserved_usd(state, lease), state.now_s
+    rate = max(lease.ceiling_usd_per_h, lease.price_usd_per_h)
+    _change_draining(state, lease, rate - lease.draining_usd_per_h)
+    lease.draining_usd_per_h = rate
+
+
 def _change_draining(state: State, lease: Lease, usd_per_h: float) -> None:
     for account in accounts(state, lease):
         settle(account, state.now_s)
@@ -240,21 +271,25 @@ def _reserved_usd(state: State, lease: Lease) -> float:
     """What is still reserved for it now."""
     if lease.drained:
         return 0.0
-    whole = reserve_usd(state.settings, lease.ceiling_usd_per_h)
     if lease.draining_since_s is None or not lease.prices:
-        return whole
-    return whole - lease.ceiling_usd_per_h * (state.now_s - lease.draining_since_s) / HOUR_S
+        return lease.reserve_usd
+    hours = (state.now_s - lease.draining_since_s) / HOUR_S
+    return lease.reserve_usd - lease.draining_usd_per_h * hours
 
 
-def _raise_ceiling(state: State, lease: Lease, ceiling_usd_per_h: float) -> None:
-    before = _reserved_usd(state, lease)
-    more = ceiling_usd_per_h - lease.ceiling_usd_per_h
-    lease.ceiling_usd_per_h = ceiling_usd_per_h
-    for account in accounts(state, lease):
+def _raise_ceiling(state: State, lease: Lease) -> bool:
+    """Reserve for a higher price, if every account can pay for it."""
+    ceiling = ceiling_usd_per_h(lease.type, lease.request.market, lease.price_usd_per_h)
+    whole = reserve_usd(state.settings, ceiling)
+    both = accounts(state, lease)
+    lefts = [left_usd(account, state.now_s) for account in both]
+    if any(left is not None and whole - lease.reserve_usd > left for left in lefts):
+        return False
+    for account in both:
         settle(account, state.now_s)
-        account.committed_usd += _reserved_usd(state, lease) - before
-        if lease.draining_since_s is not None and not lease.drained:
-            account.draining_usd_per_h += more
+        account.committed_usd += whole - lease.reserve_usd
+    lease.ceiling_usd_per_h, lease.reserve_usd = ceiling, whole
+    return True
 
 
 def _thinned(prices: list[tuple[float, float]]) -> list[tuple[float, float]]:

@@ -6,6 +6,7 @@ Nothing is raised into the loop for what the outside world does; only a newer ma
 
 import asyncio
 import contextlib
+import math
 from collections.abc import Awaitable, Coroutine, Mapping
 from typing import Any, Protocol, assert_never
 
@@ -47,6 +48,8 @@ from orchestrator.showing import view_of
 from orchestrator.state import State
 
 QUOTES_S = 1.0
+QUOTES_TOLD_S = 60.0  # so often at least, be there news or not
+CATALOGUE_S = 3600.0
 QUOTES_S_MAX = 60.0
 NODES_S = 0.25
 VIEW_S = 0.2
@@ -152,18 +155,18 @@ class LiveWorld:
         provider, pause_s = self._providers[name], QUOTES_S
         known: Any = None
         sold: Any = None
+        asked_at_s = told_at_s = -math.inf
         while True:
             try:
-                if sold is None:
-                    sold = await provider.catalogue()
-                    await self._tell(
-                        CatalogueSeen(
-                            at_s=self._clock.now_s(),
-                            provider=name,
-                            types=tuple(sold[0]),
-                            pools=tuple(sold[1]),
+                if self._clock.now_s() >= asked_at_s + CATALOGUE_S:
+                    types, pools = await provider.catalogue()
+                    asked_at_s = self._clock.now_s()
+                    if (types, pools) != sold:
+                        sold = types, pools
+                        seen = CatalogueSeen(
+                            at_s=asked_at_s, provider=name, types=tuple(types), pools=tuple(pools)
                         )
-                    )
+                        await self._tell(seen)
                 quotes = {quote.pool: quote for quote in await provider.quotes()}
                 pause_s = QUOTES_S
             except CloudError:
@@ -175,7 +178,11 @@ class LiveWorld:
                     if quote != (known or {}).get(pool)
                 )
                 known = quotes
-                if fresh:
+                now_s = self._clock.now_s()
+                if (
+                    fresh or now_s >= told_at_s + QUOTES_TOLD_S
+                ):  # silence would be taken for a fault
+                    told_at_s = now_s
                     await self._tell(
                         QuotesSeen(at_s=self._clock.now_s(), provider=name, quotes=fresh)
                     )

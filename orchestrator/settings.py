@@ -18,6 +18,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     on_demand_allowed: bool = True
     manager_usd_per_h: float = 0.0
     billing: str = "local"  # a name of `bidding.billing.RULES`
+    regions: tuple[str, ...] = ()  # where data may be; none means anywhere
+    egress_usd_per_gb: float = 0.0
+    quote_max_age_s: float | None = None  # None: prices come by themselves and are never old
 
     control_period_s: float = 2.0
     listing_period_s: float = (
@@ -41,9 +44,10 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:
             value = getattr(self, name)
-            if name.endswith("_s") and value <= 0:
+            if name.endswith("_s") and value is not None and value <= 0:
                 raise ValueError(f"settings: {name} must be positive, not {value}")
-            if name.endswith(("_usd", "_per_h", "_per_h_max")) and value is not None and value < 0:
+            money = name.endswith(("_usd", "_per_h", "_per_h_max", "_per_gb"))
+            if money and value is not None and value < 0:
                 raise ValueError(f"settings: {name} must not be negative, not {value}")
         if self.machines_max < 1:
             raise ValueError(f"settings: machines_max must be at least 1, not {self.machines_max}")

@@ -12,7 +12,7 @@ import msgspec
 from agent.layout import Layout
 from agent.messages import UNRECORDED
 from agent.profile import Profile
-from bidding.observed import PoolRecord
+from bidding.observed import PoolRecord, Times
 from cloud.model import InstanceType, LaunchRequest, Pool
 from orchestrator.actions import AnyAction, Note
 from orchestrator.events import JobSpec
@@ -111,6 +111,7 @@ class Lease(msgspec.Struct, kw_only=True):
     leaving: str = ""  # why it shall be given back as soon as the job can do without it
     doomed: bool = False  # its workers are kept out of layouts
     deadline_s: float | None = None
+    worked_at_s: float | None = None
     lost_at_s: float | None = None
     workers: dict[int, str] = {}
     slot_free_at_s: dict[int, float] = {}
@@ -119,7 +120,9 @@ class Lease(msgspec.Struct, kw_only=True):
     prices: list[tuple[float, float]] = []
     accrued_usd: float = 0.0
     accrued_at_s: float = 0.0
+    reserve_usd: float = 0.0  # for giving it back, when that began
     draining_since_s: float | None = None
+    draining_usd_per_h: float = 0.0
     drained: bool = False  # what was reserved for giving it back is used up
     ended_at_s: float | None = None
     cost_usd: float = 0.0
@@ -154,6 +157,7 @@ class PoolState(msgspec.Struct, kw_only=True):
     pool: Pool
     spot_usd_per_h: float | None = None
     quoted_at_s: float = 0.0
+    sold: bool = True  # it is in the newest catalogue
     blocked_until_s: float = 0.0
     blocked_because: str = ""
     strikes: int = 0
@@ -164,6 +168,8 @@ class PoolState(msgspec.Struct, kw_only=True):
 class ProviderState(msgspec.Struct, kw_only=True):
     name: str
     listed_at_s: float = 0.0
+    quoted_at_s: float | None = None  # when it last said what things cost, be it nothing new
+    stale: bool = False  # that was too long ago, and has been said
     listing_asked_at_s: float = 0.0
     listing_wanted: bool = True
     listing_out: bool = False
@@ -222,6 +228,7 @@ class Job(msgspec.Struct, kw_only=True):
     stalls: int = 0
     steps_lost: int = 0
     recoveries_s: list[float] = []
+    times: Times = Times()  # what changes really took
     backup_step: int = 0
     checkpoint_step: int = 0
     export_uri: str = ""

@@ -1,0 +1,136 @@
+"""What the manager buys from, at which prices, and what it has learned about the time that changes take."""
+
+from typing import Any
+
+import pytest
+
+from cloud.model import Pool, Quote
+from orchestrator import buying
+from orchestrator.actions import Launch, Terminate
+from orchestrator.events import CatalogueSeen, QuotesSeen
+from orchestrator.ledger import committed_usd, spent_usd
+
+
+def sold(h: Any, *more: Pool) -> tuple[Pool, ...]:
+    return (*(known.pool for known in h.state.pools.values()), *more)
+
+
+def catalogue(h: Any, *pools: Pool) -> CatalogueSeen:
+    kinds = tuple(h.state.types.values())
+    return CatalogueSeen(at_s=h.at_s, provider="local", types=kinds, pools=pools)
+
+
+def promised_usd(h: Any) -> float:
+    return spent_usd(h.job.account, h.at_s) + committed_usd(h.job.account, h.at_s)
+
+
+@pytest.mark.parametrize("factor", [1.6, 3.0, 20.0])
+def test_a_price_that_the_budget_has_no_room_for_ends_the_lease_at_once(
+    hand: Any, factor: float
+) -> None:
+    """The price jumps past what was reserved for: the machine goes at once, and the cap holds all the while."""
+    cap = 0.006
+    h = hand(on_demand_allowed=False).running(slots_max=1, budget_usd=cap)
+    (lease,) = h.leases
+    while promised_usd(h) < cap - 0.0008:
+        h.wait(2.0)
+    h.price(*(factor * price for price in (0.03, 0.06, 0.04, 0.07)))
+    assert lease.state == "ending" or h.job.status == "DRAINING"
+    for _ in range(7):  # it takes the cloud some time to end it
+        h.wait(2.0)
+        assert promised_usd(h) <= cap + 1e-9
+    h.serve()
+    h.wait(10.0)
+    h.serve()
+    assert not h.state.leases
+    assert h.job.account.spent_usd <= cap
+
+
+def test_with_room_in_the_budget_a_dearer_machine_is_reserved_for_anew(hand: Any) -> None:
+    """The same jump with money left: the machine stays, and its reserve grows."""
+    h = hand().running(slots_max=1, budget_usd=1.0)
+    (lease,) = h.leases
+    before = committed_usd(h.job.account, h.at_s)
+    h.price(0.06, 0.12, 0.08, 0.14)
+    assert not lease.leaving
+    assert lease.ceiling_usd_per_h >= 0.06
+    assert committed_usd(h.job.account, h.at_s) > before
+
+
+def test_a_small_budget_buys_on_spot_what_it_could_not_on_demand(hand: Any) -> None:
+    """What is reserved for a spot machine follows its price, not the price on demand."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=1, budget_usd=0.006)
+    launches = h.only(h.wait(2.0), Launch)
+    assert [a.request.market for a in launches] == ["spot"]
+
+
+def test_old_prices_are_not_trusted_and_that_is_said(hand: Any) -> None:
+    """A cloud that says nothing about prices for too long sells us no spot machine until it speaks again."""
+    h = hand(quote_max_age_s=60.0, on_demand_allowed=False)
+    h.start()
+    h.wait(90.0)
+    h.submit(slots_max=1)
+    out = h.wait(4.0)
+    assert not h.only(out, Launch)
+    assert "no spot machine is bought at them" in " ".join(s.because for s in h.state.sentences)
+    h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=()))
+    assert h.only(h.wait(4.0), Launch)
+
+
+def test_a_pool_that_is_no_longer_sold_is_not_bought_from(hand: Any) -> None:
+    """The cheapest pool is not in the newest catalogue: the next best is bought; what runs there stays."""
+    h = hand().running(slots_max=1)
+    (lease,) = h.leases
+    left = tuple(pool for pool in sold(h) if pool != lease.pool)
+    h.see(catalogue(h, *left))
+    h.wait(4.0)
+    assert lease.token in h.state.leases
+    assert not lease.leaving
+    h.taken(lease.machine_id)
+    launches = h.only(h.wait(4.0), Launch)
+    assert launches
+    assert all(launch.request.pool in left for launch in launches)
+
+
+def test_only_regions_where_the_data_may_be(hand: Any) -> None:
+    """A cheaper pool in a region that is not allowed is not bought from."""
+    h = hand(regions=("east",))
+    h.start()
+    abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
+    h.see(catalogue(h, *sold(h, abroad)))
+    quote = Quote(pool=abroad, at_s=h.at_s, price_usd_per_h=0.001)
+    h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=(quote,)))
+    h.submit(slots_max=2)
+    launches = h.only(h.wait(2.0), Launch)
+    assert launches
+    assert {launch.request.pool.region for launch in launches} == {"east"}
+
+
+def test_moving_the_state_to_another_region_is_part_of_the_price(hand: Any) -> None:
+    """While a job works in one region, an offer in another carries what bringing its state there costs."""
+    h = hand(egress_usd_per_gb=0.02).running(slots_max=1)
+    abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
+    h.see(catalogue(h, *sold(h, abroad)))
+    egress = {o.pool.region: o.egress_usd for o in buying.offers(h.state, h.job)}
+    assert egress == {"east": 0.0, "west": pytest.approx(0.02 * (1 << 20) / 1e9)}
+
+
+def test_what_changes_take_is_learned_from_our_own(hand: Any) -> None:
+    """Start-up is measured from the order to the first step, and stalls from what the keeper reports."""
+    h = hand(start_s=600.0)
+    h.start()
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    (launch,) = h.only(h.said, Launch)
+    machine_id = h.launched(launch)
+    h.wait(40.0)
+    h.joined(machine_id)
+    h.serve()
+    h.wait(2.0)
+    h.committed(1)
+    (took_s,) = h.job.times.start_s
+    assert 40.0 <= took_s <= 50.0
+    assert h.job.times.typical_s("start_s", 600.0) == pytest.approx((took_s + 600.0) / 2)
+    assert not h.only(h.wait(2.0), Terminate)
