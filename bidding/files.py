@@ -5,6 +5,7 @@ from pathlib import Path
 
 import msgspec
 
+from bidding import parquet
 from bidding.errors import HistoryError
 from bidding.history import (
     History,
@@ -24,13 +25,12 @@ FILES_MAX = 10_000
 
 
 def read_prices(folder: Path) -> tuple[dict[Pool, Series], Repairs]:
-    """Every `.json` (describe-spot-price-history) and `.csv` below a folder as one history."""
+    """Every `.json` (describe-spot-price-history), `.csv` and `.parquet` below a folder as one history."""
     histories: list[History] = []
     repairs = Repairs()
     for path in _files(folder):
-        text = path.read_text(encoding="utf-8")
         try:
-            history, repaired = _read(path, text)
+            history, repaired = _read(path)
         except HistoryError as e:
             raise HistoryError(f"{path}: {e}") from e
         histories.append(history)
@@ -44,13 +44,23 @@ def read_prices(folder: Path) -> tuple[dict[Pool, Series], Repairs]:
 def _files(folder: Path) -> Iterable[Path]:
     if not folder.is_dir():
         raise HistoryError(f"{folder} is not a folder: give the folder that holds the price files")
-    files = sorted(p for p in folder.rglob("*") if p.suffix in {".json", ".csv"})
+    files = sorted(p for p in folder.rglob("*") if p.suffix in {".json", ".csv", ".parquet"})
     if len(files) > FILES_MAX:
         raise HistoryError(f"{folder} holds {len(files)} files; more than {FILES_MAX} are not read")
     return files
 
 
-def _read(path: Path, text: str) -> tuple[dict[Pool, Series], Repairs]:
+def write_prices(path: Path, history: History) -> None:
+    """Store a history as Parquet, whole or not at all."""
+    beside = path.with_suffix(".part")
+    beside.write_bytes(parquet.write(history))
+    beside.replace(path)
+
+
+def _read(path: Path) -> tuple[dict[Pool, Series], Repairs]:
+    if path.suffix == ".parquet":
+        return parquet.read(path.read_bytes()), Repairs()
+    text = path.read_text(encoding="utf-8")
     if path.suffix == ".json":
         return read_aws(text)
     header = text.lstrip("\ufeff").partition("\n")[0]

@@ -4,7 +4,7 @@
 fifth of the on-demand price and spikes above the on-demand price now and then:
     level       0.18 to 0.26 of on demand, by pool
     wobble      every 90 min (mean) to a new price, log-normal around the level, sigma 0.08
-    spikes      1 in 5 h (mean), log-normal height with a median of 1.2 times on demand (sigma 0.8),
+    spikes      1 in 5 h (mean; `Form` sets these), log-normal height with a median of 1.2 times on demand (sigma 0.8),
                 log-normal length with a median of 25 min (sigma 0.8)
 `capacity_bound`: prices that hardly move, capacity that comes and goes, as today: stretches with
 capacity are log-normal with a median of 0.54 h (mean 3.2 h), without with 0.49 h (mean 1.8 h).
@@ -12,6 +12,7 @@ capacity are log-normal with a median of 0.54 h (mean 3.2 h), without with 0.49 
 
 from collections.abc import Sequence
 
+import msgspec
 import numpy as np
 
 from bidding.compiled import Floats
@@ -20,10 +21,7 @@ from bidding.market import Listing
 from cloud.model import InstanceType, Pool
 
 DAY_S = 24 * HOUR_S
-LEVELS = (0.18, 0.26)
-WOBBLE_EVERY_S = 5400.0
 WOBBLE = 0.08
-SPIKE_EVERY_S = 5 * HOUR_S
 SPIKE_MEDIAN, SPIKE_SPREAD = 1.2, 0.8
 SPIKE_S, SPIKE_S_SPREAD = 1500.0, 0.8
 ON_S, ON_SPREAD = 0.54 * HOUR_S, 1.89
@@ -40,28 +38,39 @@ ACCELERATED = (
 )  # fmt: skip
 
 
+class Form(msgspec.Struct, frozen=True, kw_only=True):
+    """What kind of auction it is: levels in on-demand prices, mean times between moves and spikes."""
+
+    levels: tuple[float, float] = (0.18, 0.26)
+    wobble_every_s: float = 5400.0
+    spike_every_s: float = 5 * HOUR_S
+
+
+OLD_EAST = Form()
+
+
 def auctions(
     rng: np.random.Generator, *, days: float = 30.0, types: Sequence[InstanceType] = COMPUTE,
-    zones: int = 4,
+    zones: int = 4, form: Form = OLD_EAST,
 ) -> list[Listing]:  # fmt: skip
     """A region of auction markets, every pool on its own."""
     return [
         Listing(
             pool=Pool("aws", "old-east", f"old-east-{'abcdefgh'[z]}", kind.name),
             type=kind,
-            price=_auction(rng, kind.on_demand_usd_per_h, days * DAY_S),
+            price=_auction(rng, kind.on_demand_usd_per_h, days * DAY_S, form),
         )
         for z in range(zones)
         for kind in types
     ]
 
 
-def _auction(rng: np.random.Generator, on_demand: float, span_s: float) -> Series:
-    level = on_demand * rng.uniform(*LEVELS)
-    count = int(span_s / WOBBLE_EVERY_S)
+def _auction(rng: np.random.Generator, on_demand: float, span_s: float, form: Form) -> Series:
+    level = on_demand * rng.uniform(*form.levels)
+    count = int(span_s / form.wobble_every_s)
     at_s = np.concatenate([[0.0], np.sort(rng.uniform(0, span_s, count))])
     value = level * np.exp(WOBBLE * rng.standard_normal(len(at_s)))
-    for begins in np.sort(rng.uniform(0, span_s, rng.poisson(span_s / SPIKE_EVERY_S))):
+    for begins in np.sort(rng.uniform(0, span_s, rng.poisson(span_s / form.spike_every_s))):
         ends = begins + SPIKE_S * np.exp(SPIKE_S_SPREAD * rng.standard_normal())
         height = on_demand * SPIKE_MEDIAN * np.exp(SPIKE_SPREAD * rng.standard_normal())
         inside = (at_s > begins) & (at_s < ends)

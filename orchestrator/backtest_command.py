@@ -52,26 +52,84 @@ def backtest(
     choices: Choices | None = None,
 ) -> int:
     """Run, print one table per market, write the report; 0, or 2 with one line when it cannot."""
-    console, choices = Console(), choices or Choices()
-    began = time.monotonic()
+    console = Console()
     try:
-        if not 1 <= starts <= STARTS_MAX:
-            raise ConstraintError(f"--starts must be 1 to {STARTS_MAX}, not {starts}")
-        chosen = _strategies(strategy)
-        work = engine.Work(hours=choices.hours, slots=choices.slots)
-        sections = [
-            _section(name, market, work, chosen, (starts, choices.seed))
-            for name, market in _markets(data, choices)
-        ]
-        for section in sections:
-            console.print(_table(section))
-        summary = _summary(starts, choices, work, time.monotonic() - began)
-        backtest_report.write(report, sections, summary)
+        sections, summary = measure(data, strategy, starts, report, choices or Choices())
     except (BiddingError, OSError, ValueError) as e:
         print(f"orchestrator backtest: {e}", file=sys.stderr)  # noqa: T201
         return 2
+    for section in sections:
+        console.print(_table(section))
     console.print(f"{summary}\nreport: {report}", highlight=False)
     return 0
+
+
+def measure(
+    data: str, strategy: str, starts: int, report: Path, choices: Choices
+) -> tuple[list[backtest_report.Section], str]:
+    """Every market that was asked for, and a line on how it was run; the report is written."""
+    began = time.monotonic()
+    if not 1 <= starts <= STARTS_MAX:
+        raise ConstraintError(f"--starts must be 1 to {STARTS_MAX}, not {starts}")
+    chosen = _strategies(strategy)
+    work = engine.Work(hours=choices.hours, slots=choices.slots)
+    sections = [
+        _section(name, market, work, chosen, (starts, choices.seed))
+        for name, market in _markets(data, choices)
+    ]
+    summary = _summary(starts, choices, work, time.monotonic() - began)
+    backtest_report.write(report, sections, summary)
+    return sections, summary
+
+
+def figures(section: backtest_report.Section) -> dict[str, object]:
+    """What the table of a market says, for programs: means over all starts, and intervals of 95 %."""
+    return {
+        "market": section.name,
+        "strategies": [_figures_of(r) for r in section.results],
+        "deadlines": [
+            {
+                "hours": hours,
+                "strategies": [
+                    {
+                        "strategy": r.strategy,
+                        "cost_usd": float(r.cost_usd.mean()),
+                        "bound_usd": float(r.bound_usd.mean()),
+                        "share_of_saving": r.share_of_saving,
+                        "missed": r.missed,
+                    }
+                    for r in runs
+                ],
+            }
+            for hours, runs in section.frontier
+        ],
+        "calibration": None
+        if section.calibration is None
+        else {
+            **msgspec.structs.asdict(section.calibration),
+            "mean_error": section.calibration.mean_error,
+        },
+    }
+
+
+def _figures_of(r: engine.Result) -> dict[str, object]:
+    cost = engine.interval(r["cost_usd"], lambda v: float(v.mean()))
+    held_h = float((r["spot_h"] + r["on_demand_h"]).mean())
+    return {
+        "strategy": r.strategy,
+        "cost_usd": cost.value,
+        "cost_usd_low": cost.low,
+        "cost_usd_high": cost.high,
+        "hours": float(r["runtime_h"].mean()),
+        "lost_slot_h": float(r["lost_h"].mean()),
+        "held_slot_h": held_h,
+        "evictions": float(r["evictions"].mean()),
+        "free_share": float(r["free_h"].mean()) / held_h,
+        "to_bound_median": float(np.median(r.ratio)),
+        "to_bound_p95": float(np.percentile(r.ratio, 95)),
+        "to_plain_median": float(np.median(r.plain_ratio)),
+        "late": int((r["finished"] == 0).sum()),
+    }
 
 
 def _strategies(name: str) -> tuple[Strategy, ...]:

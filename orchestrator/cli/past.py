@@ -2,7 +2,7 @@
 
 import asyncio
 import io
-from contextlib import redirect_stderr, redirect_stdout
+from contextlib import redirect_stderr
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -44,26 +44,30 @@ def backtest(  # noqa: PLR0913 - a parameter per option
     market: Annotated[str, typer.Option(help="Only markets whose name holds this.")] = "",
 ) -> None:
     """The manager's own decision over recorded markets, beside other strategies and the bound."""
-    from bidding.errors import ConstraintError
-    from orchestrator.backtest_command import Choices
+    from bidding.errors import BiddingError, ConstraintError
+    from orchestrator.backtest_command import Choices, figures, measure
     from orchestrator.backtest_command import backtest as run
 
     try:
         choices = Choices(hours=hours, slots=slots, billing=billing, seed=seed, market=market)
     except ConstraintError as error:
         raise CommandError(str(error), USAGE) from None
-    said, complaint = io.StringIO(), io.StringIO()
+    if desk.json:
+        try:
+            sections, summary = measure(data, strategy, starts, report, choices)
+        except (BiddingError, OSError, ValueError) as error:
+            raise CommandError(str(error), USAGE) from None
+        markets = [figures(section) for section in sections]
+        told = {"report": str(report.absolute()), "data": data, "starts": starts, "seed": seed}
+        desk.answer({**told, "summary": summary, "markets": markets})
+        return
+    complaint = io.StringIO()
     with redirect_stderr(complaint), desk.busy("running"):
-        if desk.json:
-            with redirect_stdout(said):
-                code = run(data, strategy, starts, report, choices)
-        else:
-            code = run(data, strategy, starts, report, choices)
+        code = run(data, strategy, starts, report, choices)
     if code != 0:
         raise CommandError(
             complaint.getvalue().strip().removeprefix("orchestrator backtest: "), code
         )
-    desk.answer({"report": str(report.absolute()), "data": data, "starts": starts, "seed": seed})
 
 
 def replay(

@@ -100,4 +100,12 @@ def test_a_backtest_writes_its_page(shell):
     answer = shell(*words, "--report", "page.html", "--json")
     assert (answer.code, answer.err) == (0, "")
     assert answer.json["report"] == str(shell.folder / "page.html")
+    (market,) = answer.json["markets"]
+    (ours,) = market["strategies"]
+    assert ours["strategy"] == "ours"
+    assert ours["cost_usd_low"] <= ours["cost_usd"] <= ours["cost_usd_high"]
+    assert ours["to_bound_median"] >= 1.0
+    assert {row["strategy"]: row["missed"] for row in market["deadlines"][0]["strategies"]}[
+        "ours"
+    ] == 0
     assert "<svg" in (shell.folder / "page.html").read_text()

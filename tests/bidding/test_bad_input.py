@@ -1,0 +1,136 @@
+"""What is wrong in what we are given is refused in one line, or survived in a way that is stated."""
+
+import numpy as np
+import pytest
+
+from bidding.acquire import decide
+from bidding.files import read_markets
+from bidding.history import Series, build, read_aws
+from bidding.market import Listing
+from bidding.market import build as on_grid
+from bidding.model import Demand, Holding, Limits, Offer
+from bidding.observed import PoolRecord, Times
+from cloud.model import InstanceType, Pool
+from orchestrator.backtest_command import Choices, backtest
+
+KIND = InstanceType(name="kind", cloud="aws", slots=1, memory_bytes=1, on_demand_usd_per_h=1.0)
+DEMAND = Demand(work_left=3600.0, start_s=60.0, morph_s=1.0, recovery_s=5.0)
+TYPES = "type,slots,speed,on_demand_usd_per_h\nkind,1,1.0,1.0\n"
+HEAD = "at,cloud,region,zone,type,usd_per_h\n"
+
+
+class Linear:
+    """Work as the number of machines."""
+
+    def work_per_s(self, counts):
+        return float(sum(counts.values()))
+
+
+def offer(zone="a", price=0.3, market="spot", **more):
+    return Offer(pool=Pool("aws", "r", zone, "kind"), type=KIND, market=market,
+                 price_usd_per_h=price, **more)  # fmt: skip
+
+
+def lease(**more):
+    return Holding(lease="m", pool=Pool("aws", "r", "a", "kind"), type=KIND, market="spot",
+                   price_usd_per_h=0.3, bid_usd_per_h=None, **{"started_at_s": 0.0, **more})  # fmt: skip
+
+
+FILES = {
+    "nothing at all": ("", "holds no prices"),
+    "a header alone": (HEAD, "holds no prices"),
+    "one point": (HEAD + "0,aws,r,ra,kind,0.3\n", "widen the dates or the tick"),
+    "absurd prices alone": (
+        HEAD + "0,aws,r,ra,kind,0\n9,aws,r,ra,kind,-1\n99,aws,r,ra,kind,1e9\n",
+        "holds no prices",
+    ),
+    "a few minutes": (
+        HEAD + "0,aws,r,ra,kind,0.3\n900,aws,r,ra,kind,0.4\n",
+        "hold no start",
+    ),
+}
+
+
+@pytest.mark.parametrize("name", FILES)
+def test_a_history_that_holds_too_little_is_refused_in_one_line(name, tmp_path, capsys):
+    """Empty files, one point, absurd prices alone and too short a span each say what to give instead."""
+    text, says = FILES[name]
+    (tmp_path / "types.csv").write_text(TYPES)
+    (tmp_path / "prices.csv").write_text(text)
+    choices = Choices(hours=2.0)
+    assert backtest(str(tmp_path), "all", 5, tmp_path / "r.html", choices) == 2
+    line = capsys.readouterr().err
+    assert says in line
+    assert line.count("\n") == 1
+
+
+def test_an_empty_answer_of_the_cloud_is_an_empty_history():
+    """No text and no rows give no series, and nothing fails."""
+    assert read_aws("")[0] == {}
+    assert read_aws('{"SpotPriceHistory": []}')[0] == {}
+    assert build([])[0] == {}
+
+
+def test_absurd_prices_among_good_ones_are_counted_and_left_out(tmp_path):
+    """Zero, below zero and a billion are dropped; the good rows make the series."""
+    rows = "0,aws,r,ra,kind,0.3\n10,aws,r,ra,kind,0\n20,aws,r,ra,kind,-1\n30,aws,r,ra,kind,1e9\n"
+    (tmp_path / "types.csv").write_text(TYPES)
+    (tmp_path / "prices.csv").write_text(HEAD + rows + "40,aws,r,ra,kind,0.4\n")
+    markets, repairs = read_markets(tmp_path)
+    (listing,) = next(iter(markets.values()))
+    assert listing.price.value.tolist() == [0.3, 0.4]
+    assert repairs.absurd == 3
+
+
+def test_one_price_is_enough_for_a_market_that_says_how_long():
+    """A series of one point holds for the whole span that is asked for."""
+    one = Series(at_s=np.array([0.0]), value=np.array([0.3]))
+    listing = Listing(pool=Pool("aws", "r", "ra", "kind"), type=KIND, price=one)
+    market = on_grid([listing], start_s=0.0, end_s=86_400.0)
+    assert market.price.min() == market.price.max() == 0.3
+
+
+def test_no_offer_and_no_lease_is_waiting():
+    """With nothing known at all the decision is to wait, and says so."""
+    said = decide([], [], DEMAND, Limits(), Linear(), 0.0)
+    assert (said.acquire, said.release) == ((), ())
+    assert "waiting" in said.because
+
+
+@pytest.mark.parametrize("limits", [
+    Limits(budget_left_usd=0.0), Limits(budget_left_usd=-5.0), Limits(usd_per_h_max=0.0),
+    Limits(regions=("elsewhere",)), Limits(slots_min=4, slots_max=4, usd_per_h_max=0.5),
+])  # fmt: skip
+def test_limits_that_nothing_fits_buy_nothing(limits):
+    """No money, a budget that is overdrawn, no region, or fewer machines payable than are needed: we wait."""
+    said = decide([offer(), offer("b")], [], DEMAND, limits, Linear(), 0.0)
+    assert said.acquire == ()
+    assert "waiting" in said.because
+
+
+def test_the_reliable_tier_stays_whatever_the_budget():
+    """A budget smaller than what the reliable machines cost buys nothing more and gives none of them back."""
+    held = [lease(reliable=True)]
+    said = decide([offer()], held, DEMAND, Limits(budget_left_usd=1e-6), Linear(), 0.0)
+    assert (said.acquire, said.release) == ((), ())
+
+
+def test_a_deadline_that_has_passed_or_cannot_be_met_runs_on_demand():
+    """Whatever comes too late is bought as fast as it can be had, and the sentence says what is left."""
+    market = [offer(), offer(market="on_demand", price=1.0)]
+    for finish_by_s in (-100.0, 0.0, 600.0):
+        limits = Limits(slots_max=1, finish_by_s=finish_by_s)
+        said = decide(market, [], DEMAND, limits, Linear(), 0.0)
+        assert [a.market for a in said.acquire] == ["on_demand"]
+        assert "0 s to spare" in said.because
+
+
+def test_a_clock_that_jumps_back_makes_no_negative_time():
+    """Hours held, hours refused and times taken never shrink, whatever the clock says."""
+    record = PoolRecord().sold(5000.0).left(1000.0)
+    assert record.held_h == 0.0
+    assert PoolRecord().refused(5000.0).sold(1000.0).refused_h == 0.0
+    assert PoolRecord().sold(5000.0).hazard_per_h(1000.0) > 0.0
+    assert Times().saw("start_s", -3.0) == Times()
+    young = [lease(started_at_s=9000.0)]
+    assert decide([], young, DEMAND, Limits(slots_max=1), Linear(), 0.0).release == ()
