@@ -300,7 +300,7 @@ def _seat(state: State, job: Job, worker: Worker) -> Seat:
         zone=lease.pool.zone,
         slots=lease.type.slots,
         pace=worker.slow * (1.0 if measured is None else measured.speed) / lease.type.speed,
-        eased=bool(worker.eased),
+        eased=worker.eased > 0 and worker.slow > 1,
     )
 
 

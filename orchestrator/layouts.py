@@ -208,7 +208,7 @@ def _planned(asked: Question) -> tuple[Plan, list[tuple[Seat, ...]]]:
     if len(groups) == 1:
         ((pace, seats),) = groups.items()
         plan = book_of(asked.profile, task, asked.workers_max, pace).at(len(seats))
-        depth = plan.way.depth
+        seats, depth = _placed(asked, seats, plan.way.depth), plan.way.depth
         return plan, [tuple(seats[i * depth : (i + 1) * depth]) for i in range(plan.width)]
     must = [i for i, some in enumerate(groups.values(), 1) if not all(s.eased for s in some)]
     task = msgspec.structs.replace(task, per_instance=1)
@@ -218,8 +218,16 @@ def _planned(asked: Question) -> tuple[Plan, list[tuple[Seat, ...]]]:
         tuple((pace, len(s)) for pace, s in groups.items()),
         max(must, default=1),
     )
-    waiting = [list(seats) for seats in groups.values()]
+    waiting = [_placed(asked, seats, plan.way.depth) for seats in groups.values()]
     return plan, [tuple(waiting[group].pop(0) for group in chain.groups) for chain in chains]
+
+
+def _placed(asked: Question, seats: Sequence[Seat], depth: int) -> list[Seat]:
+    """Where chains are formed anew, workers of one machine stand together, and machines of one zone."""
+    if depth == 1 or (asked.before is not None and asked.before.depth == depth):
+        return list(seats)
+    machines = {seat.machine: n for n, seat in reversed(list(enumerate(seats)))}
+    return sorted(seats, key=lambda seat: (seat.zone, machines[seat.machine]))
 
 
 def _by_pace(seats: Sequence[Seat]) -> dict[float, list[Seat]]:
@@ -239,24 +247,28 @@ def _by_hand(asked: Question) -> tuple[list[tuple[Seat, ...]], tuple[int, ...]]:
     if len(asked.seats) < depth:
         raise DoesNotFit(f"depth {depth} needs {depth} workers; {len(asked.seats)} are there")
     least = max(asked.seats_min, depth)
-    slow = sorted((s for s in asked.seats if s.eased), key=lambda seat: -seat.pace)
-    best, end_s = _chained(asked.seats, depth, asked.microbatches), float("inf")
+    inside = set() if asked.before is None else {*asked.before.workers}
+    slow = [seat for seat in asked.seats if seat.eased]
+    slow.sort(key=lambda seat: (-seat.pace, seat.worker in inside))
+    best = _chained(asked, asked.seats, depth)
     end_s = _end_s(*best)
     for count in range(1, len(slow) + 1):
         rest = tuple(seat for seat in asked.seats if seat not in slow[:count])
         if len(rest) < least:
             break
-        other = _chained(rest, depth, asked.microbatches)
-        if _end_s(*other) <= end_s:
+        other = _chained(asked, rest, depth)
+        if _end_s(*other) < end_s:
             best, end_s = other, _end_s(*other)
     return best
 
 
 def _chained(
-    seats: Sequence[Seat], depth: int, microbatches: int
+    asked: Question, seats: Sequence[Seat], depth: int
 ) -> tuple[list[tuple[Seat, ...]], tuple[int, ...]]:
-    alike = len(_by_pace(seats)) == 1 or depth == 1
-    ordered = seats if alike else sorted(seats, key=lambda seat: seat.pace)
+    ordered = _placed(asked, seats, depth)
+    if depth > 1:  # the fast with the fast
+        ordered.sort(key=lambda seat: seat.pace)
+    microbatches = asked.microbatches
     width = min(len(ordered) // depth, microbatches)
     chains = [tuple(ordered[i * depth : (i + 1) * depth]) for i in range(width)]
     paces = [max(seat.pace for seat in chain) for chain in chains]

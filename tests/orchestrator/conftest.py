@@ -6,15 +6,19 @@ import msgspec
 import pytest
 
 from agent.messages import (
+    UNRECORDED,
     AgentJoined,
     AgentLost,
+    JobProfiled,
     NoticeSeen,
+    Paced,
     Progress,
     Regrouped,
     WorkerFailed,
     WorkerLost,
     WorkerReady,
 )
+from agent.profile import Link, Network, Profile, Section
 from cloud.model import DEPLOYMENT_TAG, InstanceType, Machine, Notice, Pool, Quote
 from orchestrator.actions import AnyAction, Launch, ListMachines, StartWorker, Terminate
 from orchestrator.brain import decide
@@ -59,6 +63,8 @@ class Hand:
         self.said: list[AnyAction] = []
         self.machines: dict[str, Machine] = {}
         self.served = 0
+        self.stages = 1  # into which the script can be cut
+        self.steps_total = 100
 
     # --- events -------------------------------------------------------------------------------
 
@@ -79,6 +85,15 @@ class Hand:
             for pool, price in zip(POOLS, prices, strict=True)
         )
         return self.see(QuotesSeen(at_s=self.at_s, provider="local", quotes=quotes))
+
+    def train(self, seconds: float, step_s: float = 0.5) -> list[AnyAction]:
+        """So much time passes, and now and then a step is committed in the newest layout."""
+        end_s, out = self.at_s + seconds, []
+        while self.at_s < end_s:
+            out += self.wait(min(10.0, end_s - self.at_s))
+            self.serve()
+            out += self.committed(self.job.step + 1, step_s=step_s)
+        return out
 
     def wait(self, seconds: float) -> list[AnyAction]:
         """Ticks as the world gives them, until so much time has passed."""
@@ -146,7 +161,7 @@ class Hand:
         del self.machines[machine_id]
         return self.see(Terminated(at_s=self.at_s, machine_id=machine_id))
 
-    def ready(self, start: StartWorker, steps: int = 100) -> list[AnyAction]:
+    def ready(self, start: StartWorker, steps: int | None = None) -> list[AnyAction]:
         return self.see(
             WorkerReady(
                 at_s=self.at_s,
@@ -154,8 +169,10 @@ class Hand:
                 worker=start.worker,
                 machine_id=start.machine_id,
                 microbatches=8,
-                steps_total=steps,
+                steps_total=steps or self.steps_total,
                 state_bytes=1 << 20,
+                uncuttable="" if self.stages > 1 else UNRECORDED,
+                stages_max=self.stages,
             )
         )
 
@@ -168,7 +185,16 @@ class Hand:
             WorkerFailed(at_s=self.at_s, job="job", worker=worker, kind=kind, detail=detail)
         )
 
-    def committed(self, step: int, job: str = "job") -> list[AnyAction]:
+    def profiled(self, profile: Profile) -> list[AnyAction]:
+        return self.see(JobProfiled(at_s=self.at_s, job="job", worker="w0", profile=profile))
+
+    def paced(self, **slow: float) -> list[AnyAction]:
+        """A microbatch takes a second on every worker of the layout, and so many times that on these."""
+        each = {worker: slow.get(worker, 1.0) for worker in self.job.layout.workers}
+        generation = self.job.generation
+        return self.see(Paced(at_s=self.at_s, job="job", generation=generation, microbatch_s=each))
+
+    def committed(self, step: int, job: str = "job", step_s: float = 0.5) -> list[AnyAction]:
         """The newest layout has committed so many steps."""
         generation = self.state.jobs[job].generation
         out = self.see(
@@ -180,15 +206,15 @@ class Hand:
                 job=job,
                 generation=generation,
                 step=step,
-                steps_total=100,
+                steps_total=self.steps_total,
                 loss=2.0,
-                step_s=0.5,
+                step_s=step_s,
             )
         )
 
     # --- whole stretches ----------------------------------------------------------------------
 
-    def serve(self, steps: int = 100) -> None:
+    def serve(self, steps: int | None = None) -> None:
         """Whatever is asked for happens at once: machines start, agents join, workers are ready."""
         while self.served < len(self.said):
             action = self.said[self.served]
@@ -242,6 +268,41 @@ class Hand:
             price_usd_per_h=0.03,
             tags={DEPLOYMENT_TAG: deployment},
         )
+
+
+def profile_of(sections: int, *, memory: float = 16e9, **changes: Any) -> Profile:
+    """Equal sections; a microbatch takes 0.1 s over all of them, the state is 1 MiB."""
+    link = Link(bandwidth_bytes_per_s=1e10, latency_s=1e-6)
+    each = Section(
+        name="section",
+        forward_s=(0.1 / 3 / sections,),
+        backward_s=(0.2 / 3 / sections,),
+        activation_bytes=1e3,
+        stash_bytes=1e3,
+        parameter_bytes=(1 << 20) / 3 / sections,
+        optimizer_bytes=(1 << 20) * 2 / 3 / sections,
+    )
+    named = (
+        msgspec.structs.replace(
+            each, name=f"section{n}", after=10 * (n + 1) if n + 1 < sections else -1
+        )
+        for n in range(sections)
+    )
+    fields: dict[str, Any] = {
+        "model": "model",
+        "instance_type": "small",
+        "microbatch_sizes": (4,),
+        "network": Network(intra=link, inter=link, reduce_intra=link, reduce_inter=link),
+        "memory_bytes": memory,
+        "sections": tuple(named),
+    }
+    return Profile(**{**fields, **changes})
+
+
+@pytest.fixture
+def profile() -> Any:
+    """The maker of a measured model."""
+    return profile_of
 
 
 @pytest.fixture

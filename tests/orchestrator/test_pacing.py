@@ -1,0 +1,187 @@
+"""Slow workers, measured profiles and the changes of layout that they bring about."""
+
+from typing import Any
+
+import pytest
+
+from agent.layout import Layout
+from orchestrator import pacing
+from orchestrator.actions import Note, Regroup
+from orchestrator.forecast import speed_of
+from orchestrator.morph.drift import WINDOW
+
+
+def shares(layout: Layout) -> dict[str, int]:
+    return {replica.workers[0]: replica.count for replica in layout.replicas}
+
+
+def trained(hand: Any, stages: int = 1, **spec: Any) -> Any:
+    """Has run for long enough for changes to be worth their pauses, and has long to go."""
+    h = hand()
+    h.stages, h.steps_total = stages, 100_000
+    h.running(**spec)
+    h.train(600.0)
+    return h
+
+
+def slow_for(hand: Any, seconds: float, **slow: float) -> list[Any]:
+    """Beats say so, and it lasts."""
+    return [*hand.paced(**slow), *hand.wait(seconds), *hand.paced(**slow)]
+
+
+def test_a_slow_worker_gets_fewer_microbatches_once_it_has_lasted(hand: Any) -> None:
+    """One of four takes three times as long: not at once, but after a while its share is cut, and it is told."""
+    h = trained(hand, slots_max=4)
+    slow = h.job.layout.workers[1]
+    assert not h.only(h.paced(**{slow: 3.0}), Regroup)
+    out = slow_for(h, pacing.CONFIRM_S, **{slow: 3.0})
+    (regroup,) = h.only(out, Regroup)
+    assert regroup.when == "boundary"
+    assert shares(regroup.layout)[slow] == 1
+    assert sum(shares(regroup.layout).values()) == 8
+    assert f"{slow} takes 3.0 times as long for a microbatch as its peers" in h.words(out)
+
+
+def test_a_moment_of_slowness_and_noise_change_nothing(hand: Any) -> None:
+    """What does not last, and what is within the noise, is not acted upon."""
+    h = trained(hand, slots_max=4)
+    slow = h.job.layout.workers[1]
+    out = [*h.paced(**{slow: 3.0}), *h.wait(1.0), *h.paced(), *h.train(60.0)]
+    for factor in (1.2, 0.85, 1.25):
+        out += slow_for(h, 20.0, **{slow: factor})
+    assert not h.only(out, Regroup)
+
+
+def test_between_two_thresholds_it_stays_what_it_was(hand: Any) -> None:
+    """Hysteresis: what became slow at a factor of 2 is still slow at 1.6, and well again at 1.0."""
+    h = trained(hand, slots_max=4)
+    slow = h.job.layout.workers[1]
+    slow_for(h, 6.0, **{slow: 2.0})
+    h.committed(h.job.step + 1)
+    reckoned = h.state.workers[slow].slow
+    assert reckoned == pytest.approx(1.95, rel=0.01)
+    slow_for(h, 6.0, **{slow: 1.6})
+    assert h.state.workers[slow].slow == reckoned
+    out = slow_for(h, 6.0)
+    assert h.state.workers[slow].slow == 1.0
+    assert "it gets its share" in h.words(out)
+    assert set(shares(h.job.layout).values()) == {2}
+
+
+def test_it_is_left_out_later_tried_again_and_taken_back(hand: Any) -> None:
+    """Six times slower: first fewer, then out with the reason, then probed; recovered, it is in for good."""
+    h = trained(hand, slots_max=4)
+    slow = h.job.layout.workers[2]
+    slow_for(h, 6.0, **{slow: 6.0})
+    assert shares(h.job.layout)[slow] == 1
+    out = h.train(pacing.EASED_S, step_s=1.2)
+    assert slow not in h.job.layout.workers
+    assert f"{slow} is left out, it takes 6.0 times as long" in h.words(out)
+    out = h.train(pacing.PROBE_S, step_s=0.7)
+    assert slow in h.job.layout.workers
+    assert f"{slow} is tried again" in h.words(out)
+    out = slow_for(h, 2 * pacing.CONFIRM_S)
+    assert f"{slow} is as fast as its peers again" in h.words(out)
+    h.train(600.0)
+    assert slow in h.job.layout.workers
+    assert h.state.workers[slow].eased == 0
+
+
+def test_a_probe_that_fails_is_repeated_ever_more_seldom(hand: Any) -> None:
+    """Still slow when it is tried again: out at once, and the next try comes twice as late."""
+    h = trained(hand, slots_max=4)
+    slow = h.job.layout.workers[2]
+    slow_for(h, 6.0, **{slow: 6.0})
+    h.train(pacing.EASED_S, step_s=1.2)
+    h.train(pacing.PROBE_S, step_s=0.7)
+    h.committed(h.job.step + 1, step_s=2.0)
+    out = slow_for(h, 6.0, **{slow: 6.0})
+    assert slow not in h.job.layout.workers
+    assert f"it is tried again in {2 * pacing.PROBE_S:.0f} s" in h.words(out)
+
+
+def test_a_profile_changes_the_layout_if_that_pays_and_says_why(hand: Any, profile: Any) -> None:
+    """Of a model that fits only in two pieces, the layout becomes deep; the sentence has the runner-up."""
+    h = trained(hand, stages=4, slots_max=4)
+    h.profiled(profile(4, memory=0.6 * 4 / 3 * (1 << 20)))
+    out = h.wait(2.0)
+    out += h.lost(h.job.layout.workers[0])
+    regroup = h.only(out, Regroup)[-1]
+    assert regroup.layout.depth >= 2
+    assert " on 3 workers: " in regroup.because
+    assert "pause about" in regroup.because
+    h.committed(h.job.step + 1)
+    assert "a step; next best" in h.job.because
+
+
+def test_a_change_that_does_not_win_back_its_pause_waits_and_a_forced_one_does_not(
+    hand: Any, profile: Any
+) -> None:
+    """The work is nearly done: a newcomer is not taken in any more. When the other is lost, it is."""
+    h = trained(hand, slots_max=2)
+    h.profiled(profile(1))
+    h.train(20.0)
+    gone, alone = h.job.layout.workers
+    h.lost(gone)
+    h.committed(h.steps_total - 2, step_s=0.7)
+    h.wait(3.0)
+    h.serve()
+    h.wait(3.0)
+    assert len(h.job.workers) == 2
+    assert h.job.layout.workers == (alone,)
+    assert "stays as it is instead of 1x2: " in h.words(h.said)
+    (regroup,) = h.only(h.lost(alone), Regroup)
+    assert (regroup.when, regroup.layout.width) == ("now", 1)
+
+
+def test_nothing_fits_and_the_job_waits_and_says_what_would_do(hand: Any, profile: Any) -> None:
+    """After a loss no layout fits what is left: no order is given, and the status names the memory."""
+    h = trained(hand, slots_max=2)
+    h.profiled(profile(1, memory=1e5))
+    out = h.lost(h.job.layout.workers[0]) + h.wait(200.0)
+    assert not h.only(out, Regroup)
+    assert "the least that would do is" in h.job.unfit
+    assert sum("the least that would do" in note.because for note in h.only(out, Note)) <= 1
+
+
+def test_a_drifted_profile_is_refitted_and_the_layout_stays(hand: Any, profile: Any) -> None:
+    """Steps take twice what was predicted: times are scaled, and the prediction is what is measured."""
+    h = trained(hand, slots_max=2)
+    h.profiled(profile(1))
+    h.wait(2.0)
+    predicted = h.job.plan.step_s
+    h.train(10.0 * (WINDOW + 1), step_s=2 * predicted)
+    assert "steps take 2.00 times what was predicted" in h.words(h.said)
+    assert h.job.plan.step_s == pytest.approx(2 * predicted, rel=0.1)
+    assert not h.only(h.wait(10.0), Regroup)
+
+
+def test_the_bidder_is_told_the_books_speed_scaled_by_what_is_measured(
+    hand: Any, profile: Any
+) -> None:
+    """Steps per second of every footprint as planned, of unlike types between two counts, none if nothing fits."""
+    h = trained(hand, slots_max=4)
+    assert speed_of(h.state, h.job) is None
+    h.profiled(profile(1))
+    h.wait(2.0)
+    h.committed(h.job.step + 1, step_s=2 * h.job.plan.step_s)
+    speed = speed_of(h.state, h.job)
+    assert speed.work_per_s({"small": 4}) == pytest.approx(1 / (2 * h.job.plan.step_s))
+    assert speed.work_per_s({"small": 9}) == speed.work_per_s({"small": 4})
+    assert speed.work_per_s({"small": 2}) == speed.work_per_s({"large": 1})
+    assert speed.work_per_s({}) == 0.0
+    h.profiled(profile(1, memory=1e5))
+    assert speed_of(h.state, h.job).work_per_s({"small": 4}) == 0.0
+
+
+def test_a_change_during_a_change_ends_in_the_newest_layout(hand: Any) -> None:
+    """A loss while a slower change is on its way: the newest generation is without the lost, and works."""
+    h = trained(hand, slots_max=4)
+    first, slow = h.job.layout.workers[:2]
+    slow_for(h, 6.0, **{slow: 3.0})
+    assert h.job.acknowledged < h.job.generation
+    (regroup,) = h.only(h.lost(first), Regroup)
+    assert (regroup.when, regroup.layout.generation) == ("now", h.job.generation)
+    assert first not in regroup.layout.workers
+    h.committed(h.job.step + 1)
+    assert h.job.acknowledged == h.job.generation
