@@ -172,7 +172,8 @@ class AgentActor:
             watcher = Watcher.of_this_machine()
             threading.Thread(
                 target=watcher.watch,
-                args=(self._tell_notice, threading.Event(), LOOK_S),
+                args=(self._tell_notice, threading.Event()),
+                kwargs={"idle": self._idle},
                 name="notices",
                 daemon=True,
             ).start()
@@ -261,6 +262,10 @@ class AgentActor:
 
     def _tell_notice(self, notice: Notice) -> None:
         self._telling.tell(NoticeSeen(at_s=time.time(), notice=notice))
+
+    def _idle(self) -> bool:
+        """No worker is left here, and whatever was told has been heard: the machine is not needed."""
+        return not self._running and not self._telling.waiting()
 
 
 def _facts() -> tuple[str, int]:

@@ -93,6 +93,7 @@ class Watcher:
         self._token = ""
         self._told: dict[NoticeKind, str] = {}
         self._event_id = ""
+        self._acknowledged_id = ""
         self.dialect: Dialect | None = None
         self.failures = 0
 
@@ -116,12 +117,21 @@ class Watcher:
         return notice
 
     def watch(
-        self, tell: Callable[[Notice], None], stop: threading.Event, poll_s: float = POLL_S
+        self,
+        tell: Callable[[Notice], None],
+        stop: threading.Event,
+        poll_s: float = POLL_S,
+        idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Poll until told to stop; ends within a poll and its time-outs of `stop`."""
+        """Poll until told to stop; ends within a poll and its time-outs of `stop`.
+
+        A machine that is announced to go and is `idle` is given up at once, where the cloud listens.
+        """
         while not stop.is_set():
             if (notice := self.poll()) is not None:
                 tell(notice)
+            elif self._event_id not in ("", self._acknowledged_id) and idle():
+                self.acknowledge()
             stop.wait(poll_s)
 
     def acknowledge(self) -> bool:
@@ -133,6 +143,8 @@ class Watcher:
             status, _ = self._call("POST", AZURE_EVENTS, {"Metadata": "true"}, body)
         except _Silence:
             return False
+        if status == 200:
+            self._acknowledged_id = self._event_id
         return status == 200
 
     # How it is asked

@@ -31,6 +31,7 @@ from agent.protocol import Ended, Failed
 from agent.protocol import Lines as LinesMessage
 
 GOODBYE_S = 5.0
+DISK_VARIABLE = "SPOT_TEMP_DIR"
 DETAIL_CHARS_MAX = 60_000
 OURS = str(Path(__file__).parent)
 
@@ -80,7 +81,9 @@ def run(order: WorkerOrder, host: str) -> Outcome:
 def _perform(job: JobOrder, script: bytes, group: Group, lines: Lines) -> _Failure | None:
     if job.script_sha and hashlib.sha256(script).hexdigest() != job.script_sha:
         return _Failure("setup", f"{job.script}: what arrived is not what was submitted")
-    with tempfile.TemporaryDirectory(prefix="worker-") as folder:
+    # On the machine's own disk: a worker that is killed leaves it, and it goes with the machine.
+    disk = os.environ.get(DISK_VARIABLE)
+    with tempfile.TemporaryDirectory(prefix="worker-", dir=disk) as folder:
         path = Path(folder) / Path(job.script).name
         path.write_bytes(script)
         session.join(group)

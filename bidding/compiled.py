@@ -6,8 +6,10 @@ sources that matter.
 """
 
 from collections.abc import Callable, Collection, Iterable
+from contextlib import suppress
 from hashlib import sha256
 from pathlib import Path
+from shutil import rmtree
 from typing import ParamSpec, TypeVar, cast
 
 import numba
@@ -20,6 +22,7 @@ Floats = NDArray[np.float64]
 Ints = NDArray[np.int64]
 Flags = NDArray[np.bool_]
 
+EDITIONS_KEPT = 3
 HERE = Path(__file__).parent
 
 
@@ -27,6 +30,15 @@ def cache_of(package: Path, sources: Iterable[Path]) -> str:
     """Where the machine code of these sources is kept."""
     edition = sha256(b"".join(path.read_bytes() for path in sorted(sources))).hexdigest()[:16]
     return str(package / "__pycache__" / f"numba-{edition}")
+
+
+def forget_old(cache: str) -> None:
+    """Machine code of sources that have changed since: the newest few stay, for whoever still runs them."""
+    with suppress(OSError):  # somebody else clears up at the same time
+        older = [path for path in Path(cache).parent.glob("numba-*") if path != Path(cache)]
+        older.sort(key=lambda path: path.stat().st_mtime)
+        for path in older[:-EDITIONS_KEPT]:
+            rmtree(path, ignore_errors=True)
 
 
 CACHE = cache_of(HERE, HERE.glob("*.py"))

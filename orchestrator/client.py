@@ -3,12 +3,16 @@ the manager's process, so that they work while the manager is away."""
 
 import fcntl
 import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import msgspec
 import redis
 
+from cloud.errors import ProviderUnreachable
+from cloud.local.provider import LocalProvider
 from orchestrator.events import AnyEvent
 from orchestrator.places import Places
 from orchestrator.redis_server import connect
@@ -16,6 +20,7 @@ from orchestrator.view import Sentence, View
 
 INBOX = "orch:inbox"
 INBOX_MAX = 100_000
+CLOUD_S_MAX = 30.0
 SCRIPT_BYTES_MAX = 16 * 1024 * 1024
 
 
@@ -104,6 +109,21 @@ class Client:
         sha = hashlib.sha256(data).hexdigest()
         self._redis.set(f"orch:script:{sha}", data)
         return sha
+
+
+@asynccontextmanager
+async def local_cloud(house: House) -> AsyncIterator[LocalProvider]:
+    """The local cloud that the house owns; raises `CloudError` when it is not there."""
+    try:
+        cloud = LocalProvider.at(Path(house.local_cloud), house.deployment, CLOUD_S_MAX)
+    except (OSError, msgspec.DecodeError, KeyError) as error:
+        raise ProviderUnreachable(
+            f"the local cloud is not there ({error}); the house restarts it"
+        ) from None
+    try:
+        yield cloud
+    finally:
+        await cloud.close()
 
 
 def post(store: "redis.Redis", event: AnyEvent) -> None:

@@ -359,6 +359,7 @@ def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, 
         job.because = works  # the change of layout has been told already
     _mark_working(state, job)
     _release_the_leaving(state, out, job)
+    _send_home(state, out, job)
 
 
 def _mark_working(state: State, job: Job) -> None:
@@ -452,6 +453,18 @@ def _say_unfit(state: State, out: list[AnyAction], job: Job, why: str, *, forced
     if why != job.unfit:
         note(out, job.id, why)
     job.unfit = why
+
+
+def _send_home(state: State, out: list[AnyAction], job: Job) -> None:
+    """On a machine that the cloud takes soon nobody has anything left to do: it may go early."""
+    assert job.layout is not None
+    for lease in [state.leases[token] for token in job.leases]:
+        if lease.doomed and lease.state == "noticed":
+            for worker_id in [w for w in lease.workers.values() if w not in job.layout.workers]:
+                worker = state.workers[worker_id]
+                stop(
+                    state, out, worker, "the layout works without it, and its machine will be taken"
+                )
 
 
 # --- silence -------------------------------------------------------------------------------------

@@ -21,9 +21,9 @@ from rich.console import Console
 from rich.table import Table
 
 from cloud.errors import CloudError
-from cloud.local.provider import LocalProvider, Nodes
+from cloud.local.provider import Nodes
 from orchestrator import processes
-from orchestrator.client import Client, NotRunning
+from orchestrator.client import Client, NotRunning, local_cloud
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
 from orchestrator.house import HouseError, only_one
 from orchestrator.live_table import follow
@@ -118,18 +118,11 @@ class Director:
 
 
 async def _take_away(client: Client, drill: Drill) -> list[str]:
-    provider = local_provider(client)
     try:
-        return await provider.drill(warning_s=drill.warning_s, nodes=drill.nodes)
+        async with local_cloud(client.house()) as cloud:
+            return await cloud.drill(warning_s=drill.warning_s, nodes=drill.nodes)
     except CloudError as error:
         raise DemoFailed(f"the local cloud refused the drill: {error}") from error
-    finally:
-        await provider.close()
-
-
-def local_provider(client: Client) -> LocalProvider:
-    """The local cloud that the house owns."""
-    return LocalProvider.at(Path(client.house().local_cloud), client.house().deployment)
 
 
 def run(console: Console | None = None, root: Path | None = None) -> int:

@@ -12,6 +12,7 @@ import contextlib
 import fcntl
 import os
 import secrets
+import shutil
 import signal
 import socket
 import subprocess
@@ -29,7 +30,7 @@ from orchestrator.config import URL_PASSWORD, Config, ConfigError, load
 from orchestrator.dashboard.app import create_app
 from orchestrator.dashboard.server import Server
 from orchestrator.events import ShutdownAsked
-from orchestrator.places import Places
+from orchestrator.places import Places, dangling_links
 from orchestrator.redis_server import RedisServer, RedisUnavailable, connect
 
 STARTUP_S_MAX = 60.0
@@ -37,6 +38,7 @@ WATCH_S = 0.2
 RESTARTS_MAX = 20
 RESTART_WINDOW_S = 60.0
 OBJECT_STORE_BYTES = 100_000_000
+SESSIONS_KEPT = 3  # of Ray's own logs
 
 
 class HouseError(Exception):
@@ -79,6 +81,7 @@ class House:
         for told in (self.places.given_back, self.places.superseded):
             told.unlink(missing_ok=True)  # by the manager of an earlier life
         processes.sweep(self.places.identity)
+        self._clear_up()
         self._env = self._environment()
         self._start_redis()
         host = self.config.ray.head_address
@@ -125,6 +128,13 @@ class House:
             self._redis.stop()
         processes.sweep(self.places.identity)
         self.places.remove_link()
+
+    def _clear_up(self) -> None:
+        """What killed houses and old lives of this one have left, so that it does not grow for ever."""
+        for link in dangling_links():
+            link.unlink(missing_ok=True)
+        for session in sorted(self.places.ray_dir.glob("session_2*"))[:-SESSIONS_KEPT]:
+            shutil.rmtree(session, ignore_errors=True)
 
     # --- the parts --------------------------------------------------------------------------
 

@@ -15,6 +15,8 @@ from pathlib import Path
 import msgspec
 
 from bidding.acquire import decide
+from bidding.compiled import CACHE as BIDDING_CODE
+from bidding.compiled import forget_old
 from bidding.model import Demand, Limits, Offer
 from cloud.clock import SystemClock
 from cloud.model import InstanceType, Pool
@@ -26,6 +28,7 @@ from orchestrator.events import ManagerStarted
 from orchestrator.journal import RedisJournal
 from orchestrator.live import LiveWorld
 from orchestrator.loop import resume, run
+from orchestrator.morph.compiled import CACHE as MORPH_CODE
 from orchestrator.places import Places
 from orchestrator.settings import Settings
 from orchestrator.world import Superseded
@@ -125,6 +128,8 @@ def rehearse() -> None:
     speed = SlotSpeed(types={"none": kind}, slots_max=4)
     decide([offer], [], demand, Limits(), speed, 0.0)
     layouts.rehearse()
+    for cache in (BIDDING_CODE, MORPH_CODE):
+        forget_old(cache)
 
 
 def providers(config: Config, places: Places) -> dict[str, Provider]:

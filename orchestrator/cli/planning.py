@@ -14,15 +14,13 @@ import msgspec
 from agent.layout import Layout, Replica
 from bidding.model import Purchase
 from cloud.local.market import LOCAL, SpotMarket
-from cloud.local.provider import LocalProvider
 from cloud.local.replay import read_prices
 from cloud.model import InstanceType, Market, Pool, Quote
 from cloud.simulated import SimulatedCloud
 from orchestrator.brain import decide
 from orchestrator.buying import think
 from orchestrator.cli.desk import USAGE, CommandError
-from orchestrator.cli.trouble import with_local_cloud
-from orchestrator.client import Client
+from orchestrator.client import Client, House, local_cloud
 from orchestrator.config import Config
 from orchestrator.events import CatalogueSeen, JobSpec, JobSubmitted, ManagerStarted, QuotesSeen
 from orchestrator.manager import settings_from
@@ -72,18 +70,7 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
 def market_now(config: Config, client: Client | None) -> Sold:
     """From the running local cloud, or from the market that its seed would give now."""
     if client is not None and client.house().local_cloud:
-
-        async def ask(cloud: LocalProvider) -> Sold:
-            types, pools = await cloud.catalogue()
-            quotes = await cloud.quotes()
-            return Sold(
-                types=tuple(types),
-                pools=tuple(pools),
-                quotes=tuple(quotes),
-                source="the running local cloud",
-            )
-
-        return asyncio.run(with_local_cloud(client, ask))
+        return asyncio.run(_sold_by(client.house()))
     if not config.local.enabled:
         raise CommandError("no provider is enabled; set local.enabled = true in orchestrator.toml")
     now_s = time.time()
@@ -97,6 +84,18 @@ def market_now(config: Config, client: Client | None) -> Sold:
     types, pools = cloud.catalogue()
     source = prices or f"the local market of seed {config.local.seed}, as it begins"
     return Sold(types=types, pools=pools, quotes=tuple(cloud.quotes(now_s)), source=source)
+
+
+async def _sold_by(house: House) -> Sold:
+    async with local_cloud(house) as cloud:
+        types, pools = await cloud.catalogue()
+        quotes = await cloud.quotes()
+    return Sold(
+        types=tuple(types),
+        pools=tuple(pools),
+        quotes=tuple(quotes),
+        source="the running local cloud",
+    )
 
 
 def work_of(

@@ -1,33 +1,25 @@
 """Making trouble on purpose, and clearing up what trouble has left."""
 
 import asyncio
-import os
 import shutil
-import tempfile
 import time
-from collections.abc import Awaitable, Callable
 from pathlib import Path
-from typing import Annotated, Literal, TypeVar
+from typing import Annotated, Literal
 
 import msgspec
 import redis.asyncio
 import typer
 from rich.text import Text
 
-from cloud.local.provider import LocalProvider
-from cloud.provider import Provider
 from orchestrator import processes
 from orchestrator.cli import tables
 from orchestrator.cli.desk import USAGE, CommandError, Desk, command
-from orchestrator.client import Client, NotRunning
-from orchestrator.places import Places
+from orchestrator.client import NotRunning, local_cloud
+from orchestrator.places import Places, dangling_links
 from orchestrator.redis_server import retry_policy
 from orchestrator.wording import plural
 
-T = TypeVar("T")
 NODES_MAX = 10_000
-ANSWER_S_MAX = 30.0
-LINKS = ("spot-" + "[0-9a-f]" * 12, "sc-" + "[0-9a-f]" * 8)
 RUN_DIRS = ("run", "cloud/machines")
 
 
@@ -58,10 +50,11 @@ def drill(
             "a real cloud's machines are never taken on purpose"
         )
 
-    async def take(cloud: LocalProvider) -> list[str]:
-        return await cloud.drill(warning_s=warning, nodes=count)
+    async def take() -> list[str]:
+        async with local_cloud(client.house()) as cloud:
+            return await cloud.drill(warning_s=warning, nodes=count)
 
-    taken = asyncio.run(with_local_cloud(client, take))
+    taken = asyncio.run(take())
     notice = f"with {warning:g} s of notice" if warning else "without notice"
     line = f"{plural(len(taken), 'machine')} taken {notice}: {', '.join(taken)}"
     desk.answer(
@@ -77,21 +70,6 @@ def _nodes(text: str) -> int | Literal["all"]:
     if text.isascii() and text.isdigit() and 1 <= int(text) <= NODES_MAX:
         return int(text)
     raise CommandError(f"--nodes {text}: a number from 1 to {NODES_MAX}, or all", USAGE)
-
-
-async def with_local_cloud(client: Client, ask: Callable[[LocalProvider], Awaitable[T]]) -> T:
-    """Ask the local cloud that the house owns."""
-    house = client.house()
-    try:
-        cloud = LocalProvider.at(Path(house.local_cloud), house.deployment, ANSWER_S_MAX)
-    except (OSError, msgspec.DecodeError, KeyError) as error:
-        raise CommandError(
-            f"the local cloud is not there ({error}); the house restarts it"
-        ) from None
-    try:
-        return await ask(cloud)
-    finally:
-        await cloud.close()
 
 
 # --- clearing up ---------------------------------------------------------------------------------
@@ -137,7 +115,7 @@ async def _machines(desk: Desk, *, end: bool) -> list[Leftover]:
     if not client.house().local_cloud:
         return []
 
-    async def look(cloud: Provider) -> list[Leftover]:
+    async with local_cloud(client.house()) as cloud:
         grace_s = desk.config.limits.launch_grace_s
         listed = [one for one in await cloud.machines() if one.ended_at_s is None]
         claimed = await claimed_tokens(
@@ -151,8 +129,6 @@ async def _machines(desk: Desk, *, end: bool) -> list[Leftover]:
             await cloud.terminate([one.id for one in strange])
         why = f"carries our tag {client.house().deployment}, and no lease claims it"
         return [Leftover(kind="machine", id=one.id, why=why) for one in strange]
-
-    return await with_local_cloud(client, look)
 
 
 async def claimed_tokens(redis_url: str) -> set[str]:
@@ -216,18 +192,10 @@ def _command(pid: int) -> str:
 
 def _dangling_links(*, end: bool) -> list[Leftover]:
     """Our short ways to state directories that are gone."""
-    folders = {
-        Path(os.environ.get("XDG_RUNTIME_DIR", tempfile.gettempdir())),
-        Path(tempfile.gettempdir()),
-    }
     found = []
-    for link in sorted(link for folder in folders for name in LINKS for link in folder.glob(name)):
-        if link.is_symlink() and not link.exists() and link.lstat().st_uid == os.getuid():
-            found.append(
-                Leftover(
-                    kind="link", id=str(link), why=f"leads to {link.readlink()}, which is gone"
-                )
-            )
-            if end:
-                link.unlink(missing_ok=True)
+    for link in dangling_links():
+        why = f"leads to {link.readlink()}, which is gone"
+        found.append(Leftover(kind="link", id=str(link), why=why))
+        if end:
+            link.unlink(missing_ok=True)
     return found

@@ -1,7 +1,5 @@
 """What the tests of the training side share: one Redis and one nursery, and a fresh crew for each."""
 
-import shutil
-import tempfile
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -10,19 +8,17 @@ from crews import Crew, KeeperProcess, Nursery, RedisProcess
 
 
 @pytest.fixture(scope="session")
-def nursery() -> Iterator[Nursery]:
-    nursery = Nursery()
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    nursery = Nursery(tmp_path_factory.mktemp("disk"))
     yield nursery
     nursery.close()
 
 
 @pytest.fixture
-def redis_process() -> Iterator[RedisProcess]:
-    folder = Path(tempfile.mkdtemp(prefix="agent-"))  # sockets need short paths
-    server = RedisProcess(folder)
+def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    server = RedisProcess(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
-    shutil.rmtree(folder)
 
 
 @pytest.fixture

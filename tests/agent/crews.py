@@ -20,6 +20,7 @@ from agent.keeper import Keeper, connect
 from agent.layout import Layout, data_parallel
 from agent.messages import AnyReport, JobOrder, WorkerOrder
 from agent.wire import job_secret
+from agent.worker import DISK_VARIABLE
 
 SECRET = "a secret of the deployment"
 PATIENCE_S = 60.0
@@ -68,9 +69,10 @@ class RedisProcess:
 
 
 class Nursery:
-    def __init__(self) -> None:
+    def __init__(self, disk: Path) -> None:
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("nursery.py"))],
+            env={**os.environ, DISK_VARIABLE: str(disk)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,

@@ -135,17 +135,18 @@ def _buy_behind_its_back(house) -> str:
     import asyncio
 
     from cloud.model import DEPLOYMENT_TAG, LaunchRequest
-    from orchestrator.cli.trouble import with_local_cloud
+    from orchestrator.client import local_cloud
 
-    async def buy(cloud):
-        _, pools = await cloud.catalogue()
-        request = LaunchRequest(
-            token="nobody", pool=pools[0], market="on_demand", bid_usd_per_h=None,
-            tags={DEPLOYMENT_TAG: "default"},
-        )  # fmt: skip
-        return (await cloud.launch(request)).id
+    async def buy():
+        async with local_cloud(house.client().house()) as cloud:
+            _, pools = await cloud.catalogue()
+            request = LaunchRequest(
+                token="nobody", pool=pools[0], market="on_demand", bid_usd_per_h=None,
+                tags={DEPLOYMENT_TAG: "default"},
+            )  # fmt: skip
+            return (await cloud.launch(request)).id
 
-    return asyncio.run(with_local_cloud(house.client(), buy))
+    return asyncio.run(buy())
 
 
 def test_gc_never_touches_what_a_living_manager_uses(housed):
@@ -176,6 +177,25 @@ def test_gc_ends_what_a_dead_manager_left(shell, until):
         for process in (left, other):
             process.kill()
             process.wait()
+
+
+def test_a_house_that_starts_clears_up_after_killed_ones(shell, tmp_path, monkeypatch):
+    """Short ways to nowhere are gone, and of Ray's old logs only the newest stay; nothing else is touched."""
+    folder = tmp_path / "t"
+    folder.mkdir()
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
+    (folder / "spot-0123456789ab").symlink_to(tmp_path / "gone")
+    (folder / "mine").symlink_to(tmp_path / "gone")
+    shell.places.make()
+    for day in range(10, 16):
+        (shell.places.state_dir / "run" / "ray" / f"session_2026-01-{day}").mkdir(parents=True)
+    with socket.create_server(("127.0.40.9", 0)) as taken:
+        port = taken.getsockname()[1]
+        words = ("--set", "ray.head_address=127.0.40.9", "--set", f"ray.port={port}")
+        assert shell("up", *words).code == 1
+    sessions = (shell.places.state_dir / "run" / "ray").iterdir()
+    assert sorted(path.name[-2:] for path in sessions) == ["13", "14", "15"]
+    assert [path.name for path in folder.iterdir()] == ["mine"]
 
 
 def test_gc_removes_short_ways_to_nowhere(shell, tmp_path, monkeypatch):

@@ -139,7 +139,66 @@ def test_azure_does_not_wait_for_a_machine_that_is_ready(running: RunningCloud):
     until("the machine to be gone", lambda: running.init_of(machine.id) is None)
 
 
+@pytest.mark.processes
+def test_a_watch_gives_an_idle_azure_machine_up_early(running: RunningCloud):
+    """As long as somebody works there it stays; idle, it is gone long before its deadline."""
+    machine, url = bought(running, "azure")
+    watcher, stop, told = patient(machine.id, url), threading.Event(), queue.SimpleQueue[Notice]()
+    asked, idle = threading.Semaphore(0), threading.Event()
+
+    def is_idle() -> bool:
+        asked.release()
+        return idle.is_set()
+
+    watching = threading.Thread(target=watcher.watch, args=(told.put, stop, 0.01, is_idle))
+    watching.start()
+    try:
+        drilled(running, 600)
+        assert told.get(timeout=60).machine_id == machine.id
+        for _ in range(3):
+            assert asked.acquire(timeout=60)
+        assert running.init_of(machine.id) is not None
+        idle.set()
+        until("the machine to be gone", lambda: running.init_of(machine.id) is None)
+    finally:
+        stop.set()
+        watching.join(60)
+    assert told.empty()
+
+
 # Against scripted services
+
+
+def test_an_acknowledged_event_is_acknowledged_once_and_ec2_is_never_bothered():
+    """Azure hears one request for its event; EC2, which knows no such thing, is only asked."""
+    azure, ec2 = Azure(), Ec2()
+    azure.events = [preempt()]
+    ec2.says[EC2_ACTION] = (200, json.dumps({"action": "terminate", "time": AT}))
+    for service, posts in ((azure, 1), (ec2, 0)):
+        seen: list[str] = []
+
+        def answer(method: str, path: str, headers: dict[str, str], service=service, seen=seen):
+            seen.append(method)
+            return service(method, path, headers)
+
+        with scripted(answer) as url:
+            machine_id = "vm-1" if service is azure else "i-1"
+            watcher, stop = patient(machine_id, url), threading.Event()
+
+            def idle(seen=seen, stop=stop) -> bool:
+                return True
+
+            def enough(seen=seen) -> bool:
+                return seen.count("GET") >= 8
+
+            watching = threading.Thread(
+                target=watcher.watch, args=(lambda _: None, stop, 0.005, idle)
+            )
+            watching.start()
+            until("some looks", enough)
+            stop.set()
+            watching.join(60)
+        assert seen.count("POST") == posts
 
 
 def test_a_watch_tells_from_its_own_thread_and_stops_when_told():

@@ -13,7 +13,7 @@ import torch
 from houses import RunningHouse, until
 
 from orchestrator import processes
-from orchestrator.demo import local_provider
+from orchestrator.client import local_cloud
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 
@@ -49,11 +49,8 @@ def orchestrator(*words: str) -> "subprocess.CompletedProcess[str]":
 
 def drill(house: RunningHouse, warning_s: float, nodes: object) -> list[str]:
     async def go() -> list[str]:
-        provider = local_provider(house.client())
-        try:
-            return await provider.drill(warning_s=warning_s, nodes=nodes)
-        finally:
-            await provider.close()
+        async with local_cloud(house.client().house()) as cloud:
+            return await cloud.drill(warning_s=warning_s, nodes=nodes)
 
     return asyncio.run(go())
 

@@ -6,7 +6,7 @@ from typing import Any
 import msgspec
 import pytest
 
-from orchestrator.actions import Launch, ListMachines, Note, StartWorker, Terminate
+from orchestrator.actions import Launch, ListMachines, Note, StartWorker, StopWorker, Terminate
 from orchestrator.brain import decide
 from orchestrator.events import Launched, ListFailed, Tick
 from orchestrator.ledger import on_demand_usd, spent_usd
@@ -252,6 +252,29 @@ def test_a_notice_buys_the_replacement_and_the_machine_works_until_shortly_befor
     assert not old.doomed
     h.wait(52.0)
     assert old.doomed
+
+
+def test_workers_of_a_machine_that_goes_are_sent_home_when_the_layout_works_without_them(
+    hand: Any,
+) -> None:
+    """Not before: as long as nothing is committed without them they may be needed. Others stay."""
+    h = hand().running(slots_max=3)
+    old, *others = h.leases
+    before = list(old.workers.values())
+    staying = [worker for lease in others for worker in lease.workers.values()]
+    h.notice(old.machine_id, 60.0)
+    h.wait(3.0)
+    h.serve()
+    h.wait(52.0)
+    assert old.doomed
+    assert list(old.workers.values()) == before
+    out = h.committed(50)
+    assert [stop.worker for stop in h.only(out, StopWorker)] == before
+    assert not old.workers
+    assert h.job.status == "RUNNING"
+    assert set(staying) <= set(h.job.workers)
+    h.wait(2.0)
+    assert h.only(h.said, StartWorker)[-1].machine_id not in {old.machine_id, others[0].machine_id}
 
 
 def test_a_notice_that_nobody_comes_for_is_taken_back(hand: Any) -> None:

@@ -156,6 +156,7 @@ class Browser:
         self._process = subprocess.Popen(
             [sys.executable, "-c", launch, binary, *flags,
              "--remote-debugging-pipe", f"--user-data-dir={profile}", "about:blank"],
+            env={**os.environ, "TMPDIR": str(profile)},
             pass_fds=(commands, answers), stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL,
         )  # fmt: skip
         os.close(commands)
