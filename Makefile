@@ -10,8 +10,8 @@ demo: $(READY)
 	@$(BIN)/orchestrator demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2 -m "not processes"
-	$(BIN)/python -m pytest -m processes
+	$(BIN)/python -m pytest -rs -n 2 -m "not processes"
+	$(BIN)/python -m pytest -rs -m processes
 
 check: $(READY)
 	$(BIN)/ruff format --check .
