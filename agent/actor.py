@@ -26,6 +26,7 @@ from agent.messages import (
     WorkerOrder,
 )
 from agent.notices import URL_VARIABLE, Watcher
+from agent.offsite import Storage
 from agent.protocol import AgentHello, AnyMessage, Heard, Told
 from agent.wire import job_secret
 from cloud.model import Notice
@@ -38,7 +39,11 @@ SLOTS_VARIABLE = "SPOT_SLOTS"
 
 
 def keeper_options(
-    redis_url: str, checkpoints_dir: Path, host: str, secret_path: Path
+    redis_url: str,
+    checkpoints_dir: Path,
+    host: str,
+    secret_path: Path,
+    storage: Storage | None,
 ) -> dict[str, Any]:
     """The arguments of `KeeperActor`."""
     return {
@@ -46,17 +51,25 @@ def keeper_options(
         "checkpoints_dir": str(checkpoints_dir),
         "host": host,
         "secret_path": str(secret_path),
+        "storage": msgspec.json.encode(storage),
     }
 
 
 class KeeperActor:
     """Every order may come twice."""
 
-    def __init__(self, redis_url: str, checkpoints_dir: str, host: str, secret_path: str) -> None:
+    def __init__(
+        self, redis_url: str, checkpoints_dir: str, host: str, secret_path: str, storage: bytes
+    ) -> None:
         from agent.keeper import Keeper, connect
+        from agent.vault import Place
 
         secret = Path(secret_path).read_text().strip()
-        self._keeper = Keeper(connect(redis_url), Path(checkpoints_dir), host, secret)
+        place = Place(
+            checkpoints=Path(checkpoints_dir),
+            storage=msgspec.json.decode(storage, type=Storage | None),
+        )
+        self._keeper = Keeper(connect(redis_url), place, host, secret)
 
     def ping(self) -> int:
         """The process that answers."""

@@ -13,14 +13,12 @@ import math
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
+from itertools import count
 from typing import Protocol
-
-import msgspec
 
 from agent import commits
 from agent.backup import Assembly, Backup, LoggedSum
-from agent.errors import Fenced, WireError
+from agent.errors import CheckpointError, Fenced, WireError
 from agent.layout import Layout
 from agent.member import Member
 from agent.messages import (
@@ -29,15 +27,8 @@ from agent.messages import (
     JobCompleted,
     JobOrder,
     LossCause,
-    Paced,
-    Progress,
-    Regrouped,
     Report,
-    Rewound,
     When,
-    WorkerFailed,
-    WorkerLost,
-    WorkerReady,
 )
 from agent.protocol import (
     AnyMessage,
@@ -61,22 +52,20 @@ from agent.protocol import (
     State,
     Welcome,
 )
+from agent.reports import Reports
 from agent.store.shares import bodies
 from agent.suspicions import Suspicions
-from agent.vault import Vault
+from agent.vault import Place, Vault
+from agent.watch import Watch
 from agent.wire import Connection
 
 log = logging.getLogger(__name__)
 
-SILENT_S = 0.8  # after the script reached its loop
-SILENT_EARLY_S = 30.0  # while it imports and builds, which may hold everything up
 RECONNECT_S = 3.0  # how long a restarted keeper waits for the workers of the running layout
-PEER_GRACE_S = 0.5
 TAIL_S = 30.0  # for what the script does behind its loop
 RETRY_S = 5.0
-GONE_MAX = 10_000
-PACES_S = 2.0
-PACE_MOVED = 0.1
+PEER_GRACE_S = 0.5
+RECALLS_ELSEWHERE = 3  # tries, before what the disk has must do
 
 
 class Out(Protocol):
@@ -96,25 +85,21 @@ class Job:
         script: bytes,
         log_: commits.CommitLog,
         out: Out,
-        directory: Path,
+        place: Place,
         completed: Callable[[JobCompleted], None],
     ) -> None:
         self.order, self._script = order, script
         self._log, self._out, self._completed = log_, out, completed
         self._lock = threading.Condition(threading.RLock())
         self._term, newest = log_.take(order.job)
-        self.version, self._loss = newest.version, newest.loss or 0.0
+        self.version = newest.version
+        self._reports = Reports(order.job, out.report, newest.loss or 0.0)
+        self._watch = Watch()
         self._commit_generation = newest.generation
-        self.vault = Vault(
-            order.job,
-            directory,
-            out.report,
-            order.backup_every_steps,
-            order.checkpoint_every_s,
-        )
+        self.vault = Vault(order, place, out.report)
         self.vault.since = self.version
+        self._recalling = self._recalled = False  # what is stored is being read; it was
         self.members: dict[str, Member] = {}
-        self._gone: dict[str, str] = {}  # workers that are not let in again, and why
         self.layout: Layout | None = None
         self._started = False  # the layout was told to its workers
         self._sources: tuple[str, ...] = ()  # who was asked to hand its state to those who lack it
@@ -125,12 +110,6 @@ class Job:
         self._sums: Assembly | None = None
         self._committing = False
         self._suspicions = Suspicions()
-        self._disturbed_s: float | None = None
-        self._silent_s, self._silent_version = SILENT_S, -1  # our patience, and where it last ended
-        self._committed_s = time.monotonic()
-        self._step_s = 0.0
-        self._paces: dict[str, float] = {}  # as they were told last
-        self._paced_s = 0.0
         self._finishing: set[str] | None = None  # workers whose script is not at its end yet
         self.closed = False
 
@@ -165,7 +144,7 @@ class Job:
             self.members.clear()
         for member in members:
             member.dismiss("the job was closed")
-        return saved is None or self._finishing is not None or self.vault.write(saved)
+        return saved is None or self._finishing is not None or self.vault.write(saved, last=True)
 
     def reopen(self) -> None:
         """It was closed, and what it holds could not be put on the disk."""
@@ -185,7 +164,7 @@ class Job:
     def join(self, connection: Connection, hello: Hello) -> Member | None:
         member = Member(connection, hello)
         with self._lock:
-            why = self._gone.get(hello.worker)
+            why = self._watch.gone(hello.worker)
             if self._finishing is not None and hello.worker not in self._finishing:
                 why = "the job is done"
             if why is not None or self.closed:
@@ -218,16 +197,7 @@ class Job:
         if member is not None:
             member.connection.close()
         if self._finishing is None:
-            self._out.report(
-                WorkerLost(
-                    at_s=time.time(),
-                    job=self.order.job,
-                    worker=worker,
-                    cause=cause,
-                    detail=detail,
-                    owed_state=owed_state,
-                )
-            )
+            self._reports.lost(worker, cause, detail, owed_state=owed_state)
 
     def _owes_state(self, worker: str) -> bool:
         """Whether those of the layout wait for the state of this one, who is not in it."""
@@ -238,12 +208,10 @@ class Job:
         return any(member.version != self.version for member in inside)
 
     def _remove(self, worker: str, why: str) -> Member | None:
-        self._gone[worker] = why
+        self._watch.shut_out(worker, why)
         self._suspicions.drop(worker)
-        while len(self._gone) > GONE_MAX:
-            del self._gone[next(iter(self._gone))]
         if self.layout is not None and worker in self.layout.workers:
-            self._disturbed_s = self._disturbed_s or time.monotonic()
+            self._reports.disturbed()
         if self._finishing is not None:
             self._finishing.discard(worker)
             self._lock.notify_all()
@@ -258,9 +226,9 @@ class Job:
         """`late_s` is by how much this very call is late: others may be late for the same reason."""
         with self._lock:
             for member in list(self.members.values()):
-                bound_s = self._silent_s if member.ready is not None else SILENT_EARLY_S
+                bound_s = self._watch.bound_s(ready=member.ready is not None)
                 if (silent_s := member.silent_s(now_s)) > bound_s + late_s:
-                    self._wait_longer()
+                    self._watch.wait_longer(self.version)
                     self._lose(member.worker, "silent", f"nothing was heard for {silent_s:.1f} s")
             while (pair := self._suspicions.lost(now_s)) is not None:
                 self._suspect(*pair)
@@ -268,12 +236,6 @@ class Job:
                 self._carry_on()
             if self.vault.due():
                 self.vault.write_beside()
-
-    def _wait_longer(self) -> None:
-        """Silent again at the very same step: a script may hold up all threads there, every time."""
-        if self._silent_version == self.version:
-            self._silent_s = min(2 * self._silent_s, SILENT_EARLY_S)
-        self._silent_version = self.version
 
     def _suspect(self, accused: str, by: str) -> None:
         self._suspicions.drop(accused)
@@ -289,10 +251,8 @@ class Job:
         self._prepared.clear()
         self._sums = None
         self._suspicions.clear()
-        self._step_s, self._paces = 0.0, {}
         self.vault.stop_asking()
-        if self._disturbed_s is None:
-            self._disturbed_s = time.monotonic()
+        self._reports.regrouping()
         absent = [w for w in self.layout.workers if w not in self.members]
         for worker in absent:
             self._lose(worker, "connection", "it is not connected")
@@ -307,8 +267,13 @@ class Job:
         layout = self.layout
         assert layout is not None
         holders = self._holders()
+        if not holders and self.vault.reached not in (None, self.version):
+            self._go_back(self.vault.reached)
         if not holders and self.vault.backup is None:
-            if not self._recover():
+            if not self._recalled:
+                self._recall()
+                return
+            if not self._begin_anew():
                 return
             holders = self._holders()
         snapshot = self.vault.wants
@@ -343,13 +308,37 @@ class Job:
                 Redo(generation=generation, step=logged.step, present=logged.present), logged.body
             )
 
-    def _recover(self) -> bool:
-        """Nobody holds the state, and nor do we: the newest checkpoint, or else the very beginning."""
-        reached = self.vault.load() or 0
-        if reached != self.version:
-            self._go_back(reached)
-        if self.vault.backup is not None:
-            return True
+    def _recall(self) -> None:
+        """Nobody holds the state, and nor do we: read what is stored, beside whatever else happens."""
+        if not self._recalling:
+            self._recalling = True
+            threading.Thread(target=self._read_beside, name="recall", daemon=True).start()
+
+    def _read_beside(self) -> None:
+        found = None
+        for attempt in count():
+            try:
+                found = self.vault.recall(self.version, elsewhere=attempt < RECALLS_ELSEWHERE)
+                break
+            except CheckpointError as error:
+                self._reports.recall_failed(str(error))
+                with self._lock:
+                    if self._lock.wait_for(lambda: self.closed, RETRY_S):
+                        break
+        with self._lock:
+            self._recalling, self._recalled = False, True
+            if self.closed or self.vault.backup is not None:
+                return
+            if found is not None and found.saved is not None:
+                self.vault.adopt(found.saved)
+                self._reports.recalled(found.saved.reached, found.because)
+            if not self._started and self._complete():
+                self._start()
+
+    def _begin_anew(self) -> bool:
+        """Nothing is stored either: somebody who has the state that the script began with is the holder."""
+        if self.version:
+            self._go_back(0)
         assert self.layout is not None
         fresh = [w for w in self.layout.workers if self.members[w].fresh]
         if fresh:
@@ -366,9 +355,7 @@ class Job:
         commit = commits.Commit(generation=generation, version=version, loss=None)
         self._log.rewind(self.order.job, self._term, commit)
         if version < before:
-            self._out.report(
-                Rewound(at_s=time.time(), job=self.order.job, from_step=before, to_step=version)
-            )
+            self._reports.rewound(before, version)
 
     def _carry_on(self) -> None:
         """After a restart: who is there goes on where it was, as far as they fit together."""
@@ -470,32 +457,12 @@ class Job:
     def _on_ready(self, member: Member, ready: Ready) -> None:
         member.ready = ready
         self._recorded |= ready.uncuttable != UNRECORDED
-        self._out.report(
-            WorkerReady(
-                at_s=time.time(),
-                job=self.order.job,
-                worker=member.worker,
-                machine_id=member.machine_id,
-                microbatches=ready.microbatches,
-                steps_total=ready.steps_total,
-                state_bytes=ready.state_bytes,
-                uncuttable=ready.uncuttable,
-                stages_max=ready.stages_max,
-            )
-        )
+        self._reports.ready(member, ready)
 
     def _on_failed(self, member: Member, kind: FailureKind, detail: str) -> None:
         self._remove(member.worker, "its script failed")
         member.dismiss("the script failed")
-        self._out.report(
-            WorkerFailed(
-                at_s=time.time(),
-                job=self.order.job,
-                worker=member.worker,
-                kind=kind,
-                detail=detail,
-            )
-        )
+        self._reports.failed(member.worker, kind, detail)
 
     # --- commits ------------------------------------------------------------------------------------
 
@@ -554,7 +521,7 @@ class Job:
         self.vault.log(LoggedSum(self.version, present, sums.body))
         self.version, self._commit_generation = commit.version, layout.generation
         if commit.loss is not None and math.isfinite(commit.loss):
-            self._loss = commit.loss  # a skipped step has none that could be shown
+            self._reports.loss = commit.loss  # a skipped step has none that could be shown
         self._prepared.clear()
         self._sums = None
         snapshot = self.vault.wants and self._pending is None
@@ -565,60 +532,13 @@ class Job:
             if (member := self.members.get(worker)) is not None:
                 member.version = self.version
                 member.post(told)
-        self._say_progress(layout)
-        self._say_paces(layout)
+        ready = next((m.ready for m in self.members.values() if m.ready is not None), None)
+        steps_total = ready.steps_total if ready is not None else 0
+        self._reports.progress(layout.generation, self.version, steps_total)
+        present = [self.members[w] for w in layout.workers if w in self.members]
+        self._reports.paces(layout.generation, present)
         if self._pending is not None and not self.closed:
             self._apply()
-
-    def _say_progress(self, layout: Layout) -> None:
-        now_s, at_s, job = time.monotonic(), time.time(), self.order.job
-        took_s = now_s - self._committed_s
-        if self._disturbed_s is not None:
-            self._out.report(
-                Regrouped(
-                    at_s=at_s,
-                    job=job,
-                    generation=layout.generation,
-                    step=self.version,
-                    pause_s=now_s - self._disturbed_s,
-                )
-            )
-            self._disturbed_s = None
-        else:
-            self._step_s = took_s if not self._step_s else 0.8 * self._step_s + 0.2 * took_s
-        self._committed_s = now_s
-        ready = next((m.ready for m in self.members.values() if m.ready is not None), None)
-        self._out.report(
-            Progress(
-                at_s=at_s,
-                job=job,
-                generation=layout.generation,
-                step=self.version,
-                steps_total=ready.steps_total if ready is not None else 0,
-                loss=self._loss,
-                step_s=self._step_s or took_s,
-            )
-        )
-
-    def _say_paces(self, layout: Layout) -> None:
-        """What a microbatch takes on each worker, when that has changed, and not too often."""
-        now_s = time.monotonic()
-        if now_s < self._paced_s + PACES_S:
-            return
-        self._paced_s = now_s
-        present = [self.members[w] for w in layout.workers if w in self.members]
-        paces = {member.worker: member.microbatch_s for member in present if member.microbatch_s}
-        moved = [w for w, s in paces.items() if abs(s - self._paces.get(w, 0.0)) > PACE_MOVED * s]
-        if moved:
-            self._paces = paces
-            self._out.report(
-                Paced(
-                    at_s=time.time(),
-                    job=self.order.job,
-                    generation=layout.generation,
-                    microbatch_s=paces,
-                )
-            )
 
     # --- the end ------------------------------------------------------------------------------------
 
@@ -647,21 +567,4 @@ class Job:
                     member.dismiss("the job is done")
             self._lock.wait_for(lambda: self.closed or not self._finishing, TAIL_S)
         sha, uri = result
-        self._completed(
-            JobCompleted(
-                at_s=time.time(),
-                job=self.order.job,
-                step=final.version,
-                loss=self._loss,
-                weights_sha=sha,
-                export_uri=uri,
-            )
-        )
-
-
-class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What must outlive the keeper's process of a job that is open."""
-
-    order: JobOrder
-    layout: Layout | None = None
-    completed: JobCompleted | None = None
+        self._completed(self._reports.completed(final.version, sha, uri))

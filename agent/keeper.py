@@ -11,7 +11,6 @@ import socket
 import threading
 import time
 from collections.abc import Callable
-from pathlib import Path
 from typing import Any
 
 import msgspec
@@ -19,12 +18,13 @@ import redis
 
 from agent.commits import CommitLog, RedisCommitLog
 from agent.errors import WireError
-from agent.job import Job, OpenJob
+from agent.job import Job
 from agent.layout import Layout
 from agent.member import Member
 from agent.messages import AnyReport, JobCompleted, JobOrder, NoticeSeen, When
 from agent.outbox import Outbox
 from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
+from agent.vault import Place
 from agent.wire import Connection, accept, job_secret
 
 log = logging.getLogger(__name__)
@@ -55,9 +55,17 @@ def connect(redis_url: str) -> Any:
     )
 
 
+class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
+    """What must outlive the keeper's process of a job that is open."""
+
+    order: JobOrder
+    layout: Layout | None = None
+    completed: JobCompleted | None = None
+
+
 class Keeper:
-    def __init__(self, client: Any, checkpoints: Path, host: str, secret: str) -> None:
-        self._client, self._checkpoints, self._secret = client, checkpoints, secret
+    def __init__(self, client: Any, place: Place, host: str, secret: str) -> None:
+        self._client, self._place, self._secret = client, place, secret
         self._commits: CommitLog = PatientLog(RedisCommitLog(client))
         self._outbox = Outbox(client)
         self._lock = threading.Lock()
@@ -75,7 +83,9 @@ class Keeper:
 
     def _listen_again(self, host: str) -> socket.socket:
         """On the port of the keeper before us; the first one takes any."""
-        house = str(self._checkpoints.resolve())  # two houses on one Redis do not fight over a port
+        house = str(
+            self._place.checkpoints.resolve()
+        )  # two houses on one Redis do not fight over a port
         port = int(self._client.hget(PORTS, house) or 0)
         deadline_s = time.monotonic() + BIND_PATIENCE_S
         while True:
@@ -105,7 +115,7 @@ class Keeper:
             script,
             self._commits,
             self._outbox,
-            self._checkpoints / name,
+            self._place,
             self._completed,
         )
         with self._lock:

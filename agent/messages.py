@@ -20,7 +20,10 @@ UNRECORDED = "its loop has not been recorded yet"
 
 
 class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """What the keeper and every worker of a job need to know about it."""
+    """What the keeper and every worker of a job need to know about it.
+
+    `from_url` is where the versions of an earlier job lie that this one goes on from.
+    """
 
     job: str
     script: str
@@ -29,6 +32,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     nan: NanPolicy = "fail"
     backup_every_steps: int = 10
     checkpoint_every_s: float = 60.0
+    from_url: str = ""
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -154,6 +158,36 @@ class CheckpointFailed(Report, frozen=True, kw_only=True):
     error: str
 
 
+class CheckpointCopied(Report, frozen=True, kw_only=True):
+    """A version lies in the storage that outlives the manager's machine."""
+
+    job: str
+    step: int
+    state_bytes: int
+    uri: str
+
+
+class CopyFailed(Report, frozen=True, kw_only=True):
+    job: str
+    step: int
+    error: str
+
+
+class Recalled(Report, frozen=True, kw_only=True):
+    """Nobody held the job's state in memory, and it was found elsewhere; `because` says where."""
+
+    job: str
+    step: int
+    because: str
+
+
+class RecallFailed(Report, frozen=True, kw_only=True):
+    """What is stored of the job could not be read; it is tried again."""
+
+    job: str
+    error: str
+
+
 class Rewound(Report, frozen=True, kw_only=True):
     """State newer than `to_step` was lost with the keeper's memory; the steps are done again."""
 
@@ -184,6 +218,10 @@ AnyReport = (
     | BackupHeld
     | CheckpointWritten
     | CheckpointFailed
+    | CheckpointCopied
+    | CopyFailed
+    | Recalled
+    | RecallFailed
     | Rewound
     | JobCompleted
 )

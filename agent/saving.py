@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.backup import Backup, LoggedSum, Saved
 from agent.errors import CheckpointError
-from agent.store.archive import Archive, Mark, assemble, write_parts
+from agent.store.archive import Archive, assemble, write_parts
 from agent.store.errors import Damaged, Full
 from agent.store.format import SUMS, File, Layer, Manifest, file_of, lay_out
 from agent.store.reading import Want, read
@@ -51,17 +51,8 @@ def save(archive: Archive, generation: int, saved: Saved) -> Manifest:
     return manifest
 
 
-def recall(archive: Archive) -> Saved | None:
-    """The newest version that is whole, in memory. Those that are not are set aside, and said."""
-    for manifest in archive.sound():
-        try:
-            return _read(archive, manifest)
-        except Damaged as error:
-            archive.set_aside(Mark(manifest.version, manifest.generation), str(error))
-    return None
-
-
-def _read(archive: Archive, manifest: Manifest) -> Saved:
+def load(archive: Archive, manifest: Manifest) -> Saved:
+    """A version in memory, or `Damaged`."""
     bodies = {
         layer.name: np.empty(layer.layer_bytes, dtype=np.uint8).data for layer in manifest.layers
     }

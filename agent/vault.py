@@ -11,15 +11,21 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Literal
 
-from agent import saving
+import msgspec
+
+from agent import recovery, saving
 from agent.backup import Backup, LoggedSum, Saved, StateAssembly
 from agent.errors import CheckpointError
 from agent.faults import passing
 from agent.layout import Layout
-from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, Report
+from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, JobOrder, Report
+from agent.offsite import Offsite, Storage, open_place
 from agent.protocol import Snapshot
+from agent.recovery import Found, Shelf
 from agent.store import weights
 from agent.store.archive import Archive
+from agent.store.format import Manifest
+from agent.store.ladder import Rung
 from agent.store.sinks import DiskSink
 
 log = logging.getLogger(__name__)
@@ -27,24 +33,24 @@ log = logging.getLogger(__name__)
 REDO_MAX_FACTOR = 4
 
 
+class Place(msgspec.Struct, frozen=True, kw_only=True):
+    """Where states are kept: a folder with a folder per job and, if there is one, a place elsewhere."""
+
+    checkpoints: Path
+    storage: Storage | None = None
+
+
 class Vault:
     """Not guarded by itself: the job that owns it holds its lock, but for what is said to be done beside it."""
 
-    def __init__(
-        self,
-        job: str,
-        directory: Path,
-        report: Callable[[Report], None],
-        backup_every_steps: int,
-        checkpoint_every_s: float,
-    ) -> None:
-        self._job, self._directory, self._report = job, directory, report
-        self._archive = Archive(DiskSink(directory), job)
+    def __init__(self, order: JobOrder, place: Place, report: Callable[[Report], None]) -> None:
+        self._order, self._report, self._place = order, report, place
+        self._job, self._directory = order.job, place.checkpoints / order.job
+        self._archive = Archive(DiskSink(self._directory), order.job)
+        self._offsite = None if place.storage is None else self._open_offsite(place.storage)
         self._generation: int | None = None  # of our versions in the archive, once there are any
         self.since = 0  # the version that this job's keeper went on from
-        self._backup_every_steps = backup_every_steps
-        self._checkpoint_every_s = checkpoint_every_s
-        self._checkpoint_due_s = time.monotonic() + checkpoint_every_s
+        self._checkpoint_due_s = time.monotonic() + order.checkpoint_every_s
         self._writing = threading.Lock()
         self._assembly: StateAssembly | None = None
         self.backup: Backup | None = None
@@ -62,12 +68,12 @@ class Vault:
 
     @property
     def _bound(self) -> int:
-        return REDO_MAX_FACTOR * self._backup_every_steps
+        return REDO_MAX_FACTOR * self._order.backup_every_steps
 
     @property
     def wants(self) -> bool:
         """Whether a new state should be asked for now. One that got lost on its way is asked for again."""
-        late = self.backup is None or len(self.redo) >= self._backup_every_steps
+        late = self.backup is None or len(self.redo) >= self._order.backup_every_steps
         lost = len(self.redo) in (self._bound // 2, self._bound)
         return late and (self._assembly is None or lost)
 
@@ -125,13 +131,33 @@ class Vault:
     def saved(self) -> Saved | None:
         return None if self.backup is None else Saved(self.backup, tuple(self.redo))
 
-    def load(self) -> int | None:
-        """Take the newest whole version into memory; the version that it leads to."""
-        found = saving.recall(self._archive)
-        if found is None:
-            return None
-        self.backup, self.redo, self._assembly = found.backup, list(found.redo), None
-        return found.reached
+    @property
+    def reached(self) -> int | None:
+        """The version that what is in memory leads to."""
+        return None if self.backup is None else self.backup.version + len(self.redo)
+
+    def recall(self, committed: int, *, elsewhere: bool) -> Found:
+        """Beside the job: the best version of those on the disk and, if need be, elsewhere."""
+        shelves = [Shelf(Rung.DISK, self._archive)]
+        newest = self._archive.newest()
+        if elsewhere or newest is None:
+            shelves += self._elsewhere(committed, newest)
+        return recovery.newest(shelves, committed)
+
+    def _elsewhere(self, committed: int, newest: Manifest | None) -> list[Shelf]:
+        """Where else to look; nowhere if the disk has it all, or if there cannot be anything."""
+        if newest is not None and newest.version >= committed:
+            return []
+        if committed and self._place.storage is not None:
+            return [Shelf(Rung.OBJECT, self._place.storage.archive(self._job))]
+        if self._order.from_url:
+            url = self._order.from_url.rstrip("/")
+            return [Shelf(Rung.OBJECT, Archive(open_place(url), url.rpartition("/")[2]))]
+        return []
+
+    def adopt(self, saved: Saved) -> None:
+        """Hold this from now on."""
+        self.backup, self.redo, self._assembly = saved.backup, list(saved.redo), None
 
     def due(self) -> bool:
         return self.backup is not None and time.monotonic() >= self._checkpoint_due_s
@@ -139,13 +165,22 @@ class Vault:
     def write_beside(self) -> None:
         """Write a checkpoint on a thread of its own, unless one is being written."""
         saved = self.saved
-        self._checkpoint_due_s = time.monotonic() + self._checkpoint_every_s
+        self._checkpoint_due_s = time.monotonic() + self._order.checkpoint_every_s
         if saved is not None:
             threading.Thread(
                 target=self.write, args=(saved,), name="checkpoint", daemon=True
             ).start()
 
-    def write(self, saved: Saved) -> bool:
+    def _open_offsite(self, storage: Storage) -> Offsite:
+        return Offsite(
+            self._job,
+            self._archive,
+            lambda: storage.archive(self._job),
+            storage.every_s,
+            self._report,
+        )
+
+    def write(self, saved: Saved, *, last: bool = False) -> bool:
         """Beside the job. Full disks are reported, and do not stop training."""
         with self._writing:
             try:
@@ -162,6 +197,8 @@ class Vault:
             uri=(self._directory / manifest.key).resolve().as_uri(),
         )
         self._report(written)
+        if self._offsite is not None:
+            self._offsite.offer(manifest, self.since, last=last)
         return True
 
     def _failed(self, step: int, error: CheckpointError) -> Literal[False]:
@@ -174,7 +211,7 @@ class Vault:
 
         The model's digest and where it is; None if the disk did not take it.
         """
-        if not self.write(Saved(final, ())):
+        if not self.write(Saved(final, ()), last=True):
             return None
         model = weights.weights_of(final.layers, final.bodies)
         path = self._directory / "model.safetensors"

@@ -12,13 +12,17 @@ from agent.messages import (
     AgentJoined,
     AgentLost,
     BackupHeld,
+    CheckpointCopied,
     CheckpointFailed,
     CheckpointWritten,
+    CopyFailed,
     JobCompleted,
     JobProfiled,
     NoticeSeen,
     Paced,
     Progress,
+    Recalled,
+    RecallFailed,
     Regrouped,
     Report,
     Rewound,
@@ -139,6 +143,14 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
             jobs.on_checkpoint_written(state, out, event)
         case CheckpointFailed():
             jobs.on_checkpoint_failed(state, out, event)
+        case CheckpointCopied():
+            jobs.on_copied(state, out, event)
+        case CopyFailed():
+            jobs.on_copy_failed(state, out, event)
+        case Recalled():
+            jobs.on_recalled(state, out, event)
+        case RecallFailed():
+            jobs.on_recall_failed(state, out, event)
         case Rewound():
             jobs.on_rewound(state, out, event)
         case JobCompleted():

@@ -27,6 +27,7 @@ VALUE_LINES_MAX = 100  # a single value longer than this gets an approximate lin
 SECRET = re.compile(
     r"secret|passw(or)?d|token|credential|(api|access|private|account)[_-]?key", re.IGNORECASE
 )
+STORAGES = ("file:///", "s3://", "az://", "gs://")
 URL_PASSWORD = re.compile(r"://[^/@\s]*:[^/@\s]+@")
 
 Usd = Annotated[float, Field(ge=0, le=1e9)]
@@ -144,6 +145,23 @@ class Job(Section):
         return None if self.depth == "auto" else self.depth
 
 
+class Storage(Section):
+    """Where states are copied to, so that they outlive the manager's machine."""
+
+    checkpoint_url: Text | None = Field(default=None, examples=["s3://bucket/prefix"])
+    """Folder or object store that the newest state of every job is copied to: file:///mnt/disk,
+    s3://bucket/prefix or az://container/prefix. Not set: nowhere. Keys come from the environment."""
+    copy_every_s: Seconds = 300.0
+    """How often a running job's state is copied there; its last one always is."""
+
+    @field_validator("checkpoint_url")
+    @classmethod
+    def _storage_scheme(cls, value: str | None) -> str | None:
+        if value is not None and not value.startswith(STORAGES):
+            raise ValueError(f"an address that starts with {', '.join(STORAGES)}")
+        return value
+
+
 class Local(Section):
     """The local provider: this machine plays the cloud, with real processes and a spot market."""
 
@@ -195,6 +213,7 @@ class Config(Section):
     budget: Budget = Budget()
     buying: Buying = Buying()
     job: Job = Job()
+    storage: Storage = Storage()
     local: Local = Local()
     dashboard: Dashboard = Dashboard()
     limits: Limits = Limits()

@@ -14,6 +14,7 @@ from typing import Any
 
 import msgspec
 
+from agent.offsite import Storage
 from orchestrator.config import load
 from orchestrator.manager import Manager, Order
 from orchestrator.places import Places
@@ -22,7 +23,7 @@ from orchestrator.ray_engine import NAMESPACE
 HEAD = {"node:__internal_head__": 0.001}
 
 
-def enlist(order: Order) -> None:
+def enlist(order: Order, storage: Storage | None) -> None:
     """Create the detached keeper and manager; the Ray token is in the environment."""
     import ray
 
@@ -48,7 +49,11 @@ def enlist(order: Order) -> None:
     keeper = (
         ray.remote(KeeperActor)
         .options(name="keeper", **detached)
-        .remote(**keeper_options(order.redis_url, places.checkpoints, host, places.secret("mesh")))
+        .remote(
+            **keeper_options(
+                order.redis_url, places.checkpoints, host, places.secret("mesh"), storage
+            )
+        )
     )
     ray.get(keeper.ping.remote())
     manager = (
@@ -75,7 +80,8 @@ def main() -> int:
         config_path=options.config,
         house=options.life,
     )
-    enlist(order)
+    url = config.storage.checkpoint_url
+    enlist(order, Storage(url=url, every_s=config.storage.copy_every_s) if url else None)
     return 0
 
 

@@ -84,6 +84,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     nan: NanPolicy = "fail"
     backup_every_steps: int = 10
     checkpoint_every_s: float = 60.0
+    from_url: str = ""
 
 
 class JobSubmitted(Event, frozen=True, kw_only=True):

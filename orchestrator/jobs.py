@@ -2,10 +2,14 @@
 
 from agent.messages import (
     BackupHeld,
+    CheckpointCopied,
     CheckpointFailed,
     CheckpointWritten,
+    CopyFailed,
     JobCompleted,
     JobOrder,
+    Recalled,
+    RecallFailed,
     Rewound,
     WorkerFailed,
 )
@@ -138,6 +142,7 @@ def order_of(job: Job) -> JobOrder:
         nan=spec.nan,
         backup_every_steps=spec.backup_every_steps,
         checkpoint_every_s=spec.checkpoint_every_s,
+        from_url=spec.from_url,
     )
 
 
@@ -344,6 +349,35 @@ def on_checkpoint_failed(state: State, out: list[AnyAction], event: CheckpointFa
             out,
             event.job,
             f"the checkpoint of step {event.step} failed: {event.error}; training goes on",
+        )
+
+
+def on_copied(state: State, out: list[AnyAction], event: CheckpointCopied) -> None:
+    if event.job in state.jobs:
+        note(out, event.job, f"step {event.step} was copied to {event.uri}")
+
+
+def on_copy_failed(state: State, out: list[AnyAction], event: CopyFailed) -> None:
+    if event.job in state.jobs:
+        note(
+            out,
+            event.job,
+            f"the copy of step {event.step} failed: {event.error}; it is on this machine's disk, "
+            "training goes on, and the copy is tried again",
+        )
+
+
+def on_recalled(state: State, out: list[AnyAction], event: Recalled) -> None:
+    if event.job in state.jobs:
+        note(out, event.job, f"goes on from {event.because}")
+
+
+def on_recall_failed(state: State, out: list[AnyAction], event: RecallFailed) -> None:
+    if event.job in state.jobs:
+        note(
+            out,
+            event.job,
+            f"what is stored of the job cannot be read: {event.error}; it is tried again",
         )
 
 

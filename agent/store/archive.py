@@ -22,7 +22,7 @@ import msgspec
 
 from agent.errors import CheckpointError
 from agent.faults import passing
-from agent.store.errors import Damaged, Full, Outdated, Unavailable
+from agent.store.errors import Damaged, Outdated, Unavailable
 from agent.store.format import (
     BAD,
     FENCES,
@@ -120,6 +120,7 @@ class Archive:
         self.sink = sink
         self.job = job
         self._keep = keep
+        self.pinned: int | None = None  # a version that is being read, and is not to go
 
     def begin(self, generation: int, version: int) -> None:
         """Generation `generation` goes on from `version`: what older ones write after it is void."""
@@ -198,16 +199,18 @@ class Archive:
     def set_aside(self, mark: Mark, why: str) -> None:
         """A version that cannot be read no longer counts; the one before it is the newest then."""
         log.warning("%s: version %d is set aside: %s", self.job, mark.version, why)
-        with suppress(Full):
+        with suppress(CheckpointError):  # where there is no room, or nothing may be changed
             self.sink.create(mark.key(BAD), json.dumps({"why": why}).encode())
-        self.sink.delete([mark.key(MANIFESTS)])
+            self.sink.delete([mark.key(MANIFESTS)])
 
     def prune(self) -> None:
         """Keep the newest versions. What a manifest that counts names is never deleted."""
         kept = self.marks()[: self._keep]
         if len(kept) < self._keep:
             return
-        floor = Mark(kept[-1].version, max(mark.generation for mark in kept))
+        pinned = self.pinned
+        oldest = kept[-1].version if pinned is None else min(kept[-1].version, pinned)
+        floor = Mark(oldest, max(mark.generation for mark in kept))
         self.sink.create(floor.key(FLOORS), b"{}")
         void = set(self._marks(MANIFESTS)) - set(self.marks())
         self.sink.delete([mark.key(MANIFESTS) for mark in sorted(void)])

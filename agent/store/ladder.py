@@ -165,5 +165,5 @@ def _because(
     if again:
         text += f", up to {again} steps applied again from their sums"
     if version < committed:
-        text += f"; {committed - version} committed steps are lost, since {why_not_newer}"
+        text += f"; {committed - version} committed steps are lost, since {why_not_newer or 'no copy reaches further'}"
     return text

@@ -31,7 +31,7 @@ from orchestrator.cli.desk import (
     write_json,
 )
 from orchestrator.client import SCRIPT_BYTES_MAX, Client
-from orchestrator.config import Config
+from orchestrator.config import STORAGES, Config
 from orchestrator.events import AnyEvent, JobCancelled, JobResumed, JobSpec, JobSubmitted
 from orchestrator.live_table import ENDED, ended, follow
 from orchestrator.redis_server import connect
@@ -93,6 +93,12 @@ def submit(  # noqa: PLR0913 - a parameter per option
         Literal["fail", "skip"] | None,
         typer.Option(help="What to do when the loss is not a number."),
     ] = None,
+    from_url: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="URL", help="Go on from what an earlier job stored: .../JOB."
+        ),
+    ] = None,
 ) -> None:
     """Train a script on spot machines. Exit code with --follow: 0 succeeded, 100 the script failed."""
     options = {
@@ -102,6 +108,7 @@ def submit(  # noqa: PLR0913 - a parameter per option
     desk.options = {f"job.{key}": str(value) for key, value in options.items() if value is not None}
     data = read_script(script, desk.config)
     spec = with_limits(job_spec(desk.config, script, tuple(arguments or ())), budget, deadline)
+    spec = msgspec.structs.replace(spec, from_url=stored_at(from_url))
     client = desk.client()
     spec = msgspec.structs.replace(spec, script_sha=client.put_script(data))
     client.post(JobSubmitted(at_s=time.time(), spec=spec))
@@ -193,6 +200,15 @@ def with_limits(spec: JobSpec, budget: float | None, deadline: str | None) -> Jo
         raise CommandError(f"--budget {budget}: an amount in US dollars, 0 or more", USAGE)
     ends_at_s = None if deadline is None else deadline_s(deadline, time.time())
     return msgspec.structs.replace(spec, budget_usd=budget, deadline_s=ends_at_s)
+
+
+def stored_at(url: str | None) -> str:
+    """Where an earlier job's states lie: the folder or store, and the job's id behind it."""
+    if url is None or url.startswith(STORAGES):
+        return url or ""
+    raise CommandError(
+        f"--from {url}: write {', '.join(STORAGES)}... with the job's id at the end", USAGE
+    )
 
 
 def deadline_s(text: str, now_s: float) -> float:

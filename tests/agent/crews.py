@@ -19,6 +19,8 @@ from agent import messages
 from agent.keeper import Keeper, connect
 from agent.layout import Layout, data_parallel
 from agent.messages import AnyReport, JobOrder, WorkerOrder
+from agent.offsite import Storage
+from agent.vault import Place
 from agent.wire import job_secret
 from agent.worker import DISK_VARIABLE
 
@@ -105,7 +107,13 @@ class KeeperProcess:
 
     def __init__(self, redis_process: RedisProcess, folder: Path) -> None:
         (folder / "secret").write_text(SECRET)
-        self._arguments = [redis_process.url, str(folder / "checkpoints"), str(folder / "secret")]
+        self.storage = Storage(url=(folder / "elsewhere").as_uri(), every_s=0.5)
+        self._arguments = [
+            redis_process.url,
+            str(folder / "checkpoints"),
+            str(folder / "secret"),
+            msgspec.json.encode(self.storage).decode(),
+        ]
         self.address = ""
         self.start()
 
@@ -161,7 +169,10 @@ class Crew:
         self.client = connect(redis_process.url)
         self.nursery, self.folder = nursery, folder
         self.keeper = keeper or Keeper(
-            connect(redis_process.url), folder / "checkpoints", "127.0.0.1", SECRET
+            connect(redis_process.url),
+            Place(checkpoints=folder / "checkpoints"),
+            "127.0.0.1",
+            SECRET,
         )
         self.job = "job"
         self.reports: list[AnyReport] = []

@@ -4,6 +4,7 @@ import contextlib
 import os
 import random
 import resource
+import shutil
 import signal
 import subprocess
 import sys
@@ -13,9 +14,11 @@ import pytest
 from crews import Crew, until
 
 from agent.messages import (
+    CheckpointCopied,
     CheckpointFailed,
     CheckpointWritten,
     JobCompleted,
+    Recalled,
     Regrouped,
     Rewound,
     WorkerLost,
@@ -236,6 +239,27 @@ def test_keeper_and_all_workers_are_killed(mortal: Crew, alone: tuple[list[str],
     (rewound,) = mortal.of(Rewound)
     assert (rewound.from_step, rewound.to_step) == (committed, saved.step)
     assert done.step == STEPS
+    assert (mortal.folder / "out.pt").read_bytes() == alone[1]
+
+
+def test_the_disk_is_lost_with_the_keeper_and_all_workers(
+    mortal: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """Only the copy elsewhere is left: the job goes on from it, says so, and ends with the same bits."""
+    workers = begin(mortal, 2, backup_every_steps=5, checkpoint_every_s=0.2)
+    until("a copy", lambda: [copy for copy in mortal.of(CheckpointCopied) if copy.step >= 10])
+    mortal.keeper.kill()
+    mortal.kill(*workers)
+    shutil.rmtree(mortal.folder / "checkpoints")
+    committed = mortal.step
+    mortal.keeper.start()
+    mortal.start(2)
+    mortal.completed()
+    (rewound,) = mortal.of(Rewound)
+    assert rewound.from_step == committed
+    assert rewound.to_step in {copy.step for copy in mortal.of(CheckpointCopied)}
+    (recalled,) = mortal.of(Recalled)
+    assert "from object storage" in recalled.because
     assert (mortal.folder / "out.pt").read_bytes() == alone[1]
 
 

@@ -8,62 +8,32 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
+from states import disk, held, same, saved, vault_of
 
-from agent.backup import Assembly, Backup, LoggedSum, Saved, StateAssembly
+from agent.backup import Assembly, Backup, Saved, StateAssembly
 from agent.errors import WireError
 from agent.messages import CheckpointFailed, CheckpointWritten, Report
-from agent.saving import recall, save
+from agent.recovery import Shelf, newest
+from agent.saving import save
 from agent.shards import bytes_of, weights_sha
 from agent.store.archive import KEEP, Archive
 from agent.store.format import PARTS, Layer, lay_out
+from agent.store.ladder import Rung
 from agent.store.layers import LiveLayer, fill, layers_of, share_of
 from agent.store.shares import Extent, Gathered, Share, batches, whole
-from agent.store.sinks import DiskSink, MemorySink
+from agent.store.sinks import MemorySink
 from agent.store.weights import digest, weights_of, write
-from agent.vault import Vault
 
 
-def held(objects: dict[str, object], version: int) -> Backup:
-    """What the keeper would hold of these objects."""
-    live: list[LiveLayer] = layers_of(objects)  # type: ignore[arg-type]
-    bodies = {
-        layer.form.name: memoryview(bytearray().join(layer.pieces(0, layer.form.layer_bytes)))
-        for layer in live
-    }
-    forms = tuple(layer.form for layer in live)
-    return Backup(generation=1, version=version, layers=forms, bodies=bodies)
-
-
-def saved(version: int, redo: int = 0) -> Saved:
-    model = torch.nn.Sequential(torch.nn.Linear(3, 2), torch.nn.ReLU(), torch.nn.Linear(2, 1))
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.fill_(version)
-    sums = tuple(LoggedSum(version + n, b"\1", memoryview(bytes([n] * 100))) for n in range(redo))
-    return Saved(held({"model": model}, version), sums)
-
-
-def same(one: Saved | None, other: Saved) -> bool:
-    assert one is not None
-    bodies = {name: bytes(body) for name, body in one.backup.bodies.items()}
-    sums = [(s.step, s.present, bytes(s.body)) for s in one.redo]
-    return (
-        one.reached == other.reached
-        and one.backup.version == other.backup.version
-        and bodies == {name: bytes(body) for name, body in other.backup.bodies.items()}
-        and sums == [(s.step, s.present, bytes(s.body)) for s in other.redo]
-    )
-
-
-def disk(folder: Path) -> Archive:
-    return Archive(DiskSink(folder), "job")
+def recalled(archive: Archive) -> Saved | None:
+    return newest([Shelf(Rung.DISK, archive)], 0).saved
 
 
 def test_the_newest_is_read_with_its_sums(tmp_path: Path) -> None:
     """State and sums come back as they were."""
     save(disk(tmp_path), 1, saved(3))
     save(disk(tmp_path), 1, saved(5, redo=2))
-    assert same(recall(disk(tmp_path)), saved(5, redo=2))
+    assert same(recalled(disk(tmp_path)), saved(5, redo=2))
 
 
 def test_every_layer_is_a_safetensors_file(tmp_path: Path) -> None:
@@ -92,7 +62,7 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: object, victim: st
     save(disk(tmp_path), 1, saved(5, redo=2))
     (path,) = tmp_path.glob(victim)
     damage(path)  # type: ignore[operator]
-    assert same(recall(disk(tmp_path)), saved(3, redo=1))
+    assert same(recalled(disk(tmp_path)), saved(3, redo=1))
 
 
 def test_only_the_newest_few_are_kept(tmp_path: Path) -> None:
@@ -107,29 +77,24 @@ def test_only_the_newest_few_are_kept(tmp_path: Path) -> None:
     assert len({path.parent.name for path in files if path.suffix == ".safetensors"}) == KEEP
 
 
-def vault_of(folder: Path, said: list[Report], since: int = 0) -> Vault:
-    vault = Vault("job", folder, said.append, 10, 60.0)
-    vault.since = since
-    return vault
-
-
 def test_a_folder_that_cannot_be_made_is_a_checkpoint_that_failed(tmp_path: Path) -> None:
     """As on a full disk: it is reported, and nothing is raised into whoever closes the job."""
     (tmp_path / "taken").write_bytes(b"")
     said: list[Report] = []
-    assert not vault_of(tmp_path / "taken" / "job", said).write(saved(3))
+    assert not vault_of(tmp_path / "taken", said).write(saved(3))
     assert [type(report) for report in said] == [CheckpointFailed]
 
 
 def test_what_an_earlier_keeper_writes_late_does_not_count(tmp_path: Path) -> None:
     """A keeper that was replaced wakes up and writes: its versions from after the change are void."""
     said: list[Report] = []
-    earlier, later = vault_of(tmp_path, said), vault_of(tmp_path, said, since=5)
+    earlier, later = vault_of(tmp_path, said), vault_of(tmp_path, said)
+    later.since = 5
     assert earlier.write(saved(5))
     assert later.write(saved(6))
     assert not earlier.write(saved(9))
     assert [type(r) for r in said] == [CheckpointWritten, CheckpointWritten, CheckpointFailed]
-    assert same(recall(disk(tmp_path)), saved(6))
+    assert same(recalled(disk(tmp_path / "job")), saved(6))
 
 
 def test_the_same_version_twice_is_one(tmp_path: Path) -> None:
@@ -243,7 +208,7 @@ def test_a_state_without_tensors_is_a_state() -> None:
     form = Layer(name="~rest", tensors=(), values='{"c":{"$map":[]}}')
     backup = Backup(generation=1, version=2, layers=(form,), bodies={})
     save(archive, 1, Saved(backup, ()))
-    found = recall(archive)
+    found = recalled(archive)
     assert found is not None
     gathered = Gathered()
     gathered.add(

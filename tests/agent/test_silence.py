@@ -5,8 +5,10 @@ from types import SimpleNamespace
 from typing import Any
 
 from agent.commits import MemoryCommitLog
-from agent.job import SILENT_S, Job
+from agent.job import Job
 from agent.messages import JobOrder, Report
+from agent.vault import Place
+from agent.watch import SILENT_S
 
 
 class Said:
@@ -27,7 +29,7 @@ class Said:
 def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(tmp_path: Path) -> None:
     """A script that holds up all threads at a step for longer than our patience gets past it in the end."""
     order = JobOrder(job="job", script="train.py", script_sha="")
-    job = Job(order, b"", MemoryCommitLog(), Said(), tmp_path, lambda _: None)
+    job = Job(order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None)
     lives = 0
     while lives < 10:
         silent: Any = SimpleNamespace(

@@ -26,6 +26,7 @@ ray: head_address port dashboard
 budget: total_usd per_h_usd on_demand_allowed
 buying: regions egress_usd_per_gb quote_max_age_s
 job: slots_min slots_max depth max_failures max_preemptions nan backup_every_steps checkpoint_every_s
+storage: checkpoint_url copy_every_s
 local: enabled seed tempo prices
 dashboard: enabled host port
 limits: boot_timeout_s launch_grace_s script_bytes

@@ -1,0 +1,65 @@
+"""From which stored version a job goes on, when nobody holds its state in memory any more. No torch here.
+
+`ladder.recover` decides between what the disk has and what lies elsewhere. What turns out to be damaged
+while it is read is set aside, and the decision is made again without it.
+"""
+
+import logging
+from collections.abc import Sequence
+
+import msgspec
+
+from agent import saving
+from agent.backup import Saved
+from agent.errors import CheckpointError
+from agent.store.archive import TRIES, Archive, Mark
+from agent.store.errors import Damaged
+from agent.store.format import Manifest
+from agent.store.ladder import Rung, recover, stored
+
+log = logging.getLogger(__name__)
+
+
+class Shelf(msgspec.Struct, frozen=True):
+    """An archive, and which rung of the ladder it is."""
+
+    rung: Rung
+    archive: Archive
+
+
+class Found(msgspec.Struct, frozen=True):
+    """What was read, and why just that. No state: training begins anew."""
+
+    saved: Saved | None
+    because: str
+
+
+def newest(shelves: Sequence[Shelf], committed: int) -> Found:
+    """The best version of all that lies on the shelves."""
+    limits: list[int | None] = [None] * len(shelves)
+    for _ in range(TRIES):
+        held = [_look(shelf, limit) for shelf, limit in zip(shelves, limits, strict=True)]
+        there = [at for at, manifest in enumerate(held) if manifest is not None]
+        manifests = [manifest for manifest in held if manifest is not None]
+        if not manifests:
+            return Found(None, "nothing is stored")
+        sources = [
+            stored(manifest, shelves[at].rung, shelves[at].archive.sink.name)
+            for at, manifest in zip(there, manifests, strict=True)
+        ]
+        top = max(manifests, key=lambda manifest: manifest.version)
+        sizes = {layer.name: layer.layer_bytes for layer in top.state}
+        decided = recover(sizes, sources, max(committed, top.version))
+        at = decided.picks[0].source if decided.picks else manifests.index(top)
+        shelf, chosen = shelves[there[at]], manifests[at]
+        try:
+            return Found(saving.load(shelf.archive, chosen), decided.because)
+        except Damaged as error:
+            mark = Mark(chosen.version, chosen.generation)
+            shelf.archive.set_aside(mark, str(error))
+            limits[there[at]] = chosen.version - 1
+    raise CheckpointError(f"{TRIES} versions were damaged, and no more were looked at")
+
+
+def _look(shelf: Shelf, limit: int | None) -> Manifest | None:
+    return shelf.archive.newest(not_above=limit)

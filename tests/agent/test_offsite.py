@@ -1,0 +1,158 @@
+"""Copies that outlive the manager's machine: made beside training, and found when nothing else is left."""
+
+import threading
+from pathlib import Path
+
+import pytest
+from crews import until
+from states import disk, same, saved, vault_of
+
+from agent import offsite
+from agent.errors import CheckpointError
+from agent.messages import CheckpointCopied, CheckpointFailed, CopyFailed, Report
+from agent.offsite import Offsite, Storage
+from agent.recovery import Shelf, newest
+from agent.saving import save
+from agent.store.archive import Archive, Mark
+from agent.store.errors import Unavailable
+from agent.store.format import PARTS
+from agent.store.ladder import Rung
+from agent.store.sinks import MemorySink
+
+
+def of(said: list[Report], kind: type) -> list[Report]:
+    return [report for report in said if isinstance(report, kind)]
+
+
+def test_what_is_written_is_copied_without_its_sums(tmp_path: Path) -> None:
+    """The state goes to the storage beside the disk, at the version that it has itself."""
+    said: list[Report] = []
+    storage = Storage(url=(tmp_path / "elsewhere").as_uri(), every_s=300.0)
+    vault = vault_of(tmp_path / "here", said, storage)
+    assert vault.write(saved(3, redo=2))
+    until("the copy", lambda: of(said, CheckpointCopied))
+    assert newest([Shelf(Rung.OBJECT, storage.archive("job"))], 0).saved == saved(3)
+    assert vault.write(saved(7)), "not due"
+    assert vault.write(saved(9, redo=1), last=True)
+    until("the last copy", lambda: len(of(said, CheckpointCopied)) == 2)
+    assert [mark.version for mark in storage.archive("job").marks()] == [9, 3]
+
+
+class Troubled(MemorySink):
+    """A store that answers 503 for a while, or not at all until it is let go."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.refusals, self.asked = 0, False
+        self.open_again = threading.Event()
+        self.open_again.set()
+
+    def put(self, key: str, pieces: object) -> None:
+        self.asked = True
+        self.open_again.wait()
+        if self.refusals:
+            self.refusals -= 1
+            raise Unavailable(f"{self.name}/{key}: 503 Service Unavailable")
+        super().put(key, pieces)  # type: ignore[arg-type]
+
+
+@pytest.fixture
+def troubled(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> tuple[Troubled, list[Report], Offsite]:
+    monkeypatch.setattr(offsite, "PAUSE_S", 0.01)
+    sink, said = Troubled(), list[Report]()
+    copies = Offsite("job", disk(tmp_path), lambda: Archive(sink, "job"), 0.0, said.append)
+    return sink, said, copies
+
+
+def test_a_store_that_answers_503_is_reported_and_tried_again(
+    tmp_path: Path, troubled: tuple[Troubled, list[Report], Offsite]
+) -> None:
+    """One sentence for the failure, then the copy."""
+    sink, said, copies = troubled
+    sink.refusals = 2
+    copies.offer(save(disk(tmp_path), 1, saved(4)), 0, last=False)
+    until("the copy", lambda: of(said, CheckpointCopied))
+    (failed,) = of(said, CopyFailed)
+    assert "503 Service Unavailable" in failed.error  # type: ignore[attr-defined]
+
+
+def test_a_store_that_hangs_holds_up_nothing(
+    tmp_path: Path, troubled: tuple[Troubled, list[Report], Offsite]
+) -> None:
+    """Versions are written and pruned meanwhile; the one that is being copied stays, then comes the newest."""
+    sink, said, copies = troubled
+    sink.open_again.clear()
+    source = copies._source
+    for version in range(1, 8):
+        copies.offer(save(source, 1, saved(version)), 0, last=False)
+        if version == 1:
+            until("the copy to begin", lambda: sink.asked)
+    assert not of(said, CheckpointCopied)
+    sink.open_again.set()
+    until("the newest copy", lambda: len(of(said, CheckpointCopied)) == 2)
+    assert [report.step for report in of(said, CheckpointCopied)] == [1, 7]  # type: ignore[attr-defined]
+    assert not of(said, CopyFailed)
+
+
+def test_a_place_that_cannot_be_opened_is_reported(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A mistake in the address is a sentence; the disk has the version all the same."""
+    monkeypatch.setattr(offsite, "PAUSE_S", 0.0)
+    said: list[Report] = []
+    vault = vault_of(tmp_path, said, Storage(url="file:///proc/nowhere", every_s=0.0))
+    assert vault.write(saved(3))
+    until("the failure", lambda: of(said, CopyFailed))
+    assert not of(said, CheckpointFailed)
+
+
+def test_the_newest_of_disk_and_storage_is_gone_on_from(tmp_path: Path) -> None:
+    """Nobody gives up a step for a nearer copy; of equal ones the disk's is read."""
+    here, there = disk(tmp_path / "here"), disk(tmp_path / "there")
+    shelves = [Shelf(Rung.DISK, here), Shelf(Rung.OBJECT, there)]
+    save(there, 1, saved(3))
+    found = newest(shelves, 5)
+    assert same(found.saved, saved(3))
+    assert "from object storage; 2 committed steps are lost" in found.because
+    save(here, 1, saved(3))
+    assert "from local disk" in newest(shelves, 5).because
+    save(here, 1, saved(3, redo=2))
+    found = newest(shelves, 5)
+    assert same(found.saved, saved(3, redo=2))
+    assert "up to 2 steps applied again" in found.because
+
+
+def test_a_damaged_version_on_the_disk_gives_way_to_the_copy(tmp_path: Path) -> None:
+    """Flipped bytes are found while they are read, and the decision is made again."""
+    here, there = disk(tmp_path / "here"), disk(tmp_path / "there")
+    save(here, 1, saved(5))
+    save(there, 1, saved(4))
+    (victim,) = (tmp_path / "here" / PARTS).glob("*/0-*")
+    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    found = newest([Shelf(Rung.DISK, here), Shelf(Rung.OBJECT, there)], 5)
+    assert same(found.saved, saved(4))
+    assert here.marks() == []
+
+
+def test_storage_is_asked_only_if_the_disk_does_not_have_it_all(tmp_path: Path) -> None:
+    """A store that is away is no obstacle to a job whose disk is whole; without it, it is one."""
+    storage = Storage(url="file:///proc/nowhere", every_s=0.0)
+    vault = vault_of(tmp_path, [], storage)
+    save(disk(tmp_path / "job"), 1, saved(5))
+    assert same(vault.recall(5, elsewhere=True).saved, saved(5))
+    assert same(vault.recall(9, elsewhere=False).saved, saved(5))
+    assert vault_of(tmp_path / "empty", [], storage).recall(0, elsewhere=True).saved is None
+
+
+def test_a_job_goes_on_from_what_another_one_stored(tmp_path: Path) -> None:
+    """A new job names the folder of an old one, and reads its newest version without changing it."""
+    old = Archive(disk(tmp_path / "old").sink, "old")
+    save(old, 1, saved(8))
+    vault = vault_of(tmp_path / "here", [], from_url=(tmp_path / "old").as_uri())
+    assert same(vault.recall(0, elsewhere=True).saved, saved(8))
+    assert old.marks() == [Mark(8, 1)]
+    other = vault_of(tmp_path / "here", [], from_url="s4://nowhere/old")
+    with pytest.raises(CheckpointError, match="s4://nowhere/old"):
+        other.recall(0, elsewhere=True)
