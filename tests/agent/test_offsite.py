@@ -4,8 +4,8 @@ import threading
 from pathlib import Path
 
 import pytest
+from backups import disk, same, saved, vault_of
 from crews import until
-from states import disk, same, saved, vault_of
 
 from agent import offsite
 from agent.errors import CheckpointError

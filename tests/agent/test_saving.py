@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 import torch
+from backups import disk, held, same, saved, vault_of
 from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
-from states import disk, held, same, saved, vault_of
 
 from agent.backup import Assembly, Backup, Saved, StateAssembly
 from agent.errors import WireError
