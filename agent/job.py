@@ -535,8 +535,8 @@ class Job:
         ready = next((m.ready for m in self.members.values() if m.ready is not None), None)
         steps_total = ready.steps_total if ready is not None else 0
         self._reports.progress(layout.generation, self.version, steps_total)
-        present = [self.members[w] for w in layout.workers if w in self.members]
-        self._reports.paces(layout.generation, present)
+        inside = [self.members[w] for w in layout.workers if w in self.members]
+        self._reports.paces(layout.generation, inside)
         if self._pending is not None and not self.closed:
             self._apply()
 

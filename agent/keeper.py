@@ -309,5 +309,5 @@ def _hang_up(connection: Connection) -> None:
         connection.patience(2.0)
         while True:
             connection.receive()
-    except (WireError, OSError):  # it may have been closed before we began
+    except WireError:
         return
