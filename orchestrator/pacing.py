@@ -18,9 +18,6 @@ from orchestrator.wording import plural
 
 THRESHOLD = 1.3
 STEP = 1.25  # what layouts reckon with is a power of it
-CONFIRM_S = 5.0
-EASED_S = 30.0  # after its share was cut, leaving it out is thought about
-PROBE_S = 60.0
 PROBE_DOUBLINGS_MAX = 6
 REFIT_S = 60.0
 
@@ -85,15 +82,19 @@ def _judge(state: State, out: list[AnyAction], job: Job, worker: Worker, slow: f
     if abs(log(slow / worker.slow)) <= log(THRESHOLD):
         worker.doubted_at_s = None
         since_s = worker.probed_at_s
-        if since_s is not None and worker.slow <= 1 and state.now_s >= since_s + CONFIRM_S:
+        if (
+            since_s is not None
+            and worker.slow <= 1
+            and state.now_s >= since_s + state.settings.doubt_s
+        ):
             worker.probed_at_s, worker.eased = None, 0
             note(out, job.id, f"{worker.id} is as fast as its peers again")
         return False
     if worker.doubted_at_s is None:
         worker.doubted_at_s = state.now_s
-        set_alarm(state, state.now_s + CONFIRM_S, "pace", job.id)
+        set_alarm(state, state.now_s + state.settings.doubt_s, "pace", job.id)
         return False
-    if state.now_s < worker.doubted_at_s + CONFIRM_S:
+    if state.now_s < worker.doubted_at_s + state.settings.doubt_s:
         return False
     worker.slow, worker.doubted_at_s = _coarse(slow), None
     if worker.slow > 1:
@@ -121,12 +122,12 @@ def laid_out(state: State, out: list[AnyAction], job: Job, left_out: tuple[str, 
         worker.benched_at_s = None
         if worker.slow > 1 and not worker.eased:
             worker.eased = job.layout.generation
-            set_alarm(state, state.now_s + EASED_S, "pace", job.id)
+            set_alarm(state, state.now_s + state.settings.ease_s, "pace", job.id)
     for worker_id in left_out:
         worker = state.workers[worker_id]
         if worker.benched_at_s is None:
             worker.benched_at_s = state.now_s
-            wait_s = PROBE_S * 2 ** min(worker.probes, PROBE_DOUBLINGS_MAX)
+            wait_s = state.settings.probe_s * 2 ** min(worker.probes, PROBE_DOUBLINGS_MAX)
             set_alarm(state, state.now_s + wait_s, "probe", worker.id)
             why = (
                 f"left out, it takes {worker.slow:.1f} times as long for a microbatch as its peers"
@@ -143,7 +144,7 @@ def on_probe_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
     worker.slow, worker.microbatch_s, worker.doubted_at_s = 1.0, 0.0, None
     worker.benched_at_s, worker.probed_at_s = None, state.now_s
     worker.probes += 1
-    set_alarm(state, state.now_s + 2 * CONFIRM_S, "pace", job.id)
+    set_alarm(state, state.now_s + 2 * state.settings.doubt_s, "pace", job.id)
     note(out, job.id, f"{worker.id} is tried again: it may have recovered")
     crews.regroup(state, out, job)
 

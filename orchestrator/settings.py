@@ -40,6 +40,9 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 30.0
     morph_s: float = 1.0
     recovery_s: float = 2.0
+    doubt_s: float = 5.0  # a worker is slow, or well again, when it has been for so long
+    ease_s: float = 30.0  # after its share was cut, leaving it out is thought about
+    probe_s: float = 60.0  # who was left out is tried again, then ever more seldom
 
     def __post_init__(self) -> None:
         for name in self.__struct_fields__:

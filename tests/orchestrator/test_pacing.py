@@ -5,10 +5,12 @@ from typing import Any
 import pytest
 
 from agent.layout import Layout
-from orchestrator import pacing
 from orchestrator.actions import Note, Regroup
 from orchestrator.forecast import speed_of
 from orchestrator.morph.drift import WINDOW
+from orchestrator.settings import Settings
+
+DOUBT_S, EASE_S, PROBE_S = Settings().doubt_s, Settings().ease_s, Settings().probe_s
 
 
 def shares(layout: Layout) -> dict[str, int]:
@@ -34,7 +36,7 @@ def test_a_slow_worker_gets_fewer_microbatches_once_it_has_lasted(hand: Any) -> 
     h = trained(hand, slots_max=4)
     slow = h.job.layout.workers[1]
     assert not h.only(h.paced(**{slow: 3.0}), Regroup)
-    out = slow_for(h, pacing.CONFIRM_S, **{slow: 3.0})
+    out = slow_for(h, DOUBT_S, **{slow: 3.0})
     (regroup,) = h.only(out, Regroup)
     assert regroup.when == "boundary"
     assert shares(regroup.layout)[slow] == 1
@@ -74,13 +76,13 @@ def test_it_is_left_out_later_tried_again_and_taken_back(hand: Any) -> None:
     slow = h.job.layout.workers[2]
     slow_for(h, 6.0, **{slow: 6.0})
     assert shares(h.job.layout)[slow] == 1
-    out = h.train(pacing.EASED_S, step_s=1.2)
+    out = h.train(EASE_S, step_s=1.2)
     assert slow not in h.job.layout.workers
     assert f"{slow} is left out, it takes 6.0 times as long" in h.words(out)
-    out = h.train(pacing.PROBE_S, step_s=0.7)
+    out = h.train(PROBE_S, step_s=0.7)
     assert slow in h.job.layout.workers
     assert f"{slow} is tried again" in h.words(out)
-    out = slow_for(h, 2 * pacing.CONFIRM_S)
+    out = slow_for(h, 2 * DOUBT_S)
     assert f"{slow} is as fast as its peers again" in h.words(out)
     h.train(600.0)
     assert slow in h.job.layout.workers
@@ -92,12 +94,12 @@ def test_a_probe_that_fails_is_repeated_ever_more_seldom(hand: Any) -> None:
     h = trained(hand, slots_max=4)
     slow = h.job.layout.workers[2]
     slow_for(h, 6.0, **{slow: 6.0})
-    h.train(pacing.EASED_S, step_s=1.2)
-    h.train(pacing.PROBE_S, step_s=0.7)
+    h.train(EASE_S, step_s=1.2)
+    h.train(PROBE_S, step_s=0.7)
     h.committed(h.job.step + 1, step_s=2.0)
     out = slow_for(h, 6.0, **{slow: 6.0})
     assert slow not in h.job.layout.workers
-    assert f"it is tried again in {2 * pacing.PROBE_S:.0f} s" in h.words(out)
+    assert f"it is tried again in {2 * PROBE_S:.0f} s" in h.words(out)
 
 
 def test_a_profile_changes_the_layout_if_that_pays_and_says_why(hand: Any, profile: Any) -> None:
