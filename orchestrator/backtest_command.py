@@ -20,6 +20,7 @@ from bidding.market import Listing, Market, build, fitting
 from bidding.risk import Calibration, CapacityRisk, calibrate
 from bidding.strategies import STRATEGIES, Strategy
 from orchestrator import backtest_report
+from orchestrator.wording import plural
 
 SYNTHETIC = "synthetic"
 TICK_S = 300.0
@@ -233,7 +234,7 @@ def _table(s: backtest_report.Section) -> Table:
         cost = engine.interval(r["cost_usd"], lambda v: float(v.mean()))
         held = float((r["spot_h"] + r["on_demand_h"]).mean())
         made.add_row(
-            r.strategy, f"{cost.value:.2f}", f"±{(cost.high - cost.low) / 2:.2f}",
+            r.strategy, f"{cost.value:.4g}", f"±{(cost.high - cost.low) / 2:.2g}",
             f"{r['runtime_h'].mean():.1f}", f"{100 * r['lost_h'].mean() / held:.1f}%",
             f"{r['evictions'].mean():.1f}", f"{100 * r['free_h'].mean() / held:.0f}%",
             f"{np.median(r.ratio):.2f}", f"{np.percentile(r.ratio, 95):.2f}",
@@ -244,7 +245,7 @@ def _table(s: backtest_report.Section) -> Table:
 
 def _summary(starts: int, choices: Choices, work: engine.Work, wall_s: float) -> str:
     return (
-        f"{starts} starts of a job of {work.hours:g} h on {work.slots} slots, billing "
+        f"{starts} starts of a job of {work.hours:g} h on {plural(work.slots, 'slot')}, billing "
         f"{choices.billing}, ticks of {TICK_S / 60:g} min; a machine starts in "
         f"{work.start_s:g} s, a change stalls {work.morph_s:g} s, an eviction {work.recovery_s:g} s; "
         f"took {wall_s:.0f} s"
