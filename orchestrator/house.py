@@ -33,11 +33,13 @@ from orchestrator.events import ShutdownAsked
 from orchestrator.places import Places, dangling_links
 from orchestrator.redis_server import RedisServer, RedisUnavailable, connect
 
-STARTUP_S_MAX = 60.0
+STARTUP_S_MAX = 120.0
 WATCH_S = 0.2
 RESTARTS_MAX = 20
 RESTART_WINDOW_S = 60.0
 OBJECT_STORE_BYTES = 100_000_000
+RAY_STARTS_MAX = 3
+RAY_END_S_MAX = 5.0
 SESSIONS_KEPT = 3  # of Ray's own logs
 
 
@@ -89,8 +91,7 @@ class House:
         if self.config.ray.dashboard:
             self._ray_dashboard = f"{host}:{self._free_port('ray.dashboard', host, 0)}"
         self._start_cloud()
-        self._start_ray()
-        self._enlist()
+        self._start_manager()
         if self.config.dashboard.enabled:
             self._start_dashboard()
         self._announce()
@@ -240,6 +241,29 @@ class House:
             return False
 
         self._wait("the Ray head", "ray", answers)
+
+    def _start_manager(self) -> None:
+        """The Ray head with the manager on it. Ray gives its own start half a minute and then gives up,
+        which a machine that is busy with something else may need more than once.
+        """
+        for left in reversed(range(RAY_STARTS_MAX)):
+            self._start_ray()
+            try:
+                self._enlist()
+                break
+            except HouseError as error:
+                if isinstance(error, ToldToEnd) or not self._ray_ends():
+                    raise
+                if not left:
+                    where = self.places.log("ray")
+                    raise HouseError(f"the Ray head did not start; see {where}") from error
+
+    def _ray_ends(self) -> bool:
+        """Whether the head is just ending: who wanted to join it fails a moment before that."""
+        deadline = time.monotonic() + RAY_END_S_MAX
+        while self._children["ray"].poll() is None and time.monotonic() < deadline:
+            self._pause()
+        return self._children["ray"].poll() is not None
 
     def _enlist(self) -> None:
         """A short-lived driver creates the detached actors; they outlive it."""

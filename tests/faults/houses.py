@@ -17,7 +17,7 @@ from orchestrator.places import Places
 from orchestrator.redis_server import connect
 from orchestrator.view import JobView
 
-UP_S_MAX = 90.0
+UP_S_MAX = 180.0
 
 
 def until(what: str, look: Callable[[], object], patience_s: float = 60.0) -> object:
