@@ -18,6 +18,7 @@ import redis
 
 from agent.commits import CommitLog, RedisCommitLog
 from agent.errors import WireError
+from agent.forgetting import note_closed, note_open
 from agent.job import Job
 from agent.layout import Layout
 from agent.member import Member
@@ -127,6 +128,7 @@ class Keeper:
     def open_job(self, order: JobOrder, script: bytes) -> None:
         if order.job in self._open:
             return
+        note_open(self._client, order.job)
         self._client.set(_script_key(order.job), script)
         record = OpenJob(order=order)
         self._save(record)
@@ -166,6 +168,7 @@ class Keeper:
         self._client.delete(_script_key(name))
         with self._lock:
             del self._jobs[name], self._open[name]
+        note_closed(self._client, self._place.checkpoints, name, time.time())
 
     def _save(self, record: OpenJob) -> None:
         with self._lock:

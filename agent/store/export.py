@@ -4,10 +4,14 @@ weights      one object's tensors under the names of its state_dict: `.safetenso
              `torch.load(path, weights_only=True)`
 to_torch     a folder for `torch.distributed.checkpoint`: every module under its name, and every
              optimizer as `{"state": {parameter: {...}}, "param_groups": [...]}`, by parameter name
+
+    python -m agent.store.export .orchestrator/checkpoints/JOB model.pt     (or a URL, or a folder to write)
 """
 
+import argparse
 import json
 import os
+import sys
 import uuid
 import warnings
 from pathlib import Path
@@ -19,8 +23,10 @@ from torch.distributed.checkpoint.state_dict_saver import save as torch_save_che
 from agent.errors import CheckpointError
 from agent.shards import DTYPES_BY_NAME
 from agent.store import values
+from agent.store.archive import Archive
 from agent.store.format import Manifest
 from agent.store.layers import REST, memory_of
+from agent.store.objects import open_sink
 from agent.store.reading import Index, Want, read
 from agent.store.sinks import Sink
 
@@ -116,3 +122,38 @@ def _tensors(sink: Sink, manifest: Manifest, prefix: str) -> dict[str, torch.Ten
             if name in found:
                 found[alias] = found[name]
     return found
+
+
+def _newest(archive: Archive) -> Manifest:
+    manifest = archive.newest()
+    if manifest is None:
+        raise CheckpointError(f"{archive.sink.name}: no version of a job lies there")
+    return manifest
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m agent.store.export", description="Write a job's newest version for others."
+    )
+    parser.add_argument(
+        "job", help="the folder or URL of a job's versions; its last word is the job"
+    )
+    parser.add_argument("out", type=Path, help="a file .pt or .safetensors, or a folder for torch")
+    options = parser.parse_args()
+    place = str(options.job).rstrip("/")
+    try:
+        archive = Archive(open_sink(place), place.rpartition("/")[2])
+        manifest = _newest(archive)
+        if options.out.suffix in (".pt", ".safetensors"):
+            save_weights(options.out, archive.sink, manifest)
+        else:
+            to_torch(options.out, archive.sink, manifest)
+    except CheckpointError as error:
+        sys.stderr.write(f"{error}\n")
+        return 1
+    sys.stdout.write(f"version {manifest.version - manifest.redo} is in {options.out}\n")
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -8,8 +8,8 @@ from test_layers import store
 from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from agent.errors import CheckpointError
-from agent.store.export import save_weights, to_torch, weights
-from agent.store.sinks import MemorySink
+from agent.store.export import main, save_weights, to_torch, weights
+from agent.store.sinks import DiskSink, MemorySink
 
 
 @pytest.fixture
@@ -55,3 +55,18 @@ def test_torch_reads_the_whole_state(saved, tmp_path):
     groups = found["opt"]["param_groups"]
     assert sorted(group["lr"] for group in groups) == [0.001, 0.02]
     assert same(objects["plan"].state_dict()["best"], found["plan"]["best"])
+
+
+def test_the_command_writes_the_newest_version(tmp_path, capsys, monkeypatch):
+    """A person names a job's folder and a file; a mistake is one line."""
+    objects, step = make("tied")
+    step(0)
+    sink = DiskSink(tmp_path / "job")
+    manifest = store(sink, objects)
+    out = tmp_path / "model.pt"
+    monkeypatch.setattr("sys.argv", ["export", str(tmp_path / "job"), str(out)])
+    assert main() == 0
+    assert torch.load(out, weights_only=True).keys() == weights(sink, manifest).keys()
+    monkeypatch.setattr("sys.argv", ["export", str(tmp_path / "nobody"), str(out)])
+    assert main() == 1
+    assert "no version of a job lies there" in capsys.readouterr().err
