@@ -10,6 +10,7 @@ is shared with others.
 
 import hashlib
 import inspect
+import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -24,11 +25,11 @@ from torch import fx
 from agent.errors import Misuse
 from agent.pipeline.channel import Parcel
 from agent.pipeline.cut import build, worth_cutting
-from agent.pipeline.examine import CutPoint, Facts, examine
+from agent.pipeline.examine import CutPoint, Facts, cut_points, examine
 from agent.pipeline.pieces import Piece
 from agent.pipeline.record import LossOf, record
 from agent.pipeline.stage import Stage
-from agent.profile import Link, Network, Profile, Section, parse, render
+from agent.profile import Link, Network, NetworkFrom, Profile, Section, parse, render
 from agent.sums import Sum, SumSpace
 
 Clock = Callable[[], float]
@@ -36,7 +37,7 @@ Batch = Sequence[torch.Tensor]
 ROUNDS = 5
 LEAST = 0.3  # of the mean section: what takes less is joined to its neighbour
 HELD = 4  # microbatches held at once to see what fresh memory costs
-SECONDS_MAX = 50.0  # of all rounds together; the first is always finished
+APPLIED_BYTES_MAX = 256 << 20  # of parameters that the optimizer is tried on
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -46,8 +47,17 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     instance_type: str
     memory_bytes: float
     network: Network
+    network_from: NetworkFrom = "assumed"
     rounds: int = ROUNDS
     sections_max: int = 64
+    cuts: tuple[int, ...] = ()  # those of an earlier profile, to be measured again; else found anew
+    until_s: float = math.inf  # on the monotonic clock: no round is begun behind it
+    check: Callable[[], None] = lambda: None  # between rounds; raises what ends the measurement
+
+    @property
+    def late(self) -> bool:
+        self.check()
+        return time.monotonic() > self.until_s
 
 
 class Times(NamedTuple):
@@ -70,19 +80,56 @@ def calibrate(
     optimizer: torch.optim.Optimizer | None = None,
     clock: Clock = time.perf_counter,
 ) -> Profile:
-    """Measure with one example batch of every size. The model's weights are left as they were."""
-    sizes = sorted(batches)
-    if not sizes:
+    """Record a model and measure it with one example batch of every size."""
+    if not batches:
         raise Misuse("calibrate: no batches to measure with")
-    example = batches[sizes[0]]
+    example = batches[min(batches)]
     graph = record(model, loss_of, example)
-    facts = examine(graph, example)
-    points = _apart(graph, facts, example, settings, clock)
+    return measure(
+        graph, examine(graph, example), batches, settings, optimizer=optimizer, clock=clock
+    )
+
+
+def measure(
+    graph: fx.GraphModule,
+    facts: Facts,
+    batches: Mapping[int, Batch],
+    settings: Settings,
+    *,
+    optimizer: torch.optim.Optimizer | None = None,
+    clock: Clock = time.perf_counter,
+) -> Profile:
+    """A recorded model, section by section. Weights, buffers and random streams are left as they were."""
+    buffers = [(buffer, buffer.detach().clone()) for buffer in graph.buffers()]
+    stream = torch.get_rng_state()
+    try:
+        return _measured(graph, facts, batches, (settings, optimizer, clock))
+    finally:
+        torch.set_rng_state(stream)
+        graph.zero_grad(set_to_none=True)
+        with torch.no_grad():
+            for buffer, before in buffers:
+                if not torch.equal(buffer, before):
+                    buffer.copy_(before)
+
+
+def _measured(
+    graph: fx.GraphModule,
+    facts: Facts,
+    batches: Mapping[int, Batch],
+    how: tuple[Settings, torch.optim.Optimizer | None, Clock],
+) -> Profile:
+    settings, optimizer, clock = how
+    sizes = sorted(batches)
+    example = batches[sizes[0]]
+    points = [point for point in cut_points(facts) if point.after in settings.cuts]
+    if not points:
+        points = _apart(graph, facts, example, settings, clock)
     pieces = build(graph, facts, [point.after for point in points])
-    rounds = _all_rounds(pieces, [batches[size] for size in sizes], settings.rounds, clock)
-    fresh = [_fresh_s(pieces, batches[size], settings.rounds, clock) for size in sizes]
+    rounds = _all_rounds(pieces, [batches[size] for size in sizes], settings, clock)
+    fresh = [_fresh_s(pieces, batches[size], settings, clock) for size in sizes]
     stash = _stash_bytes(pieces, example)
-    apply_s_per_byte, state = _measure_apply(model, optimizer, settings.rounds, clock)
+    apply_s_per_byte, state = _measure_apply(graph, optimizer, settings.rounds, clock)
     sections = []
     for k, piece in enumerate(pieces):
         weights = sum(p.numel() * p.element_size() for p in piece.module.parameters())
@@ -117,6 +164,7 @@ def calibrate(
         instance_type=settings.instance_type,
         microbatch_sizes=tuple(sizes),
         network=settings.network,
+        network_from=settings.network_from,
         memory_bytes=settings.memory_bytes,
         apply_s_per_byte=apply_s_per_byte,
         sections=tuple(sections),
@@ -174,20 +222,18 @@ def _apart(
 
 
 def _all_rounds(
-    pieces: Sequence[Piece], examples: Sequence[Batch], rounds: int, clock: Clock
+    pieces: Sequence[Piece], examples: Sequence[Batch], settings: Settings, clock: Clock
 ) -> list[list[Times]]:
     """Sizes take turns, so that a slow moment does not fall on one of them alone; the first is dropped."""
     found: list[list[Times]] = [[] for _ in examples]
-    kept = torch.get_rng_state()
-    start_s = time.monotonic()
-    for turn in range(rounds + 1):
-        if turn > 1 and time.monotonic() - start_s > SECONDS_MAX:
+    for turn in range(settings.rounds + 1):
+        if turn > 0 and settings.late:
             break
         for times, example in zip(found, examples, strict=True):
             once = _round(pieces, example, clock)
-            if turn > 0 or rounds == 0:
-                times.append(once)
-    torch.set_rng_state(kept)
+            if turn == 1:
+                times.clear()  # the one before it was the first of all
+            times.append(once)
     return found
 
 
@@ -245,27 +291,42 @@ def _taking_s(space: SumSpace, loss: float, clock: Clock) -> float:
     return seconds[1] / 2 + seconds[2]
 
 
-def _fresh_s(pieces: Sequence[Piece], example: Batch, rounds: int, clock: Clock) -> list[float]:
+def _fresh_s(
+    pieces: Sequence[Piece], example: Batch, settings: Settings, clock: Clock
+) -> list[float]:
     """By how much a forward of every section is slower while others are held, in turns with letting go."""
     found = []
     arrived: Parcel | None = None
     for piece in pieces:
         stage, parcel = Stage(piece, microbatches=1), arrived
-        seconds: dict[bool, list[float]] = {True: [], False: []}
-        for turn in range(rounds + 1):
+        seconds: dict[bool, list[float]] = {True: [0.0], False: [0.0]}
+        arrived = stage.forward(0, parcel, example)
+        for turn in range(settings.rounds + 1):
+            if settings.late:
+                break
+            if turn == 1:
+                seconds = {True: [], False: []}
             for held in (True, False):
-                for microbatch in range(HELD):
-                    start_s = clock()
-                    arrived = stage.forward(microbatch, parcel, example)
-                    # The first is on memory that an earlier turn has used.
-                    if microbatch and (turn or not rounds):
-                        seconds[held].append(_since(start_s, clock))
-                    if not held:
-                        stage.clear()
-                stage.clear()
+                seconds[held] += _forwards_s(stage, parcel, example, clock, held=held)
         slower_s = statistics.median(seconds[True]) - statistics.median(seconds[False])
         found.append(max(slower_s, 0.0))
     return found
+
+
+def _forwards_s(
+    stage: Stage, parcel: Parcel | None, example: Batch, clock: Clock, *, held: bool
+) -> list[float]:
+    """Some in a row; the first is left out, which is on memory that was used before."""
+    stage.clear()
+    found = []
+    for microbatch in range(HELD):
+        start_s = clock()
+        stage.forward(microbatch, parcel, example)
+        found.append(_since(start_s, clock))
+        if not held:
+            stage.clear()
+    stage.clear()
+    return found[1:]
 
 
 def _since(start_s: float, clock: Clock) -> float:
@@ -305,7 +366,11 @@ def _measure_apply(
 
     Measured on copies, since a step would change the weights.
     """
-    params = [p for p in model.parameters() if p.requires_grad]
+    params, taken = [], 0
+    for param in model.parameters():
+        if param.requires_grad and taken < APPLIED_BYTES_MAX:
+            params.append(param)
+            taken += param.numel() * param.element_size()
     if optimizer is None or not params:
         return 0.0, 0.0
     copies = [torch.nn.Parameter(p.detach().clone()) for p in params]

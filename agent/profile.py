@@ -8,10 +8,12 @@ The file is JSON with one section a line, so that a person can read it and a dif
 """
 
 import math
+from typing import Literal
 
 import msgspec
 
 VERSION = 1
+NetworkFrom = Literal["measured", "assumed"]
 TIMES = (
     "forward_s",
     "backward_s",
@@ -86,6 +88,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     instance_type: str = ""
     microbatch_sizes: tuple[int, ...]
     network: Network
+    network_from: NetworkFrom = "assumed"
     memory_bytes: float  # of one accelerator, usable
     reserved_bytes: float = 0.0  # of it, what the libraries and the largest work space take
     apply_s_per_byte: float = 0.0  # of parameters
