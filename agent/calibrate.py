@@ -10,7 +10,6 @@ is shared with others.
 
 import hashlib
 import inspect
-import math
 import statistics
 import time
 from collections.abc import Callable, Mapping, Sequence
@@ -37,6 +36,8 @@ Batch = Sequence[torch.Tensor]
 ROUNDS = 5
 LEAST = 0.3  # of the mean section: what takes less is joined to its neighbour
 HELD = 4  # microbatches held at once to see what fresh memory costs
+SECONDS_MAX, SECONDS_LEAST = 50.0, 2.0  # of all rounds; what is begun is finished
+SHARE_OF_RUN = 0.05
 APPLIED_BYTES_MAX = 256 << 20  # of parameters that the optimizer is tried on
 
 
@@ -51,13 +52,25 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     rounds: int = ROUNDS
     sections_max: int = 64
     cuts: tuple[int, ...] = ()  # those of an earlier profile, to be measured again; else found anew
-    until_s: float = math.inf  # on the monotonic clock: no round is begun behind it
+    microbatches_left: int = 0  # of the run that waits for this; 0 if none does
     check: Callable[[], None] = lambda: None  # between rounds; raises what ends the measurement
 
+
+class Patience:
+    """When it is time to come to an end: a share of the run that waits, within bounds."""
+
+    def __init__(self, settings: Settings) -> None:
+        self._settings, self._start_s, self._limit_s = settings, time.monotonic(), SECONDS_MAX
+
+    def learn(self, microbatch_s: float) -> None:
+        if self._settings.microbatches_left:
+            share_s = SHARE_OF_RUN * self._settings.microbatches_left * microbatch_s
+            self._limit_s = min(max(SECONDS_LEAST, share_s), SECONDS_MAX)
+
     @property
-    def late(self) -> bool:
-        self.check()
-        return time.monotonic() > self.until_s
+    def over(self) -> bool:
+        self._settings.check()
+        return time.monotonic() - self._start_s > self._limit_s
 
 
 class Times(NamedTuple):
@@ -120,14 +133,16 @@ def _measured(
     how: tuple[Settings, torch.optim.Optimizer | None, Clock],
 ) -> Profile:
     settings, optimizer, clock = how
-    sizes = sorted(batches)
+    sizes, patience = sorted(batches), Patience(settings)
     example = batches[sizes[0]]
     points = [point for point in cut_points(facts) if point.after in settings.cuts]
     if not points:
-        points = _apart(graph, facts, example, settings, clock)
+        points = _apart(graph, facts, example, (settings, patience, clock))
     pieces = build(graph, facts, [point.after for point in points])
-    rounds = _all_rounds(pieces, [batches[size] for size in sizes], settings, clock)
-    fresh = [_fresh_s(pieces, batches[size], settings, clock) for size in sizes]
+    rounds = _all_rounds(
+        pieces, [batches[size] for size in sizes], (settings.rounds, patience, clock)
+    )
+    fresh = [_fresh_s(pieces, batches[size], (settings.rounds, patience, clock)) for size in sizes]
     stash = _stash_bytes(pieces, example)
     apply_s_per_byte, state = _measure_apply(graph, optimizer, settings.rounds, clock)
     sections = []
@@ -201,14 +216,18 @@ def key_of(graph: fx.GraphModule, batches: Mapping[int, Batch], instance_type: s
 
 
 def _apart(
-    graph: fx.GraphModule, facts: Facts, example: Batch, settings: Settings, clock: Clock
+    graph: fx.GraphModule, facts: Facts, example: Batch, how: tuple[Settings, Patience, Clock]
 ) -> list[CutPoint]:
     """Cut-points with something between them: every stage costs a little whatever it does."""
+    settings, patience, clock = how
     points = worth_cutting(facts, settings.sections_max)
     pieces = build(graph, facts, [point.after for point in points])
-    _round(pieces, example, clock)
-    times = _round(pieces, example, clock)
-    spent = [f + b for f, b in zip(times.forward, times.backward, strict=True)]
+    for _ in range(2):  # the first of all takes longer
+        times = _round(pieces, example, clock)
+        spent = [f + b for f, b in zip(times.forward, times.backward, strict=True)]
+        patience.learn(sum(spent))
+        if patience.over:
+            break
     least, since, kept = LEAST * sum(spent) / len(spent), 0.0, []
     for k, point in enumerate(points):
         since += spent[k]
@@ -222,12 +241,13 @@ def _apart(
 
 
 def _all_rounds(
-    pieces: Sequence[Piece], examples: Sequence[Batch], settings: Settings, clock: Clock
+    pieces: Sequence[Piece], examples: Sequence[Batch], how: tuple[int, Patience, Clock]
 ) -> list[list[Times]]:
     """Sizes take turns, so that a slow moment does not fall on one of them alone; the first is dropped."""
+    rounds, patience, clock = how
     found: list[list[Times]] = [[] for _ in examples]
-    for turn in range(settings.rounds + 1):
-        if turn > 0 and settings.late:
+    for turn in range(rounds + 1):
+        if turn > 0 and patience.over:
             break
         for times, example in zip(found, examples, strict=True):
             once = _round(pieces, example, clock)
@@ -292,17 +312,18 @@ def _taking_s(space: SumSpace, loss: float, clock: Clock) -> float:
 
 
 def _fresh_s(
-    pieces: Sequence[Piece], example: Batch, settings: Settings, clock: Clock
+    pieces: Sequence[Piece], example: Batch, how: tuple[int, Patience, Clock]
 ) -> list[float]:
     """By how much a forward of every section is slower while others are held, in turns with letting go."""
+    rounds, patience, clock = how
     found = []
     arrived: Parcel | None = None
     for piece in pieces:
         stage, parcel = Stage(piece, microbatches=1), arrived
         seconds: dict[bool, list[float]] = {True: [0.0], False: [0.0]}
         arrived = stage.forward(0, parcel, example)
-        for turn in range(settings.rounds + 1):
-            if settings.late:
+        for turn in range(rounds + 1):
+            if patience.over:
                 break
             if turn == 1:
                 seconds = {True: [], False: []}

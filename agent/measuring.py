@@ -1,0 +1,78 @@
+"""Calibration inside a running job: what a worker measures of its model, at a boundary between steps.
+
+One worker measures, once, as soon as its loop has been recorded, with a microbatch of the script's own. What
+was measured before (same code, shapes, kind of machine and libraries) is known to the keeper and is not
+measured again. Nothing of the run changes by it: see `agent.calibrate.measure`.
+"""
+
+import os
+import platform
+from collections.abc import Callable, Iterable
+from pathlib import Path
+
+import torch
+
+from agent import calibrate
+from agent.calibrate import Settings
+from agent.pipeline.body import Recording
+from agent.profile import Link, Network, Profile
+
+# Assumed as long as nobody has measured: a datacentre's 10 Gbit/s, and the memory of one machine.
+BETWEEN = Link(bandwidth_bytes_per_s=1.25e9, latency_s=1e-4)
+WITHIN = Link(bandwidth_bytes_per_s=5e9, latency_s=3e-5)
+NETWORK = Network(intra=WITHIN, inter=BETWEEN, reduce_intra=WITHIN, reduce_inter=BETWEEN)
+
+
+def machine_kind() -> str:
+    """What two machines of one kind have in common, as far as a worker can see."""
+    if torch.cuda.is_available():
+        return torch.cuda.get_device_name()
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    name = next(names, platform.machine())
+    return f"{os.cpu_count()} x {name}, {torch.get_num_threads()} at work"
+
+
+def memory_bytes() -> float:
+    """Of the device that a worker has, whatever else is on it."""
+    if torch.cuda.is_available():
+        return float(torch.cuda.mem_get_info()[1])
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def size_of(recording: Recording) -> int:
+    """Samples of a microbatch: the first tensor's first axis."""
+    first = recording.example[0]
+    return int(first.shape[0]) if first.dim() and first.shape[0] else 1
+
+
+def key_of(recording: Recording) -> str:
+    """Where a profile of this is found again."""
+    return calibrate.key_of(
+        recording.graph, {size_of(recording): recording.example}, machine_kind()
+    )
+
+
+def profile_of(
+    recording: Recording,
+    things: Iterable[object],
+    model: str,
+    microbatches_left: int,
+    check: Callable[[], None],
+) -> Profile:
+    """Measured here and now; `things` are what the session holds, the optimizer among them."""
+    optimizers = [thing for thing in things if isinstance(thing, torch.optim.Optimizer)]
+    return calibrate.measure(
+        recording.graph,
+        recording.facts,
+        {size_of(recording): recording.example},
+        Settings(
+            model=model,
+            instance_type=machine_kind(),
+            memory_bytes=memory_bytes(),
+            network=NETWORK,
+            microbatches_left=microbatches_left,
+            check=check,
+        ),
+        optimizer=optimizers[0] if optimizers else None,
+    )
