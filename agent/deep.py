@@ -29,6 +29,7 @@ from agent.pipeline.wires import MeshChannel
 from agent.pipeline.work import Worker
 from agent.shards import cut
 from agent.sums import Sum, SumSpace
+from agent.timeline import Notes
 
 
 class Part(msgspec.Struct, frozen=True):
@@ -46,6 +47,7 @@ class Chain:
     ) -> None:
         self.recording = recording
         self._layout, self._me, self._channel = layout, me, channel
+        self.cuts = tuple(cuts)
         self._pieces = build(recording.graph, recording.facts, cuts)
         replica = layout.replica_of(me)
         schedule = layout.schedule_of(replica)
@@ -62,6 +64,11 @@ class Chain:
         played = self._worker.executor
         whole_s = played.spans[-1].end_s - played.spans[0].start_s
         return (whole_s - played.waited_s) / self._worker.replica.count
+
+    def note(self, notes: Notes) -> None:
+        """What was done here in the last step. Microbatches are counted within the replica."""
+        for span in self._worker.executor.spans:
+            notes.add(span.action, span.start_s, span.end_s)
 
     def play(
         self,

@@ -9,16 +9,18 @@ wait that belongs to an older one. State moves at step boundaries, and never int
 unfinished step.
 """
 
+import sys
 import threading
 import time
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import TypeVar
 
 import msgspec
 import numpy as np
 import torch
 
-from agent import tree
+from agent import measuring, tree
 from agent.deep import Deep
 from agent.errors import WireError
 from agent.faults import passing
@@ -36,23 +38,29 @@ from agent.protocol import (
     Enter,
     Hello,
     Holding,
+    Measured,
     Noticed,
     Part,
     PeerBroken,
     Peers,
     Prepared,
+    ProfileAsked,
+    ProfileKnown,
     Ready,
     Redo,
     Slice,
     Snapshot,
     State,
+    Traced,
     Welcome,
 )
+from agent.schedule import Kind
 from agent.session import Abandoned, Facts, Interrupted, Partial, Session
 from agent.shards import cut
 from agent.store.layers import LiveLayer, share_of
 from agent.store.shares import Extent, Gathered, Share, batches, whole
 from agent.sums import Sum
+from agent.timeline import Notes
 from agent.wire import Connection
 
 CHUNK_BYTES = 1 << 20  # of a snapshot, so that what is urgent can pass in between
@@ -72,6 +80,7 @@ class Group:
         self.link = Link(order.keeper_address, order.secret, self._hello, self._deliver, ended)
         self._welcome: tuple[JobOrder, bytes] | None = None
         self._ready: Ready | None = None
+        self._steps_total = 0
         self._session: Session | None = None
         self._order: Enter | None = None  # the newest that was heard of
         self._entered: Enter | None = None  # the one this worker is in
@@ -86,6 +95,9 @@ class Group:
         self._notice_at_s: float | None = None
         self._began_s, self._computed = 0.0, 0  # of this share: since when, and microbatches so far
         self._deep = Deep(self._me)
+        self._trace_at: int | None = None  # the step whose timeline is asked for
+        self._unmeasured = False  # the script can be cut, and nobody has measured it yet
+        self._known: ProfileKnown | None = None
 
     # --- what the worker process uses ---------------------------------------------------------------
 
@@ -116,7 +128,7 @@ class Group:
         return None if self._notice_at_s is None else self._notice_at_s - time.time()
 
     def boundary(self, session: Session, facts: Facts) -> None:
-        self._session = session
+        self._session, self._steps_total = session, facts.steps_total
         if self._ready is None:
             self._ready = Ready(
                 microbatches=facts.microbatches,
@@ -140,6 +152,9 @@ class Group:
             self._change_in_step()
         if self._entered is not None and self._entered.record and self.leader:
             self._tell_recorded()
+        if self._unmeasured and self.leader:
+            self._measure()
+        self._note()
         self._began_s, self._computed = time.monotonic(), 0
         return self._range()
 
@@ -162,6 +177,52 @@ class Group:
             self._ready, uncuttable=why, stages_max=len(points) + 1
         )
         self.link.send(self._ready)
+        self._unmeasured = not why
+
+    def _measure(self) -> None:
+        """Unless it was measured before. The others wait for it in the step, so it has to be short."""
+        session = self._session
+        assert session is not None
+        recording = session.recording()
+        key = measuring.key_of(recording)
+        if not self._measured_before(key):
+            left = (self._steps_total - session.version) * session.microbatches
+            things = session.objects.values()
+            try:
+                profile = measuring.profile_of(recording, things, self._job, left, self._go_on)
+                self.link.send(Measured(profile=profile))
+            except Interrupted:
+                raise
+            except Exception as error:  # a job trains without a profile too
+                print(f"{self._me}: the model was not measured: {error!r}", file=sys.__stderr__)
+        self._unmeasured = False
+
+    def _measured_before(self, key: str) -> bool:
+        while True:
+            asked_at = self.link.connects
+            self.link.send(ProfileAsked(key=key))
+            found = self._wait(partial(self._answer, key, asked_at))
+            if isinstance(found, ProfileKnown):
+                return found.known
+
+    def _answer(self, key: str, asked_at: int) -> ProfileKnown | bool:
+        """The keeper's answer; or that it was restarted, and has to be asked again."""
+        if self._known is not None and self._known.key == key:
+            return self._known
+        return self.link.connects != asked_at
+
+    def _note(self) -> None:
+        session = self._session
+        assert session is not None
+        session.notes = Notes() if self._trace_at == session.version else None
+
+    def _tell_noted(self, step: int, cuts: tuple[int, ...] = ()) -> None:
+        assert self._session is not None
+        notes, generation = self._session.notes, self._layout.generation
+        if notes is not None:
+            notes.lap(Kind.REDUCE, 0)
+            moments = tuple(notes.moments)
+            self.link.send(Traced(generation=generation, step=step, cuts=cuts, moments=moments))
 
     @property
     def deep(self) -> bool:
@@ -184,6 +245,9 @@ class Group:
         )
         chain.play(step, batches, total, lambda m: session.seed_for(step, m), self._stop_or_save)
         self.link.microbatch_s = chain.busy_s
+        if session.notes is not None:
+            chain.note(session.notes)
+            self._tell_noted(step, chain.cuts)
         self._sliced_at = self.link.connects
         self._send_slice(step, total)
 
@@ -202,6 +266,9 @@ class Group:
 
     def gather(self, step: int, partial: Partial, total: Sum) -> None:
         """Reduce-scatter and all-gather, in the order of the canonical tree."""
+        assert self._session is not None
+        if self._session.notes is not None:
+            self._session.notes.skip()
         if self._computed:
             self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
         workers, generation = self._layout.workers, self._layout.generation
@@ -236,6 +303,7 @@ class Group:
             _, payload = self._take(peer, step, "sum")
             total.memory(*spans[peer])[:] = payload
         total.present[:] = _union(masks)
+        self._tell_noted(step)
 
     def commit(self, step: int, total: Sum) -> None:
         session = self._session
@@ -516,6 +584,10 @@ class Group:
                     self._committed = max(self._committed, message.version)
                     if message.snapshot:
                         self._snapshot_at = message.version
+                    if message.trace:
+                        self._trace_at = message.version
+                case ProfileKnown():
+                    self._known = message
                 case State():
                     self._state = (message, payload)
                 case Redo():

@@ -30,6 +30,7 @@ from agent.messages import (
     Report,
     When,
 )
+from agent.profile import Profile
 from agent.protocol import (
     AnyMessage,
     Beat,
@@ -41,20 +42,25 @@ from agent.protocol import (
     Hello,
     Holding,
     Lines,
+    Measured,
     Noticed,
     PeerBroken,
     Peers,
     Prepared,
+    ProfileAsked,
+    ProfileKnown,
     Ready,
     Redo,
     Slice,
     Snapshot,
     State,
+    Traced,
     Welcome,
 )
 from agent.reports import Reports
 from agent.store.shares import bodies
 from agent.suspicions import Suspicions
+from agent.timeline import Timeline
 from agent.vault import Place, Vault
 from agent.watch import Watch
 from agent.wire import Connection
@@ -76,6 +82,10 @@ class Out(Protocol):
     def lines(self, job: str, worker: str, lines: tuple[str, ...]) -> None: ...
 
     def flush(self, patience_s: float) -> bool: ...
+
+    def profile(self, key: str) -> Profile | None: ...
+
+    def timeline(self, timeline: Timeline) -> None: ...
 
 
 class Job:
@@ -104,6 +114,9 @@ class Job:
         self._started = False  # the layout was told to its workers
         self._sources: tuple[str, ...] = ()  # who was asked to hand its state to those who lack it
         self._recorded = False  # somebody has said whether the script can be cut
+        self._trace_wanted = False
+        self._traced: tuple[int, int] | None = None  # generation and step that are noted down
+        self._moments: dict[str, Traced] = {}
         self._pending: Layout | None = None
         self._awaited_until_s: float | None = None
         self._prepared: dict[str, Prepared] = {}
@@ -134,6 +147,11 @@ class Job:
     def write_checkpoint(self) -> None:
         with self._lock:
             self.vault.write_beside()
+
+    def trace(self) -> None:
+        """Have the next step noted down that is played to its end in one layout."""
+        with self._lock:
+            self._trace_wanted = True
 
     def close(self) -> bool:
         """Commit nothing more and put what there is on the disk. Says whether it is there."""
@@ -413,6 +431,9 @@ class Job:
         if isinstance(message, Beat):
             member.beat(message.microbatch_s)
             return
+        if isinstance(message, ProfileAsked):  # without the lock: Redis may be away
+            self._look_up(member, message.key)
+            return
         with self._lock:
             if self.members.get(member.worker) is not member:
                 return
@@ -440,6 +461,10 @@ class Job:
                     whole = self.vault.take(message, payload, member.worker, self.layout)
                     if whole is not None and message.final:
                         self._finish(whole)
+            case Measured():
+                self._reports.profiled(member.worker, message.profile)
+            case Traced():
+                self._on_traced(member.worker, message)
             case PeerBroken():
                 if self.layout is not None and message.generation == self.layout.generation:
                     due_s = time.monotonic() + PEER_GRACE_S
@@ -458,6 +483,31 @@ class Job:
         member.ready = ready
         self._recorded |= ready.uncuttable != UNRECORDED
         self._reports.ready(member, ready)
+
+    def _look_up(self, member: Member, key: str) -> None:
+        profile = self._out.profile(key)
+        if profile is not None:
+            self._reports.profiled(member.worker, profile)
+        member.post(ProfileKnown(key=key, known=profile is not None))
+
+    def _on_traced(self, worker: str, traced: Traced) -> None:
+        layout = self.layout
+        if layout is None or (traced.generation, traced.step) != self._traced:
+            return
+        self._moments[worker] = traced
+        if set(self._moments) != set(layout.workers):
+            return
+        self._trace_wanted, self._traced = False, None
+        self._out.timeline(
+            Timeline(
+                job=self.order.job,
+                step=traced.step,
+                at_s=time.time(),
+                layout=layout,
+                cuts=max((each.cuts for each in self._moments.values()), key=len),
+                workers={name: each.moments for name, each in self._moments.items()},
+            )
+        )
 
     def _on_failed(self, member: Member, kind: FailureKind, detail: str) -> None:
         self._remove(member.worker, "its script failed")
@@ -527,7 +577,12 @@ class Job:
         snapshot = self.vault.wants and self._pending is None
         if snapshot:
             self.vault.ask(layout, self.version)
-        told = Commit(generation=layout.generation, version=self.version, snapshot=snapshot)
+        trace = self._trace_wanted and self._pending is None
+        if trace:
+            self._traced, self._moments = (layout.generation, self.version), {}
+        told = Commit(
+            generation=layout.generation, version=self.version, snapshot=snapshot, trace=trace
+        )
         for worker in layout.workers:
             if (member := self.members.get(worker)) is not None:
                 member.version = self.version

@@ -36,6 +36,8 @@ BIND_PATIENCE_S = 15.0
 CONFIRM_S = 10.0
 KEPT_MAX = 4
 OPEN_JOBS = "orch:jobs:open"
+TRACES_ASKED = "orch:trace:asked"
+ASKED_S = 0.5
 PORTS = "orch:keeper:ports"
 
 
@@ -81,6 +83,7 @@ class Keeper:
         self._reload()
         threading.Thread(target=self._accept, name="keeper-accept", daemon=True).start()
         threading.Thread(target=self._tick, name="keeper-tick", daemon=True).start()
+        threading.Thread(target=self._hear_asked, name="keeper-asked", daemon=True).start()
 
     def _listen_again(self, host: str) -> socket.socket:
         """On the port of the keeper before us; the first one takes any."""
@@ -279,6 +282,21 @@ class Keeper:
                 jobs = list(self._jobs.values())
             for job in jobs:
                 job.tick(now_s, late_s)
+
+    def _hear_asked(self) -> None:
+        """Of which jobs a person wants to see a step."""
+        while not self._closed.wait(ASKED_S):
+            try:
+                asked = {name.decode() for name in self._client.smembers(TRACES_ASKED)}
+                with self._lock:
+                    jobs = [self._jobs[name] for name in asked & self._jobs.keys()]
+                if asked:
+                    self._client.srem(TRACES_ASKED, *asked)
+            except redis.RedisError as error:
+                log.info("Redis does not say what is asked: %s", error)
+                continue
+            for job in jobs:
+                job.trace()
 
 
 class PatientLog:

@@ -13,7 +13,9 @@ from typing import Any
 import msgspec
 import redis
 
-from agent.messages import CheckpointWritten, Progress, Report
+from agent.messages import CheckpointWritten, JobProfiled, Progress, Report
+from agent.profile import Profile
+from agent.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
@@ -25,6 +27,8 @@ REPORTS_WAITING_MAX = 100_000
 MANIFESTS_KEPT = 100
 PROGRESS_S = 0.25
 RETRY_S = 0.1
+PROFILE_KEPT_S = 30 * 24 * 3600
+TIMELINE_KEPT_S = 24 * 3600
 
 
 class Outbox:
@@ -35,6 +39,7 @@ class Outbox:
         self._progress: dict[str, Progress] = {}
         self._progress_due_s = 0.0
         self._lines: deque[tuple[str, str, str]] = deque()
+        self._timelines: dict[str, Timeline] = {}  # the newest of every job
         self._dropped = 0
         self._said = 0
         self._delivered = 0
@@ -61,6 +66,21 @@ class Outbox:
                     self._lines.append((job, worker, line[:LINE_CHARS_MAX]))
                     self._said += 1
             self._changed.notify_all()
+
+    def timeline(self, timeline: Timeline) -> None:
+        with self._changed:
+            self._said += timeline.job not in self._timelines
+            self._timelines[timeline.job] = timeline
+            self._changed.notify_all()
+
+    def profile(self, key: str) -> Profile | None:
+        """What was measured before under this key, if Redis has it and says so."""
+        try:
+            data = self._client.get(f"orch:profile:{key}")
+            return msgspec.json.decode(data, type=Profile) if data else None
+        except (redis.RedisError, msgspec.DecodeError, ValueError) as error:
+            log.warning("no profile %s: %s", key, error)
+            return None
 
     def flush(self, patience_s: float) -> bool:
         """Wait until everything said so far lies in Redis."""
@@ -99,20 +119,26 @@ class Outbox:
                     self._progress_due_s = time.monotonic() + PROGRESS_S
                     self._fold_progress()
                 reports, lines = list(self._reports), list(self._lines)
+                timelines = list(self._timelines.values())
                 self._reports.clear()
                 self._lines.clear()
+                self._timelines.clear()
                 dropped, self._dropped = self._dropped, 0
-            self._deliver(reports, lines, dropped)
+            self._deliver(reports, lines, timelines, dropped)
             with self._changed:
-                self._delivered += len(reports) + len(lines)
+                self._delivered += len(reports) + len(lines) + len(timelines)
                 self._changed.notify_all()
 
     def _due(self) -> bool:
         progress = bool(self._progress) and time.monotonic() >= self._progress_due_s
-        return bool(self._reports or self._lines) or progress
+        return bool(self._reports or self._lines or self._timelines) or progress
 
     def _deliver(
-        self, reports: list[Report], lines: list[tuple[str, str, str]], dropped: int
+        self,
+        reports: list[Report],
+        lines: list[tuple[str, str, str]],
+        timelines: list[Timeline],
+        dropped: int,
     ) -> None:
         """Until it is done. A batch whose answer got lost is told twice, which does no harm."""
         while not self._closed:
@@ -122,6 +148,11 @@ class Outbox:
                     pipe.xadd(INBOX, {"e": msgspec.json.encode(report)})
                     if isinstance(report, CheckpointWritten):
                         _add_manifest(pipe, report)
+                    elif isinstance(report, JobProfiled):
+                        _keep_profile(pipe, report)
+                for timeline in timelines:
+                    key = f"orch:timeline:{timeline.job}"
+                    pipe.set(key, msgspec.json.encode(timeline), ex=TIMELINE_KEPT_S)
                 for job, worker, line in lines:
                     _add_line(pipe, job, worker, line)
                 if dropped:
@@ -138,6 +169,13 @@ class Outbox:
 def _add_line(pipe: Any, job: str, worker: str, line: str) -> None:
     key = f"orch:log:{job}"
     pipe.xadd(key, {"worker": worker, "line": line}, maxlen=LINES_KEPT, approximate=True)
+
+
+def _keep_profile(pipe: Any, report: JobProfiled) -> None:
+    """For whoever trains the same again, and for whoever asks about this job."""
+    data, kept_s = msgspec.json.encode(report.profile), PROFILE_KEPT_S
+    pipe.set(f"orch:profile:{report.profile.key}", data, ex=kept_s)
+    pipe.set(f"orch:job:profile:{report.job}", data, ex=kept_s)
 
 
 def _add_manifest(pipe: Any, report: CheckpointWritten) -> None:

@@ -9,8 +9,10 @@ import msgspec
 
 from agent.layout import Layout
 from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder
+from agent.profile import Profile
 from agent.store.format import Layer
 from agent.store.shares import Extent
+from agent.timeline import Moment
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="m", tag=True):
@@ -112,6 +114,27 @@ class PeerBroken(Message, frozen=True, kw_only=True):
     peer: str
 
 
+class ProfileAsked(Message, frozen=True, kw_only=True):
+    """Has anybody measured this? See `agent.calibrate.key_of`."""
+
+    key: str
+
+
+class Measured(Message, frozen=True, kw_only=True):
+    """This worker has measured the job's model."""
+
+    profile: Profile
+
+
+class Traced(Message, frozen=True, kw_only=True):
+    """What this worker did in a step that was asked for."""
+
+    generation: int
+    step: int
+    cuts: tuple[int, ...]
+    moments: tuple[Moment, ...]
+
+
 class Lines(Message, frozen=True, kw_only=True):
     lines: tuple[str, ...]
 
@@ -186,11 +209,15 @@ class Enter(Message, frozen=True, kw_only=True):
 
 
 class Commit(Message, frozen=True, kw_only=True):
-    """Version `version` is committed. `snapshot` asks for its state in the background."""
+    """Version `version` is committed.
+
+    `snapshot` asks for its state in the background, `trace` for a timeline of the step that begins now.
+    """
 
     generation: int
     version: int
     snapshot: bool = False
+    trace: bool = False
 
 
 class State(Message, frozen=True, kw_only=True):
@@ -213,6 +240,13 @@ class Noticed(Message, frozen=True, kw_only=True):
     """The worker's machine will be taken away at `deadline_s` (seconds since the epoch)."""
 
     deadline_s: float
+
+
+class ProfileKnown(Message, frozen=True, kw_only=True):
+    """Whether a profile with this key is known: if so, it need not be measured."""
+
+    key: str
+    known: bool
 
 
 class Done(Message, frozen=True, kw_only=True):
@@ -247,6 +281,9 @@ AnyMessage = (
     | Holding
     | Snapshot
     | PeerBroken
+    | ProfileAsked
+    | Measured
+    | Traced
     | Lines
     | Failed
     | Ended
@@ -261,6 +298,7 @@ AnyMessage = (
     | State
     | Redo
     | Noticed
+    | ProfileKnown
     | Done
     | PeerHello
     | Part

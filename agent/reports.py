@@ -7,6 +7,7 @@ from agent.member import Member
 from agent.messages import (
     FailureKind,
     JobCompleted,
+    JobProfiled,
     LossCause,
     Paced,
     Progress,
@@ -19,6 +20,7 @@ from agent.messages import (
     WorkerLost,
     WorkerReady,
 )
+from agent.profile import Profile
 from agent.protocol import Ready
 
 PACES_S = 2.0
@@ -59,6 +61,9 @@ class Reports:
                 stages_max=ready.stages_max,
             )
         )
+
+    def profiled(self, worker: str, profile: Profile) -> None:
+        self._report(JobProfiled(at_s=time.time(), job=self._job, worker=worker, profile=profile))
 
     def lost(self, worker: str, cause: LossCause, detail: str, *, owed_state: bool) -> None:
         self._report(

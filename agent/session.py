@@ -34,9 +34,11 @@ from agent.faults import passing
 from agent.messages import NanPolicy
 from agent.pipeline.body import Body, Caller, Recording, outdated
 from agent.pipeline.record import CannotRecord
+from agent.schedule import Kind
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.shares import Gathered
 from agent.sums import Sum, SumSpace
+from agent.timeline import Notes
 
 Batch = TypeVar("Batch")
 
@@ -258,7 +260,8 @@ class Session:
         self._world = _world if _world is not None else Alone()
         self._phase = "made"  # made | between | sharing | computing | shared | over
         self._facts = Facts(microbatches, 0)
-        self._microbatch_loss = 0.0
+        self.notes: Notes | None = None  # of the step in flight, if somebody asked for its timeline
+        self._microbatch, self._microbatch_loss = 0, 0.0
         self._backward_calls = 0
         self._kept: Collected | None = None
         self._kept_versions: list[int] = []
@@ -380,7 +383,9 @@ class Session:
 
     def _open(self, step: int, microbatch: int) -> None:
         self.seed_for(step, microbatch)
-        self._microbatch_loss, self._backward_calls = 0.0, 0
+        self._microbatch, self._microbatch_loss, self._backward_calls = microbatch, 0.0, 0
+        if self.notes is not None:
+            self.notes.skip()
         self._phase = "computing"
 
     def _take(self, step: int, microbatch: int, first: int, count: int) -> None:
@@ -399,7 +404,11 @@ class Session:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
             raise Misuse(f"session.backward(loss): the loss must be one number, not {what}")
+        if self.notes is not None:
+            self.notes.lap(Kind.FORWARD, self._microbatch)
         (loss / self.microbatches).backward()  # type: ignore[no-untyped-call]
+        if self.notes is not None:
+            self.notes.lap(Kind.BACKWARD, self._microbatch)
         self._microbatch_loss += float(loss.detach())
         self._backward_calls += 1
 

@@ -106,7 +106,7 @@ class SumSpace:
         if present[0]:
             torch._foreach_add_(*present)
         if absent:
-            torch._foreach_add_(absent, 0.0)  # as adding a zero does: -0.0 becomes 0.0
+            torch._foreach_add_(absent, 0)  # as adding a zero does: -0.0 becomes 0.0
 
     def _contribution(
         self, into: Sum

@@ -1,0 +1,57 @@
+"""One step as it happened: what each worker did, and from when to when. No torch here.
+
+Seconds count from the moment at which the worker was let into the step, which is when it heard of the commit
+before: the same for all but for the way of a message.
+"""
+
+import time
+
+import msgspec
+
+from agent.layout import Layout
+from agent.schedule import Action, Kind
+
+MOMENTS_MAX = 20_000  # of one worker
+
+
+class Moment(msgspec.Struct, frozen=True, array_like=True):
+    """`kind` is one of `agent.schedule.Kind`."""
+
+    kind: int
+    stage: int
+    microbatch: int
+    start_s: float
+    end_s: float
+
+
+class Timeline(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of a job, played by all workers of its layout. `cuts` are those that they played, if deep."""
+
+    job: str
+    step: int
+    at_s: float
+    layout: Layout
+    cuts: tuple[int, ...]
+    workers: dict[str, tuple[Moment, ...]]
+
+
+class Notes:
+    """What one worker does in one step, lap by lap; held by whoever was asked for it."""
+
+    def __init__(self) -> None:
+        self._start_s = self._lap_s = time.perf_counter()
+        self.moments: list[Moment] = []
+
+    def skip(self) -> None:
+        """What was done since the last lap is nothing that is shown."""
+        self._lap_s = time.perf_counter()
+
+    def lap(self, kind: Kind, microbatch: int) -> None:
+        """This was done since the last lap."""
+        self.add(Action(kind, 0, microbatch), self._lap_s, time.perf_counter())
+
+    def add(self, action: Action, start_s: float, end_s: float) -> None:
+        self._lap_s = end_s
+        if len(self.moments) < MOMENTS_MAX:
+            times = round(start_s - self._start_s, 7), round(end_s - self._start_s, 7)
+            self.moments.append(Moment(action.kind, action.stage, action.microbatch, *times))

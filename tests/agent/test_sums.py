@@ -1,0 +1,41 @@
+"""The sums of a step: what nobody contributes to."""
+
+import torch
+
+from agent.session import Partial
+from agent.sums import Sum, SumSpace
+
+
+class Counted(torch.nn.Module):
+    """A weight, and positions as whole numbers that nobody writes to."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("positions", torch.arange(4))
+
+
+def added(order: list[int], count: int) -> Sum:
+    model = Counted()
+    space = SumSpace([model])
+    space.begin()
+    partial = Partial(space, count)
+    for microbatch in order:
+        model.weight.grad = torch.full((3,), 0.1 * (microbatch + 1))
+        partial.add(microbatch, 0.1 * microbatch, 0, count)
+    (whole,) = partial.nodes(0, count)
+    return whole
+
+
+def test_a_constant_buffer_of_whole_numbers():
+    """It stays as it is, and the gradients beside it are added."""
+    whole = added([0, 1], 2)
+    assert list(whole.present) == [1, 0]
+    assert torch.equal(whole.views[1], torch.zeros(4, dtype=torch.int64))
+
+
+def test_in_whatever_order_microbatches_finish():
+    """First to last, last to first or mixed: the sum has the same bits."""
+    expected = added([0, 1, 2, 3, 4, 5, 6], 7).flat
+    for order in ([6, 5, 4, 3, 2, 1, 0], [3, 0, 6, 1, 5, 2, 4]):
+        assert torch.equal(added(order, 7).flat, expected)
