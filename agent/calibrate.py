@@ -36,7 +36,7 @@ Batch = Sequence[torch.Tensor]
 ROUNDS = 5
 LEAST = 0.3  # of the mean section: what takes less is joined to its neighbour
 HELD = 4  # microbatches held at once to see what fresh memory costs
-SECONDS_MAX, SECONDS_LEAST = 50.0, 2.0  # of all rounds; what is begun is finished
+SECONDS_MAX, SECONDS_LEAST = 50.0, 1.0  # of all rounds; what is begun is finished
 SHARE_OF_RUN = 0.05
 APPLIED_BYTES_MAX = 256 << 20  # of parameters that the optimizer is tried on
 

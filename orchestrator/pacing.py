@@ -9,6 +9,8 @@ what layouts reckon with moves in coarse steps, so that noise changes nothing.
 from math import log
 from statistics import median_low
 
+import msgspec
+
 from agent.messages import JobProfiled, Paced, Progress
 from orchestrator import crews
 from orchestrator.actions import AnyAction
@@ -27,7 +29,10 @@ def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
     job = state.jobs.get(event.job)
     if job is None or job.ended:
         return
-    profile = event.profile
+    profile, worker = event.profile, state.workers.get(event.worker)
+    if worker is not None:  # a worker knows its machine, but not what it is sold as
+        sold_as = state.leases[worker.token].type.name
+        profile = msgspec.structs.replace(profile, instance_type=sold_as)
     first, job.profile, job.watch = job.profile is None, profile, drift.Watch()
     sections = plural(len(profile.sections), "section")
     note(out, job.id, f"{'' if first else 'again '}measured by {event.worker}: {sections}")
