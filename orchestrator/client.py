@@ -11,6 +11,8 @@ from typing import Any
 import msgspec
 import redis
 
+from agent.profile import Profile
+from agent.timeline import Timeline
 from cloud.errors import ProviderUnreachable
 from cloud.local.provider import LocalProvider
 from orchestrator.events import AnyEvent
@@ -99,6 +101,20 @@ class Client:
             for _, rows in answer or []
             for key, row in rows
         ]
+
+    def ask_timeline(self, job: str) -> None:
+        """Have one of the next steps noted down; what was noted before is forgotten."""
+        self._redis.delete(f"orch:timeline:{job}")
+        self._redis.sadd("orch:trace:asked", job)
+
+    def timeline(self, job: str) -> Timeline | None:
+        data: Any = self._redis.get(f"orch:timeline:{job}")
+        return msgspec.json.decode(data, type=Timeline) if data else None
+
+    def profile(self, job: str) -> Profile | None:
+        """What was measured of the job's model, if anything was."""
+        data: Any = self._redis.get(f"orch:job:profile:{job}")
+        return msgspec.json.decode(data, type=Profile) if data else None
 
     def put_script(self, data: bytes) -> str:
         """Store a script under its own SHA-256 and return that."""

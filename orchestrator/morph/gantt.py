@@ -3,6 +3,7 @@
 from collections.abc import Sequence
 from html import escape
 from textwrap import wrap
+from typing import NamedTuple
 
 import numpy as np
 
@@ -20,6 +21,7 @@ ROWS_MAX = 64
 BARS_MAX = 20_000
 LETTER = 7.0  # pixels that a digit needs
 TICKS = 10
+GAP, NAME_MAX = 10, 8
 
 COLOURS = {
     Kind.FORWARD: ("#4c78c8", "forward"),
@@ -27,6 +29,7 @@ COLOURS = {
     Kind.INPUT_GRADIENT: ("#3a9d6a", "input gradient"),
     Kind.WEIGHT_GRADIENT: ("#a9d18e", "weight gradient"),
     Kind.RECOMPUTE: ("#e0a53c", "recompute"),
+    Kind.REDUCE: ("#9c6bb5", "reduce and apply"),
 }
 
 
@@ -82,6 +85,48 @@ def picture(profile: Profile, task: Task, plan: Plan) -> str:
     return svg(schedule, costs, title=plan.because, tail_s=tail_s.tolist())
 
 
+class Panel(NamedTuple):
+    """Bars of some workers, and what each row is called."""
+
+    name: str
+    bars: tuple[Bar, ...]
+    rows: tuple[str, ...]
+
+
+def panels(title: str, drawn: Sequence[Panel]) -> str:
+    """Panels below each other, all on one scale of time, so that what is above can be compared with below."""
+    shown = [
+        (panel, [bar for bar in panel.bars[:BARS_MAX] if bar.worker < ROWS_MAX]) for panel in drawn
+    ]
+    whole_s = max((bar.end_s for _, bars in shown for bar in bars), default=1.0)
+    scale, y = (WIDTH - LEFT - RIGHT) / whole_s, 0
+    parts = [*_title(title), *_legend({bar.kind for _, bars in shown for bar in bars}, False)]
+    for panel, bars in shown:
+        count = min(len(panel.rows), ROWS_MAX)
+        parts.append(f'<g transform="translate(0 {y})">')
+        parts += _axis(whole_s, scale, count, whole_s, panel.name)
+        for row, name in enumerate(panel.rows[:count]):
+            middle = TOP + row * ROW + ROW / 2 + 4
+            parts.append(
+                f'<text x="{LEFT - 8}" y="{middle}" text-anchor="end" fill="#444444">'
+                f"{escape(name[-NAME_MAX:])}</text>"
+            )
+        parts += [*(_bar(bar, scale) for bar in bars), "</g>"]
+        y += count * ROW + FOOT + GAP
+    height = TOP + y - GAP
+    return "\n".join(
+        [
+            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+            f'width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="11" '
+            f'role="img" aria-label="{escape(title, quote=True)}">',
+            f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+            *parts,
+            "</svg>",
+            "",
+        ]
+    )
+
+
 def _tails(
     schedule: Schedule, bars: Sequence[Bar], tail_s: Sequence[float]
 ) -> list[tuple[int, float, float]]:
@@ -113,7 +158,7 @@ def _legend(kinds: set[Kind], reduces: bool) -> list[str]:
     return parts
 
 
-def _axis(cut_s: float, scale: float, rows: int, whole_s: float) -> list[str]:
+def _axis(cut_s: float, scale: float, rows: int, whole_s: float, what: str = "") -> list[str]:
     parts, bottom = [], TOP + rows * ROW
     for tick in range(TICKS + 1):
         x = LEFT + cut_s * tick / TICKS * scale
@@ -122,7 +167,7 @@ def _axis(cut_s: float, scale: float, rows: int, whole_s: float) -> list[str]:
             f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle" fill="#444444">'
             f"{_seconds(cut_s * tick / TICKS)}</text>"
         )
-    note = "worker by row, time from left to right"
+    note = f"{what + ': ' if what else ''}worker by row, time from left to right"
     if cut_s < whole_s:
         note += f"; the first {_seconds(cut_s)} of {_seconds(whole_s)}"
     parts.append(f'<text x="{LEFT}" y="{bottom + 34}" fill="#777777">{note}</text>')
