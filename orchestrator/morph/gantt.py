@@ -188,7 +188,7 @@ def _bar(bar: Bar, scale: float) -> str:
         f'fill="{colour}"><title>{name}: {_seconds(bar.start_s)} to {_seconds(bar.end_s)}</title></rect>'
     )
     number = str(bar.microbatch)
-    if width > LETTER * len(number) + 3:
+    if bar.kind != Kind.REDUCE and width > LETTER * len(number) + 3:
         found += (
             f'<text x="{x + width / 2:.2f}" y="{y + 15}" text-anchor="middle" '
             f'fill="#ffffff" pointer-events="none">{number}</text>'

@@ -2,8 +2,10 @@
 
 from xml.etree import ElementTree
 
+import msgspec
 from blocks import make_profile
 
+from agent.schedule import Kind
 from orchestrator.morph import book, gantt, schedules, simulator
 from orchestrator.morph.search import Task
 
@@ -37,3 +39,16 @@ def test_a_long_step_is_cut_and_says_so():
     text = gantt.svg(schedule, simulator.costs(simulator.uniform(16, 1.0, 2.0)))
     assert text.count("<title>") <= gantt.BARS_MAX
     assert "the first" in text
+
+
+def test_predicted_above_measured_on_one_scale():
+    """Two panels: the same bar twice as long below is twice as wide, and rows bear their workers' names."""
+    bar = simulator.Bar(worker=0, kind=Kind.REDUCE, stage=0, microbatch=0, start_s=0, end_s=1)
+    slower = msgspec.structs.replace(bar, end_s=2)
+    rows = ("w<1>",)
+    drawn = [gantt.Panel("predicted", (bar,), rows), gantt.Panel("measured", (slower,), rows)]
+    root = ElementTree.fromstring(gantt.panels("step 3", drawn))
+    bars = [r for r in root.iter(f"{SVG}rect") if r.find(f"{SVG}title") is not None]
+    widths = [float(each.get("width")) for each in bars]
+    assert abs(widths[1] / widths[0] - 2) < 0.01
+    assert [text.text for text in root.iter(f"{SVG}text")].count("w<1>") == 2
