@@ -3,7 +3,7 @@
 import pytest
 from blocks import make_profile
 
-from orchestrator.morph import book, drift
+from orchestrator.morph import book, costing, drift
 from orchestrator.morph.drift import Watch
 from orchestrator.morph.search import Task
 
@@ -48,3 +48,13 @@ def test_one_slow_step_is_no_drift():
     """A hiccup fades within a window."""
     watch = drift.observe(after(NARROW, 1.0, 40), NARROW, 1.8 * NARROW.step_s)
     assert drift.judge(after(NARROW, 1.0, 10, watch)).advice == "keep"
+
+
+def test_a_refitted_ring_gives_the_step_that_was_measured():
+    """Scaled until it is measured again: the wide plan is then predicted as it was seen, the narrow one as before."""
+    again = drift.refit_ring(PROFILE, WIDE, 1.2)
+    assert book.best(again, Task(global_batch=48, width_max=1), 3).step_s == NARROW.step_s
+    wide = book.best(again, Task(global_batch=48, depth_max=1, width_max=3), 3)
+    assert wide.step_s >= WIDE.step_s
+    exact = book.exact(costing.tables(again), Task(global_batch=48), WIDE)
+    assert exact.step_s == pytest.approx(1.2 * WIDE.step_s, rel=0.02)

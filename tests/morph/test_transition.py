@@ -163,3 +163,13 @@ def test_a_gain_must_pay_for_its_pause():
     forced = transition.worthwhile(situation(samples_per_s=0.0, trained_s=0.0, calm_s=1.0))
     assert forced.go
     assert not transition.worthwhile(situation(morphs=13)).go
+
+
+def test_a_place_for_one_kind_of_worker_is_barred_to_others():
+    """Although it would move nothing, the worker that holds a stage does not get a place that is not for it."""
+    plan = layout((0, 3), 1)
+    held = transition.held_by(plan, (("w0", "w1"),))
+    barred = np.array([[True, False], [False, True]])
+    found = transition.transition(held, ["w0", "w1"], plan, [1e6] * 6, PACE, barred)
+    assert found.chains == (("w1", "w0"),)
+    assert found.moved_bytes == 6e6
