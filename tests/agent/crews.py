@@ -98,7 +98,7 @@ class Nursery:
     def close(self) -> None:
         self.kill_all()
         self.process.stdin.close()
-        self.process.wait(10)
+        self.process.wait(60)  # it waits for a core like everybody else
         self.process.stdout.close()
 
 
