@@ -6,6 +6,8 @@ Each replica computes a contiguous range of the step's microbatches, so that the
 microbatches can follow one canonical tree whatever the layout.
 """
 
+from functools import cached_property
+
 import msgspec
 
 from agent.schedule import Schedule, one_f_one_b
@@ -23,7 +25,7 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"replica {self.workers}: first={self.first}, count={self.count}")
 
 
-class Layout(msgspec.Struct, frozen=True, kw_only=True):
+class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     """P x D and who holds what, under one generation.
 
     The rest says how chains of several are played. Chains of one need none of it.
@@ -74,7 +76,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True):
                     f"{schedule.workers} workers, and a chain has {self.depth}"
                 )
 
-    @property
+    @cached_property
     def workers(self) -> tuple[str, ...]:
         return tuple(worker for replica in self.replicas for worker in replica.workers)
 
