@@ -5,8 +5,8 @@
 Paper (2 h and 20 h, 64 machines): 83-85 % cheaper than on demand, 42-47 % cheaper and 32-43 % faster
 than standard bidding with checkpoints, 32 % of the machine hours free; tiers alone 18-20 %.
 
-The blind market was fixed from published statistics before any result was looked at, and is left as it
-is: prices 70 to 80 % under on demand (Harlap 2019, section 4.2), a mean time of 18.8 h to an eviction
+The numbers of the blind market were fixed before its first run and are left as they are (the second and third are
+the published ones as remembered, not checked again): prices 70 to 80 % under on demand (Harlap 2019, section 4.2), a mean time of 18.8 h to an eviction
 when bidding the on-demand price (Flint, us-east-1d), a new price every hour (Ben-Yehuda and others), two
 machine classes in four zones, three months of history. How long a checkpoint takes the paper does not say, only which overhead all of
 them have: both are run, checkpoints of ten minutes and those with the paper's overhead.
