@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from agent import measuring, tree
-from agent.deep import Deep
+from agent.deep import Deep, Whole
 from agent.errors import WireError
 from agent.faults import passing
 from agent.layout import Layout
@@ -36,6 +36,7 @@ from agent.protocol import (
     Commit,
     Done,
     Enter,
+    Held,
     Hello,
     Holding,
     Measured,
@@ -54,12 +55,13 @@ from agent.protocol import (
     Traced,
     Welcome,
 )
+from agent.pulling import Pulling, covers, share_among
 from agent.schedule import Kind
 from agent.session import Abandoned, Facts, Interrupted, Partial, Session
 from agent.shards import cut
-from agent.store.layers import LiveLayer, share_of
+from agent.store.layers import REST, Collected, LiveLayer, share_of
 from agent.store.shares import Extent, Gathered, Share, batches, whole
-from agent.sums import Sum
+from agent.sums import Sum, Summed
 from agent.timeline import Notes
 from agent.wire import Connection
 
@@ -76,7 +78,10 @@ class Group:
     def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
         self._job, self._me, self._machine_id = order.job, order.worker, order.machine_id
         self._changed = threading.Condition()
-        self._mesh = Mesh(self._me, order.secret, host, self._changed, self._peer_broke)
+        self._pulling = Pulling(self, lambda: self._mesh, self._changed)
+        self._mesh = Mesh(
+            self._me, order.secret, host, self._changed, self._peer_broke, self._pulling.answer
+        )
         self.link = Link(order.keeper_address, order.secret, self._hello, self._deliver, ended)
         self._welcome: tuple[JobOrder, bytes] | None = None
         self._ready: Ready | None = None
@@ -98,6 +103,10 @@ class Group:
         self._trace_at: int | None = None  # the step whose timeline is asked for
         self._unmeasured = False  # the script can be cut, and nobody has measured it yet
         self._known: ProfileKnown | None = None
+        self._slices: list[tuple[int, list[memoryview]]] = []  # what the keeper got of the sum
+        self._having: dict[str, frozenset[str] | None] = {}  # who has what of the state; None: all
+        self._promised: Held | None = None  # what is here once the step in flight is committed
+        self._garbled = False  # the script sees a model that could not be put together any more
 
     # --- what the worker process uses ---------------------------------------------------------------
 
@@ -121,7 +130,8 @@ class Group:
 
     @property
     def leader(self) -> bool:
-        return self._holds and self._layout.workers[0] == self._me
+        first = self._holds and self._layout.workers[0] == self._me
+        return first and not self._garbled
 
     @property
     def notice_s(self) -> float | None:
@@ -136,13 +146,15 @@ class Group:
                 state_bytes=session.state_bytes,
             )
             self.link.send(self._ready)
+        self._garbled = False
         while True:
             try:
                 self._come_in(session)
                 self._snapshot(session)
             except Interrupted:
                 continue
-            return
+            break
+        self._pulling.forget(session.version)
 
     def logged(self, step: int) -> tuple[memoryview, bytes] | None:
         return self._redo.pop((self._layout.generation, step), None)
@@ -228,13 +240,14 @@ class Group:
     def deep(self) -> bool:
         return self._layout.depth > 1
 
-    def play(self, step: int, batches: Sequence[object], total: Sum) -> None:
+    def play(self, step: int, batches: Sequence[object]) -> Summed:
         session, layout = self._session, self._layout
         assert session is not None
         chain = self._deep.chain(
             layout,
             step,
             session.recording(),
+            Whole(session.space, session.holdings, session.total),
             lambda: MeshChannel(
                 self._mesh,
                 self._changed,
@@ -243,13 +256,34 @@ class Group:
                 check=self._go_on,
             ),
         )
-        chain.play(step, batches, total, lambda m: session.seed_for(step, m), self._stop_or_save)
+        if chain.held is not None:
+            self._pull(session, chain.held)
+        summed = chain.play(step, batches, lambda m: session.seed_for(step, m), self._stop_or_save)
         self.link.microbatch_s = chain.busy_s
         if session.notes is not None:
             chain.note(session.notes)
             self._tell_noted(step, chain.cuts)
-        self._sliced_at = self.link.connects
-        self._send_slice(step, total)
+        if chain.held is None:
+            self._send_slices(step, self._my_slice(summed.total))
+        else:
+            self._send_slices(step, chain.slices())
+        return summed
+
+    def fetch(self) -> None:
+        """Everyone does at the same place of the script, or who does not waits for those who do."""
+        session = self._session
+        assert session is not None
+        here, version = session.holdings, session.next_version
+        layers = here.lacking(here.all) - here.borrowed
+        if not layers or self._garbled:
+            return
+        self._pulling.offer(version, session.snapshot())
+        try:
+            self._garbled = not self._holds
+            if self._holds:
+                session.borrow(self._pulling.pull(layers, version, self._others()), layers)
+        except Interrupted:
+            self._garbled = True
 
     def _go_on(self) -> None:
         if self._superseded():
@@ -281,7 +315,7 @@ class Group:
         present = _union(node.present for node in mine)
         for peer in peers:
             part = Part(generation=generation, step=step, tag="part", extra=present)
-            self._send(peer, part, [node.memory(*spans[peer]) for node in mine])
+            self.send(peer, part, [node.memory(*spans[peer]) for node in mine])
         passing("step: sums sent")
         start, end = spans[self._me]
         parts, masks = self._parts(step, dict.fromkeys(peers, spans[self._me]), present)
@@ -296,19 +330,20 @@ class Group:
         )
         summed = Part(generation=generation, step=step, tag="sum")
         for peer in peers:
-            self._send(peer, summed, [total.memory(start, end)])
-        self._sliced_at = self.link.connects
-        self._send_slice(step, total)
+            self.send(peer, summed, [total.memory(start, end)])
+        self._send_slices(step, self._my_slice(total))
         for peer in peers:
-            _, payload = self._take(peer, step, "sum")
+            _, payload = self.take(peer, step, "sum")
             total.memory(*spans[peer])[:] = payload
         total.present[:] = _union(masks)
         self._tell_noted(step)
 
-    def commit(self, step: int, total: Sum) -> None:
+    def commit(self, step: int, summed: Summed) -> None:
         session = self._session
         assert session is not None
-        self._send_prepared(step, total)
+        if summed.held is not None:
+            self._promised = Held(tuple(sorted(summed.held)), len(session.holdings.all))
+        self._send_prepared(step, summed)
         while True:
             self._wait(
                 lambda: (
@@ -320,17 +355,21 @@ class Group:
             self._snapshot(session)
             if self._committed > step:
                 passing("step: commit heard")
-                return
+                break
             if self.link.connects != self._sliced_at:
                 # The keeper was restarted, and forgot what it was sent.
-                self._sliced_at = self.link.connects
-                self._send_slice(step, total)
-                self._send_prepared(step, total)
+                self._send_slices(step, self._slices)
+                self._send_prepared(step, summed)
+        if summed.held is not None:
+            self._having = self._deep.keepers()
 
     def finish(self, session: Session, facts: Facts) -> None:  # noqa: ARG002
         while not self._done:
             try:
                 self._come_in(session)
+                if self._layout.owned:  # what comes behind the loop may use all of the model
+                    self._pulling.offer(session.version, session.snapshot())
+                    self._pull(session, session.holdings.all)
                 self._sliced_at = self.link.connects
                 self._send_state(session.settled(), session.version, final=True)
                 self._wait(lambda: self._done or self.link.connects != self._sliced_at)
@@ -359,13 +398,15 @@ class Group:
                 self._receive_state(session)
             entered = self._entered
             if entered is not None and self._me in entered.layout.workers:
+                if not entered.layout.owned:
+                    self._pull(session, session.holdings.all)
                 break
             self._wait(lambda: self._superseded() or self._done, interruptible=False)
             if self._done:
                 return
         if not self._holds and session.version == entered.version:
             self._holds = True
-            self.link.send(Holding(generation=entered.layout.generation, version=session.version))
+            self._say_held(session)
             passing("morph: holding said")
 
     def _change_in_step(self) -> None:
@@ -374,6 +415,9 @@ class Group:
         if not self._holds or self._me not in self._layout.workers:
             self._holds = False
             raise Abandoned
+        if not self._layout.owned:
+            assert self._session is not None
+            self._pull(self._session, self._session.holdings.all)
 
     def _enter(self) -> None:
         order, session = self._order, self._session
@@ -384,6 +428,10 @@ class Group:
         self._holds = self._me in order.holders
         self._needs_state = not self._holds and self._me in order.layout.workers
         self._entered = order
+        self._having = {
+            holder: frozenset(order.held[holder]) if holder in order.held else None
+            for holder in order.holders
+        }
         passing("morph: entered")
         if not self._holds:
             return
@@ -392,12 +440,39 @@ class Group:
                 f"the keeper takes {self._me} for a holder of version {order.version}, "
                 f"but it holds {session.version}"
             )
+        if order.layout.owned or order.held:
+            self._pulling.offer(order.version, session.collected())
         self._hand_over(order, session)
+
+    def _others(self) -> dict[str, frozenset[str] | None]:
+        return {worker: held for worker, held in self._having.items() if worker != self._me}
+
+    def _pull(self, session: Session, layers: frozenset[str]) -> None:
+        """Have these layers, of the version that the session is at."""
+        lacking = session.holdings.lacking(layers)
+        if lacking:
+            gathered = self._pulling.pull(lacking, session.version, self._others())
+            session.add(gathered, lacking)
+            self._say_held(session)
+
+    def _held(self, session: Session) -> Held | None:
+        here = session.holdings.here
+        return None if here is None else Held(tuple(sorted(here)), len(session.holdings.all))
+
+    def _say_held(self, session: Session) -> None:
+        self._promised = None
+        self.link.send(
+            Holding(
+                generation=self._layout.generation,
+                version=session.version,
+                held=self._held(session),
+            )
+        )
 
     def _hand_over(self, order: Enter, session: Session) -> None:
         """My slice of the state, to everyone in the layout who has none."""
         receivers = [w for w in order.layout.workers if w not in order.holders]
-        if receivers:
+        if receivers and not order.layout.owned and not order.held:
             self._hand_out(order, session, receivers)
         if self._me not in order.layout.workers:
             self._holds = False
@@ -413,16 +488,19 @@ class Group:
             extra=msgspec.msgpack.encode(share),
         )
         for receiver in receivers:
-            self._send(receiver, part, pieces)
+            self.send(receiver, part, pieces)
             passing("morph: part sent")
 
     def _receive_state(self, session: Session) -> None:
         order = self._entered
         assert order is not None
         if order.holders:
-            session.load(self._gather_state(order), order.version)
+            if order.layout.owned or order.held:
+                self._start_with(session, order)
+            else:
+                session.load(self._gather_state(order), order.version)
+            self._needs_state, self._promised = False, None
             passing("morph: state received")
-            self._needs_state = False
             return
         generation = order.layout.generation
         state, payload = self._wait(
@@ -438,13 +516,20 @@ class Group:
         gathered = Gathered()
         gathered.add(Share(forms=state.layers, extents=whole(state.layers)), payload)
         session.load(gathered, state.version)
+        self._needs_state, self._promised = False, None
+
+    def _start_with(self, session: Session, order: Enter) -> None:
+        """What belongs to no stage. Layers are asked for when it is known which ones are needed."""
+        every = session.holdings.all
+        layers = every & {REST} if order.layout.owned else every
+        gathered = self._pulling.pull(layers, order.version, self._others())
+        session.load(gathered, order.version, layers if order.layout.owned else None)
         passing("morph: state received")
-        self._needs_state = False
 
     def _gather_state(self, order: Enter) -> Gathered:
         gathered = Gathered()
         for holder in order.holders:
-            extra, payload = self._take(holder, order.version, "state")
+            extra, payload = self.take(holder, order.version, "state")
             gathered.add(msgspec.msgpack.decode(extra, type=Share), payload)
         return gathered
 
@@ -462,7 +547,14 @@ class Group:
     def _send_state(self, state: list[LiveLayer], version: int, *, final: bool) -> None:
         """Copy my share now, so that the next step may change it; send it while that is computed."""
         workers, generation = self._layout.workers, self._layout.generation
-        share, pieces = share_of(state, len(workers), workers.index(self._me))
+        if self._layout.owned and not final:
+            having = {worker: self._having.get(worker, frozenset()) for worker in workers}
+            assert self._session is not None
+            if not covers(having, self._session.holdings.all):
+                return  # whoever has the rest is not in the layout: we will be asked again
+            share, pieces = share_among(state, having, self._me)
+        else:
+            share, pieces = share_of(state, len(workers), workers.index(self._me))
         frozen = memoryview(b"".join(pieces))
         passing("save: snapshot begun")
         begun = Snapshot(
@@ -490,31 +582,48 @@ class Group:
 
     # --- sending and waiting ------------------------------------------------------------------------
 
-    def _send_slice(self, step: int, total: Sum) -> None:
+    def _my_slice(self, total: Sum) -> list[tuple[int, list[memoryview]]]:
+        """Where everyone has the whole sum, each sends as much of it."""
         workers = self._layout.workers
         start, end = cut(total.space.total_bytes, len(workers), workers.index(self._me))
-        message = Slice(
-            generation=self._layout.generation,
-            step=step,
-            offset=start,
-            total=total.space.total_bytes,
-        )
-        self.link.send(message, total.memory(start, end))
+        return [(start, [total.memory(start, end)])]
+
+    def _send_slices(self, step: int, slices: list[tuple[int, list[memoryview]]]) -> None:
+        assert self._session is not None
+        self._sliced_at, self._slices = self.link.connects, slices
+        for offset, pieces in slices:
+            message = Slice(
+                generation=self._layout.generation,
+                step=step,
+                offset=offset,
+                total=self._session.space.total_bytes,
+            )
+            self.link.send(message, *pieces)
         passing("step: slice sent")
 
-    def _send_prepared(self, step: int, total: Sum) -> None:
-        assert self._session is not None
+    def _send_prepared(self, step: int, summed: Summed) -> None:
         self.link.send(
             Prepared(
                 generation=self._layout.generation,
                 step=step,
-                loss=float(total.loss) / self._layout.microbatches,
-                present=bytes(total.present),
+                loss=float(summed.total.loss) / self._layout.microbatches,
+                present=summed.present,
+                held=self._promised if summed.held is not None else None,
             )
         )
         passing("step: prepared")
 
-    def _send(self, peer: str, part: Part, pieces: list[memoryview]) -> None:
+    # --- what those see who ask for layers ----------------------------------------------------------
+
+    @property
+    def generation(self) -> int:
+        return self._entered.layout.generation if self._entered is not None else -1
+
+    def now(self) -> tuple[int, Collected | None]:
+        session = self._session
+        return (-1, None) if session is None else (session.version, session.kept)
+
+    def send(self, peer: str, part: Part, pieces: list[memoryview]) -> None:
         while True:
             connection: Connection = self._wait(lambda: self._mesh.connection(peer))
             try:
@@ -524,7 +633,7 @@ class Group:
             else:
                 return
 
-    def _take(self, peer: str, step: int, tag: str) -> tuple[bytes, memoryview]:
+    def take(self, peer: str, step: int, tag: str) -> tuple[bytes, memoryview]:
         key = (peer, self._layout.generation, step, tag)
         return self._wait(lambda: self._mesh.mailbox.pop(key, None))
 
@@ -538,7 +647,7 @@ class Group:
             peer = replica.workers[0]
             if peer == self._me:
                 continue
-            present, payload = self._take(peer, step, "part")
+            present, payload = self.take(peer, step, "part")
             size = spans[peer][1] - spans[peer][0]
             nodes = tree.nodes_of(replica.first, replica.count, self._layout.microbatches)
             flat = torch.frombuffer(payload, dtype=torch.uint8) if size else torch.empty(0)
@@ -566,8 +675,9 @@ class Group:
             worker=self._me,
             machine_id=self._machine_id,
             mesh_address=self._mesh.address,
-            generation=self._entered.layout.generation if self._entered is not None else -1,
+            generation=self.generation,
             version=self._session.version if self._session is not None and self._holds else None,
+            held=self._promised or (self._held(self._session) if self._session else None),
             ready=self._ready,
         )
 

@@ -278,7 +278,13 @@ class Job:
             self._start()
 
     def _holders(self) -> tuple[str, ...]:
-        return tuple(w for w, member in self.members.items() if member.version == self.version)
+        """Who has the newest version: together all of it, or nobody counts."""
+        found = {w: m.held for w, m in self.members.items() if m.version == self.version}
+        parts = [held for held in found.values() if held is not None]
+        together = {layer for held in parts for layer in held.layers}
+        if len(parts) == len(found) > 0 and len(together) < parts[0].of:
+            return ()
+        return tuple(found)
 
     def _start(self) -> None:
         """Everyone is there: tell them, and see to it that they get the state."""
@@ -302,6 +308,7 @@ class Job:
             version=self.version,
             holders=holders,
             addresses={w: m.mesh_address for w, m in self.members.items()},
+            held={w: h.layers for w in holders if (h := self.members[w].held) is not None},
             redo=0 if holders else len(self.vault.redo),
             snapshot=snapshot,
             record=not self._recorded,
@@ -455,7 +462,7 @@ class Job:
                 self._on_prepared(member, message)
             case Holding():
                 if self.layout is not None and message.generation == self.layout.generation:
-                    member.version = message.version
+                    member.version, member.held = message.version, message.held
             case Snapshot():
                 if self.layout is not None:
                     whole = self.vault.take(message, payload, member.worker, self.layout)
@@ -568,6 +575,7 @@ class Job:
         assert layout is not None
         assert sums is not None
         present = self._prepared[layout.workers[0]].present
+        held = {worker: prepared.held for worker, prepared in self._prepared.items()}
         self.vault.log(LoggedSum(self.version, present, sums.body))
         self.version, self._commit_generation = commit.version, layout.generation
         if commit.loss is not None and math.isfinite(commit.loss):
@@ -585,7 +593,7 @@ class Job:
         )
         for worker in layout.workers:
             if (member := self.members.get(worker)) is not None:
-                member.version = self.version
+                member.version, member.held = self.version, held[worker]
                 member.post(told)
         ready = next((m.ready for m in self.members.values() if m.ready is not None), None)
         steps_total = ready.steps_total if ready is not None else 0

@@ -34,6 +34,8 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
                not of this graph: the first worker measures, balances, and tells the others.
     schedule   its name, for people
     recompute  forwards keep only their inputs (never on the last stage)
+    owned      a worker keeps the layers of its stages only, because all of them do not fit. Every copy less is
+               one that cannot be recovered from, so this is for models that need it.
     schedules  the programs, one for each number of microbatches that a replica has. A replica that finds
                none plays 1F1B.
     """
@@ -44,6 +46,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cuts: tuple[int, ...] = ()
     schedule: str = "1f1b"
     recompute: bool = False
+    owned: bool = False
     schedules: tuple[Schedule, ...] = ()
 
     def __post_init__(self) -> None:

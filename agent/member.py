@@ -27,6 +27,7 @@ class Member:
         self.mesh_address = hello.mesh_address
         self.generation = hello.generation
         self.version = hello.version
+        self.held = hello.held  # None is everything
         self.fresh = hello.generation < 0  # its state is the one that the script began with
         self.ready: Ready | None = hello.ready
         self.microbatch_s = 0.0

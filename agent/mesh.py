@@ -20,6 +20,7 @@ log = logging.getLogger(__name__)
 HELD_PARTS_MAX = 4096
 DIALS_MAX = 50
 DIAL_WAIT_S = 0.05
+ASK = "ask"  # how the tags begin of what is answered at once
 
 Key = tuple[str, int, int, str]  # peer, generation, step, tag
 
@@ -34,9 +35,11 @@ class Mesh:
         host: str,
         changed: threading.Condition,
         broken: Callable[[str], None],
+        asked: Callable[[str, Part], None] | None = None,
     ) -> None:
+        """`asked` answers a peer that asks for something, on a thread of its own."""
         self._worker, self._secret = worker, secret
-        self._changed, self._broken = changed, broken
+        self._changed, self._broken, self._asked = changed, broken, asked
         self._connections: dict[str, Connection] = {}
         self._dialing: set[str] = set()
         self._wanted: set[str] = set()
@@ -164,6 +167,11 @@ class Mesh:
         with self._changed:
             if message.generation < self._generation:
                 self.dropped += 1
+                return
+            if message.tag.startswith(ASK) and self._asked is not None:
+                threading.Thread(
+                    target=self._asked, args=(peer, message), name=f"answer-{peer}", daemon=True
+                ).start()
                 return
             if len(self.mailbox) >= HELD_PARTS_MAX:
                 raise WireError(f"{peer} sends more than anyone can hold")

@@ -41,6 +41,13 @@ class Accepted(Message, frozen=True, kw_only=True):
 # --- worker to keeper ------------------------------------------------------------------------------
 
 
+class Held(msgspec.Struct, frozen=True):
+    """The layers that a worker has, where that is not all of them; and how many there are."""
+
+    layers: tuple[str, ...]
+    of: int
+
+
 class Hello(Message, frozen=True, kw_only=True):
     """`version` is None for a worker that holds no state yet; `generation` is the one it is in."""
 
@@ -50,6 +57,7 @@ class Hello(Message, frozen=True, kw_only=True):
     mesh_address: str
     generation: int = -1
     version: int | None = None
+    held: Held | None = None
     ready: "Ready | None" = None
 
 
@@ -79,12 +87,13 @@ class Slice(Message, frozen=True, kw_only=True):
 
 
 class Prepared(Message, frozen=True, kw_only=True):
-    """This worker holds the whole sum of the step and can apply it."""
+    """This worker holds the sum of the step, of its own layers if not of all, and can apply it."""
 
     generation: int
     step: int
     loss: float
     present: bytes
+    held: Held | None = None
 
 
 class Holding(Message, frozen=True, kw_only=True):
@@ -92,6 +101,7 @@ class Holding(Message, frozen=True, kw_only=True):
 
     generation: int
     version: int
+    held: Held | None = None
 
 
 class Snapshot(Message, frozen=True, kw_only=True):
@@ -194,7 +204,8 @@ class Peers(Message, frozen=True, kw_only=True):
 class Enter(Message, frozen=True, kw_only=True):
     """A new generation begins at `version`.
 
-    `holders` have that version and send it to those of the layout that have not, in slices. With no
+    `holders` have that version and send it to those of the layout that have not, in slices; where some have
+    only the layers in `held`, or shall have no more than their own, each asks for what it lacks. With no
     holders the keeper sends its own copy, followed by `redo` sums. `snapshot` is as in `Commit`. `record`
     asks the first worker whether the script can be cut, since nobody has said so yet.
     """
@@ -203,6 +214,7 @@ class Enter(Message, frozen=True, kw_only=True):
     version: int
     holders: tuple[str, ...]
     addresses: dict[str, str]
+    held: dict[str, tuple[str, ...]] = {}
     redo: int = 0
     snapshot: bool = False
     record: bool = False

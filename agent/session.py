@@ -21,7 +21,7 @@ import hashlib
 import random
 import struct
 import sys
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Generator, Iterator, Sequence
 from typing import Any, Protocol, TypeVar
 
 import msgspec
@@ -29,15 +29,17 @@ import numpy as np
 import torch
 
 from agent import shards, tree
+from agent.clipping import follow
 from agent.errors import Misuse, NotFinite
 from agent.faults import passing
+from agent.holdings import Holdings
 from agent.messages import NanPolicy
 from agent.pipeline.body import Body, Caller, Recording, outdated
 from agent.pipeline.record import CannotRecord
 from agent.schedule import Kind
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.shares import Gathered
-from agent.sums import Sum, SumSpace
+from agent.sums import Sum, Summed, SumSpace
 from agent.timeline import Notes
 
 Batch = TypeVar("Batch")
@@ -90,8 +92,11 @@ class World(Protocol):
     def deep(self) -> bool:
         """Whether chains of several workers compute a microbatch."""
 
-    def play(self, step: int, batches: Sequence[object], total: Sum) -> None:
-        """All of `share`, the microbatches and `gather` in one, where the layout is deep."""
+    def play(self, step: int, batches: Sequence[object]) -> Summed:
+        """All of the microbatches and `gather` in one, where the layout is deep."""
+
+    def fetch(self) -> None:
+        """Get the layers that are not here from those who have them, for the script to use."""
 
     def check(self) -> None:
         """Raise `Interrupted` if the step cannot go on as it began."""
@@ -99,7 +104,7 @@ class World(Protocol):
     def gather(self, step: int, partial: "Partial", total: Sum) -> None:
         """Sum over everyone into `total`."""
 
-    def commit(self, step: int, total: Sum) -> None:
+    def commit(self, step: int, summed: Summed) -> None:
         """Return when the step is committed: from here on nobody goes back behind it."""
 
     def finish(self, session: "Session", facts: Facts) -> None:
@@ -123,8 +128,11 @@ class Alone:
     def share(self) -> tuple[int, int]:
         return 0, self._microbatches
 
-    def play(self, step: int, batches: Sequence[object], total: Sum) -> None:
+    def play(self, step: int, batches: Sequence[object]) -> Summed:
         raise NotImplementedError  # nobody is deep alone
+
+    def fetch(self) -> None:
+        return None
 
     def check(self) -> None:
         return None
@@ -134,7 +142,7 @@ class Alone:
         total.flat.copy_(whole.flat)
         total.present[:] = whole.present
 
-    def commit(self, step: int, total: Sum) -> None:  # noqa: ARG002
+    def commit(self, step: int, summed: Summed) -> None:  # noqa: ARG002
         return None
 
     def finish(self, session: "Session", facts: Facts) -> None:  # noqa: ARG002
@@ -225,6 +233,7 @@ def join(world: World) -> None:
     """Sessions made in this process from now on belong to `world`."""
     global _world  # noqa: PLW0603 - the script makes its session itself; there is no other way in
     _world = world
+    follow(lambda: _sessions[0].holdings if _sessions else None)
 
 
 class Session:
@@ -255,10 +264,11 @@ class Session:
             self.objects[f"{type(thing).__name__}{index}"] = thing
         modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
         self.space = SumSpace(modules)
-        self.total = Sum(self.space)
+        self.holdings = Holdings(self.objects)
+        self._total: Sum | None = None
         self._partial = Partial(self.space, microbatches)
         self._world = _world if _world is not None else Alone()
-        self._phase = "made"  # made | between | sharing | computing | shared | over
+        self._phase = "made"  # made | bound | between | sharing | computing | shared | over
         self._facts = Facts(microbatches, 0)
         self.notes: Notes | None = None  # of the step in flight, if somebody asked for its timeline
         self._microbatch, self._microbatch_loss = 0, 0.0
@@ -267,9 +277,15 @@ class Session:
         self._kept_versions: list[int] = []
         self._asked: tuple[Caller, Sequence[object]] | None = None  # who shares what just now
         self._recording: Recording | None = None
+        self._watched: set[int] = set()
         if _sessions:
             raise Misuse("the script made a second session; one holds everything that is trained")
         _sessions.append(self)
+
+    def total(self) -> Sum:
+        """Room for the sum of a whole step, which not everybody needs."""
+        self._total = self._total or Sum(self.space)
+        return self._total
 
     @property
     def leader(self) -> bool:
@@ -287,13 +303,15 @@ class Session:
             raise Misuse("session.steps() was called twice; a script has one training loop")
         self._facts = Facts(self.microbatches, total)
         while True:
-            self._phase, self._kept = "between", None
+            self._phase, self._kept = "bound", None
+            self.holdings.give_back()
             self._world.boundary(self, self._facts)
             if self.version >= total:
                 break
-            self._kept = collect(self.objects)
+            self._kept = self._collect()
             self._kept_versions = self._kept.versions()
             self.seed_for(self.version, self.microbatches)
+            self._phase = "between"
             yield self.version
             if self._phase != "shared":
                 raise Misuse(
@@ -310,6 +328,7 @@ class Session:
         if self._phase in ("sharing", "computing"):
             raise Misuse(f"the script ended in the middle of step {self.version}")
         if self._phase in ("between", "shared"):
+            self.holdings.give_back()
             self.version += self._phase == "shared"
             self._over()
 
@@ -343,34 +362,38 @@ class Session:
         step = self.version
         self.space.begin()
         self._partial.clear()
+        self.holdings.norms = {}
         try:
             if (logged := self._world.logged(step)) is not None:
-                self.total.memory(0, self.space.total_bytes)[:] = logged[0]
-                self.total.present[:] = logged[1]
+                total = self.total()
+                total.memory(0, self.space.total_bytes)[:] = logged[0]
+                total.present[:] = logged[1]
+                summed = self.space.summed(total)
             else:
-                yield from self._compute(step, batches)
+                summed = yield from self._compute(step, batches)
             self.seed_for(step, self.microbatches + 1)
-            self._install()
+            self._install(summed)
             passing("step: installed")
         except Abandoned:
             self.space.begin()  # the rest of the body runs out on nothing, and is then overwritten
         self._phase, self._asked = "shared", None
 
-    def _compute(self, step: int, batches: Sequence[Batch]) -> Iterator[Batch]:
+    def _compute(self, step: int, batches: Sequence[Batch]) -> Generator[Batch, None, Summed]:
         while True:
             try:
                 first, count = self._world.share()
                 passing("step: share opened")
                 if self._world.deep:
-                    self._world.play(step, batches, self.total)
+                    summed = self._world.play(step, batches)
                 else:
                     yield from self._run_body(step, batches, first, count)
-                    self._world.gather(step, self._partial, self.total)
-                self._check_finite(step)
-                self._world.commit(step, self.total)
+                    self._world.gather(step, self._partial, self.total())
+                    summed = self.space.summed(self.total())
+                self._check_finite(step, summed)
+                self._world.commit(step, summed)
             except Interrupted:
                 continue
-            return
+            return summed
 
     def _run_body(
         self, step: int, batches: Sequence[Batch], first: int, count: int
@@ -444,18 +467,22 @@ class Session:
             self._phase = before
         raise CannotRecord("the loop over session.share(...) ended without session.backward(loss)")
 
-    def _check_finite(self, step: int) -> None:
+    def _check_finite(self, step: int, summed: Summed) -> None:
         """Before the commit, so that a job that fails on it can be resumed from before it."""
-        if self._world.nan == "fail" and not self.space.finite(self.total):
-            loss = float(self.total.loss) / self.microbatches
+        if self._world.nan == "fail" and not summed.finite:
+            loss = float(summed.total.loss) / self.microbatches
             raise NotFinite(
                 f"step {step}: the loss is {loss}, or one of its gradients is not finite"
             )
 
-    def _install(self) -> None:
-        self.loss = float(self.total.loss) / self.microbatches
-        if self.space.finite(self.total):
-            self.space.install(self.total, self.microbatches)
+    def _install(self, summed: Summed) -> None:
+        self.loss = float(summed.total.loss) / self.microbatches
+        self.holdings.norms = {}
+        if summed.held is not None:
+            self._keep(summed.held)
+        if summed.finite:
+            summed.total.space.install(summed.total, self.microbatches)
+            self.holdings.norms = summed.norms
         else:
             self.space.begin()  # a skipped step is committed, and changes nothing
 
@@ -471,12 +498,71 @@ class Session:
     def state_bytes(self) -> int:
         return sum(collect(self.objects).sizes().values())
 
-    def settled(self) -> list[LiveLayer]:
+    @property
+    def next_version(self) -> int:
+        """The version that the script is at, between the sum of a step and the next step, too."""
+        return self.version + (self._phase == "shared")
+
+    def borrow(self, gathered: Gathered, layers: frozenset[str]) -> None:
+        """Weights to look at until the next step begins."""
+        models = {k: v for k, v in self.objects.items() if isinstance(v, torch.nn.Module)}
+        self.holdings.borrow(layers)
+        phase, self._phase = self._phase, "bound"
+        fill(gathered.layers.values(), gathered.read, models, layers)
+        self._phase = phase
+
+    @property
+    def kept(self) -> Collected | None:
+        """The state as it was when the step began, as far as it is here."""
+        return None if self._phase == "shared" else self._kept
+
+    def collected(self) -> Collected:
         """The state at the step's boundary. It can be had until the step's sum is installed: its tensors
         do not change before, and what else the script has set for the step already is not in it.
         """
-        return (self._kept if self._kept is not None else collect(self.objects)).finish()
+        return self._kept if self._kept is not None else self._collect()
 
-    def load(self, gathered: Gathered, version: int) -> None:
-        fill(gathered.layers.values(), gathered.read, self.objects)
+    def _collect(self) -> Collected:
+        phase, self._phase = self._phase, "bound"  # a state_dict of ours is not the script's
+        state, here = collect(self.objects), self.holdings.here
+        self._phase = phase
+        return state if here is None else state.only(here)
+
+    def snapshot(self) -> Collected:
+        """The state as the script has it now."""
+        return self._collect()
+
+    def settled(self) -> list[LiveLayer]:
+        return self.collected().finish()
+
+    def load(self, gathered: Gathered, version: int, only: frozenset[str] | None = None) -> None:
+        """Take the state over; of what is not in `only`, there is nothing here then."""
+        if only is None:
+            self.holdings.make_room(self.holdings.all)
+            self.holdings.here = None
+        else:
+            self._keep(only)
+            self.holdings.make_room(only)
+        fill(gathered.layers.values(), gathered.read, self.objects, only)
         self.version = version
+
+    def _keep(self, layers: frozenset[str]) -> None:
+        """Only these are here from now on. Whoever uses the model beside the step has the rest fetched."""
+        self.holdings.keep(layers)
+        for thing in self.objects.values():
+            if isinstance(thing, torch.nn.Module) and id(thing) not in self._watched:
+                self._watched.add(id(thing))
+                thing.register_forward_pre_hook(lambda *_: self._fetch())
+                thing.register_state_dict_pre_hook(lambda *_: self._fetch())  # type: ignore[no-untyped-call]
+
+    def _fetch(self) -> None:
+        if self._phase in ("between", "shared") and self.holdings.here is not None:
+            self._world.fetch()
+
+    def add(self, gathered: Gathered, layers: frozenset[str]) -> None:
+        """Layers that were not here, of the version that the others have."""
+        self.holdings.make_room(layers)
+        fill(gathered.layers.values(), gathered.read, self.objects, layers)
+        self.holdings.arrived(layers)
+        if self._phase == "sharing":
+            self.space.begin()  # buffers have come as well, and they are the step's start

@@ -14,8 +14,9 @@ was contributed to an entry at all is kept apart in `present`: a parameter that 
 has no gradient, which is not the same as a gradient of zero.
 """
 
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 
+import msgspec
 import torch
 
 from agent.errors import Misuse
@@ -39,26 +40,54 @@ class Sum:
         return self.flat.numpy().data[start:end]
 
 
+class Summed(msgspec.Struct, frozen=True):
+    """The sum of a step: of everything, or (`held`) of the layers that this worker keeps.
+
+    `finite`, `present` and the `norms` of the gradients (by parameter) are of all of it in any case.
+    """
+
+    total: Sum
+    finite: bool
+    present: bytes
+    held: frozenset[str] | None = None
+    norms: dict[int, float] = {}
+
+
 class SumSpace:
     """Where each number of a step's sum lies."""
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         self._modules = tuple(modules)
-        self.params = {
-            name: param
-            for module in self._modules
-            for name, param in module.named_parameters()
-            if param.requires_grad
-        }
-        self.buffers = {
-            name: buffer
-            for module in self._modules
-            for name, buffer in module.named_buffers()
-            if buffer.dtype.is_floating_point or buffer.dtype in (torch.int64, torch.int32)
-        }
-        self.tensors = [*self.params.values(), *self.buffers.values()]
+        self._take(
+            {
+                name: param
+                for module in self._modules
+                for name, param in module.named_parameters()
+                if param.requires_grad
+            },
+            {
+                name: buffer
+                for module in self._modules
+                for name, buffer in module.named_buffers()
+                if buffer.dtype.is_floating_point or buffer.dtype in (torch.int64, torch.int32)
+            },
+        )
+
+    def part(self, wanted: Callable[[str], bool]) -> "SumSpace":
+        """A space of some of these, by name."""
+        part = SumSpace(())
+        part._take(
+            {name: param for name, param in self.params.items() if wanted(name)},
+            {name: buffer for name, buffer in self.buffers.items() if wanted(name)},
+        )
+        return part
+
+    def _take(self, params: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]) -> None:
+        self.params, self.buffers = params, buffers
+        self.names = [*params, *buffers]
+        self.tensors = [*params.values(), *buffers.values()]
         self._lay_out()
-        self._before = [buffer.detach().clone() for buffer in self.buffers.values()]
+        self._before = [buffer.detach().clone() for buffer in buffers.values()]
 
     def _lay_out(self) -> None:
         loss = torch.zeros(1, dtype=torch.float64)
@@ -159,6 +188,9 @@ class SumSpace:
             for start, end, dtype in self.groups
             if dtype.is_floating_point
         )
+
+    def summed(self, total: Sum) -> Summed:
+        return Summed(total, self.finite(total), bytes(total.present))
 
     def install(self, total: Sum, microbatches: int) -> None:
         """Gradients into the model, as views of the sum; the buffers' changes applied."""

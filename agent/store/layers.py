@@ -8,7 +8,7 @@ scalers) are the same for all, and make one layer of their own.
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Mapping
 from typing import Any
 
 import msgspec
@@ -134,6 +134,14 @@ class Collected:
         """Changes whenever one of the tensors is written to."""
         return [tensor._version for draft in self._drafts.values() for tensor in draft.live]
 
+    def updates(self) -> list[int]:
+        """Changes whenever a parameter or optimizer state is written to, but not with a buffer."""
+        return [item._version for draft in self._drafts.values() for item in draft.tensors.values()]
+
+    def only(self, layers: Container[str]) -> "Collected":
+        """Some of the layers; of the others there may be nothing here."""
+        return Collected({name: draft for name, draft in self._drafts.items() if name in layers})
+
     def finish(self) -> list[LiveLayer]:
         return [draft.finish(name) for name, draft in self._drafts.items()]
 
@@ -222,21 +230,27 @@ def fill(
     layers: Iterable[Layer],
     read_wants: Callable[[list[Want]], int],
     objects: Mapping[str, Stateful],
+    only: Container[str] | None = None,
 ) -> int:
-    """Give every object its state, whichever layout these layers come from. Returns the bytes read."""
+    """Give every object its state, whichever layout these layers come from. Returns the bytes read.
+
+    With `only`, these layers are filled, and what belongs to others stays as it is."""
     loading = _Loading(Index(layers))
     filled = [
-        _fill_optimizer(loading, key, thing, objects)
+        _fill_optimizer(loading, key, thing, objects, only)
         for key, thing in objects.items()
         if isinstance(thing, torch.optim.Optimizer)
     ]
     for key, module in _modules(objects).items():
+        first: dict[torch.Tensor, str] = {}
         for name, tensor in _tensors_of(module):
-            loading.take(f"{key}/{name}", tensor.detach())
+            if only is None or block_of(first.setdefault(tensor, name)) in only:
+                loading.take(f"{key}/{first.get(tensor, name)}", tensor.detach())
     others = {
         key: loading.value(key)
         for key, thing in objects.items()
         if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer)
+        and (only is None or REST in only)
     }
     count = read_wants(loading.wants)
     loading.finish()
@@ -338,6 +352,7 @@ def _fill_optimizer(
     key: str,
     optimizer: torch.optim.Optimizer,
     objects: Mapping[str, Stateful],
+    only: Container[str] | None,
 ) -> Callable[[], None]:
     """Plan the reads of an optimizer's state; what is returned puts it in place afterwards."""
     names: dict[torch.Tensor, str] = {}
@@ -351,6 +366,8 @@ def _fill_optimizer(
         for parameter in group["params"]:
             if parameter not in names:
                 raise StateError(f"{key} trains a tensor that belongs to none of the saved modules")
+            if only is not None and block_of(names[parameter]) not in only:
+                continue
             path = loading.saved_as(key, names[parameter], _modules(objects))
             loading.hold(path, optimizer.state.get(parameter, {}))
             states[parameter], settings_path = loading.optimizer_state(path)
@@ -358,11 +375,12 @@ def _fill_optimizer(
         settings.append(found)
 
     def apply() -> None:
-        optimizer.state.clear()
+        if only is None:
+            optimizer.state.clear()
         for group, kept in zip(optimizer.param_groups, settings, strict=True):
             group.update(kept)
             for parameter in group["params"]:
-                if states[parameter]:
+                if states.get(parameter):
                     optimizer.state[parameter] = _near(states[parameter], parameter, group)
 
     return apply

@@ -182,6 +182,7 @@ class Crew:
         self.microbatches = 0
         self.settle = 0  # how many have to be ready for the first layout
         self.depth = 1  # what is asked for, as far as the workers go
+        self.owned = False  # whether deep layouts keep no more than their own
         self.options: dict[str, Any] = {}  # how deep layouts are played
         self._serial = 0
         self._lock = threading.Lock()
@@ -318,7 +319,8 @@ class Crew:
             for index, replica in enumerate(even.replicas)
         )
         options = self.options if depth == self.depth else {}
-        return msgspec.structs.replace(even, replicas=replicas, **options)
+        owned = self.owned and depth > 1
+        return msgspec.structs.replace(even, replicas=replicas, owned=owned, **options)
 
     def shape(self, depth: int, when: messages.When = "boundary", **options: Any) -> None:
         """Another depth from now on."""

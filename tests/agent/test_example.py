@@ -100,12 +100,13 @@ def test_disturbed_and_alone_give_the_same_bits(crew: Crew) -> None:
     assert crew.of(Rewound) == []
 
 
-def test_cut_into_stages_it_gives_the_same_bits(crew: Crew) -> None:
+@pytest.mark.parametrize("owned", [False, True])
+def test_cut_into_stages_it_gives_the_same_bits(crew: Crew, owned: bool) -> None:
     """The example, unchanged, as 2 x 2 and after a loss as a chain of 3: weights and printed losses are those of
     a run alone."""
     layers = ("--layers", "3")
     *lines, sha = python("-c", DIGEST, str(EXAMPLE), *SMALL, *layers)
-    crew.depth = 2
+    crew.depth, crew.owned = 2, owned
     first, *_ = crew.begin(4, EXAMPLE.read_text(), *SMALL, *layers)
     crew.reach(4)
     crew.shape(3)

@@ -1,0 +1,42 @@
+"""`clip_grad_norm_` where a worker has the gradients of its own layers only.
+
+The norm is one of all gradients, so those of every tensor are told with the sums of the step, and put together in
+the order in which one process would. Nothing waits for others here, and nothing changes where all is at hand.
+"""
+
+import functools
+from collections.abc import Callable, Iterable
+
+import torch
+from torch.nn.utils import clip_grad
+
+from agent.holdings import Holdings
+
+_original = clip_grad.clip_grad_norm_
+
+
+def follow(holdings: Callable[[], Holdings | None]) -> None:
+    """From now on the scripts of this process clip by the norm of all gradients."""
+
+    @functools.wraps(_original)
+    def clip_grad_norm_(
+        parameters: torch.Tensor | Iterable[torch.Tensor],
+        max_norm: float,
+        norm_type: float = 2.0,
+        error_if_nonfinite: bool = False,
+        foreach: bool | None = None,
+    ) -> torch.Tensor:
+        here = holdings()
+        if here is None or not here.norms:
+            return _original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+        params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        total = here.norm(params, norm_type)
+        if error_if_nonfinite and not torch.isfinite(total):
+            raise RuntimeError(
+                f"the norm of the gradients is {float(total)}, so they cannot be clipped"
+            )
+        torch.nn.utils.clip_grads_with_norm_(params, max_norm, total, foreach)
+        return total
+
+    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
+    clip_grad.clip_grad_norm_ = clip_grad_norm_

@@ -1,0 +1,106 @@
+"""Which layers of the state are here. A worker of a deep layout may keep those of its own stages only.
+
+What is not here has its name, its shape and no memory: a parameter that is away is one number that is not a
+number, as wide as the parameter. Whoever computes with it by mistake sees at once that it is not there.
+"""
+
+from collections import defaultdict
+from collections.abc import Collection, Mapping
+
+import torch
+
+from agent.errors import Misuse
+from agent.shards import Stateful
+from agent.store.layers import block_of, collect
+
+
+class Holdings:
+    """The layers of a session's objects. `here` is None as long as all of them are here."""
+
+    def __init__(self, objects: Mapping[str, Stateful]) -> None:
+        self._objects = objects
+        self._params: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
+        self.layer_of: dict[int, str] = {}  # by the identity of parameters and buffers
+        for thing in objects.values():
+            if isinstance(thing, torch.nn.Module):
+                self._note(thing)
+        self.here: frozenset[str] | None = None
+        self.norms: dict[int, float] = {}  # of this step's gradients, wherever they are
+        self.borrowed: frozenset[str] = frozenset()  # here for the script to look at
+        self._all: frozenset[str] = frozenset()
+        self._counted = 0
+
+    def _note(self, module: torch.nn.Module) -> None:
+        for name, param in module.named_parameters():
+            self._params[block_of(name)].append(param)
+            self.layer_of.setdefault(id(param), block_of(name))
+        for name, buffer in module.named_buffers():
+            self.layer_of.setdefault(id(buffer), block_of(name))
+
+    @property
+    def all(self) -> frozenset[str]:
+        if self._counted != len(self._objects):
+            self._all = frozenset(collect(self._objects).sizes())
+            self._counted = len(self._objects)
+        return self._all
+
+    def lacking(self, wanted: Collection[str]) -> frozenset[str]:
+        return frozenset() if self.here is None else frozenset(wanted) - self.here
+
+    def make_room(self, layers: Collection[str]) -> None:
+        """Memory for what will be filled."""
+        for layer in layers:
+            for param in self._params.get(layer, ()):
+                if _is_away(param):
+                    param.data = torch.empty(param.shape, dtype=param.dtype, device=param.device)
+
+    def arrived(self, layers: Collection[str]) -> None:
+        if self.here is not None:
+            self.here |= frozenset(layers)
+            if self.here >= self.all:
+                self.here = None
+
+    def borrow(self, layers: frozenset[str]) -> None:
+        self.borrowed |= layers
+        self.make_room(layers)
+
+    def give_back(self) -> None:
+        """What was looked at is of one version only."""
+        if self.borrowed and self.here is not None:
+            self.keep(self.here)
+
+    def keep(self, layers: frozenset[str]) -> None:
+        """Let go of everything else."""
+        self.here, self.borrowed = layers, frozenset()
+        optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
+        for layer, params in self._params.items():
+            if layer in layers:
+                continue
+            for param in params:
+                param.grad = None
+                for optimizer in optimizers:
+                    optimizer.state.pop(param, None)
+                if param.numel() > 1 and not _is_away(param):
+                    param.data = _nothing(param)
+
+    def norm(self, params: Collection[torch.Tensor], norm_type: float) -> torch.Tensor:
+        """The norm of all gradients, whoever has them: the bits that one process would have."""
+        if norm_type != 2.0:
+            raise Misuse(
+                f"clip_grad_norm_(norm_type={norm_type}): where each worker keeps its own layers only, the "
+                "norm of the gradients is known for norm_type=2"
+            )
+        known = [self.norms[id(param)] for param in params if id(param) in self.norms]
+        dtype = next((param.dtype for param in params), torch.float32)
+        total: torch.Tensor = torch.linalg.vector_norm(torch.tensor(known, dtype=dtype))
+        return total
+
+
+def _nothing(param: torch.Tensor) -> torch.Tensor:
+    floating = param.dtype.is_floating_point or param.dtype.is_complex
+    one = torch.full((), float("nan") if floating else 0, dtype=param.dtype, device=param.device)
+    return one.expand(param.shape)
+
+
+def _is_away(param: torch.Tensor) -> bool:
+    return param.numel() > 1 and not any(param.stride())

@@ -1,0 +1,161 @@
+"""Layers of a version, asked for by whoever lacks them and answered by those who have them.
+
+Asked for are exactly the layers that are needed, each in shares from all who have it. Answers come from live
+memory, on a thread of their own: a version does not change in memory before everyone in the layout has prepared
+the next, so before whoever asks has been answered. A version that the script has changed all the same is
+refused.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from agent.errors import Misuse, WireError
+from agent.mesh import ASK, Mesh
+from agent.protocol import Part
+from agent.store.format import share
+from agent.store.layers import Collected, LiveLayer
+from agent.store.shares import Extent, Gathered, Share
+
+OFFERS_MAX = 2
+LOOK_AGAIN_S = 0.05
+
+Known = Mapping[str, frozenset[str] | None]  # who has which layers; None is all
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Layers, and which share of how many; the answer is marked with `serial`."""
+
+    serial: int
+    wanted: tuple[tuple[str, int, int], ...]
+
+
+class Crew(Protocol):
+    """What is needed of the group that this worker is in."""
+
+    @property
+    def generation(self) -> int: ...
+
+    def send(self, peer: str, part: Part, pieces: list[memoryview]) -> None: ...
+
+    def take(self, peer: str, step: int, tag: str) -> tuple[bytes, memoryview]: ...
+
+    def now(self) -> tuple[int, Collected | None]:
+        """The version that the session is at, and its state as it was when that began."""
+
+
+class Pulling:
+    def __init__(self, crew: Crew, mesh: Callable[[], Mesh], changed: threading.Condition) -> None:
+        self._crew, self._mesh, self._changed = crew, mesh, changed
+        self._offers: dict[int, tuple[Collected, list[int]]] = {}
+        self._serial = 0
+
+    def offer(self, version: int, state: Collected) -> None:
+        """Whoever asks for this version may have it."""
+        with self._changed:
+            self._offers[version] = (state, state.updates())
+            for old in sorted(self._offers)[:-OFFERS_MAX]:
+                del self._offers[old]
+            self._changed.notify_all()
+
+    def forget(self, version: int) -> None:
+        """Nobody asks for older ones any more; what they hold in memory may go."""
+        with self._changed:
+            self._offers = {v: offer for v, offer in self._offers.items() if v >= version}
+
+    def pull(self, layers: Collection[str], version: int, known: Known) -> Gathered:
+        """These layers, from those who are known to have them."""
+        asks: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
+        for layer in sorted(layers):
+            having = [peer for peer, held in known.items() if held is None or layer in held]
+            if not having:
+                raise WireError(f"nobody in the layout has layer {layer} of version {version}")
+            for index, peer in enumerate(having):
+                asks[peer].append((layer, index, len(having)))
+        self._serial += 1
+        ask = Part(generation=self._crew.generation, step=version, tag=ASK)
+        for peer, wanted in asks.items():
+            extra = msgspec.msgpack.encode(Ask(self._serial, tuple(wanted)))
+            self._crew.send(peer, msgspec.structs.replace(ask, extra=extra), [])
+        gathered = Gathered()
+        for peer in asks:
+            extra, payload = self._crew.take(peer, version, f"give/{self._serial}")
+            if not extra:
+                raise Misuse(
+                    f"the model was changed on {peer} while it was used here: where each worker keeps its own "
+                    "layers only, use the model behind optimizer.step(), or on all workers alike"
+                )
+            gathered.add(msgspec.msgpack.decode(extra, type=Share), payload)
+        return gathered
+
+    def answer(self, peer: str, part: Part) -> None:
+        """On a thread of its own: wait until we are at that version, and send what is asked for."""
+        ask = msgspec.msgpack.decode(part.extra, type=Ask)
+        with self._changed:
+            while (found := self._find(part.step)) is None:
+                if self._crew.generation > part.generation:
+                    return
+                self._changed.wait(LOOK_AGAIN_S)
+        state, versions = found
+        reply = Part(generation=part.generation, step=part.step, tag=f"give/{ask.serial}")
+        pieces: list[memoryview] = []
+        if state.updates() == versions:
+            answer, pieces = _answer(state, ask)
+            reply = msgspec.structs.replace(reply, extra=msgspec.msgpack.encode(answer))
+        connection = self._mesh().connection(peer)
+        if connection is None:
+            return
+        try:
+            connection.send(reply, *pieces)
+        except WireError:
+            self._mesh().drop(peer, connection)
+
+    def _find(self, version: int) -> tuple[Collected, list[int]] | None:
+        if version in self._offers:
+            return self._offers[version]
+        at, state = self._crew.now()
+        return (state, state.updates()) if at == version and state is not None else None
+
+
+def covers(having: Known, every: Collection[str]) -> bool:
+    """Whether these have all layers between them."""
+    together: set[str] = set()
+    for held in having.values():
+        if held is None:
+            return True
+        together |= held
+    return together >= set(every)
+
+
+def share_among(
+    live: Iterable[LiveLayer], having: Known, me: str
+) -> tuple[Share, list[memoryview]]:
+    """What one of those who have them sends of these layers."""
+    found = {}
+    for layer in live:
+        peers = [w for w, held in having.items() if held is None or layer.form.name in held]
+        if me in peers:
+            found[layer.form.name] = (layer, peers.index(me), len(peers))
+    return _share(found)
+
+
+def _answer(state: Collected, ask: Ask) -> tuple[Share, list[memoryview]]:
+    live = {layer.form.name: layer for layer in state.only([n for n, *_ in ask.wanted]).finish()}
+    return _share({name: (live[name], index, of) for name, index, of in ask.wanted})
+
+
+def _share(parts: Mapping[str, tuple[LiveLayer, int, int]]) -> tuple[Share, list[memoryview]]:
+    """Of each layer share `index` of so many, and its form with the first."""
+    forms, extents, pieces = [], list[Extent](), list[memoryview]()
+    for name, (layer, index, of) in parts.items():
+        size = layer.form.layer_bytes
+        low, high = share(size, of, index)
+        if not index:
+            forms.append(layer.form)
+        if low < high:
+            extents.append(Extent(name, low, high - low, size))
+            pieces.extend(layer.pieces(low, high))
+    return Share(forms=tuple(forms), extents=tuple(extents)), pieces
