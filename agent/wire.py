@@ -95,12 +95,20 @@ class Connection:
             raise WireError(f"a frame makes no sense: {error}") from error
         target = place(message, payload_bytes) if place is not None and payload_bytes else None
         if target is None:
-            target = np.empty(payload_bytes, dtype=np.uint8).data
+            target = self._room(message, payload_bytes)
         self._fill(target)
         if crc32c(crc32c(0, meta), target) != crc:
             self.close()
             raise WireError(f"{type(message).__name__} was damaged on its way (crc32c differs)")
         return message, target
+
+    def _room(self, message: AnyMessage, count: int) -> memoryview:
+        try:
+            return np.empty(count, dtype=np.uint8).data
+        except MemoryError as error:
+            self.close()  # what comes next on it is the payload
+            what = f"{count} bytes of {type(message).__name__}"
+            raise WireError(f"there is no memory for {what}") from error
 
     def _fill(self, view: memoryview) -> memoryview:
         filled = 0

@@ -16,6 +16,7 @@ import msgspec
 import redis
 
 from agent import messages
+from agent.faults import VARIABLE
 from agent.keeper import Keeper, connect
 from agent.layout import Layout, data_parallel
 from agent.messages import AnyReport, JobOrder, WorkerOrder
@@ -81,8 +82,12 @@ class Nursery:
         )
         self.pids: list[int] = []
 
-    def start(self, order: WorkerOrder, host: str = "127.0.0.1") -> int:
-        birth = {"order": json.loads(msgspec.json.encode(order)), "host": host}
+    def start(self, order: WorkerOrder, host: str = "127.0.0.1", faults: str = "") -> int:
+        birth = {
+            "order": json.loads(msgspec.json.encode(order)),
+            "host": host,
+            "faults": faults,
+        }
         self.process.stdin.write(json.dumps(birth) + "\n")
         self.process.stdin.flush()
         pid = int(self.process.stdout.readline())
@@ -115,11 +120,14 @@ class KeeperProcess:
             msgspec.json.encode(self.storage).decode(),
         ]
         self.address = ""
+        self.faults = ""  # the encoded plan that the next process is armed with
         self.start()
 
     def start(self) -> None:
+        armed = {VARIABLE: self.faults} if self.faults else {}
         self.process = subprocess.Popen(
             [sys.executable, str(Path(__file__).with_name("keeper_process.py")), *self._arguments],
+            env={**os.environ, **armed},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             text=True,
@@ -198,7 +206,7 @@ class Crew:
         order = JobOrder(job=self.job, script="train.py", script_sha="", argv=argv, **options)
         self.keeper.open_job(order, script.encode())
 
-    def start(self, count: int) -> list[str]:
+    def start(self, count: int, faults: str = "") -> list[str]:
         started = []
         for _ in range(count):
             self._serial += 1
@@ -211,7 +219,7 @@ class Crew:
                 keeper_address=self.keeper.address,
                 secret=job_secret(SECRET, self.job),
             )
-            self.pids[worker] = self.nursery.start(order)
+            self.pids[worker] = self.nursery.start(order, faults=faults)
             started.append(worker)
         return started
 

@@ -1,6 +1,6 @@
 """Starts worker processes in milliseconds: one process has imported everything, and forks.
 
-python nursery.py < lines of JSON: {"order": ..., "host": ...} > lines with the pids
+python nursery.py < lines of JSON: {"order": ..., "host": ..., "faults": ...} > lines with the pids
 """
 
 import faulthandler
@@ -10,13 +10,14 @@ import sys
 
 import msgspec
 
-from agent import worker
+from agent import faults, worker
 from agent.messages import WorkerOrder
 
 
 class Birth(msgspec.Struct):
     order: WorkerOrder
     host: str
+    faults: str  # an encoded plan, or nothing
 
 
 def main() -> None:
@@ -28,6 +29,8 @@ def main() -> None:
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             faulthandler.register(signal.SIGUSR1, all_threads=True)
+            if birth.faults:
+                faults.arm(birth.faults)
             code = 0
             try:
                 worker.run(birth.order, birth.host)

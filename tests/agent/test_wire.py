@@ -1,8 +1,10 @@
 """Frames over real sockets: whole or refused, and only between those who know the secret."""
 
+import resource
 import socket
 import threading
 from collections.abc import Callable, Iterator
+from pathlib import Path
 
 import pytest
 
@@ -42,18 +44,24 @@ def test_a_message_and_its_payload_arrive(pair: tuple[Connection, Connection]) -
     assert bytes(place) == b"helloworld"
 
 
-@pytest.mark.parametrize("at", [0, 5, 12, 16, 20, -1])
-def test_a_damaged_frame_is_refused(pair: tuple[Connection, Connection], at: int) -> None:
-    """One flipped bit anywhere, in lengths, message or payload, ends the connection."""
-    left, right = pair
+def _frame_of(message: Slice, payload: bytes) -> bytes:
+    """What goes over the wire for it."""
     tap, wire = _tcp()
     recorder = Connection(tap)
-    recorder.send(Slice(generation=3, step=7, offset=0, total=10), b"0123456789")
+    recorder.send(message, payload)
     recorder.close()
     frame = bytearray()
     while piece := wire.recv(1 << 16):
         frame += piece
     wire.close()
+    return bytes(frame)
+
+
+@pytest.mark.parametrize("at", [0, 5, 12, 16, 20, -1])
+def test_a_damaged_frame_is_refused(pair: tuple[Connection, Connection], at: int) -> None:
+    """One flipped bit anywhere, in lengths, message or payload, ends the connection."""
+    left, right = pair
+    frame = bytearray(_frame_of(Slice(generation=3, step=7, offset=0, total=10), b"0123456789"))
     frame[at] ^= 1
     left._sock.sendall(frame)
     left.close()
@@ -140,3 +148,23 @@ def test_a_connection_that_another_thread_closed_is_known_by_one_error(
     for ask in (lambda: left.send(Beat()), left.receive, lambda: left.patience(2.0)):
         with pytest.raises(WireError):
             ask()
+
+
+def test_a_payload_that_there_is_no_memory_for_ends_the_connection(
+    pair: tuple[Connection, Connection],
+) -> None:
+    """Not the thread that receives: whoever is deaf and goes on beating would be waited for for ever."""
+    left, right = pair
+    left._sock.sendall(_frame_of(Slice(generation=3, step=7, offset=0, total=10), b"0123456789"))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    huge = bytearray(_frame_of(Slice(generation=3, step=8, offset=0, total=10), b""))
+    huge[4:12] = (1 << 33).to_bytes(8, "little")
+    left._sock.sendall(huge)
+    assert bytes(right.receive()[1]) == b"0123456789"
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), hard))
+    try:
+        with pytest.raises(WireError, match=f"no memory for {1 << 33} bytes of Slice"):
+            right.receive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

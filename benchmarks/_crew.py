@@ -1,0 +1,108 @@
+"""What the benchmarks of the running parts share: a crew of worker processes with keeper and Redis, and its commits.
+
+There is no house around it, and no Ray: this process plays the manager, as the tests of the training side do.
+"""
+
+import itertools
+import os
+import platform
+import statistics
+import sys
+import tempfile
+import threading
+import time
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import NamedTuple
+
+import torch
+
+ROOT = Path(__file__).resolve().parents[1]
+sys.path.insert(0, str(ROOT / "tests" / "agent"))
+
+from crews import Crew, KeeperProcess, Nursery, RedisProcess, until  # noqa: E402
+
+__all__ = ["Commits", "Crew", "crew_of", "machine", "until"]
+
+KEPT_MAX = 100_000
+
+
+class Commit(NamedTuple):
+    at_s: float
+    generation: int
+    step: int
+
+
+class Commits:
+    """When each commit was written down, as Redis tells it: nobody polls meanwhile."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._client = crew.client
+        self._key = f"orch:commit:{crew.job}"
+        self._client.config_set("notify-keyspace-events", "Kh")
+        self._told = self._client.pubsub(ignore_subscribe_messages=True)
+        self._told.subscribe(f"__keyspace@0__:{self._key}")
+        self._over = threading.Event()
+        self.seen: list[Commit] = []
+        self._thread = threading.Thread(target=self._listen, daemon=True)
+        self._thread.start()
+
+    def _listen(self) -> None:
+        while not self._over.is_set():
+            if self._told.get_message(timeout=0.2) is None:
+                continue
+            at_s = time.monotonic()
+            generation, step = self._client.hmget(self._key, "generation", "step")
+            if step is None or (self.seen and self.seen[-1].step == int(step)):
+                continue  # another field
+            if len(self.seen) < KEPT_MAX:
+                self.seen.append(Commit(at_s, int(generation), int(step)))
+
+    def after(self, generation: int) -> Commit | None:
+        """The first one under a newer generation."""
+        newer = itertools.takewhile(lambda one: one.generation > generation, reversed(self.seen))
+        return next(reversed(list(newer)), None)
+
+    def step_s(self, newest: int) -> float:
+        """The median over the newest so many."""
+        at_s = [one.at_s for one in self.seen[-newest:]]
+        return statistics.median(b - a for a, b in itertools.pairwise(at_s))
+
+    def close(self) -> None:
+        self._over.set()
+        self._thread.join(5.0)
+        self._told.close()
+
+
+@contextmanager
+def crew_of() -> Iterator[Crew]:
+    """A keeper in a process of its own, and workers that start warm."""
+    with tempfile.TemporaryDirectory(prefix="crew-") as name:
+        folder = Path(name)
+        (folder / "disk").mkdir()
+        server, nursery = RedisProcess(folder), Nursery(folder / "disk")
+        try:
+            crew = Crew(server, nursery, folder, KeeperProcess(server, folder))
+            try:
+                yield crew
+            finally:
+                crew.close()
+        finally:
+            nursery.close()
+            server.kill()
+
+
+def machine() -> str:
+    load = os.getloadavg()[0]
+    return (
+        f"{os.cpu_count()} cores {platform.machine()}, load {load:.1f}, Python "
+        f"{platform.python_version()}, torch {torch.__version__}"
+    )
+
+
+def spread(values: Sequence[float], unit: float = 1e3) -> str:
+    """Median, and the 10th to the 90th percentile; in thousandths if nothing else is said."""
+    ordered = sorted(values)
+    low, high = ordered[len(ordered) // 10], ordered[-1 - len(ordered) // 10]
+    return f"{statistics.median(ordered) * unit:.3g} ({low * unit:.3g} .. {high * unit:.3g})"

@@ -1,0 +1,381 @@
+"""The fault menu at every point of a step, a morph and a save: no committed step is lost or applied twice.
+
+A job runs on while one fault after the other happens to it, each in a newcomer of its own that is armed for it. A
+gate in the script sees to it that the job does not end before.
+"""
+
+import ast
+import itertools
+import random
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+from crews import Crew, KeeperProcess, Nursery, RedisProcess, until
+
+import agent
+from agent import faults
+from agent.faults import Fault, Kind, Line, Plan
+from agent.messages import (
+    AnyReport,
+    JobCompleted,
+    Rewound,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+)
+
+HERE = Path(__file__).parent
+STEPS = 120
+SEED = 20261121
+WORKERS = {1: 3, 2: 4}  # by depth, the armed one included
+
+# A job goes through twenty faults, one after the other.
+pytestmark = pytest.mark.timeout(400, func_only=True)
+
+HANDED = ("morph: hand-over begun", "morph: part sent")  # passed when yet another one joins
+BESIDE = ("save: share sent",)  # on a thread beside the script's
+FLAT = [
+    point
+    for point in (*faults.STEP, *faults.MORPH, *faults.SAVE)
+    if point not in {"step: stage played", "morph: cuts told"}
+]
+DEEP = [
+    point
+    for point in (*faults.STEP, *faults.MORPH, *faults.SAVE)
+    if point != "step: microbatch computed"
+]
+PLACES = {1: FLAT, 2: DEEP}
+SILENT: tuple[Kind, ...] = ("stop", "term", "hang", "corrupt", "reset", "exception", "memory")
+GRADIENTS = {1: "step: microbatch computed", 2: "step: stage played"}
+
+
+def keeper_faults() -> list[Fault]:
+    """What a keeper can meet at each of its points; those that end its process come last at each."""
+    writes: tuple[Kind, ...] = ("full", "unavailable", "exception", "memory", "kill")
+    menu: dict[str, tuple[Kind, ...]] = {
+        "keeper: assembled": ("exception", "memory", "stop", "kill"),
+        "keeper: part drafted": writes,
+        "keeper: mark drafted": (*writes[:-1], "term"),
+        "keeper: manifest written": ("exception", "memory", "kill"),
+        "keeper: pruned": ("exception", "memory", "kill"),
+    }
+    return [
+        Fault(point=point, passing=number, kind=kind)
+        for point, kinds in menu.items()
+        for number, kind in enumerate(kinds, start=1)
+    ]
+
+
+def of_every_kind(depth: int) -> list[Fault]:
+    """Every point once, each with something else of the menu, as a seed has it."""
+    dice = random.Random(SEED + depth)
+    points = list(PLACES[depth])
+    dice.shuffle(points)
+    start = dice.randrange(len(SILENT))
+    kinds = itertools.islice(itertools.cycle(SILENT), start, None)
+    return [_fault(dice, point, kind) for point, kind in zip(points, kinds, strict=False)]
+
+
+def twenty_kills(depth: int) -> list[Fault]:
+    """Every point at least once."""
+    dice = random.Random(SEED - depth)
+    points = [*PLACES[depth], *dice.choices(PLACES[depth], k=20)][:20]
+    dice.shuffle(points)
+    return [_fault(dice, point, "kill") for point in points]
+
+
+def _fault(dice: random.Random, point: str, kind: Kind) -> Fault:
+    often = point.startswith("step:")
+    return Fault(point=point, passing=dice.randint(1, 2) if often else 1, kind=kind)
+
+
+class Trial(Crew):
+    """A crew in which newcomers take any place of the layout, and failures are looked at by the test."""
+
+    dice = random.Random(SEED)
+
+    def _well(self) -> bool:
+        return True
+
+    def _decide(self, report: AnyReport) -> None:
+        if isinstance(report, WorkerReady) and report.worker not in self.ready:
+            super()._decide(report)
+            self.ready.remove(report.worker)
+            self.ready.insert(self.dice.randrange(WORKERS[self.depth]), report.worker)
+            if len(self.ready) >= self.settle:
+                self.regroup("boundary")
+        else:
+            super()._decide(report)
+
+
+class Job:
+    """A job whose steps pass a gate, and the ledger of what happened to it."""
+
+    def __init__(self, crew: Trial, depth: int, **options: object) -> None:
+        self.crew, self.depth = crew, depth
+        self.out = crew.folder / "out.pt"
+        self.gate = crew.folder / "out.pt.hold"
+        self.ledger = crew.folder / "ledger"
+        self.ledger.touch()
+        self.open_to(2)
+        script, *argv = command(depth, crew.folder, self.out)
+        crew.depth = depth
+        self.steady = WORKERS[depth] - 1
+        crew.begin(self.steady, Path(script).read_text(), *argv, **options)
+        crew.reach(2)
+        crew.settle = 1
+
+    def open_to(self, step: int) -> None:
+        """In one go: a worker that reads half a number would wait at the wrong step."""
+        draft = self.gate.with_suffix(".draft")
+        draft.write_text(str(step))
+        draft.rename(self.gate)
+        self.opened = step
+
+    def go(self, steps: int) -> None:
+        self.open_to(self.crew.step + steps)
+
+    def lines(self) -> list[Line]:
+        return [
+            msgspec.json.decode(line, type=Line)
+            for line in self.ledger.read_bytes().split(b"\n")[:-1]
+        ]
+
+    def happened(self) -> list[Line]:
+        return [line for line in self.lines() if line.kind is not None]
+
+    def plan(self, who: str, *armed: Fault) -> str:
+        plan = Plan(who=who, ledger=str(self.ledger), faults=armed)
+        return msgspec.json.encode(plan).decode()
+
+    # --- faults of workers ----------------------------------------------------------------------------
+
+    def newcomer(self, plan: str = "") -> str:
+        """One more, who takes part from the next boundary on."""
+        (name,) = self.crew.start(1, plan)
+        until(f"{name} to be ready", lambda: name in self.crew.ready)
+        return name
+
+    def suffer(self, number: int, fault: Fault) -> None:
+        while len(self.crew.ready) < self.steady:
+            self.newcomer()
+        name = self.newcomer(self.plan(str(number), fault))
+        self.go(3)
+        if fault.point in HANDED:
+            self.crew.reach(self.opened)
+            self.newcomer()
+            self.go(3)
+        until(f"{fault}", lambda: len(self.happened()) > number)
+        self.face(name, fault)
+        self.crew.reach(self.opened)
+        self.dismiss(name)
+
+    def face(self, name: str, fault: Fault) -> None:
+        """What must be seen of it, as a manager sees it."""
+        beside = fault.point in BESIDE
+        match fault.kind:
+            case "kill" | "term":
+                assert self.lost(name).cause == "connection"
+            case "stop":
+                assert self.lost(name).cause == "silent"
+                self.crew.kill(name, how=signal.SIGCONT)
+            case "hang" if not beside:
+                self.crew.kill(name)  # it lives and does nothing: a manager ends such a one
+                self.lost(name)
+            case "exception" | "memory" if not beside:
+                kind = "Injected" if fault.kind == "exception" else "MemoryError"
+                failed = until("the failure", lambda: self.of(WorkerFailed, name))
+                assert failed.kind == "exception"
+                assert f"{kind}: a test wanted it at {fault.point!r}" in failed.detail
+            case _:
+                pass  # whoever is lost by it, if anybody, is asked no further
+
+    def lost(self, name: str) -> WorkerLost:
+        return until(f"the loss of {name}", lambda: self.of(WorkerLost, name))
+
+    def of(self, kind: type, name: str) -> AnyReport | None:
+        return next((report for report in self.crew.of(kind) if report.worker == name), None)
+
+    def dismiss(self, *armed: str) -> None:
+        """Whoever is over, the armed one before others, is ended: the next fault meets as many as this one."""
+        for name in [*armed, *self.crew.ready[self.steady :]]:
+            if name in self.crew.ready and len(self.crew.ready) > self.steady:
+                self.crew.kill(name)
+                until(f"{name} to be gone", lambda name=name: name not in self.crew.ready)
+
+    # --- the end --------------------------------------------------------------------------------------
+
+    def ends_alike(self, alone: tuple[list[str], bytes]) -> None:
+        """The end, with the bits of one process; and each step is in Redis's own journal exactly once."""
+        self.open_to(STEPS)
+        assert until("the end", lambda: self.crew.of(JobCompleted))[0].step == STEPS
+        lines, weights = alone
+        assert set(self.crew.printed()) <= set(lines)
+        assert self.out.read_bytes() == weights
+        assert self.crew.of(Rewound) == []
+        assert commits(self.crew.redis) == list(range(1, STEPS + 1))
+
+
+def commits(server: RedisProcess) -> list[int]:
+    """The steps of all commits that Redis has taken, in its order: from its append-only file."""
+    words = iter((server.socket.parent / "appendonly.aof").read_bytes().split(b"\r\n"))
+    found = []
+    for count in words:
+        if not count.startswith(b"*"):
+            continue
+        command = [next(words) for _ in range(2 * int(count[1:]))][1::2]
+        if command[:2] == [b"HSET", b"orch:commit:job"] and b"step" in command:
+            found.append(int(command[command.index(b"step") + 1]))
+    return found
+
+
+def command(depth: int, folder: Path, out: Path) -> list[str]:
+    """A script of each sort; the one that is cut has half its blocks, to be recorded and cut again so often."""
+    if depth == 1:
+        return [str(HERE / "toy.py"), str(STEPS), "0", str(out)]
+    script = folder / "train.py"
+    script.write_text(
+        (HERE / "deep_toy.py").read_text().replace("blocks: int = 4", "blocks: int = 2")
+    )
+    return [str(script), str(STEPS), str(out)]
+
+
+@pytest.fixture(scope="module", params=[1, 2], ids=["flat", "deep"])
+def depth(request: pytest.FixtureRequest) -> int:
+    return request.param
+
+
+@pytest.fixture(scope="module")
+def alone(depth: int, tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
+    """What the script prints and saves in one process."""
+    folder = tmp_path_factory.mktemp("alone")
+    out = folder / "out.pt"
+    done = subprocess.run(
+        [sys.executable, *command(depth, folder, out)], capture_output=True, text=True, check=True
+    )
+    return done.stdout.splitlines(), out.read_bytes()
+
+
+@pytest.fixture
+def trial(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Trial]:
+    trial = Trial(redis_process, nursery, tmp_path)
+    yield trial
+    trial.close()
+
+
+@pytest.mark.processes
+def test_twenty_kills(trial: Trial, depth: int, alone: tuple[list[str], bytes]) -> None:
+    """Twenty workers are killed in one run, at every point of a step, of a morph and of a snapshot."""
+    job = Job(trial, depth, backup_every_steps=2)
+    for number, fault in enumerate(twenty_kills(depth)):
+        job.suffer(number, fault)
+    job.ends_alike(alone)
+    killed = [line.point for line in job.happened()]
+    assert len(killed) == 20
+    assert set(killed) == set(PLACES[depth])
+
+
+@pytest.mark.processes
+def test_the_menu(trial: Trial, depth: int, alone: tuple[list[str], bytes]) -> None:
+    """Stopped, ended, hung, damaged, cut off, failed and out of memory, at every point of a worker."""
+    job = Job(trial, depth, backup_every_steps=2)
+    for number, fault in enumerate(of_every_kind(depth)):
+        job.suffer(number, fault)
+    job.ends_alike(alone)
+    assert {line.point for line in job.happened()} == set(PLACES[depth])
+    assert {line.kind for line in job.happened()} == set(SILENT)
+
+
+@pytest.mark.processes
+def test_a_gradient_that_is_not_finite(trial: Trial, depth: int) -> None:
+    """One microbatch's NaN on one worker: all fail with the step's number, and it is not committed."""
+    job = Job(trial, depth)
+    fault = Fault(point=GRADIENTS[depth], passing=2, kind="nan")
+    job.newcomer(job.plan("one", fault))
+    job.go(3)
+    failed = until("a failure", lambda: trial.of(WorkerFailed))[0]
+    assert failed.kind == "nan"
+    assert failed.detail.startswith(f"step {trial.step}: the loss is ")
+    assert "one of its gradients is not finite" in failed.detail
+    assert commits(trial.redis) == list(range(1, trial.step + 1))
+    assert [line.kind for line in job.happened()] == ["nan"]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("depth", [1], indirect=True, ids=["flat"])
+def test_a_keeper_that_fails(
+    redis_process: RedisProcess, nursery: Nursery, tmp_path: Path, alone: tuple[list[str], bytes]
+) -> None:
+    """Full disks, a store that refuses, what nobody foresaw, and death, at every point of a save."""
+    keeper = KeeperProcess(redis_process, tmp_path)
+    trial = Trial(redis_process, nursery, tmp_path, keeper)
+    try:
+        job = Job(trial, 1, backup_every_steps=2, checkpoint_every_s=0.1)
+        suffered = 0
+        for _, group in itertools.groupby(keeper_faults(), lambda fault: fault.point):
+            suffered = _keeper_suffers(job, keeper, suffered, list(group))
+        _renew(keeper, "")
+        job.ends_alike(alone)
+    finally:
+        trial.close()
+    assert {line.point for line in job.happened()} == set(faults.KEEPER)
+
+
+def _keeper_suffers(job: Job, keeper: KeeperProcess, suffered: int, due: list[Fault]) -> int:
+    """A new keeper meets one after the other; the last of them ends it."""
+    _renew(keeper, job.plan(due[0].point, *due))
+    for number, fault in enumerate(due, start=1):
+        while len(job.happened()) < suffered + number:
+            job.go(2)
+            until(
+                f"{fault}, or two steps",
+                lambda n=number: len(job.happened()) >= suffered + n or job.crew.step >= job.opened,
+            )
+        if fault.kind == "stop":
+            until("the keeper to be stopped", lambda: _state(keeper.process.pid) == "T")
+            keeper.process.send_signal(signal.SIGCONT)
+    keeper.process.wait(30)
+    return suffered + len(due)
+
+
+def _renew(keeper: KeeperProcess, plan: str) -> None:
+    keeper.kill()
+    keeper.faults = plan
+    keeper.start()
+
+
+def _state(pid: int) -> str:
+    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
+
+
+def test_every_point_is_in_a_test_and_in_the_code() -> None:
+    """A point that is registered and passed nowhere, or that no test lets fail, is found here.
+
+    That each of them has been passed, armed, is asserted by the tests that go through these very lists.
+    """
+    assert set(FLAT) | set(DEEP) | {fault.point for fault in keeper_faults()} == set(faults.POINTS)
+    assert len(set(faults.POINTS)) == len(faults.POINTS)
+    passed = set()
+    for path in Path(agent.__path__[0]).rglob("*.py"):
+        for node in ast.walk(ast.parse(path.read_text())):
+            if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "passing":
+                words = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant)]
+                passed |= {word for word in words if isinstance(word, str) and ": " in word}
+    assert passed == set(faults.POINTS)
+
+
+def test_what_is_not_armed_does_nothing() -> None:
+    """In a process that nobody has armed, points are passed and nothing happens."""
+    for point in faults.POINTS:
+        faults.passing(point)
+
+
+def test_a_fault_is_of_a_point_that_exists() -> None:
+    """A misspelt point would never happen."""
+    with pytest.raises(ValueError, match="no such fault: 'step: sum sent', passing 1"):
+        Fault(point="step: sum sent", passing=1, kind="kill")
