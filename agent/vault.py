@@ -166,7 +166,7 @@ class Vault:
         """Write a checkpoint on a thread of its own, unless one is being written."""
         saved = self.saved
         self._checkpoint_due_s = time.monotonic() + self._order.checkpoint_every_s
-        if saved is not None:
+        if saved is not None and not self._writing.locked():
             threading.Thread(
                 target=self.write, args=(saved,), name="checkpoint", daemon=True
             ).start()

@@ -21,7 +21,8 @@ from agent.messages import BackupHeld, Regrouped
 from agent.protocol import Part
 from agent.wire import Connection
 
-CALM_STEPS = 6
+CALM_STEPS = 3
+PATIENCE_S = 240.0  # a step of 100 MB takes long on a machine with other work
 BOUND_S = 0.3
 PROBE_BYTES = 1 << 26
 PROBES = 5
@@ -99,6 +100,7 @@ def reshape(crew: Crew, commits: Commits, depth: int, width: int) -> None:
             len(commits.seen) > CALM_STEPS
             and commits.seen[-CALM_STEPS - 1].generation >= generation
         ),
+        PATIENCE_S,
     )
     if over:
         crew.kill(*over)
@@ -117,7 +119,7 @@ def main() -> None:
     with crew_of() as crew:
         commits = Commits(crew)
         crew.begin(1, MODEL, str(WIDTH), str(layers))
-        crew.reach(CALM_STEPS)
+        until("some steps", lambda: crew.step >= CALM_STEPS, PATIENCE_S)
         for _ in range(options.rounds):
             for index, (begin, target) in enumerate(changes):
                 taken[index].append(change(crew, commits, begin, target))
