@@ -5,6 +5,7 @@ says who it is and what it holds; what must be said again is for its user to kno
 runs out, or the keeper does not want this worker, `ended` is called and nothing comes after it.
 """
 
+import logging
 import threading
 import time
 from collections.abc import Callable
@@ -13,6 +14,8 @@ from agent.checksum import Buffer
 from agent.errors import Refused, WireError
 from agent.protocol import AnyMessage, Beat, Dismissal, Message
 from agent.wire import Connection, dial
+
+log = logging.getLogger(__name__)
 
 BEAT_S = 0.15
 REDIAL_S = 0.05
@@ -84,6 +87,12 @@ class Link:
             except WireError:
                 if self._closed.is_set() or not self._redial():
                     return
+            except Exception as error:
+                # Whoever hears nothing any more must not go on saying that it is well.
+                log.exception("what the keeper said could not be taken in")
+                self.close()
+                self._ended(f"{type(error).__name__}: {error}")
+                return
 
     def _redial(self) -> bool:
         try:

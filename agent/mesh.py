@@ -151,7 +151,12 @@ class Mesh:
                 message, payload = connection.receive()
                 self._put(peer, message, payload)
         except WireError:
-            connection.close()
+            pass  # the usual end
+        finally:
+            self._end(peer, connection)
+
+    def _end(self, peer: str, connection: Connection) -> None:
+        connection.close()
         with self._changed:
             known = self._connections.get(peer) is connection
             if known:
