@@ -145,7 +145,14 @@ def _best(
         rates = _rates(free, steps, throughput)
         best = best_prefix(units, steps, rates * HOUR_S, bounds, len(free))
         found.append((best, steps, rates))
-    return min(found, key=lambda f: f[0].usd_per_work)
+    # Work is worth up to `haste` more than the cheapest, here as within a walk; else the smaller one would win by a hair.
+    most = (1 + bounds.haste) * min(best.usd_per_work for best, _, _ in found)
+    fine = [f for f in found if f[0].usd_per_work <= most]
+    return max(fine, key=lambda f: (_work(f[0], f[2]), -f[0].usd_per_work))
+
+
+def _work(best: Best, rates: Floats) -> float:
+    return float(rates[best.taken - 1]) if best.taken else 0.0
 
 
 def _sane(o: Offer, limits: Limits) -> bool:
@@ -318,6 +325,8 @@ def _refusal(scene: _Scene, bound: Sequence[_Row], units: Units, order: Ints) ->
             "nothing else is bought; raise the limit"
         )
     away = [o for o in scene.offers if o.blocked and o.market == "spot"]
+    if bool(units.held.any()):
+        return False, ""  # what works already works on until something better is there
     if not away or not len(order):
         return False, _waiting(scene.offers) if not len(order) else ""
     horizon_h = horizon(_left_h(scene), scene.demand.start_s / HOUR_S)

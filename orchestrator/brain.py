@@ -195,7 +195,7 @@ def _control(state: State, out: list[AnyAction]) -> None:
     jobs.admit(state, out)
     for job_id in list(state.live_jobs):
         job = state.jobs[job_id]
-        if job.active and len(job.workers) < job.workers_max:
+        if job.active and crews.staying(state, job) < job.workers_max:
             for lease in [state.leases[token] for token in job.leases]:
                 crews.staff(state, out, lease)
     buying.shop(state, out)

@@ -11,7 +11,7 @@ from cloud.model import InstanceType, Market, Pool
 from orchestrator import crews, forecast, leases, ledger
 from orchestrator.actions import AnyAction
 from orchestrator.events import CatalogueSeen, QuotesSeen
-from orchestrator.state import Job, PoolState, State, note
+from orchestrator.state import Job, Lease, PoolState, State, note
 
 LAUNCHES_PER_PERIOD_MAX = 64
 MARKETS: tuple[Market, ...] = ("spot", "on_demand")
@@ -77,7 +77,15 @@ def shop(state: State, out: list[AnyAction]) -> None:
         if job.thought_at_s >= 0 and age_s < state.settings.rethink_s:
             continue
         job.thought_at_s = state.now_s
+        _think_again(state, job)
         _carry_out(state, out, job, think(state, job))
+
+
+def _think_again(state: State, job: Job) -> None:
+    """What shall leave once it is replaced may stay after all: its replacement may have been refused."""
+    for lease in [state.leases[token] for token in job.leases]:
+        if lease.leaving and lease.state == "working" and not lease.doomed:
+            lease.leaving = ""
 
 
 def _doubt_old_quotes(state: State, out: list[AnyAction]) -> None:
@@ -111,7 +119,7 @@ def think(state: State, job: Job) -> Purchase:
         manager_usd_per_h=settings.manager_usd_per_h / max(1, sharers),
     )
     limits = Limits(
-        slots_min=job.spec.slots_min,
+        slots_min=_slots_least(job),
         slots_max=job.workers_max,
         budget_left_usd=_budget_left_usd(state, job),
         usd_per_h_max=_usd_per_h_left(state, job),
@@ -122,6 +130,12 @@ def think(state: State, job: Job) -> Purchase:
     return acquire.decide(
         offers(state, job), holdings(state, job), demand, limits, speed, state.now_s
     )
+
+
+def _slots_least(job: Job) -> int:
+    """Fewer would cost money and could not train."""
+    least = max(job.spec.slots_min, min(job.spec.depth or 1, job.stages_max))
+    return min(least, job.workers_max)
 
 
 def offers(state: State, job: Job) -> list[Offer]:
@@ -210,10 +224,8 @@ def holdings(state: State, job: Job) -> list[Holding]:
 
 
 def _pace(job: Job) -> float:
-    """Steps per second and slot, measured on the layout that runs; one until there is one."""
-    if not job.step_s or job.layout is None:
-        return 1.0
-    return 1.0 / (job.step_s * len(job.layout.workers))
+    """Steps per second and slot, as last measured; one until they were."""
+    return 1.0 / job.slot_step_s if job.slot_step_s else 1.0
 
 
 def _budget_left_usd(state: State, job: Job) -> float | None:
@@ -226,13 +238,15 @@ def _budget_left_usd(state: State, job: Job) -> float | None:
 
 
 def _usd_per_h_left(state: State, job: Job) -> float | None:
-    """What this job may cost per hour: the limit less what the others and the manager cost."""
+    """What this job may cost per hour: the limit less what others, the manager and its own that go cost."""
     most = state.settings.usd_per_h_max
     if most is None:
         return None
     everything, own = state.account, job.account
     others = everything.usd_per_h - own.usd_per_h
     others += everything.intended_usd_per_h - own.intended_usd_per_h
+    own_leases = (state.leases[token] for token in job.leases)
+    others += sum(lease.price_usd_per_h for lease in own_leases if not lease.stays)
     return max(0.0, most - others)
 
 
@@ -267,18 +281,35 @@ def _worth(job: Job, purchase: Purchase) -> str:
 
 
 def let_go(state: State, out: list[AnyAction], job: Job) -> None:
-    """Machines that shall leave do so when those that replace them work, or at once if they idle."""
-    coming = any(state.leases[t].state in ("intended", "pending", "booting") for t in job.leases)
+    """Machines that shall leave do so when those that replace them can work, or at once if they idle."""
+    held = [state.leases[token] for token in job.leases]
+    staying = [lease for lease in held if lease.stays]
+    going = [lease for lease in held if lease.leaving and lease.state not in ("ending", "noticed")]
     changed = False
-    for lease in [state.leases[token] for token in job.leases]:
-        if not lease.leaving or lease.state in ("intended", "ending", "noticed"):
-            continue
-        if lease.state in ("pending", "booting", "ready"):
+    for lease in going:
+        if lease.state in ("pending", "booting", "ready") or (
+            lease.state == "working" and not staying
+        ):
             leases.give_back(state, out, lease, lease.leaving)
-        elif not coming and not lease.doomed:
-            lease.doomed = changed = True
+    able = sum(_able(state, job, lease) for lease in staying)
+    spare = able - sum(w in job.serving for lease in staying for w in lease.workers.values())
+    coming = any(_able(state, job, e) < len(e.workers) or not e.workers for e in staying)
+    left = able + sum(_able(state, job, e) for e in going if e.state == "working" and not e.doomed)
+    for lease in going:
+        slots = _able(state, job, lease)
+        if lease.state != "working" or lease.doomed or left - slots < _slots_least(job):
+            continue
+        if coming and spare < slots:
+            continue  # who replaces it cannot work yet
+        lease.doomed = changed = True
+        left, spare = left - slots, spare - slots
     if changed:
         crews.regroup(state, out, job)
+
+
+def _able(state: State, job: Job, lease: Lease) -> int:
+    """Workers of this machine that are in a layout or could be."""
+    return sum(w in job.workers and state.workers[w].ready for w in lease.workers.values())
 
 
 def _say_if_waiting(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> None:

@@ -6,6 +6,8 @@ come within a moment of each other come in together. Generations only grow.
 
 from statistics import median
 
+import msgspec
+
 from agent.layout import Layout
 from agent.messages import UNRECORDED, Progress, Regrouped, When, WorkerLost, WorkerReady
 from bidding.billing import HOUR_S
@@ -36,7 +38,7 @@ def staff(state: State, out: list[AnyAction], lease: Lease) -> None:
     if not (lease.usable and lease.state != "noticed" and job.active) or lease.leaving:
         return
     for slot in range(lease.type.slots):
-        if slot in lease.workers or len(job.workers) >= job.workers_max:
+        if slot in lease.workers or staying(state, job) >= job.workers_max:
             continue
         free_at_s = lease.slot_free_at_s.get(slot, 0.0)
         if state.now_s < free_at_s:
@@ -55,6 +57,12 @@ def staff(state: State, out: list[AnyAction], lease: Lease) -> None:
         set_alarm(state, state.now_s + state.settings.worker_timeout_s, "worker", worker.id)
         why = f"slot {slot} of {lease.machine_id} is free and {job.id} has use for it"
         out.append(start_order(worker, lease, why))
+
+
+def staying(state: State, job: Job) -> int:
+    """Workers on machines that shall stay: those that replace the others have to start beside them."""
+    leases_ = (state.leases[state.workers[worker].token] for worker in job.workers)
+    return sum(lease.stays for lease in leases_)
 
 
 def start_order(worker: Worker, lease: Lease, because: str) -> StartWorker:
@@ -107,8 +115,8 @@ def newcomer(state: State, job: Job) -> None:
 
 
 def on_settle_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
-    job = state.jobs[job_id]
-    if job.settle_at_s is not None and state.now_s >= job.settle_at_s:
+    job = state.jobs.get(job_id)
+    if job is not None and job.settle_at_s is not None and state.now_s >= job.settle_at_s:
         job.settle_at_s = None
         regroup(state, out, job)
 
@@ -224,7 +232,14 @@ def regroup(state: State, out: list[AnyAction], job: Job) -> None:
         choice = layouts.choose(asked)
     except MorphError as error:
         _say_unfit(state, out, job, str(error), forced=forced)
-        return
+        if not (forced and job.step and job.plan is None and job.profile is not None):
+            return
+        # It has run without a plan already, so the profile is wrong about what fits.
+        asked = msgspec.structs.replace(asked, profile=None)
+        try:
+            choice = layouts.choose(asked)
+        except MorphError:
+            return
     job.unfit = ""
     if not job.urgent and job.layout is not None and _same(job.layout, asked, choice):
         job.plan, job.chosen, job.refused = choice.plan, choice.because, ""
@@ -472,14 +487,16 @@ def _send_home(state: State, out: list[AnyAction], job: Job) -> None:
 
 def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
     """A layout was asked for and nothing is committed: ask again, then start all workers afresh."""
-    job = state.jobs[job_id]
-    if not job.active:
+    job = state.jobs.get(job_id)
+    if job is None or not job.active:
         return
     set_alarm(state, state.now_s + stall_s(state, job), "stall", job_id)
     silent_s = state.now_s - job.progress_at_s
     if job.layout is None or not job.serving or silent_s < stall_s(state, job):
         return
-    if finished_computing(job) or job.unfit:
+    if finished_computing(job) or (
+        job.unfit and (job.urgent or job.acknowledged != job.generation)
+    ):
         return
     job.stalls += 1
     job.urgent = True

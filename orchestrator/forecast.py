@@ -67,9 +67,11 @@ class BookSpeed(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def speed_of(state: State, job: Job) -> BookSpeed | None:
-    """None as long as nothing is measured, or where the book cannot answer."""
+    """None as long as nothing is measured, or where the book cannot answer for what runs."""
     if job.profile is None or not job.microbatches:
         return None
+    if job.plan is None and job.layout is not None and job.acknowledged == job.generation:
+        return None  # it runs in a shape that no plan explains: what is measured counts
     speed = BookSpeed(
         profile=job.profile,
         microbatches=job.microbatches,

@@ -165,8 +165,8 @@ def drain(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: 
 
 
 def on_drain_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
-    job = state.jobs[job_id]
-    if job.status == "DRAINING" and job.ending is not None:
+    job = state.jobs.get(job_id)
+    if job is not None and job.status == "DRAINING" and job.ending is not None:
         finish(state, out, job, *job.ending)
 
 
@@ -414,5 +414,6 @@ def _forget_old_jobs(state: State) -> None:
     if len(state.jobs) <= JOBS_MAX:
         return
     old = [j for j, job in state.jobs.items() if job.ended and not job.leases]
+    old.sort(key=lambda j: state.jobs[j].ended_at_s or 0.0)
     for job_id in old[: len(state.jobs) - JOBS_MAX]:
         del state.jobs[job_id]

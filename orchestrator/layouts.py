@@ -245,7 +245,9 @@ def _by_hand(asked: Question) -> tuple[list[tuple[Seat, ...]], tuple[int, ...]]:
     """Chains of the depth that was asked for, or of one; shares by pace, without the slow if that is faster."""
     depth = min(asked.depth or 1, asked.stages_max)
     if len(asked.seats) < depth:
-        raise DoesNotFit(f"depth {depth} needs {depth} workers; {len(asked.seats)} are there")
+        raise DoesNotFit(
+            f"depth {depth} needs {plural(depth, 'worker')}, and has {len(asked.seats)}"
+        )
     least = max(asked.seats_min, depth)
     inside = set() if asked.before is None else {*asked.before.workers}
     slow = [seat for seat in asked.seats if seat.eased]

@@ -132,6 +132,11 @@ class Lease(msgspec.Struct, kw_only=True):
         return self.request.pool
 
     @property
+    def stays(self) -> bool:
+        """Nothing is known that would end it."""
+        return not (self.leaving or self.doomed) and self.state not in ("noticed", "ending")
+
+    @property
     def usable(self) -> bool:
         """Its slots may get workers and its workers may be in layouts."""
         return self.joined and not self.doomed and self.state in ("ready", "working", "noticed")

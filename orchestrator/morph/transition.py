@@ -84,9 +84,7 @@ def transition(
     """
     depth, width = plan.way.depth, plan.width
     if len(workers) < depth * width:
-        raise DoesNotFit(
-            f"{plan.describe()} needs {depth * width} workers; {len(workers)} are there"
-        )
+        raise DoesNotFit(f"{plan.describe()} needs {depth * width} workers, and has {len(workers)}")
     size = np.array(sizes, float)
     has = np.zeros((len(workers), plan.sections), bool)
     for row, worker in enumerate(workers):

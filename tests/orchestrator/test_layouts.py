@@ -58,7 +58,7 @@ def test_a_person_can_ask_for_a_depth_before_anything_is_measured() -> None:
     """Chains of that depth, cut by the workers themselves; too few workers are a sentence."""
     found = layouts.choose(question(5, depth=2, stages_max=4))
     assert [replica.workers for replica in found.replicas] == [("w0", "w1"), ("w2", "w3")]
-    with pytest.raises(DoesNotFit, match="depth 2 needs 2 workers; 1 are there"):
+    with pytest.raises(DoesNotFit, match="depth 2 needs 2 workers, and has 1"):
         layouts.choose(question(1, depth=2, stages_max=4))
 
 

@@ -137,13 +137,27 @@ def test_a_change_that_does_not_win_back_its_pause_waits_and_a_forced_one_does_n
 
 
 def test_nothing_fits_and_the_job_waits_and_says_what_would_do(hand: Any, profile: Any) -> None:
-    """After a loss no layout fits what is left: no order is given, and the status names the memory."""
-    h = trained(hand, slots_max=2)
+    """Before its first step no layout fits what is there: no order is given, and the status names the memory."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=2)
+    h.wait(2.0)
+    h.serve()
     h.profiled(profile(1, memory=1e5))
     out = h.lost(h.job.layout.workers[0]) + h.wait(200.0)
     assert not h.only(out, Regroup)
     assert "the least that would do is" in h.job.unfit
     assert sum("the least that would do" in note.because for note in h.only(out, Note)) <= 1
+
+
+def test_what_has_run_fits_whatever_a_profile_says(hand: Any, profile: Any) -> None:
+    """A profile that nothing fits neither releases the machines of a job that runs nor keeps it from going on."""
+    h = trained(hand, slots_max=2)
+    h.profiled(profile(1, memory=1e5))
+    h.train(60.0)
+    assert len(h.job.workers) == 2
+    (regroup,) = h.only(h.lost(h.job.layout.workers[0]), Regroup)
+    assert regroup.layout.describe() == "1x1"
 
 
 def test_a_drifted_profile_is_refitted_and_the_layout_stays(hand: Any, profile: Any) -> None:
