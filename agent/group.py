@@ -9,6 +9,7 @@ wait that belongs to an older one. State moves at step boundaries, and never int
 unfinished step.
 """
 
+import logging
 import sys
 import threading
 import time
@@ -64,6 +65,8 @@ from agent.store.shares import Extent, Gathered, Share, batches, whole
 from agent.sums import Sum, Summed
 from agent.timeline import Notes
 from agent.wire import Connection
+
+log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20  # of a snapshot, so that what is urgent can pass in between
 
@@ -185,6 +188,10 @@ class Group:
             why = "" if points else "its model has no place to be cut at"
         except CannotRecord as error:
             points, why = (), str(error)
+        except Exception as error:
+            # What the script does is right as long as nobody cuts it: it trains on in one piece.
+            log.exception("the loop could not be recorded")
+            points, why = (), f"recording its loop failed: {type(error).__name__}: {error}"
         self._ready = msgspec.structs.replace(
             self._ready, uncuttable=why, stages_max=len(points) + 1
         )

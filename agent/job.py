@@ -190,7 +190,7 @@ class Job:
                 return None
             earlier = self.members.pop(hello.worker, None)
             if earlier is not None:
-                earlier.connection.close()
+                earlier.close()
             self.members[hello.worker] = member
             member.post(Welcome(order=self.order), self._script)
             addresses = {m.worker: m.mesh_address for m in self.members.values()}
@@ -213,7 +213,7 @@ class Job:
         owed_state = self._owes_state(worker)
         member = self._remove(worker, f"it was declared lost ({cause})")
         if member is not None:
-            member.connection.close()
+            member.close()
         if self._finishing is None:
             self._reports.lost(worker, cause, detail, owed_state=owed_state)
 
@@ -345,8 +345,8 @@ class Job:
             try:
                 found = self.vault.recall(self.version, elsewhere=attempt < RECALLS_ELSEWHERE)
                 break
-            except CheckpointError as error:
-                self._reports.recall_failed(str(error))
+            except (CheckpointError, OSError, MemoryError) as error:
+                self._reports.recall_failed(str(error) or type(error).__name__)
                 with self._lock:
                     if self._lock.wait_for(lambda: self.closed, RETRY_S):
                         break

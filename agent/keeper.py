@@ -211,12 +211,22 @@ class Keeper:
         while not self._closed.is_set():
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return  # the keeper was closed
+            except OSError as error:
+                if not self._closed.is_set():  # a caller that hung up, or too many files: it passes
+                    log.warning("a caller could not be let in: %s", error)
+                    self._closed.wait(TICK_S)
+                continue
             if not self._handshakes.acquire(blocking=False):
                 sock.close()  # more strangers at once than we have patience for
                 continue
-            threading.Thread(target=self._serve, args=(sock,), name="caller", daemon=True).start()
+            try:
+                threading.Thread(
+                    target=self._serve, args=(sock,), name="caller", daemon=True
+                ).start()
+            except RuntimeError as error:  # no more threads now
+                log.warning("a caller could not be let in: %s", error)
+                self._handshakes.release()
+                sock.close()
 
     def _secret_of(self, hello: AnyMessage) -> str | None:
         if isinstance(hello, AgentHello):
@@ -281,7 +291,11 @@ class Keeper:
             with self._lock:
                 jobs = list(self._jobs.values())
             for job in jobs:
-                job.tick(now_s, late_s)
+                try:
+                    job.tick(now_s, late_s)
+                except Exception:
+                    # Nobody would watch for silence any more, in no job.
+                    log.exception("a look at %s failed", job.order.job)
 
     def _hear_asked(self) -> None:
         """Of which jobs a person wants to see a step."""

@@ -1,5 +1,6 @@
 """One worker as the keeper knows it: its connection, what it holds, and what waits to be sent to it."""
 
+import contextlib
 import queue
 import threading
 
@@ -56,6 +57,15 @@ class Member:
             self._waiting.put_nowait(None)
         except queue.Full:
             self.connection.close()
+
+    def close(self) -> None:
+        """Hang up, and let the thread that sends end."""
+        self.connection.close()
+        with contextlib.suppress(queue.Empty):
+            while True:
+                self._waiting.get_nowait()
+        with contextlib.suppress(queue.Full):
+            self._waiting.put_nowait(None)
 
     def silent_s(self, now_s: float) -> float:
         """How long nothing at all has arrived from it."""

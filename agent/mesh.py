@@ -101,8 +101,12 @@ class Mesh:
         while True:
             try:
                 sock, _ = self._listener.accept()
-            except OSError:
-                return  # the listener was closed: the worker ends
+            except OSError as error:
+                if self._closed:
+                    return
+                log.warning("a caller could not be let in: %s", error)
+                threading.Event().wait(DIAL_WAIT_S)
+                continue
             threading.Thread(
                 target=self._welcome, args=(sock,), name="mesh-welcome", daemon=True
             ).start()

@@ -236,6 +236,19 @@ def join(world: World) -> None:
     follow(lambda: _sessions[0].holdings if _sessions else None)
 
 
+def _check_names(modules: Sequence[torch.nn.Module]) -> None:
+    """Sums, snapshots and the optimizer's state go by the name of a parameter or buffer."""
+    seen: set[str] = set()
+    for module in modules:
+        names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+        if both := sorted(names & seen):
+            raise Misuse(
+                f"Session: two of the models both have a tensor called {both[0]!r}. Put them into one "
+                "nn.ModuleDict and give that to Session, so that every name is there once"
+            )
+        seen |= names
+
+
 class Session:
     """One per script. `others` are whatever else must survive: optimizer, schedules, scaler."""
 
@@ -263,6 +276,7 @@ class Session:
                 raise Misuse(f"Session: {thing!r} has no state_dict and load_state_dict to save")
             self.objects[f"{type(thing).__name__}{index}"] = thing
         modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
+        _check_names(modules)
         self.space = SumSpace(modules)
         self.holdings = Holdings(self.objects)
         self._total: Sum | None = None
@@ -354,9 +368,22 @@ class Session:
                 "session.share(...); what changes them belongs behind it"
             )
         self._phase = "sharing"
+        self._check_params()
         frame = sys._getframe(1)
         self._asked = Caller(frame, frame.f_lasti), batches
         return self._share(batches)
+
+    def _check_params(self) -> None:
+        """Whatever began to train later would be in no sum: every worker would train it alone."""
+        for thing in self.objects.values():
+            if not isinstance(thing, torch.nn.Module):
+                continue
+            for name, param in thing.named_parameters():
+                if param.requires_grad and name not in self.space.params:
+                    raise Misuse(
+                        f"step {self.version}: the parameter {name!r} began to train after Session(...) was "
+                        "made. Let it train from the beginning, and keep it still with a learning rate of 0"
+                    )
 
     def _share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         step = self.version

@@ -184,7 +184,7 @@ class SumSpace:
 
     def finite(self, total: Sum) -> bool:
         return all(
-            bool(torch.isfinite(total.flat[start:end].view(dtype).sum()))
+            bool(torch.isfinite(total.flat[start:end].view(dtype).sum(dtype=_wide(dtype))))
             for start, end, dtype in self.groups
             if dtype.is_floating_point
         )
@@ -203,3 +203,8 @@ class SumSpace:
                 if buffer.dtype.is_floating_point:
                     change = change / microbatches
                 buffer.detach().add_(change)
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """In which many numbers of half precision can be added without passing its largest."""
+    return torch.promote_types(dtype, torch.float32)

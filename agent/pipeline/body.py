@@ -228,6 +228,8 @@ def _refuse(loop: Loop, at: Callable[[Any], str]) -> None:
                 "session.share(...), whose body is not run for every microbatch when the model is cut into "
                 "stages. Move it behind the loop: session.loss is the loss of the step there"
             )
+    for part in body:
+        _refuse_effects(part, at)
     inside = list(_uses([loop.whole.target, *body]))
     stored = {name for name, is_stored, _ in inside if is_stored}
     carried = _read_first(inside, stored)
@@ -242,6 +244,26 @@ def _refuse(loop: Loop, at: Callable[[Any], str]) -> None:
             f"{at(behind)}: `{behind.id}` is set in the loop over session.share(...), whose body is not run "
             "for every microbatch when the model is cut into stages. Behind it, session.loss is the loss"
         )
+
+
+def _refuse_effects(part: ast.stmt, at: Callable[[Any], str]) -> None:
+    """What leaves a trace would leave one more: the body is run once with placeholders to record it."""
+    for node in ast.walk(part):
+        # `losses.append(...)`; what is printed is caught
+        dropped = (
+            isinstance(node, ast.Expr)
+            and isinstance(node.value, ast.Call)
+            and isinstance(node.value.func, ast.Attribute)
+            and not _is_backward(node.value)
+        )
+        targets = node.targets if isinstance(node, ast.Assign) else []
+        targets = [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else targets
+        kept = any(isinstance(target, ast.Attribute | ast.Subscript) for target in targets)
+        if dropped or kept or isinstance(node, ast.Delete | ast.Global | ast.Nonlocal):
+            raise CannotRecord(
+                f"{at(node)}: this line does something besides the loss; cutting the model into stages needs a "
+                "loop over session.share(...) that only computes it. Behind the loop, session.loss is the loss"
+            )
 
 
 def _is_backward(node: ast.AST) -> bool:

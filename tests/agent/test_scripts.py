@@ -53,6 +53,21 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
     "exit": ("import sys; sys.exit('no data')", "exit", "no data"),
     "syntax": ("for", "exception", "SyntaxError"),
     "no share": (START + "for step in session.steps(2): pass", "exception", "session.share"),
+    "two models of one name": (
+        "import torch\nfrom agent import Session\n"
+        "a, b = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)\n"
+        "session = Session(a, b, microbatches=2)\n",
+        "exception",
+        "two of the models both have a tensor called 'bias'",
+    ),
+    "unfrozen later": (
+        START.replace("session = ", "model.bias.requires_grad_(False)\nsession = ")
+        + "for step in session.steps(2):\n"
+        "    model.bias.requires_grad_(True)\n"
+        "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
+        "exception",
+        "the parameter 'bias' began to train after Session(...) was made",
+    ),
     "not all microbatches": (
         START + "for step in session.steps(2):\n    for b in session.share([x, x]): break\n",
         "exception",

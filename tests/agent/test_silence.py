@@ -33,7 +33,7 @@ def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(tmp_path: Pat
     lives = 0
     while lives < 10:
         silent: Any = SimpleNamespace(
-            worker=f"w{lives}", ready=object(), connection=SimpleNamespace(close=lambda: None),
+            worker=f"w{lives}", ready=object(), close=lambda: None,
             silent_s=lambda _: 4.0 * SILENT_S - 0.1,
         )  # fmt: skip
         job.members[silent.worker] = silent

@@ -39,3 +39,14 @@ def test_in_whatever_order_microbatches_finish():
     expected = added([0, 1, 2, 3, 4, 5, 6], 7).flat
     for order in ([6, 5, 4, 3, 2, 1, 0], [3, 0, 6, 1, 5, 2, 4]):
         assert torch.equal(added(order, 7).flat, expected)
+
+
+def test_many_large_numbers_of_half_precision_are_finite() -> None:
+    """Their sum is beyond the largest number of half precision, and none of them is."""
+    model = torch.nn.Linear(400, 400, bias=False).half()
+    space = SumSpace([model])
+    total = Sum(space)
+    total.views[0].fill_(1.0)
+    assert space.finite(total)
+    total.views[0][0, 0] = float("inf")
+    assert not space.finite(total)

@@ -71,9 +71,15 @@ BAD = {
     "a value": (
         "    for x, y in session.share(batches(step)):\n"
         "        loss = functional.cross_entropy(model(x), y)\n"
-        "        seen.append(float(loss.detach()))\n"
-        "        session.backward(loss)\n",
+        "        found = float(loss.detach())\n"
+        "        session.backward(loss * found)\n",
         ":19 in <module>: this line cannot be recorded",
+    ),
+    "a trace": (
+        "    for x, y in session.share(batches(step)):\n"
+        "        seen.append(len(x))\n"
+        "        session.backward(functional.cross_entropy(model(x), y))\n",
+        ":18: this line does something besides the loss",
     ),
     "behind the backward": (
         "    for x, y in session.share(batches(step)):\n"
