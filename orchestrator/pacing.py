@@ -177,5 +177,8 @@ def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> No
     else:
         job.profile = drift.refit_ring(job.profile, plan, job.watch.wide)
     job.watch, job.refitted_at_s = drift.Watch(), state.now_s
+    # The running layout may stay though another is better now: it is not found off by the same factor again.
+    cost = msgspec.structs.replace(plan.cost, step_s=event.step_s)
+    job.plan = msgspec.structs.replace(plan, cost=cost)
     note(out, job.id, verdict.because)
     crews.regroup(state, out, job)
