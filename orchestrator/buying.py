@@ -224,7 +224,9 @@ def holdings(state: State, job: Job) -> list[Holding]:
 
 
 def _pace(job: Job) -> float:
-    """Steps per second and slot, as last measured; one until they were."""
+    """Steps per second and slot: on the layout that runs, or as last measured; one until they were."""
+    if job.step_s and job.layout is not None:
+        return 1.0 / (job.step_s * len(job.layout.workers))
     return 1.0 / job.slot_step_s if job.slot_step_s else 1.0
 
 
