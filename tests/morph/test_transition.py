@@ -130,7 +130,7 @@ def test_a_plan_for_a_thousand_workers():
 
 def test_too_few_workers_are_refused():
     """A layout for four is not laid over three."""
-    with pytest.raises(DoesNotFit, match="2x2 needs 4 workers; 3 are there"):
+    with pytest.raises(DoesNotFit, match="2x2 needs 4 workers, and has 3"):
         transition.transition({}, names(3), layout((0, 3), 2), [1.0] * 6, PACE)
 
 
