@@ -37,9 +37,11 @@ def staff(state: State, out: list[AnyAction], lease: Lease) -> None:
     job = state.jobs[lease.job]
     if not (lease.usable and lease.state != "noticed" and job.active) or lease.leaving:
         return
-    for slot in range(lease.type.slots):
-        if slot in lease.workers or staying(state, job) >= job.workers_max:
-            continue
+    free = [slot for slot in range(lease.type.slots) if slot not in lease.workers]
+    room = job.workers_max - staying(state, job) if free else 0
+    for slot in free:
+        if room <= 0:
+            break
         free_at_s = lease.slot_free_at_s.get(slot, 0.0)
         if state.now_s < free_at_s:
             set_alarm(state, free_at_s, "staff", lease.token)
@@ -54,6 +56,7 @@ def staff(state: State, out: list[AnyAction], lease: Lease) -> None:
         state.workers[worker.id] = worker
         job.workers[worker.id] = None
         lease.workers[slot] = worker.id
+        room -= 1
         set_alarm(state, state.now_s + state.settings.worker_timeout_s, "worker", worker.id)
         why = f"slot {slot} of {lease.machine_id} is free and {job.id} has use for it"
         out.append(start_order(worker, lease, why))

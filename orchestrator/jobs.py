@@ -344,41 +344,35 @@ def on_checkpoint_written(state: State, out: list[AnyAction], event: CheckpointW
 
 
 def on_checkpoint_failed(state: State, out: list[AnyAction], event: CheckpointFailed) -> None:
-    if event.job in state.jobs:
-        note(
-            out,
-            event.job,
-            f"the checkpoint of step {event.step} failed: {event.error}; training goes on",
-        )
+    why = f"the checkpoint of step {event.step} failed: {event.error}; training goes on"
+    _say(state, out, event.job, why)
 
 
 def on_copied(state: State, out: list[AnyAction], event: CheckpointCopied) -> None:
-    if event.job in state.jobs:
-        note(out, event.job, f"step {event.step} was copied to {event.uri}")
+    _say(state, out, event.job, f"step {event.step} was copied to {event.uri}")
 
 
 def on_copy_failed(state: State, out: list[AnyAction], event: CopyFailed) -> None:
-    if event.job in state.jobs:
-        note(
-            out,
-            event.job,
-            f"the copy of step {event.step} failed: {event.error}; it is on this machine's disk, "
-            "training goes on, and the copy is tried again",
-        )
+    why = (
+        f"the copy of step {event.step} failed: {event.error}; it is on this machine's disk, "
+        "training goes on, and the copy is tried again"
+    )
+    _say(state, out, event.job, why)
 
 
 def on_recalled(state: State, out: list[AnyAction], event: Recalled) -> None:
-    if event.job in state.jobs:
-        note(out, event.job, f"goes on from {event.because}")
+    _say(state, out, event.job, f"goes on from {event.because}")
 
 
 def on_recall_failed(state: State, out: list[AnyAction], event: RecallFailed) -> None:
-    if event.job in state.jobs:
-        note(
-            out,
-            event.job,
-            f"what is stored of the job cannot be read: {event.error}; it is tried again",
-        )
+    why = f"what is stored of the job cannot be read: {event.error}; it is tried again"
+    _say(state, out, event.job, why)
+
+
+def _say(state: State, out: list[AnyAction], job_id: str, why: str) -> None:
+    """Of a job that is forgotten nothing more is said."""
+    if job_id in state.jobs:
+        note(out, job_id, why)
 
 
 def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:

@@ -39,6 +39,17 @@ def until(what: str, look: Callable[[], Any], patience_s: float = PATIENCE_S) ->
     raise AssertionError(f"waited {patience_s:.0f} s in vain: {what}")
 
 
+def played_alone(script: Path, out: Path, *arguments: str) -> tuple[list[str], bytes]:
+    """What a script prints and saves alone, without any manager. `out` is the last of its arguments."""
+    done = subprocess.run(
+        [sys.executable, str(script), *arguments, str(out)],
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    return done.stdout.splitlines(), out.read_bytes()
+
+
 class RedisProcess:
     """A real server on a socket of its own, with every write on the disk before the answer."""
 

@@ -2,12 +2,10 @@
 
 import random
 import signal
-import subprocess
-import sys
 from pathlib import Path
 
 import pytest
-from crews import Crew, until
+from crews import Crew, played_alone, until
 
 from agent.messages import Rewound, WorkerFailed, WorkerLost, WorkerReady
 from orchestrator.morph import schedules
@@ -21,14 +19,7 @@ STEPS = 40
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
     """What the script prints and saves alone, without any manager."""
-    out = tmp_path_factory.mktemp("alone") / "out.pt"
-    done = subprocess.run(
-        [sys.executable, str(TOY), str(STEPS), str(out)],
-        capture_output=True,
-        text=True,
-        check=True,
-    )
-    return done.stdout.splitlines(), out.read_bytes()
+    return played_alone(TOY, tmp_path_factory.mktemp("alone") / "out.pt", str(STEPS))
 
 
 def begin(
