@@ -109,7 +109,7 @@ class Group:
         self._slices: list[tuple[int, list[memoryview]]] = []  # what the keeper got of the sum
         self._having: dict[str, frozenset[str] | None] = {}  # who has what of the state; None: all
         self._promised: Held | None = None  # what is here once the step in flight is committed
-        self._garbled = False  # the script sees a model that could not be put together any more
+        self.astray = False  # what the script does until the next boundary counts for nothing
 
     # --- what the worker process uses ---------------------------------------------------------------
 
@@ -134,7 +134,7 @@ class Group:
     @property
     def leader(self) -> bool:
         first = self._holds and self._layout.workers[0] == self._me
-        return first and not self._garbled
+        return first and not self.astray
 
     @property
     def notice_s(self) -> float | None:
@@ -149,7 +149,7 @@ class Group:
                 state_bytes=session.state_bytes,
             )
             self.link.send(self._ready)
-        self._garbled = False
+        self.astray = False
         while True:
             try:
                 self._come_in(session)
@@ -282,15 +282,15 @@ class Group:
         assert session is not None
         here, version = session.holdings, session.next_version
         layers = here.lacking(here.all) - here.borrowed
-        if not layers or self._garbled:
+        if not layers or self.astray:
             return
         self._pulling.offer(version, session.snapshot())
         try:
-            self._garbled = not self._holds
+            self.astray = not self._holds
             if self._holds:
                 session.borrow(self._pulling.pull(layers, version, self._others()), layers)
         except Interrupted:
-            self._garbled = True
+            self.astray = True  # the model could not be put together any more
 
     def _go_on(self) -> None:
         if self._superseded():
@@ -420,7 +420,7 @@ class Group:
         """In the middle of a step: go on with it in the new layout, or give it up."""
         self._enter()
         if not self._holds or self._me not in self._layout.workers:
-            self._holds = False
+            self._holds, self.astray = False, True
             raise Abandoned
         if not self._layout.owned:
             assert self._session is not None

@@ -34,6 +34,7 @@ GOODBYE_S = 5.0
 DISK_VARIABLE = "SPOT_TEMP_DIR"
 DETAIL_CHARS_MAX = 60_000
 OURS = str(Path(__file__).parent)
+ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
 
 Outcome = Literal["ended", "failed"]
 
@@ -89,7 +90,7 @@ def _perform(job: JobOrder, script: bytes, group: Group, lines: Lines) -> _Failu
         session.join(group)
         out = LeaderOnly(lines, lambda: group.leads)
         with _as_script(path, job.argv, (Stream(out.add), Stream(lines.add))):
-            failure = _execute(path)
+            failure = _execute(path, group)
         # What a script said before it failed may help to see why.
         out.settle(passes=failure is not None or bool(group.leads))
         if failure is None:
@@ -98,7 +99,15 @@ def _perform(job: JobOrder, script: bytes, group: Group, lines: Lines) -> _Failu
         return _Failure(failure.kind, detail)
 
 
-def _execute(path: Path) -> _Failure | None:
+def _execute(path: Path, group: Group) -> _Failure | None:
+    failure = _play(path, group)
+    if group.astray:
+        # There were no gradients there, or no whole model: nobody can ask a script to bear that.
+        raise WireError(ASTRAY if failure is None else f"{ASTRAY}: {failure.detail}")
+    return failure
+
+
+def _play(path: Path, group: Group) -> _Failure | None:
     try:
         try:
             runpy.run_path(str(path), run_name="__main__")
@@ -111,7 +120,8 @@ def _execute(path: Path) -> _Failure | None:
                 f"{path} came to its end without a session: make one with agent.Session(model, "
                 "optimizer, microbatches=...) and loop over session.steps(...)",
             )
-        session.made()[0].close()
+        if not group.astray:
+            session.made()[0].close()
     except WireError:
         raise  # not the script's fault: this worker is simply lost
     except NotFinite as error:

@@ -205,3 +205,39 @@ def test_reports_come_in_order(crew: Crew) -> None:
     assert steps == sorted(steps)
     assert steps[-1] == 40
     assert kinds.count("Progress") < 40
+
+
+ASTRAY = """
+import pathlib, sys, time
+for step in session.steps(8):
+    for batch in session.share([x, x]):
+        while pathlib.Path(sys.argv[1], str(step)).exists():
+            time.sleep(0.01)
+        session.backward(model(batch).square().mean())
+    if model.weight.grad is None:
+        what_nobody_meant(step)
+    optimizer.step()
+"""
+
+
+@pytest.mark.parametrize("what", ["1 / 0", "sys.exit(3)", "break"])
+def test_what_fails_in_a_step_that_is_over_is_no_failure_of_the_script(
+    crew: Crew, what: str
+) -> None:
+    """Whoever is left out in the middle of a step runs the rest of the body on no gradients: if that fails or
+    ends the loop, a worker is lost, and the job neither fails nor ends by it."""
+    for step in ("4", "6"):
+        (crew.folder / step).touch()
+    script = START + ASTRAY.replace("what_nobody_meant(step)", what)
+    first, second = crew.begin(2, script, str(crew.folder))
+    crew.reach(4)
+    with crew._lock:
+        crew.ready.remove(second)
+        crew.regroup("now")
+    until("the new layout", lambda: crew.generation > 1 and crew.keeper._jobs["job"]._started)
+    (crew.folder / "4").unlink()
+    until("the loss", lambda: second in [lost.worker for lost in crew.of(WorkerLost)])
+    (crew.folder / "6").unlink()
+    assert crew.completed().step == 8
+    assert crew.of(WorkerFailed) == []
+    assert first in crew.ready
