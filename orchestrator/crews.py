@@ -11,7 +11,7 @@ import msgspec
 from agent.layout import Layout
 from agent.messages import UNRECORDED, Progress, Regrouped, When, WorkerLost, WorkerReady
 from bidding.billing import HOUR_S
-from orchestrator import jobs, layouts, leases, pacing
+from orchestrator import forecast, jobs, layouts, leases, pacing
 from orchestrator.actions import AnyAction, Regroup, StartWorker, StopWorker
 from orchestrator.layouts import Choice, Question, Seat
 from orchestrator.morph import transition
@@ -230,7 +230,7 @@ def regroup(state: State, out: list[AnyAction], job: Job) -> None:
     able = {seat.worker for seat in seats}
     current = job.layout.workers if job.layout is not None else ()
     forced = job.urgent or not job.serving or any(w not in able for w in current)
-    asked = _question(state, job, seats)
+    asked = question_of(state, job, seats)
     try:
         choice = layouts.choose(asked)
     except MorphError as error:
@@ -276,7 +276,7 @@ def _same(layout: Layout, asked: Question, choice: Choice) -> bool:
     return layouts.laid_out(layout.generation, asked, choice) == layout
 
 
-def _question(state: State, job: Job, seats: tuple[Seat, ...]) -> Question:
+def question_of(state: State, job: Job, seats: tuple[Seat, ...]) -> Question:
     return Question(
         microbatches=job.microbatches,
         seats=seats,
@@ -311,13 +311,12 @@ def _seats(state: State, job: Job) -> tuple[Seat, ...]:
 
 def _seat(state: State, job: Job, worker: Worker) -> Seat:
     lease = state.leases[worker.token]
-    measured = state.types.get(job.profile.instance_type) if job.profile is not None else None
     return Seat(
         worker=worker.id,
         machine=lease.machine_id,
         zone=lease.pool.zone,
         slots=lease.type.slots,
-        pace=worker.slow * (1.0 if measured is None else measured.speed) / lease.type.speed,
+        pace=worker.slow * forecast.pace_of(state.types, job.profile, lease.type),
         eased=worker.eased > 0 and worker.slow > 1,
     )
 

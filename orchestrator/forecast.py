@@ -37,19 +37,15 @@ class BookSpeed(msgspec.Struct, frozen=True, kw_only=True):
         if not slots:
             return 0.0
         used = min(1.0, self.slots_max / slots)
-        paces = {self._pace(kind) for kind in held}
+        paces = {pace_of(self.types, self.profile, kind) for kind in held}
         if len(paces) == 1:
             book = self._book(held, paces.pop())
             return self._rate(book, round(slots * used))
-        equal = sum(n / self._pace(kind) for kind, n in held.items()) * used
+        equal = sum(n / pace_of(self.types, self.profile, kind) for kind, n in held.items()) * used
         book = self._book(held, 1.0)
         low = floor(equal)
         part = equal - low
         return (1 - part) * self._rate(book, low) + part * self._rate(book, low + 1)
-
-    def _pace(self, kind: InstanceType) -> float:
-        measured = self.types.get(self.profile.instance_type)
-        return (1.0 if measured is None else measured.speed) / kind.speed
 
     def _book(self, held: Mapping[InstanceType, int], pace: float) -> Book:
         task = layouts.task_of(
@@ -64,6 +60,14 @@ class BookSpeed(msgspec.Struct, frozen=True, kw_only=True):
     def _rate(self, book: Book, workers: int) -> float:
         plan = book.plans[min(workers, book.workers_max)] if workers else None
         return self.scale / plan.step_s if plan is not None else 0.0
+
+
+def pace_of(
+    types: Mapping[str, InstanceType], profile: Profile | None, kind: InstanceType
+) -> float:
+    """Seconds of a microbatch on this type over those on the type that was measured."""
+    measured = types.get(profile.instance_type) if profile is not None else None
+    return (1.0 if measured is None else measured.speed) / kind.speed
 
 
 def speed_of(state: State, job: Job) -> BookSpeed | None:

@@ -17,7 +17,7 @@ from scipy.optimize import linear_sum_assignment
 from agent.layout import Layout, Replica
 from agent.profile import Link, Network, Profile, Section
 from agent.schedule import Schedule
-from orchestrator.morph import book, drift, mixed, schedules, transition
+from orchestrator.morph import book, drift, gantt, mixed, schedules, transition
 from orchestrator.morph.compiled import Flags
 from orchestrator.morph.errors import DoesNotFit
 from orchestrator.morph.plans import Holding, Plan, RunnerUp
@@ -130,6 +130,21 @@ def laid_out(generation: int, asked: Question, choice: Choice) -> Layout:
     )
 
 
+def picture(asked: Question, choice: Choice) -> str:
+    """The predicted step of the replica that the others wait for, as SVG."""
+    assert asked.profile is not None
+    assert choice.plan is not None
+    paces = {seat.worker: seat.pace for seat in asked.seats}
+    pace, slowest = 0.0, choice.replicas[0]
+    for replica in choice.replicas:
+        its = max(paces[worker] for worker in replica.workers)
+        if its * replica.count > pace * slowest.count:
+            pace, slowest = its, replica
+    shares = sorted(choice.plan.shares, key=lambda share: share != slowest.count)
+    plan = msgspec.structs.replace(choice.plan, shares=tuple(shares))
+    return gantt.picture(_at(asked.profile, pace), _task(asked), plan)
+
+
 def task_of(
     profile: Profile,
     microbatches: int,
@@ -197,14 +212,7 @@ def rehearse() -> None:
 def _planned(asked: Question) -> tuple[Plan, list[tuple[Seat, ...]]]:
     """The plan, and for every replica seats of the right paces; who takes which stage comes later."""
     assert asked.profile is not None
-    groups = _by_pace(asked.seats)
-    task = task_of(
-        asked.profile,
-        asked.microbatches,
-        asked.depth,
-        asked.stages_max,
-        min(seat.slots for seat in asked.seats),
-    )
+    groups, task = _by_pace(asked.seats), _task(asked)
     if len(groups) == 1:
         ((pace, seats),) = groups.items()
         plan = book_of(asked.profile, task, asked.workers_max, pace).at(len(seats))
@@ -220,6 +228,12 @@ def _planned(asked: Question) -> tuple[Plan, list[tuple[Seat, ...]]]:
     )
     waiting = [_placed(asked, seats, plan.way.depth) for seats in groups.values()]
     return plan, [tuple(waiting[group].pop(0) for group in chain.groups) for chain in chains]
+
+
+def _task(asked: Question) -> Task:
+    assert asked.profile is not None
+    slots = min(seat.slots for seat in asked.seats)
+    return task_of(asked.profile, asked.microbatches, asked.depth, asked.stages_max, slots)
 
 
 def _placed(asked: Question, seats: Sequence[Seat], depth: int) -> list[Seat]:

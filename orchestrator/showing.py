@@ -79,6 +79,9 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         backup_step=job.backup_step,
         checkpoint_step=job.checkpoint_step,
         export_uri=job.export_uri,
+        microbatches=job.microbatches,
+        stages_max=job.stages_max,
+        uncuttable=job.uncuttable,
     )
 
 

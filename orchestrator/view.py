@@ -69,6 +69,9 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     backup_step: int
     checkpoint_step: int
     export_uri: str
+    microbatches: int = 0  # of a step; 0 as long as no worker has said
+    stages_max: int = 1
+    uncuttable: str = ""
 
 
 class CostView(msgspec.Struct, frozen=True, kw_only=True):

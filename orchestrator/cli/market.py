@@ -19,7 +19,7 @@ from orchestrator.wording import clock, duration, pause, plural, usd
 
 if TYPE_CHECKING:
     from bidding.model import Purchase
-    from orchestrator.cli.planning import Considered, Work
+    from orchestrator.cli.planning import Considered, Foreseen, Work
 
 
 def add(app: typer.Typer) -> None:
@@ -43,8 +43,14 @@ def plan(  # noqa: PLR0913 - a parameter per option
     ] = None,
     budget: Annotated[float | None, typer.Option(metavar="USD", help="As for submit.")] = None,
     deadline: Annotated[str | None, typer.Option(metavar="TIME", help="As for submit.")] = None,
+    gantt: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the predicted step as SVG.")
+    ] = None,
 ) -> None:
-    """What would be bought for a script now, what it would cost, and when it would be done."""
+    """What would be bought for a script now, what it would cost, and when it would be done.
+
+    Once a job of the very same script has been measured, also the layout it would train in, and what else there was.
+    """
     from orchestrator.buying import think
     from orchestrator.cli import planning
 
@@ -60,8 +66,11 @@ def plan(  # noqa: PLR0913 - a parameter per option
     sold = planning.market_now(config, client)
     known = all_jobs(client) if client is not None else ()
     work = planning.work_of(known, sha, argv, steps, step_s)
+    model = planning.model_of(client, known, sha, argv) if client is not None else None
+    if gantt is not None and model is None:
+        raise CommandError(f"--gantt {gantt}: {_unmeasured(script, running=client is not None)}")
     spec = with_limits(job_spec(config, script, argv), budget, deadline)
-    state, job = planning.ask_the_brain(config, sold, spec, work)
+    state, job = planning.ask_the_brain(config, sold, spec, work, model)
     if job.status == "FAILED":
         desk.answer(
             {"script": str(script), "refused": job.because}, Text(f"refused: {job.because}")
@@ -69,16 +78,22 @@ def plan(  # noqa: PLR0913 - a parameter per option
         raise typer.Exit(JOB_FAILED)
     purchase = think(state, job)
     rows = planning.considered(state, job, work, purchase)
-    cost, finish_s = planning.expectation(state, purchase, work)
+    cost, finish_s = planning.expectation(state, job, purchase, work)
+    seen = planning.foresee(state, job, purchase, model) if model is not None else None
+    if gantt is not None:
+        _draw(gantt, seen)
     desk.answer(
         {
             "script": str(script), "source": sold.source, "because": purchase.because,
             "runner_up": purchase.runner_up, "expected_cost_usd": cost, "expected_s": finish_s,
-            "work": work, "offers": rows,
+            "work": work, "offers": rows, "layout": _layout_value(seen),
+            "gantt": None if gantt is None else str(gantt),
         },
         Text(f"prices from {sold.source}", style="dim"),
         _offers(rows),
         *_verdict(purchase, work, cost, finish_s),
+        *(_layouts(seen) if seen is not None else (Text(f"layout: {_unmeasured(script, running=client is not None)}", style="dim"),)),
+        *(() if gantt is None else (Text(f"the predicted step: {gantt}"),)),
         then=(shlex.join(["orchestrator", "submit", str(script), "--follow", *(["--", *argv] if argv else [])]),),
     )  # fmt: skip
 
@@ -137,6 +152,57 @@ def _source(said_by: str) -> str:
     from orchestrator.cli.planning import TOLD
 
     return said_by if said_by == TOLD else f"as {said_by} had it"
+
+
+def _unmeasured(script: Path, *, running: bool) -> str:
+    """Why nothing can be said of layouts yet, and what to do."""
+    if not running:
+        return (
+            "what was measured of a model is with the manager, and none is running: orchestrator up"
+        )
+    return (
+        f"no job of this very {script.name} with these arguments has been measured yet; submit it once: "
+        "its first worker measures the model in its first step"
+    )
+
+
+def _draw(file: Path, seen: "Foreseen | str | None") -> None:
+    if seen is None or isinstance(seen, str):
+        raise CommandError(f"--gantt {file}: there is no layout to draw: {seen}")
+    try:
+        file.write_text(seen.picture, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"--gantt {file}: {error.strerror}", USAGE) from None
+
+
+def _layout_value(seen: "Foreseen | str | None") -> object:
+    if seen is None or isinstance(seen, str):
+        return None if seen is None else {"refused": seen}
+    return {
+        "because": seen.choice.because, "known_from": seen.known_from,
+        "microbatches": seen.asked.microbatches, "compared": seen.compared,
+    }  # fmt: skip
+
+
+def _layouts(seen: "Foreseen | str") -> "list[Text | Table]":
+    """What it would train in, and what else was compared."""
+    if isinstance(seen, str):
+        return [Text(f"layout: none: {seen}", style="yellow")]
+    made = tables.table(
+        "", "layout", "as", "step#", "slower#", "computing#", "waiting#", "reduce and apply#"
+    )
+    best_s = seen.compared[0].step_s
+    for row in seen.compared:
+        slower = "" if row.chosen else f"{row.step_s / best_s - 1:.1%}"
+        made.add_row(
+            "take" if row.chosen else "", row.layout, row.way, pause(row.step_s), slower,
+            pause(row.computing_s), pause(row.waiting_s), pause(row.reduce_s),
+            style="bold green" if row.chosen else "",
+        )  # fmt: skip
+    return [
+        Text(f"layout: {seen.choice.because} (predicted from what {seen.known_from} measured)"),
+        made,
+    ]
 
 
 # --- the simulation ------------------------------------------------------------------------------

@@ -6,24 +6,31 @@ a plan cannot say anything else than what `submit` would do.
 
 import asyncio
 import time
+from collections import Counter
 from collections.abc import Iterable, Iterator
 from pathlib import Path
 
 import msgspec
 
 from agent.layout import Layout, Replica
+from agent.profile import Profile
 from bidding.model import Purchase
 from cloud.local.market import LOCAL, SpotMarket
 from cloud.local.replay import read_prices
 from cloud.model import InstanceType, Market, Pool, Quote
 from cloud.simulated import SimulatedCloud
+from orchestrator import crews, forecast, layouts
 from orchestrator.brain import decide
 from orchestrator.buying import think
 from orchestrator.cli.desk import USAGE, CommandError
 from orchestrator.client import Client, House, local_cloud
 from orchestrator.config import Config
 from orchestrator.events import CatalogueSeen, JobSpec, JobSubmitted, ManagerStarted, QuotesSeen
+from orchestrator.layouts import Choice, Question, Seat
 from orchestrator.manager import settings_from
+from orchestrator.morph import drift
+from orchestrator.morph.errors import MorphError
+from orchestrator.morph.plans import Cost, Way
 from orchestrator.state import Job, State
 from orchestrator.view import JobView
 
@@ -51,6 +58,54 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     @property
     def known(self) -> bool:
         return self.steps is not None and self.step_s is not None
+
+
+class Model(msgspec.Struct, frozen=True, kw_only=True):
+    """What an earlier job of the very same script has shown of its model."""
+
+    job: str
+    profile: Profile
+    microbatches: int
+    stages_max: int
+    uncuttable: str
+
+
+class Compared(msgspec.Struct, frozen=True, kw_only=True):
+    """One layout of those that were compared for the machines that would be bought."""
+
+    layout: str
+    way: str
+    step_s: float
+    computing_s: float  # of the worker that has most to do
+    waiting_s: float  # inside the pipeline
+    reduce_s: float
+    chosen: bool
+
+
+class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
+    """The layout that the machines would train in, the others, and where that is known from."""
+
+    asked: Question
+    choice: Choice
+    known_from: str
+
+    @property
+    def compared(self) -> tuple[Compared, ...]:
+        plan = self.choice.plan
+        assert plan is not None
+        others = (_compared(o.way, o.width, o.cost, chosen=False) for o in plan.runners_up)
+        return (_compared(plan.way, plan.width, plan.cost, chosen=True), *others)
+
+    @property
+    def picture(self) -> str:
+        return layouts.picture(self.asked, self.choice)
+
+
+def _compared(way: Way, width: int, cost: Cost, *, chosen: bool) -> Compared:
+    return Compared(
+        layout=f"{way.depth}x{width}", way=way.describe(), step_s=cost.step_s, chosen=chosen,
+        computing_s=cost.busy_s, waiting_s=max(0.0, cost.bubble_s), reduce_s=max(0.0, cost.reduce_s),
+    )  # fmt: skip
 
 
 class Considered(msgspec.Struct, frozen=True, kw_only=True):
@@ -110,9 +165,7 @@ def work_of(
         steps=steps, step_s=step_s,
         steps_from=TOLD if steps else "", step_s_from=TOLD if step_s else "",
     )  # fmt: skip
-    for job in sorted(known, key=lambda one: -one.submitted_at_s):
-        if (job.script_sha, job.argv) != (script_sha, argv):
-            continue
+    for job in _alike(known, script_sha, argv):
         if work.steps is None and job.steps_total:
             work = msgspec.structs.replace(work, steps=job.steps_total, steps_from=job.id)
         if work.step_s is None and job.slot_step_s > 0:
@@ -120,7 +173,29 @@ def work_of(
     return work
 
 
-def ask_the_brain(config: Config, sold: Sold, spec: JobSpec, work: Work) -> tuple[State, Job]:
+def _alike(known: Iterable[JobView], script_sha: str, argv: tuple[str, ...]) -> list[JobView]:
+    """The newest first."""
+    same = [job for job in known if (job.script_sha, job.argv) == (script_sha, argv)]
+    return sorted(same, key=lambda one: -one.submitted_at_s)
+
+
+def model_of(
+    client: Client, known: Iterable[JobView], script_sha: str, argv: tuple[str, ...]
+) -> Model | None:
+    """As a worker of the newest job of the very same script measured it; None if none did."""
+    for job in _alike(known, script_sha, argv):
+        profile = client.profile(job.id) if job.microbatches else None
+        if profile is not None:
+            return Model(
+                job=job.id, profile=profile, microbatches=job.microbatches,
+                stages_max=job.stages_max, uncuttable=job.uncuttable,
+            )  # fmt: skip
+    return None
+
+
+def ask_the_brain(
+    config: Config, sold: Sold, spec: JobSpec, work: Work, model: Model | None = None
+) -> tuple[State, Job]:
     """The manager's own thinking, on a state that holds nothing yet. No action is performed."""
     now_s = time.time()
     state = State()
@@ -132,18 +207,67 @@ def ask_the_brain(config: Config, sold: Sold, spec: JobSpec, work: Work) -> tupl
     ):
         state, _ = decide(state, event)
     job = state.jobs[spec.job]
-    if work.steps is not None and work.step_s is not None:
+    if model is not None:
+        job.microbatches, job.stages_max = model.microbatches, model.stages_max
+        job.uncuttable, job.profile = model.uncuttable, model.profile
+        job.profile = _as_shown(job, work)
+        if work.known and work.step_s is not None:
+            job.steps_total, job.step_s = work.steps or 0, work.step_s
+    elif work.steps is not None and work.step_s is not None:
         one = Replica(workers=("w",), first=0, count=1)
         job.steps_total, job.step_s = work.steps, work.step_s
         job.layout = Layout(generation=0, microbatches=1, replicas=(one,))
     return state, job
 
 
-def expectation(state: State, purchase: Purchase, work: Work) -> tuple[float | None, float | None]:
+def _as_shown(job: Job, work: Work) -> Profile:
+    """The profile with its times scaled, so that a step takes what was told or was seen to be the case."""
+    assert job.profile is not None
+    profile = job.profile
+    task = layouts.task_of(profile, job.microbatches, job.spec.depth, job.stages_max, 1)
+    plans = layouts.book_of(profile, task, job.workers_max).plans
+    least = next((plan for plan in plans if plan is not None), None)
+    if least is None or work.step_s is None:
+        return profile
+    return drift.refit(profile, work.step_s / (least.step_s * least.way.depth * least.width))
+
+
+def foresee(state: State, job: Job, purchase: Purchase, model: Model) -> Foreseen | str:
+    """The layout of the machines that would be bought; or why there is none."""
+    seats = []
+    for part in purchase.acquire:
+        kind = state.types[part.pool.type]
+        pace = forecast.pace_of(state.types, job.profile, kind)
+        for n in range(part.count * kind.slots):
+            machine = f"{part.pool.key}/{n // kind.slots}"
+            seats.append(
+                Seat(
+                    worker=f"{machine}/{n % kind.slots}", machine=machine, zone=part.pool.zone,
+                    slots=kind.slots, pace=pace,
+                )
+            )  # fmt: skip
+    if not seats:
+        return "nothing would be bought"
+    asked = crews.question_of(state, job, tuple(seats[: job.workers_max]))
+    try:
+        return Foreseen(asked=asked, choice=layouts.choose(asked), known_from=model.job)
+    except MorphError as error:
+        return str(error)
+
+
+def expectation(
+    state: State, job: Job, purchase: Purchase, work: Work
+) -> tuple[float | None, float | None]:
     """Dollars and seconds for the whole job on what the purchase holds, evictions counted in."""
     per_work = purchase.cost_usd_per_work
     if work.steps is None or work.step_s is None or per_work is None or not purchase.acquire:
         return None, None
+    speed = forecast.speed_of(state, job)
+    if speed is not None:
+        counts: Counter[str] = Counter()
+        for part in purchase.acquire:
+            counts[part.pool.type] += part.count
+        return per_work * work.steps, state.settings.start_s + work.steps / speed.work_per_s(counts)
     slots = sum(
         part.count * state.types[part.pool.type].slots * state.types[part.pool.type].speed
         for part in purchase.acquire
@@ -157,9 +281,10 @@ def considered(state: State, job: Job, work: Work, chosen: Purchase) -> list[Con
     rows = []
     for pool, market, price_usd_per_h in _sold_now(state):
         alone = think(_only(state, pool, market), job)
-        cost, took_s = expectation(state, alone, work)
+        cost, took_s = expectation(state, job, alone, work)
         per_work = alone.cost_usd_per_work
-        work_s = work.step_s if work.known and work.step_s else 1.0  # slot-seconds in one work
+        counted = work.known or job.profile is not None
+        work_s = work.step_s if counted and work.step_s else 1.0  # slot-seconds in one work
         rows.append(
             Considered(
                 pool=pool.key, market=market, slots=state.types[pool.type].slots,

@@ -4,7 +4,8 @@ brain in its real world; only what would run on the machines is played here.
     python small_house.py STATE_DIR
 
 A played machine joins as soon as it runs. A played worker does what the script's bytes say: those
-with `raise` fail with a traceback, the others commit all their steps at once, unless they say `wait`.
+with `raise` fail with a traceback, the others commit all their steps at once, unless they say `wait`. Those
+with `deep` can be cut into four stages.
 """
 
 import asyncio
@@ -84,10 +85,11 @@ class PlayedMachines:
         await self._store.xadd(
             f"orch:log:{job}", {"worker": worker, "line": "hello from the script"}
         )
+        cut = {"uncuttable": "", "stages_max": 4} if b"deep" in self._scripts[job] else {}
         await self._tell(
             WorkerReady(
                 at_s=now_s, job=job, worker=worker, machine_id=action.machine_id,
-                microbatches=4, steps_total=STEPS, state_bytes=1000,
+                microbatches=4, steps_total=STEPS, state_bytes=1000, **cut,
             )
         )  # fmt: skip
 

@@ -1,6 +1,34 @@
 """Looking ahead: a plan buys nothing, and a simulated month can be had again byte for byte."""
 
 import json
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+
+from agent.profile import Link, Network, Profile, Section
+
+LINK = Link(bandwidth_bytes_per_s=1e9, latency_s=1e-5)
+SVG = "{http://www.w3.org/2000/svg}"
+
+
+def measured(memory: float) -> Profile:
+    """Four equal sections of a hundred bytes of weights each, as a worker would have found them."""
+    each = Section(
+        name="block",
+        forward_s=(1e-3,),
+        backward_s=(2e-3,),
+        activation_bytes=8.0,
+        parameter_bytes=100.0,
+        optimizer_bytes=200.0,
+    )
+    return Profile(
+        model="deep.py",
+        microbatch_sizes=(1,),
+        network=Network(intra=LINK, inter=LINK, reduce_intra=LINK, reduce_inter=LINK),
+        memory_bytes=memory,
+        sections=(each,) * 4,
+    )
 
 
 def test_a_plan_shows_every_offer_and_marks_what_would_be_bought(shell):
@@ -42,6 +70,49 @@ def test_a_plan_heeds_the_limits(shell):
     assert {one["market"] for one in hasty if one["chosen"]} == {"on_demand"}
     calm = shell("plan", "train.py", *work).json["offers"]
     assert {one["market"] for one in calm if one["chosen"]} == {"spot"}
+
+
+@pytest.mark.processes
+def test_a_plan_of_a_measured_script_shows_its_layouts_and_draws_the_step(housed):
+    """The layout for the machines that would be bought, what else was compared, and one bar an action."""
+    housed.script("deep.py", "x = 'deep'\n")
+    before = housed("plan", "deep.py", "--gantt", "step.svg")
+    assert (before.code, len(before.err.splitlines())) == (1, 1)
+    assert "submit it once" in before.line
+    assert "layout: no job of this very deep.py" in housed("plan", "deep.py").out
+    job = housed("submit", "deep.py", "--follow", "--json").json["id"]
+    profile = msgspec.json.encode(measured(memory=700.0))  # four times 400 do not fit into one
+    housed.client()._redis.set(f"orch:job:profile:{job}", profile)
+    text = housed("plan", "deep.py").out
+    assert f"(predicted from what {job} measured)" in text
+    assert "slower" in text
+    answer = housed("plan", "deep.py", "--gantt", "step.svg", "--json")
+    assert (answer.code, answer.err) == (0, "")
+    layout = answer.json["layout"]
+    chosen, *others = layout["compared"]
+    depth, width = map(int, chosen["layout"].split("x"))
+    assert (chosen["chosen"], depth * width <= 4, depth >= 3) == (True, True, True)
+    assert [one["chosen"] for one in others] == [False] * len(others) != []
+    assert min(one["step_s"] for one in others) >= chosen["step_s"]
+    root = ElementTree.fromstring((housed.folder / "step.svg").read_text())
+    bars = [title.text for title in root.iter(f"{SVG}title")]
+    assert sum(bar.startswith("forward of") for bar in bars) == depth * 4
+    refused = housed("plan", "deep.py", "--gantt", "nowhere/step.svg")
+    assert (refused.code, refused.line) == (
+        2,
+        "--gantt nowhere/step.svg: No such file or directory",
+    )
+
+
+def test_without_a_manager_a_plan_says_where_layouts_are_known(shell):
+    """What was measured lies with the manager; the timeline is refused in one line."""
+    shell.script("train.py")
+    assert (
+        "layout: what was measured of a model is with the manager" in shell("plan", "train.py").out
+    )
+    refused = shell("plan", "train.py", "--gantt", "step.svg")
+    assert refused.code == 1
+    assert refused.line.startswith("--gantt step.svg: what was measured of a model")
 
 
 def test_plans_of_one_seed_are_alike(shell):
