@@ -12,6 +12,7 @@ import numpy as np
 
 from agent.errors import WireError
 from agent.store.format import Layer
+from agent.store.memory import copy_bytes
 from agent.store.shares import Extent, cut_up
 
 PAYLOAD_BYTES_MAX = 1 << 36
@@ -80,7 +81,7 @@ class Assembly:
         if place is None or not data.nbytes:
             return
         if _address(data) != _address(place):
-            place[:] = data
+            copy_bytes(data, place)
         self._taken[offset] = data.nbytes
         self._bytes += data.nbytes
 

@@ -61,6 +61,7 @@ from agent.schedule import Kind
 from agent.session import Abandoned, Facts, Interrupted, Partial, Session
 from agent.shards import cut
 from agent.store.layers import REST, Collected, LiveLayer, share_of
+from agent.store.memory import copy_bytes, joined
 from agent.store.shares import Extent, Gathered, Share, batches, whole
 from agent.sums import Sum, Summed
 from agent.timeline import Notes
@@ -341,7 +342,7 @@ class Group:
         self._send_slices(step, self._my_slice(total))
         for peer in peers:
             _, payload = self.take(peer, step, "sum")
-            total.memory(*spans[peer])[:] = payload
+            copy_bytes(payload, total.memory(*spans[peer]))
         total.present[:] = _union(masks)
         self._tell_noted(step)
 
@@ -562,7 +563,7 @@ class Group:
             share, pieces = share_among(state, having, self._me)
         else:
             share, pieces = share_of(state, len(workers), workers.index(self._me))
-        frozen = memoryview(b"".join(pieces))
+        frozen = joined(pieces)
         passing("save: snapshot begun")
         begun = Snapshot(
             generation=generation,

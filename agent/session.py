@@ -38,6 +38,7 @@ from agent.pipeline.body import Body, Caller, Recording, outdated
 from agent.pipeline.record import CannotRecord
 from agent.schedule import Kind
 from agent.store.layers import Collected, LiveLayer, collect, fill
+from agent.store.memory import copy_bytes
 from agent.store.shares import Gathered
 from agent.sums import Sum, Summed, SumSpace
 from agent.timeline import Notes
@@ -393,7 +394,7 @@ class Session:
         try:
             if (logged := self._world.logged(step)) is not None:
                 total = self.total()
-                total.memory(0, self.space.total_bytes)[:] = logged[0]
+                copy_bytes(logged[0], total.memory(0, self.space.total_bytes))
                 total.present[:] = logged[1]
                 summed = self.space.summed(total)
             else:

@@ -13,8 +13,8 @@ from agent.checksum import Buffer
 from agent.errors import WireError
 from agent.store.errors import Damaged
 from agent.store.format import Layer
+from agent.store.memory import copy_bytes
 from agent.store.reading import Want
-from agent.store.sinks import copy_bytes
 
 
 class Extent(msgspec.Struct, frozen=True):

@@ -18,13 +18,11 @@ from contextlib import AbstractContextManager, contextmanager
 from pathlib import Path
 from typing import Protocol
 
-import numpy as np
-
 from agent.checksum import Buffer
 from agent.errors import CheckpointError
 from agent.faults import passing
 from agent.store.errors import Damaged, Full, Unavailable
-from agent.store.memory import fresh
+from agent.store.memory import copy_bytes, fresh
 
 KEY = re.compile(r"[A-Za-z0-9_][A-Za-z0-9_.-]*(/[A-Za-z0-9_][A-Za-z0-9_.-]*)*")
 PIECES_PER_CALL = 512  # below every system's IOV_MAX
@@ -133,11 +131,6 @@ class MemorySink:
         with self._lock:
             for key in keys:
                 self._files.pop(key, None)
-
-
-def copy_bytes(source: memoryview, target: memoryview) -> None:
-    """As numpy does it: other threads go on meanwhile, which slices of views do not let them."""
-    np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
 
 
 class DiskSink:
