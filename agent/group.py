@@ -70,6 +70,7 @@ from agent.wire import Connection
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20  # of a snapshot, so that what is urgent can pass in between
+REDO_BYTES_MAX = 1 << 26  # of logged sums that wait here; one may always
 
 T = TypeVar("T")
 
@@ -161,7 +162,19 @@ class Group:
         self._pulling.forget(session.version)
 
     def logged(self, step: int) -> tuple[memoryview, bytes] | None:
-        return self._redo.pop((self._layout.generation, step), None)
+        entered = self._entered
+        assert entered is not None
+        if not entered.version - entered.redo <= step < entered.version:
+            return None
+        key = entered.layout.generation, step
+        try:
+            self._wait(lambda: key in self._redo)
+        except Interrupted:
+            self.astray = True
+            raise Abandoned from None
+        with self._changed:
+            self._changed.notify_all()  # there is room for the next one
+            return self._redo.pop(key)
 
     def share(self) -> tuple[int, int]:
         if self._superseded():
@@ -514,9 +527,7 @@ class Group:
         state, payload = self._wait(
             lambda: (
                 self._state
-                if self._state is not None
-                and self._state[0].generation == generation
-                and len(self._redo) == order.redo
+                if self._state is not None and self._state[0].generation == generation
                 else None
             )
         )
@@ -709,6 +720,8 @@ class Group:
                 case State():
                     self._state = (message, payload)
                 case Redo():
+                    # The keeper's sending waits with us, so sums of any number take no more memory than this.
+                    self._changed.wait_for(lambda: self._has_room(payload.nbytes))
                     self._redo[message.generation, message.step] = (payload, message.present)
                 case Noticed():
                     self._notice_at_s = message.deadline_s
@@ -728,6 +741,10 @@ class Group:
         self._snapshot_at = order.version if order.snapshot else None
         self._committed = order.version
         self._redo.clear()
+
+    def _has_room(self, size: int) -> bool:
+        held = sum(body.nbytes for body, _ in self._redo.values())
+        return not held or held + size <= REDO_BYTES_MAX
 
     def _peer_broke(self, peer: str) -> None:
         entered = self._entered

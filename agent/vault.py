@@ -31,6 +31,7 @@ from agent.store.sinks import DiskSink
 log = logging.getLogger(__name__)
 
 REDO_MAX_FACTOR = 4
+REDO_BYTES_FREE = 1 << 30  # of sums that are held whatever the state's size
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -67,13 +68,22 @@ class Vault:
         return self.backup is not None and len(self.redo) < self._bound
 
     @property
+    def _every(self) -> int:
+        """After how many steps a new state is asked for: the sums may have as many bytes as the state."""
+        steps = self._order.backup_every_steps
+        if self.backup is None or not self.redo:
+            return steps
+        room = max(REDO_BYTES_FREE, self.backup.state_bytes)
+        return max(1, min(steps, room // max(1, self.redo[-1].body.nbytes)))
+
+    @property
     def _bound(self) -> int:
-        return REDO_MAX_FACTOR * self._order.backup_every_steps
+        return REDO_MAX_FACTOR * self._every
 
     @property
     def wants(self) -> bool:
         """Whether a new state should be asked for now. One that got lost on its way is asked for again."""
-        late = self.backup is None or len(self.redo) >= self._order.backup_every_steps
+        late = self.backup is None or len(self.redo) >= self._every
         lost = len(self.redo) in (self._bound // 2, self._bound)
         return late and (self._assembly is None or lost)
 

@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 
+import numpy as np
 import pytest
 import torch
 from backups import disk, held, same, saved, vault_of
@@ -10,7 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
-from agent.backup import Assembly, Backup, Saved, StateAssembly
+from agent.backup import Assembly, Backup, LoggedSum, Saved, StateAssembly
 from agent.errors import WireError
 from agent.messages import CheckpointFailed, CheckpointWritten, Report
 from agent.recovery import Shelf, newest
@@ -23,6 +24,7 @@ from agent.store.layers import LiveLayer, fill, layers_of, share_of
 from agent.store.shares import Extent, Gathered, Share, batches, whole
 from agent.store.sinks import MemorySink
 from agent.store.weights import digest, weights_of, write
+from agent.vault import REDO_BYTES_FREE
 
 
 def recalled(archive: Archive) -> Saved | None:
@@ -95,6 +97,22 @@ def test_what_an_earlier_keeper_writes_late_does_not_count(tmp_path: Path) -> No
     assert not earlier.write(saved(9))
     assert [type(r) for r in said] == [CheckpointWritten, CheckpointWritten, CheckpointFailed]
     assert same(recalled(disk(tmp_path / "job")), saved(6))
+
+
+def test_large_sums_are_not_held_in_any_number(tmp_path: Path) -> None:
+    """A new state is asked for when the sums have as many bytes as the state, and nothing is committed any
+    more when they have four times as many; small ones are counted only."""
+    vault = vault_of(tmp_path, [], backup_every_steps=100)
+    vault.adopt(saved(0))
+    body, asked, step = np.empty(REDO_BYTES_FREE // 4, dtype=np.uint8).data, 0, 0
+    while vault.open:
+        vault.log(LoggedSum(step, b"", body))
+        step, asked = step + 1, asked or vault.wants * (step + 1)
+    assert (asked, step) == (4, 16)
+    vault.adopt(saved(0))
+    for step in range(99):
+        vault.log(LoggedSum(step, b"", memoryview(bytes(100))))
+    assert vault.open and not vault.wants
 
 
 def test_the_same_version_twice_is_one(tmp_path: Path) -> None:
