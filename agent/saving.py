@@ -13,7 +13,7 @@ import numpy as np
 
 from agent.backup import Backup, LoggedSum, Saved
 from agent.errors import CheckpointError
-from agent.store.archive import Archive, assemble, write_parts
+from agent.store.archive import Archive, Mark, assemble, write_parts
 from agent.store.errors import Damaged, Full
 from agent.store.format import SUMS, File, Layer, Manifest, file_of, lay_out
 from agent.store.reading import Want, read
@@ -36,19 +36,34 @@ def _files(saved: Saved) -> Iterator[File]:
 
 
 def save(archive: Archive, generation: int, saved: Saved) -> Manifest:
-    """Write a version, and let go of what is older than the archive keeps."""
+    """Write a version, and let go of what is older than the archive keeps.
+
+    What is there already is not written again, and what somebody else has written meanwhile is the version."""
+    mark = Mark(saved.reached, generation)
+    if (written := _written(archive, mark)) is not None:
+        return written
     parts = write_parts(archive.sink, _files(saved))
     sums = (sums_layer(saved.redo),) if saved.redo else ()
     layers = (*saved.backup.layers, *sums)
     manifest = assemble(archive.job, saved.reached, generation, layers, parts, redo=len(saved.redo))
     try:
-        archive.commit(manifest)
+        made = archive.commit(manifest)
     except Full:
         with suppress(CheckpointError):
             archive.discard(parts)
         raise
     archive.prune()
-    return manifest
+    return manifest if made else archive.read(mark)
+
+
+def _written(archive: Archive, mark: Mark) -> Manifest | None:
+    if mark not in archive.marks():
+        return None
+    try:
+        return archive.read(mark)
+    except Damaged as error:
+        archive.set_aside(mark, str(error))
+        return None
 
 
 def load(archive: Archive, manifest: Manifest) -> Saved:

@@ -38,6 +38,46 @@ def test_what_is_written_is_copied_without_its_sums(tmp_path: Path) -> None:
     assert [mark.version for mark in storage.archive("job").marks()] == [9, 3]
 
 
+def test_a_version_that_was_there_already_is_copied_as_it_lies_there(tmp_path: Path) -> None:
+    """A checkpoint, and the last one at the same step: one version, and the copy is of files that exist."""
+    said: list[Report] = []
+    vault = vault_of(tmp_path, said, Storage(url=(tmp_path / "elsewhere").as_uri(), every_s=300.0))
+    assert vault.write(saved(3))
+    until("the copy", lambda: of(said, CheckpointCopied))
+    assert vault.write(saved(6)), "not due"
+    assert vault.write(saved(6), last=True)
+    until("the last copy", lambda: len(of(said, CheckpointCopied)) == 2 or of(said, CopyFailed))
+    assert not of(said, CopyFailed)
+
+
+class Rival(MemorySink):
+    """Somebody else writes the same version while its parts are written here."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.rivals = 1
+
+    def settle(self) -> None:
+        if self.rivals:
+            self.rivals -= 1
+            save(Archive(self, "job"), 1, saved(4))
+
+
+def test_of_two_writers_the_loser_names_what_the_winner_wrote() -> None:
+    """What is copied or told of then is there; it used to name parts that were deleted again."""
+    sink = Rival()
+    manifest = save(Archive(sink, "job"), 1, saved(4))
+    assert {part.key for part in manifest.parts} == sink.sizes(PARTS).keys()
+
+
+def test_a_version_that_is_damaged_is_written_again(tmp_path: Path) -> None:
+    """Its manifest is there, and a file of it is not: that is no version to rest on."""
+    save(disk(tmp_path), 1, saved(4))
+    next((tmp_path / PARTS).glob("*/0-*")).unlink()
+    save(disk(tmp_path), 1, saved(4))
+    assert same(newest([Shelf(Rung.DISK, disk(tmp_path))], 4).saved, saved(4))
+
+
 class Troubled(MemorySink):
     """A store that answers 503 for a while, or not at all until it is let go."""
 
