@@ -126,6 +126,7 @@ def laid_out(generation: int, asked: Question, choice: Choice) -> Layout:
         cuts=cuts if min(cuts) >= 0 else (),
         schedule=way.schedule,
         recompute=way.recompute,
+        owned=plan.owned,
         schedules=programs,
     )
 
@@ -152,7 +153,10 @@ def task_of(
     stages_max: int,
     per_instance: int,
 ) -> Task:
-    """The script's own microbatch is not ours to change; nor is the number of them."""
+    """The script's own microbatch is not ours to change; nor is the number of them.
+
+    Every worker keeps the whole state where that fits: the more have it, the more can be lost.
+    """
     size = profile.microbatch_sizes[0]
     only = None if depth is None else min(depth, stages_max)
     return Task(
@@ -162,13 +166,23 @@ def task_of(
         microbatch_sizes=(size,),
         depth_min=only or 1,
         depth_max=only or stages_max,
+        whole=True,
     )
 
 
 @lru_cache(maxsize=BOOKS_KEPT)
 def book_of(profile: Profile, task: Task, workers_max: int, pace: float = 1.0) -> book.Book:
-    """The best layout for every count of workers of one pace."""
-    return book.book(_at(profile, pace), task, workers_max)
+    """The best layout for every count of workers of one pace.
+
+    Where nothing fits with the whole state on every worker, each keeps that of its own stages only.
+    """
+    profile = _at(profile, pace)
+    found = book.book(profile, task, workers_max)
+    if task.depth_max == 1 or None not in found.plans[1:]:
+        return found
+    owned = book.book(profile, msgspec.structs.replace(task, whole=False), workers_max)
+    plans = (plan or other for plan, other in zip(found.plans, owned.plans, strict=True))
+    return msgspec.structs.replace(owned, plans=tuple(plans))
 
 
 @lru_cache(maxsize=MIXES_KEPT)
@@ -177,7 +191,11 @@ def _mix_of(
 ) -> tuple[Plan, tuple[mixed.Chain, ...]]:
     profiles = {str(pace): _at(profile, pace) for pace, _ in groups}
     holdings = [Holding(instance_type=str(pace), instances=count) for pace, count in groups]
-    return mixed.best_mix(profiles, task, holdings, groups_min)
+    try:
+        return mixed.best_mix(profiles, task, holdings, groups_min)
+    except DoesNotFit:
+        task = msgspec.structs.replace(task, whole=False)
+        return mixed.best_mix(profiles, task, holdings, groups_min)
 
 
 def _at(profile: Profile, pace: float) -> Profile:
@@ -320,14 +338,17 @@ def _who_moves(
         return _whole_states(asked, [tuple(s.worker for s in chain) for chain in chains], pace)
     workers = list(inside)
     seats = {seat.worker: seat for seat in asked.seats}
-    held = {} if before is None else _held(asked, before)
+    held = {} if before is None else _held(asked, before, owned=plan.owned)
     assert asked.profile is not None
-    found = transition.transition(
+    moves = transition.transition(
         held, workers, plan, transition.section_bytes(asked.profile), pace, _barred(chains)
-    ).chains
+    )
+    found = moves.chains
     if plan.way.placement == "chain":
         slots = [tuple(seat.pace for seat in chain) for chain in chains]
         found = _linked(found, seats, slots, before)
+    if plan.owned:
+        return msgspec.structs.replace(moves, chains=found)
     return _whole_states(asked, list(found), pace)
 
 
@@ -340,12 +361,13 @@ def _pace(asked: Question) -> Pace:
     return Pace(link.bandwidth_bytes_per_s, network.inter.bandwidth_bytes_per_s, asked.morph_s)
 
 
-def _held(asked: Question, before: Layout) -> Mapping[str, frozenset[int]]:
-    """Everyone who was in the layout that runs holds the stages that it computes, in chains of one all."""
+def _held(asked: Question, before: Layout, *, owned: bool) -> Mapping[str, frozenset[int]]:
+    """What everyone who was in the layout that runs has. Who has all is asked to stay at its stage."""
     here = {seat.worker for seat in asked.seats}
     chains = [replica.workers for replica in before.replicas]
     plan = asked.before_plan
-    if plan is None or plan.way.depth != before.depth:
+    has_all = not before.owned and owned
+    if plan is None or has_all or (plan.way.depth != before.depth and not before.owned):
         assert asked.profile is not None
         whole = frozenset(range(len(asked.profile.sections)))
         held = {worker: whole for chain in chains for worker in chain}
@@ -422,6 +444,8 @@ def _sentence(asked: Question, plan: Plan | None, shape: tuple[int, int]) -> str
     said = f"{depth}x{width} on {plural(len(asked.seats), 'worker')}"
     if plan is not None:
         said += f": {pause(plan.step_s)} a step; {_next_best(plan)}"
+        if plan.owned:
+            said += "; each keeps its own stages only, since the whole state does not fit"
     if asked.depth is not None and asked.depth != depth:
         why = asked.uncuttable or f"the model can be cut into {asked.stages_max} stages at most"
         said += f"; depth {asked.depth} was asked for, but {why}"

@@ -31,8 +31,11 @@ def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
         return
     profile, worker = event.profile, state.workers.get(event.worker)
     if worker is not None:  # a worker knows its machine, but not what it is sold as
-        sold_as = state.leases[worker.token].type.name
-        profile = msgspec.structs.replace(profile, instance_type=sold_as)
+        kind = state.leases[worker.token].type
+        room = profile.memory_bytes
+        if kind.accelerator == "cpu":  # all that a machine has is seen by each of its workers
+            room = min(room, kind.memory_bytes / kind.slots)
+        profile = msgspec.structs.replace(profile, instance_type=kind.name, memory_bytes=room)
     first, job.profile, job.watch = job.profile is None, profile, drift.Watch()
     sections = plural(len(profile.sections), "section")
     note(out, job.id, f"{'' if first else 'again '}measured by {event.worker}: {sections}")

@@ -67,7 +67,7 @@ Ranked = list[tuple[int, int]]  # of a count: which prices, and how many workers
 
 def book(profile: Profile, task: Task, workers_max: int) -> Book:
     """The best layout for every count up to `workers_max`."""
-    tables = costing.tables(profile)
+    tables = costing.tables(profile, whole=task.whole)
     desk = _Desk(tables, task, list(search.priced_ways(tables, task, workers_max)))
     counts = np.arange(1, workers_max + 1)
     plans = [
@@ -85,7 +85,7 @@ def best(profile: Profile, task: Task, workers: int) -> Plan:
     """The best layout for one count; the finalists' stages are moved about until nothing gains."""
     if workers < 1:
         raise DoesNotFit(_no_workers(0))
-    tables = costing.tables(profile)
+    tables = costing.tables(profile, whole=task.whole)
     workers = min(workers, WORKERS_MAX)
     desk = _Desk(tables, task, list(search.priced_ways(tables, task, workers, FINALISTS)))
     (ranked,) = _rank(desk, np.array([workers]), FINALISTS)
@@ -144,6 +144,7 @@ def _plan(desk: _Desk, ranked: Ranked, workers: int) -> Plan:
         samples=desk.task.global_batch,
         cost=_cost(desk, priced, at),
         memory_bytes=tuple(held[:, 0].tolist()),
+        owned=way.depth > 1 and not desk.task.whole,
         runners_up=tuple(_runner_up(desk, pair) for pair in others),
     )
 

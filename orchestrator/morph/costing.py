@@ -3,13 +3,15 @@
 seconds      sums over the sections of a stage, plus its own time for every message it sends
 wire         bytes / bandwidth, latency plus mean jitter; inside or between instances, by placement
 reduce_s     2 (D-1) hop + 2 (D-1)/D * bytes * max(1, rings / lanes) / bandwidth       (a ring)
-memory       weights + gradients + optimizer + stashed microbatches + one live set if recomputed
+memory       weights + gradients + optimizer + stashed microbatches + one live set if recomputed;
+             of the stage's own state, or of the whole if every worker keeps all of it
 """
 
 from functools import lru_cache
 from math import gcd
 from typing import NamedTuple
 
+import msgspec
 import numpy as np
 
 from agent.profile import Link, Profile
@@ -30,7 +32,8 @@ class Tables(NamedTuple):
     untraced: Reals
     fresh: Reals
     parameters: Reals
-    optimizer: Reals
+    weights: Reals  # the same, as far as what a worker keeps depends on its stage
+    optimizer: Reals  # as the weights
     stash: Reals  # per sample
     entry: Reals  # per sample, what comes into section i; not a sum
 
@@ -38,7 +41,18 @@ class Tables(NamedTuple):
         return self.profile.microbatch_sizes.index(microbatch_size)
 
 
-def tables(profile: Profile) -> Tables:
+def tables(profile: Profile, *, whole: bool = False) -> Tables:
+    """With `whole` every worker keeps the state of all stages: that much of its memory is taken."""
+    found = _tables(profile)
+    if not whole:
+        return found
+    state = float(2 * found.weights[-1] + found.optimizer[-1])
+    reserved = msgspec.structs.replace(profile, reserved_bytes=profile.reserved_bytes + state)
+    none = np.zeros(len(found.weights))
+    return found._replace(profile=reserved, weights=none, optimizer=none)
+
+
+def _tables(profile: Profile) -> Tables:
     sections, nothing = profile.sections, (0.0,) * len(profile.microbatch_sizes)
     first = [s.input_gradient_s or tuple(t / 2 for t in s.backward_s) for s in sections]
     second = [
@@ -54,7 +68,7 @@ def tables(profile: Profile) -> Tables:
         _sums(np.array(second).T),
         _sums(np.array([section.untraced_s or section.forward_s for section in sections]).T),
         _sums(np.array([section.fresh_s or nothing for section in sections]).T),
-        _sums(np.array([section.parameter_bytes for section in sections])),
+        *[_sums(np.array([section.parameter_bytes for section in sections]))] * 2,
         _sums(np.array([section.optimizer_bytes for section in sections])),
         _sums(np.array([section.stash_bytes for section in sections])),
         np.array([0.0, *(section.activation_bytes for section in sections)]),
@@ -191,7 +205,7 @@ def _overlapped(
 def memory_bytes(tables: Tables, firsts: Firsts, way: Way, widths: Reals, peaks: Reals) -> Reals:
     """[stage, width]; `peaks` are the microbatches stashed [0] and the weight-gradients owed [1]."""
     edges = np.array([*firsts, len(tables.entry) - 1])
-    weights = np.diff(tables.parameters[edges])[:, None]
+    weights = np.diff(tables.weights[edges])[:, None]
     optimizer = np.diff(tables.optimizer[edges])[:, None]
     live = np.diff(tables.stash[edges])[:, None] * way.microbatch_size
     entry = tables.entry[edges[:-1], None] * way.microbatch_size

@@ -113,7 +113,7 @@ def _groups(
             raise ProfileError(
                 f"{holding.instance_type}: there is no profile for this type; calibrate on it first"
             )
-        tables = costing.tables(profile)
+        tables = costing.tables(profile, whole=task.whole)
         row = tables.size(search.sizes(task, profile)[-1])
         seconds = float(tables.forward[row, -1] + tables.backward[row, -1])
         if holding.workers:
@@ -198,7 +198,7 @@ def _firsts(
         )
         for stage in range(way.depth)
     ]
-    held = 2 * base.parameters + (0 if way.sharding == "offload" else 1) * base.optimizer
+    held = 2 * base.weights + (0 if way.sharding == "offload" else 1) * base.optimizer
     load = partition.Load(
         seconds, held, base.stash * m, base.entry * m, pace, stash, entry, np.array(room)
     )
@@ -290,6 +290,7 @@ def _priced(
             reduce_s=step_s - compute_s - overhead_s,
         ),
         memory_bytes=tuple(held.tolist()),
+        owned=way.depth > 1 and not task.whole,
     )
 
 

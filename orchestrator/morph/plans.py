@@ -65,6 +65,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
     samples: int  # of a step
     cost: Cost
     memory_bytes: tuple[float, ...]  # of the fullest worker of every stage
+    owned: bool = False  # it fits because every worker keeps the state of its own stages only
     runners_up: tuple[RunnerUp, ...] = ()
 
     @property

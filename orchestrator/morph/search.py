@@ -45,6 +45,7 @@ class Task(msgspec.Struct, frozen=True, kw_only=True):
     depth_min: int = 1
     depth_max: int = 0  # no limit but the sections
     width_max: int = 0
+    whole: bool = False  # every worker keeps the state of all stages
 
     def __post_init__(self) -> None:
         if self.global_batch < 1 or self.per_instance < 1:
@@ -160,6 +161,10 @@ class Splitter:
         room = self.tables.profile.memory_bytes - self.tables.profile.reserved_bytes
         return partition.split(self._load(way, peaks, room))
 
+    def is_balanced(self, way: Way, firsts: Firsts) -> bool:
+        """Whether these are the stages that it would have with memory without end."""
+        return self._balanced.get((way.stages, way.microbatch_size, way.recompute)) == firsts
+
     def _chunks_that_fit(self, way: Way, peaks: Reals) -> Firsts | None:
         """Chunks of one worker share its memory: all groupings are tried if they are few."""
         sections = len(self.tables.profile.sections)
@@ -191,7 +196,7 @@ class Splitter:
         optimizer = tables.optimizer / {"none": 1, "optimizer": 2, "offload": np.inf}[way.sharding]
         return partition.Load(
             seconds,
-            2 * tables.parameters + optimizer,
+            2 * tables.weights + optimizer,
             tables.stash * m,
             tables.entry * m,
             pace,
@@ -384,6 +389,7 @@ def priced_ways(tables: Tables, task: Task, workers: int, fastest: int = 0) -> I
                 some = some[_shares(task, way, some) * found.busy_s < limit_s[-1]]
             priced = price(tables, task, found, some)
             fits &= bool(np.isfinite(priced.step_s).all())
+            fits &= splitter.is_balanced(way, found.firsts)  # and memory has not moved its stages
             if fastest and len(priced.step_s):
                 limit_s = sorted([*limit_s, float(priced.step_s.min())])[:fastest]
             yield priced

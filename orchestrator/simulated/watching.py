@@ -201,6 +201,8 @@ def _layout_is_sound(state: State, action: Regroup) -> None:
         return
     if (plan.way.depth, plan.shares) != (layout.depth, tuple(r.count for r in layout.replicas)):
         raise Breach(f"{name}: it is not what was planned: {plan.describe()}")
+    if plan.owned != layout.owned:
+        raise Breach(f"{name}: whether workers keep their own state only is not what was planned")
     if max(plan.memory_bytes) > profile.memory_bytes:
         raise Breach(f"{name}: a stage of {max(plan.memory_bytes)} bytes does not fit")
 

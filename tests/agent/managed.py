@@ -1,5 +1,6 @@
 """A crew whose layouts are the manager's own decisions; only the cloud is played."""
 
+import contextlib
 import os
 import signal
 import threading
@@ -53,6 +54,7 @@ class Managed(Crew):
         self, redis_process: RedisProcess, nursery: Nursery, folder: Path, **settings: Any
     ) -> None:
         self.state, self._settings = State(), Settings(**settings)
+        self.kind = KIND
         self.layouts: list[Regroup] = []
         self.sentences: list[str] = []
         self._machines: dict[str, Machine] = {}
@@ -68,7 +70,7 @@ class Managed(Crew):
         with self._lock:
             for event in (
                 ManagerStarted(at_s=now_s, epoch=1, settings=self._settings),
-                CatalogueSeen(at_s=now_s, provider="local", types=(KIND,), pools=(POOL,)),
+                CatalogueSeen(at_s=now_s, provider="local", types=(self.kind,), pools=(POOL,)),
                 QuotesSeen(at_s=now_s, provider="local", quotes=(quote,)),
                 JobSubmitted(at_s=now_s, spec=made),
             ):
@@ -103,7 +105,8 @@ class Managed(Crew):
             case StartWorker():
                 self._start(action)
             case StopWorker() if action.worker in self.pids:
-                os.kill(self.pids[action.worker], signal.SIGKILL)
+                with contextlib.suppress(ProcessLookupError):  # it has ended by itself
+                    os.kill(self.pids[action.worker], signal.SIGKILL)
             case Regroup():
                 self.layouts.append(action)
                 self.keeper.regroup(self.job, action.layout, action.when)

@@ -15,7 +15,7 @@ from orchestrator.morph.search import Task
 
 def exhaustive(profile, task: Task, workers: int) -> float:
     """The shortest step over every way, every width, every grouping of sections, simulated in full."""
-    tables, sections = costing.tables(profile), len(profile.sections)
+    tables, sections = costing.tables(profile, whole=task.whole), len(profile.sections)
     least = np.inf
     for way in search.ways(task, profile, workers):
         microbatches = task.global_batch // way.microbatch_size
@@ -58,6 +58,26 @@ def test_the_search_finds_what_enumeration_finds(seed, workers):
             book.best(profile, task, workers)
     else:
         assert book.best(profile, task, workers).step_s == pytest.approx(expected, rel=1e-9)
+
+
+@pytest.mark.parametrize("seed", range(8))
+def test_the_search_finds_what_enumeration_finds_where_everyone_keeps_the_whole_state(seed):
+    """The same, with the state of all stages on every worker: memory for activations is what is left."""
+    rng = np.random.default_rng(seed)
+    scarce = make_profile(6, seed=seed)
+    state = sum(2 * s.parameter_bytes + s.optimizer_bytes for s in scarce.sections)
+    room = float(rng.choice([0.9, 1.02, 1.1, 1.5]))
+    scarce = msgspec.structs.replace(scarce, memory_bytes=room * state)
+    task = Task(global_batch=24, whole=True)
+    for workers in (1, 3, 4):
+        expected = exhaustive(scarce, task, workers)
+        if np.isinf(expected):
+            with pytest.raises(DoesNotFit):
+                book.best(scarce, task, workers)
+        else:
+            found = book.best(scarce, task, workers)
+            assert found.step_s == pytest.approx(expected, rel=1e-9)
+            assert min(found.memory_bytes) > state
 
 
 @pytest.mark.parametrize("seed", [None, 1, 2])

@@ -101,6 +101,39 @@ def test_what_does_not_fit_is_never_chosen(profile: Any) -> None:
         layouts.choose(question(4, profile=profile(4, memory=1e5), stages_max=4))
 
 
+def test_workers_keep_the_whole_state_unless_it_does_not_fit(profile: Any) -> None:
+    """Deep with room: all keep all, and the plan says so in bytes. Without: each its own, and the sentence says it."""
+    state = 4 / 3 * (1 << 20)
+    asked = question(4, profile=profile(4), stages_max=4, depth=2)
+    roomy = layouts.choose(asked)
+    assert not layouts.laid_out(1, asked, roomy).owned
+    assert min(roomy.plan.memory_bytes) >= state
+    for paces in ((1.0,) * 4, (1.0, 1.0, 1.5, 1.5)):
+        some = tuple(
+            msgspec.structs.replace(s, pace=p) for s, p in zip(seats(4), paces, strict=True)
+        )
+        asked = question(4, profile=profile(4, memory=0.7 * state), stages_max=4, seats=some)
+        tight = layouts.choose(asked)
+        assert layouts.laid_out(1, asked, tight).owned
+        assert max(tight.plan.memory_bytes) <= 0.7 * state
+        assert "each keeps its own stages only" in tight.because
+        assert layouts.choose(after(asked, tight)).moved_bytes == 0
+
+
+def test_a_newcomer_to_owned_stages_brings_what_its_stage_needs(profile: Any) -> None:
+    """Of 2x2 one is lost: only half of the state has to move; into a layout where all have all, nothing."""
+    state = 4 / 3 * (1 << 20)
+    asked = question(4, profile=profile(4, memory=0.7 * state), stages_max=4, depth=2)
+    running = layouts.choose(asked)
+    rest = [s for s in after(asked, running).seats if s.worker != running.replicas[1].workers[0]]
+    new = Seat(worker="new", machine="m9", zone="east")
+    again = msgspec.structs.replace(after(asked, running), seats=(*rest, new))
+    assert layouts.choose(again).moved_bytes == pytest.approx((1 << 20) / 2)
+    whole = msgspec.structs.replace(after(asked, running).before, owned=False)
+    before = msgspec.structs.replace(after(asked, running), before=whole)
+    assert layouts.choose(before).moved_bytes == 0
+
+
 def test_unlike_workers_get_unlike_shares(profile: Any) -> None:
     """Whoever takes twice as long gets about half as much, with a profile and without."""
     fast, slow = seats(2), seats(4, pace=2.0)[2:]

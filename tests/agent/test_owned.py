@@ -1,0 +1,54 @@
+"""A model that fits into no worker whole: the manager has each keep the layers of its own stages only."""
+
+import os
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import wide
+from crews import Nursery, RedisProcess, played_alone, until
+from managed import KIND, Managed
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+WIDE = Path(__file__).with_name("wide.py")
+STEPS, HELD_AT = 30, 10
+PATIENCE_S = 120.0
+
+
+@pytest.fixture
+def managed(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Managed]:
+    crew = Managed(redis_process, nursery, tmp_path, rethink_s=3600.0)
+    crew.kind = msgspec.structs.replace(KIND, memory_bytes=int(0.7 * wide.STATE_BYTES))
+    yield crew
+    crew.close()
+
+
+def test_the_manager_has_workers_keep_their_own_stages_where_the_whole_does_not_fit(
+    managed: Managed, tmp_path: Path
+) -> None:
+    """Three workers, one is lost: the rest are a chain that keeps half each, and end with the bits of one process."""
+    (tmp_path / "alone").mkdir()
+    alone = played_alone(WIDE, tmp_path / "alone" / "out.pt", str(STEPS))
+    out, hold = tmp_path / "out.pt", tmp_path / "out.pt.hold"
+    hold.write_text(str(HELD_AT))
+    managed.submit(WIDE.read_text(), str(STEPS), str(out), slots_min=2, slots_max=3)
+    job = until("a measured job", lambda: _measured(managed), PATIENCE_S)
+    assert job.profile.memory_bytes == managed.kind.memory_bytes
+    until("the held step", lambda: managed.managed_job.step >= HELD_AT, PATIENCE_S)
+    os.kill(managed.pids[job.layout.workers[1]], signal.SIGKILL)
+    until("owned stages", lambda: managed.layouts[-1].layout.owned, PATIENCE_S)
+    assert managed.layouts[-1].layout.depth > 1
+    assert "each keeps its own stages only" in managed.layouts[-1].because
+    hold.unlink()
+    until("the end", lambda: managed.managed_job.status == "SUCCEEDED", PATIENCE_S)
+    printed = managed.printed()
+    assert printed == alone[0]
+    assert out.read_bytes() == alone[1]
+
+
+def _measured(crew: Managed):
+    job = crew.managed_job
+    return job if job.profile is not None and job.layout is not None else None

@@ -1,0 +1,53 @@
+"""A script whose state is weights and little else, so that a worker's memory is a matter of its layers.
+
+usage: wide.py STEPS OUT
+
+If there is a file OUT.hold with a number in it, steps from that number on wait.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from agent import Session
+
+MICROBATCHES, WIDTH, LAYERS = 4, 128, 4
+STATE_BYTES = 4 * 4 * LAYERS * (WIDTH * WIDTH + WIDTH)  # weights, gradients, and twice for Adam
+
+
+def batches(step: int) -> list[torch.Tensor]:
+    rows = torch.Generator().manual_seed(step)
+    return list(torch.randn(MICROBATCHES, 2, WIDTH, generator=rows))
+
+
+def held(step: int, out: str) -> bool:
+    try:
+        return step >= int(Path(f"{out}.hold").read_text())
+    except (FileNotFoundError, ValueError):
+        return False
+
+
+def main(steps: int, out: str) -> None:
+    torch.manual_seed(0)
+    layers = [nn.Sequential(nn.Linear(WIDTH, WIDTH), nn.Tanh()) for _ in range(LAYERS)]
+    model = nn.Sequential(*layers)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
+    session = Session(model, optimizer, microbatches=MICROBATCHES)
+    for step in session.steps(steps):
+        while held(step, out):
+            time.sleep(0.01)
+        for batch in session.share(batches(step)):
+            session.backward((model(batch) - batch).square().mean())
+        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        optimizer.step()
+        if session.leader:
+            print(f"step {step} loss {session.loss!r}")  # noqa: T201 - as scripts do
+    if session.leader:
+        torch.save(model.state_dict(), out)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
