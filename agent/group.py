@@ -60,7 +60,7 @@ from agent.pulling import Pulling, covers, share_among
 from agent.schedule import Kind
 from agent.session import Abandoned, Facts, Interrupted, Partial, Session
 from agent.shards import cut
-from agent.store.layers import REST, Collected, LiveLayer, share_of
+from agent.store.layers import REST, Collected, LiveLayer, share_of, with_settings
 from agent.store.memory import copy_bytes, joined
 from agent.store.shares import Extent, Gathered, Share, batches, whole
 from agent.sums import Sum, Summed
@@ -538,10 +538,13 @@ class Group:
         self._needs_state, self._promised = False, None
 
     def _start_with(self, session: Session, order: Enter) -> None:
-        """What belongs to no stage. Layers are asked for when it is known which ones are needed."""
+        """What belongs to no stage, and what optimizers are set to. Layers are asked for when it is known which
+        ones are needed.
+        """
         every = session.holdings.all
         layers = every & {REST} if order.layout.owned else every
-        gathered = self._pulling.pull(layers, order.version, self._others())
+        asked = layers | with_settings(session.objects)
+        gathered = self._pulling.pull(asked, order.version, self._others())
         session.load(gathered, order.version, layers if order.layout.owned else None)
         passing("morph: state received")
 

@@ -588,9 +588,12 @@ class Session:
             self._world.fetch()
 
     def add(self, gathered: Gathered, layers: frozenset[str]) -> None:
-        """Layers that were not here, of the version that the others have."""
+        """Layers that were not here, of the version that the others have.
+
+        What is set for an optimizer is here since the state was loaded, and the script may have set it anew.
+        """
         self.holdings.make_room(layers)
-        fill(gathered.layers.values(), gathered.read, self.objects, layers)
+        fill(gathered.layers.values(), gathered.read, self.objects, layers, settings=False)
         self.holdings.arrived(layers)
         if self._phase == "sharing":
             self.space.begin()  # buffers have come as well, and they are the step's start

@@ -219,6 +219,22 @@ def _take_optimizer(
             draft.values[path] = {"state": draft.state(state, f"{path}/state"), "settings": shared}
 
 
+def with_settings(objects: Mapping[str, Stateful]) -> frozenset[str]:
+    """The fewest bytes that say what is set for every group of every optimizer: a layer for each."""
+    sizes, names = collect(objects).sizes(), dict[torch.Tensor, str]()
+    for module in _modules(objects).values():
+        for name, tensor in module.named_parameters():
+            names.setdefault(tensor, name)
+    found: set[str] = set()
+    for thing in objects.values():
+        if isinstance(thing, torch.optim.Optimizer):
+            for group in thing.param_groups:
+                layers = {block_of(names[parameter]) for parameter in group["params"]}
+                if layers and not layers & found:
+                    found.add(min(layers, key=lambda layer: (sizes[layer], layer)))
+    return frozenset(found)
+
+
 def load(
     sink: Sink, manifest: Manifest, objects: Mapping[str, Stateful], threads: int = THREADS
 ) -> int:
@@ -231,13 +247,16 @@ def fill(
     read_wants: Callable[[list[Want]], int],
     objects: Mapping[str, Stateful],
     only: Container[str] | None = None,
+    *,
+    settings: bool = True,
 ) -> int:
     """Give every object its state, whichever layout these layers come from. Returns the bytes read.
 
-    With `only`, these layers are filled, and what belongs to others stays as it is."""
+    With `only`, these layers are filled, and what belongs to others stays as it is. Without `settings` an
+    optimizer keeps the learning rate and the like that it has."""
     loading = _Loading(Index(layers))
     filled = [
-        _fill_optimizer(loading, key, thing, objects, only)
+        _fill_optimizer(loading, key, thing, objects, only, settings=settings)
         for key, thing in objects.items()
         if isinstance(thing, torch.optim.Optimizer)
     ]
@@ -304,12 +323,19 @@ class _Loading:
             raise _missing(path)
         return values.fill(self._values[path], self._fresh)
 
-    def optimizer_state(self, path: str) -> tuple[dict[Any, Any], str]:
-        """The state of one parameter, and where the settings of its group are."""
+    def optimizer_state(self, path: str) -> dict[Any, Any]:
+        """The state of one parameter."""
         if path not in self._values:
             raise _missing(path)
-        content = self._values[path]
-        return values.fill(content["state"], self._fresh), content["settings"]
+        found: dict[Any, Any] = values.fill(self._values[path]["state"], self._fresh)
+        return found
+
+    def settings(self, path: str) -> dict[str, Any]:
+        """What is set for the group of a parameter; nothing if its layer is not among these."""
+        if path not in self._values:
+            return {}
+        found: dict[str, Any] = self.value(self._values[path]["settings"])
+        return found
 
     def hold(self, path: str, state: Mapping[Any, Any]) -> None:
         """Tensors that an optimizer has already are filled where they are."""
@@ -353,31 +379,36 @@ def _fill_optimizer(
     optimizer: torch.optim.Optimizer,
     objects: Mapping[str, Stateful],
     only: Container[str] | None,
+    *,
+    settings: bool,
 ) -> Callable[[], None]:
-    """Plan the reads of an optimizer's state; what is returned puts it in place afterwards."""
+    """Plan the reads of an optimizer's state; what is returned puts it in place afterwards.
+
+    The settings of a group are with every layer that has any of its parameters; one of them is enough.
+    """
     names: dict[torch.Tensor, str] = {}
     for module in _modules(objects).values():
         for name, tensor in module.named_parameters():
             names.setdefault(tensor, name)
     states: dict[torch.Tensor, dict[Any, Any]] = {}
-    settings: list[dict[str, Any]] = []
+    told: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
         found: dict[str, Any] = {}
         for parameter in group["params"]:
             if parameter not in names:
                 raise StateError(f"{key} trains a tensor that belongs to none of the saved modules")
-            if only is not None and block_of(names[parameter]) not in only:
-                continue
             path = loading.saved_as(key, names[parameter], _modules(objects))
-            loading.hold(path, optimizer.state.get(parameter, {}))
-            states[parameter], settings_path = loading.optimizer_state(path)
-            found = found or loading.value(settings_path)
-        settings.append(found)
+            if only is None or block_of(names[parameter]) in only:
+                loading.hold(path, optimizer.state.get(parameter, {}))
+                states[parameter] = loading.optimizer_state(path)
+            if settings and not found:
+                found = loading.settings(path)
+        told.append(found)
 
     def apply() -> None:
         if only is None:
             optimizer.state.clear()
-        for group, kept in zip(optimizer.param_groups, settings, strict=True):
+        for group, kept in zip(optimizer.param_groups, told, strict=True):
             group.update(kept)
             for parameter in group["params"]:
                 if states.get(parameter):

@@ -60,6 +60,7 @@ def _tables(profile: Profile) -> Tables:
         or tuple(max(whole - half, 0.0) for whole, half in zip(s.backward_s, halves, strict=True))
         for s, halves in zip(sections, first, strict=True)
     ]
+    parameters = _sums(np.array([section.parameter_bytes for section in sections]))
     return Tables(
         profile,
         _sums(np.array([section.forward_s for section in sections]).T),
@@ -68,7 +69,8 @@ def _tables(profile: Profile) -> Tables:
         _sums(np.array(second).T),
         _sums(np.array([section.untraced_s or section.forward_s for section in sections]).T),
         _sums(np.array([section.fresh_s or nothing for section in sections]).T),
-        *[_sums(np.array([section.parameter_bytes for section in sections]))] * 2,
+        parameters,
+        parameters,
         _sums(np.array([section.optimizer_bytes for section in sections])),
         _sums(np.array([section.stash_bytes for section in sections])),
         np.array([0.0, *(section.activation_bytes for section in sections)]),

@@ -8,7 +8,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import wide
-from crews import Nursery, RedisProcess, played_alone, until
+from crews import Crew, Nursery, RedisProcess, played_alone, until
 from managed import KIND, Managed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
@@ -24,6 +24,24 @@ def managed(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> It
     crew.kind = msgspec.structs.replace(KIND, memory_bytes=int(0.7 * wide.STATE_BYTES))
     yield crew
     crew.close()
+
+
+def test_a_newcomer_trains_with_the_rate_that_the_script_has_set(
+    crew: Crew, tmp_path: Path
+) -> None:
+    """Its layers come in the middle of a step, for which the script has set the learning rate already."""
+    (tmp_path / "alone").mkdir()
+    alone = played_alone(WIDE, tmp_path / "alone" / "out.pt", str(STEPS))
+    out = tmp_path / "out.pt"
+    crew.depth, crew.owned = 2, True
+    workers = crew.begin(2, WIDE.read_text(), str(STEPS), str(out))
+    for step, gone in ((7, workers[1]), (14, workers[0])):
+        crew.reach(step)
+        crew.kill(gone)
+        crew.start(1)
+    assert crew.completed().step == STEPS
+    assert set(crew.printed()) <= set(alone[0])
+    assert out.read_bytes() == alone[1]
 
 
 def test_the_manager_has_workers_keep_their_own_stages_where_the_whole_does_not_fit(

@@ -1,4 +1,5 @@
-"""A script whose state is weights and little else, so that a worker's memory is a matter of its layers.
+"""A script whose state is weights and little else, so that a worker's memory is a matter of its layers, and
+which sets its learning rate itself.
 
 usage: wide.py STEPS OUT
 
@@ -39,6 +40,8 @@ def main(steps: int, out: str) -> None:
     for step in session.steps(steps):
         while held(step, out):
             time.sleep(0.01)
+        for group in optimizer.param_groups:  # by hand, and before the step
+            group["lr"] = 1e-3 * (1 + step % 3)
         for batch in session.share(batches(step)):
             session.backward((model(batch) - batch).square().mean())
         nn.utils.clip_grad_norm_(model.parameters(), 1.0)
