@@ -26,15 +26,19 @@ import numpy as np
 from bidding.billing import HOUR_S, rule_of
 from bidding.compiled import Floats, Ints
 from bidding.core import (
+    BY_SECOND,
+    FIRST_HOUR,
     HOURLY,
     Best,
     Bounds,
     Units,
     best_prefix,
     horizon,
+    in_parts,
     margin_of,
     order_of,
     outlook,
+    stalls_of,
     walk,
 )
 from bidding.deadline import MODES, SPOT, Mode, book, guarded, phase_of
@@ -128,7 +132,11 @@ def decide(
         order = order[:0] if nothing else order
     bounds = _bounds(bound, demand, limits)
     best, steps, rates = _best(free, units, order, bounds, throughput)
-    taken = [free[i] for i in steps[: best.taken]]
+    target = steps[: best.taken]
+    parts = in_parts(units, order, target, bounds)
+    if len(parts) != len(target) or bool((parts != target).any()):
+        why = "; ".join(filter(None, (why, "a part is exchanged at a time")))
+    taken = [free[i] for i in parts]
     return _difference(scene, taken, _told(best, steps, units, rates, bounds), why)
 
 
@@ -214,7 +222,7 @@ def _held(h: Holding, scene: _Scene, horizon_h: float) -> _Row:
     hazard = _hazard(h.market, h.hazard_per_h)
     age_s = max(0.0, scene.at_s - h.started_at_s)
     start_h = max(0.0, scene.demand.start_s - age_s) / HOUR_S
-    code = code_of(rule_of(h.billing, h.pool.cloud, h.market))
+    code = _code(h)
     left_s = -age_s % HOUR_S
     pinned = code >= HOURLY and left_s > RENEW_S
     age_h = (age_s + left_s if code >= HOURLY and not pinned else age_s) / HOUR_S
@@ -229,8 +237,9 @@ def _held(h: Holding, scene: _Scene, horizon_h: float) -> _Row:
 def _offered(o: Offer, scene: _Scene, horizon_h: float) -> Iterator[_Row]:
     """One row per offer; where bids evict, with the bid that makes its work cheapest."""
     rule = rule_of(o.billing, o.pool.cloud, o.market)
-    code, price = code_of(rule), (o.price_usd_per_h, o.egress_usd)
-    start_h = (scene.demand.start_s + scene.demand.morph_s) / HOUR_S
+    code, price = _code(o), (o.price_usd_per_h, o.egress_usd)
+    stalls = stalls_of(scene.limits.slots_max, bool(scene.holdings))
+    start_h = (scene.demand.start_s + stalls * scene.demand.morph_s) / HOUR_S
     recovery_h = scene.demand.recovery_s / HOUR_S
     choices: list[tuple[float | None, float]] = [(None, _hazard(o.market, o.hazard_per_h))]
     if o.bids and o.market == "spot":
@@ -249,6 +258,12 @@ def _offered(o: Offer, scene: _Scene, horizon_h: float) -> Iterator[_Row]:
         _, hazard, bid, cost, share = min(weighed, key=lambda x: x[:2])
         yield _Row(what=o, hazard_per_h=hazard, expected_usd_per_h=cost, share=share, machines=machines,
                    bid_usd_per_h=bid, upfront_usd=o.price_usd_per_h * rule.quantum_s / HOUR_S)  # fmt: skip
+
+
+def _code(what: Offer | Holding) -> int:
+    """The billing rule as the core knows it. A refund is hoped for only where machines were seen to go."""
+    code = code_of(rule_of(what.billing, what.pool.cloud, what.market))
+    return BY_SECOND if code == FIRST_HOUR and not what.losses_seen else code
 
 
 def _hazard(market: Market, known_per_h: float | None) -> float:

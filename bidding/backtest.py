@@ -100,7 +100,7 @@ def run_one(
     leases.machines[:] = 0
     cost = lost_h = free_h = spot_h = reliable_h = stall_h = unsaved_h = 0.0
     evictions = changes = losses = 0
-    left = job.work_h
+    left, unfinished = job.work_h, False
     for t in range(begin, limit):
         gone, back_usd, back_h = evict(world, leases, t)
         cost, free_h = cost - back_usd, free_h + back_h
@@ -110,8 +110,9 @@ def run_one(
             stall_h += job.recovery_h if plan.checkpoint_h == 0.0 else job.start_h
             redo = min(unsaved_h, 0.5 * tau_h) * job.slots
             left, lost_h, unsaved_h = left + redo, lost_h + redo, 0.0
-        if due(world, job, plan, leases, (t, begin, gone)):
+        if unfinished or due(world, job, plan, leases, (t, begin, gone)):
             orders = orders_of(world, job, plan, leases, t, left)
+            unfinished = orders.unfinished
             cost += owed_when_given_back(world, leases, orders, t)
             changed = carry_out(world, leases, orders, t)
             changes += changed

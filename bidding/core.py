@@ -13,6 +13,9 @@ from bidding.compiled import Flags, Floats, Ints, compiled
 BY_SECOND, FIRST_HOUR, HOURLY, HOURLY_REFUND = 0, 1, 2, 3
 KEEP_MARGIN = 0.005  # a held machine goes only for one this much cheaper: no flapping,
 YOUNG_MARGIN = 0.03  # least of all within its first hour
+EXCHANGED = (
+    0.25  # of a footprint at once: what is exchanged one part at a time never fails as a whole
+)
 HORIZON_H = 24.0  # how far ahead a machine is weighed, if the job needs it that long
 TOTAL, SHARED_TOTAL, REGIONS = range(3)
 SHARED = 0.3  # of a pool's losses, how many hit the other pools of its region at the same moment
@@ -80,6 +83,14 @@ def alive_h(hazard_per_h: float, hours: float) -> float:
 def horizon(work_left_h: float, start_h: float) -> float:
     """As far ahead as the job still needs machines, but no less than what a start is worth while for."""
     return min(HORIZON_H, max(work_left_h, 2.0 * start_h + 0.01))
+
+
+@compiled
+def stalls_of(slots_max: int, held: bool) -> float:
+    """How often a change stalls one machine's worth of work per newcomer: a part of the footprint comes,
+    and all of it stands still.
+    """
+    return min(1.0 / EXCHANGED, float(slots_max)) if held else 1.0
 
 
 @compiled
@@ -250,3 +261,48 @@ def _grown(costs: Floats, works: Floats, bounds: Bounds) -> Best:
         if j != best and e[j] < np.inf and (other < 0 or e[j] < e[other]):
             other = j
     return Best(best + 1, e[best], other + 1, e[other] if other >= 0 else np.inf)
+
+
+@compiled
+def in_parts(units: Units, order: Ints, chosen: Ints, bounds: Bounds) -> Ints:
+    """What is held and bought next on the way to the chosen machines: a part is exchanged, the rest waits.
+
+    Of T slots that are chosen, `new` are not held, and `leaving` held ones are not chosen:
+        shrink = max(0, leaving - new),                growth = max(0, new - leaving)
+        new'   <= growth + part - shrink,              leaving' >= shrink + new' - growth
+    where the part is EXCHANGED T, but one whole machine at least. What is held beyond T is an exchange
+    that is under way, so that shrink takes from the part.
+    If what would stay is above the limits, everything is exchanged at once.
+    """
+    taken = np.zeros(len(units.slots), dtype=np.int64)
+    for i in chosen:
+        taken[i] += 1
+    total, new, leaving, largest = 0, 0, 0, 0
+    for i in range(len(taken)):
+        total += taken[i] * units.slots[i]
+        goes = units.machines[i] - taken[i] if units.held[i] and units.share[i] > 0 else 0
+        comes = 0 if units.held[i] else taken[i]
+        leaving, new = leaving + goes * units.slots[i], new + comes * units.slots[i]
+        if goes > 0 or comes > 0:
+            largest = max(largest, units.slots[i])
+    shrink, growth = max(0, leaving - new), max(0, new - leaving)
+    allowed = max(0, max(int(np.ceil(EXCHANGED * total)), largest) - shrink)
+    if min(new, leaving) <= allowed:
+        return chosen
+    parts = np.empty(len(chosen) + leaving, dtype=np.int64)
+    n, come, usd_per_h = 0, 0, bounds.bound_usd_per_h
+    for i in chosen:
+        if units.held[i] or come + units.slots[i] <= growth + allowed:
+            come += 0 if units.held[i] else units.slots[i]
+            parts[n], n, usd_per_h = i, n + 1, usd_per_h + units.usd_per_h[i]
+    least = shrink + max(0, come - growth)
+    for i in order:
+        rest = units.machines[i] - taken[i] if units.held[i] and units.share[i] > 0 else 0
+        for _ in range(rest):
+            if leaving - units.slots[i] >= least:
+                leaving -= units.slots[i]
+                parts[n], n, usd_per_h = i, n + 1, usd_per_h + units.usd_per_h[i]
+    payable = (
+        usd_per_h <= bounds.usd_per_h_max and usd_per_h * bounds.reserve_h <= bounds.budget_left_usd
+    )
+    return parts[:n] if payable else chosen

@@ -73,11 +73,15 @@ class Leases(NamedTuple):
 
 
 class Orders(NamedTuple):
-    """How many machines of each row stay, how many of each pool are bought, and at which bid."""
+    """How many machines of each row stay, how many of each pool are bought, and at which bid.
+
+    `unfinished`: what is ordered is a part of an exchange; the next tick orders more.
+    """
 
     keep: Ints
     buy: Ints
     bid: Floats
+    unfinished: bool
 
 
 class Outcome(NamedTuple):

@@ -42,7 +42,8 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
     `hazard_per_h` is the rate at which the pool loses machines, `return_per_h` the rate at which it
     sells again after it refused; `None` means that only the prior is known. `billing` names a rule
-    of `bidding.billing`; `None` means the usual one of the cloud. `egress_usd` is what it costs to
+    of `bidding.billing`; `None` means the usual one of the cloud. `losses_seen` says whether the hazard
+    rests on machines that the pool took, or on nothing but what is assumed. `egress_usd` is what it costs to
     bring the job's data and state there, per machine; `disk_usd_per_h` what its disks cost, which no
     rule refunds. `machines_max` is what quota or capacity leave.
     """
@@ -55,6 +56,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
     blocked_because: str = ""
     hazard_per_h: float | None = None
     return_per_h: float | None = None
+    losses_seen: bool = True
     billing: str | None = None
     bids: tuple[Bid, ...] = ()
     egress_usd: float = 0.0
@@ -75,6 +77,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     noticed: bool = False
     reliable: bool = False
     hazard_per_h: float | None = None
+    losses_seen: bool = True
     billing: str | None = None
     disk_usd_per_h: float = 0.0
 

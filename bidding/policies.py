@@ -16,9 +16,11 @@ from bidding.core import (
     Units,
     best_prefix,
     horizon,
+    in_parts,
     margin_of,
     order_of,
     outlook,
+    stalls_of,
     walk,
 )
 from bidding.deadline import IDLE, ON_DEMAND, SPOT, guarded
@@ -40,7 +42,9 @@ NOTHING = -1
 @compiled
 def keep_all(world: World, leases: Leases) -> Orders:
     pools = world.price.shape[0]
-    return Orders(leases.machines.copy(), np.zeros(pools, np.int64), np.full(pools, ANY_PRICE))
+    return Orders(
+        leases.machines.copy(), np.zeros(pools, np.int64), np.full(pools, ANY_PRICE), False
+    )
 
 
 @compiled
@@ -232,14 +236,16 @@ def ours(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: 
     pools = world.price.shape[0]
     steps = walk(units, order, bounds, pools, job.slots)
     best = best_prefix(units, steps, rates_of(units, steps, job), bounds, pools)
-    for j in range(best.taken):
-        i = steps[j]
+    target = steps[: best.taken]
+    parts = in_parts(units, order, target, bounds)
+    for i in parts:
         if units.held[i]:
             orders.keep[rows[i]] += 1
         else:
             orders.buy[units.pool[i]] += 1
             orders.bid[units.pool[i]] = bids[i]
-    return orders
+    waiting = len(parts) != len(target) or bool((parts != target).any())
+    return Orders(orders.keep, orders.buy, orders.bid, waiting)
 
 
 @compiled
@@ -290,6 +296,7 @@ def units_of(
         np.zeros(most), np.zeros(most, np.bool_), np.zeros(most, np.bool_), np.zeros(most),
     )  # fmt: skip
     bids, rows = np.full(most, ANY_PRICE), np.full(most, NOTHING)
+    held = slots_held(world, leases) > 0
     n = 0
     for row in range(LEASES_MAX):
         if leases.machines[row] > 0:
@@ -298,7 +305,7 @@ def units_of(
             n += 1
     for k in range(pools):
         if plan.allowed[k] and world.capacity[k, t] > 0:
-            bids[n] = fill_offer(world, job, k, (t, n, ahead), units)
+            bids[n] = fill_offer(world, job, k, (t, n, ahead), units, held)
             n += 1
     cut = Units(
         units.usd_per_h[:n], units.expected_usd_per_h[:n], units.share[:n], units.hazard_per_h[:n],
@@ -329,12 +336,14 @@ def fill_lease(
 
 
 @compiled
-def fill_offer(world: World, job: Job, k: int, at: tuple[int, int, float], units: Units) -> float:
+def fill_offer(
+    world: World, job: Job, k: int, at: tuple[int, int, float], units: Units, held: bool
+) -> float:
     """One row per offer; where bids evict, with the bid that makes its work cheapest."""
     t, n, ahead = at
     p = world.price[k, t]
     rule = BY_SECOND if is_reliable(world, k) else world.rule
-    start_h = job.start_h + job.morph_h
+    start_h = job.start_h + stalls_of(job.slots, held) * job.morph_h
     choices = len(world.deltas) if world.bids and not is_reliable(world, k) else 1
     lowest, best_bid = np.inf, ANY_PRICE
     for d in range(choices):

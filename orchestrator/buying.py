@@ -162,6 +162,7 @@ def offers(state: State, job: Job) -> list[Offer]:
                     blocked=waits,
                     blocked_because=why,
                     hazard_per_h=known.record.hazard_per_h(state.now_s),
+                    losses_seen=known.record.losses > 0,
                     return_per_h=known.record.return_per_h(state.now_s),
                     billing=state.settings.billing,
                     egress_usd=_egress_usd(state, job, known.pool, home),
@@ -216,6 +217,7 @@ def holdings(state: State, job: Job) -> list[Holding]:
             started_at_s=lease.intended_at_s,
             noticed=lease.state == "noticed" or lease.lost_at_s is not None,
             hazard_per_h=state.pools[lease.pool.key].record.hazard_per_h(state.now_s),
+            losses_seen=state.pools[lease.pool.key].record.losses > 0,
             billing=state.settings.billing,
         )
         for token in job.leases

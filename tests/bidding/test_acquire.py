@@ -44,14 +44,18 @@ def test_a_reliable_machine_is_never_released():
 
 
 def test_a_little_cheaper_is_not_worth_a_move():
-    """Prices that wobble by a few percent change nothing; a price that triples does."""
+    """Prices that wobble by a few percent change nothing; a price that triples moves one machine in four."""
     held = [holding(str(i), "a", 0.205) for i in range(4)]
     still = decide([offer("b", 0.2)], held, DEMAND, Limits(), Linear(), 0.0)
     assert (still.acquire, still.release) == ((), ())
     held = [msgspec.structs.replace(h, price_usd_per_h=0.6) for h in held]
     moved = decide([offer("b", 0.2)], held, DEMAND, Limits(), Linear(), 0.0)
-    assert len(moved.release) == 4
-    assert moved.acquire[0].count == 4
+    assert len(moved.release) == 1
+    assert moved.acquire[0].count == 1
+    assert "a part is exchanged at a time" in moved.because
+    begun = [*held, msgspec.structs.replace(holding("new", "b", 0.2), started_at_s=-1.0)]
+    meanwhile = decide([offer("b", 0.2)], begun, DEMAND, Limits(), Linear(), 0.0)
+    assert (meanwhile.acquire, [r.lease for r in meanwhile.release]) == ((), ["3"])
 
 
 def test_no_offer_means_waiting_with_a_sentence():

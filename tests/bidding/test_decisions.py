@@ -93,6 +93,44 @@ def test_no_limit_is_ever_passed(on_offer, held, usd_per_h, budget):
 
 
 @settings(max_examples=60, deadline=None)
+@given(offers, holdings, st.sampled_from([2, 6, 12]))
+def test_no_more_than_a_part_is_exchanged_at_once(on_offer, held, most):
+    """Of the slots that are held next, newcomers replace a quarter at most, in whole machines."""
+    held = [h for h in held if not h.noticed]
+    said = decide(on_offer, held, DEMAND, Limits(slots_max=most), Linear(), 2 * H)
+    gone = {r.lease for r in said.release}
+    new = [int(a.pool.type.split(".")[1]) for a in said.acquire for _ in range(a.count)]
+    leaving = sum(h.type.slots for h in held if h.lease in gone)
+    next_slots = sum(h.type.slots for h in held) - leaving + sum(new)
+    old = [h.type.slots for h in held if h.lease in gone]
+    part = max(math.ceil(core.EXCHANGED * next_slots), *new, *old, 0)
+    assert min(sum(new), leaving) < part + max(old, default=1)
+
+
+def test_a_refund_is_hoped_for_only_where_machines_were_seen_to_go():
+    """An hour-old machine makes way for a new one that may be refunded, but not on a mere assumption."""
+    held = [lease("x", "a", 0.3, hazard_per_h=0.125, billing="aws_today")]
+    again = [one("a", 0.3, hazard_per_h=0.125, billing="aws_today")]
+
+    def said(seen):
+        old = [msgspec.structs.replace(h, losses_seen=seen) for h in held]
+        new = [msgspec.structs.replace(o, losses_seen=seen) for o in again]
+        return decide(new, old, DEMAND, Limits(slots_max=1), Linear(), 2 * H)
+
+    assert said(seen=False).release == ()
+    assert [r.lease for r in said(seen=True).release] == ["x"]
+
+
+def test_what_a_limit_does_not_allow_to_stay_is_exchanged_at_once():
+    """Above the limit per hour there is no time to go in parts: all that is too dear leaves."""
+    held = [lease(str(i), "a", 0.6, hazard_per_h=0.0) for i in range(4)]
+    said = decide([one("b", 0.1, hazard_per_h=0.0)], held, DEMAND,
+                  Limits(slots_max=4, usd_per_h_max=0.5), Linear(), 2 * H)  # fmt: skip
+    assert len(said.release) == 4
+    assert sum(a.count for a in said.acquire) == 4
+
+
+@settings(max_examples=60, deadline=None)
 @given(offers, st.floats(1.01, 3.0))
 def test_a_dominated_lease_never_improves_cost_per_work(on_offer, worse):
     """One more offer of the same kind and risk at a higher price leaves the best E as it was."""

@@ -1,13 +1,24 @@
 """Machines that are exchanged: both sets are paid only while one hands over to the other."""
 
 import re
+from itertools import takewhile
 from typing import Any
 
 import pytest
 
-from orchestrator import buying
+from bidding.billing import AWS_TODAY, cost_usd
+from cloud.local.market import SpotMarket
+from cloud.simulated import SimulatedCloud
+from orchestrator import buying, loop
 from orchestrator.actions import Launch
-from orchestrator.events import JobCancelled, JobResumed
+from orchestrator.events import JobCancelled, JobResumed, JobSubmitted
+from orchestrator.settings import Settings
+from orchestrator.simulated.running import DigestJournal
+from orchestrator.simulated.scenario import STEPS_FOREVER, Scenario, cloud_of, jobs_of
+from orchestrator.simulated.world import SimulatedWorld
+from orchestrator.state import State
+
+HOURS = 12
 
 
 def goes_on(h: Any, periods: int, refusing: str = "") -> None:
@@ -95,3 +106,75 @@ def test_a_resumed_job_knows_how_fast_it_was(hand: Any) -> None:
     spare = re.search(r"with (\d+) s to spare", said)
     assert spare is not None, said
     assert int(spare[1]) <= 30 * 3600 - 998 * 60  # nearly 1,000 steps of 60 s are to be done
+
+
+class Half:
+    """Half a day of one job on a simulated market, by a manager that believes in a billing rule."""
+
+    def __init__(self, rule: str, seed: int, tempo: float = 1.0) -> None:
+        settings = Settings(
+            deployment="simulated",
+            billing=rule,
+            control_period_s=5.0,
+            listing_period_s=30.0,
+            rethink_s=30.0,
+        )
+        scenario = Scenario(
+            seed=seed, days=HOURS / 24, instances=24, steps=STEPS_FOREVER, settings=settings
+        )
+        catalogue = cloud_of(scenario).market.catalogue
+        market = SpotMarket(catalogue, seed=seed, tempo=tempo)
+        self.world = SimulatedWorld(SimulatedCloud(market, settings.deployment), scenario)
+        self.world.watch = self._look
+        self.beside = 0  # slots paid for beside those that work, at most, while nobody was noticed
+        self.world.start(1, settings)
+        for spec in jobs_of(scenario):
+            self.world.say(JobSubmitted(at_s=0.0, spec=spec))
+        state = loop.run_now(loop.run(self.world, DigestJournal(), State()))
+        self.steps = state.jobs["job-0"].step
+
+    def _look(self, state: State) -> None:
+        held = [lease for lease in state.leases.values() if lease.machine_id]
+        if not any(lease.state in ("noticed", "ending") for lease in held):
+            self.beside = max(self.beside, sum(lease.type.slots for lease in held) - 4)
+
+    @property
+    def given_back(self) -> int:
+        entries = self.world.cloud.books(self.world.end_s).entries
+        return sum(entry.machine.ended_by == "user" for entry in entries)
+
+    @property
+    def usd_per_step(self) -> float:
+        """What the cloud's own books come to under the rule of today, whatever the manager believed."""
+        market, end_s, usd = self.world.cloud.market, self.world.end_s, 0.0
+        on_demand = {kind.name: kind.on_demand_usd_per_h for kind in market.catalogue.types}
+        for entry in self.world.cloud.books(end_s).entries:
+            machine = entry.machine
+            until_s = end_s if machine.ended_at_s is None else machine.ended_at_s
+            if machine.market == "on_demand":
+                hours = (until_s - machine.launched_at_s) / 3600
+                usd += on_demand[machine.pool.type] * hours
+                continue
+            steps = takewhile(lambda step: step.at_s <= end_s, market.prices(machine.pool))
+            prices = [(step.at_s, step.value) for step in steps]
+            usd += cost_usd(AWS_TODAY, machine.launched_at_s, until_s, prices, machine.ended_by)
+        return usd / self.steps
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_where_first_hours_are_refunded_machines_are_exchanged_in_parts_and_it_pays(
+    seed: int,
+) -> None:
+    """Half a day under today's rule: at most one exchange per machine and hour, in parts, and not dearer."""
+    ours, still = Half("aws_today", seed), Half("local", seed)
+    assert ours.given_back - still.given_back <= 4 * HOURS
+    assert ours.beside <= 2  # a quarter of four slots, or one machine of two
+    assert ours.usd_per_step <= still.usd_per_step
+    assert ours.steps >= 0.98 * still.steps
+
+
+def test_where_no_machine_was_ever_lost_none_is_exchanged_for_a_refund() -> None:
+    """A market that stands still for half a day: what was bought first is held to the end."""
+    calm = Half("aws_today", 1, tempo=0.0)
+    assert calm.given_back == 0
+    assert calm.world.evictions == 0
