@@ -166,9 +166,14 @@ def offers(state: State, job: Job) -> list[Offer]:
                     return_per_h=known.record.return_per_h(state.now_s),
                     billing=state.settings.billing,
                     egress_usd=_egress_usd(state, job, known.pool, home),
+                    disk_usd_per_h=state.settings.disk_usd_per_h,
                 )
             )
-    return [o for o in found if ledger.affordable(state, job, _ceiling_usd_per_h(state, o))]
+    return [
+        o
+        for o in found
+        if ledger.affordable(state, job, _ceiling_usd_per_h(state, o), o.egress_usd)
+    ]
 
 
 def _price_usd_per_h(state: State, known: PoolState, market: Market) -> float | None:
@@ -183,7 +188,10 @@ def _ceiling_usd_per_h(state: State, offer: Offer | Acquire) -> float:
     """The most that a machine of the offer may cost before we think again."""
     known = state.pools[offer.pool.key]
     return ledger.ceiling_usd_per_h(
-        state.types[offer.pool.type], offer.market, known.spot_usd_per_h
+        state.types[offer.pool.type],
+        offer.market,
+        known.spot_usd_per_h,
+        state.settings.disk_usd_per_h,
     )
 
 
@@ -219,6 +227,7 @@ def holdings(state: State, job: Job) -> list[Holding]:
             hazard_per_h=state.pools[lease.pool.key].record.hazard_per_h(state.now_s),
             losses_seen=state.pools[lease.pool.key].record.losses > 0,
             billing=state.settings.billing,
+            disk_usd_per_h=lease.disk_usd_per_h,
         )
         for token in job.leases
         if not (lease := state.leases[token]).leaving and lease.state != "ending"
@@ -250,20 +259,21 @@ def _usd_per_h_left(state: State, job: Job) -> float | None:
     others = everything.usd_per_h - own.usd_per_h
     others += everything.intended_usd_per_h - own.intended_usd_per_h
     own_leases = (state.leases[token] for token in job.leases)
-    others += sum(lease.price_usd_per_h for lease in own_leases if not lease.stays)
+    others += sum(lease.usd_per_h for lease in own_leases if not lease.stays)
     return max(0.0, most - others)
 
 
 def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> None:
     room = min(LAUNCHES_PER_PERIOD_MAX, state.settings.machines_max - len(state.leases))
     bought = 0
-    worth = _worth(job, purchase)
+    worth, home = _worth(job, purchase), _home(state, job)
     for part in purchase.acquire:
         ceiling = _ceiling_usd_per_h(state, part)
+        egress_usd = _egress_usd(state, job, part.pool, home)
         for _ in range(min(part.count, room - bought)):
-            if not ledger.affordable(state, job, ceiling):
+            if not ledger.affordable(state, job, ceiling, egress_usd):
                 break
-            leases.intend(state, out, job, part.pool, part.market, worth)
+            leases.intend(state, out, job, part, worth, egress_usd)
             bought += 1
     for release in purchase.release:
         state.leases[release.lease].leaving = release.because

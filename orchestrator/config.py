@@ -104,6 +104,8 @@ class Buying(Section):
     """Regions to buy in, with commas between them: where your data may be. Not set: anywhere."""
     egress_usd_per_gb: Usd = 0.0
     """What bringing a gigabyte of a job's state to another region costs."""
+    disk_usd_per_h: Usd = 0.0
+    """What the disk of one machine costs per hour, as long as it is held; no cloud refunds it."""
     quote_max_age_s: Seconds = 600.0
     """Prices of a cloud that has not answered for this long are not trusted: no spot machine is
     bought there until it answers."""

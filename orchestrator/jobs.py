@@ -104,7 +104,9 @@ def _cheapest(state: State, slots: int) -> tuple[float, str] | None:
         if not known.sold:
             continue
         kind = state.types[known.pool.type]
-        ceiling = ledger.ceiling_usd_per_h(kind, "spot", known.spot_usd_per_h)
+        ceiling = ledger.ceiling_usd_per_h(
+            kind, "spot", known.spot_usd_per_h, state.settings.disk_usd_per_h
+        )
         count = -(-slots // kind.slots)
         found.append((ceiling * count, f"{count} x {kind.name}"))
     return min(found, default=None)

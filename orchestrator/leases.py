@@ -7,7 +7,8 @@ listed after the grace is dropped, and a machine of ours that no lease claims is
 
 from agent.messages import AgentJoined, AgentLost, NoticeSeen
 from bidding.billing import HOUR_S
-from cloud.model import DEPLOYMENT_TAG, EndedBy, LaunchRequest, Machine, Market, Pool
+from bidding.model import Acquire
+from cloud.model import DEPLOYMENT_TAG, EndedBy, LaunchRequest, Machine, Pool
 from orchestrator import crews, ledger
 from orchestrator.actions import AnyAction, Launch, ListMachines, Terminate
 from orchestrator.events import Launched, LaunchFailed, Listed, ListFailed, Terminated
@@ -34,9 +35,10 @@ RETRY_DOUBLINGS_MAX = 4
 
 
 def intend(
-    state: State, out: list[AnyAction], job: Job, pool: Pool, market: Market, because: str
+    state: State, out: list[AnyAction], job: Job, part: Acquire, because: str, egress_usd: float
 ) -> None:
     """Write down that we want one machine; the call is made once this is in the journal."""
+    pool, market = part.pool, part.market
     kind, known = state.types[pool.type], state.pools[pool.key]
     spot = known.spot_usd_per_h
     price = kind.on_demand_usd_per_h if market == "on_demand" or spot is None else spot
@@ -60,8 +62,10 @@ def intend(
         history=[Moved(state.now_s, "intended", because)],
         intended_at_s=state.now_s,
         price_usd_per_h=price,
-        ceiling_usd_per_h=ledger.ceiling_usd_per_h(kind, market, spot),
+        ceiling_usd_per_h=ledger.ceiling_usd_per_h(kind, market, spot, settings.disk_usd_per_h),
         why_bought=because,
+        disk_usd_per_h=settings.disk_usd_per_h,
+        egress_usd=egress_usd,
     )
     state.leases[token] = lease
     job.leases[token] = None

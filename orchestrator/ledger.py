@@ -2,16 +2,19 @@
 
     spent(t)     = spent + usd_per_h · (t - at) / 3600
     committed(t) = committed - draining_usd_per_h · (t - at) / 3600
-    committed    = Σ over leases: ceiling · reserve_s / 3600, used up as time passes while it is given back
+    committed    = Σ over leases: ceiling · reserve_s / 3600, used up as time passes while it is given back,
+                   and what bringing the state to those that are no machines yet will cost
 
-A lease's ceiling is the most that it may cost per hour, so that what was reserved covers what comes
+A lease costs its machine's price and its disk per hour, and egress once, when it is a machine. Its ceiling is
+the most that it may cost per hour, so that what was reserved covers what comes
 between the decision to give a machine back and its end. Nothing is bought unless
 spent + committed + its own reserve <= cap. On demand the ceiling is the price; on spot it is
 `SPOT_RISE` times the price, but no more than on demand. A price that passes it raises it while there
 is money for that; else the machine is given back at once, and its reserve is used up at that price.
+Where hours are paid as a whole, a whole one is reserved for as well.
 """
 
-from bidding.billing import HOUR_S, RULES, cost_usd
+from bidding.billing import HOUR_S, RULES, cost_usd, rule_of
 from cloud.model import EndedBy, InstanceType, Market
 from orchestrator.settings import Settings
 from orchestrator.state import Account, Job, Lease, State
@@ -72,21 +75,30 @@ def runs_out(account: Account, settings: Settings, at_s: float) -> bool:
     return left is not None and growth > left - CENT_FRACTION and account.leases > 0
 
 
-def ceiling_usd_per_h(kind: InstanceType, market: Market, spot_usd_per_h: float | None) -> float:
-    """The most that a machine may cost per hour before we think again."""
-    if market == "on_demand" or spot_usd_per_h is None:
-        return kind.on_demand_usd_per_h
-    return min(SPOT_RISE * spot_usd_per_h, max(kind.on_demand_usd_per_h, spot_usd_per_h))
+def ceiling_usd_per_h(
+    kind: InstanceType, market: Market, spot_usd_per_h: float | None, disk_usd_per_h: float
+) -> float:
+    """The most that a machine may cost per hour, its disk included, before we think again."""
+    most = kind.on_demand_usd_per_h
+    if market == "spot" and spot_usd_per_h is not None:
+        most = min(SPOT_RISE * spot_usd_per_h, max(most, spot_usd_per_h))
+    return most + disk_usd_per_h
 
 
 def reserve_usd(settings: Settings, ceiling_usd_per_h: float) -> float:
-    return ceiling_usd_per_h * settings.reserve_s / HOUR_S
+    return ceiling_usd_per_h * (settings.reserve_s + _owed_s(settings)) / HOUR_S
 
 
-def affordable(state: State, job: Job, ceiling_usd_per_h: float) -> bool:
+def _owed_s(settings: Settings) -> float:
+    """The rest of a begun hour is owed by whoever gives a machine back in it."""
+    quantum_s = RULES[settings.billing].quantum_s
+    return quantum_s if quantum_s >= HOUR_S else 0.0
+
+
+def affordable(state: State, job: Job, ceiling_usd_per_h: float, egress_usd: float = 0.0) -> bool:
     """One more machine can be reserved for, and nothing has to be given back at once for it."""
     settings = state.settings
-    needed = needed_usd(settings, ceiling_usd_per_h)
+    needed = needed_usd(settings, ceiling_usd_per_h) + egress_usd
     for account in (state.account, job.account):
         left = left_usd(account, state.now_s)
         if left is None:
@@ -100,7 +112,8 @@ def affordable(state: State, job: Job, ceiling_usd_per_h: float) -> bool:
 
 def needed_usd(settings: Settings, ceiling_usd_per_h: float) -> float:
     """The least that must be there to buy a machine: its reserve, and what it costs before we look."""
-    return ceiling_usd_per_h * (settings.reserve_s + _unseen_s(settings)) / HOUR_S
+    unseen_usd = ceiling_usd_per_h * _unseen_s(settings) / HOUR_S
+    return reserve_usd(settings, ceiling_usd_per_h) + unseen_usd
 
 
 def _unseen_s(settings: Settings) -> float:
@@ -113,6 +126,7 @@ def open_lease(state: State, lease: Lease, job: Job) -> None:
         settle(account, state.now_s)
         account.leases += 1
         account.committed_usd += reserve_usd(state.settings, lease.ceiling_usd_per_h)
+        account.committed_usd += lease.egress_usd
     lease.reserve_usd = reserve_usd(state.settings, lease.ceiling_usd_per_h)
     _intend_rate(state, lease, 1)
 
@@ -125,10 +139,11 @@ def start_charging(state: State, lease: Lease, price_usd_per_h: float, from_s: f
     lease.prices = [(from_s, price_usd_per_h)]
     lease.accrued_at_s = from_s
     _accrue(state, lease)
-    _change_rate(state, lease, price_usd_per_h, lease.type.on_demand_usd_per_h)
+    _change_rate(state, lease, lease.usd_per_h, lease.on_demand_usd_per_h)
     for account in accounts(state, lease):
-        account.spent_usd += lease.accrued_usd
-        account.on_demand_usd += lease.type.on_demand_usd_per_h * (state.now_s - from_s) / HOUR_S
+        account.spent_usd += lease.accrued_usd + lease.egress_usd
+        account.committed_usd -= lease.egress_usd
+        account.on_demand_usd += lease.on_demand_usd_per_h * (state.now_s - from_s) / HOUR_S
     if lease.draining_since_s is not None:
         lease.draining_since_s = state.now_s
         _drain(state, lease)
@@ -154,7 +169,7 @@ def change_price(state: State, lease: Lease, price_usd_per_h: float) -> bool:
 
 def covered(state: State, lease: Lease) -> bool:
     """Is what it costs now reserved for, or can it be?"""
-    if lease.draining_since_s is not None or lease.price_usd_per_h <= lease.ceiling_usd_per_h:
+    if lease.draining_since_s is not None or lease.usd_per_h <= lease.ceiling_usd_per_h:
         return True
     return _raise_ceiling(state, lease)
 
@@ -185,17 +200,21 @@ def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s
     """The machine is gone (or never was): stop charging, and charge what the billing rule says."""
     if lease.prices:
         _accrue(state, lease)
-        _change_rate(state, lease, -lease.price_usd_per_h, -lease.type.on_demand_usd_per_h)
+        _change_rate(state, lease, -lease.usd_per_h, -lease.on_demand_usd_per_h)
         started_s = lease.prices[0][0]
         ended_at_s = max(started_s, min(ended_at_s, state.now_s))
-        rule = RULES[state.settings.billing]
-        lease.cost_usd = cost_usd(rule, started_s, ended_at_s, lease.prices, ended_by)
+        rule = rule_of(state.settings.billing, lease.pool.cloud, lease.request.market)
+        machine_usd = cost_usd(rule, started_s, ended_at_s, lease.prices, ended_by)
+        lease.disk_usd = disk_so_far_usd(lease, ended_at_s)
+        lease.cost_usd = machine_usd + lease.disk_usd + lease.egress_usd
         unheard_h = (state.now_s - ended_at_s) / HOUR_S  # it was gone before we learned of it
         for account in accounts(state, lease):
-            account.spent_usd += lease.cost_usd - lease.accrued_usd
-            account.on_demand_usd -= lease.type.on_demand_usd_per_h * unheard_h
+            account.spent_usd += lease.cost_usd - lease.accrued_usd - lease.egress_usd
+            account.on_demand_usd -= lease.on_demand_usd_per_h * unheard_h
     else:
         _intend_rate(state, lease, -1)
+        for account in accounts(state, lease):
+            account.committed_usd -= lease.egress_usd
     for account in accounts(state, lease):
         settle(account, state.now_s)
         account.leases -= 1
@@ -216,8 +235,8 @@ def hand_over(state: State, lease: Lease, to: Job) -> None:
         settle(account, state.now_s)
         account.leases += sign
         account.committed_usd += sign * reserved
-        account.usd_per_h += sign * lease.price_usd_per_h
-        account.on_demand_usd_per_h += sign * lease.type.on_demand_usd_per_h
+        account.usd_per_h += sign * lease.usd_per_h
+        account.on_demand_usd_per_h += sign * lease.on_demand_usd_per_h
     lease.job = to.id
 
 
@@ -228,20 +247,28 @@ def accounts(state: State, lease: Lease) -> tuple[Account, Account]:
 def cost_so_far_usd(lease: Lease, at_s: float) -> float:
     if lease.ended_at_s is not None or not lease.prices:
         return lease.cost_usd
-    return lease.accrued_usd + lease.price_usd_per_h * (at_s - lease.accrued_at_s) / HOUR_S
+    since_usd = lease.usd_per_h * (at_s - lease.accrued_at_s) / HOUR_S
+    return lease.accrued_usd + since_usd + lease.egress_usd
+
+
+def disk_so_far_usd(lease: Lease, at_s: float) -> float:
+    """The part of what a machine has cost that its disk did. No rule refunds it."""
+    if lease.ended_at_s is not None or not lease.prices:
+        return lease.disk_usd
+    return lease.disk_usd_per_h * max(0.0, at_s - lease.prices[0][0]) / HOUR_S
 
 
 def _accrue(state: State, lease: Lease) -> None:
     """Close the interval since the last look."""
     hours = max(0.0, state.now_s - lease.accrued_at_s) / HOUR_S
-    lease.accrued_usd += lease.price_usd_per_h * hours
+    lease.accrued_usd += lease.usd_per_h * hours
     lease.accrued_at_s = max(lease.accrued_at_s, state.now_s)
 
 
 def _intend_rate(state: State, lease: Lease, sign: int) -> None:
     """What launches that are not known to be machines yet will cost per hour."""
     for account in accounts(state, lease):
-        account.intended_usd_per_h += sign * lease.price_usd_per_h
+        account.intended_usd_per_h += sign * lease.usd_per_h
 
 
 def _drain(state: State, lease: Lease) -> None:
@@ -249,7 +276,7 @@ def _drain(state: State, lease: Lease) -> None:
     if lease.drained:
         return
     lease.reserve_usd, lease.draining_since_s = _reserved_usd(state, lease), state.now_s
-    rate = max(lease.ceiling_usd_per_h, lease.price_usd_per_h)
+    rate = max(lease.ceiling_usd_per_h, lease.usd_per_h)
     _change_draining(state, lease, rate - lease.draining_usd_per_h)
     lease.draining_usd_per_h = rate
 
@@ -279,7 +306,8 @@ def _reserved_usd(state: State, lease: Lease) -> float:
 
 def _raise_ceiling(state: State, lease: Lease) -> bool:
     """Reserve for a higher price, if every account can pay for it."""
-    ceiling = ceiling_usd_per_h(lease.type, lease.request.market, lease.price_usd_per_h)
+    market, price = lease.request.market, lease.price_usd_per_h
+    ceiling = ceiling_usd_per_h(lease.type, market, price, lease.disk_usd_per_h)
     whole = reserve_usd(state.settings, ceiling)
     both = accounts(state, lease)
     lefts = [left_usd(account, state.now_s) for account in both]

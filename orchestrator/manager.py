@@ -151,6 +151,7 @@ def settings_from(config: Config) -> Settings:
         manager_usd_per_h=config.manager.usd_per_h,
         regions=tuple(filter(None, (r.strip() for r in (config.buying.regions or "").split(",")))),
         egress_usd_per_gb=config.buying.egress_usd_per_gb,
+        disk_usd_per_h=config.buying.disk_usd_per_h,
         quote_max_age_s=config.buying.quote_max_age_s,
         control_period_s=config.manager.control_period_s,
         rethink_s=config.manager.control_period_s,

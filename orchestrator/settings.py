@@ -20,6 +20,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     billing: str = "local"  # a name of `bidding.billing.RULES`
     regions: tuple[str, ...] = ()  # where data may be; none means anywhere
     egress_usd_per_gb: float = 0.0
+    disk_usd_per_h: float = 0.0  # of every machine, whatever becomes of it
     quote_max_age_s: float | None = None  # None: prices come by themselves and are never old
 
     control_period_s: float = 2.0

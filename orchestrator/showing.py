@@ -101,6 +101,8 @@ def machine_view(lease: Lease, at_s: float) -> MachineView:
         ended_at_s=lease.ended_at_s,
         why_bought=lease.why_bought,
         why_ended=lease.why_ended,
+        disk_usd=ledger.disk_so_far_usd(lease, at_s),
+        egress_usd=lease.egress_usd if lease.prices else 0.0,
     )
 
 

@@ -102,7 +102,7 @@ class Lease(msgspec.Struct, kw_only=True):
     history: list[Moved]
     intended_at_s: float
     price_usd_per_h: float
-    ceiling_usd_per_h: float
+    ceiling_usd_per_h: float  # disk included
     why_bought: str
     why_ended: str = ""
     machine_id: str = ""
@@ -126,6 +126,19 @@ class Lease(msgspec.Struct, kw_only=True):
     drained: bool = False  # what was reserved for giving it back is used up
     ended_at_s: float | None = None
     cost_usd: float = 0.0
+    disk_usd_per_h: float = 0.0
+    disk_usd: float = 0.0  # part of what it has cost, when it has ended
+    egress_usd: float = 0.0  # owed once, when it is a machine
+
+    @property
+    def usd_per_h(self) -> float:
+        """What it costs now, disk included."""
+        return self.price_usd_per_h + self.disk_usd_per_h
+
+    @property
+    def on_demand_usd_per_h(self) -> float:
+        """What the same would cost on demand."""
+        return self.type.on_demand_usd_per_h + self.disk_usd_per_h
 
     @property
     def pool(self) -> Pool:

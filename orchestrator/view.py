@@ -33,6 +33,8 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     ended_at_s: float | None
     why_bought: str
     why_ended: str
+    disk_usd: float = 0.0  # part of the cost
+    egress_usd: float = 0.0  # part of the cost
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):

@@ -409,7 +409,14 @@ def cost(desk: Desk) -> None:
             "cost": view.cost,
             "jobs": [{"id": job.id, "spent_usd": job.spent_usd} for job in view.jobs],
             "machines": [
-                {"id": one.id, "pool": one.pool, "market": one.market, "cost_usd": one.cost_usd}
+                {
+                    "id": one.id,
+                    "pool": one.pool,
+                    "market": one.market,
+                    "cost_usd": one.cost_usd,
+                    "disk_usd": one.disk_usd,
+                    "egress_usd": one.egress_usd,
+                }
                 for one in view.machines
             ],
         },

@@ -80,6 +80,9 @@ def costs(view: View) -> Table:
         made.add_row(f"job {job.id}", escape(job.script), usd(job.spent_usd))
     for one in view.machines:
         made.add_row(f"machine {one.id}", f"{one.pool} ({one.market})", usd(one.cost_usd))
+        for part, part_usd in (("disk", one.disk_usd), ("egress", one.egress_usd)):
+            if part_usd:
+                made.add_row(f"  of that, its {part}", "", usd(part_usd), style="dim")
     cost = view.cost
     if cost.manager_usd:
         made.add_row("the manager's machine", "", usd(cost.manager_usd))

@@ -9,6 +9,7 @@ from orchestrator import buying
 from orchestrator.actions import Launch, Terminate
 from orchestrator.events import CatalogueSeen, QuotesSeen
 from orchestrator.ledger import committed_usd, spent_usd
+from orchestrator.showing import view_of
 
 
 def sold(h: Any, *more: Pool) -> tuple[Pool, ...]:
@@ -134,3 +135,104 @@ def test_what_changes_take_is_learned_from_our_own(hand: Any) -> None:
     assert 40.0 <= took_s <= 50.0
     assert h.job.times.typical_s("start_s", 600.0) == pytest.approx((took_s + 600.0) / 2)
     assert not h.only(h.wait(2.0), Terminate)
+
+
+def lines(h: Any) -> tuple[float, float, float]:
+    """What is spent, and the sums over machines of cost and of disks and egress, as a person reads them."""
+    view = view_of(h.state, h.at_s)
+    machines = view.machines
+    return (
+        view.cost.spent_usd,
+        sum(m.cost_usd for m in machines),
+        sum(m.disk_usd + m.egress_usd for m in machines),
+    )
+
+
+def test_disks_are_charged_line_by_line_and_no_refund_covers_them(hand: Any) -> None:
+    """Taken within a free first hour, a machine costs nothing but its disk; the lines add up all the while."""
+    h = hand(disk_usd_per_h=0.36, billing="aws_today", on_demand_allowed=False)
+    h.running(slots_max=1)
+    (lease,) = h.leases
+    assert {o.disk_usd_per_h for o in buying.offers(h.state, h.job)} == {0.36}
+    h.wait(100.0)
+    spent, machines, disks = lines(h)
+    assert spent == pytest.approx(machines)
+    assert disks == pytest.approx(0.36 * (h.at_s - lease.prices[0][0]) / 3600)
+    assert machines == pytest.approx(disks * (1 + 0.03 / 0.36))
+    h.taken(lease.machine_id)
+    spent, machines, disks = lines(h)
+    assert spent == pytest.approx(machines)
+    assert machines == pytest.approx(disks)
+    assert disks > 0
+
+
+def test_egress_is_reserved_with_the_order_and_charged_with_the_machine(hand: Any) -> None:
+    """The state has to be brought abroad: promised when the machine is ordered, spent when it is there."""
+    h = hand(egress_usd_per_gb=1000.0, on_demand_allowed=False).running(slots_max=1)
+    abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
+    h.see(catalogue(h, abroad))
+    quote = Quote(pool=abroad, at_s=h.at_s, price_usd_per_h=0.01)
+    h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=(quote,)))
+    (lease,) = h.leases
+    h.notice(lease.machine_id, 100.0)
+    (launch,) = h.only(h.wait(4.0), Launch)
+    assert launch.request.pool == abroad
+    egress_usd = 1000.0 * (1 << 20) / 1e9
+    before = spent_usd(h.job.account, h.at_s)
+    assert committed_usd(h.job.account, h.at_s) > egress_usd
+    h.launched(launch)
+    assert committed_usd(h.job.account, h.at_s) < egress_usd
+    assert spent_usd(h.job.account, h.at_s) == pytest.approx(before + egress_usd)
+    spent, machines, parts = lines(h)
+    assert spent == pytest.approx(machines)
+    assert parts == pytest.approx(egress_usd)
+
+
+def test_a_launch_abroad_that_fails_owes_no_egress(hand: Any) -> None:
+    """What was reserved for bringing the state there is free again."""
+    h = hand(egress_usd_per_gb=1000.0, on_demand_allowed=False).running(slots_max=1)
+    abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
+    h.see(catalogue(h, abroad))
+    quote = Quote(pool=abroad, at_s=h.at_s, price_usd_per_h=0.01)
+    h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=(quote,)))
+    (lease,) = h.leases
+    reserved = committed_usd(h.job.account, h.at_s)
+    h.notice(lease.machine_id, 100.0)
+    (launch,) = h.only(h.wait(4.0), Launch)
+    h.refused(launch)
+    assert committed_usd(h.job.account, h.at_s) == pytest.approx(reserved)
+    spent, machines, parts = lines(h)
+    assert spent == pytest.approx(machines)
+    assert parts == 0.0
+
+
+@pytest.mark.parametrize("billing", ["aws_today", "aws_2016"])
+def test_on_demand_machines_are_billed_by_their_own_rule(hand: Any, billing: str) -> None:
+    """A machine on demand that the cloud takes away is paid for: refunds are for spot."""
+    h = hand(billing=billing)
+    h.start()
+    h.price(0.9, 0.9, 0.9, 0.9)
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    h.serve()
+    (lease,) = h.leases
+    assert lease.request.market == "on_demand"
+    h.wait(600.0)
+    h.taken(lease.machine_id)
+    seconds = 3600 if billing == "aws_2016" else h.at_s - lease.prices[0][0]
+    assert lease.cost_usd == pytest.approx(0.10 * seconds / 3600)
+    assert h.job.account.spent_usd == pytest.approx(lease.cost_usd)
+
+
+def test_a_budget_covers_the_whole_hour_where_hours_are_paid(hand: Any) -> None:
+    """Under the rule by the hour what is owed for the rest of a begun hour was reserved before."""
+    cap = 0.06
+    h = hand(billing="aws_2016", on_demand_allowed=False).running(slots_max=1, budget_usd=cap)
+    while h.job.active and h.at_s < 20_000.0:
+        h.wait(60.0)
+        h.serve()
+        assert promised_usd(h) <= cap + 1e-9
+    h.wait(60.0)
+    h.serve()
+    assert not h.state.leases
+    assert 0 < h.job.account.spent_usd <= cap

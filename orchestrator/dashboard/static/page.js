@@ -188,7 +188,9 @@ function machineTable(view, list) {
         el("td", {}, pill(one.state), el("span", { class: "sub" }, duration(end - one.launched_at_s))),
         el("td", { class: "number" }, usd(one.price_usd_per_h),
           el("span", { class: "sub" }, one.market === "spot" ? `${discount} % off` : "on demand")),
-        el("td", { class: "number" }, usd(one.cost_usd))),
+        el("td", { class: "number" }, usd(one.cost_usd),
+          one.disk_usd ? el("span", { class: "sub" }, `${usd(one.disk_usd)} disk`) : null,
+          one.egress_usd ? el("span", { class: "sub" }, `${usd(one.egress_usd)} egress`) : null)),
       el("tr", { class: `why ${tone}` }, el("td", { colSpan: 4 }, one.why_ended || one.why_bought)),
     ];
   });
