@@ -4,7 +4,7 @@ import msgspec
 
 from agent.layout import Layout
 from agent.messages import JobOrder, When
-from cloud.model import LaunchRequest
+from cloud.model import InstanceType, LaunchRequest, Quote
 
 
 class Action(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):
@@ -25,6 +25,14 @@ class Terminate(Action, frozen=True, kw_only=True):
 
 class ListMachines(Action, frozen=True, kw_only=True):
     provider: str
+
+
+class KeepQuotes(Action, frozen=True, kw_only=True):
+    """Add prices that were seen to the history beside the state; `bids` asks what bids would have meant."""
+
+    quotes: tuple[Quote, ...]
+    types: tuple[InstanceType, ...]
+    bids: bool
 
 
 class OpenJob(Action, frozen=True, kw_only=True):
@@ -76,6 +84,7 @@ AnyAction = (
     Launch
     | Terminate
     | ListMachines
+    | KeepQuotes
     | OpenJob
     | StartWorker
     | StopWorker

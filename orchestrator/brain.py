@@ -43,6 +43,7 @@ from orchestrator.events import (
     Listed,
     ListFailed,
     ManagerStarted,
+    QuotesKept,
     QuotesSeen,
     ShutdownAsked,
     Terminated,
@@ -97,6 +98,8 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
         case QuotesSeen():
             buying.on_quotes(state, out, event)
             jobs.check_budgets(state, out)
+        case QuotesKept():
+            buying.on_quotes_kept(state, out, event)
         case Listed():
             leases.on_listed(state, out, event)
             _stop_if_done(state, out)
@@ -199,6 +202,7 @@ def _control(state: State, out: list[AnyAction]) -> None:
             for lease in [state.leases[token] for token in job.leases]:
                 crews.staff(state, out, lease)
     buying.shop(state, out)
+    buying.keep_quotes(state, out)
 
 
 def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> None:

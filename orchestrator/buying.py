@@ -1,19 +1,25 @@
 """From what the manager knows to a question for the bidder, and from its answer to actions."""
 
+import math
 from collections import Counter
 from collections.abc import Mapping
 
 import msgspec
 
 from bidding import acquire
-from bidding.model import Acquire, Demand, Holding, Limits, Offer, Purchase
+from bidding.billing import HOUR_S, BillingRule, rule_of
+from bidding.model import Acquire, Bid, Demand, Holding, Limits, Offer, Purchase
 from cloud.model import InstanceType, Market, Pool
 from orchestrator import crews, forecast, leases, ledger
-from orchestrator.actions import AnyAction
-from orchestrator.events import CatalogueSeen, QuotesSeen
+from orchestrator.actions import AnyAction, KeepQuotes
+from orchestrator.events import CatalogueSeen, QuotesKept, QuotesSeen
 from orchestrator.state import Job, Lease, PoolState, State, note
 
 LAUNCHES_PER_PERIOD_MAX = 64
+KEEP_QUOTES_S = 300.0  # the whole history is written each time
+UNKEPT_MAX = 20_000
+LOST_MAX = 0.999999  # what is lost for sure is lost within seconds, not at once
+ROUNDING_USD = 1e-12
 MARKETS: tuple[Market, ...] = ("spot", "on_demand")
 
 
@@ -59,12 +65,40 @@ def on_quotes(state: State, out: list[AnyAction], event: QuotesSeen) -> None:
         if known is None or quote.at_s < known.quoted_at_s or not 0 < price < float("inf"):
             continue
         known.quoted_at_s = quote.at_s
+        state.unkept.append(quote)
         if known.spot_usd_per_h == price:
             continue
         known.spot_usd_per_h = price
         for lease in [state.leases[token] for token in known.leases]:
             if lease.request.market == "spot":
                 leases.reprice(state, out, lease, price)
+    del state.unkept[:-UNKEPT_MAX]
+
+
+def keep_quotes(state: State, out: list[AnyAction]) -> None:
+    """Now and then what was seen goes into the history; where markets ask for bids, it says what they mean."""
+    due_s = -math.inf if state.kept_at_s is None else state.kept_at_s + KEEP_QUOTES_S
+    if not state.unkept or state.now_s < due_s:
+        return
+    names = sorted({quote.pool.type for quote in state.unkept})
+    out.append(
+        KeepQuotes(
+            quotes=tuple(state.unkept),
+            types=tuple(state.types[name] for name in names if name in state.types),
+            bids=any(_rule(state, name, "spot").bid == "required" for name in state.providers),
+            because="prices are kept beside the state",
+        )
+    )
+    state.unkept, state.kept_at_s = [], state.now_s
+
+
+def on_quotes_kept(state: State, out: list[AnyAction], event: QuotesKept) -> None:
+    """What is not known any more stays as it was; a history that cannot be kept is said and done without."""
+    for key, odds in event.odds.items():
+        if key in state.pools:
+            state.pools[key].odds = odds
+    if event.error:
+        note(out, "quotes", event.error)
 
 
 def shop(state: State, out: list[AnyAction]) -> None:
@@ -162,6 +196,7 @@ def offers(state: State, job: Job) -> list[Offer]:
                     blocked=waits,
                     blocked_because=why,
                     hazard_per_h=known.record.hazard_per_h(state.now_s),
+                    bids=_bids(state, known, market),
                     losses_seen=known.record.losses > 0,
                     return_per_h=known.record.return_per_h(state.now_s),
                     billing=state.settings.billing,
@@ -182,6 +217,43 @@ def _price_usd_per_h(state: State, known: PoolState, market: Market) -> float | 
         kind = state.types[known.pool.type]
         return kind.on_demand_usd_per_h if state.settings.on_demand_allowed else None
     return None if state.providers[known.pool.cloud].stale else known.spot_usd_per_h
+
+
+def _rule(state: State, cloud: str, market: Market) -> BillingRule:
+    return rule_of(state.settings.billing, cloud, market)
+
+
+def _bids(state: State, known: PoolState, market: Market) -> tuple[Bid, ...]:
+    """What may be bid there, and what each bid means. Before that is known, the on-demand price is bid.
+
+    Where a bid may be left out, it is: what a price limit ends, we end ourselves, and at the same price.
+    """
+    price = known.spot_usd_per_h
+    if price is None or _rule(state, known.pool.cloud, market).bid != "required":
+        return ()
+    if not known.odds:
+        most = max(price, state.types[known.pool.type].on_demand_usd_per_h)
+        lost = -math.expm1(-known.record.hazard_per_h(state.now_s))
+        return (Bid(bid_usd_per_h=most, evicted_in_1h=lost, alive_in_1h_s=HOUR_S * (1 - lost / 2)),)
+    return tuple(
+        Bid(
+            bid_usd_per_h=price + odds.above_usd_per_h,
+            evicted_in_1h=odds.evicted_in_1h,
+            alive_in_1h_s=odds.alive_in_1h_s,
+        )
+        for odds in known.odds
+    )
+
+
+def _hazard_per_h(state: State, lease: Lease) -> float:
+    """How fast a held machine is lost: with a bid, by how far the price is below it; else by the pool's record."""
+    known, bid = state.pools[lease.pool.key], lease.request.bid_usd_per_h
+    if bid is None or not known.odds:
+        return known.record.hazard_per_h(state.now_s)
+    price = lease.price_usd_per_h if known.spot_usd_per_h is None else known.spot_usd_per_h
+    above = bid - price
+    within = [odds for odds in known.odds if odds.above_usd_per_h <= above + ROUNDING_USD]
+    return -math.log1p(-min(within[-1].evicted_in_1h if within else 1.0, LOST_MAX))
 
 
 def _ceiling_usd_per_h(state: State, offer: Offer | Acquire) -> float:
@@ -224,7 +296,7 @@ def holdings(state: State, job: Job) -> list[Holding]:
             bid_usd_per_h=lease.request.bid_usd_per_h,
             started_at_s=lease.intended_at_s,
             noticed=lease.state == "noticed" or lease.lost_at_s is not None,
-            hazard_per_h=state.pools[lease.pool.key].record.hazard_per_h(state.now_s),
+            hazard_per_h=_hazard_per_h(state, lease),
             losses_seen=state.pools[lease.pool.key].record.losses > 0,
             billing=state.settings.billing,
             disk_usd_per_h=lease.disk_usd_per_h,

@@ -176,6 +176,9 @@ class Local(Section):
     prices: Text | None = Field(default=None, examples=["prices.json"])
     """Replay prices from a file written by `aws ec2 describe-spot-price-history`. Not set: a
     synthetic market."""
+    billing: Literal["local", "aws_today", "aws_2016", "azure", "fixed_discount"] = "local"
+    """The rule that we count its bills by: "local" is by the second; "aws_2016" is by the hour, and
+    bids."""
 
 
 class Dashboard(Section):

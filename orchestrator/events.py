@@ -37,6 +37,21 @@ class QuotesSeen(Event, frozen=True, kw_only=True):
     quotes: tuple[Quote, ...]
 
 
+class Odds(msgspec.Struct, frozen=True, kw_only=True):
+    """What bidding so much above the price would have meant: the share evicted within the hour, and the time had."""
+
+    above_usd_per_h: float
+    evicted_in_1h: float
+    alive_in_1h_s: float
+
+
+class QuotesKept(Event, frozen=True, kw_only=True):
+    """Prices are in the history; `odds` by pool key, where they were asked for."""
+
+    odds: dict[str, tuple[Odds, ...]] = {}
+    error: str = ""
+
+
 class Listed(Event, frozen=True, kw_only=True):
     """The provider's own list of machines with our tag, asked for at `asked_at_s`."""
 
@@ -113,6 +128,7 @@ AnyEvent = (
     | Tick
     | CatalogueSeen
     | QuotesSeen
+    | QuotesKept
     | Listed
     | ListFailed
     | Launched

@@ -42,14 +42,15 @@ def intend(
     kind, known = state.types[pool.type], state.pools[pool.key]
     spot = known.spot_usd_per_h
     price = kind.on_demand_usd_per_h if market == "on_demand" or spot is None else spot
-    because = f"at ${price:.4f}/h: {because}"
+    bid = part.bid_usd_per_h if market == "spot" else None
+    because = f"at ${price:.4f}/h{f', bidding ${bid:.4f}/h' if bid is not None else ''}: {because}"
     settings = state.settings
     token = f"{settings.deployment}-{state.epoch}-{next_serial(state)}"
     request = LaunchRequest(
         token=token,
         pool=pool,
         market=market,
-        bid_usd_per_h=None,
+        bid_usd_per_h=bid,
         tags={DEPLOYMENT_TAG: settings.deployment, "job": job.id},
     )
     lease = Lease(
@@ -62,7 +63,9 @@ def intend(
         history=[Moved(state.now_s, "intended", because)],
         intended_at_s=state.now_s,
         price_usd_per_h=price,
-        ceiling_usd_per_h=ledger.ceiling_usd_per_h(kind, market, spot, settings.disk_usd_per_h),
+        ceiling_usd_per_h=ledger.ceiling_usd_per_h(
+            kind, market, spot, settings.disk_usd_per_h, bid
+        ),
         why_bought=because,
         disk_usd_per_h=settings.disk_usd_per_h,
         egress_usd=egress_usd,

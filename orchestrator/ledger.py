@@ -76,12 +76,21 @@ def runs_out(account: Account, settings: Settings, at_s: float) -> bool:
 
 
 def ceiling_usd_per_h(
-    kind: InstanceType, market: Market, spot_usd_per_h: float | None, disk_usd_per_h: float
+    kind: InstanceType,
+    market: Market,
+    spot_usd_per_h: float | None,
+    disk_usd_per_h: float,
+    bid_usd_per_h: float | None = None,
 ) -> float:
-    """The most that a machine may cost per hour, its disk included, before we think again."""
+    """The most that a machine may cost per hour, its disk included, before we think again.
+
+    Above its bid it costs nothing any more: the cloud takes it.
+    """
     most = kind.on_demand_usd_per_h
     if market == "spot" and spot_usd_per_h is not None:
         most = min(SPOT_RISE * spot_usd_per_h, max(most, spot_usd_per_h))
+    if bid_usd_per_h is not None:
+        most = min(most, bid_usd_per_h)
     return most + disk_usd_per_h
 
 
@@ -150,10 +159,13 @@ def start_charging(state: State, lease: Lease, price_usd_per_h: float, from_s: f
 
 
 def change_price(state: State, lease: Lease, price_usd_per_h: float) -> bool:
-    """A new price holds from now on; the interval before is charged at the old one.
+    """A new price holds from now on; the interval before is charged at the old one. Above a bid nothing is
+    charged: the cloud takes the machine, and gives back what its rule says.
 
     False when it is above what is reserved for, and there is no money to reserve for more.
     """
+    bid = lease.request.bid_usd_per_h
+    price_usd_per_h = price_usd_per_h if bid is None else min(price_usd_per_h, bid)
     if not lease.prices or price_usd_per_h == lease.price_usd_per_h:
         return True
     _accrue(state, lease)
@@ -307,7 +319,8 @@ def _reserved_usd(state: State, lease: Lease) -> float:
 def _raise_ceiling(state: State, lease: Lease) -> bool:
     """Reserve for a higher price, if every account can pay for it."""
     market, price = lease.request.market, lease.price_usd_per_h
-    ceiling = ceiling_usd_per_h(lease.type, market, price, lease.disk_usd_per_h)
+    bid = lease.request.bid_usd_per_h
+    ceiling = ceiling_usd_per_h(lease.type, market, price, lease.disk_usd_per_h, bid)
     whole = reserve_usd(state.settings, ceiling)
     both = accounts(state, lease)
     lefts = [left_usd(account, state.now_s) for account in both]

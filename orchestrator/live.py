@@ -20,6 +20,7 @@ from cloud.provider import Provider
 from orchestrator.actions import (
     AnyAction,
     CloseJob,
+    KeepQuotes,
     Launch,
     ListMachines,
     Note,
@@ -43,6 +44,7 @@ from orchestrator.events import (
     Tick,
 )
 from orchestrator.journal import INBOX, INBOX_READ, RedisJournal
+from orchestrator.quotes import QuoteStore
 from orchestrator.sentences import sentence
 from orchestrator.showing import view_of
 from orchestrator.state import State
@@ -92,12 +94,14 @@ class LiveWorld:
         providers: Mapping[str, Provider],
         engine: Engine,
         clock: Clock,
+        quotes: QuoteStore,
     ) -> None:
         self._store = store
         self._journal = journal
         self._providers = providers
         self._engine = engine
         self._clock = clock
+        self._quotes = quotes
         self._queue: asyncio.Queue[tuple[str, AnyEvent]] = asyncio.Queue(maxsize=TASKS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._shown_at_s = 0.0
@@ -213,6 +217,8 @@ class LiveWorld:
                 self._spawn(self._terminate(action))
             case ListMachines():
                 self._spawn(self._list(action.provider))
+            case KeepQuotes():
+                self._spawn(self._keep(action))
             case (
                 OpenJob()
                 | CloseJob()
@@ -261,6 +267,11 @@ class LiveWorld:
                     machines=machines,
                 )
             )
+
+    async def _keep(self, action: KeepQuotes) -> None:
+        """Beside the loop, because the whole history is written."""
+        now_s = self._clock.now_s()
+        await self._tell(await asyncio.to_thread(self._quotes.keep, action, now_s))
 
     async def _outcome(self, action: EngineAction, taken: Awaitable[None]) -> None:
         """Only a worker that could not be started is news; the rest is asked for again."""

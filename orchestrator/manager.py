@@ -30,6 +30,7 @@ from orchestrator.live import LiveWorld
 from orchestrator.loop import resume, run
 from orchestrator.morph.compiled import CACHE as MORPH_CODE
 from orchestrator.places import Places
+from orchestrator.quotes import QuoteStore
 from orchestrator.settings import Settings
 from orchestrator.world import Superseded
 
@@ -96,6 +97,7 @@ async def live(order: Order) -> None:
         providers=providers(config, places),
         engine=await RayEngine.connect(store, places),
         clock=clock,
+        quotes=QuoteStore(places.quotes),
     )
     await world.open(
         ManagerStarted(
@@ -152,6 +154,7 @@ def settings_from(config: Config) -> Settings:
         regions=tuple(filter(None, (r.strip() for r in (config.buying.regions or "").split(",")))),
         egress_usd_per_gb=config.buying.egress_usd_per_gb,
         disk_usd_per_h=config.buying.disk_usd_per_h,
+        billing=config.local.billing,
         quote_max_age_s=config.buying.quote_max_age_s,
         control_period_s=config.manager.control_period_s,
         rethink_s=config.manager.control_period_s,

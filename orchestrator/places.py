@@ -64,6 +64,11 @@ class Places:
         return self.state_dir / "checkpoints"
 
     @property
+    def quotes(self) -> Path:
+        """The prices that were seen; `orchestrator backtest --data` reads this folder."""
+        return self.state_dir / "quotes"
+
+    @property
     def lock(self) -> Path:
         return self.state_dir / "house.lock"
 

@@ -1,10 +1,11 @@
-"""Every action is a sentence: when, who, what, and why. Asking for a list is not worth one."""
+"""Every action is a sentence: when, who, what, and why. Asking for a list, or keeping prices, is not worth one."""
 
 from typing import assert_never
 
 from orchestrator.actions import (
     AnyAction,
     CloseJob,
+    KeepQuotes,
     Launch,
     ListMachines,
     Note,
@@ -23,7 +24,7 @@ from orchestrator.view import Sentence
 def sentence(action: AnyAction, at_s: float) -> Sentence | None:
     """The action as a person reads it; None for what is routine."""
     match action:
-        case ListMachines():
+        case ListMachines() | KeepQuotes():
             return None
         case Launch():
             request = action.request

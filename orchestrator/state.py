@@ -13,9 +13,9 @@ from agent.layout import Layout
 from agent.messages import UNRECORDED
 from agent.profile import Profile
 from bidding.observed import PoolRecord, Times
-from cloud.model import InstanceType, LaunchRequest, Pool
+from cloud.model import InstanceType, LaunchRequest, Pool, Quote
 from orchestrator.actions import AnyAction, Note
-from orchestrator.events import JobSpec
+from orchestrator.events import JobSpec, Odds
 from orchestrator.morph.drift import Watch
 from orchestrator.morph.plans import Plan
 from orchestrator.settings import Settings
@@ -175,6 +175,7 @@ class PoolState(msgspec.Struct, kw_only=True):
     pool: Pool
     spot_usd_per_h: float | None = None
     quoted_at_s: float = 0.0
+    odds: tuple[Odds, ...] = ()  # of bids, where the market takes them and enough is known
     sold: bool = True  # it is in the newest catalogue
     blocked_until_s: float = 0.0
     blocked_because: str = ""
@@ -303,6 +304,8 @@ class State(msgspec.Struct, kw_only=True):
     live_jobs: dict[str, None] = {}
     workers: dict[str, Worker] = {}
     account: Account = msgspec.field(default_factory=Account)
+    unkept: list[Quote] = []  # prices that are not in the history yet
+    kept_at_s: float | None = None  # when some were last sent there
     sentences: list[Sentence] = []
 
 

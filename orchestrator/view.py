@@ -35,6 +35,7 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     why_ended: str
     disk_usd: float = 0.0  # part of the cost
     egress_usd: float = 0.0  # part of the cost
+    bid_usd_per_h: float | None = None  # where the market takes bids
 
 
 class JobView(msgspec.Struct, frozen=True, kw_only=True):

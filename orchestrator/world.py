@@ -41,7 +41,8 @@ class World(Protocol):
         """Set it going. The outcome, failure too, comes back as an event; nothing is raised for it.
 
         Launch      -> Launched | LaunchFailed          Terminate -> Terminated
-        ListMachines-> Listed | ListFailed              the rest  -> reports, or nothing
+        ListMachines-> Listed | ListFailed              KeepQuotes -> QuotesKept
+        The rest  -> reports, or nothing
         After a restart the manager may ask again for what was already done: OpenJob, CloseJob,
         StartWorker (same worker id), Regroup (same generation) and Terminate must be idempotent.
         """

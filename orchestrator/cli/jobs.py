@@ -416,6 +416,7 @@ def cost(desk: Desk) -> None:
                     "cost_usd": one.cost_usd,
                     "disk_usd": one.disk_usd,
                     "egress_usd": one.egress_usd,
+                    "bid_usd_per_h": one.bid_usd_per_h,
                 }
                 for one in view.machines
             ],

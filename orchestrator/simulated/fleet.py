@@ -163,6 +163,10 @@ class Fleet:
 
     # --- jobs ---------------------------------------------------------------------------------
 
+    def close_job(self, job: str) -> None:
+        if (opened := self.jobs.get(job)) is not None:
+            opened.halt()
+
     def open_job(self, action: OpenJob) -> None:
         known = self.jobs.get(action.order.job)
         if known is not None:

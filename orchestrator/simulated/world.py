@@ -12,6 +12,7 @@ from cloud.simulated import Booted, Change, Evicted, Noticed, PricesMoved, Simul
 from orchestrator.actions import (
     AnyAction,
     CloseJob,
+    KeepQuotes,
     Launch,
     ListMachines,
     Note,
@@ -35,6 +36,7 @@ from orchestrator.events import (
     Terminated,
     Tick,
 )
+from orchestrator.quotes import QuoteStore
 from orchestrator.settings import Settings
 from orchestrator.simulated.bad_days import DROUGHT, BadDays
 from orchestrator.simulated.fleet import Fleet
@@ -69,6 +71,7 @@ class SimulatedWorld:
         self.born_s = self.timeline.now_s  # when this life of the manager began
         self.behind_s = 0.0  # how far the manager's wall clock is behind
         self._pace = scenario.pace
+        self._quotes = QuoteStore(None)
         self._answers: list[AnyEvent] = []
         self._taken: AnyEvent | None = None
         self._life = 0
@@ -113,6 +116,8 @@ class SimulatedWorld:
                 self._terminate(action.machine_id)
             case ListMachines():
                 self._list(action.provider)
+            case KeepQuotes():
+                self._answer(self._quotes.keep(action, self.timeline.now_s))
             case OpenJob():
                 self.fleet.open_job(action)
             case StartWorker():
@@ -124,8 +129,7 @@ class SimulatedWorld:
             case WriteCheckpoint():
                 self.fleet.jobs[action.job].checkpoint()
             case CloseJob():
-                if (opened := self.fleet.jobs.get(action.job)) is not None:
-                    opened.halt()
+                self.fleet.close_job(action.job)
             case Note() | Stop():
                 pass
             case _:

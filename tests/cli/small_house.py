@@ -33,6 +33,7 @@ from orchestrator.journal import INBOX, RedisJournal
 from orchestrator.live import LiveWorld
 from orchestrator.loop import run
 from orchestrator.places import Places
+from orchestrator.quotes import QuoteStore
 from orchestrator.redis_server import RedisServer, retry_policy
 from orchestrator.settings import Settings
 from orchestrator.state import State
@@ -118,6 +119,7 @@ async def live(places: Places, url: str) -> None:
     world = LiveWorld(
         store=store, journal=journal, providers={"local": cloud},
         engine=PlayedMachines(store, cloud), clock=SystemClock(),
+        quotes=QuoteStore(places.quotes),
     )  # fmt: skip
     settings = Settings(
         control_period_s=0.2, rethink_s=0.2, listing_period_s=0.2, launch_grace_s=2.0

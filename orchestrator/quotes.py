@@ -1,0 +1,107 @@
+"""The prices that were seen, kept as Parquet beside the state: bounded, and read by the backtest too.
+
+The manager decides when something is kept (`buying.keep_quotes`); the worlds carry it out with the store below.
+What bids would have meant is worked out here as well, where markets ask for bids: it takes the whole past.
+"""
+
+import csv
+import io
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+
+import numpy as np
+
+from bidding.errors import HistoryError
+from bidding.files import TYPES_FILE, read_prices, write_prices
+from bidding.history import Point, Series, build, merge
+from bidding.risk import bid_table
+from cloud.model import InstanceType, Pool, Quote
+from orchestrator.actions import KeepQuotes
+from orchestrator.events import Odds, QuotesKept
+
+FILE, BROKEN = "prices.parquet", "prices.parquet.broken"
+POINTS_KEPT = 20_000  # per pool, the newest
+POOLS_KEPT = 10_000
+LOOK_BACK_S = 7 * 86_400.0  # what bids would have meant lately
+LOOK_BACK_POINTS = 2_000
+LEAST_S = 2 * 3600.0  # of history, before it says anything about bids
+
+
+class QuoteStore:
+    """The history in `folder`; without a folder it lasts as long as this object."""
+
+    def __init__(self, folder: Path | None) -> None:
+        self._folder = folder
+        self._history: dict[Pool, Series] | None = None
+        self._types: dict[str, InstanceType] = {}
+
+    def keep(self, action: KeepQuotes, at_s: float) -> QuotesKept:
+        """Add what was seen and write it, whole or not at all. What went wrong is in the answer."""
+        error = ""
+        if self._history is None:
+            self._history, error = self._recalled()
+        self._history = added(self._history, action.quotes)
+        self._types.update({kind.name: kind for kind in action.types})
+        try:
+            self._write()
+        except OSError as e:
+            error = f"{e.filename}: prices cannot be kept: {e.strerror}; free some space or check who owns it"
+        pools = sorted(self._history) if action.bids else ()
+        odds = {pool.key: odds_of(self._history[pool], at_s) for pool in pools}
+        return QuotesKept(
+            at_s=at_s, odds={key: some for key, some in odds.items() if some}, error=error
+        )
+
+    def _recalled(self) -> tuple[dict[Pool, Series], str]:
+        """What an earlier manager kept. A file that cannot be read is moved out of the way."""
+        if self._folder is None or not (self._folder / FILE).exists():
+            return {}, ""
+        path = self._folder / FILE
+        try:
+            return read_prices(path.parent)[0], ""
+        except (HistoryError, OSError, ValueError) as e:
+            path.replace(self._folder / BROKEN)
+            why = str(e).removeprefix(f"{path}: ")
+            return {}, f"{path}: {why}; it is kept as {BROKEN}, and a new history begins"
+
+    def _write(self) -> None:
+        if self._folder is None or not self._history:
+            return
+        self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
+        rows = io.StringIO()
+        table = csv.writer(rows, lineterminator="\n")
+        table.writerow(("type", "slots", "speed", "on_demand_usd_per_h"))
+        for name, kind in sorted(self._types.items()):
+            table.writerow((name, kind.slots, kind.speed, kind.on_demand_usd_per_h))
+        part = self._folder / f"{TYPES_FILE}.part"
+        part.write_text(rows.getvalue())
+        part.replace(self._folder / TYPES_FILE)
+        write_prices(self._folder / FILE, self._history)
+
+
+def added(history: Mapping[Pool, Series], quotes: Sequence[Quote]) -> dict[Pool, Series]:
+    """The history with these quotes; absurd ones are left out, the oldest points and newest pools first."""
+    fresh, _ = build(Point(q.pool, q.at_s, q.price_usd_per_h) for q in quotes)
+    touched = merge([{p: history[p] for p in fresh if p in history}, fresh])
+    grown = {**history, **{pool: _newest(series) for pool, series in touched.items()}}
+    return dict(list(grown.items())[:POOLS_KEPT])
+
+
+def _newest(series: Series) -> Series:
+    return Series(at_s=series.at_s[-POINTS_KEPT:], value=series.value[-POINTS_KEPT:])
+
+
+def odds_of(series: Series, at_s: float) -> tuple[Odds, ...]:
+    """What each bid above the price would have meant; nothing while too little is known."""
+    from_s = max(float(series.at_s[-LOOK_BACK_POINTS:][0]), at_s - LOOK_BACK_S)
+    if at_s - from_s < LEAST_S:
+        return ()
+    first = max(0, int(np.searchsorted(series.at_s, from_s, "right")) - 1)
+    recent = Series(at_s=series.at_s[first:], value=series.value[first:])
+    table = bid_table([recent], from_s, at_s)
+    return tuple(
+        Odds(above_usd_per_h=delta, evicted_in_1h=beta, alive_in_1h_s=alive_s)
+        for delta, beta, alive_s in zip(
+            table.delta_usd_per_h, table.beta, table.alive_s, strict=True
+        )
+    )
