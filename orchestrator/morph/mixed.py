@@ -62,7 +62,7 @@ def best_mix(
         some = groups[:used]
         deepest = min(MIXED_DEPTH_MAX, sum(group.holding.workers for group in some))
         for way in search.ways(task, some[0].tables.profile, deepest):
-            if way.placement == "chain" and way.schedule != "interleaved":
+            if way.placement == "chain" and way.schedule not in schedules.MODULO:
                 found += _tried(task, some, way)
     if not found:
         held = max(group.tables.profile.memory_bytes for group in groups)

@@ -395,3 +395,35 @@ def split(load: Load) -> tuple[int, ...] | None:
         j = int(came[s, j])
         firsts.append(j)
     return tuple(reversed(firsts))
+
+
+@compiled
+def evened(seconds: Reals, firsts: Codes, depth: int) -> Codes:
+    """Boundaries moved by one section at a time, as long as the workers' loads become more alike.
+
+    Worker w computes the stages w, w + depth, ...; less is a shorter slowest worker, then a smaller sum of squares.
+    """
+    stages, loads, found = len(firsts), np.zeros(depth), firsts.copy()
+    ends = np.append(found[1:], len(seconds) - 1)
+    for s in range(stages):
+        loads[s % depth] += seconds[ends[s]] - seconds[found[s]]
+    moved = True
+    while moved:
+        moved = False
+        for s in range(1, stages):
+            last = found[s + 1] if s + 1 < stages else len(seconds) - 1
+            for to in (found[s] - 1, found[s] + 1):
+                if not found[s - 1] < to < last:
+                    continue
+                more = seconds[to] - seconds[found[s]]  # of the stage before
+                least, squares = loads.max(), (loads * loads).sum()
+                loads[(s - 1) % depth] += more
+                loads[s % depth] -= more
+                slowest = loads.max()
+                better = slowest < least / SAME
+                if better or (slowest <= least and (loads * loads).sum() < squares / SAME):
+                    found[s], moved = to, True
+                    break
+                loads[(s - 1) % depth] -= more
+                loads[s % depth] += more
+    return found

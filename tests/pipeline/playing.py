@@ -276,7 +276,7 @@ def together(
     losses: dict[int, float] = {}
     states: list[dict[str, torch.Tensor]] = []
     workers = []
-    chunks = 2 if name == "interleaved" else 1
+    chunks = 2 if name in schedules.MODULO else 1
     if cuts is None:
         cuts = choose(*graph_of(factory, draw), depth * chunks)
     for replica in layout.replicas:

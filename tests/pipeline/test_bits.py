@@ -6,6 +6,7 @@ from hypothesis import strategies as st
 from playing import MODELS, alone, graph_of, same_weights, together
 
 from agent.pipeline.examine import cut_points
+from orchestrator.morph.schedules import MODULO
 
 STEPS = 2
 
@@ -34,9 +35,10 @@ def test_three_stages_two_replicas(model):
 
 
 @pytest.mark.parametrize("model", ["tied", "resnet", "lstm", "seq2seq"])
-def test_interleaved_chunks(model):
+@pytest.mark.parametrize("name", MODULO)
+def test_modulo_placement(model, name):
     """Two chunks on each worker change nothing either, though a worker then hands over to itself."""
-    check(model, "interleaved", 2, (2, 4))
+    check(model, name, 2, (2, 4))
 
 
 def test_a_cut_behind_a_convolution():
@@ -61,12 +63,12 @@ def test_recompute_takes_the_same_kernels(name):
 def layouts(draw):
     """A model, places to cut it anywhere, a schedule and replicas of any size."""
     model = draw(st.sampled_from(sorted(MODELS)))
-    name = draw(st.sampled_from(["gpipe", "1f1b", "varuna", "zero-bubble", "interleaved"]))
-    depth = draw(st.integers(1, 4 if name != "interleaved" else 2))
+    name = draw(st.sampled_from(["gpipe", "1f1b", "varuna", "zero-bubble", *MODULO]))
+    depth = draw(st.integers(1, 4 if name not in MODULO else 2))
     counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
-    if name == "interleaved":
+    if name in MODULO:
         counts = [count * depth for count in counts]
-    stages = depth * (2 if name == "interleaved" else 1)
+    stages = depth * (2 if name in MODULO else 1)
     places = draw(st.lists(st.integers(0, 10_000), min_size=stages - 1, max_size=stages - 1))
     return (
         model,
