@@ -124,7 +124,8 @@ class Job:
         self._committing = False
         self._suspicions = Suspicions()
         self._finishing: set[str] | None = None  # workers whose script is not at its end yet
-        self.closed = False
+        self._reopening = threading.Lock()
+        self.closed = self.fenced = False  # the latter: by a newer keeper, as far as we know
 
     # --- what the manager says ----------------------------------------------------------------------
 
@@ -153,23 +154,43 @@ class Job:
         with self._lock:
             self._trace_wanted = True
 
-    def close(self) -> bool:
-        """Commit nothing more and put what there is on the disk. Says whether it is there."""
+    def close(self) -> None:
+        """Commit nothing more."""
         with self._lock:
             self.closed = True
             self._lock.wait_for(lambda: not self._committing, TAIL_S)
-            saved, members = self.vault.saved, list(self.members.values())
+            members = list(self.members.values())
             self.members.clear()
         for member in members:
             member.dismiss("the job was closed")
-        return saved is None or self._finishing is not None or self.vault.write(saved, last=True)
+
+    def put_away(self) -> bool:
+        """Put what there is of a closed job on the disk. Says whether it is there."""
+        saved = self.vault.saved
+        if saved is None or self._finishing is not None or self.fenced:
+            return True
+        return self.vault.write(saved, last=True)
 
     def reopen(self) -> None:
-        """It was closed, and what it holds could not be put on the disk."""
+        """It is closed, but what it holds is here only; or it was fenced, and is asked for here all the same."""
+        with self._reopening:
+            if self.closed:
+                self._take_again()
+
+    def _take_again(self) -> None:
+        term, newest = self._log.take(self.order.job)
         with self._lock:
-            self._term, _ = self._log.take(self.order.job)
+            if newest.version != self.version:
+                self.vault.drop()
+            self._term, self.version, self._commit_generation = (
+                term,
+                newest.version,
+                newest.generation,
+            )
+            self.vault.begin_anew(self.version)
             self.layout, self._pending, self._awaited_until_s = None, None, None
-            self.closed = False
+            self._recalled = False
+            self.closed = self.fenced = False
 
     def notice(self, machine_id: str, deadline_s: float) -> None:
         with self._lock:
@@ -252,7 +273,7 @@ class Job:
                 self._suspect(*pair)
             if self._awaited_until_s is not None and now_s > self._awaited_until_s:
                 self._carry_on()
-            if self.vault.due():
+            if self.vault.due() and not self.closed:
                 self.vault.write_beside()
 
     def _suspect(self, accused: str, by: str) -> None:
@@ -559,10 +580,11 @@ class Job:
             self._log.write(self.order.job, self._term, commit)
         except Fenced as error:
             log.error("%s", error)  # noqa: TRY400 - it is expected where two keepers meet
+            self._out.lines(self.order.job, "keeper", (f"{error}; this keeper commits no more",))
             with self._lock:
-                self.closed, self._committing = True, False
-                for member in self.members.values():
-                    member.connection.close()  # it finds the newer one at the same address
+                self.closed, self.fenced, self._committing = True, True, False
+                for worker in list(self.members):
+                    self._lose(worker, "connection", "another keeper has taken the job over")
                 self._lock.notify_all()
             return
         with self._lock:

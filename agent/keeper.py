@@ -17,7 +17,7 @@ import msgspec
 import redis
 
 from agent.commits import CommitLog, RedisCommitLog
-from agent.errors import WireError
+from agent.errors import CheckpointError, WireError
 from agent.forgetting import note_closed, note_open
 from agent.job import Job
 from agent.layout import Layout
@@ -34,6 +34,7 @@ TICK_S = 0.1
 HANDSHAKES_MAX = 64
 BIND_PATIENCE_S = 15.0
 CONFIRM_S = 10.0
+CLOSED_S = 20.0  # for a job that is opened again while it is being closed
 KEPT_MAX = 4
 OPEN_JOBS = "orch:jobs:open"
 TRACES_ASKED = "orch:trace:asked"
@@ -75,6 +76,7 @@ class Keeper:
         self._jobs: dict[str, Job] = {}
         self._open: dict[str, OpenJob] = {}
         self._kept: dict[str, Job] = {}  # closed, and not on the disk
+        self._closing: dict[str, threading.Thread] = {}
         self._connections: set[Connection] = set()
         self._closed = threading.Event()
         self._handshakes = threading.Semaphore(HANDSHAKES_MAX)
@@ -129,7 +131,8 @@ class Keeper:
     # --- what the manager says ----------------------------------------------------------------------
 
     def open_job(self, order: JobOrder, script: bytes) -> None:
-        if order.job in self._open:
+        self._wait_closed(order.job)
+        if self._job(order.job) is not None:
             return
         note_open(self._client, order.job)
         self._client.set(_script_key(order.job), script)
@@ -145,7 +148,7 @@ class Keeper:
 
     def regroup(self, name: str, layout: Layout, when: When) -> None:
         """The layout is written down first, so that a keeper after us knows of it."""
-        job = self._jobs.get(name)
+        job = self._job(name)
         if job is None or job.closed:
             return
         record = self._open[name]
@@ -159,24 +162,55 @@ class Keeper:
             job.write_checkpoint()
 
     def close_job(self, name: str) -> None:
+        """On a thread of its own: no other job waits until this one's state is on the disk."""
+        with self._lock:
+            if name not in self._jobs or name in self._closing:
+                return
+            thread = threading.Thread(target=self._close, args=(name,), name="close", daemon=True)
+            self._closing[name] = thread
+            thread.start()
+
+    def _close(self, name: str) -> None:
         """What could not be put on the disk stays in memory, in case that the job is opened again."""
-        job = self._jobs.get(name)
-        if job is None or job.closed:
-            return
-        if not job.close():
-            self._kept[name] = job
-            while len(self._kept) > KEPT_MAX:
-                del self._kept[next(iter(self._kept))]
+        job = self._jobs[name]
+        job.close()
+        _patiently(self._strike)(name)
+        try:
+            away = job.put_away()
+        except Exception:
+            log.exception("%s could not be put on the disk", name)
+            away = False
+        with self._lock:
+            if not away:
+                self._kept[name] = job
+                while len(self._kept) > KEPT_MAX:
+                    del self._kept[next(iter(self._kept))]
+            del self._jobs[name], self._open[name], self._closing[name]
+        _patiently(note_closed)(self._client, self._place.checkpoints, name, time.time())
+
+    def _strike(self, name: str) -> None:
         self._client.hdel(OPEN_JOBS, name)
         self._client.delete(_script_key(name))
+
+    def _wait_closed(self, name: str) -> None:
         with self._lock:
-            del self._jobs[name], self._open[name]
-        note_closed(self._client, self._place.checkpoints, name, time.time())
+            thread = self._closing.get(name)
+        if thread is not None:
+            thread.join(CLOSED_S)
+            if thread.is_alive():
+                raise CheckpointError(f"{name} is being closed and cannot be opened again yet")
+
+    def _job(self, name: str) -> Job | None:
+        """A job that a newer keeper took from us is ours again if it is us that is spoken to."""
+        job = self._jobs.get(name)
+        if job is not None and job.fenced and name not in self._closing:
+            job.reopen()
+        return job
 
     def _save(self, record: OpenJob) -> None:
+        self._client.hset(OPEN_JOBS, record.order.job, msgspec.json.encode(record))
         with self._lock:
             self._open[record.order.job] = record
-        self._client.hset(OPEN_JOBS, record.order.job, msgspec.json.encode(record))
 
     def report(self, report: AnyReport) -> None:
         """What an agent says goes to the manager; of a notice the machine's workers hear as well."""
@@ -190,7 +224,7 @@ class Keeper:
     def _completed(self, report: JobCompleted) -> None:
         record = self._open.get(report.job)
         if record is not None:
-            self._save(msgspec.structs.replace(record, completed=report))
+            _patiently(self._save)(msgspec.structs.replace(record, completed=report))
         self._outbox.report(report)
 
     def close(self) -> None:
@@ -201,9 +235,11 @@ class Keeper:
         self._outbox.flush(1.0)
         self._outbox.close()
         with self._lock:
-            connections = list(self._connections)
+            connections, closing = list(self._connections), list(self._closing.values())
         for connection in connections:
             connection.close()
+        for thread in closing:
+            thread.join(CLOSED_S)
 
     # --- connections --------------------------------------------------------------------------------
 
@@ -256,7 +292,7 @@ class Keeper:
                 self._connections.discard(connection)
 
     def _hear_worker(self, connection: Connection, hello: Hello) -> None:
-        job = self._jobs.get(hello.job)
+        job = self._job(hello.job)
         member = job.join(connection, hello) if job is not None else None
         if job is None or member is None:
             return _hang_up(connection)

@@ -165,6 +165,14 @@ class Vault:
             return [Shelf(Rung.OBJECT, Archive(open_place(url), url.rpartition("/")[2]))]
         return []
 
+    def drop(self) -> None:
+        """What is in memory leads nowhere any more."""
+        self.backup, self.redo, self._assembly = None, [], None
+
+    def begin_anew(self, version: int) -> None:
+        """Whoever wrote meanwhile: from this version on it is us."""
+        self.since, self._generation, self._assembly = version, None, None
+
     def adopt(self, saved: Saved) -> None:
         """Hold this from now on."""
         self.backup, self.redo, self._assembly = saved.backup, list(saved.redo), None

@@ -1,0 +1,118 @@
+"""Orders that the keeper gets while something else goes wrong."""
+
+import threading
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import redis
+from crews import SECRET, Crew, Nursery, RedisProcess, played_alone, until
+
+from agent.commits import RedisCommitLog
+from agent.keeper import OPEN_JOBS, Keeper, connect
+from agent.messages import JobOrder, Rewound, WorkerLost
+from agent.vault import Place, Vault
+
+pytestmark = pytest.mark.processes
+
+TOY = Path(__file__).with_name("toy.py")
+
+
+class Refusing:
+    """A client of the real Redis, some of whose calls get no answer."""
+
+    def __init__(self, client: Any) -> None:
+        self._client = client
+        self.refused: dict[str, int] = {}  # by the name of the call: how many more
+
+    def __getattr__(self, name: str) -> Any:
+        if self.refused.get(name):
+            self.refused[name] -= 1
+            raise redis.ConnectionError(f"{name} got no answer")
+        return getattr(self._client, name)
+
+
+@pytest.fixture
+def refusing(redis_process: RedisProcess) -> Refusing:
+    return Refusing(connect(redis_process.url))
+
+
+@pytest.fixture
+def keeper(refusing: Refusing, tmp_path: Path) -> Iterator[Keeper]:
+    keeper = Keeper(refusing, Place(checkpoints=tmp_path), "127.0.0.1", SECRET)
+    yield keeper
+    keeper.close()
+
+
+def order(job: str = "job") -> JobOrder:
+    return JobOrder(job=job, script="train.py", script_sha="")
+
+
+def is_open(refusing: Refusing, job: str = "job") -> bool:
+    return bool(refusing.hexists(OPEN_JOBS, job))
+
+
+@pytest.mark.parametrize("call", ["zrem", "set", "hset"])
+def test_an_order_that_failed_may_come_again(keeper: Keeper, refusing: Refusing, call: str) -> None:
+    """Redis gave no answer while a job was opened: asked again, the job is opened, and can be closed."""
+    refusing.refused[call] = 1
+    with pytest.raises(redis.ConnectionError):
+        keeper.open_job(order(), b"")
+    keeper.open_job(order(), b"")
+    assert "job" in keeper._jobs
+    assert is_open(refusing)
+
+
+@pytest.mark.parametrize("call", ["hdel", "delete", "zadd"])
+def test_a_job_is_closed_although_redis_gives_no_answer(
+    keeper: Keeper, refusing: Refusing, call: str
+) -> None:
+    """It is asked again until it does: a job that was closed does not come back with the next keeper."""
+    keeper.open_job(order(), b"")
+    refusing.refused[call] = 2
+    keeper.close_job("job")
+    until("the end", lambda: not keeper._closing and refusing.zrange("orch:jobs:closed", 0, -1))
+    assert not is_open(refusing)
+    keeper.open_job(order(), b"")
+    assert is_open(refusing)
+
+
+def test_nobody_waits_for_a_job_that_is_being_closed(
+    keeper: Keeper, refusing: Refusing, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its state is on its way to a slow disk: others are opened meanwhile, and itself again afterwards."""
+    slow = threading.Event()
+    monkeypatch.setattr(Vault, "saved", property(lambda _: slow.wait(60) and None))
+    keeper.open_job(order(), b"")
+    keeper.close_job("job")
+    keeper.close_job("job")
+    keeper.open_job(order("other"), b"")
+    assert "job" in keeper._closing
+    threading.Timer(0.1, slow.set).start()
+    keeper.open_job(order(), b"")
+    assert is_open(refusing)
+    assert not keeper._jobs["job"].closed
+
+
+def test_who_was_fenced_goes_on_when_it_is_asked_again(
+    redis_process: RedisProcess, nursery: Nursery, tmp_path: Path
+) -> None:
+    """Somebody else took the job over and is gone: this keeper says so, lets its workers go, and for new
+    ones takes it over again with all that it has in memory."""
+    (tmp_path / "alone").mkdir()
+    lines, weights = played_alone(TOY, tmp_path / "alone" / "out.pt", "30", "0.005")
+    crew = Crew(redis_process, nursery, tmp_path)
+    try:
+        crew.begin(2, TOY.read_text(), "30", "0.005", str(tmp_path / "out.pt"))
+        crew.reach(9)
+        RedisCommitLog(crew.client).take("job")
+        until("the losses", lambda: {"w1", "w2"} <= {lost.worker for lost in crew.of(WorkerLost)})
+        assert any("this keeper commits no more" in line for line in crew.printed())
+        crew.start(2)
+        crew.completed()
+        assert set(crew.printed()) & set(lines)
+        assert (tmp_path / "out.pt").read_bytes() == weights
+        assert crew.of(Rewound) == []
+    finally:
+        crew.close()
