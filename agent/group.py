@@ -87,7 +87,15 @@ class Group:
         self._mesh = Mesh(
             self._me, order.secret, host, self._changed, self._peer_broke, self._pulling.answer
         )
-        self.link = Link(order.keeper_address, order.secret, self._hello, self._deliver, ended)
+        self._broke: PeerBroken | None = None  # the last complaint
+        self.link = Link(
+            order.keeper_address,
+            order.secret,
+            self._hello,
+            self._deliver,
+            ended,
+            connected=self._complain_again,
+        )
         self._welcome: tuple[JobOrder, bytes] | None = None
         self._ready: Ready | None = None
         self._steps_total = 0
@@ -750,9 +758,16 @@ class Group:
         return not held or held + size <= REDO_BYTES_MAX
 
     def _peer_broke(self, peer: str) -> None:
-        entered = self._entered
-        if entered is not None and peer in entered.layout.workers:
-            self.link.send(PeerBroken(generation=entered.layout.generation, peer=peer))
+        """Of the newest layout that was heard of: what breaks before it is entered is lacking in it."""
+        order = self._order
+        if order is not None and peer in order.layout.workers:
+            self._broke = PeerBroken(generation=order.layout.generation, peer=peer)
+            self.link.send(self._broke)
+
+    def _complain_again(self) -> None:
+        """The keeper may not have heard it, or has forgotten it: it was restarted."""
+        if self._broke is not None:
+            self.link.send(self._broke)
 
 
 def _union(masks: Iterable[bytes | bytearray]) -> bytes:

@@ -141,6 +141,9 @@ class Mesh:
             return
         with self._changed:
             self._dialing.discard(peer)
+            report = peer in self._wanted and not self._closed
+        if report:
+            self._broken(peer)
 
     def _receive(self, peer: str, connection: Connection) -> None:
         """Everything that comes from `peer`, until the connection ends."""

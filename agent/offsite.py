@@ -102,14 +102,15 @@ class Offsite:
                 time.sleep(PAUSE_S)
             try:
                 return self._copy(manifest, since)
-            except CheckpointError as error:
-                log.warning("%s: version %d: %s", self._job, manifest.version, error)
+            except Exception as error:
+                # Whatever it is, no memory for one: nothing would ever be copied again by a thread that ended.
+                log.warning("%s: version %d: %r", self._job, manifest.version, error)
                 if not attempt:
-                    self._say_failed(manifest.version, error)
+                    self._say_failed(manifest.version, str(error) or type(error).__name__)
         return None
 
-    def _say_failed(self, step: int, error: CheckpointError) -> None:
-        self._report(CopyFailed(at_s=time.time(), job=self._job, step=step, error=str(error)))
+    def _say_failed(self, step: int, why: str) -> None:
+        self._report(CopyFailed(at_s=time.time(), job=self._job, step=step, error=why))
 
     def _copy(self, manifest: Manifest, since: int) -> None:
         version = manifest.version - manifest.redo

@@ -19,6 +19,7 @@ from agent.protocol import Part
 from agent.store.format import share
 from agent.store.layers import Collected, LiveLayer
 from agent.store.shares import Extent, Gathered, Share
+from agent.wire import Connection
 
 OFFERS_MAX = 2
 LOOK_AGAIN_S = 0.05
@@ -99,19 +100,23 @@ class Pulling:
                 if self._crew.generation > part.generation:
                     return
                 self._changed.wait(LOOK_AGAIN_S)
-        state, versions = found
+        connection = self._mesh().connection(peer)
+        if connection is None:
+            return
+        try:
+            self._reply(connection, part, ask, *found)
+        except (WireError, MemoryError):
+            self._mesh().drop(peer, connection)  # whoever asked would wait for ever
+
+    def _reply(
+        self, connection: Connection, part: Part, ask: Ask, state: Collected, versions: list[int]
+    ) -> None:
         reply = Part(generation=part.generation, step=part.step, tag=f"give/{ask.serial}")
         pieces: list[memoryview] = []
         if state.updates() == versions:
             answer, pieces = _answer(state, ask)
             reply = msgspec.structs.replace(reply, extra=msgspec.msgpack.encode(answer))
-        connection = self._mesh().connection(peer)
-        if connection is None:
-            return
-        try:
-            connection.send(reply, *pieces)
-        except WireError:
-            self._mesh().drop(peer, connection)
+        connection.send(reply, *pieces)
 
     def _find(self, version: int) -> tuple[Collected, list[int]] | None:
         if version in self._offers:

@@ -205,7 +205,7 @@ class Vault:
                 if self._generation is None:
                     self._generation = self._archive.take_over(self.since)
                 manifest = saving.save(self._archive, self._generation, saved)
-            except CheckpointError as error:
+            except (CheckpointError, OSError, MemoryError) as error:
                 return self._failed(saved.reached, error)
         written = CheckpointWritten(
             at_s=time.time(),
@@ -219,8 +219,9 @@ class Vault:
             self._offsite.offer(manifest, self.since, last=last)
         return True
 
-    def _failed(self, step: int, error: CheckpointError) -> Literal[False]:
-        failed = CheckpointFailed(at_s=time.time(), job=self._job, step=step, error=str(error))
+    def _failed(self, step: int, error: Exception) -> Literal[False]:
+        why = str(error) or type(error).__name__
+        failed = CheckpointFailed(at_s=time.time(), job=self._job, step=step, error=why)
         self._report(failed)
         return False
 
@@ -235,7 +236,7 @@ class Vault:
         path = self._directory / "model.safetensors"
         try:
             weights.write(path, model)
-        except CheckpointError as error:
+        except (CheckpointError, MemoryError) as error:
             self._failed(final.version, error)
             return None
         return weights.digest(model), path.resolve().as_uri()

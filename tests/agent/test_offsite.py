@@ -83,13 +83,16 @@ class Troubled(MemorySink):
 
     def __init__(self) -> None:
         super().__init__()
-        self.refusals, self.asked = 0, False
+        self.refusals, self.memory_errors, self.asked = 0, 0, False
         self.open_again = threading.Event()
         self.open_again.set()
 
     def put(self, key: str, pieces: object) -> None:
         self.asked = True
         self.open_again.wait()
+        if self.memory_errors:
+            self.memory_errors -= 1
+            raise MemoryError
         if self.refusals:
             self.refusals -= 1
             raise Unavailable(f"{self.name}/{key}: 503 Service Unavailable")
@@ -116,6 +119,19 @@ def test_a_store_that_answers_503_is_reported_and_tried_again(
     until("the copy", lambda: of(said, CheckpointCopied))
     (failed,) = of(said, CopyFailed)
     assert "503 Service Unavailable" in failed.error  # type: ignore[attr-defined]
+
+
+def test_a_copy_for_which_there_is_no_memory_is_reported_and_not_the_last_one(
+    tmp_path: Path, troubled: tuple[Troubled, list[Report], Offsite]
+) -> None:
+    """All tries of one version fail for lack of memory; the next version is copied."""
+    sink, said, copies = troubled
+    sink.memory_errors = offsite.TRIES
+    copies.offer(save(disk(tmp_path), 1, saved(4)), 0, last=False)
+    until("the failure", lambda: of(said, CopyFailed) and not sink.memory_errors)
+    assert of(said, CopyFailed)[0].error == "MemoryError"  # type: ignore[attr-defined]
+    copies.offer(save(disk(tmp_path), 1, saved(5)), 0, last=False)
+    until("the copy", lambda: of(said, CheckpointCopied))
 
 
 def test_a_store_that_hangs_holds_up_nothing(

@@ -11,6 +11,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 from safetensors.torch import load_file
 
+from agent import saving
 from agent.backup import Assembly, Backup, LoggedSum, Saved, StateAssembly
 from agent.errors import WireError
 from agent.messages import CheckpointFailed, CheckpointWritten, Report
@@ -85,6 +86,23 @@ def test_a_folder_that_cannot_be_made_is_a_checkpoint_that_failed(tmp_path: Path
     said: list[Report] = []
     assert not vault_of(tmp_path / "taken", said).write(saved(3))
     assert [type(report) for report in said] == [CheckpointFailed]
+
+
+def test_what_there_is_no_memory_for_is_a_checkpoint_that_failed(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever winds a job up tries again, and does not end in the middle."""
+    said: list[Report] = []
+    vault = vault_of(tmp_path, said)
+
+    def scarce(*_: object) -> None:
+        raise MemoryError
+
+    with monkeypatch.context() as patch:
+        patch.setattr(saving, "_files", scarce)
+        assert vault.store(saved(3).backup) is None
+    assert [report.error for report in said] == ["MemoryError"]  # type: ignore[attr-defined]
+    assert vault.store(saved(3).backup) is not None
 
 
 def test_what_an_earlier_keeper_writes_late_does_not_count(tmp_path: Path) -> None:

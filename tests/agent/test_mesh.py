@@ -1,0 +1,62 @@
+"""Connections between workers that break, or never come about, are told of at once."""
+
+import socket
+import threading
+from pathlib import Path
+
+import pytest
+from crews import Crew, played_alone, until
+
+from agent import mesh
+from agent.mesh import Mesh
+from agent.messages import Rewound, WorkerLost
+
+TOY = Path(__file__).with_name("toy.py")
+
+
+def test_who_cannot_be_reached_is_complained_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Nobody listens at a peer's address: when the dialling ends, that is a broken connection."""
+    monkeypatch.setattr(mesh, "DIALS_MAX", 2)
+    with socket.create_server(("127.0.0.1", 0)) as closed:
+        address = f"127.0.0.1:{closed.getsockname()[1]}"
+    broken: list[str] = []
+    ours = Mesh("a", "secret", "127.0.0.1", threading.Condition(), broken.append)
+    ours.want({"b": address})
+    until("the complaint", lambda: broken == ["b"])
+    ours.close()
+
+
+BREAK = """
+            world = session._world
+            if getattr(world, "_superseded", bool)() and not Path(out + ".broken").exists():
+                Path(out + ".broken").touch()
+                world._mesh.connection("w2" if world._me == "w1" else "w1").close()
+"""
+
+
+@pytest.mark.processes
+def test_what_breaks_before_a_layout_is_entered_is_lacking_in_it(
+    crew: Crew, tmp_path: Path
+) -> None:
+    """Two workers have heard of a new layout, compute on in the old one, and lose their connection: one of them
+    is given up as soon as the keeper hears of it, and not when nothing has been committed for long."""
+    script = TOY.read_text()
+    loop = "            time.sleep(0.01)\n        session"
+    assert loop in script
+    script = script.replace(loop, "            time.sleep(0.01)" + BREAK + "        session")
+    folder = tmp_path / "alone"
+    folder.mkdir()
+    _, weights = played_alone(TOY, folder / "out.pt", "20", "0")
+    out = crew.folder / "out.pt"
+    Path(f"{out}.hold").write_text("6")
+    crew.begin(2, script, "20", "0", str(out))
+    crew.reach(6)
+    with crew._lock:
+        crew.regroup("now")
+    until("the break", Path(f"{out}.broken").exists)
+    Path(f"{out}.hold").unlink()
+    until("the loss", lambda: crew.of(WorkerLost))
+    crew.start(1)
+    crew.completed()
+    assert out.read_bytes() == weights
+    assert crew.of(Rewound) == []
