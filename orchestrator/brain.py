@@ -67,6 +67,7 @@ def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
         _, alarm, key = heappop(state.alarms)
         _ring(state, out, alarm, key)
     _handle(state, out, event)
+    crews.regroup(state, out)
     state.wake_at_s = (state.alarms[0][0] if state.alarms else state.now_s) - state.skew_s
     remember(state, out)
     return state, out
@@ -173,7 +174,7 @@ def _ring(state: State, out: list[AnyAction], alarm: Alarm, key: str) -> None:
         case "staff":
             crews.on_staff_alarm(state, out, key)
         case "settle":
-            crews.on_settle_alarm(state, out, key)
+            crews.on_settle_alarm(state, key)
         case "pace":
             pacing.on_pace_alarm(state, out, key)
         case "probe":

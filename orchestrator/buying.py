@@ -390,7 +390,7 @@ def let_go(state: State, out: list[AnyAction], job: Job) -> None:
         lease.doomed = changed = True
         left, spare = left - slots, spare - slots
     if changed:
-        crews.regroup(state, out, job)
+        crews.want_layout(state, job)
 
 
 def _able(state: State, job: Job, lease: Lease) -> int:

@@ -15,7 +15,6 @@ from orchestrator import forecast, jobs, layouts, leases, pacing
 from orchestrator.actions import AnyAction, Regroup, StartWorker, StopWorker
 from orchestrator.layouts import Choice, Question, Seat
 from orchestrator.morph import transition
-from orchestrator.morph.drift import Watch
 from orchestrator.morph.errors import MorphError
 from orchestrator.morph.transition import Situation
 from orchestrator.state import Job, Lease, State, Worker, move_lease, next_serial, note, set_alarm
@@ -106,7 +105,7 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
     job.state_bytes = event.state_bytes
     newcomer(state, job)
     if not job.serving:
-        regroup(state, out, job)
+        want_layout(state, job)
 
 
 def newcomer(state: State, job: Job) -> None:
@@ -117,11 +116,11 @@ def newcomer(state: State, job: Job) -> None:
         set_alarm(state, job.settle_at_s, "settle", job.id)
 
 
-def on_settle_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
+def on_settle_alarm(state: State, job_id: str) -> None:
     job = state.jobs.get(job_id)
     if job is not None and job.settle_at_s is not None and state.now_s >= job.settle_at_s:
         job.settle_at_s = None
-        regroup(state, out, job)
+        want_layout(state, job)
 
 
 def on_worker_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
@@ -141,7 +140,7 @@ def on_worker_lost(state: State, out: list[AnyAction], event: WorkerLost) -> Non
         _lose_worker(state, out, worker, f"lost ({event.cause}{detail})")
     if event.owed_state and job.serving:
         job.urgent = True  # who is in the layout waits for nobody: only a new one wakes them
-    regroup(state, out, job)
+    want_layout(state, job)
 
 
 def _lose_worker(state: State, out: list[AnyAction], worker: Worker, because: str) -> None:
@@ -199,7 +198,7 @@ def abandon(state: State, out: list[AnyAction], lease: Lease, because: str) -> N
     for worker in gone:
         forget(state, worker)
     if gone and lease.state == "ending":
-        regroup(state, out, job)
+        want_layout(state, job)
     if job.urgent and job.status == "RUNNING":
         jobs.move(state, out, job, "RECOVERING", because)
 
@@ -215,7 +214,19 @@ def count_preemption(state: State, out: list[AnyAction], job: Job) -> None:
 # --- layouts -------------------------------------------------------------------------------------
 
 
-def regroup(state: State, out: list[AnyAction], job: Job) -> None:
+def want_layout(state: State, job: Job) -> None:
+    """Something has changed. The layout is thought about once, when all that an event brings has been seen."""
+    state.unsettled[job.id] = None
+
+
+def regroup(state: State, out: list[AnyAction]) -> None:
+    """At the end of every event: of all jobs that want it."""
+    unsettled, state.unsettled = state.unsettled, {}
+    for job in [state.jobs[job_id] for job_id in unsettled if job_id in state.jobs]:
+        _regroup(state, out, job)
+
+
+def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
     """Ask for the layout that fits who is there now, if it differs from the one asked for.
 
     What nobody forces has to win back its pause, and waits until it does.
@@ -263,7 +274,6 @@ def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choi
     job.generation += 1
     job.layout = layouts.laid_out(job.generation, asked, choice)
     job.plan, job.chosen, job.refused = choice.plan, choice.because, ""
-    job.watch = Watch()
     serving = dict.fromkeys(workers)
     job.serving = serving if when == "now" else job.serving | serving
     job.urgent = False
@@ -425,8 +435,8 @@ def _pays(
         step_s = choice.step_s * (job.watch.narrow if job.layout.width == 1 else job.watch.wide)
     verdict = transition.worthwhile(
         Situation(
-            samples_per_s=job.microbatches / job.step_s,
-            samples_per_s_after=job.microbatches / step_s / GAIN_MIN,
+            steps_per_s=1 / job.step_s,
+            steps_per_s_after=1 / step_s / GAIN_MIN,
             pause_s=choice.pause_s,
             calm_s=_calm_s(state, job),
             trained_s=state.now_s - job.trained_from_s,
@@ -508,7 +518,7 @@ def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
             stop(state, out, worker, "no step was committed for too long")
         for lease in [state.leases[token] for token in job.leases]:
             staff(state, out, lease)
-    regroup(state, out, job)
+    want_layout(state, job)
 
 
 def stall_s(state: State, job: Job) -> float:

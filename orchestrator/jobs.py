@@ -16,7 +16,7 @@ from agent.messages import (
 from bidding.billing import HOUR_S
 from orchestrator import crews, leases, ledger
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
-from orchestrator.events import JobCancelled, JobResumed, JobSubmitted
+from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
 from orchestrator.state import Account, Job, Lease, Moved, State, move_job, note, set_alarm
 from orchestrator.view import JobStatus
 from orchestrator.wording import plural
@@ -43,6 +43,7 @@ def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> Non
         history=[Moved(state.now_s, "PENDING", because)],
         submitted_at_s=state.now_s,
         account=Account(cap_usd=spec.budget_usd, at_s=state.now_s),
+        microbatches=_microbatches_before(state, spec),
     )
     state.jobs[spec.job] = job
     state.live_jobs[spec.job] = None
@@ -53,6 +54,15 @@ def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> Non
         return
     _forget_old_jobs(state)
     admit(state, out)
+
+
+def _microbatches_before(state: State, spec: JobSpec) -> int:
+    """As the newest job of the very same script had them: nobody buys more slots than can compute."""
+    for job in reversed(state.jobs.values()):
+        same = (job.spec.script_sha, job.spec.argv) == (spec.script_sha, spec.argv)
+        if same and spec.script_sha and job.microbatches:
+            return job.microbatches
+    return 0
 
 
 def _refusal(state: State, job: Job) -> str | None:
@@ -127,11 +137,20 @@ def admit(state: State, out: list[AnyAction]) -> None:
         if taken and taken + job.spec.slots_max > state.settings.machines_max:
             return
         taken += job.spec.slots_max
-        move(state, out, job, "PROVISIONING", "its turn has come: machines are bought for it")
+        move(state, out, job, "PROVISIONING", f"its turn has come: {_to_buy(job)}")
         out.append(OpenJob(order=order_of(job), because=f"{job.id} may start"))
         job.progress_at_s = state.now_s
         set_alarm(state, state.now_s + crews.stall_s(state, job), "stall", job.id)
         job.thought_at_s = -1.0
+
+
+def _to_buy(job: Job) -> str:
+    if job.microbatches or job.spec.slots_max == 1:
+        return "machines are bought for it"
+    return (
+        f"machines for {plural(job.spec.slots_max, 'slot')} are bought; with its first worker it is known "
+        "how many of them have anything to compute"
+    )
 
 
 def order_of(job: Job) -> JobOrder:
@@ -259,7 +278,7 @@ def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) ->
         set_alarm(state, state.now_s + delay_s, "staff", lease.token)
         if again:
             note(out, job.id, f"failure {job.failures} of {job.spec.max_failures} allowed: {what}")
-        crews.regroup(state, out, job)
+        crews.want_layout(state, job)
 
 
 def on_cancelled(state: State, out: list[AnyAction], event: JobCancelled) -> None:
@@ -402,7 +421,7 @@ def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
         job.id,
         f"{plural(lost, 'step')} lost with the keeper's memory: back to step {event.to_step}",
     )
-    crews.regroup(state, out, job)
+    crews.want_layout(state, job)
 
 
 def _forget_old_jobs(state: State) -> None:

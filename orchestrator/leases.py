@@ -216,7 +216,7 @@ def lose(state: State, out: list[AnyAction], lease: Lease, at_s: float, because:
         crews.count_preemption(state, out, job)
     if job.active:
         job.thought_at_s = -1.0
-        crews.regroup(state, out, job)
+        crews.want_layout(state, job)
 
 
 def _record_end(state: State, known: PoolState, *, lost: bool) -> None:
@@ -446,7 +446,7 @@ def on_agent_lost(state: State, out: list[AnyAction], event: AgentLost) -> None:
     set_alarm(state, state.now_s + state.settings.rejoin_s, "boot", lease.token)
     job = state.jobs[lease.job]
     job.thought_at_s = -1.0
-    crews.regroup(state, out, job)
+    crews.want_layout(state, job)
 
 
 def on_boot_alarm(state: State, out: list[AnyAction], token: str) -> None:
@@ -498,7 +498,7 @@ def on_notice_alarm(state: State, out: list[AnyAction], token: str) -> None:
         set_alarm(state, lease.deadline_s + state.settings.rejoin_s, "notice", token)
         if not lease.doomed:
             lease.doomed = True
-            crews.regroup(state, out, state.jobs[lease.job])
+            crews.want_layout(state, state.jobs[lease.job])
         return
     lease.doomed, lease.deadline_s = False, None
     back: tuple[str, str] = ("ready", "its deadline has passed and it is still there")

@@ -53,7 +53,7 @@ def on_paced(state: State, out: list[AnyAction], event: Paced) -> None:
         if worker_id in job.workers and microbatch_s > 0:
             state.workers[worker_id].microbatch_s = microbatch_s
     if _look(state, out, job):
-        crews.regroup(state, out, job)
+        crews.want_layout(state, job)
 
 
 def on_pace_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
@@ -61,7 +61,7 @@ def on_pace_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
     job = state.jobs.get(job_id)
     if job is not None and job.active:
         _look(state, out, job)
-        crews.regroup(state, out, job)
+        crews.want_layout(state, job)
 
 
 def _look(state: State, out: list[AnyAction], job: Job) -> bool:
@@ -154,7 +154,7 @@ def on_probe_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
     worker.probes += 1
     set_alarm(state, state.now_s + 2 * state.settings.doubt_s, "pace", job.id)
     note(out, job.id, f"{worker.id} is tried again: it may have recovered")
-    crews.regroup(state, out, job)
+    crews.want_layout(state, job)
 
 
 # --- drift ---------------------------------------------------------------------------------------
@@ -184,4 +184,4 @@ def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> No
     cost = msgspec.structs.replace(plan.cost, step_s=event.step_s)
     job.plan = msgspec.structs.replace(plan, cost=cost)
     note(out, job.id, verdict.because)
-    crews.regroup(state, out, job)
+    crews.want_layout(state, job)

@@ -302,6 +302,9 @@ class State(msgspec.Struct, kw_only=True):
     ended_leases: list[Lease] = []
     jobs: dict[str, Job] = {}
     live_jobs: dict[str, None] = {}
+    unsettled: dict[
+        str, None
+    ] = {}  # jobs whose layout is thought about when the event has been seen
     workers: dict[str, Worker] = {}
     account: Account = msgspec.field(default_factory=Account)
     unkept: list[Quote] = []  # prices that are not in the history yet

@@ -20,6 +20,7 @@ from orchestrator.morph.errors import DoesNotFit
 from orchestrator.morph.partition import NEVER
 from orchestrator.morph.plans import Cost, Plan, RunnerUp, Way
 from orchestrator.morph.search import GROUPINGS_MAX, RUNNERS_UP, WORKERS_MAX, Priced, Task
+from orchestrator.wording import plural
 
 FINALISTS = 12
 ROUNDS_MAX = 64
@@ -46,7 +47,7 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
             raise DoesNotFit(_no_workers(self.fewest))
         plan = self.plans[min(workers, self.workers_max)]
         if plan is None:
-            raise DoesNotFit(f"{self.model} on {workers} workers: {self.missing}")
+            raise DoesNotFit(f"{self.model} on {plural(workers, 'worker')}: {self.missing}")
         return plan
 
 
@@ -90,7 +91,9 @@ def best(profile: Profile, task: Task, workers: int) -> Plan:
     desk = _Desk(tables, task, list(search.priced_ways(tables, task, workers, FINALISTS)))
     (ranked,) = _rank(desk, np.array([workers]), FINALISTS)
     if not ranked:
-        raise DoesNotFit(f"{profile.model} on {workers} workers: {smallest(desk, workers)}")
+        raise DoesNotFit(
+            f"{profile.model} on {plural(workers, 'worker')}: {smallest(desk, workers)}"
+        )
     plans = [_refined(desk, _plan(desk, [pair], workers)) for pair in ranked]
     plans.sort(key=lambda plan: plan.step_s)
     others = tuple(
@@ -261,8 +264,8 @@ def smallest(desk: _Desk, workers: int) -> str:
     more = ", ..." if len(held) > STAGES_LISTED else ""
     return (
         f"nothing fits into {profile.memory_bytes / 2**30:.2f} GiB per accelerator; the least that "
-        f"would do is {most / 2**30:.2f} GiB with {way.depth} stages ({way.describe()}), "
-        f"which hold {listed}{more} GiB"
+        f"would do is {most / 2**30:.2f} GiB with {plural(way.depth, 'stage')} ({way.describe()}), "
+        f"which {'holds' if way.depth == 1 else 'hold'} {listed}{more} GiB"
     )
 
 

@@ -5,6 +5,8 @@ smoothed; a factor that stays outside the tolerance means that the profile has d
 
     factor_t = (1 - a) factor_{t-1} + a * observed / predicted,    a = 2 / (window + 1)
 
+What was seen of narrow layouts counts on while wide ones run, and the other way round, but is forgotten step by step.
+
 A factor common to all layouts is a machine that became slower or faster: times are refitted by it. If only
 wide layouts are off, the ring is: hop and bandwidth are scaled alike until they are measured again, because one
 number cannot tell them apart.
@@ -19,6 +21,9 @@ from orchestrator.morph.plans import Plan
 
 WINDOW = 20
 TOLERANCE = 0.05
+KEPT = (
+    10 * WINDOW
+)  # so many steps of one kind count at most, and so slowly the other's are forgotten
 RING_MAX = 100.0  # a ring is not taken for more than so many times slower or faster at once
 MODELS_WIDE = 2  # from this width on a step contains a reduction
 
@@ -26,12 +31,12 @@ Advice = Literal["keep", "refit", "measure"]
 
 
 class Watch(msgspec.Struct, frozen=True, kw_only=True):
-    """Smoothed factors of narrow and of wide layouts, and how many steps are in each."""
+    """Smoothed factors of narrow and of wide layouts, and how many steps each counts for."""
 
     narrow: float = 1.0
-    narrow_steps: int = 0
+    narrow_steps: float = 0.0
     wide: float = 1.0
-    wide_steps: int = 0
+    wide_steps: float = 0.0
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
@@ -44,10 +49,18 @@ def observe(watch: Watch, plan: Plan, observed_s: float) -> Watch:
     """Take in one committed step; one that a morph or a loss interrupted must not be given here."""
     factor, share = observed_s / plan.step_s, 2 / (WINDOW + 1)
     if plan.width >= MODELS_WIDE:
-        wide = factor if watch.wide_steps == 0 else (1 - share) * watch.wide + share * factor
-        return msgspec.structs.replace(watch, wide=wide, wide_steps=watch.wide_steps + 1)
-    narrow = factor if watch.narrow_steps == 0 else (1 - share) * watch.narrow + share * factor
-    return msgspec.structs.replace(watch, narrow=narrow, narrow_steps=watch.narrow_steps + 1)
+        return Watch(
+            narrow=watch.narrow,
+            narrow_steps=watch.narrow_steps * (1 - 1 / KEPT),
+            wide=factor if watch.wide_steps == 0 else (1 - share) * watch.wide + share * factor,
+            wide_steps=min(KEPT, watch.wide_steps + 1.0),
+        )
+    return Watch(
+        narrow=factor if watch.narrow_steps == 0 else (1 - share) * watch.narrow + share * factor,
+        narrow_steps=min(KEPT, watch.narrow_steps + 1.0),
+        wide=watch.wide,
+        wide_steps=watch.wide_steps * (1 - 1 / KEPT),
+    )
 
 
 def judge(watch: Watch) -> Verdict:
@@ -66,7 +79,7 @@ def judge(watch: Watch) -> Verdict:
         return Verdict(advice="refit", factor=factor, because=why)
     why = (
         f"steps take {watch.narrow:.2f} times what was predicted alone and {watch.wide:.2f} times "
-        "with a reduction: the ring is to be measured again"
+        "with a reduction: the ring is scaled until it is measured again"
     )
     return Verdict(advice="measure", factor=1.0, because=why)
 

@@ -23,6 +23,7 @@ from orchestrator.morph.costing import Firsts, Tables
 from orchestrator.morph.errors import DoesNotFit, ProfileError
 from orchestrator.morph.plans import Cost, Holding, Plan, RunnerUp, Way
 from orchestrator.morph.search import RUNNERS_UP, Task
+from orchestrator.wording import plural
 
 MIXED_DEPTH_MAX = 64
 MIXES_MAX = 256
@@ -67,7 +68,7 @@ def best_mix(
     if not found:
         held = max(group.tables.profile.memory_bytes for group in groups)
         raise DoesNotFit(
-            f"no layout of {workers} workers fits; the roomiest accelerator has {held / 2**30:.2f} GiB"
+            f"no layout of {plural(workers, 'worker')} fits; the roomiest accelerator has {held / 2**30:.2f} GiB"
         )
     found.sort(key=lambda pair: pair[0].step_s)
     plan, chains = found[0]

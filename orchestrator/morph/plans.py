@@ -4,6 +4,8 @@ from typing import Literal
 
 import msgspec
 
+from orchestrator.wording import plural
+
 Sharding = Literal["none", "optimizer", "offload"]
 Placement = Literal["chain", "ring"]
 
@@ -94,7 +96,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         """One sentence: what it is, what it gives, and what the next best would lose by."""
         idle = self.workers - self.way.depth * self.width
         head = (
-            f"{self.describe()} on {self.workers} workers ({self.way.describe()}): "
+            f"{self.describe()} on {plural(self.workers, 'worker')} ({self.way.describe()}): "
             f"{self.samples_per_s:.4g} samples/s, {self.step_s:.4g} s a step"
         )
         if idle:

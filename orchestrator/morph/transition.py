@@ -172,8 +172,8 @@ def _pause_s(moves: Sequence[Move], pace: Pace) -> float:
 class Situation(msgspec.Struct, frozen=True, kw_only=True):
     """A morph that could be made now. `calm_s` is the expected time until the next forced change."""
 
-    samples_per_s: float  # as things are; 0 if training stands still
-    samples_per_s_after: float
+    steps_per_s: float  # as things are; 0 if training stands still
+    steps_per_s_after: float
     pause_s: float
     calm_s: float
     trained_s: float  # by this job so far
@@ -190,16 +190,16 @@ def worthwhile(now: Situation) -> Verdict:
 
     (T - N * pause) / T > 0.97 with this morph counted in N; a forced one (nothing trains) always goes.
     """
-    if now.samples_per_s <= 0:
+    if now.steps_per_s <= 0:
         return Verdict(go=True, because="nothing is trained as it is: this morph is forced")
-    stay = now.calm_s * now.samples_per_s
-    move = max(now.calm_s - now.pause_s, 0.0) * now.samples_per_s_after
+    stay = now.calm_s * now.steps_per_s
+    move = max(now.calm_s - now.pause_s, 0.0) * now.steps_per_s_after
     if move <= stay:
         return Verdict(
             go=False,
             because=(
-                f"{now.pause_s:.3g} s of pause would not be won back: {now.samples_per_s_after:.4g} "
-                f"instead of {now.samples_per_s:.4g} samples/s for the {now.calm_s:.3g} s until the "
+                f"{now.pause_s:.3g} s of pause would not be won back: {now.steps_per_s_after:.4g} "
+                f"instead of {now.steps_per_s:.4g} steps/s for the {now.calm_s:.3g} s until the "
                 "next change"
             ),
         )
@@ -216,7 +216,7 @@ def worthwhile(now: Situation) -> Verdict:
     return Verdict(
         go=True,
         because=(
-            f"{move - stay:.4g} samples are gained in the {now.calm_s:.3g} s until the next change, "
+            f"{move - stay:.4g} steps are gained in the {now.calm_s:.3g} s until the next change, "
             f"a pause of {now.pause_s:.3g} s counted"
         ),
     )

@@ -136,8 +136,8 @@ def test_too_few_workers_are_refused():
 
 def situation(**changes) -> Situation:
     fields = {
-        "samples_per_s": 100.0,
-        "samples_per_s_after": 120.0,
+        "steps_per_s": 100.0,
+        "steps_per_s_after": 120.0,
         "pause_s": 78.0,
         "calm_s": 3600.0,
         "trained_s": 36_000.0,
@@ -160,7 +160,7 @@ def test_a_gain_must_pay_for_its_pause():
     verdict = transition.worthwhile(situation(calm_s=100.0))
     assert not verdict.go
     assert "would not be won back" in verdict.because
-    forced = transition.worthwhile(situation(samples_per_s=0.0, trained_s=0.0, calm_s=1.0))
+    forced = transition.worthwhile(situation(steps_per_s=0.0, trained_s=0.0, calm_s=1.0))
     assert forced.go
     assert not transition.worthwhile(situation(morphs=13)).go
 

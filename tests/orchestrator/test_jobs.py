@@ -496,3 +496,40 @@ def test_another_house_is_not_the_one_that_was_told_to_stop():
     assert state.stopping
     state, _ = decide(state, ManagerStarted(at_s=3.0, epoch=3, house="second"))
     assert not state.stopping
+
+
+def test_machines_lost_together_cost_one_layout(hand: Any) -> None:
+    """All but one are missing in one list: the job is laid out once, without any of them."""
+    h = hand().running(slots_max=8)
+    first, *gone = sorted(h.machines)
+    assert len(gone) > 2
+    left = set(h.state.leases[h.state.machines[first]].workers.values())
+    before = h.job.generation
+    for machine_id in gone[1:]:
+        h.machines[machine_id] = msgspec.structs.replace(
+            h.machines[machine_id], state="terminated", ended_by="provider", ended_at_s=h.at_s
+        )
+    (regroup,) = h.only(h.taken(gone[0]), Regroup)
+    assert (regroup.when, set(regroup.layout.workers)) == ("now", left)
+    assert h.job.generation == before + 1
+    assert h.state.unsettled == {}
+
+
+def test_a_job_whose_script_ran_before_buys_no_more_slots_than_it_has_microbatches(
+    hand: Any,
+) -> None:
+    """The first does not know how many there are, and says so; the second of the same script does."""
+    h = hand(machines_max=64).running(slots_max=12)
+    assert "machines for 12 slots are bought; with its first worker" in h.words(h.said)
+    assert sum(lease.type.slots for lease in h.leases) >= 8  # of microbatches
+    h.see(completed(h))
+    h.serve()
+    h.wait(30.0)
+    h.serve()
+    assert h.leases == []
+    out = h.submit("again", slots_max=12) + h.wait(3.0)
+    bought = h.only(out, Launch)
+    slots = sum(h.state.types[launch.request.pool.type].slots for launch in bought)
+    assert slots == 8
+    other = h.submit("other", slots_max=12, argv=("--wide",)) + h.wait(3.0)
+    assert len(h.only(other, Launch)) > len(bought)

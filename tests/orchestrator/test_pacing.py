@@ -2,6 +2,7 @@
 
 from typing import Any
 
+import msgspec
 import pytest
 
 from agent.layout import Layout
@@ -170,6 +171,38 @@ def test_a_drifted_profile_is_refitted_and_the_layout_stays(hand: Any, profile: 
     assert "steps take 2.00 times what was predicted" in h.words(h.said)
     assert h.job.plan.step_s == pytest.approx(2 * predicted, rel=0.1)
     assert not h.only(h.wait(10.0), Regroup)
+
+
+def test_a_ring_that_is_slower_than_measured_is_told_from_machines_that_are(
+    hand: Any, profile: Any
+) -> None:
+    """Alone steps take what was predicted, two take longer: what was seen alone still counts, and the ring is scaled."""
+    h = trained(hand, slots_max=2)
+    h.profiled(profile(1))
+    h.wait(2.0)
+    h.lost(h.job.layout.workers[0])
+    h.committed(h.job.step + 1, step_s=h.job.plan.step_s)
+    h.state.settings = msgspec.structs.replace(h.state.settings, settle_s=1e6)  # nobody comes in
+    assert h.job.layout.width == 1
+    compute_s, ring = h.job.profile.sections[0].forward_s, h.job.profile.network.reduce_inter
+    for _ in range(2 * WINDOW):
+        h.at_s += 1.0
+        h.committed(h.job.step + 1, step_s=h.job.plan.step_s)
+    assert h.job.profile.sections[0].forward_s == compute_s
+    h.state.settings = msgspec.structs.replace(h.state.settings, settle_s=1.0)
+    h.wait(10.0)
+    h.serve()
+    h.wait(20.0)
+    h.committed(h.job.step + 1, step_s=h.job.plan.step_s)
+    assert h.job.layout.width == 2
+    predicted = h.job.plan.step_s
+    for _ in range(WINDOW + 1):
+        h.at_s += 5.0
+        h.committed(h.job.step + 1, step_s=1.5 * predicted)
+    assert "with a reduction: the ring is scaled" in h.words(h.said)
+    assert h.job.profile.sections[0].forward_s == compute_s
+    slower = h.job.profile.network.reduce_inter
+    assert slower.bandwidth_bytes_per_s < ring.bandwidth_bytes_per_s / 2
 
 
 def test_the_bidder_is_told_the_books_speed_scaled_by_what_is_measured(
