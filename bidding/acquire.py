@@ -61,6 +61,7 @@ RESERVE_S = 120.0  # a footprint must be payable this long, else it is not held
 CONTROL_S = 300.0  # with a deadline, no more than this passes between two decisions
 RENEW_S = 300.0  # this shortly before a paid hour ends, the next one is weighed
 USD_PER_H_MAX = 1_000.0
+NOTHING_FITS = "waiting: no offer fits the limits"
 HAZARD_PER_H_MAX = 60.0
 
 
@@ -128,7 +129,7 @@ def decide(
     units = _columns(free)
     order = order_of(units, demand.recovery_s / HOUR_S)
     if mode is None:
-        nothing, why = _refusal(scene, bound, units, order)
+        nothing, why = _refusal(scene, bound, units, order, offers)
         order = order[:0] if nothing else order
     bounds = _bounds(bound, demand, limits)
     best, steps, rates = _best(free, units, order, bounds, throughput)
@@ -137,6 +138,8 @@ def decide(
     if len(parts) != len(target) or bool((parts != target).any()):
         why = "; ".join(filter(None, (why, "a part is exchanged at a time")))
     taken = [free[i] for i in parts]
+    if not (taken or why):
+        why = f"{NOTHING_FITS}: {_unfit(scene, offers)}"
     return _difference(scene, taken, _told(best, steps, units, rates, bounds), why)
 
 
@@ -330,7 +333,9 @@ def _rates(free: Sequence[_Row], steps: Ints, throughput: Throughput) -> Floats:
     return rates
 
 
-def _refusal(scene: _Scene, bound: Sequence[_Row], units: Units, order: Ints) -> tuple[bool, str]:
+def _refusal(
+    scene: _Scene, bound: Sequence[_Row], units: Units, order: Ints, asked: Sequence[Offer]
+) -> tuple[bool, str]:
     """Should nothing be held now, and why: what stays is unaffordable, or waiting is cheaper."""
     most = scene.limits.usd_per_h_max
     fixed = sum(_usd_per_h(r.what) for r in bound)
@@ -343,7 +348,7 @@ def _refusal(scene: _Scene, bound: Sequence[_Row], units: Units, order: Ints) ->
     if bool(units.held.any()):
         return False, ""  # what works already works on until something better is there
     if not away or not len(order):
-        return False, _waiting(scene.offers) if not len(order) else ""
+        return False, _waiting(scene, asked) if not len(order) else ""
     horizon_h = horizon(_left_h(scene), scene.demand.start_s / HOUR_S)
     # They would have to start as well: what is compared is the price of work, not that of machines.
     soon = [row for o in away for row in _offered(o, scene, horizon_h)]
@@ -354,16 +359,40 @@ def _refusal(scene: _Scene, bound: Sequence[_Row], units: Units, order: Ints) ->
     i = int(order[0])
     here = units.expected_usd_per_h[i] / (units.share[i] * units.slots[i] * units.speed[i])
     if here > (1 + scene.limits.haste) * nearest:
-        return True, _waiting(scene.offers)
+        return True, _waiting(scene, asked)
     return False, ""
 
 
-def _waiting(offers: Sequence[Offer]) -> str:
+def _unfit(scene: _Scene, asked: Sequence[Offer]) -> str:
+    """Which limit it is that nothing fits."""
+    limits = scene.limits
+    if not asked:
+        return "nothing is sold at a price that is known and could be paid"
+    if limits.regions is not None and not any(o.pool.region in limits.regions for o in asked):
+        return f"nothing is sold in {', '.join(limits.regions) or 'no region at all'}"
+    small = [o for o in scene.offers if o.type.slots <= limits.slots_max]
+    if not small:
+        return "no price can be true, or every machine has more slots than are wanted"
+    usd_per_h, count, cheapest = min(
+        ((-(-limits.slots_min // o.type.slots) * _usd_per_h(o), -(-limits.slots_min // o.type.slots), o)
+         for o in small), key=lambda x: (x[0], x[2].pool, x[2].market),
+    )  # fmt: skip
+    way = f"the cheapest way to {limits.slots_min} slots is {count} x {cheapest.pool.key} for ${usd_per_h:.4f}/h"
+    if limits.usd_per_h_max is not None and usd_per_h > limits.usd_per_h_max:
+        return f"{way}, above the limit of ${limits.usd_per_h_max:.4f}/h"
+    if limits.budget_left_usd is not None:
+        return f"{way}, and ${limits.budget_left_usd:.4f} of the budget are left"
+    return way
+
+
+def _waiting(scene: _Scene, asked: Sequence[Offer]) -> str:
     cheapest = min(
-        (o for o in offers if o.blocked), key=lambda o: (o.price_usd_per_h, o.pool), default=None
+        (o for o in scene.offers if o.blocked),
+        key=lambda o: (o.price_usd_per_h, o.pool),
+        default=None,
     )
     if cheapest is None:
-        return "waiting: no offer fits the limits"
+        return f"{NOTHING_FITS}: {_unfit(scene, asked)}"
     why = f" (left alone for now: {cheapest.blocked_because})" if cheapest.blocked_because else ""
     return f"waiting for {cheapest.pool.key} at ${cheapest.price_usd_per_h:.4f}/h{why}"
 
@@ -490,7 +519,7 @@ def _bought(new: Sequence[_Row], because: str) -> Iterator[Acquire]:
 
 def _sentence(f: _Footprint | None) -> str:
     if f is None:
-        return "waiting: no offer fits the limits"
+        return NOTHING_FITS
     machines = f"{f.taken} machine{'s' * (f.taken != 1)}"
     return (
         f"{machines} for ${f.usd_per_h:.4f}/h do {f.work_per_s:.4g} work/s, "

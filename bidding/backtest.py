@@ -1,5 +1,6 @@
 """Many starts of one job through one market, under every strategy, beside the clairvoyant bound."""
 
+import math
 from collections.abc import Callable, Collection, Mapping, Sequence
 
 import msgspec
@@ -56,7 +57,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     patience: float = 6.0  # given up after this many times its hours
 
     def __post_init__(self) -> None:
-        if self.hours <= 0 or self.slots < 1 or not 0 < self.scaling <= 1:
+        if not 0 < self.hours < math.inf or self.slots < 1 or not 0 < self.scaling <= 1:
             raise ConstraintError(
                 f"a job needs hours > 0, slots >= 1 and 0 < scaling <= 1, not hours={self.hours}, "
                 f"slots={self.slots}, scaling={self.scaling}"

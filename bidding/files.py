@@ -60,7 +60,7 @@ def write_prices(path: Path, history: History) -> None:
 def _read(path: Path) -> tuple[dict[Pool, Series], Repairs]:
     if path.suffix == ".parquet":
         return parquet.read(path.read_bytes()), Repairs()
-    text = path.read_text(encoding="utf-8")
+    text = _text(path)
     if path.suffix == ".json":
         return read_aws(text)
     header = text.lstrip("\ufeff").partition("\n")[0]
@@ -69,6 +69,15 @@ def _read(path: Path) -> tuple[dict[Pool, Series], Repairs]:
     if header.startswith("at,"):
         return read_csv(text)
     return {}, Repairs()
+
+
+def _text(path: Path) -> str:
+    try:
+        return path.read_text(encoding="utf-8")
+    except UnicodeDecodeError as e:
+        raise HistoryError(
+            f"byte {e.start} is no UTF-8 text: give tables as text, or take the file away"
+        ) from e
 
 
 def read_probes(folder: Path) -> dict[str, Series]:
@@ -144,7 +153,11 @@ def read_types(folder: Path) -> dict[str, InstanceType]:
     path = folder / TYPES_FILE
     if not path.is_file():
         return types
-    for number, line in enumerate(path.read_text(encoding="utf-8").splitlines()[1:], 2):
+    try:
+        lines = _text(path).splitlines()
+    except HistoryError as e:
+        raise HistoryError(f"{path}: {e}") from e
+    for number, line in enumerate(lines[1:], 2):
         try:
             name, slots, speed, usd = line.split(",")
             types[name] = InstanceType(name=name, cloud="", slots=int(slots), memory_bytes=0,
@@ -184,7 +197,11 @@ def read_markets(data: Path) -> tuple[dict[str, list[Listing]], Repairs]:
         if len({entry.pool.region for entry in both}) > 1:
             markets[f"all regions, prices + {nodes} capacity"] = both
     if not markets:
-        raise HistoryError(f"{data} holds no prices: give a folder with .json or .csv price files")
+        left_out = repairs.absurd + repairs.unreadable
+        rows = f" ({left_out} rows were no prices)" if left_out else ""
+        raise HistoryError(
+            f"{data} holds no prices{rows}: give a folder with .json, .csv or .parquet price files"
+        )
     return markets, repairs
 
 

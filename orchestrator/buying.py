@@ -9,6 +9,7 @@ import msgspec
 from bidding import acquire
 from bidding.billing import HOUR_S, BillingRule, rule_of
 from bidding.model import Acquire, Bid, Demand, Holding, Limits, Offer, Purchase
+from bidding.risk import HAZARD_PRIOR
 from cloud.model import InstanceType, Market, Pool
 from orchestrator import crews, forecast, leases, ledger
 from orchestrator.actions import AnyAction, KeepQuotes
@@ -197,7 +198,7 @@ def offers(state: State, job: Job) -> list[Offer]:
                     blocked_because=why,
                     hazard_per_h=known.record.hazard_per_h(state.now_s),
                     bids=_bids(state, known, market),
-                    losses_seen=known.record.losses > 0,
+                    losses_seen=_losses_seen(state, known),
                     return_per_h=known.record.return_per_h(state.now_s),
                     billing=state.settings.billing,
                     egress_usd=_egress_usd(state, job, known.pool, home),
@@ -243,6 +244,11 @@ def _bids(state: State, known: PoolState, market: Market) -> tuple[Bid, ...]:
         )
         for odds in known.odds
     )
+
+
+def _losses_seen(state: State, known: PoolState) -> bool:
+    """Whether its hazard rests more on what was seen there lately than on what is assumed of all."""
+    return known.record.losses_at(state.now_s) > HAZARD_PRIOR.events
 
 
 def _hazard_per_h(state: State, lease: Lease) -> float:
@@ -297,7 +303,7 @@ def holdings(state: State, job: Job) -> list[Holding]:
             started_at_s=lease.intended_at_s,
             noticed=lease.state == "noticed" or lease.lost_at_s is not None,
             hazard_per_h=_hazard_per_h(state, lease),
-            losses_seen=state.pools[lease.pool.key].record.losses > 0,
+            losses_seen=_losses_seen(state, state.pools[lease.pool.key]),
             billing=state.settings.billing,
             disk_usd_per_h=lease.disk_usd_per_h,
         )

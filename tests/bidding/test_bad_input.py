@@ -4,6 +4,8 @@ import numpy as np
 import pytest
 
 from bidding.acquire import decide
+from bidding.backtest import Work
+from bidding.errors import ConstraintError
 from bidding.files import read_markets
 from bidding.history import Series, build, read_aws
 from bidding.market import Listing
@@ -134,3 +136,39 @@ def test_a_clock_that_jumps_back_makes_no_negative_time():
     assert Times().saw("start_s", -3.0) == Times()
     young = [lease(started_at_s=9000.0)]
     assert decide([], young, DEMAND, Limits(slots_max=1), Linear(), 0.0).release == ()
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        (Limits(regions=("mars",)), "nothing is sold in mars"),
+        (Limits(usd_per_h_max=0.1), "1 x aws/a/kind for $0.3000/h, above the limit of $0.1000/h"),
+        (Limits(slots_min=4, usd_per_h_max=1.0), "4 x aws/a/kind for $1.2000/h, above the limit"),
+        (Limits(budget_left_usd=0.001), "$0.0010 of the budget are left"),
+    ],
+)
+def test_the_limit_that_nothing_fits_is_named(limits, says):
+    """Waiting for ever is said with the reason that a person can change."""
+    said = decide([offer(), offer("b", 0.4)], [], DEMAND, limits, Linear(), 0.0)
+    assert said.acquire == ()
+    assert "waiting: no offer fits the limits" in said.because
+    assert says in said.because
+
+
+def test_a_file_that_is_no_text_is_named(tmp_path, capsys):
+    """Bytes that are no text, as prices or as types, give one line with the file in it."""
+    for name in ("prices.csv", "types.csv"):
+        folder = tmp_path / name.partition(".")[0]
+        folder.mkdir()
+        (folder / name).write_bytes(b"\xff\xfe\x00junk")
+        assert backtest(str(folder), "all", 5, tmp_path / "r.html", Choices(hours=2.0)) == 2
+        line = capsys.readouterr().err
+        assert str(folder / name) in line
+        assert line.count("\n") == 1
+
+
+def test_a_job_of_no_number_of_hours_is_refused():
+    """Not a number and without end are no length of a job."""
+    for hours in (float("nan"), float("inf"), 0.0):
+        with pytest.raises(ConstraintError, match="hours > 0"):
+            Work(hours=hours)
