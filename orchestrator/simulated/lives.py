@@ -15,6 +15,7 @@ from orchestrator.events import (
     JobSubmitted,
     ShutdownAsked,
 )
+from orchestrator.simulated.bill import bill_usd
 from orchestrator.simulated.scenario import Scenario, cloud_of, jobs_of
 from orchestrator.simulated.watching import Breach, Watcher
 from orchestrator.simulated.world import Killed, SimulatedWorld
@@ -178,7 +179,7 @@ class _People:
 
     def _the_bill_is_as_expected(self, state: State) -> None:
         """The cloud asks for what we think it does, as long as our clock was right, and never too much."""
-        bill_usd = sum(self._world.cloud.bill(self._world.timeline.now_s).values())
+        bill_usd = _bill_usd(self._world, state)
         account, faults = state.account, self._scenario.faults
         spent_usd = account.spent_usd - account.manager_usd
         if account.cap_usd is not None and bill_usd > account.cap_usd:
@@ -186,6 +187,13 @@ class _People:
         right = not (faults.killed or faults.clock_set_back or faults.clock_jump_every_s)
         if right and not bill_usd - BILL_SLACK_USD <= spent_usd <= bill_usd * 1.1 + BILL_SLACK_USD:
             raise Breach(f"the bill is ${bill_usd:.4f}, the manager thinks ${spent_usd:.4f}")
+
+
+def _bill_usd(world: SimulatedWorld, state: State) -> float:
+    """What the machines cost by the cloud's books, and what bringing states to them did."""
+    held = (*state.ended_leases, *state.leases.values())
+    egress = sum(lease.egress_usd for lease in held if lease.prices)
+    return bill_usd(world.cloud, state.settings, world.timeline.now_s) + egress
 
 
 def _biography(
@@ -203,7 +211,7 @@ def _biography(
         jobs={job.id: job.status for job in state.jobs.values()},
         because={job.id: job.because for job in state.jobs.values()},
         spent_usd=spent,
-        bill_usd=sum(world.cloud.bill(now_s).values()),
+        bill_usd=_bill_usd(world, state),
         ended_at_s=now_s,
         breach=end[1],
         last_sentences=tuple(

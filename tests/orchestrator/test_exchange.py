@@ -1,18 +1,17 @@
 """Machines that are exchanged: both sets are paid only while one hands over to the other."""
 
 import re
-from itertools import takewhile
 from typing import Any
 
 import pytest
 
-from bidding.billing import AWS_TODAY, cost_usd
 from cloud.local.market import SpotMarket
 from cloud.simulated import SimulatedCloud
 from orchestrator import buying, loop
 from orchestrator.actions import Launch
 from orchestrator.events import JobCancelled, JobResumed, JobSubmitted
 from orchestrator.settings import Settings
+from orchestrator.simulated.bill import bill_usd
 from orchestrator.simulated.running import DigestJournal
 from orchestrator.simulated.scenario import STEPS_FOREVER, Scenario, cloud_of, jobs_of
 from orchestrator.simulated.world import SimulatedWorld
@@ -146,19 +145,8 @@ class Half:
     @property
     def usd_per_step(self) -> float:
         """What the cloud's own books come to under the rule of today, whatever the manager believed."""
-        market, end_s, usd = self.world.cloud.market, self.world.end_s, 0.0
-        on_demand = {kind.name: kind.on_demand_usd_per_h for kind in market.catalogue.types}
-        for entry in self.world.cloud.books(end_s).entries:
-            machine = entry.machine
-            until_s = end_s if machine.ended_at_s is None else machine.ended_at_s
-            if machine.market == "on_demand":
-                hours = (until_s - machine.launched_at_s) / 3600
-                usd += on_demand[machine.pool.type] * hours
-                continue
-            steps = takewhile(lambda step: step.at_s <= end_s, market.prices(machine.pool))
-            prices = [(step.at_s, step.value) for step in steps]
-            usd += cost_usd(AWS_TODAY, machine.launched_at_s, until_s, prices, machine.ended_by)
-        return usd / self.steps
+        today = Settings(deployment="simulated", billing="aws_today")
+        return bill_usd(self.world.cloud, today, self.world.end_s) / self.steps
 
 
 def test_where_first_hours_are_refunded_machines_are_exchanged_in_parts_and_it_pays() -> None:
