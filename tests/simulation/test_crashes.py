@@ -4,6 +4,7 @@ import msgspec
 import pytest
 
 from cloud.local.market import Conduct
+from orchestrator.settings import Settings
 from orchestrator.simulated.lives import Biography, live
 from orchestrator.simulated.scenario import Pace, Scenario
 
@@ -17,6 +18,8 @@ SCENARIO = Scenario(
     calm_after_s=1.0,
     conduct=Conduct(refused_share=0.0, startup_s=10.0, startup_spread=0.0),
     pace=Pace(progress_every_s=5.0),
+    # Short enough starts and changes for a machine that was not started to be worth another try.
+    settings=Settings(deployment="simulated", start_s=10.0, morph_s=0.3),
 )
 PARTS = 8
 
