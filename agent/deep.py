@@ -16,6 +16,7 @@ from typing import Any, overload
 
 import msgspec
 import torch
+from torch import fx
 
 from agent.errors import Misuse
 from agent.faults import passing
@@ -360,12 +361,12 @@ class Sections:
     """Where a recording may be cut, and what lies between: measured once by whoever has to choose."""
 
     def __init__(self) -> None:
-        self._recording: Recording | None = None
+        self._graph: fx.GraphModule | None = None
         self._points: tuple[CutPoint, ...] = ()
         self._seconds: list[float] = []
 
     def choose(self, recording: Recording, stages: int) -> tuple[int, ...]:
-        if self._recording is not recording or stages > len(self._points) + 1:
+        if self._graph is not recording.graph or stages > len(self._points) + 1:
             self._measure(recording, stages)
         chosen = balance(self._seconds, [point.nbytes for point in self._points], stages)
         return tuple(self._points[index].after for index in chosen)
@@ -376,7 +377,7 @@ class Sections:
             points = cut_points(recording.facts)
         pieces = build(recording.graph, recording.facts, [point.after for point in points])
         self._seconds = measured(pieces, recording.example)
-        self._recording, self._points = recording, points
+        self._graph, self._points = recording.graph, points
 
 
 class Deep:
@@ -409,7 +410,8 @@ class Deep:
             self._generation = layout.generation
         if self._channel is None:
             self._channel = channel()
-        if self._chain is None or self._chain.recording is not recording:
+        # Numbers that the body reads and that are not in its graph make another recording of the same graph.
+        if self._chain is None or self._chain.recording.graph is not recording.graph:
             cuts = self._cuts(layout, step, recording)
             self._chain = Chain(layout, self._me, recording, cuts, self._channel, whole)
         return self._chain

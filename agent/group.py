@@ -427,8 +427,7 @@ class Group:
                 self._receive_state(session)
             entered = self._entered
             if entered is not None and self._me in entered.layout.workers:
-                if not entered.layout.owned:
-                    self._pull(session, session.holdings.all)
+                self._pull_whole(session)
                 break
             self._wait(lambda: self._superseded() or self._done, interruptible=False)
             if self._done:
@@ -444,9 +443,22 @@ class Group:
         if not self._holds or self._me not in self._layout.workers:
             self._holds, self.astray = False, True
             raise Abandoned
-        if not self._layout.owned:
-            assert self._session is not None
-            self._pull(self._session, self._session.holdings.all)
+        assert self._session is not None
+        self._pull_whole(self._session)
+
+    def _pull_whole(self, session: Session) -> None:
+        """Have all of the state, where everyone keeps it; or where some of it lies outside of the layout and
+        is to go to the keeper: without a backup there would be no commit, and so no moment to ask for it again.
+        """
+        entered, workers = self._entered, self._layout.workers
+        assert entered is not None
+        if entered.layout.owned:
+            having = {worker: self._having.get(worker, frozenset()) for worker in workers}
+            if not (entered.snapshot and entered.holders) or covers(having, session.holdings.all):
+                return
+        self._pull(session, session.holdings.all)
+        if entered.layout.owned:
+            self._having |= dict.fromkeys(workers)
 
     def _enter(self) -> None:
         order, session = self._order, self._session

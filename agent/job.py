@@ -70,6 +70,7 @@ log = logging.getLogger(__name__)
 RECONNECT_S = 3.0  # how long a restarted keeper waits for the workers of the running layout
 TAIL_S = 30.0  # for what the script does behind its loop
 RETRY_S = 5.0
+RECORDERS_MAX = 2
 PEER_GRACE_S = 0.5
 RECALLS_ELSEWHERE = 3  # tries, before what the disk has must do
 
@@ -114,6 +115,7 @@ class Job:
         self._started = False  # the layout was told to its workers
         self._sources: tuple[str, ...] = ()  # who was asked to hand its state to those who lack it
         self._recorded = False  # somebody has said whether the script can be cut
+        self._recorders: set[str] = set()  # who was asked
         self._trace_wanted = False
         self._traced: tuple[int, int] | None = None  # generation and step that are noted down
         self._moments: dict[str, Traced] = {}
@@ -332,7 +334,7 @@ class Job:
             held={w: h.layers for w in holders if (h := self.members[w].held) is not None},
             redo=0 if holders else len(self.vault.redo),
             snapshot=snapshot,
-            record=not self._recorded,
+            record=self._wants_recorded(layout.workers[0]),
         )
         for worker in dict.fromkeys((*layout.workers, *holders)):
             member = self.members[worker]
@@ -343,6 +345,12 @@ class Job:
             if not holders:
                 self._send_backup(member, layout.generation)
         self._started, self._sources = True, holders
+
+    def _wants_recorded(self, leader: str) -> bool:
+        """Who is asked and never says may have died of it: a few are asked, and not all that ever come."""
+        if not self._recorded and len(self._recorders) < RECORDERS_MAX:
+            self._recorders.add(leader)
+        return not self._recorded and leader in self._recorders
 
     def _send_backup(self, member: Member, generation: int) -> None:
         backup = self.vault.backup

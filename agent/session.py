@@ -595,5 +595,7 @@ class Session:
         self.holdings.make_room(layers)
         fill(gathered.layers.values(), gathered.read, self.objects, layers, settings=False)
         self.holdings.arrived(layers)
+        if self._kept is not None:
+            self._kept = self._kept.joined(self._collect().only(layers))
         if self._phase == "sharing":
             self.space.begin()  # buffers have come as well, and they are the step's start

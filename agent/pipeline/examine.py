@@ -9,6 +9,7 @@ A cut is refused where it would change the numbers:
 * what would cross is neither a tensor nor plain numbers.
 """
 
+import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
@@ -98,11 +99,11 @@ class _Look(fx.Interpreter):
     """Runs the nodes, and notes what each one makes, writes to and draws."""
 
     def __init__(self, graph: fx.GraphModule) -> None:
-        super().__init__(graph, garbage_collect_values=False)
+        super().__init__(graph)  # which lets go of what no node needs any more
         self._index = {node: index for index, node in enumerate(graph.graph.nodes)}
-        self._made: dict[fx.Node, Any] = {}
-        self._storages: dict[int, tuple[int, torch.Tensor, int]] = {}
-        self._writes: dict[int, tuple[int, int]] = {}
+        self._values: list[Value] = []
+        self._memories: dict[int, _Memory] = {}
+        self._writes: dict[int, int] = {}  # last by first node
         self.draws: list[int] = []
 
     def run_node(self, n: fx.Node) -> Any:
@@ -134,33 +135,29 @@ class _Look(fx.Interpreter):
 
     def _note(self, node: fx.Node, out: Any) -> None:
         index = self._index[node]
-        for key, (first, tensor, version) in self._storages.items():
-            if tensor._version != version:
-                self._writes[key] = (first, index)
-                self._storages[key] = (first, tensor, tensor._version)
+        for key, memory in list(self._memories.items()):
+            version = memory.version()
+            if version is None:
+                del self._memories[
+                    key
+                ]  # nobody can write to it any more, and its address may come again
+            elif version != memory.seen:
+                self._writes[memory.first] = index
+                memory.seen = version
         if node.op == "output":
             return
-        self._made[node] = out
-        if isinstance(out, torch.Tensor):
-            key = out.untyped_storage()._cdata
-            self._storages.setdefault(key, (index, out, out._version))
-
-    def writes(self) -> list[tuple[int, int]]:
-        """From the first node that made a memory to the last that wrote to it, nothing is cut."""
-        return list(self._writes.values())
-
-    def values(self) -> tuple[Value, ...]:
-        found = []
-        for node, out in self._made.items():
-            uses = [self._index[user] for user in node.users if user in self._index]
-            if node.op in ("placeholder", "get_attr") or not uses:
-                continue
-            tensor = out if isinstance(out, torch.Tensor) else None
+        tensor = out if isinstance(out, torch.Tensor) else None
+        if tensor is not None:
+            key = tensor.untyped_storage()._cdata
+            memory = self._memories.setdefault(key, _Memory(index, tensor._version))
+            memory.tensors.append(weakref.ref(tensor))
+        uses = [self._index[user] for user in node.users if user in self._index]
+        if node.op not in ("placeholder", "get_attr") and uses:
             plain = _plain(out)
-            found.append(
+            self._values.append(
                 Value(
                     name=node.name,
-                    at=self._index[node],
+                    at=index,
                     last_use=max(uses),
                     nbytes=tensor.nbytes if tensor is not None else 0,
                     needs_grad=tensor is not None and tensor.requires_grad,
@@ -168,7 +165,26 @@ class _Look(fx.Interpreter):
                     crosses=plain or (tensor is not None and tensor.layout == torch.strided),
                 )
             )
-        return tuple(found)
+
+    def writes(self) -> list[tuple[int, int]]:
+        """From the first node that made a memory to the last that wrote to it, nothing is cut."""
+        return list(self._writes.items())
+
+    def values(self) -> tuple[Value, ...]:
+        return tuple(self._values)
+
+
+class _Memory:
+    """What tensors share, for as long as there are any: it is looked at, and not kept for that."""
+
+    def __init__(self, first: int, seen: int) -> None:
+        self.first, self.seen = first, seen
+        self.tensors: list[weakref.ref[torch.Tensor]] = []
+
+    def version(self) -> int | None:
+        """That of any tensor on it, since all of them count together; None if there is none any more."""
+        alive = (tensor for ref in self.tensors if (tensor := ref()) is not None)
+        return next((tensor._version for tensor in alive), None)
 
 
 def _plain(value: Any) -> bool:

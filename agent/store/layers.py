@@ -138,6 +138,10 @@ class Collected:
         """Changes whenever a parameter or optimizer state is written to, but not with a buffer."""
         return [item._version for draft in self._drafts.values() for item in draft.tensors.values()]
 
+    def joined(self, others: "Collected") -> "Collected":
+        """These layers and those."""
+        return Collected({**self._drafts, **others._drafts})
+
     def only(self, layers: Container[str]) -> "Collected":
         """Some of the layers; of the others there may be nothing here."""
         return Collected({name: draft for name, draft in self._drafts.items() if name in layers})

@@ -182,3 +182,63 @@ def test_a_script_that_cannot_be_cut_says_so(crew: Crew) -> None:
     crew.shape(2, "now")
     failed = until("the failure", lambda: crew.of(WorkerFailed))[0]
     assert why in failed.detail.splitlines()[-1]
+
+
+READS = """
+        for batch in session.share(batches(step)):
+            logits = model(batch["x"]) if step >= 0 else None
+"""
+
+
+def test_a_number_that_is_in_no_graph_leaves_the_stages_alone(crew: Crew) -> None:
+    """The body reads the step, and computes the same whatever it is: the stages are built once."""
+    script = TOY.read_text()
+    lines = script.splitlines(keepends=True)
+    at = next(i for i, line in enumerate(lines) if "session.share(" in line)
+    lines[at : at + 2] = [READS]
+    script = "".join(lines).replace(
+        "        if session.leader:\n            print",
+        "        found = session._world._deep._chain\n"
+        "        if found is not None and found not in chains:\n"
+        "            chains.append(found)\n"
+        "        if session.leader:\n            print",
+    )
+    script = script.replace(
+        "        torch.save(", '        print(f"{len(chains)} chains")\n        torch.save('
+    )
+    script = script.replace(
+        "    torch.manual_seed(0)\n    model",
+        "    chains = []\n    torch.manual_seed(0)\n    model",
+    )
+    crew.depth = 2
+    crew.begin(2, script, "12", str(crew.folder / "out.pt"))
+    crew.completed()
+    assert crew.printed()[-1] == "1 chains"
+
+
+def test_a_recording_that_kills_is_not_asked_of_everyone(crew: Crew) -> None:
+    """Two leaders die of it, for lack of memory as it were; the third trains on in one piece."""
+    script = TOY.read_text().replace(
+        'logits = model(batch["x"])',
+        'logits = model(batch["x"]) if session._phase != "recording" else __import__("os")._exit(9)',
+    )
+    workers = crew.begin(4, script, "12", str(crew.folder / "out.pt"))
+    assert crew.completed().step == 12
+    assert len(crew.of(WorkerLost)) == 2
+    assert set(workers[2:]) <= set(crew.ready)
+
+
+def test_a_restarted_keeper_gets_its_backup_though_a_layer_lies_outside(
+    mortal: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """Each of four keeps its own layers, the keeper forgets all, and the next layout has room for three: what the
+    fourth has is fetched, so that there is a backup and something can be committed again."""
+    workers = begin(mortal, 4, 4, owned=True)
+    mortal.reach(9)
+    mortal.kill(workers[0], how=signal.SIGSTOP)  # so that the others wait for it to come back
+    mortal.keeper.kill()
+    mortal.keeper.start()
+    mortal.shape(3, "now")
+    mortal.kill(workers[0], how=signal.SIGCONT)
+    ends_alike(mortal, alone)
+    assert mortal.of(WorkerLost) == []

@@ -1,6 +1,7 @@
 """Recording a model: what is recorded, what is kept whole, and what is refused with its line."""
 
 import random
+import weakref
 
 import pytest
 import torch
@@ -174,3 +175,28 @@ def test_a_cut_where_none_is_possible_is_refused():
     graph = record(made(factory), loss_of, example)
     with pytest.raises(Misuse, match="cannot be cut"):
         build(graph, examine(graph, example), [10_000])
+
+
+class Counting(nn.Module):
+    """Looks at its values, and counts how many of those that any of its kind has seen are still there."""
+
+    def __init__(self, seen, counts) -> None:
+        super().__init__()
+        self.seen, self.counts = seen, counts
+
+    def forward(self, x):
+        self.seen.append(weakref.ref(x))
+        self.counts.append(sum(ref() is not None for ref in self.seen))
+        return x * 2 if x.sum() > 0 else x * 3
+
+
+def test_what_a_microbatch_computes_is_not_all_kept():
+    """Looking at a graph takes the memory of a forward: what no node and no gradient needs any more goes."""
+    seen, counts = [], []
+    model = nn.Sequential(*[Counting(seen, counts) for _ in range(8)], nn.Linear(6, 5))
+    graph = record(model, loss_of, [X, Y])
+    seen.clear()
+    counts.clear()
+    examine(graph, [X, Y])
+    assert len(counts) == 8
+    assert max(counts) <= 3
