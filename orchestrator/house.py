@@ -18,11 +18,12 @@ import socket
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 
 import msgspec
 
+from cloud.local.processes import MARKER
 from orchestrator import processes
 from orchestrator.client import Client, post
 from orchestrator.client import House as HouseFile
@@ -40,6 +41,8 @@ RESTART_WINDOW_S = 60.0
 OBJECT_STORE_BYTES = 100_000_000
 RAY_STARTS_MAX = 3
 RAY_END_S_MAX = 5.0
+PORTS = range(10_000, 32_768)
+PORTS_TRIED = 100
 SESSIONS_KEPT = 3  # of Ray's own logs
 
 
@@ -86,10 +89,7 @@ class House:
         self._clear_up()
         self._env = self._environment()
         self._start_redis()
-        host = self.config.ray.head_address
-        self._ray_address = f"{host}:{self._free_port('ray.port', host, self.config.ray.port)}"
-        if self.config.ray.dashboard:
-            self._ray_dashboard = f"{host}:{self._free_port('ray.dashboard', host, 0)}"
+        self._choose_addresses()
         self._start_cloud()
         self._start_manager()
         if self.config.dashboard.enabled:
@@ -117,17 +117,19 @@ class House:
         self._stopping = True
 
     def stop(self) -> None:
-        """Everything down: first those who use others, then those who are used."""
+        """Everything down: first those who use others, then those who are used. Ray holds nothing that is
+        not in Redis or on the disk, and takes its time to end: it is killed.
+        """
         self.places.house.unlink(missing_ok=True)
         if self._dashboard is not None:
             self._dashboard.stop()
-        for name in ("cloud", "ray"):
-            process = self._children.pop(name, None)
-            if process is not None:
-                processes.end(process)
+        if (cloud := self._children.pop("cloud", None)) is not None:
+            processes.end(cloud)
+        if (ray := self._children.pop("ray", None)) is not None:
+            processes.end(ray, grace_s=0)
         if self._redis is not None:
             self._redis.stop()
-        processes.sweep(self.places.identity)
+        processes.sweep(self.places.identity, grace_s=0)
         self.places.remove_link()
 
     def _clear_up(self) -> None:
@@ -176,8 +178,12 @@ class House:
         if self._give_back:  # the first thing that the manager hears
             post(store, ShutdownAsked(at_s=time.time(), by="orchestrator down"))
 
-    def _start_cloud(self) -> None:
-        boot_env = self.places.secret("boot")
+    def _choose_addresses(self) -> None:
+        """Where the Ray head listens, and what machines that boot from now on are told of it."""
+        host = self.config.ray.head_address
+        self._ray_address = f"{host}:{self._free_port('ray.port', host, self.config.ray.port)}"
+        if self.config.ray.dashboard:
+            self._ray_dashboard = f"{host}:{self._free_port('ray.dashboard', host, 0)}"
         token = self.places.secret("ray").read_text()
         lines = {
             "PATH": self._env["PATH"],
@@ -188,9 +194,12 @@ class House:
             "OMP_NUM_THREADS": "1",
             processes.MARK: self.places.identity,
         }
-        _write_private(boot_env, "".join(f"{key}={value}\n" for key, value in lines.items()))
+        text = "".join(f"{key}={value}\n" for key, value in lines.items())
+        _write_private(self.places.secret("boot"), text)
+
+    def _start_cloud(self) -> None:
         local = self.config.local
-        words = ["--boot-env", str(boot_env)]
+        words = ["--boot-env", str(self.places.secret("boot"))]
         words += ["--seed", str(local.seed), "--tempo", str(local.tempo)]
         if local.prices:
             words += ["--prices", local.prices]
@@ -203,24 +212,32 @@ class House:
         self._wait("the local cloud", "cloud", ready.exists)
 
     def _free_port(self, setting: str, host: str, port: int) -> int:
-        """The port that the settings name, or one that is free now."""
-        with contextlib.closing(socket.socket()) as probe:
-            probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
-            try:
-                probe.bind((host, port))
-            except OSError as error:
-                raise HouseError(
-                    f"{setting}: {host} port {port or 'any'} cannot be used ({error.strerror}); "
-                    "name a free port, or 0 to have one chosen"
-                ) from error
-            number: int = probe.getsockname()[1]
-            return number
+        """The port that the settings name, or one that is free now. Not one of those that the system gives to
+        whoever connects somewhere: it might before Ray has started.
+        """
+        for left in reversed(range(PORTS_TRIED)):
+            number = port or PORTS.start + secrets.randbelow(len(PORTS))
+            with contextlib.closing(socket.socket()) as probe:
+                probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
+                try:
+                    probe.bind((host, number))
+                except OSError as error:
+                    if left and not port:
+                        continue
+                    raise HouseError(
+                        f"{setting}: {host} port {port or 'any'} cannot be used ({error.strerror}); "
+                        "name a free port, or 0 to have one chosen"
+                    ) from error
+            break
+        return number
 
     def _start_ray(self) -> None:
         ray = self.config.ray
         port = self._ray_address.rpartition(":")[2]
+        # Under an init of its own, as on every machine: some of what Ray starts would outlive it by a minute.
         words = [
-            "-m", "ray.scripts.scripts", "start", "--head", "--block",
+            "-m", "cloud.local.machine", str(os.getpid()),
+            sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
             f"--node-ip-address={ray.head_address}", f"--port={port}",
             f"--ray-client-server-port={self._free_port('ray.port', ray.head_address, 0)}",
             "--num-cpus=0", "--min-worker-port=0", "--max-worker-port=0",
@@ -232,7 +249,7 @@ class House:
             f"--object-store-memory={OBJECT_STORE_BYTES}",
             "--include-log-monitor=false", "--disable-usage-stats", "--log-color=false",
         ]  # fmt: skip
-        self._children["ray"] = self._python("ray", words)
+        self._children["ray"] = self._python("ray", words, {MARKER: f"head-{self.places.identity}"})
         host, _, number = self._ray_address.rpartition(":")
 
         def answers() -> bool:
@@ -244,11 +261,12 @@ class House:
 
     def _start_manager(self) -> None:
         """The Ray head with the manager on it. Ray gives its own start half a minute and then gives up,
-        which a machine that is busy with something else may need more than once.
+        which a machine that is busy with something else may need more than once; and somebody else may have
+        taken its port by then.
         """
         for left in reversed(range(RAY_STARTS_MAX)):
-            self._start_ray()
             try:
+                self._start_ray()
                 self._enlist()
                 break
             except HouseError as error:
@@ -257,6 +275,7 @@ class House:
                 if not left:
                     where = self.places.log("ray")
                     raise HouseError(f"the Ray head did not start; see {where}") from error
+                self._choose_addresses()
 
     def _ray_ends(self) -> bool:
         """Whether the head is just ending: who wanted to join it fails a moment before that."""
@@ -312,9 +331,14 @@ class House:
 
     # --- looking after them -----------------------------------------------------------------
 
-    def _python(self, name: str, words: list[str]) -> "subprocess.Popen[bytes]":
+    def _python(
+        self, name: str, words: list[str], more: Mapping[str, str] | None = None
+    ) -> "subprocess.Popen[bytes]":
         return processes.start(
-            [sys.executable, *words], env=self._env, log=self.places.log(name), cwd=Path.cwd()
+            [sys.executable, *words],
+            env={**self._env, **(more or {})},
+            log=self.places.log(name),
+            cwd=Path.cwd(),
         )
 
     def _restart(self, name: str) -> None:
@@ -322,8 +346,8 @@ class House:
         if name == "cloud":
             self._start_cloud()
         else:
-            self._start_ray()
-            self._enlist()
+            self._start_manager()
+            self._announce()
 
     def _count_restart(self, name: str) -> None:
         now = time.monotonic()

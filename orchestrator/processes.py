@@ -15,6 +15,7 @@ from pathlib import Path
 
 MARK = "SPOT_HOUSE"
 PR_SET_PDEATHSIG = 1
+KILL_S_MAX = 3.0
 
 
 def start(
@@ -69,14 +70,14 @@ def marked(identity: str) -> list[int]:
 
 def sweep(identity: str, grace_s: float = 3.0) -> int:
     """End every process that carries the mark; returns how many there were at first."""
-    first = marked(identity)
-    for number, pids in ((signal.SIGTERM, first), (signal.SIGKILL, None)):
-        for pid in marked(identity) if pids is None else pids:
+    count = len(marked(identity))
+    for number, patience_s in ((signal.SIGTERM, grace_s), (signal.SIGKILL, KILL_S_MAX)):
+        for pid in marked(identity) if patience_s > 0 else ():
             try:
                 os.kill(pid, number)
             except ProcessLookupError:
                 continue
-        deadline = time.monotonic() + grace_s
+        deadline = time.monotonic() + patience_s
         while time.monotonic() < deadline and marked(identity):
             time.sleep(0.05)
-    return len(first)
+    return count

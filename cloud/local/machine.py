@@ -1,8 +1,8 @@
-"""The init process of one machine of the local cloud: `python -m cloud.local.machine CLOUD_PID SCRIPT`.
+"""The init process of one machine: `python -m cloud.local.machine PARENT_PID COMMAND ...`.
 
-It runs the first-boot script, reaps what is left to it, and is the machine's power switch:
-SIGTERM is the power button (the script is asked to end, then everything is killed), and when the
-script ends or the cloud process is gone the machine is switched off at once. Nothing that was
+It runs the command, which is the first-boot script on machines of the local cloud, reaps what is left to it, and is the machine's power switch:
+SIGTERM is the power button (the command is asked to end, then everything is killed), and when the
+command ends or the parent process is gone the machine is switched off at once. Nothing that was
 started on the machine outlives it.
 """
 
@@ -24,16 +24,16 @@ _libc = ctypes.CDLL(None)
 
 
 def main() -> int:
-    cloud_pid, script = int(sys.argv[1]), sys.argv[2]
+    parent_pid, command = int(sys.argv[1]), sys.argv[2:]
     signal.pthread_sigmask(signal.SIG_BLOCK, WATCHED)
     _libc.prctl(PR_SET_CHILD_SUBREAPER, 1)
     _libc.prctl(PR_SET_PDEATHSIG, signal.SIGHUP)
-    if os.getppid() != cloud_pid:
+    if os.getppid() != parent_pid:
         return 1
     try:
-        boot = subprocess.Popen([script], stdin=subprocess.DEVNULL, preexec_fn=_as_child)  # noqa: PLW1509
+        boot = subprocess.Popen(command, stdin=subprocess.DEVNULL, preexec_fn=_as_child)  # noqa: PLW1509
     except OSError as error:
-        print(f"the first-boot script cannot run: {error}", file=sys.stderr)  # noqa: T201
+        print(f"{command[0]} cannot run: {error}", file=sys.stderr)  # noqa: T201
         return 1
     status = _until_over(boot.pid)
     _switch_off()
@@ -46,7 +46,7 @@ def _as_child() -> None:
 
 
 def _until_over(boot_pid: int) -> int:
-    """Reap until the script has ended, or its time to shut down is over, or the cloud is gone."""
+    """Reap until the command has ended, or its time to shut down is over, or the parent is gone."""
     deadline_s = float("inf")
     while (left_s := deadline_s - time.monotonic()) > 0:
         seen = signal.sigtimedwait(WATCHED, min(left_s, 60.0))
@@ -61,7 +61,7 @@ def _until_over(boot_pid: int) -> int:
 
 
 def _reap(boot_pid: int) -> int | None:
-    """The exit status of the script once it has one."""
+    """The exit status of the command once it has one."""
     status = None
     while True:
         try:

@@ -86,7 +86,7 @@ def test_a_job_is_cancelled_and_resumed(housed, submitted):
     """By how its id begins; what has ended cannot be cancelled, what runs cannot be resumed."""
     running = housed("resume", submitted)
     assert "only what failed or was cancelled is resumed" in running.line
-    cancelled = housed("cancel", submitted[:6], "--json")
+    cancelled = housed("cancel", submitted[:-1], "--json")
     assert cancelled.json["job"]["status"] in {"CANCELLED", "DRAINING"}
     assert "has ended already: CANCELLED" in housed("cancel", submitted).line
     resumed = housed("resume", submitted, "--json")

@@ -162,7 +162,7 @@ def test_a_script_that_cannot_run_is_one_line(new_cloud: NewCloud):
     given = launch(cloud)
     until("it to be off", lambda: machine(cloud, given.id).state == "terminated")
     said = (disk(cloud, given) / "console.log").read_text()
-    assert said.startswith("the first-boot script cannot run: ")
+    assert said.startswith(f"{cloud.boot_script} cannot run: ")
     assert said.count("\n") == 1
 
 

@@ -43,8 +43,11 @@ class RunningHouse:
 
     def start(self) -> Client:
         self.begin()
-        until("the house to answer", self._ready, UP_S_MAX)
+        self.wait_until_up()
         return self.client()
+
+    def wait_until_up(self) -> None:
+        until("the house to answer", self._ready, UP_S_MAX)
 
     def begin(self) -> None:
         """Start it, and do not wait until it is ready."""
