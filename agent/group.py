@@ -21,7 +21,7 @@ import msgspec
 import numpy as np
 import torch
 
-from agent import measuring, tree
+from agent import measuring, probing, tree
 from agent.deep import Deep, Whole
 from agent.errors import WireError
 from agent.faults import passing
@@ -32,6 +32,7 @@ from agent.messages import UNRECORDED, JobOrder, NanPolicy, WorkerOrder
 from agent.pipeline.examine import cut_points
 from agent.pipeline.record import CannotRecord
 from agent.pipeline.wires import MeshChannel
+from agent.profile import Profile
 from agent.protocol import (
     AnyMessage,
     Commit,
@@ -85,7 +86,7 @@ class Group:
         self._changed = threading.Condition()
         self._pulling = Pulling(self, lambda: self._mesh, self._changed)
         self._mesh = Mesh(
-            self._me, order.secret, host, self._changed, self._peer_broke, self._pulling.answer
+            self._me, order.secret, host, self._changed, self._peer_broke, self._answer_peer
         )
         self._broke: PeerBroken | None = None  # the last complaint
         self.link = Link(
@@ -116,6 +117,11 @@ class Group:
         self._trace_at: int | None = None  # the step whose timeline is asked for
         self._unmeasured = False  # the script can be cut, and nobody has measured it yet
         self._known: ProfileKnown | None = None
+        self._unprobed: Profile | None = (
+            None  # whose network has not been measured with all kinds of peers
+        )
+        self._probed_at = -1  # the generation in which it was tried
+        self._addresses: dict[str, str] = {}
         self._slices: list[tuple[int, list[memoryview]]] = []  # what the keeper got of the sum
         self._having: dict[str, frozenset[str] | None] = {}  # who has what of the state; None: all
         self._promised: Held | None = None  # what is here once the step in flight is committed
@@ -191,6 +197,8 @@ class Group:
             self._tell_recorded()
         if self._unmeasured and self.leader:
             self._measure()
+        if self._unprobed is not None and self.leader:
+            self._probe(self._unprobed)
         self._note()
         self._began_s, self._computed = time.monotonic(), 0
         return self._range()
@@ -231,7 +239,11 @@ class Group:
             things = session.objects.values()
             try:
                 profile = measuring.profile_of(recording, things, self._job, left, self._go_on)
-                self.link.send(Measured(profile=profile))
+                self._unmeasured, self._unprobed = False, profile
+                try:
+                    self._unprobed = self._with_network(profile)
+                finally:  # who is called away has still measured the model
+                    self.link.send(Measured(profile=self._unprobed))
             except Interrupted:
                 raise
             except Exception as error:  # a job trains without a profile too
@@ -244,6 +256,7 @@ class Group:
             self.link.send(ProfileAsked(key=key))
             found = self._wait(partial(self._answer, key, asked_at))
             if isinstance(found, ProfileKnown):
+                self._unprobed = found.unprobed
                 return found.known
 
     def _answer(self, key: str, asked_at: int) -> ProfileKnown | bool:
@@ -251,6 +264,32 @@ class Group:
         if self._known is not None and self._known.key == key:
             return self._known
         return self.link.connects != asked_at
+
+    def _probe(self, profile: Profile) -> None:
+        """When there are neighbours of a kind that there was none of before."""
+        if self._probed_at == self.generation:
+            return
+        found = self._with_network(profile)
+        if found != profile:
+            self.link.send(Measured(profile=found))
+        self._unprobed = None if found.network_from == "measured" else found
+
+    def _with_network(self, profile: Profile) -> Profile:
+        assert self._session is not None
+        self._probed_at = self.generation
+        host = self._mesh.address.rpartition(":")[0]
+        near, far = list[str](), list[str]()
+        for peer in self._layout.workers:
+            if peer != self._me and peer in self._addresses:
+                there = self._addresses[peer].rpartition(":")[0]
+                (near if there == host else far).append(peer)
+        return probing.probed(profile, near, far, self, self._session.version)
+
+    def _answer_peer(self, peer: str, part: Part) -> None:
+        if part.tag == probing.PROBE:
+            probing.answer(self._mesh, peer, part)
+        else:
+            self._pulling.answer(peer, part)
 
     def _note(self) -> None:
         session = self._session
@@ -729,6 +768,7 @@ class Group:
                 case Welcome():
                     self._welcome = (message.order, bytes(payload))
                 case Peers():
+                    self._addresses = dict(message.addresses)
                     self._mesh.want(message.addresses)
                 case Enter():
                     self._hear(message)

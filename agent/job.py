@@ -524,7 +524,8 @@ class Job:
         profile = self._out.profile(key)
         if profile is not None:
             self._reports.profiled(member.worker, profile)
-        member.post(ProfileKnown(key=key, known=profile is not None))
+        unprobed = profile if profile is not None and profile.network_from != "measured" else None
+        member.post(ProfileKnown(key=key, known=profile is not None, unprobed=unprobed))
 
     def _on_traced(self, worker: str, traced: Traced) -> None:
         layout = self.layout

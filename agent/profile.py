@@ -13,7 +13,8 @@ from typing import Literal
 import msgspec
 
 VERSION = 1
-NetworkFrom = Literal["measured", "assumed"]
+# Which links were measured: none, those within a machine, those between machines, or both.
+NetworkFrom = Literal["assumed", "within", "between", "measured"]
 TIMES = (
     "forward_s",
     "backward_s",

@@ -255,10 +255,14 @@ class Noticed(Message, frozen=True, kw_only=True):
 
 
 class ProfileKnown(Message, frozen=True, kw_only=True):
-    """Whether a profile with this key is known: if so, it need not be measured."""
+    """Whether a profile with this key is known: if so, it need not be measured.
+
+    It comes along if its network is not measured yet.
+    """
 
     key: str
     known: bool
+    unprobed: Profile | None = None
 
 
 class Done(Message, frozen=True, kw_only=True):

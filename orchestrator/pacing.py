@@ -12,6 +12,7 @@ from statistics import median_low
 import msgspec
 
 from agent.messages import JobProfiled, Paced, Progress
+from agent.profile import Link, Profile
 from orchestrator import crews
 from orchestrator.actions import AnyAction
 from orchestrator.morph import drift
@@ -36,10 +37,36 @@ def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
         if kind.accelerator == "cpu":  # all that a machine has is seen by each of its workers
             room = min(room, kind.memory_bytes / kind.slots)
         profile = msgspec.structs.replace(profile, instance_type=kind.name, memory_bytes=room)
-    first, job.profile, job.watch = job.profile is None, profile, drift.Watch()
-    sections = plural(len(profile.sections), "section")
-    note(out, job.id, f"{'' if first else 'again '}measured by {event.worker}: {sections}")
+    before = job.profile
+    if before is not None and profile.key and profile.key == before.key:
+        if profile.network == before.network:
+            return
+        profile = msgspec.structs.replace(
+            before, network=profile.network, network_from=profile.network_from
+        )
+    job.profile, job.watch = profile, drift.Watch()
+    note(out, job.id, _measured(profile, before, event.worker))
     crews.newcomer(state, job)
+
+
+def _measured(profile: Profile, before: Profile | None, worker: str) -> str:
+    network, seen = profile.network, profile.network_from
+    said = f"measured by {worker}: {plural(len(profile.sections), 'section')}"
+    if before is not None:
+        said = (
+            f"the network was measured by {worker}"
+            if before.key == profile.key
+            else f"again {said}"
+        )
+    if seen in ("between", "measured"):
+        said += f", {_link(network.inter)} between machines"
+    if seen in ("within", "measured"):
+        said += f", {_link(network.intra)} within one"
+    return said
+
+
+def _link(link: Link) -> str:
+    return f"{link.bandwidth_bytes_per_s / 1e9:.2g} GB/s after {link.latency_s * 1e6:.0f} us"
 
 
 # --- stragglers ----------------------------------------------------------------------------------

@@ -217,7 +217,7 @@ class Crew:
         order = JobOrder(job=self.job, script="train.py", script_sha="", argv=argv, **options)
         self.keeper.open_job(order, script.encode())
 
-    def start(self, count: int, faults: str = "") -> list[str]:
+    def start(self, count: int, faults: str = "", host: str = "127.0.0.1") -> list[str]:
         started = []
         for _ in range(count):
             self._serial += 1
@@ -230,7 +230,7 @@ class Crew:
                 keeper_address=self.keeper.address,
                 secret=job_secret(SECRET, self.job),
             )
-            self.pids[worker] = self.nursery.start(order, faults=faults)
+            self.pids[worker] = self.nursery.start(order, host, faults)
             started.append(worker)
         return started
 

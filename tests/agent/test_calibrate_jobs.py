@@ -44,7 +44,7 @@ def test_a_job_is_measured_once(crew: Crew):
     crew.completed()
     kept = crew.client.get(f"orch:profile:{report.profile.key}")
     assert msgspec.json.decode(kept, type=Profile) == report.profile
-    assert report.profile.network_from == "assumed"
+    assert report.profile.network_from == "within"
     assert report.profile.microbatch_sizes == (4,)
     assert crew.client.get(f"orch:job:profile:{crew.job}") == kept
     assert [each.worker for each in crew.of(JobProfiled)] == [report.worker]
@@ -58,6 +58,29 @@ def test_a_job_is_measured_once(crew: Crew):
     crew.completed()
     again = torch.load(second)
     assert all(torch.equal(again[name], tensor) for name, tensor in weights.items())
+
+
+def test_the_network_is_measured_when_there_is_somebody_to_measure_it_with(crew: Crew):
+    """Alone its numbers are assumed; a newcomer on another machine is asked at once, and the times stay as they were."""
+    out = begin(crew, 1)
+    alone = profiled(crew).profile
+    assert alone.network_from == "assumed"
+    crew.reach(10)
+    crew.settle = 2
+    crew.start(1, host="127.0.0.2")
+    until("both to be ready", lambda: len(crew.ready) == 2)
+    go_on(out)
+    again = until("a measured network", lambda: crew.of(JobProfiled)[1:])[0].profile
+    crew.completed()
+    assert again.network_from == "between"
+    assert (again.key, again.sections) == (alone.key, alone.sections)
+    assert again.network.intra == alone.network.intra
+    for link in (again.network.inter, again.network.reduce_inter):
+        assert 1e6 < link.bandwidth_bytes_per_s < 1e12
+        assert 0 <= link.latency_s < 1
+    assert len(crew.of(JobProfiled)) == 2
+    kept = crew.client.get(f"orch:profile:{again.key}")
+    assert msgspec.json.decode(kept, type=Profile) == again
 
 
 @pytest.mark.parametrize("depth", [1, 2])

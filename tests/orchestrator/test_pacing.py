@@ -173,6 +173,29 @@ def test_a_drifted_profile_is_refitted_and_the_layout_stays(hand: Any, profile: 
     assert not h.only(h.wait(10.0), Regroup)
 
 
+def test_a_measured_network_takes_the_place_of_the_assumed_and_times_stay_refitted(
+    hand: Any, profile: Any
+) -> None:
+    """The same profile again with other links: what steps have shown of its times is kept; without news nothing is said."""
+    h = trained(hand, slots_max=2)
+    measured = profile(1, key="model")
+    h.profiled(measured)
+    h.wait(2.0)
+    h.train(10.0 * (WINDOW + 1), step_s=2 * h.job.plan.step_s)
+    refitted = h.job.profile.sections
+    assert refitted != measured.sections
+    slow = msgspec.structs.replace(
+        measured.network.inter, bandwidth_bytes_per_s=2e8, latency_s=1e-4
+    )
+    network = msgspec.structs.replace(measured.network, inter=slow, reduce_inter=slow)
+    again = msgspec.structs.replace(measured, network=network, network_from="between")
+    out = h.profiled(again)
+    assert h.job.profile.network == network
+    assert h.job.profile.sections == refitted
+    assert "the network was measured by w0, 0.2 GB/s after 100 us between" in h.words(out)
+    assert h.profiled(again) == []
+
+
 def test_a_ring_that_is_slower_than_measured_is_told_from_machines_that_are(
     hand: Any, profile: Any
 ) -> None:
