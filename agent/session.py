@@ -278,6 +278,12 @@ class Session:
             self.objects[f"{type(thing).__name__}{index}"] = thing
         modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
         _check_names(modules)
+        scalers = [thing for thing in others if isinstance(thing, torch.amp.GradScaler)]
+        if len(scalers) > 1:
+            raise Misuse(
+                "Session: two GradScalers were given; one scales the loss of all that is trained"
+            )
+        self._scaler = scalers[0] if scalers and scalers[0].is_enabled() else None
         self.space = SumSpace(modules)
         self.holdings = Holdings(self.objects)
         self._total: Sum | None = None
@@ -391,6 +397,11 @@ class Session:
         self.space.begin()
         self._partial.clear()
         self.holdings.norms = {}
+        if self._scaler is not None:
+            # It makes its scale when it is first asked, and whoever computes nothing would not ask.
+            self._scaler.scale(
+                torch.zeros((), device=next(iter(self.space.params.values())).device)
+            )
         try:
             if (logged := self._world.logged(step)) is not None:
                 total = self.total()
@@ -403,7 +414,9 @@ class Session:
             self._install(summed)
             passing("step: installed")
         except Abandoned:
-            self.space.begin()  # the rest of the body runs out on nothing, and is then overwritten
+            # The rest of the body runs out on nothing, and what it does is then overwritten.
+            self.space.begin()
+            self.holdings.lay_zeros(self.space.params.values())
         self._phase, self._asked = "shared", None
 
     def _compute(self, step: int, batches: Sequence[Batch]) -> Generator[Batch, None, Summed]:
@@ -460,7 +473,8 @@ class Session:
         (loss / self.microbatches).backward()  # type: ignore[no-untyped-call]
         if self.notes is not None:
             self.notes.lap(Kind.BACKWARD, self._microbatch)
-        self._microbatch_loss += float(loss.detach())
+        scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+        self._microbatch_loss += float(loss.detach()) / scale
         self._backward_calls += 1
 
     def recording(self) -> Recording:
@@ -480,7 +494,9 @@ class Session:
     def _record(self, caller: Caller, batch: object) -> None:
         modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
         model = modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
-        found = Body(caller).record(model, self._run_recorded, batch)
+        body = Body(caller)
+        body.refuse_scaling(known=self._scaler is not None)
+        found = body.record(model, self._run_recorded, batch)
         if self._recording is not None and found.same_as(self._recording):
             found = msgspec.structs.replace(self._recording, plain=found.plain)
         self._recording = found
@@ -497,18 +513,23 @@ class Session:
 
     def _check_finite(self, step: int, summed: Summed) -> None:
         """Before the commit, so that a job that fails on it can be resumed from before it."""
-        if self._world.nan == "fail" and not summed.finite:
+        if self._world.nan == "fail" and not summed.finite and not self._overflows():
             loss = float(summed.total.loss) / self.microbatches
             raise NotFinite(
                 f"step {step}: the loss is {loss}, or one of its gradients is not finite"
             )
+
+    def _overflows(self) -> bool:
+        """Whether it is the scale of the loss that was too large: the scaler sees that in the sum, which is the
+        same everywhere, skips the step and takes a smaller one. A scale below 1 has made nothing larger."""
+        return self._scaler is not None and self._scaler.get_scale() >= 1.0
 
     def _install(self, summed: Summed) -> None:
         self.loss = float(summed.total.loss) / self.microbatches
         self.holdings.norms = {}
         if summed.held is not None:
             self._keep(summed.held)
-        if summed.finite:
+        if summed.finite or self._scaler is not None:
             summed.total.space.install(summed.total, self.microbatches)
             self.holdings.norms = summed.norms
         else:

@@ -92,6 +92,23 @@ class Body:
             raise CannotRecord(self._short(str(error))) from error
         return Recording(graph, facts, tuple(leaves), spec, self._plain())
 
+    def refuse_scaling(self, *, known: bool) -> None:
+        """A scaler makes its scale when it is first asked, and changes it from step to step."""
+        names = [node for part in self._loop.whole.body for node in ast.walk(part)]
+        scaled = [
+            node
+            for node in names
+            if isinstance(node, ast.Name)
+            and isinstance(scaler := self._names.get(node.id), torch.amp.GradScaler)
+            and scaler.is_enabled()
+        ]
+        if scaled or known:
+            raise CannotRecord(
+                f"{self._at(scaled[0] if scaled else self._loop)}: a GradScaler scales the loss, and its scale "
+                "changes between steps. With it the model trains in one piece; in bfloat16, which needs none, it "
+                "can be cut into stages"
+            )
+
     def _play(self, batch: object) -> None:
         with contextlib.redirect_stdout(io.StringIO()):
             exec(self._code, {**self._names, MICROBATCH: [batch]})  # noqa: S102 - the script's own code
