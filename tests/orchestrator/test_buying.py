@@ -226,7 +226,7 @@ def test_on_demand_machines_are_billed_by_their_own_rule(hand: Any, billing: str
 
 def test_a_budget_covers_the_whole_hour_where_hours_are_paid(hand: Any) -> None:
     """Under the rule by the hour what is owed for the rest of a begun hour was reserved before."""
-    cap = 0.06
+    cap = 0.055
     h = hand(billing="aws_2016", on_demand_allowed=False).running(slots_max=1, budget_usd=cap)
     while h.job.active and h.at_s < 20_000.0:
         h.wait(60.0)

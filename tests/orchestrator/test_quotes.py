@@ -172,5 +172,6 @@ def test_a_price_above_the_bid_ends_the_machine_and_the_hour_is_refunded() -> No
     taken = [lease for lease in state.ended_leases if "taken" in lease.why_ended]
     assert len(taken) >= 4
     for lease in taken:
+        assert all(price <= lease.request.bid_usd_per_h for _, price in lease.prices)
         hours = (lease.ended_at_s - lease.prices[0][0]) / HOUR_S
         assert lease.cost_usd == pytest.approx(0.2 * math.floor(hours), abs=1e-9)
