@@ -377,7 +377,8 @@ def _unfit(scene: _Scene, asked: Sequence[Offer]) -> str:
         ((-(-limits.slots_min // o.type.slots) * _usd_per_h(o), -(-limits.slots_min // o.type.slots), o)
          for o in small), key=lambda x: (x[0], x[2].pool, x[2].market),
     )  # fmt: skip
-    way = f"the cheapest way to {limits.slots_min} slots is {count} x {cheapest.pool.key} for ${usd_per_h:.4f}/h"
+    slots = f"{limits.slots_min} slot{'s' * (limits.slots_min != 1)}"
+    way = f"the cheapest way to {slots} is {count} x {cheapest.pool.key} for ${usd_per_h:.4f}/h"
     if limits.usd_per_h_max is not None and usd_per_h > limits.usd_per_h_max:
         return f"{way}, above the limit of ${limits.usd_per_h_max:.4f}/h"
     if limits.budget_left_usd is not None:

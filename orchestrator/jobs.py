@@ -70,6 +70,12 @@ def _refusal(state: State, job: Job) -> str | None:
     spec = job.spec
     if not 1 <= spec.slots_min <= spec.slots_max:
         return f"slots_min={spec.slots_min} and slots_max={spec.slots_max}: need 1 <= min <= max"
+    most, manager = state.settings.usd_per_h_max, state.settings.manager_usd_per_h
+    if most is not None and most <= manager:
+        return (
+            f"budget: ${most:.4f} may be spent per hour, and the manager's own machine alone costs "
+            f"${manager:.4f}: raise budget.per_h_usd"
+        )
     if state.stopping:
         return "the manager is shutting down; submit it again after `orchestrator up`"
     wall_s = state.now_s - state.skew_s
@@ -96,14 +102,16 @@ def _too_poor(state: State, job: Job, account: Account, name: str) -> str | None
         return None
     usd_per_h, machines = cheapest
     needed = ledger.needed_usd(state.settings, usd_per_h)
-    if needed <= left:
-        return None
     held_s = needed / usd_per_h * HOUR_S
+    manager = account.manager_usd_per_h * held_s / HOUR_S
+    if needed + manager <= left:
+        return None
+    meanwhile = f" and ${manager:.4f} for the manager's own machine" if manager else ""
     step_s = f"one of {job.step_s:.2f} s" if job.step_s else "the first, of unknown length"
     return (
         f"budget: {name} is too small for one step ({step_s}): the cheapest way to "
         f"{plural(job.spec.slots_min, 'slot')} is {machines} at up to ${usd_per_h:.4f}/h, and whoever buys must be able to pay {held_s:.0f} s "
-        f"of that, until they are given back: ${needed:.4f}, but ${left:.4f} are left"
+        f"of that, until they are given back: ${needed:.4f}{meanwhile}, but ${left:.4f} are left"
     )
 
 

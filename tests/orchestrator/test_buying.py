@@ -236,3 +236,23 @@ def test_a_budget_covers_the_whole_hour_where_hours_are_paid(hand: Any) -> None:
     h.serve()
     assert not h.state.leases
     assert 0 < h.job.account.spent_usd <= cap
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"budget_usd": 0.02, "manager_usd_per_h": 5.0}, "for the manager's own machine, but $0.0200"),
+        ({"usd_per_h_max": 1.0, "manager_usd_per_h": 5.0}, "the manager's own machine alone costs $5.0000"),
+        ({"usd_per_h_max": 0.0}, "$0.0000 may be spent per hour"),
+    ],
+)  # fmt: skip
+def test_a_budget_below_the_managers_own_machine_is_refused(
+    hand: Any, limits: Any, says: str
+) -> None:
+    """What cannot ever be bought is said at once, with the figures, and nothing is bought."""
+    h = hand(**limits)
+    h.start()
+    h.submit(slots_max=1)
+    assert h.job.status == "FAILED"
+    assert says in h.job.because
+    assert not h.only(h.wait(4.0), Launch)
