@@ -103,3 +103,48 @@ def test_what_is_not_finite_at_any_scale_is_no_overflow(tmp_path: Path) -> None:
     )
     assert done.returncode
     assert "step 4: the loss is nan" in done.stderr.splitlines()[-1]
+
+
+BFLOAT = """
+import sys, torch
+from torch import nn
+from agent import Session
+
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.linear = nn.Linear(16, 16)
+
+    def forward(self, x):
+        with torch.autocast("cpu", torch.bfloat16):
+            return x + self.linear(x).relu()
+
+torch.manual_seed(0)
+model = nn.Sequential(*[Block() for _ in range(4)])
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+session = Session(model, optimizer, microbatches=4)
+data = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
+for step in session.steps(12):
+    for x in session.share(data.split(16)):
+        loss = model(x).square().mean()
+        session.backward(loss)
+    optimizer.step()
+if session.leader:
+    torch.save(model.state_dict(), sys.argv[1])
+"""
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("depth", [1, 2])
+def test_bfloat16_has_the_same_bits_at_any_depth(crew: Crew, tmp_path: Path, depth: int) -> None:
+    """Blocks that compute in half precision, in one piece and cut between them."""
+    (tmp_path / "alone").mkdir()
+    script = tmp_path / "train.py"
+    script.write_text(BFLOAT)
+    _, weights = played_alone(script, tmp_path / "alone" / "out.pt")
+    crew.depth = depth
+    crew.begin(2, BFLOAT, str(crew.folder / "out.pt"))
+    crew.completed()
+    assert (crew.folder / "out.pt").read_bytes() == weights
+    told = [ready for ready in crew.of(WorkerReady) if not ready.uncuttable]
+    assert max(ready.stages_max for ready in told) >= 4
