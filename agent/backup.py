@@ -94,6 +94,7 @@ class StateAssembly:
     ) -> None:
         self.generation, self.version, self.final = generation, version, final
         self._awaited = set(workers)
+        self.taken_bytes = 0
         self._forms: dict[str, Layer] = {}
         self._bodies: dict[str, Assembly] = {}
 
@@ -108,6 +109,7 @@ class StateAssembly:
     ) -> None:
         for layer in forms:
             self._forms.setdefault(layer.name, layer)
+        self.taken_bytes += payload.nbytes
         for extent, data in cut_up(payload, extents):
             self._of(extent).take(extent.start, data)
 

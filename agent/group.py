@@ -182,13 +182,13 @@ class Group:
             return None
         key = entered.layout.generation, step
         try:
-            self._wait(lambda: key in self._redo)
+            logged = self._wait(lambda: self._redo.pop(key, None))
         except Interrupted:
             self.astray = True
             raise Abandoned from None
         with self._changed:
             self._changed.notify_all()  # there is room for the next one
-            return self._redo.pop(key)
+        return logged
 
     def share(self) -> tuple[int, int]:
         if self._superseded():

@@ -54,6 +54,7 @@ class Vault:
         self._checkpoint_due_s = time.monotonic() + order.checkpoint_every_s
         self._writing = threading.Lock()
         self._assembly: StateAssembly | None = None
+        self._stalled, self._taken_bytes = False, 0  # of the assembly: since the commit before
         self.backup: Backup | None = None
         self.redo: list[LoggedSum] = []
 
@@ -61,6 +62,8 @@ class Vault:
 
     def log(self, logged: LoggedSum) -> None:
         self.redo.append(logged)
+        taken = 0 if self._assembly is None else self._assembly.taken_bytes
+        self._stalled, self._taken_bytes = taken == self._taken_bytes, taken
 
     @property
     def open(self) -> bool:
@@ -84,7 +87,7 @@ class Vault:
     def wants(self) -> bool:
         """Whether a new state should be asked for now. One that got lost on its way is asked for again."""
         late = self.backup is None or len(self.redo) >= self._every
-        lost = len(self.redo) in (self._bound // 2, self._bound)
+        lost = self._stalled and len(self.redo) in (self._bound // 2, self._bound)
         return late and (self._assembly is None or lost)
 
     def ask(self, layout: Layout, version: int, *, final: bool = False) -> None:

@@ -14,7 +14,9 @@ from safetensors.torch import load_file
 from agent import saving
 from agent.backup import Assembly, Backup, LoggedSum, Saved, StateAssembly
 from agent.errors import WireError
+from agent.layout import data_parallel
 from agent.messages import CheckpointFailed, CheckpointWritten, Report
+from agent.protocol import Snapshot
 from agent.recovery import Shelf, newest
 from agent.saving import save
 from agent.shards import bytes_of, weights_sha
@@ -115,6 +117,26 @@ def test_what_an_earlier_keeper_writes_late_does_not_count(tmp_path: Path) -> No
     assert not earlier.write(saved(9))
     assert [type(r) for r in said] == [CheckpointWritten, CheckpointWritten, CheckpointFailed]
     assert same(recalled(disk(tmp_path / "job")), saved(6))
+
+
+def test_a_state_that_is_on_its_way_is_not_asked_for_again(tmp_path: Path) -> None:
+    """One that comes slowly is waited for; one of which nothing comes any more is asked for again."""
+    layout = data_parallel(1, 2, ("w",))
+    for comes in (True, False):
+        vault = vault_of(tmp_path, [], backup_every_steps=1)
+        vault.adopt(saved(0))
+        asked = []
+        for step in range(4):
+            vault.log(LoggedSum(step, b"", memoryview(bytes(8))))
+            if vault.wants:
+                asked.append(step)
+                vault.ask(layout, step + 1)
+            if comes:
+                begun = Snapshot(
+                    generation=1, version=1, forms=(), extents=(Extent("l", step, 1, 64),), last=False, final=False
+                )  # fmt: skip
+                vault.take(begun, memoryview(b"x"), "w", layout)
+        assert asked == ([0] if comes else [0, 1, 3])
 
 
 def test_large_sums_are_not_held_in_any_number(tmp_path: Path) -> None:
