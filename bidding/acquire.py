@@ -43,6 +43,7 @@ from bidding.core import (
 )
 from bidding.deadline import MODES, SPOT, Mode, book, guarded, phase_of
 from bidding.expected import code_of
+from bidding.history import USD_PER_H_MAX
 from bidding.model import (
     Acquire,
     Climate,
@@ -60,7 +61,6 @@ from cloud.model import Market
 RESERVE_S = 120.0  # a footprint must be payable this long, else it is not held
 CONTROL_S = 300.0  # with a deadline, no more than this passes between two decisions
 RENEW_S = 300.0  # this shortly before a paid hour ends, the next one is weighed
-USD_PER_H_MAX = 1_000.0
 NOTHING_FITS = "waiting: no offer fits the limits"
 HAZARD_PER_H_MAX = 60.0
 

@@ -63,7 +63,7 @@ def on_quotes(state: State, out: list[AnyAction], event: QuotesSeen) -> None:
     for quote in event.quotes:
         known = state.pools.get(quote.pool.key)
         price = quote.price_usd_per_h
-        if known is None or quote.at_s < known.quoted_at_s or not 0 < price < float("inf"):
+        if known is None or quote.at_s < known.quoted_at_s or not ledger.credible(price):
             continue
         known.quoted_at_s = quote.at_s
         state.unkept.append(quote)

@@ -105,12 +105,14 @@ def adopt(state: State, out: list[AnyAction], lease: Lease, machine: Machine) ->
 
 def _begin(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
     """From its launch on it has a name, a price and a place in what its pool is known for."""
-    why = f"{machine.id} started in {lease.pool.key} at ${machine.price_usd_per_h:.4f}/h"
+    price = machine.price_usd_per_h
+    price = price if ledger.credible(price) else lease.price_usd_per_h
+    why = f"{machine.id} started in {lease.pool.key} at ${price:.4f}/h"
     lease.machine_id, lease.known_at_s = machine.id, state.now_s
     state.machines[machine.id] = lease.token
     move_lease(lease, "pending", state.now_s, why)
     note(out, machine.id, why)
-    ledger.start_charging(state, lease, machine.price_usd_per_h, machine.launched_at_s)
+    ledger.start_charging(state, lease, price, machine.launched_at_s)
     if lease.request.market == "spot":
         known = state.pools[lease.pool.key]
         known.record = known.record.sold(state.now_s)
@@ -167,6 +169,8 @@ def penalise(state: State, out: list[AnyAction], pool: Pool, why: str) -> None:
 
 def reprice(state: State, out: list[AnyAction], lease: Lease, price_usd_per_h: float) -> None:
     """The price moved. A machine that may cost more than can be reserved for is given back at once."""
+    if not ledger.credible(price_usd_per_h):
+        return
     if not ledger.change_price(state, lease, price_usd_per_h):
         why = f"its price rose to ${price_usd_per_h:.4f}/h, and the budget has no room for that"
         give_back(state, out, lease, why)

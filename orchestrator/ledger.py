@@ -15,6 +15,7 @@ Where hours are paid as a whole, a whole one is reserved for as well.
 """
 
 from bidding.billing import HOUR_S, RULES, cost_usd, rule_of
+from bidding.history import USD_PER_H_MAX
 from cloud.model import EndedBy, InstanceType, Market
 from orchestrator.settings import Settings
 from orchestrator.state import Account, Job, Lease, State
@@ -22,6 +23,11 @@ from orchestrator.state import Account, Job, Lease, State
 PRICES_MAX = 512
 SPOT_RISE = 1.5  # of 12,590 recorded quotes of 2020 none was more than 1.05 of the one before
 CENT_FRACTION = 1e-9  # below this a difference of dollars is rounding
+
+
+def credible(price_usd_per_h: float) -> bool:
+    """Nobody gives machines away, and none costs so much: such a price is a fault of who says it."""
+    return 0 < price_usd_per_h < USD_PER_H_MAX
 
 
 def settle(account: Account, at_s: float) -> None:

@@ -1,8 +1,10 @@
 """What the manager buys from, at which prices, and what it has learned about the time that changes take."""
 
+import math
 from typing import Any
 
 import pytest
+from msgspec.structs import replace
 
 from cloud.model import Pool, Quote
 from orchestrator import buying
@@ -256,3 +258,26 @@ def test_a_budget_below_the_managers_own_machine_is_refused(
     assert h.job.status == "FAILED"
     assert says in h.job.because
     assert not h.only(h.wait(4.0), Launch)
+
+
+@pytest.mark.parametrize("price", [0.0, -1.0, 1e9, math.inf, math.nan])
+def test_an_absurd_price_changes_nothing(hand: Any, price: float) -> None:
+    """Whether it is quoted, listed, or said of a machine that has just started: the last price that can be true holds."""
+    h = hand(on_demand_allowed=False).running(slots_max=1)
+    (lease,) = h.leases
+    h.price(price, price, price, price)
+    h.listed(replace(h.machines.pop(lease.machine_id), price_usd_per_h=price))
+    h.wait(10.0)
+    assert [held.token for held in h.leases] == [lease.token]
+    assert lease.price_usd_per_h == 0.03
+    assert 0 < h.job.account.usd_per_h < 0.1
+
+    young = hand(on_demand_allowed=False)
+    young.start()
+    young.submit(slots_max=1)
+    (launch,) = young.only(young.wait(2.0), Launch)
+    machine = replace(young.stray("test", launch.request.token), tags=launch.request.tags)
+    young.listed(replace(machine, price_usd_per_h=price))
+    (lease,) = young.leases
+    assert lease.machine_id
+    assert lease.price_usd_per_h == 0.03
