@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from agent import faults
-from agent.checksum import Buffer, crc32c
+from agent.checksum import PIECE_BYTES, Buffer, crc32c
 from agent.errors import Refused, WireError
 from agent.protocol import Accepted, AnyMessage, Challenge, Dismissal, Message, Proof
 
@@ -83,14 +83,11 @@ class Connection:
         self, place: Placer | None = None, meta_bytes_max: int = META_BYTES_MAX
     ) -> tuple[AnyMessage, memoryview]:
         """The next message and its payload, which lands where `place` says, or in a new buffer."""
-        head = memoryview(bytearray(_HEAD.size))
-        self._fill(head)
-        meta_bytes, payload_bytes, crc = _HEAD.unpack(head)
+        meta_bytes, payload_bytes, crc = _HEAD.unpack(self._fill(memoryview(bytearray(_HEAD.size))))
         if meta_bytes > meta_bytes_max or payload_bytes > PAYLOAD_BYTES_MAX:
             self.close()
             raise WireError(f"a frame of {meta_bytes} + {payload_bytes} bytes is beyond the bounds")
-        meta = memoryview(bytearray(meta_bytes))
-        found = self._fill(meta)
+        meta = self._fill(memoryview(bytearray(meta_bytes)))
         try:
             message = _decode(meta)
         except msgspec.MsgspecError as error:
@@ -99,7 +96,11 @@ class Connection:
         target = place(message, payload_bytes) if place is not None and payload_bytes else None
         if target is None:
             target = self._room(message, payload_bytes)
-        if self._fill(target, found) != crc:
+        found = crc32c(0, meta)
+        for start in range(0, target.nbytes, PIECE_BYTES):
+            # Summed as it comes: all at the end, a large payload would look like silence.
+            found = crc32c(found, self._fill(target[start : start + PIECE_BYTES]))
+        if found != crc:
             self.close()
             raise WireError(f"{type(message).__name__} was damaged on its way (crc32c differs)")
         return message, target
@@ -112,8 +113,7 @@ class Connection:
             what = f"{count} bytes of {type(message).__name__}"
             raise WireError(f"there is no memory for {what}") from error
 
-    def _fill(self, view: memoryview, crc: int = 0) -> int:
-        """Summed as it comes: summed at the end, a large payload would look like silence."""
+    def _fill(self, view: memoryview) -> memoryview:
         filled = 0
         while filled < view.nbytes:
             try:
@@ -122,10 +122,9 @@ class Connection:
                 raise WireError(f"receiving failed: {error}") from error
             if not count:
                 raise WireError("the other side closed the connection")
-            crc = crc32c(crc, view[filled : filled + count])
             filled += count
             self.bytes_in += count
-        return crc
+        return view
 
     def patience(self, wait_s: float | None) -> None:
         """How long to wait for what comes. Another thread may have closed the connection meanwhile."""
