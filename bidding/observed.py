@@ -15,7 +15,7 @@ from bidding.history import HOUR_S
 from bidding.risk import HAZARD_PRIOR, RETURN_PRIOR, Gamma
 
 BULK_S = 120.0
-MEMORY_H = 12.0  # of 3 h to a week the best in 14 recorded pools (`benchmarks/bidding_memory.py`)
+MEMORY_H = 48.0  # half is left then; docs/bidding.md says what 12 h and no end would do
 UNASKED_H_MAX = (
     1.0  # half of the time since the last refusal counts as away, but of no more than this
 )

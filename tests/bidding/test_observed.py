@@ -48,12 +48,12 @@ def test_what_was_seen_long_ago_loses_its_weight():
         restless = restless.sold(n * H).lost(n * H + 1800, False)
     assert restless.hazard_per_h(6 * H) > 3 * HAZARD_PRIOR.per_h
     assert restless.hazard_per_h(18 * H) < restless.hazard_per_h(6 * H)
-    assert restless.hazard_per_h(200 * H) == pytest.approx(HAZARD_PRIOR.per_h, rel=0.01)
+    assert restless.hazard_per_h(800 * H) == pytest.approx(HAZARD_PRIOR.per_h, rel=0.01)
     assert restless.losses_at(6 * H) > 1
-    assert restless.losses_at(200 * H) < 0.01
+    assert restless.losses_at(800 * H) < 0.01
     away = PoolRecord().refused(0.0).refused(5 * H)
     assert away.return_per_h(5 * H) < RETURN_PRIOR.per_h / 3
-    assert away.return_per_h(200 * H) == pytest.approx(RETURN_PRIOR.per_h, rel=0.01)
+    assert away.return_per_h(800 * H) == pytest.approx(RETURN_PRIOR.per_h, rel=0.01)
 
 
 def test_nobody_asked_is_not_a_refusal():
