@@ -100,11 +100,14 @@ class Pulling:
                 if self._crew.generation > part.generation:
                     return
                 self._changed.wait(LOOK_AGAIN_S)
+        state, versions = found
+        if state.updates() != versions and self._crew.generation > part.generation:
+            return  # we are steps ahead, in a layout that whoever asks has not heard of or is not in
         connection = self._mesh().connection(peer)
         if connection is None:
             return
         try:
-            self._reply(connection, part, ask, *found)
+            self._reply(connection, part, ask, state, versions)
         except (WireError, MemoryError):
             self._mesh().drop(peer, connection)  # whoever asked would wait for ever
 

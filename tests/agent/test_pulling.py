@@ -1,0 +1,58 @@
+"""Layers that are asked for, and what becomes of a question that comes too late."""
+
+import threading
+from collections.abc import Iterator
+from typing import Any
+
+import msgspec
+import pytest
+import torch
+from crews import until
+
+from agent.mesh import ASK, Mesh
+from agent.protocol import Part
+from agent.pulling import Ask, Pulling
+from agent.store.layers import Collected, collect
+
+
+class Ahead:
+    """Somebody who is in generation 2."""
+
+    generation = 2
+
+    def now(self) -> tuple[int, Collected | None]:
+        return -1, None
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Mesh, Mesh]]:
+    meshes = [
+        Mesh(name, "secret", "127.0.0.1", threading.Condition(), lambda _: None) for name in "ab"
+    ]
+    meshes[0].want({"b": meshes[1].address})
+    until("the connection", lambda: meshes[0].connection("b") and meshes[1].connection("a"))
+    yield meshes[0], meshes[1]
+    for mesh in meshes:
+        mesh.close()
+
+
+@pytest.mark.parametrize("generation", [1, 2])
+def test_who_asks_in_a_layout_that_is_over_is_not_told_of_a_mistake(
+    pair: tuple[Mesh, Mesh], generation: int
+) -> None:
+    """The answerer has gone on in a newer layout: the question has no answer. In the same layout, a model that
+    has changed is the script's mistake, and whoever asks is told."""
+    asker, answerer = pair
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    crew: Any = Ahead()
+    pulling = Pulling(crew, lambda: answerer, threading.Condition())
+    pulling.offer(5, collect({"model": model}))
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    ask = msgspec.msgpack.encode(Ask(1, (("0", 0, 1),)))
+    pulling.answer("a", Part(generation=generation, step=5, tag=ASK, extra=ask))
+    connection = answerer.connection("a")
+    assert connection is not None
+    connection.send(Part(generation=2, step=5, tag="behind it"))
+    until("what comes behind it", lambda: ("b", 2, 5, "behind it") in asker.mailbox)
+    assert (("b", generation, 5, "give/1") in asker.mailbox) == (generation == 2)
