@@ -5,7 +5,7 @@ number, as wide as the parameter. Whoever computes with it by mistake sees at on
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Collection, Mapping
 
 import torch
 
@@ -82,11 +82,6 @@ class Holdings:
                     optimizer.state.pop(param, None)
                 if param.numel() > 1 and not _is_away(param):
                     param.data = _nothing(param)
-
-    def lay_zeros(self, params: Iterable[torch.Tensor]) -> None:
-        """Gradients of nothing, for a script that cannot do without: no zeros for what is away."""
-        for param in params:
-            param.grad = None if _is_away(param) else torch.zeros_like(param)
 
     def norm(self, params: Collection[torch.Tensor], norm_type: float) -> torch.Tensor:
         """The norm of all gradients, whoever has them: the bits that one process would have."""

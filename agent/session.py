@@ -414,9 +414,9 @@ class Session:
             self._install(summed)
             passing("step: installed")
         except Abandoned:
-            # The rest of the body runs out on nothing, and what it does is then overwritten.
+            # The rest of the body runs out on nothing, and what it does is then overwritten. No zeros: an
+            # optimizer would change the state by them, and others may be asking for it just now.
             self.space.begin()
-            self.holdings.lay_zeros(self.space.params.values())
         self._phase, self._asked = "shared", None
 
     def _compute(self, step: int, batches: Sequence[Batch]) -> Generator[Batch, None, Summed]:
