@@ -1,10 +1,14 @@
 """Does the planner predict what our own runtime does? At least 12 layouts of 3 models, each P x D.
 
-Every worker is a real `agent.pipeline` worker in a thread of its own, with real tensors, sums and optimizer.
+Every worker is a real `agent.pipeline` worker in a process of its own, with real tensors, sums and optimizer.
 The machine has two cores, often shared with others, so time is kept per worker: a worker's clock advances by
 its thread's own processor time, and a message arrives at its sender's clock plus what a link of the
 given latency and bandwidth takes. This measures everything that the runtime computes, and no queueing for
 cores. Calibration sees sections one by one; what is predicted is whole steps of stages made of them.
+
+What a worker's own time is depends on who else runs beside it (caches, memory) and on the moment. So the layouts of
+N workers are measured right between two calibrations in which N processes measure the model at once, and each
+turn's steps are held against its own calibrations; the error is the median over turns.
 
     python benchmarks/planner_prediction.py [steps] [model ...]
 """
@@ -17,6 +21,7 @@ import statistics
 import sys
 import threading
 import time
+from typing import NamedTuple
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -33,7 +38,7 @@ from agent.pipeline.reduce import Share, StageSums
 from agent.pipeline.stage import Stage
 from agent.pipeline.wires import MeshChannel
 from agent.pipeline.work import Worker
-from agent.profile import Link, Network
+from agent.profile import Link, Network, Profile
 from orchestrator.morph import book, costing, schedules, search
 from orchestrator.morph.plans import Cost, Plan, Way
 from orchestrator.morph.search import Task
@@ -312,17 +317,15 @@ def _reduce(sums, clock, channel) -> None:
     clock.tick()
 
 
-def calibrated(model: str, rounds: int, cuts=()):
+def calibrated(model: str, ring: Link, cuts=()) -> Profile:
     factory, draw = MODELS[model]
-    torch.manual_seed(0)
-    ring = reduce_link(factory, draw, rounds)
     network = Network(intra=LINK, inter=LINK, reduce_intra=ring, reduce_inter=ring)
     settings = Settings(
         model=model,
         instance_type="here",
         memory_bytes=1e12,
         network=network,
-        rounds=rounds,
+        rounds=ROUNDS,
         cuts=cuts,
     )
     torch.manual_seed(1)
@@ -333,32 +336,83 @@ def calibrated(model: str, rounds: int, cuts=()):
     )
 
 
-def compare(model: str, steps: int):
-    """Calibrated between the steps that are measured: the speed of a shared machine drifts."""
-    before = calibrated(model, ROUNDS)
+class Calibrators:
+    """Processes that measure the model, any number of them at once: a layout's workers share what they run on."""
+
+    def __init__(self, model: str, ring: Link, cuts) -> None:
+        context, self._pipes, self._processes = mp.get_context("fork"), [], []
+        for _ in range(max(depth * width for _, depth, width, _ in LAYOUTS)):
+            near, far = context.Pipe()
+            args = (model, ring, cuts, far)
+            self._pipes.append(near)
+            self._processes.append(context.Process(target=gauge, args=args, daemon=True))
+            self._processes[-1].start()
+
+    def together(self, count: int) -> list[Profile]:
+        for pipe in self._pipes[:count]:
+            pipe.send(count)
+        return [pipe.recv() for pipe in self._pipes[:count]]
+
+    def close(self) -> None:
+        for pipe in self._pipes:
+            pipe.send(None)
+        for process in self._processes:
+            process.join(PATIENCE_S)
+
+
+def gauge(model: str, ring: Link, cuts, pipe) -> None:
+    torch.set_num_threads(1)
+    while pipe.recv() is not None:
+        pipe.send(calibrated(model, ring, cuts))
+
+
+class Found(NamedTuple):
+    """Of a layout: what was predicted and measured by turns, and the wall times."""
+
+    plan: Plan
+    predicted: list[float]
+    measured: list[float]
+    walls: list[float]
+
+    @property
+    def error(self) -> float:
+        """The median over turns: the speed of a shared machine drifts from one to the next."""
+        each = zip(self.predicted, self.measured, strict=True)
+        return statistics.median(expected / seconds for expected, seconds in each) - 1
+
+
+def compare(model: str, steps: int) -> list[Found]:
+    """Layouts of as many workers right between two calibrations by as many workers at once."""
+    torch.manual_seed(0)
+    ring = reduce_link(*MODELS[model], ROUNDS)
+    before = calibrated(model, ring)
     afters = [section.after for section in before.sections]
     task = Task(global_batch=SIZE * MICROBATCHES)
     plans = [planned(before, task, *layout) for layout in LAYOUTS]
     crews = [Crew(model, plan, afters) for plan in plans]
-    times, foreseen = [[] for _ in crews], [[plan.step_s for plan in plans]]
-    for turn in range(steps + 1):  # interleaved: a slow moment falls on all of them
-        for found, crew in zip(times, crews, strict=True):
-            seconds = crew.step()
-            if turn:
-                found.append(seconds)
-        tables = costing.tables(calibrated(model, ROUNDS, tuple(afters[:-1])))
-        foreseen.append([book.exact(tables, task, plan).step_s for plan in plans])
-    for crew in crews:
-        crew.close()
-    predicted = [statistics.median(each) for each in zip(*foreseen, strict=True)]
-    alone = [each[0] for each in foreseen]
+    calibrators = Calibrators(model, ring, tuple(afters[:-1]))
+    found = [Found(plan, [], [], []) for plan in plans]
+    for turn in range(steps + 1):
+        for count in sorted({plan.way.depth * plan.width for plan in plans}):
+            some = [n for n, plan in enumerate(plans) if plan.way.depth * plan.width == count]
+            profiles = calibrators.together(count)
+            clocks = [crews[n].step() for n in some]
+            profiles += calibrators.together(count)
+            if not turn:
+                continue
+            for n, (clock_s, wall_s) in zip(some, clocks, strict=True):
+                each = [book.exact(costing.tables(p), task, plans[n]).step_s for p in profiles]
+                found[n].predicted.append(statistics.mean(each))
+                found[n].measured.append(clock_s)
+                found[n].walls.append(wall_s)
+    for each in (calibrators, *crews):
+        each.close()
+    alone = found[0].predicted
     print(
-        f"{model}: {len(afters)} sections; {len(foreseen)} calibrations, of which the slowest found "
+        f"{model}: {len(afters)} sections; calibrated alone, the slowest turn found "
         f"{max(alone) / min(alone) - 1:.1%} more than the fastest"
     )
-    clocks = [statistics.median(clock_s for clock_s, _ in found) for found in times]
-    walls = [min(wall_s for _, wall_s in found) for found in times]
-    return plans, predicted, clocks, walls
+    return found
 
 
 def main() -> None:
@@ -367,18 +421,21 @@ def main() -> None:
     errors = []
     print(f"{'model':9} {'layout':34} {'predicted':>10} {'measured':>10} {'error':>7} {'wall':>10}")
     for model in sys.argv[2:] or MODELS:
-        plans, predicted, measured, walls = compare(model, steps)
-        for plan, expected, seconds, wall_s in zip(plans, predicted, measured, walls, strict=True):
-            errors.append(abs(expected / seconds - 1))
+        found = compare(model, steps)
+        for each in found:
+            plan = each.plan
+            errors.append(abs(each.error))
             again = " recompute" if plan.way.recompute else ""
             name = f"{plan.describe()} {plan.way.schedule}{again}"
-            wall = f"{wall_s:9.4f}s" if plan.way.depth * plan.width <= CORES else ""
+            wall = f"{min(each.walls):9.4f}s" if plan.way.depth * plan.width <= CORES else ""
             print(
-                f"{model:9} {name:34} {expected:9.4f}s {seconds:9.4f}s {expected / seconds - 1:+7.1%} {wall}",
+                f"{model:9} {name:34} {statistics.median(each.predicted):9.4f}s "
+                f"{statistics.median(each.measured):9.4f}s {each.error:+7.1%} {wall}",
                 flush=True,
             )
-        chosen = min(range(len(plans)), key=lambda i: predicted[i])
-        lost = measured[chosen] / min(measured) - 1
+        chosen = min(found, key=lambda each: statistics.median(each.predicted))
+        least_s = min(statistics.median(each.measured) for each in found)
+        lost = statistics.median(chosen.measured) / least_s - 1
         print(f"{model}: the predicted best is {lost:.1%} from the measured best (reach 3 %)")
     mean, most = statistics.mean(errors), max(errors)
     print(
