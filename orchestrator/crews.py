@@ -245,15 +245,13 @@ def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
     try:
         choice = layouts.choose(asked)
     except MorphError as error:
-        _say_unfit(state, out, job, str(error), forced=forced)
-        if not (forced and job.step and job.plan is None and job.profile is not None):
+        found = _without_a_plan(job, asked, str(error))
+        if found is None:
+            _say_unfit(state, out, job, str(error), forced=forced)
             return
-        # It has run without a plan already, so the profile is wrong about what fits.
-        asked = msgspec.structs.replace(asked, profile=None)
-        try:
-            choice = layouts.choose(asked)
-        except MorphError:
-            return
+        choice = found
+        if str(error) not in job.chosen:
+            note(out, job.id, str(error))
     job.unfit = ""
     if not job.urgent and job.layout is not None and _same(job.layout, asked, choice):
         job.plan, job.chosen, job.refused = choice.plan, choice.because, ""
@@ -261,6 +259,17 @@ def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
     if not forced and not _pays(state, out, job, choice, seats):
         return
     _ask_for(state, out, job, asked, choice)
+
+
+def _without_a_plan(job: Job, asked: Question, why: str) -> Choice | None:
+    """For a job that has run without one already: the profile is wrong about what fits."""
+    if not job.step or job.plan is not None or job.profile is None:
+        return None
+    try:
+        choice = layouts.choose(msgspec.structs.replace(asked, profile=None))
+    except MorphError:
+        return None
+    return msgspec.structs.replace(choice, because=f"{choice.because}; no plan: {why}")
 
 
 def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choice: Choice) -> None:

@@ -71,7 +71,7 @@ def pace_of(
 
 
 def speed_of(state: State, job: Job) -> BookSpeed | None:
-    """None as long as nothing is measured, or where the book cannot answer for what runs."""
+    """None as long as nothing is measured, or where the book cannot answer for what runs or has run."""
     if job.profile is None or not job.microbatches:
         return None
     if job.plan is None and job.layout is not None and job.acknowledged == job.generation:
@@ -87,9 +87,29 @@ def speed_of(state: State, job: Job) -> BookSpeed | None:
     )
     try:
         speed.work_per_s(dict.fromkeys(list(state.types)[:1], 1))
+        slots = min((kind.slots for kind in state.types.values()), default=1)
+        ran_without = job.step > 0 and not any(_book_of(job, job.profile, slots).plans)
     except MorphError:
         return None
-    return speed
+    return None if ran_without else speed
+
+
+def fits(job: Job, slots: int) -> bool:
+    """Whether the profile has room for what runs; or for anything at all, where nothing runs without a plan."""
+    if job.profile is None or not job.microbatches:
+        return True
+    try:
+        book = _book_of(job, job.profile, slots)
+    except MorphError:
+        return True
+    if job.layout is None or job.plan is not None or job.acknowledged != job.generation:
+        return any(book.plans)
+    return book.plans[min(len(job.layout.workers), book.workers_max)] is not None
+
+
+def _book_of(job: Job, profile: Profile, slots: int) -> Book:
+    task = layouts.task_of(profile, job.microbatches, job.spec.depth, job.stages_max, slots)
+    return layouts.book_of(profile, task, job.workers_max)
 
 
 def _scale(job: Job) -> float:

@@ -13,7 +13,7 @@ import msgspec
 
 from agent.messages import JobProfiled, Paced, Progress
 from agent.profile import Link, Profile
-from orchestrator import crews
+from orchestrator import crews, forecast
 from orchestrator.actions import AnyAction
 from orchestrator.morph import drift
 from orchestrator.state import Job, State, Worker, note, set_alarm
@@ -31,11 +31,13 @@ def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
     if job is None or job.ended:
         return
     profile, worker = event.profile, state.workers.get(event.worker)
+    seen_bytes, slots = profile.memory_bytes, 1
     if worker is not None:  # a worker knows its machine, but not what it is sold as
         kind = state.leases[worker.token].type
-        room = profile.memory_bytes
+        room, slots = seen_bytes, kind.slots
         if kind.accelerator == "cpu":  # all that a machine has is seen by each of its workers
-            room = min(room, kind.memory_bytes / kind.slots)
+            seen_bytes /= slots
+            room = min(room, kind.memory_bytes / slots)
         profile = msgspec.structs.replace(profile, instance_type=kind.name, memory_bytes=room)
     before = job.profile
     if before is not None and profile.key and profile.key == before.key:
@@ -45,6 +47,9 @@ def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
             before, network=profile.network, network_from=profile.network_from
         )
     job.profile, job.watch = profile, drift.Watch()
+    if seen_bytes > profile.memory_bytes and not forecast.fits(job, slots):
+        # What a machine is sold as is wrong about what runs on it: what was measured there counts.
+        job.profile = msgspec.structs.replace(profile, memory_bytes=seen_bytes)
     note(out, job.id, _measured(profile, before, event.worker))
     crews.newcomer(state, job)
 

@@ -6,7 +6,9 @@ import msgspec
 import pytest
 
 from agent.layout import Layout
+from agent.messages import JobProfiled
 from orchestrator.actions import Note, Regroup
+from orchestrator.events import JobCancelled, JobResumed
 from orchestrator.forecast import speed_of
 from orchestrator.morph.drift import WINDOW
 from orchestrator.settings import Settings
@@ -231,7 +233,8 @@ def test_a_ring_that_is_slower_than_measured_is_told_from_machines_that_are(
 def test_the_bidder_is_told_the_books_speed_scaled_by_what_is_measured(
     hand: Any, profile: Any
 ) -> None:
-    """Steps per second of every footprint as planned, of unlike types between two counts, none if nothing fits."""
+    """Steps per second of every footprint as planned, of unlike types between two counts; the book says
+    nothing about a job that has run though no layout of the book fits."""
     h = trained(hand, slots_max=4)
     assert speed_of(h.state, h.job) is None
     h.profiled(profile(1))
@@ -243,7 +246,52 @@ def test_the_bidder_is_told_the_books_speed_scaled_by_what_is_measured(
     assert speed.work_per_s({"small": 2}) == speed.work_per_s({"large": 1})
     assert speed.work_per_s({}) == 0.0
     h.profiled(profile(1, memory=1e5))
-    assert speed_of(h.state, h.job).work_per_s({"small": 4}) == 0.0
+    assert speed_of(h.state, h.job) is None
+
+
+def test_a_job_that_has_run_goes_on_after_a_loss_though_no_layout_fits_its_profile(
+    hand: Any, profile: Any
+) -> None:
+    """Its machines stay, the lost worker is replaced; after a cancel it can be resumed as well."""
+    h = trained(hand, slots_min=1, slots_max=4)
+    h.profiled(profile(4, memory=1e5))
+    held = {lease.token for lease in h.leases}
+    h.train(60.0)
+    h.lost(h.job.layout.workers[0])
+    h.train(60.0)
+    assert {lease.token for lease in h.leases} == held
+    assert (h.job.status, len(h.job.layout.workers)) == ("RUNNING", 4)
+    h.see(JobCancelled(at_s=h.at_s, job="job", by="me"))
+    h.wait(60.0)
+    h.serve()
+    h.see(JobResumed(at_s=h.at_s, job="job", by="me"))
+    h.train(60.0)
+    assert (h.job.status, len(h.job.layout.workers)) == ("RUNNING", 4)
+
+
+def test_what_was_measured_counts_where_a_machine_holds_more_than_it_is_sold_as(
+    hand: Any, profile: Any
+) -> None:
+    """Sold with 1 GiB a slot, it runs a model of 3 GiB: the room is what was measured. A smaller model keeps
+    to what is sold."""
+    for each_bytes, room in ((2e8, 64e9), (1e6, 1 << 30)):
+        h = trained(hand, slots_min=1, slots_max=4)
+        h.price(0.03, 0.9, 0.9, 0.9)
+        made = profile(4, memory=64e9)
+        sections = tuple(
+            msgspec.structs.replace(s, parameter_bytes=each_bytes, optimizer_bytes=2 * each_bytes)
+            for s in made.sections
+        )
+        worker = next(
+            w
+            for w in h.job.layout.workers
+            if h.state.leases[h.state.workers[w].token].type.slots == 1
+        )
+        made = msgspec.structs.replace(made, sections=sections)
+        h.see(JobProfiled(at_s=h.at_s, job="job", worker=worker, profile=made))
+        assert h.job.profile.memory_bytes == room
+        h.train(60.0)
+        assert h.job.plan is not None
 
 
 def test_a_change_during_a_change_ends_in_the_newest_layout(hand: Any) -> None:
