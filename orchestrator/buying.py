@@ -169,7 +169,7 @@ def think(state: State, job: Job) -> Purchase:
 
 def _slots_least(job: Job) -> int:
     """Fewer would cost money and could not train."""
-    least = max(job.spec.slots_min, min(job.spec.depth or 1, job.stages_max))
+    least = max(job.workers_min, min(job.spec.depth or 1, job.stages_max))
     return min(least, job.workers_max)
 
 
@@ -407,7 +407,7 @@ def _able(state: State, job: Job, lease: Lease) -> int:
 def _say_if_waiting(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> None:
     """No capacity, or nothing that may be bought: said once, and looked at every period."""
     held = [state.leases[token] for token in job.leases]
-    if sum(e.type.slots for e in held if e.state != "intended") >= job.spec.slots_min:
+    if sum(e.type.slots for e in held if e.state != "intended") >= job.workers_min:
         job.waiting = ""
     elif not job.waiting and not held:
         job.waiting = f"{purchase.because}; it looks again every period"

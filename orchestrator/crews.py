@@ -18,6 +18,7 @@ from orchestrator.morph import transition
 from orchestrator.morph.errors import MorphError
 from orchestrator.morph.transition import Situation
 from orchestrator.state import Job, Lease, State, Worker, move_lease, next_serial, note, set_alarm
+from orchestrator.wording import plural
 
 DEATHS_MAX = 4
 BACKOFF_S = 1.0
@@ -100,12 +101,23 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
     if worker.ready or not job.active:
         return
     worker.ready = True
+    first = not job.steps_total
     job.microbatches = event.microbatches
     job.steps_total = event.steps_total
+    if first and job.workers_min < job.spec.slots_min:
+        note(out, job.id, _too_many(job))
     job.state_bytes = event.state_bytes
     newcomer(state, job)
     if not job.serving:
         want_layout(state, job)
+
+
+def _too_many(job: Job) -> str:
+    return (
+        f"slots_min is {job.spec.slots_min}, but a step has {job.microbatches} microbatch{'es' * (job.microbatches != 1)}, "
+        f"so no more than {plural(job.workers_max, 'worker')} can compute: it trains with so many; "
+        "lower slots_min, or cut the batch into more microbatches"
+    )
 
 
 def newcomer(state: State, job: Job) -> None:
@@ -236,7 +248,7 @@ def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
     seats = _seats(state, job)
     if job.urgent and job.status == "RUNNING":
         jobs.move(state, out, job, "RECOVERING", "a worker of the running step is gone")
-    if len(seats) < job.spec.slots_min:
+    if len(seats) < job.workers_min:
         return
     able = {seat.worker for seat in seats}
     current = job.layout.workers if job.layout is not None else ()
@@ -300,7 +312,7 @@ def question_of(state: State, job: Job, seats: tuple[Seat, ...]) -> Question:
         microbatches=job.microbatches,
         seats=seats,
         workers_max=job.workers_max,
-        seats_min=job.spec.slots_min,
+        seats_min=job.workers_min,
         profile=job.profile,
         depth=job.spec.depth,
         stages_max=job.stages_max,

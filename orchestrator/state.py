@@ -279,6 +279,11 @@ class Job(msgspec.Struct, kw_only=True):
             depth = min(self.spec.depth, self.stages_max)
         return min(most, self.microbatches * depth)
 
+    @property
+    def workers_min(self) -> int:
+        """As many as a person wants at least; but no job waits for workers that could not compute."""
+        return min(self.spec.slots_min, self.workers_max)
+
 
 class State(msgspec.Struct, kw_only=True):
     """Everything that decisions rest on. Only `decide` changes it."""

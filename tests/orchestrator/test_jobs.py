@@ -533,3 +533,16 @@ def test_a_job_whose_script_ran_before_buys_no_more_slots_than_it_has_microbatch
     assert slots == 8
     other = h.submit("other", slots_max=12, argv=("--wide",)) + h.wait(3.0)
     assert len(h.only(other, Launch)) > len(bought)
+
+
+def test_a_job_that_wants_more_workers_than_can_compute_trains_with_those_that_can(
+    hand: Any,
+) -> None:
+    """Twelve slots at least, for eight microbatches: it says so once, with the remedy, and runs on eight."""
+    h = hand(on_demand_allowed=False)
+    h.running(slots_min=12, slots_max=16)
+    h.train(120.0)
+    assert (h.job.status, len(h.job.layout.workers)) == ("RUNNING", 8)
+    said = h.words(h.said)
+    assert said.count("slots_min is 12, but a step has 8 microbatches") == 1
+    assert "lower slots_min" in said
