@@ -173,6 +173,11 @@ class Job:
             return True
         return self.vault.write(saved, last=True)
 
+    def lets_in(self, worker: str) -> bool:
+        """Whether it is none of those that were let go, who dial again of their own accord."""
+        with self._lock:
+            return self._watch.gone(worker) is None
+
     def reopen(self) -> None:
         """It is closed, but what it holds is here only; or it was fenced, and is asked for here all the same."""
         with self._reopening:
@@ -314,8 +319,9 @@ class Job:
         layout = self.layout
         assert layout is not None
         holders = self._holders()
-        if not holders and self.vault.reached not in (None, self.version):
-            self._go_back(self.vault.reached)
+        reached = self.vault.reached
+        if not holders and reached not in (None, self.version) and not self._go_back(reached):
+            return
         if not holders and self.vault.backup is None:
             if not self._recalled:
                 self._recall()
@@ -391,8 +397,8 @@ class Job:
 
     def _begin_anew(self) -> bool:
         """Nothing is stored either: somebody who has the state that the script began with is the holder."""
-        if self.version:
-            self._go_back(0)
+        if self.version and not self._go_back(0):
+            return False
         assert self.layout is not None
         fresh = [w for w in self.layout.workers if self.members[w].fresh]
         if fresh:
@@ -402,14 +408,20 @@ class Job:
             self._lose(worker, "connection", "its state is from a past that was lost")
         return False
 
-    def _go_back(self, version: int) -> None:
-        before, self.version = self.version, version
-        self.vault.since = version
+    def _go_back(self, version: int) -> bool:
+        """Whether it is for us to say."""
         generation = max(self._commit_generation, 0)
         commit = commits.Commit(generation=generation, version=version, loss=None)
-        self._log.rewind(self.order.job, self._term, commit)
+        try:
+            self._log.rewind(self.order.job, self._term, commit)
+        except Fenced as error:
+            self._give_up(error)
+            return False
+        before, self.version = self.version, version
+        self.vault.since = version
         if version < before:
             self._reports.rewound(before, version)
+        return True
 
     def _carry_on(self) -> None:
         """After a restart: who is there goes on where it was, as far as they fit together."""
@@ -588,17 +600,21 @@ class Job:
         try:
             self._log.write(self.order.job, self._term, commit)
         except Fenced as error:
-            log.error("%s", error)  # noqa: TRY400 - it is expected where two keepers meet
-            self._out.lines(self.order.job, "keeper", (f"{error}; this keeper commits no more",))
-            with self._lock:
-                self.closed, self.fenced, self._committing = True, True, False
-                for worker in list(self.members):
-                    self._lose(worker, "connection", "another keeper has taken the job over")
-                self._lock.notify_all()
+            self._give_up(error)
             return
         with self._lock:
             self._committing = False
             self._take_commit(commit)
+            self._lock.notify_all()
+
+    def _give_up(self, error: Fenced) -> None:
+        """Somebody newer writes the commits of this job: it is theirs, and not ours any more."""
+        log.error("%s", error)
+        self._out.lines(self.order.job, "keeper", (f"{error}; this keeper commits no more",))
+        with self._lock:
+            self.closed, self.fenced, self._committing = True, True, False
+            for worker in list(self.members):
+                self._lose(worker, "connection", "another keeper has taken the job over")
             self._lock.notify_all()
 
     def _take_commit(self, commit: commits.Commit) -> None:

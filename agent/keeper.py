@@ -292,7 +292,9 @@ class Keeper:
                 self._connections.discard(connection)
 
     def _hear_worker(self, connection: Connection, hello: Hello) -> None:
-        job = self._job(hello.job)
+        job = self._jobs.get(hello.job)
+        if job is not None and job.lets_in(hello.worker):
+            self._job(hello.job)
         member = job.join(connection, hello) if job is not None else None
         if job is None or member is None:
             return _hang_up(connection)

@@ -1,5 +1,7 @@
 """Orders that the keeper gets while something else goes wrong."""
 
+import contextlib
+import os
 import threading
 from collections.abc import Iterator
 from pathlib import Path
@@ -9,7 +11,7 @@ import pytest
 import redis
 from crews import SECRET, Crew, Nursery, RedisProcess, played_alone, until
 
-from agent.commits import RedisCommitLog
+from agent.commits import Commit, RedisCommitLog
 from agent.keeper import OPEN_JOBS, Keeper, connect
 from agent.messages import JobOrder, Rewound, WorkerLost
 from agent.vault import Place, Vault
@@ -47,6 +49,13 @@ def keeper(refusing: Refusing, tmp_path: Path) -> Iterator[Keeper]:
 
 def order(job: str = "job") -> JobOrder:
     return JobOrder(job=job, script="train.py", script_sha="")
+
+
+def lives(pid: int) -> bool:
+    with contextlib.suppress(ProcessLookupError):
+        os.kill(pid, 0)
+        return True
+    return False
 
 
 def is_open(refusing: Refusing, job: str = "job") -> bool:
@@ -116,3 +125,47 @@ def test_who_was_fenced_goes_on_when_it_is_asked_again(
         assert crew.of(Rewound) == []
     finally:
         crew.close()
+
+
+def test_who_was_fenced_leaves_the_job_to_the_newer_keeper(
+    redis_process: RedisProcess, nursery: Nursery, tmp_path: Path
+) -> None:
+    """Another house takes a job over. The workers that the first keeper lets go dial it again, and it does
+    not take the job back for their sake: the newer one trains on, with workers of its own."""
+    crew = Crew(redis_process, nursery, tmp_path)
+    first = crew.keeper
+    try:
+        workers = crew.begin(2, TOY.read_text(), "100000", "0.005", str(tmp_path / "out.pt"))
+        crew.reach(5)
+        with crew.on_hold():
+            place = Place(checkpoints=tmp_path / "other")
+            crew.keeper = Keeper(connect(redis_process.url), place, "127.0.0.1", SECRET)
+            for worker in workers:
+                until("its end", lambda pid=crew.pids[worker]: not lives(pid))
+            crew.ready = []
+            (newcomer,) = crew.start(1)
+            until("the newcomer", lambda: crew.ready == [newcomer])
+        until("a step of its own", lambda: crew.of(Rewound) and crew.step > 0)
+        assert first._jobs["job"].fenced
+        assert not crew.keeper._jobs["job"].fenced
+    finally:
+        first.close()
+        crew.close()
+
+
+def test_who_is_fenced_while_it_goes_back_gives_up(crew: Crew) -> None:
+    """Nothing is stored of what was committed, and somebody else writes the commits meanwhile: the job
+    is as it was, and goes back once it is asked for here again."""
+    log = RedisCommitLog(crew.client)
+    term, _ = log.take("job")
+    log.write("job", term, Commit(generation=0, version=1))
+    crew.open(TOY.read_text(), "5", "0", str(crew.folder / "out.pt"))
+    log.take("job")
+    (first,) = crew.start(1)
+    until("the loss", lambda: first in {lost.worker for lost in crew.of(WorkerLost)})
+    assert crew.keeper._jobs["job"].version == 1
+    assert crew.of(Rewound) == []
+    crew.start(1)
+    assert crew.completed().step == 5
+    (rewound,) = crew.of(Rewound)
+    assert (rewound.from_step, rewound.to_step) == (1, 0)
