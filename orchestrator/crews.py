@@ -245,6 +245,8 @@ def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
     """
     if not job.active or finished_computing(job):
         return
+    if job.urgent:
+        _keep_the_leaving(state, job)
     seats = _seats(state, job)
     if job.urgent and job.status == "RUNNING":
         jobs.move(state, out, job, "RECOVERING", "a worker of the running step is gone")
@@ -301,6 +303,15 @@ def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choi
     job.progress_at_s = state.now_s
     out.append(Regroup(job=job.id, layout=job.layout, when=when, because=because))
     pacing.laid_out(state, out, job, choice.left_out)
+
+
+def _keep_the_leaving(state: State, job: Job) -> None:
+    """Somebody is lost while machines make way for others: who can still compute is left out by nobody.
+    Whether they shall leave after all, the bidder says next time.
+    """
+    for lease in [state.leases[token] for token in job.leases]:
+        if lease.doomed and lease.leaving and lease.state == "working":
+            lease.doomed, lease.leaving = False, ""
 
 
 def _same(layout: Layout, asked: Question, choice: Choice) -> bool:

@@ -64,6 +64,24 @@ def test_a_refused_replacement_leaves_what_was_to_be_replaced_in_place(hand: Any
     assert not any(lease.leaving or lease.doomed for lease in h.leases)
 
 
+def test_machines_that_make_way_stay_if_who_replaces_them_is_lost(hand: Any) -> None:
+    """The newcomer dies before the layout with it works, and nothing else is sold: what was there works on."""
+    h = running(hand, (0.03, 0.06, 0.9, 0.9), slots_min=4, slots_max=4)
+    h.train(4000.0)
+    before = {lease.token for lease in h.leases}
+    h.price(0.034, 0.067, 0.02, 0.035)
+    while not any(lease.doomed for lease in h.leases):
+        h.wait(1.0)
+        h.serve()
+    for lease in [e for e in h.leases if e.token not in before and e.machine_id]:
+        h.taken(lease.machine_id)
+        del h.machines[lease.machine_id]
+    assert set(h.job.layout.workers) == {w for e in h.leases for w in e.workers.values()}
+    goes_on(h, 30, refusing="east-b")
+    assert before == {lease.token for lease in h.leases}
+    assert h.job.status == "RUNNING"
+
+
 def test_a_job_keeps_all_the_slots_that_cost_the_same(hand: Any) -> None:
     """Spreading over pools is no reason to give half of the only pool back."""
     h = running(hand, (0.03, 0.9, 0.9, 0.9), slots_min=1, slots_max=8)
