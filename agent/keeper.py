@@ -65,6 +65,7 @@ class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
     order: JobOrder
     layout: Layout | None = None
     completed: JobCompleted | None = None
+    closing: bool = False  # until its state is on the disk
 
 
 class Keeper:
@@ -109,7 +110,9 @@ class Keeper:
         for name, data in self._client.hgetall(OPEN_JOBS).items():
             record = msgspec.json.decode(data, type=OpenJob)
             job = self._make(record, self._client.get(_script_key(name.decode())) or b"")
-            if record.completed is not None:
+            if record.closing:
+                self.close_job(name.decode())
+            elif record.completed is not None:
                 self._outbox.report(record.completed)
             elif record.layout is not None:
                 job.restore(record.layout)
@@ -162,7 +165,10 @@ class Keeper:
             job.write_checkpoint()
 
     def close_job(self, name: str) -> None:
-        """On a thread of its own: no other job waits until this one's state is on the disk."""
+        """On a thread of its own: no other job waits until this one's state is on the disk.
+
+        Until it is, Redis has the job, so that whoever ends us can see to it that we are not in the middle.
+        """
         with self._lock:
             if name not in self._jobs or name in self._closing:
                 return
@@ -174,12 +180,13 @@ class Keeper:
         """What could not be put on the disk stays in memory, in case that the job is opened again."""
         job = self._jobs[name]
         job.close()
-        _patiently(self._strike)(name)
+        _patiently(self._save)(msgspec.structs.replace(self._open[name], closing=True))
         try:
             away = job.put_away()
         except Exception:
             log.exception("%s could not be put on the disk", name)
             away = False
+        _patiently(self._strike)(name)
         with self._lock:
             if not away:
                 self._kept[name] = job
@@ -223,7 +230,7 @@ class Keeper:
 
     def _completed(self, report: JobCompleted) -> None:
         record = self._open.get(report.job)
-        if record is not None:
+        if record is not None and not record.closing:
             _patiently(self._save)(msgspec.structs.replace(record, completed=report))
         self._outbox.report(report)
 

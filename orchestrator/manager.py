@@ -6,11 +6,14 @@ ends for good.
 """
 
 import asyncio
+import contextlib
 import os
 import threading
 import time
 import traceback
+from collections.abc import Set as AbstractSet
 from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import msgspec
 
@@ -34,7 +37,12 @@ from orchestrator.quotes import QuoteStore
 from orchestrator.settings import Settings
 from orchestrator.world import Superseded
 
+if TYPE_CHECKING:
+    import redis.asyncio
+
 CRASH_PAUSE_S = 1.0
+PUT_AWAY_S_MAX = 120.0
+PUT_AWAY_LOOK_S = 0.1
 SUPERSEDED = (
     "a manager of another house took over the same Redis (manager.redis_url); this house ends with "
     "what it started itself, and the other one goes on"
@@ -110,6 +118,7 @@ async def live(order: Order) -> None:
     try:
         state = await run(world, journal, state)
         await world.publish(state)
+        await put_away(store, state.jobs.keys())
         places.given_back.touch()
     except Superseded:
         if await journal.holder() != order.house:  # else Ray has only started the next one of ours
@@ -118,6 +127,21 @@ async def live(order: Order) -> None:
     finally:
         await world.close()
         await store.aclose()
+
+
+async def put_away(store: "redis.asyncio.Redis", jobs: AbstractSet[str]) -> None:
+    """Until the keeper has the states of these jobs on the disk, within bounds: it ends with the house."""
+    from agent.keeper import OPEN_JOBS
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PUT_AWAY_S_MAX):
+            while not jobs.isdisjoint(await _names(store, OPEN_JOBS)):
+                await asyncio.sleep(PUT_AWAY_LOOK_S)
+
+
+async def _names(store: "redis.asyncio.Redis", key: str) -> list[str]:
+    keys: Any = store.hkeys(key)
+    return [name.decode() for name in await keys]
 
 
 def rehearse() -> None:

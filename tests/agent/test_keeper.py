@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 from crews import SECRET, Crew, Nursery, RedisProcess, played_alone, until
 
 from agent.commits import Commit, RedisCommitLog
+from agent.faults import Fault, Plan
 from agent.keeper import OPEN_JOBS, Keeper, connect
 from agent.messages import JobOrder, Rewound, WorkerLost
 from agent.vault import Place, Vault
@@ -51,6 +53,32 @@ def order(job: str = "job") -> JobOrder:
     return JobOrder(job=job, script="train.py", script_sha="")
 
 
+def test_a_keeper_that_ends_in_the_middle_of_a_close_leaves_it_to_the_next(mortal: Crew) -> None:
+    """Killed while a closed job's state is written: the next keeper does not take the job for a running one,
+    and what was on the disk before is gone on from when it is opened again."""
+    arguments = ("100000", "0.005", str(mortal.folder / "out.pt"))
+    plan = Plan(
+        who="keeper",
+        ledger=str(mortal.folder / "ledger"),
+        faults=(Fault(point="keeper: part drafted", passing=1, kind="kill"),),
+    )
+    mortal.keeper.kill()
+    mortal.keeper.faults = msgspec.json.encode(plan).decode()
+    mortal.keeper.start()
+    mortal.begin(1, TOY.read_text(), *arguments)
+    mortal.reach(3)
+    mortal.keeper.close_job("job")
+    mortal.keeper.process.wait(30)
+    assert mortal.client.hkeys(OPEN_JOBS) == [b"job"]
+    mortal.keeper.kill()
+    mortal.keeper.faults = ""
+    mortal.keeper.start()
+    until("its end", lambda: not mortal.client.exists(OPEN_JOBS))
+    mortal.begin(1, TOY.read_text(), *arguments)
+    (rewound,) = until("a new beginning", lambda: mortal.of(Rewound))
+    assert rewound.to_step == 0
+
+
 def lives(pid: int) -> bool:
     with contextlib.suppress(ProcessLookupError):
         os.kill(pid, 0)
@@ -73,7 +101,7 @@ def test_an_order_that_failed_may_come_again(keeper: Keeper, refusing: Refusing,
     assert is_open(refusing)
 
 
-@pytest.mark.parametrize("call", ["hdel", "delete", "zadd"])
+@pytest.mark.parametrize("call", ["hset", "hdel", "delete", "zadd"])
 def test_a_job_is_closed_although_redis_gives_no_answer(
     keeper: Keeper, refusing: Refusing, call: str
 ) -> None:
@@ -98,6 +126,7 @@ def test_nobody_waits_for_a_job_that_is_being_closed(
     keeper.close_job("job")
     keeper.open_job(order("other"), b"")
     assert "job" in keeper._closing
+    assert is_open(refusing), "whoever ends the keeper can see that it is at work"
     threading.Timer(0.1, slow.set).start()
     keeper.open_job(order(), b"")
     assert is_open(refusing)

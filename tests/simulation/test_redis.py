@@ -2,13 +2,16 @@
 
 import asyncio
 from pathlib import Path
+from typing import Any
 
 import pytest
 import redis.asyncio
 
+from agent.keeper import OPEN_JOBS
 from orchestrator import loop
 from orchestrator.events import JobSubmitted
 from orchestrator.journal import RedisJournal
+from orchestrator.manager import put_away
 from orchestrator.redis_server import RedisServer, retry_policy
 from orchestrator.replay import export, read_incident, replay
 from orchestrator.simulated.scenario import FAULTS, Scenario, cloud_of, jobs_of
@@ -53,3 +56,20 @@ def test_a_journal_in_redis_is_exported_and_replays_to_the_same_state(
     assert beginning is not None
     assert len(entries) == count > 0
     assert encode_state(replay(entries, beginning)) == encode_state(state)
+
+
+@pytest.mark.processes
+def test_the_manager_ends_when_the_states_of_its_jobs_are_on_the_disk(server: RedisServer) -> None:
+    """A job that the keeper still closes is waited for; one that the manager knows nothing of is not."""
+
+    async def ends() -> None:
+        store: Any = redis.asyncio.Redis.from_url(server.url, **retry_policy(asynchronous=True))
+        await store.hset(OPEN_JOBS, mapping={"ours": "", "another's": ""})
+        waiting = asyncio.create_task(put_away(store, {"ours", "old"}))
+        done, _ = await asyncio.wait([waiting], timeout=0.3)
+        assert not done
+        await store.hdel(OPEN_JOBS, "ours")
+        await asyncio.wait_for(waiting, 10)
+        await store.aclose()
+
+    asyncio.run(ends())
