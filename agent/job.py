@@ -160,6 +160,7 @@ class Job:
         """Commit nothing more."""
         with self._lock:
             self.closed = True
+            self._lock.notify_all()
             self._lock.wait_for(lambda: not self._committing, TAIL_S)
             members = list(self.members.values())
             self.members.clear()
@@ -169,7 +170,7 @@ class Job:
     def put_away(self) -> bool:
         """Put what there is of a closed job on the disk. Says whether it is there."""
         saved = self.vault.saved
-        if saved is None or self._finishing is not None or self.fenced:
+        if saved is None or self.fenced:
             return True
         return self.vault.write(saved, last=True)
 
@@ -196,7 +197,7 @@ class Job:
             )
             self.vault.begin_anew(self.version)
             self.layout, self._pending, self._awaited_until_s = None, None, None
-            self._recalled = False
+            self._finishing, self._recalled = None, False
             self.closed = self.fenced = False
 
     def notice(self, machine_id: str, deadline_s: float) -> None:
@@ -657,24 +658,27 @@ class Job:
             assert self.layout is not None
             self._finishing = set(self.layout.workers)
             threading.Thread(
-                target=self._wind_up, args=(final,), name="wind-up", daemon=True
+                target=self._wind_up, args=(final, self._finishing), name="wind-up", daemon=True
             ).start()
 
-    def _wind_up(self, final: Backup) -> None:
+    def _wind_up(self, final: Backup, finishing: set[str]) -> None:
         """Put the result on the disk, let the scripts end, then say that the job is complete."""
-        result = self.vault.store(final)
-        while result is None and not self.closed:
+
+        def over() -> bool:
+            return self.closed or self._finishing is not finishing
+
+        while (result := self.vault.store(final)) is None:
             with self._lock:
-                self._lock.wait(RETRY_S)
-            result = self.vault.store(final)
-        if result is None:
-            return
+                if self._lock.wait_for(over, RETRY_S):
+                    return
         with self._lock:
+            if over():
+                return
             for member in self.members.values():
-                if self._finishing is not None and member.worker in self._finishing:
+                if member.worker in finishing:
                     member.post(Done())
                 else:
                     member.dismiss("the job is done")
-            self._lock.wait_for(lambda: self.closed or not self._finishing, TAIL_S)
+            self._lock.wait_for(lambda: over() or not finishing, TAIL_S)
         sha, uri = result
         self._completed(self._reports.completed(final.version, sha, uri))

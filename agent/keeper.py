@@ -179,8 +179,8 @@ class Keeper:
     def _close(self, name: str) -> None:
         """What could not be put on the disk stays in memory, in case that the job is opened again."""
         job = self._jobs[name]
-        job.close()
         _patiently(self._save)(msgspec.structs.replace(self._open[name], closing=True))
+        job.close()
         try:
             away = job.put_away()
         except Exception:

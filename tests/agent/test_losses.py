@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 from crews import Crew, played_alone, until
 
+from agent.keeper import OPEN_JOBS
 from agent.messages import (
     CheckpointCopied,
     CheckpointFailed,
@@ -278,6 +279,23 @@ def test_the_disk_is_full(mortal: Crew, alone: tuple[list[str], bytes]) -> None:
     until("nothing half-written to be left", lambda: not list(folder.glob("parts/*")))
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     until("a checkpoint", lambda: mortal.of(CheckpointWritten))
+    ends_alike(mortal, alone)
+
+
+def test_a_job_is_closed_whose_result_does_not_fit_on_the_disk(
+    mortal: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """All its steps are committed, and the keeper alone holds what they led to: it keeps it, and once there is
+    room the job that was opened again ends with it."""
+    pid = mortal.keeper.process.pid
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (2048, resource.RLIM_INFINITY))
+    begin(mortal, 1, pause_s=0.0)
+    until("the result", lambda: [it for it in mortal.of(CheckpointFailed) if it.step == STEPS])
+    mortal.keeper.close_job("job")
+    until("the close", lambda: not mortal.client.exists(OPEN_JOBS))
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
+    mortal.ready.clear()
+    begin(mortal, 1, pause_s=0.0)
     ends_alike(mortal, alone)
 
 
