@@ -140,7 +140,19 @@ def decide(
     taken = [free[i] for i in parts]
     if not (taken or why):
         why = f"{NOTHING_FITS}: {_unfit(scene, offers)}"
-    return _difference(scene, taken, _told(best, steps, units, rates, bounds), why)
+    purchase = _difference(scene, taken, _told(best, steps, units, rates, bounds), why)
+    if purchase.release and not taken and mode != "idle":
+        return msgspec.structs.replace(purchase, for_now=_fits_soon(scene))
+    return purchase
+
+
+def _fits_soon(scene: _Scene) -> bool:
+    """Would anything be held if no offer were left alone?"""
+    if not any(o.blocked for o in scene.offers):
+        return False
+    opened = [msgspec.structs.replace(o, blocked=False) for o in scene.offers]
+    again = decide(opened, scene.holdings, scene.demand, scene.limits, scene.throughput, scene.at_s)
+    return again.cost_usd_per_work is not None
 
 
 def _best(

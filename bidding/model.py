@@ -146,10 +146,14 @@ class Release(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Purchase(msgspec.Struct, frozen=True, kw_only=True):
-    """The decision of one period: every part with its sentence."""
+    """The decision of one period: every part with its sentence.
+
+    `for_now`: nothing fits only because offers are left alone for now; what is held may outlast that.
+    """
 
     acquire: tuple[Acquire, ...]
     release: tuple[Release, ...]
     because: str
     runner_up: str
     cost_usd_per_work: float | None
+    for_now: bool = False

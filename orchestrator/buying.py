@@ -19,6 +19,7 @@ from orchestrator.state import Job, Lease, PoolState, State, note
 LAUNCHES_PER_PERIOD_MAX = 64
 KEEP_QUOTES_S = 300.0  # the whole history is written each time
 UNKEPT_MAX = 20_000
+HOLD_OUT_S = 120.0
 LOST_MAX = 0.999999  # what is lost for sure is lost within seconds, not at once
 ROUNDING_USD = 1e-12
 MARKETS: tuple[Market, ...] = ("spot", "on_demand")
@@ -353,12 +354,28 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
                 break
             leases.intend(state, out, job, part, worth, egress_usd)
             bought += 1
-    for release in purchase.release:
-        state.leases[release.lease].leaving = release.because
+    if not _holds_out(state, out, job, purchase):
+        for release in purchase.release:
+            state.leases[release.lease].leaving = release.because
     if bought < sum(part.count for part in purchase.acquire):
         job.thought_at_s = -1.0
     let_go(state, out, job)
     _say_if_waiting(state, out, job, purchase)
+
+
+def _holds_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> bool:
+    """What is left after a loss is kept while its replacement is refused: starting anew would take longer."""
+    if not purchase.for_now:
+        job.short_since_s = None
+        return False
+    patience_s = max(HOLD_OUT_S, job.times.typical_s("start_s", state.settings.start_s))
+    if job.short_since_s is None:
+        job.short_since_s = state.now_s
+        note(out, job.id, f"keeps what it holds for up to {patience_s:.0f} s: {purchase.because}")
+    if state.now_s >= job.short_since_s + patience_s:
+        return False
+    job.thought_at_s = -1.0
+    return True
 
 
 def _worth(job: Job, purchase: Purchase) -> str:

@@ -253,6 +253,9 @@ class Job(msgspec.Struct, kw_only=True):
     export_uri: str = ""
     waiting: str = ""  # what it waits for, while it holds too little to run
     thought_at_s: float = -1.0
+    short_since_s: float | None = (
+        None  # since when it holds too little, and more is refused for now
+    )
     ending: tuple[JobStatus, str] | None = None  # what it becomes when it has drained
 
     @property
