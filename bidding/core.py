@@ -17,6 +17,7 @@ EXCHANGED = (
     0.25  # of a footprint at once: what is exchanged one part at a time never fails as a whole
 )
 HORIZON_H = 24.0  # how far ahead a machine is weighed, if the job needs it that long
+ROUNDING = 1e-9
 TOTAL, SHARED_TOTAL, REGIONS = range(3)
 SHARED = 0.3  # of a pool's losses, how many hit the other pools of its region at the same moment
 
@@ -272,37 +273,57 @@ def in_parts(units: Units, order: Ints, chosen: Ints, bounds: Bounds) -> Ints:
         new'   <= growth + part - shrink,              leaving' >= shrink + new' - growth
     where the part is EXCHANGED T, but one whole machine at least. What is held beyond T is an exchange
     that is under way, so that shrink takes from the part.
-    If what would stay is above the limits, everything is exchanged at once.
+    Until who leaves has left, both are paid: newcomers are bought as far as the price per hour of all that is
+    held allows. If it allows none, a part leaves first, if as many as are needed at least remain.
     """
     taken = np.zeros(len(units.slots), dtype=np.int64)
     for i in chosen:
         taken[i] += 1
+    new, leaving, part, held_usd, new_usd = _exchanged(units, taken, bounds)
+    shrink, growth = max(0, leaving - new), max(0, new - leaving)
+    allowed = max(0, part - shrink)
+    most_usd = bounds.usd_per_h_max * (1.0 + ROUNDING)
+    if new == 0 or (min(new, leaving) <= allowed and held_usd + new_usd <= most_usd):
+        return chosen
+    parts = np.empty(len(chosen) + leaving, dtype=np.int64)
+    n, come, usd_per_h, slots = 0, 0, bounds.bound_usd_per_h, 0
+    for i in chosen:
+        coming = come + units.slots[i] <= growth + allowed
+        if not units.held[i] and not (coming and held_usd + units.usd_per_h[i] <= most_usd):
+            continue
+        if not units.held[i]:
+            come, held_usd = come + units.slots[i], held_usd + units.usd_per_h[i]
+        parts[n], n, usd_per_h = i, n + 1, usd_per_h + units.usd_per_h[i]
+        slots += units.slots[i]
+    least = shrink + max(0, come - growth)
+    if come == 0:
+        if held_usd <= most_usd and slots + leaving - max(least, allowed) < bounds.slots_min:
+            least = 0
+        else:
+            least = max(least, min(leaving, allowed))
+    for i in order:
+        rest = units.machines[i] - taken[i] if units.held[i] and units.share[i] > 0 else 0
+        for _ in range(rest):
+            payable = usd_per_h + units.usd_per_h[i] <= most_usd
+            if payable and leaving - units.slots[i] >= least:
+                leaving -= units.slots[i]
+                parts[n], n, usd_per_h = i, n + 1, usd_per_h + units.usd_per_h[i]
+    return parts[:n] if usd_per_h * bounds.reserve_h <= bounds.budget_left_usd else chosen
+
+
+@compiled
+def _exchanged(units: Units, taken: Ints, bounds: Bounds) -> tuple[int, int, int, float, float]:
+    """Slots that come, slots that go, how many at once; and the price per hour of what is held, and of what comes."""
     total, new, leaving, largest = 0, 0, 0, 0
+    held_usd, new_usd = bounds.bound_usd_per_h, 0.0
     for i in range(len(taken)):
         total += taken[i] * units.slots[i]
         goes = units.machines[i] - taken[i] if units.held[i] and units.share[i] > 0 else 0
         comes = 0 if units.held[i] else taken[i]
         leaving, new = leaving + goes * units.slots[i], new + comes * units.slots[i]
+        held_usd += units.machines[i] * units.usd_per_h[i] if units.held[i] else 0.0
+        new_usd += comes * units.usd_per_h[i]
         if goes > 0 or comes > 0:
             largest = max(largest, units.slots[i])
-    shrink, growth = max(0, leaving - new), max(0, new - leaving)
-    allowed = max(0, max(int(np.ceil(EXCHANGED * total)), largest) - shrink)
-    if min(new, leaving) <= allowed:
-        return chosen
-    parts = np.empty(len(chosen) + leaving, dtype=np.int64)
-    n, come, usd_per_h = 0, 0, bounds.bound_usd_per_h
-    for i in chosen:
-        if units.held[i] or come + units.slots[i] <= growth + allowed:
-            come += 0 if units.held[i] else units.slots[i]
-            parts[n], n, usd_per_h = i, n + 1, usd_per_h + units.usd_per_h[i]
-    least = shrink + max(0, come - growth)
-    for i in order:
-        rest = units.machines[i] - taken[i] if units.held[i] and units.share[i] > 0 else 0
-        for _ in range(rest):
-            if leaving - units.slots[i] >= least:
-                leaving -= units.slots[i]
-                parts[n], n, usd_per_h = i, n + 1, usd_per_h + units.usd_per_h[i]
-    payable = (
-        usd_per_h <= bounds.usd_per_h_max and usd_per_h * bounds.reserve_h <= bounds.budget_left_usd
-    )
-    return parts[:n] if payable else chosen
+    part = max(int(np.ceil(EXCHANGED * total)), largest)
+    return new, leaving, part, held_usd, new_usd

@@ -338,7 +338,9 @@ def _usd_per_h_left(state: State, job: Job) -> float | None:
     others = everything.usd_per_h - own.usd_per_h
     others += everything.intended_usd_per_h - own.intended_usd_per_h
     own_leases = (state.leases[token] for token in job.leases)
-    others += sum(lease.usd_per_h for lease in own_leases if not lease.stays)
+    others += sum(
+        lease.usd_per_h for lease in own_leases if lease.lost_at_s is not None or not lease.stays
+    )
     return max(0.0, most - others)
 
 

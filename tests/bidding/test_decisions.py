@@ -130,12 +130,14 @@ def test_a_refund_is_hoped_for_only_where_machines_were_seen_to_go():
     assert [r.lease for r in said(seen=True).release] == ["x"]
 
 
-def test_what_a_limit_does_not_allow_to_stay_is_exchanged_at_once():
-    """Above the limit per hour there is no time to go in parts: all that is too dear leaves."""
+def test_what_a_limit_does_not_allow_to_stay_leaves_before_anything_is_bought():
+    """Above the limit per hour nothing comes on top: all that is too dear leaves, then others are bought."""
     held = [lease(str(i), "a", 0.6, hazard_per_h=0.0) for i in range(4)]
     said = decide([one("b", 0.1, hazard_per_h=0.0)], held, DEMAND,
                   Limits(slots_max=4, usd_per_h_max=0.5), Linear(), 2 * H)  # fmt: skip
-    assert len(said.release) == 4
+    assert (len(said.release), said.acquire) == (4, ())
+    said = decide([one("b", 0.1, hazard_per_h=0.0)], [], DEMAND,
+                  Limits(slots_max=4, usd_per_h_max=0.5), Linear(), 2 * H)  # fmt: skip
     assert sum(a.count for a in said.acquire) == 4
 
 

@@ -82,6 +82,33 @@ def test_machines_that_make_way_stay_if_who_replaces_them_is_lost(hand: Any) -> 
     assert h.job.status == "RUNNING"
 
 
+@pytest.mark.parametrize("least", [1, 2, 4])
+@pytest.mark.parametrize("most", [0.125, 0.14, 0.16, 0.2])
+def test_all_that_is_held_during_an_exchange_is_within_the_limit_per_hour(
+    hand: Any, most: float, least: int
+) -> None:
+    """Nothing is bought above it, though the old machines are paid until the new ones can work; and no more than
+    a part ever stands still.
+    """
+    h = hand(on_demand_allowed=False, usd_per_h_max=most)
+    h.steps_total = 10**6
+    h.running(slots_min=least, slots_max=4)
+    h.train(4000.0)
+    h.price(0.031, 0.062, 0.02, 0.035)
+    for n in range(200):
+        launches = h.only(h.wait(1.0), Launch)
+        account = h.state.account
+        if launches:
+            assert account.usd_per_h + account.intended_usd_per_h <= most * (1 + 1e-9)
+        if n % 20 == 19:
+            h.serve()
+            h.committed(h.job.step + 1)
+        assert len(h.job.layout.workers) >= 2
+    dear = [lease for lease in h.leases if lease.pool.zone == "east-a"]
+    assert not dear or least == 4
+    assert h.job.status == "RUNNING"
+
+
 def test_a_job_keeps_all_the_slots_that_cost_the_same(hand: Any) -> None:
     """Spreading over pools is no reason to give half of the only pool back."""
     h = running(hand, (0.03, 0.9, 0.9, 0.9), slots_min=1, slots_max=8)
