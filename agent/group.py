@@ -338,23 +338,38 @@ class Group:
         return summed
 
     def fetch(self) -> None:
-        """Everyone does at the same place of the script, or who does not waits for those who do."""
+        """Everyone does at the same place of the script, or who does not waits for those who do.
+
+        The script goes on with a whole model, or for nothing. A new layout is heard of here, and its workers are
+        asked; it is entered later, for the state of an unfinished step is not one to hand over.
+        """
         session = self._session
         assert session is not None
         here, version = session.holdings, session.next_version
         layers = here.lacking(here.all) - here.borrowed
         if not layers or self.astray:
             return
-        self._pulling.offer(version, session.snapshot())
-        try:
-            self.astray = not self._holds
-            if self._holds:
-                session.borrow(self._pulling.pull(layers, version, self._others()), layers)
-        except Interrupted:
-            self.astray = True  # the model could not be put together any more
+        self._pulling.show(version, session.snapshot())
+        while (known := self._counted_among(order := self._order)) is not None:
+            assert order is not None
+            try:
+                gathered = self._pulling.look(layers, version, known, order.layout.generation)
+            except Interrupted:
+                continue
+            session.borrow(gathered, layers)
+            return
+        self._holds, self.astray = False, True
 
-    def _go_on(self) -> None:
-        if self._superseded():
+    def _counted_among(self, order: Enter | None) -> dict[str, frozenset[str] | None] | None:
+        """Who else has what, if the job goes on from what is here."""
+        if order is None or order is self._entered:
+            return self._others() if self._holds else None
+        if self._me not in order.holders:
+            return None
+        return {worker: held for worker, held in _having(order).items() if worker != self._me}
+
+    def _go_on(self, generation: int | None = None) -> None:
+        if self._superseded(generation):
             raise Interrupted
 
     def _stop_or_save(self) -> None:
@@ -451,11 +466,11 @@ class Group:
         assert self._entered is not None
         return self._entered.layout
 
-    def _superseded(self) -> bool:
-        order, entered = self._order, self._entered
-        return order is not None and (
-            entered is None or order.layout.generation > entered.layout.generation
-        )
+    def _superseded(self, generation: int | None = None) -> bool:
+        """Whether a newer layout was heard of than this; if none is named, than the one entered."""
+        order = self._order
+        since = self.generation if generation is None else generation
+        return order is not None and order.layout.generation > since
 
     def _come_in(self, session: Session) -> None:
         """At a boundary: be in the newest layout, with its state (or on the way there by redo)."""
@@ -508,10 +523,7 @@ class Group:
         self._holds = self._me in order.holders
         self._needs_state = not self._holds and self._me in order.layout.workers
         self._entered = order
-        self._having = {
-            holder: frozenset(order.held[holder]) if holder in order.held else None
-            for holder in order.holders
-        }
+        self._having = _having(order)
         passing("morph: entered")
         if not self._holds:
             return
@@ -706,7 +718,9 @@ class Group:
 
     def send(self, peer: str, part: Part, pieces: list[memoryview]) -> None:
         while True:
-            connection: Connection = self._wait(lambda: self._mesh.connection(peer))
+            connection: Connection = self._wait(
+                lambda: self._mesh.connection(peer), generation=part.generation
+            )
             try:
                 connection.send(part, *pieces)
             except WireError:
@@ -714,9 +728,11 @@ class Group:
             else:
                 return
 
-    def take(self, peer: str, step: int, tag: str) -> tuple[bytes, memoryview]:
-        key = (peer, self._layout.generation, step, tag)
-        return self._wait(lambda: self._mesh.mailbox.pop(key, None))
+    def take(
+        self, peer: str, step: int, tag: str, generation: int | None = None
+    ) -> tuple[bytes, memoryview]:
+        key = (peer, self.generation if generation is None else generation, step, tag)
+        return self._wait(lambda: self._mesh.mailbox.pop(key, None), generation=generation)
 
     def _parts(
         self, step: int, spans: dict[str, tuple[int, int]], own: bytes
@@ -737,7 +753,13 @@ class Group:
             masks.append(present)
         return parts, masks
 
-    def _wait(self, look: Callable[[], T | None], *, interruptible: bool = True) -> T:
+    def _wait(
+        self,
+        look: Callable[[], T | None],
+        *,
+        interruptible: bool = True,
+        generation: int | None = None,
+    ) -> T:
         """The one place where the script's thread waits: until `look` finds something."""
         with self._changed:
             while True:
@@ -745,7 +767,7 @@ class Group:
                 if found:
                     return found
                 if interruptible and self._entered is not None:
-                    self._go_on()
+                    self._go_on(generation)
                 self._changed.wait()
 
     # --- what arrives, on other threads -------------------------------------------------------------
@@ -820,6 +842,12 @@ class Group:
         """The keeper may not have heard it, or has forgotten it: it was restarted."""
         if self._broke is not None:
             self.link.send(self._broke)
+
+
+def _having(order: Enter) -> dict[str, frozenset[str] | None]:
+    """Which layers each holder has; None is all."""
+    held = order.held
+    return {one: frozenset(held[one]) if one in held else None for one in order.holders}
 
 
 def _union(masks: Iterable[bytes | bytearray]) -> bytes:

@@ -4,6 +4,9 @@ Asked for are exactly the layers that are needed, each in shares from all who ha
 memory, on a thread of their own: a version does not change in memory before everyone in the layout has prepared
 the next, so before whoever asks has been answered. A version that the script has changed all the same is
 refused.
+
+Who only looks at weights may have them from the middle of a script's step, as soon as they are right. A state
+is whole at the step's boundary only: what a schedule or an optimizer is set to may still change behind a look.
 """
 
 import threading
@@ -28,10 +31,17 @@ Known = Mapping[str, frozenset[str] | None]  # who has which layers; None is all
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Layers, and which share of how many; the answer is marked with `serial`."""
+    """Layers, and which share of how many; the answer is marked with `serial`. Who looks wants weights only."""
 
     serial: int
     wanted: tuple[tuple[str, int, int], ...]
+    look: bool = False
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    state: Collected
+    updates: list[int]
 
 
 class Crew(Protocol):
@@ -42,7 +52,7 @@ class Crew(Protocol):
 
     def send(self, peer: str, part: Part, pieces: list[memoryview]) -> None: ...
 
-    def take(self, peer: str, step: int, tag: str) -> tuple[bytes, memoryview]: ...
+    def take(self, peer: str, step: int, tag: str, generation: int) -> tuple[bytes, memoryview]: ...
 
     def now(self) -> tuple[int, Collected | None]:
         """The version that the session is at, and its state as it was when that began."""
@@ -51,15 +61,22 @@ class Crew(Protocol):
 class Pulling:
     def __init__(self, crew: Crew, mesh: Callable[[], Mesh], changed: threading.Condition) -> None:
         self._crew, self._mesh, self._changed = crew, mesh, changed
-        self._offers: dict[int, tuple[Collected, list[int]]] = {}
+        self._offers: dict[int, Offer] = {}
+        self._shown: Offer | None = None
         self._serial = 0
 
     def offer(self, version: int, state: Collected) -> None:
         """Whoever asks for this version may have it."""
         with self._changed:
-            self._offers[version] = (state, state.updates())
+            self._offers[version] = _offer(version, state)
             for old in sorted(self._offers)[:-OFFERS_MAX]:
                 del self._offers[old]
+            self._changed.notify_all()
+
+    def show(self, version: int, state: Collected) -> None:
+        """Whoever looks at this version may have its weights; it is not offered as a state."""
+        with self._changed:
+            self._shown = _offer(version, state)
             self._changed.notify_all()
 
     def forget(self, version: int) -> None:
@@ -68,7 +85,24 @@ class Pulling:
             self._offers = {v: offer for v, offer in self._offers.items() if v >= version}
 
     def pull(self, layers: Collection[str], version: int, known: Known) -> Gathered:
-        """These layers, from those who are known to have them."""
+        """The state of these layers, from those who are known to have them."""
+        return self._ask(layers, version, known, self._crew.generation, look=False)
+
+    def look(
+        self, layers: Collection[str], version: int, known: Known, generation: int
+    ) -> Gathered:
+        """Their weights; in a layout that need not be entered yet."""
+        return self._ask(layers, version, known, generation, look=True)
+
+    def _ask(
+        self,
+        layers: Collection[str],
+        version: int,
+        known: Known,
+        generation: int,
+        *,
+        look: bool,
+    ) -> Gathered:
         asks: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
         for layer in sorted(layers):
             having = [peer for peer, held in known.items() if held is None or layer in held]
@@ -77,13 +111,14 @@ class Pulling:
             for index, peer in enumerate(having):
                 asks[peer].append((layer, index, len(having)))
         self._serial += 1
-        ask = Part(generation=self._crew.generation, step=version, tag=ASK)
+        ask = Part(generation=generation, step=version, tag=ASK)
         for peer, wanted in asks.items():
-            extra = msgspec.msgpack.encode(Ask(self._serial, tuple(wanted)))
+            extra = msgspec.msgpack.encode(Ask(self._serial, tuple(wanted), look))
             self._crew.send(peer, msgspec.structs.replace(ask, extra=extra), [])
         gathered = Gathered()
         for peer in asks:
-            extra, payload = self._crew.take(peer, version, f"give/{self._serial}")
+            tag = f"give/{self._serial}"
+            extra, payload = self._crew.take(peer, version, tag, generation)
             if not extra:
                 raise Misuse(
                     f"the model was changed on {peer} while it was used here: where each worker keeps its own "
@@ -96,36 +131,40 @@ class Pulling:
         """On a thread of its own: wait until we are at that version, and send what is asked for."""
         ask = msgspec.msgpack.decode(part.extra, type=Ask)
         with self._changed:
-            while (found := self._find(part.step)) is None:
+            while (found := self._find(part.step, look=ask.look)) is None:
                 if self._crew.generation > part.generation:
                     return
                 self._changed.wait(LOOK_AGAIN_S)
-        state, versions = found
-        if state.updates() != versions and self._crew.generation > part.generation:
+        if found.state.updates() != found.updates and self._crew.generation > part.generation:
             return  # we are steps ahead, in a layout that whoever asks has not heard of or is not in
         connection = self._mesh().connection(peer)
         if connection is None:
             return
         try:
-            self._reply(connection, part, ask, state, versions)
+            self._reply(connection, part, ask, found)
         except (WireError, MemoryError):
             self._mesh().drop(peer, connection)  # whoever asked would wait for ever
 
-    def _reply(
-        self, connection: Connection, part: Part, ask: Ask, state: Collected, versions: list[int]
-    ) -> None:
+    def _reply(self, connection: Connection, part: Part, ask: Ask, found: Offer) -> None:
         reply = Part(generation=part.generation, step=part.step, tag=f"give/{ask.serial}")
         pieces: list[memoryview] = []
-        if state.updates() == versions:
-            answer, pieces = _answer(state, ask)
+        if found.state.updates() == found.updates:
+            answer, pieces = _answer(found.state, ask)
             reply = msgspec.structs.replace(reply, extra=msgspec.msgpack.encode(answer))
         connection.send(reply, *pieces)
 
-    def _find(self, version: int) -> tuple[Collected, list[int]] | None:
+    def _find(self, version: int, *, look: bool) -> Offer | None:
         if version in self._offers:
             return self._offers[version]
         at, state = self._crew.now()
-        return (state, state.updates()) if at == version and state is not None else None
+        if at == version and state is not None:
+            return _offer(version, state)
+        shown = self._shown
+        return shown if look and shown is not None and shown.version == version else None
+
+
+def _offer(version: int, state: Collected) -> Offer:
+    return Offer(version=version, state=state, updates=state.updates())
 
 
 def covers(having: Known, every: Collection[str]) -> bool:

@@ -13,6 +13,7 @@ from agent.mesh import ASK, Mesh
 from agent.protocol import Part
 from agent.pulling import Ask, Pulling
 from agent.store.layers import Collected, collect
+from agent.store.shares import Share
 
 
 class Ahead:
@@ -56,3 +57,34 @@ def test_who_asks_in_a_layout_that_is_over_is_not_told_of_a_mistake(
     connection.send(Part(generation=2, step=5, tag="behind it"))
     until("what comes behind it", lambda: ("b", 2, 5, "behind it") in asker.mailbox)
     assert (("b", generation, 5, "give/1") in asker.mailbox) == (generation == 2)
+
+
+def test_what_is_shown_in_the_middle_of_a_step_is_no_state(pair: tuple[Mesh, Mesh]) -> None:
+    """Behind an evaluation a script may still set what belongs to the step: a newcomer that asks for the state
+    waits until the step is over, and whoever looks at the weights has them at once."""
+    asker, answerer = pair
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    optimizer = torch.optim.SGD(model.parameters(), lr=1.0)
+    objects: Any = {"model": model, "optimizer": optimizer}
+    crew: Any = Ahead()
+    changed = threading.Condition()
+    pulling = Pulling(crew, lambda: answerer, changed)
+    pulling.show(5, collect(objects))
+
+    def ask(serial: int, *, look: bool) -> threading.Thread:
+        extra = msgspec.msgpack.encode(Ask(serial, (("0", 0, 1),), look))
+        part = Part(generation=2, step=5, tag=ASK, extra=extra)
+        thread = threading.Thread(target=pulling.answer, args=("a", part))
+        thread.start()
+        return thread
+
+    newcomer = ask(1, look=False)
+    ask(2, look=True).join()
+    until("what was looked at", lambda: ("b", 2, 5, "give/2") in asker.mailbox)
+    optimizer.param_groups[0]["lr"] = 0.5
+    pulling.offer(5, collect(objects))
+    newcomer.join()
+    until("the state", lambda: ("b", 2, 5, "give/1") in asker.mailbox)
+    extra, _ = asker.mailbox["b", 2, 5, "give/1"]
+    (form,) = msgspec.msgpack.decode(extra, type=Share).forms
+    assert '["lr", 0.5]' in form.values

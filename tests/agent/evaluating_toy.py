@@ -1,0 +1,58 @@
+"""A script that looks at its whole model behind every step, and does with the result what scripts do.
+
+usage: evaluating_toy.py STEPS OUT
+
+Behind step 5 whoever has one of the places in OUT.late, counted over the layout's workers, waits until that file is
+gone. OUT.asking is there when the first of the others is about to look.
+"""
+
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from agent import Session
+
+MICROBATCHES = 4
+LATE_AT = 5
+
+
+def wait_if_late(group, out: str) -> None:
+    late = Path(f"{out}.late")
+    if not late.exists():
+        return
+    if str(group._layout.workers.index(group._me)) in late.read_text().split():
+        while late.exists():
+            time.sleep(0.01)
+    Path(f"{out}.asking").touch()
+
+
+def main(steps: int, out: str) -> None:
+    torch.manual_seed(0)
+    model = nn.Sequential(*[nn.Sequential(nn.Linear(16, 16), nn.Tanh()) for _ in range(4)])
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.5)
+    plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(
+        optimizer, factor=0.1, patience=0, threshold=0
+    )
+    session = Session(model, optimizer, plateau, microbatches=MICROBATCHES)
+    x = torch.randn(MICROBATCHES, 8, 16, generator=torch.Generator().manual_seed(99))
+    for step in session.steps(steps):
+        for batch in session.share(list(x)):
+            session.backward((model(batch) - batch.sin()).square().mean())
+        optimizer.step()
+        if step == LATE_AT:
+            wait_if_late(session._world, out)
+        with torch.no_grad():
+            found = float((model(x) - x.sin()).square().mean())
+        plateau.step(found)
+        if session.leader:
+            rate = optimizer.param_groups[0]["lr"]
+            print(f"step {step} loss {session.loss!r} then {found!r} rate {rate!r}")  # noqa: T201 - as scripts do
+    if session.leader:
+        torch.save(model.state_dict(), out)
+
+
+if __name__ == "__main__":
+    main(int(sys.argv[1]), sys.argv[2])
