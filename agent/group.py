@@ -522,7 +522,7 @@ class Group:
         self._deep.leave()
         self._holds = self._me in order.holders
         self._needs_state = not self._holds and self._me in order.layout.workers
-        self._entered = order
+        self._entered, self._promised = order, None
         self._having = _having(order)
         passing("morph: entered")
         if not self._holds:
@@ -591,7 +591,7 @@ class Group:
                 self._start_with(session, order)
             else:
                 session.load(self._gather_state(order), order.version)
-            self._needs_state, self._promised = False, None
+            self._needs_state = False
             passing("morph: state received")
             return
         generation = order.layout.generation
@@ -606,7 +606,7 @@ class Group:
         gathered = Gathered()
         gathered.add(Share(forms=state.layers, extents=whole(state.layers)), payload)
         session.load(gathered, state.version)
-        self._needs_state, self._promised = False, None
+        self._needs_state = False
 
     def _start_with(self, session: Session, order: Enter) -> None:
         """What belongs to no stage, and what optimizers are set to. Layers are asked for when it is known which

@@ -4,9 +4,11 @@ import random
 import signal
 from pathlib import Path
 
+import msgspec
 import pytest
 from crews import Crew, played_alone, until
 
+from agent.faults import Fault, Plan
 from agent.messages import Rewound, WorkerFailed, WorkerLost, WorkerReady
 from orchestrator.morph import schedules
 
@@ -242,3 +244,28 @@ def test_a_restarted_keeper_gets_its_backup_though_a_layer_lies_outside(
     mortal.kill(workers[0], how=signal.SIGCONT)
     ends_alike(mortal, alone)
     assert mortal.of(WorkerLost) == []
+
+
+def test_what_was_promised_for_a_step_that_was_not_committed_is_forgotten(
+    mortal: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """The first step in which each of two keeps its own layers is interrupted, and from then on the survivor has
+    all of them: a restarted keeper hears of all, though the other who had them dies with it."""
+    hold = mortal.folder / "out.pt.hold"
+    dying = Fault(point="step: slice sent", passing=1, kind="kill")
+    plan = Plan(who="second", ledger=str(mortal.folder / "ledger"), faults=(dying,))
+    mortal.depth, mortal.owned, mortal.settle = 2, True, 2
+    mortal.open(TOY.read_text(), str(STEPS), str(mortal.folder / "out.pt"))
+    mortal.start(1)
+    (second,) = mortal.start(1, faults=msgspec.json.encode(plan).decode())
+    until("the loss", lambda: second in [lost.worker for lost in mortal.of(WorkerLost)])
+    mortal.depth = 1
+    (third,) = mortal.start(1)
+    until("the newcomer", lambda: third in mortal.ready)
+    hold.write_text("15")
+    mortal.reach(15)
+    mortal.keeper.kill()
+    mortal.kill(third)
+    mortal.keeper.start()
+    hold.unlink()
+    ends_alike(mortal, alone)
