@@ -94,7 +94,6 @@ class StateAssembly:
     ) -> None:
         self.generation, self.version, self.final = generation, version, final
         self._awaited = set(workers)
-        self.taken_bytes = 0
         self._forms: dict[str, Layer] = {}
         self._bodies: dict[str, Assembly] = {}
 
@@ -109,9 +108,12 @@ class StateAssembly:
     ) -> None:
         for layer in forms:
             self._forms.setdefault(layer.name, layer)
-        self.taken_bytes += payload.nbytes
         for extent, data in cut_up(payload, extents):
             self._of(extent).take(extent.start, data)
+
+    def of(self, generation: int, version: int, *, final: bool) -> bool:
+        """Whether it is this state that comes."""
+        return (self.generation, self.version, self.final) == (generation, version, final)
 
     def end(self, worker: str) -> None:
         """This worker has sent its whole share."""

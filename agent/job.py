@@ -283,6 +283,13 @@ class Job:
                 self._carry_on()
             if self.vault.due() and not self.closed:
                 self.vault.write_beside()
+            if self._held_up() and self.vault.wants:
+                self._ask_for_state()
+
+    def _held_up(self) -> bool:
+        """Whether everyone waits for a backup: no commit is a moment to ask for it again."""
+        here = self._started and not self.closed and self._awaited_until_s is None
+        return here and self._complete() and not self.vault.open
 
     def _suspect(self, accused: str, by: str) -> None:
         self._suspicions.drop(accused)

@@ -32,6 +32,11 @@ log = logging.getLogger(__name__)
 
 REDO_MAX_FACTOR = 4
 REDO_BYTES_FREE = 1 << 30  # of sums that are held whatever the state's size
+REDO_STEPS = (
+    1000  # each sum is a file of a version on the disk, and a message to whoever replays it
+)
+ROOM_FACTOR = 1.01  # a sum is padded, and may be a little larger than its part of the state
+LOST_S = 10.0  # without a byte of a state that was asked for
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -54,7 +59,7 @@ class Vault:
         self._checkpoint_due_s = time.monotonic() + order.checkpoint_every_s
         self._writing = threading.Lock()
         self._assembly: StateAssembly | None = None
-        self._stalled, self._taken_bytes = False, 0  # of the assembly: since the commit before
+        self._heard_s = 0.0  # when some of the assembly last came, or was asked for
         self.backup: Backup | None = None
         self.redo: list[LoggedSum] = []
 
@@ -62,8 +67,6 @@ class Vault:
 
     def log(self, logged: LoggedSum) -> None:
         self.redo.append(logged)
-        taken = 0 if self._assembly is None else self._assembly.taken_bytes
-        self._stalled, self._taken_bytes = taken == self._taken_bytes, taken
 
     @property
     def open(self) -> bool:
@@ -72,12 +75,13 @@ class Vault:
 
     @property
     def _every(self) -> int:
-        """After how many steps a new state is asked for: the sums may have as many bytes as the state."""
-        steps = self._order.backup_every_steps
+        """After how many steps a new state is asked for: the sums may have about as many bytes as the state,
+        and be so many that whoever takes the job up again can be sent them all."""
+        steps = min(self._order.backup_every_steps, REDO_STEPS)
         if self.backup is None or not self.redo:
             return steps
-        room = max(REDO_BYTES_FREE, self.backup.state_bytes)
-        return max(1, min(steps, room // max(1, self.redo[-1].body.nbytes)))
+        room = ROOM_FACTOR * max(REDO_BYTES_FREE, self.backup.state_bytes)
+        return max(1, min(steps, int(room / max(1, self.redo[-1].body.nbytes))))
 
     @property
     def _bound(self) -> int:
@@ -85,13 +89,23 @@ class Vault:
 
     @property
     def wants(self) -> bool:
-        """Whether a new state should be asked for now. One that got lost on its way is asked for again."""
+        """Whether a new state should be asked for now. One of which nothing comes any more is asked for again."""
+        assembly = self._assembly
         late = self.backup is None or len(self.redo) >= self._every
-        lost = self._stalled and len(self.redo) in (self._bound // 2, self._bound)
-        return late and (self._assembly is None or lost)
+        lost = (
+            assembly is not None
+            and not assembly.final
+            and time.monotonic() > self._heard_s + LOST_S
+        )
+        return late and (assembly is None or lost)
 
     def ask(self, layout: Layout, version: int, *, final: bool = False) -> None:
-        """From now on shares of this state are welcome, and no others."""
+        """From now on shares of this state are welcome, and no others. What has come of it already stays."""
+        self._heard_s = time.monotonic()
+        if self._assembly is not None and self._assembly.of(
+            layout.generation, version, final=final
+        ):
+            return
         self._assembly = StateAssembly(layout.generation, version, layout.workers, final=final)
 
     def stop_asking(self) -> None:
@@ -103,12 +117,11 @@ class Vault:
             if assembly is None or not assembly.final or assembly.generation != layout.generation:
                 self.ask(layout, message.version, final=True)
             assembly = self._assembly
-        if assembly is None or (assembly.generation, assembly.version, assembly.final) != (
-            message.generation,
-            message.version,
-            message.final,
+        if assembly is None or not assembly.of(
+            message.generation, message.version, final=message.final
         ):
             return None
+        self._heard_s = time.monotonic()
         return assembly
 
     def place(self, message: Snapshot, layout: Layout) -> memoryview | None:

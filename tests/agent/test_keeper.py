@@ -12,10 +12,12 @@ import pytest
 import redis
 from crews import SECRET, Crew, Nursery, RedisProcess, played_alone, until
 
+from agent import vault
 from agent.commits import Commit, RedisCommitLog
 from agent.faults import Fault, Plan
 from agent.keeper import OPEN_JOBS, Keeper, connect
 from agent.messages import JobOrder, Rewound, WorkerLost
+from agent.protocol import Snapshot
 from agent.vault import Place, Vault
 
 pytestmark = pytest.mark.processes
@@ -154,6 +156,26 @@ def test_who_was_fenced_goes_on_when_it_is_asked_again(
         assert crew.of(Rewound) == []
     finally:
         crew.close()
+
+
+def test_a_first_backup_that_got_lost_is_asked_for_again(
+    crew: Crew, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Without it nothing is committed, so that no commit is a moment to ask: it is asked for all the same."""
+    lost: list[Snapshot] = []
+    take = Vault.take
+
+    def forgetful(held: Vault, message: Snapshot, *more: Any) -> Any:
+        if not (lost and lost[-1].last):
+            lost.append(message)
+            return None
+        return take(held, message, *more)
+
+    monkeypatch.setattr(Vault, "take", forgetful)
+    monkeypatch.setattr(vault, "LOST_S", 0.5)
+    crew.begin(1, TOY.read_text(), "5", "0", str(crew.folder / "out.pt"))
+    assert crew.completed().step == 5
+    assert lost
 
 
 def test_who_was_fenced_leaves_the_job_to_the_newer_keeper(

@@ -12,9 +12,11 @@ from hypothesis import strategies as st
 from safetensors.torch import load_file
 
 from agent import saving
+from agent import vault as vault_module
 from agent.backup import Assembly, Backup, LoggedSum, Saved, StateAssembly
 from agent.errors import WireError
 from agent.layout import data_parallel
+from agent.member import WAITING_MAX
 from agent.messages import CheckpointFailed, CheckpointWritten, Report
 from agent.protocol import Snapshot
 from agent.recovery import Shelf, newest
@@ -119,24 +121,63 @@ def test_what_an_earlier_keeper_writes_late_does_not_count(tmp_path: Path) -> No
     assert same(recalled(disk(tmp_path / "job")), saved(6))
 
 
-def test_a_state_that_is_on_its_way_is_not_asked_for_again(tmp_path: Path) -> None:
-    """One that comes slowly is waited for; one of which nothing comes any more is asked for again."""
-    layout = data_parallel(1, 2, ("w",))
-    for comes in (True, False):
-        vault = vault_of(tmp_path, [], backup_every_steps=1)
-        vault.adopt(saved(0))
-        asked = []
-        for step in range(4):
-            vault.log(LoggedSum(step, b"", memoryview(bytes(8))))
-            if vault.wants:
-                asked.append(step)
-                vault.ask(layout, step + 1)
-            if comes:
-                begun = Snapshot(
-                    generation=1, version=1, forms=(), extents=(Extent("l", step, 1, 64),), last=False, final=False
-                )  # fmt: skip
-                vault.take(begun, memoryview(b"x"), "w", layout)
-        assert asked == ([0] if comes else [0, 1, 3])
+def begun(version: int, step: int) -> Snapshot:
+    """A byte of a state that is on its way."""
+    return Snapshot(
+        generation=1,
+        version=version,
+        forms=(),
+        extents=(Extent("l", step, 1, 64),),
+        last=False,
+        final=False,
+    )
+
+
+@pytest.mark.parametrize("lost_s", [60.0, -1.0])
+def test_a_state_that_is_on_its_way_is_not_asked_for_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_s: float
+) -> None:
+    """One that comes slowly is waited for, over as many steps as it takes; one of which nothing has come for
+    a while is asked for again, at every step or as soon as nothing is committed any more."""
+    monkeypatch.setattr(vault_module, "LOST_S", lost_s)
+    layout, vault, asked = (
+        data_parallel(1, 2, ("w",)),
+        vault_of(tmp_path, [], backup_every_steps=1),
+        [],
+    )
+    vault.adopt(saved(0))
+    for step in range(4):
+        vault.log(LoggedSum(step, b"", memoryview(bytes(8))))
+        if vault.wants:
+            asked.append(step)
+            vault.ask(layout, step + 1)
+    assert asked == ([0] if lost_s > 0 else [0, 1, 2, 3])
+    assert not vault.open
+    assert vault.wants == (lost_s < 0)
+
+
+def test_what_has_come_of_a_state_stays_when_it_is_asked_for_again(tmp_path: Path) -> None:
+    """The same version is asked for once more: what lies here need not come again."""
+    layout, vault = data_parallel(1, 2, ("w",)), vault_of(tmp_path, [])
+    vault.ask(layout, 1)
+    for at in range(32):
+        vault.take(begun(1, at), memoryview(b"x"), "w", layout)
+    vault.ask(layout, 1)
+    for at in range(32, 64):
+        vault.take(begun(1, at), memoryview(b"x"), "w", layout)
+    form = lay_out("l", [("model/l", "U8", (64,))])
+    last = Snapshot(generation=1, version=1, forms=(form,), extents=(), last=True, final=False)
+    assert vault.take(last, memoryview(b""), "w", layout) is not None
+
+
+def test_no_more_sums_are_logged_than_one_can_be_sent(tmp_path: Path) -> None:
+    """However rarely a state is asked for: a newcomer's queue takes all that it has to apply again."""
+    vault, step = vault_of(tmp_path, [], backup_every_steps=1_000_000), 0
+    vault.adopt(saved(0))
+    while vault.open and step < WAITING_MAX:
+        vault.log(LoggedSum(step, b"", memoryview(b"")))
+        step += 1
+    assert step < WAITING_MAX // 2
 
 
 def test_large_sums_are_not_held_in_any_number(tmp_path: Path) -> None:
