@@ -199,13 +199,19 @@ def _name(row: _Row) -> tuple[bool, str, tuple[str, str, str, str], str]:
 
 
 def _rows(scene: _Scene) -> Iterator[_Row]:
-    horizon_h = horizon(_left_h(scene), scene.demand.start_s / HOUR_S)
+    horizon_h = horizon(_left_h(scene), _start_h(scene))
     for h in scene.holdings:
         if h.reliable or not (h.noticed or _expires(h, scene)):
             yield _held(h, scene, horizon_h)
     for o in scene.offers:
         if not o.blocked:
             yield from _offered(o, scene, horizon_h)
+
+
+def _start_h(scene: _Scene) -> float:
+    """What a newcomer does not work at first, and what its coming stalls."""
+    stalls = stalls_of(scene.limits.slots_max, bool(scene.holdings))
+    return (scene.demand.start_s + stalls * scene.demand.morph_s) / HOUR_S
 
 
 def _left_h(scene: _Scene) -> float:
@@ -253,8 +259,7 @@ def _offered(o: Offer, scene: _Scene, horizon_h: float) -> Iterator[_Row]:
     """One row per offer; where bids evict, with the bid that makes its work cheapest."""
     rule = rule_of(o.billing, o.pool.cloud, o.market)
     code, price = _code(o), (o.price_usd_per_h, o.egress_usd)
-    stalls = stalls_of(scene.limits.slots_max, bool(scene.holdings))
-    start_h = (scene.demand.start_s + stalls * scene.demand.morph_s) / HOUR_S
+    start_h = _start_h(scene)
     recovery_h = scene.demand.recovery_s / HOUR_S
     choices: list[tuple[float | None, float]] = [(None, _hazard(o.market, o.hazard_per_h))]
     if o.bids and o.market == "spot":
@@ -361,7 +366,7 @@ def _refusal(
         return False, ""  # what works already works on until something better is there
     if not away or not len(order):
         return False, _waiting(scene, asked) if not len(order) else ""
-    horizon_h = horizon(_left_h(scene), scene.demand.start_s / HOUR_S)
+    horizon_h = horizon(_left_h(scene), _start_h(scene))
     # They would have to start as well: what is compared is the price of work, not that of machines.
     soon = [row for o in away for row in _offered(o, scene, horizon_h)]
     nearest = min(

@@ -364,3 +364,13 @@ def test_disks_egress_and_the_manager_are_part_of_the_cost():
     assert more.cost_usd_per_work > said.cost_usd_per_work * 1.4
     moved = decide([one("a", 0.2, egress_usd=1.0)], [], DEMAND, Limits(slots_max=1), Linear(), 0.0)
     assert moved.cost_usd_per_work > said.cost_usd_per_work
+
+
+@pytest.mark.parametrize("morph_s", [1.0, 20.0, 45.0, 300.0])
+def test_near_the_end_of_a_job_what_it_cannot_do_without_is_still_bought(morph_s):
+    """One of four slots is lost, a minute is left: however long a change stalls, a newcomer is worth it."""
+    held = [lease(str(i), "a", 0.1, hazard_per_h=0.0) for i in range(3)]
+    demand = Demand(work_left=4 * 60.0, start_s=2.0, morph_s=morph_s, recovery_s=1.0)
+    said = decide([one("a", 0.1, hazard_per_h=0.0)], held, demand,
+                  Limits(slots_min=4, slots_max=4), Linear(), 2 * H)  # fmt: skip
+    assert (sum(a.count for a in said.acquire), said.release) == (1, ())
