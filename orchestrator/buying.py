@@ -284,6 +284,11 @@ def _home(state: State, job: Job) -> str | None:
     return min(regions, key=lambda r: (-regions[r], r)) if regions else None
 
 
+def free_to_bring(state: State, job: Job, pool: Pool) -> bool:
+    """Whether the job's state gets to a machine there without being paid for."""
+    return _egress_usd(state, job, pool, _home(state, job)) == 0
+
+
 def _egress_usd(state: State, job: Job, pool: Pool, home: str | None) -> float:
     """What bringing the job's state to a machine there costs."""
     if home is None or pool.region == home:

@@ -14,7 +14,7 @@ from agent.messages import (
     WorkerFailed,
 )
 from bidding.billing import HOUR_S
-from orchestrator import crews, leases, ledger
+from orchestrator import buying, crews, leases, ledger
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
 from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
 from orchestrator.state import Account, Job, Lease, Moved, State, move_job, note, set_alarm
@@ -223,6 +223,8 @@ def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> 
             fits = slots_held(state, heir) + lease.type.slots <= heir.workers_max
             if not (heir.active and fits) or lease.draining_since_s is not None:
                 continue
+            if not buying.free_to_bring(state, heir, lease.pool):
+                continue  # it may buy there all the same, if that is worth it
             if ledger.affordable(state, heir, lease.ceiling_usd_per_h):
                 del state.jobs[lease.job].leases[lease.token]
                 ledger.hand_over(state, lease, heir)

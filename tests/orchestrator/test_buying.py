@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from msgspec.structs import replace
 
+from agent.messages import JobCompleted
 from cloud.model import Pool, Quote
 from orchestrator import buying
 from orchestrator.actions import Launch, Terminate
@@ -323,3 +324,36 @@ def test_what_is_left_is_given_back_if_no_replacement_is_sold_for_long(hand: Any
         h.served = len(h.said)
     assert not [lease for lease in h.leases if lease.state != "ending"]
     assert "keeps what it holds for up to 120 s" in h.words(h.said)
+
+
+def test_a_machine_far_from_a_jobs_state_is_not_handed_to_it(hand: Any) -> None:
+    """Bringing the state there costs money that nobody has decided to spend; nearby, a machine is handed over."""
+    for region, handed in (("west", False), ("east", True)):
+        h = hand(on_demand_allowed=False, egress_usd_per_gb=0.1)
+        h.steps_total = 10**6
+        h.start()
+        h.submit("a", slots_min=1, slots_max=1)
+        h.wait(2.0)
+        h.serve()
+        h.wait(2.0)
+        h.committed(1, job="a")
+        first = {lease.token for lease in h.leases}
+        other = tuple(
+            Pool(cloud="local", region=region, zone=f"{region}-c", type=kind)
+            for kind in h.state.types
+        )
+        h.see(catalogue(h, *other))
+        quotes = tuple(Quote(pool=pool, at_s=h.at_s, price_usd_per_h=0.03) for pool in other)
+        h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=quotes))
+        h.submit("job", slots_min=1, slots_max=4)
+        h.wait(2.0)
+        h.serve()
+        h.wait(2.0)
+        h.committed(1)
+        h.job.state_bytes = 10**11
+        lost = next(lease.machine_id for lease in h.leases if lease.job == "job")
+        h.taken(lost)
+        del h.machines[lost]
+        end = JobCompleted(at_s=h.at_s, job="a", step=100, loss=1.0, export_uri="", weights_sha="")
+        h.see(end)
+        assert any(lease.token in first and lease.job == "job" for lease in h.leases) == handed
