@@ -11,7 +11,7 @@ demo: $(READY)
 
 test: $(READY)
 	$(BIN)/python -m pytest -rs -n 2 -m "not processes"
-	$(BIN)/python -m pytest -rs -m processes
+	$(BIN)/python -m pytest -rs -n 2 --dist worksteal -m processes
 
 check: $(READY)
 	$(BIN)/ruff format --check .
