@@ -269,11 +269,17 @@ class Job:
         layout = self.layout
         return layout is not None and all(worker in self.members for worker in layout.workers)
 
+    def _wanted(self, worker: str) -> bool:
+        """Whether it is in the layout, or in the one that comes next."""
+        layouts = (self.layout, self._pending)
+        return any(layout is not None and worker in layout.workers for layout in layouts)
+
     def tick(self, now_s: float, late_s: float) -> None:
         """`late_s` is by how much this very call is late: others may be late for the same reason."""
         with self._lock:
             for member in list(self.members.values()):
-                bound_s = self._watch.bound_s(ready=member.ready is not None)
+                inside = self._wanted(member.worker) and member.ready is not None
+                bound_s = self._watch.bound_s(awaited=inside)
                 if (silent_s := member.silent_s(now_s)) > bound_s + late_s:
                     self._watch.wait_longer(self.version)
                     self._lose(member.worker, "silent", f"nothing was heard for {silent_s:.1f} s")

@@ -1,7 +1,9 @@
 """How long a worker may be silent, and who is not let in again. Decisions only; the job acts on them."""
 
-SILENT_S = 0.8  # after the script reached its loop
-SILENT_EARLY_S = 30.0  # while it imports and builds, which may hold everything up
+SILENT_S = 0.8  # in the layout: the others wait for it
+SILENT_EARLY_S = (
+    30.0  # while it imports and builds, which may hold everything up; and while nobody waits for it
+)
 GONE_MAX = 10_000
 
 
@@ -10,9 +12,9 @@ class Watch:
         self._gone: dict[str, str] = {}
         self._silent_s, self._silent_version = SILENT_S, -1  # our patience, and where it last ended
 
-    def bound_s(self, *, ready: bool) -> float:
+    def bound_s(self, *, awaited: bool) -> float:
         """How long a worker may say nothing at all."""
-        return self._silent_s if ready else SILENT_EARLY_S
+        return self._silent_s if awaited else SILENT_EARLY_S
 
     def wait_longer(self, version: int) -> None:
         """Silent again at the very same step: a script may hold up all threads there, every time."""

@@ -6,6 +6,7 @@ from typing import Any
 
 from agent.commits import MemoryCommitLog
 from agent.job import Job
+from agent.layout import data_parallel
 from agent.messages import JobOrder, Report
 from agent.vault import Place
 from agent.watch import SILENT_S
@@ -37,6 +38,7 @@ def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(tmp_path: Pat
             silent_s=lambda _: 4.0 * SILENT_S - 0.1,
         )  # fmt: skip
         job.members[silent.worker] = silent
+        job.layout = data_parallel(lives, 1, (silent.worker,))
         job.tick(0.0, 0.0)
         if silent.worker in job.members:
             break
@@ -44,5 +46,20 @@ def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(tmp_path: Pat
     assert lives == 3
     job.version += 1
     job.members[silent.worker].silent_s = lambda _: 4.0 * SILENT_S + 0.1
+    job.tick(0.0, 0.0)
+    assert not job.members
+
+
+def test_nobody_waits_for_whoever_is_outside_the_layout(tmp_path: Path) -> None:
+    """A busy machine may keep a spare worker from speaking for a while; once it is in the layout, no longer."""
+    order = JobOrder(job="job", script="train.py", script_sha="")
+    job = Job(order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None)
+    spare: Any = SimpleNamespace(
+        worker="w1", ready=object(), close=lambda: None, silent_s=lambda _: 2.0 * SILENT_S
+    )
+    job.members["w1"] = spare
+    job.tick(0.0, 0.0)
+    assert "w1" in job.members
+    job.layout = data_parallel(1, 1, ("w1",))
     job.tick(0.0, 0.0)
     assert not job.members
