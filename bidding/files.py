@@ -50,6 +50,11 @@ def _files(folder: Path) -> Iterable[Path]:
     return files
 
 
+def stored_prices(path: Path) -> History:
+    """What `write_prices` has stored there, and nothing else of the folder."""
+    return parquet.read(path.read_bytes())
+
+
 def write_prices(path: Path, history: History) -> None:
     """Store a history as Parquet, whole or not at all."""
     beside = path.with_suffix(".part")
@@ -150,7 +155,13 @@ def read_types(folder: Path) -> dict[str, InstanceType]:
                            accelerator=AWS_ACCELERATORS[name][0])
         for name, usd in AWS_ON_DEMAND.items()
     }  # fmt: skip
+    return {**types, **listed_types(folder)}
+
+
+def listed_types(folder: Path) -> dict[str, InstanceType]:
+    """Those of `types.csv` alone."""
     path = folder / TYPES_FILE
+    types: dict[str, InstanceType] = {}
     if not path.is_file():
         return types
     try:

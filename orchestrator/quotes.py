@@ -6,20 +6,23 @@ What bids would have meant is worked out here as well, where markets ask for bid
 
 import csv
 import io
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
+from typing import TypeVar
 
 import numpy as np
 
 from bidding.errors import HistoryError
-from bidding.files import TYPES_FILE, read_prices, write_prices
+from bidding.files import TYPES_FILE, listed_types, stored_prices, write_prices
 from bidding.history import Point, Series, build, merge
 from bidding.risk import bid_table
 from cloud.model import InstanceType, Pool, Quote
 from orchestrator.actions import KeepQuotes
 from orchestrator.events import Odds, QuotesKept
 
-FILE, BROKEN = "prices.parquet", "prices.parquet.broken"
+FILE, BROKEN = "prices.parquet", ".broken"
+K = TypeVar("K")
+V = TypeVar("V")
 POINTS_KEPT = 20_000  # per pool, the newest
 POOLS_KEPT = 10_000
 LOOK_BACK_S = 7 * 86_400.0  # what bids would have meant lately
@@ -45,7 +48,7 @@ class QuoteStore:
         try:
             self._write()
         except OSError as e:
-            error = f"{e.filename}: prices cannot be kept: {e.strerror}; free some space or check who owns it"
+            error = f"{e.filename or self._folder}: prices cannot be kept: {e.strerror}; free some space or check who owns it"
         pools = sorted(self._history) if action.bids else ()
         odds = {pool.key: odds_of(self._history[pool], at_s) for pool in pools}
         return QuotesKept(
@@ -53,16 +56,13 @@ class QuoteStore:
         )
 
     def _recalled(self) -> tuple[dict[Pool, Series], str]:
-        """What an earlier manager kept. A file that cannot be read is moved out of the way."""
-        if self._folder is None or not (self._folder / FILE).exists():
+        """What an earlier manager kept. A file that cannot be read is moved out of the way, and only that one."""
+        if self._folder is None:
             return {}, ""
-        path = self._folder / FILE
-        try:
-            return read_prices(path.parent)[0], ""
-        except (HistoryError, OSError, ValueError) as e:
-            path.replace(self._folder / BROKEN)
-            why = str(e).removeprefix(f"{path}: ")
-            return {}, f"{path}: {why}; it is kept as {BROKEN}, and a new history begins"
+        types, bad_types = _read(self._folder / TYPES_FILE, lambda path: listed_types(path.parent))
+        prices, bad_prices = _read(self._folder / FILE, stored_prices)
+        self._types = dict(types)
+        return dict(prices), "; ".join(filter(None, (bad_types, bad_prices)))
 
     def _write(self) -> None:
         if self._folder is None or not self._history:
@@ -77,6 +77,21 @@ class QuoteStore:
         part.write_text(rows.getvalue())
         part.replace(self._folder / TYPES_FILE)
         write_prices(self._folder / FILE, self._history)
+
+
+def _read(path: Path, read: Callable[[Path], Mapping[K, V]]) -> tuple[Mapping[K, V], str]:
+    if not path.exists():
+        return {}, ""
+    try:
+        return read(path), ""
+    except (HistoryError, OSError, ValueError) as e:
+        broken = path.with_name(f"{path.name}{BROKEN}")
+        why = str(e).removeprefix(str(path)).removeprefix(": ")
+        try:
+            path.replace(broken)
+        except OSError as other:
+            return {}, f"{path}: {why}; it cannot be moved out of the way either: {other.strerror}"
+        return {}, f"{path}: {why}; it is kept as {broken.name}, and a new one begins"
 
 
 def added(history: Mapping[Pool, Series], quotes: Sequence[Quote]) -> dict[Pool, Series]:

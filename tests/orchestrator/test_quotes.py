@@ -4,9 +4,10 @@ import math
 from pathlib import Path
 from typing import Any
 
+import msgspec
 import pytest
 
-from bidding.files import read_markets, read_prices
+from bidding.files import listed_types, read_markets, read_prices, stored_prices
 from cloud.local.market import Catalogue, SpotMarket, Step, Zone
 from cloud.model import InstanceType, Pool, Quote
 from cloud.simulated import SimulatedCloud
@@ -79,10 +80,39 @@ def test_a_history_that_cannot_be_read_is_put_aside_in_one_line(
     said = store.keep(keep(quote(0.0, 0.3)), 1.0)
     assert str(tmp_path / FILE) in said.error
     assert "\n" not in said.error
-    assert (tmp_path / BROKEN).read_bytes() == junk
+    assert (tmp_path / f"{FILE}{BROKEN}").read_bytes() == junk
     assert store.keep(keep(quote(5.0, 0.4)), 6.0).error == ""
     (series,) = read_prices(tmp_path)[0].values()
     assert series.value.tolist() == [0.3, 0.4]
+
+
+def test_a_type_that_this_life_has_not_seen_is_still_known(tmp_path: Path) -> None:
+    """After a restart another type is seen: the folder is a market with both."""
+    other = msgspec.structs.replace(KIND, name="other", on_demand_usd_per_h=2.0)
+    pool = Pool("aws", "r", "ra", "other")
+    QuoteStore(tmp_path).keep(keep(quote(0.0, 0.3), quote(9.0, 0.4)), 10.0)
+    later = KeepQuotes(quotes=(quote(20.0, 0.5, pool),), types=(other,), bids=False, because="")
+    QuoteStore(tmp_path).keep(later, 30.0)
+    assert set(listed_types(tmp_path)) == {"kind", "other"}
+
+
+@pytest.mark.parametrize("name", ["types.csv", "other.csv", "other.json"])
+def test_a_broken_file_beside_the_prices_costs_no_price(tmp_path: Path, name: str) -> None:
+    """Types that cannot be read are put aside with a line, what is not ours is left alone; the prices stay."""
+    QuoteStore(tmp_path).keep(keep(quote(0.0, 0.3)), 10.0)
+    (tmp_path / name).write_text("type,slots\nkind,what")
+    said = QuoteStore(tmp_path).keep(keep(quote(20.0, 0.5)), 30.0)
+    assert (name in said.error) == (name == "types.csv")
+    assert (tmp_path / f"{name}{BROKEN}").exists() == (name == "types.csv")
+    (series,) = stored_prices(tmp_path / FILE).values()
+    assert series.value.tolist() == [0.3, 0.5]
+
+
+def test_a_full_disk_is_said_with_the_place(tmp_path: Path) -> None:
+    """A write that fails says of no file that it was the one: the folder is named instead."""
+    (tmp_path / "prices.part").symlink_to("/dev/full")
+    said = QuoteStore(tmp_path).keep(keep(quote(0.0, 0.3)), 10.0)
+    assert said.error.startswith(f"{tmp_path}: prices cannot be kept: No space left")
 
 
 def test_a_disk_that_takes_nothing_is_said_and_the_rest_goes_on(tmp_path: Path) -> None:
