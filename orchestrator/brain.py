@@ -163,7 +163,7 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
             assert_never(event)
 
 
-def _ring(state: State, out: list[AnyAction], alarm: Alarm, key: str) -> None:
+def _ring(state: State, out: list[AnyAction], alarm: Alarm, key: str) -> None:  # noqa: PLR0912
     match alarm:
         case "control":
             _control(state, out)
@@ -183,6 +183,8 @@ def _ring(state: State, out: list[AnyAction], alarm: Alarm, key: str) -> None:
             leases.on_notice_alarm(state, out, key)
         case "ending":
             leases.on_ending_alarm(state, out, key)
+        case "dry":
+            ledger.on_dry_alarm(state, key)
         case "drain":
             jobs.on_drain_alarm(state, out, key)
         case "stall":

@@ -186,7 +186,6 @@ def give_back(state: State, out: list[AnyAction], lease: Lease, because: str) ->
         return
     move_lease(lease, "ending", state.now_s, because)
     lease.why_ended = because
-    set_alarm(state, state.now_s + state.settings.reserve_s, "ending", lease.token)
     crews.abandon(state, out, lease, "machine given back")
     _terminate(state, out, lease, because)
 
@@ -202,7 +201,6 @@ def _terminate(state: State, out: list[AnyAction], lease: Lease, because: str) -
 def on_ending_alarm(state: State, out: list[AnyAction], token: str) -> None:
     lease = state.leases.get(token)
     if lease is not None and lease.state == "ending":
-        ledger.stop_draining(state, lease)
         _terminate(state, out, lease, f"it is still there: {lease.why_ended}")
 
 

@@ -18,7 +18,7 @@ from bidding.billing import HOUR_S, RULES, cost_usd, rule_of
 from bidding.history import USD_PER_H_MAX
 from cloud.model import EndedBy, InstanceType, Market
 from orchestrator.settings import Settings
-from orchestrator.state import Account, Job, Lease, State
+from orchestrator.state import Account, Job, Lease, State, set_alarm
 
 PRICES_MAX = 512
 SPOT_RISE = 1.5  # of 12,590 recorded quotes of 2020 none was more than 1.05 of the one before
@@ -201,17 +201,19 @@ def start_draining(state: State, lease: Lease) -> None:
         _drain(state, lease)
 
 
-def stop_draining(state: State, lease: Lease) -> None:
+def on_dry_alarm(state: State, token: str) -> None:
     """Giving it back takes longer than was reserved for: a reserve ends at zero."""
-    if lease.draining_since_s is None or lease.drained or not lease.prices:
+    lease = state.leases.get(token)
+    if lease is None or lease.draining_since_s is None or lease.drained or not lease.prices:
         return
-    over_usd = -_reserved_usd(state, lease)
-    if over_usd >= 0:
-        lease.drained = True
-        _change_draining(state, lease, -lease.draining_usd_per_h)
-        lease.draining_usd_per_h = 0.0
-        for account in accounts(state, lease):
-            account.committed_usd += over_usd
+    reserved_usd = _reserved_usd(state, lease)
+    if reserved_usd > CENT_FRACTION:
+        return  # it is used up more slowly since; another alarm is set
+    lease.drained = True
+    _change_draining(state, lease, -lease.draining_usd_per_h)
+    lease.draining_usd_per_h = 0.0
+    for account in accounts(state, lease):
+        account.committed_usd -= reserved_usd
 
 
 def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s: float) -> None:
@@ -297,6 +299,8 @@ def _drain(state: State, lease: Lease) -> None:
     rate = max(lease.ceiling_usd_per_h, lease.usd_per_h)
     _change_draining(state, lease, rate - lease.draining_usd_per_h)
     lease.draining_usd_per_h = rate
+    dry_s = lease.reserve_usd / rate * HOUR_S if rate else 0.0
+    set_alarm(state, state.now_s + dry_s, "dry", lease.token)
 
 
 def _change_draining(state: State, lease: Lease, usd_per_h: float) -> None:

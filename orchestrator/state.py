@@ -34,6 +34,7 @@ Alarm = Literal[
     "probe",
     "notice",
     "ending",
+    "dry",
     "drain",
     "stall",
 ]

@@ -8,8 +8,8 @@ import pytest
 
 from orchestrator.actions import Launch, ListMachines, Note, StartWorker, StopWorker, Terminate
 from orchestrator.brain import decide
-from orchestrator.events import Launched, ListFailed, Tick
-from orchestrator.ledger import on_demand_usd, spent_usd
+from orchestrator.events import JobCancelled, Launched, ListFailed, Tick
+from orchestrator.ledger import committed_usd, on_demand_usd, spent_usd
 from orchestrator.showing import view_of
 from orchestrator.state import IllegalTransition, move_lease
 from orchestrator.world import decode_state, encode_state
@@ -404,3 +404,23 @@ def test_a_state_that_was_saved_decides_as_before(hand: Any) -> None:
         _, theirs = decide(twin, tick)
         assert ours == theirs
     assert encode_state(h.state) == encode_state(twin)
+
+
+@pytest.mark.parametrize("factor", [1.0, 5.0])
+def test_what_is_promised_never_falls_below_nothing_however_long_machines_take_to_end(
+    hand: Any, factor: float
+) -> None:
+    """A job is cancelled, and its machines end late and at a higher price: their reserves are used up to zero."""
+    h = hand(on_demand_allowed=False, budget_usd=5.0)
+    h.steps_total = 10**6
+    h.running(slots_min=1, slots_max=2)
+    h.train(600.0)
+    h.see(JobCancelled(at_s=h.at_s, job="job", by="me"))
+    h.wait(20.0)
+    h.price(*(factor * price for price in (0.03, 0.06, 0.04, 0.07)))
+    for _ in range(50):
+        h.wait(10.0)
+        for account in (h.state.account, h.job.account):
+            assert committed_usd(account, h.at_s) >= -1e-9
+    assert all(lease.drained and lease.draining_usd_per_h == 0.0 for lease in h.leases)
+    assert h.state.account.draining_usd_per_h == pytest.approx(0.0, abs=1e-12)
