@@ -13,6 +13,7 @@ import msgspec
 
 from agent.messages import JobProfiled, Paced, Progress
 from agent.profile import Link, Profile
+from cloud.model import InstanceType
 from orchestrator import crews, forecast
 from orchestrator.actions import AnyAction
 from orchestrator.morph import drift
@@ -30,28 +31,38 @@ def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
     job = state.jobs.get(event.job)
     if job is None or job.ended:
         return
-    profile, worker = event.profile, state.workers.get(event.worker)
+    profile, before = event.profile, job.profile
+    worker = state.workers.get(event.worker)
+    if before is not None and profile.key and profile.key == before.key:
+        # Compared with what was told: what layouts reckon with may be scaled to what was seen since.
+        if profile.network == (job.told or before.network):
+            return
+        job.told = profile.network
+        job.profile = msgspec.structs.replace(
+            before, network=profile.network, network_from=profile.network_from
+        )
+    else:
+        believe(job, profile, None if worker is None else state.leases[worker.token].type)
+    assert job.profile is not None
+    job.watch = drift.Watch()
+    note(out, job.id, _measured(job.profile, before, event.worker))
+    crews.newcomer(state, job)
+
+
+def believe(job: Job, profile: Profile, kind: InstanceType | None) -> None:
+    """A worker knows its machine, but not what that is sold as. Where a type is wrong about what runs on it,
+    what was measured there counts.
+    """
     seen_bytes, slots = profile.memory_bytes, 1
-    if worker is not None:  # a worker knows its machine, but not what it is sold as
-        kind = state.leases[worker.token].type
+    if kind is not None:
         room, slots = seen_bytes, kind.slots
         if kind.accelerator == "cpu":  # all that a machine has is seen by each of its workers
             seen_bytes /= slots
             room = min(room, kind.memory_bytes / slots)
         profile = msgspec.structs.replace(profile, instance_type=kind.name, memory_bytes=room)
-    before = job.profile
-    if before is not None and profile.key and profile.key == before.key:
-        if profile.network == before.network:
-            return
-        profile = msgspec.structs.replace(
-            before, network=profile.network, network_from=profile.network_from
-        )
-    job.profile, job.watch = profile, drift.Watch()
+    job.profile, job.told = profile, profile.network
     if seen_bytes > profile.memory_bytes and not forecast.fits(job, slots):
-        # What a machine is sold as is wrong about what runs on it: what was measured there counts.
         job.profile = msgspec.structs.replace(profile, memory_bytes=seen_bytes)
-    note(out, job.id, _measured(profile, before, event.worker))
-    crews.newcomer(state, job)
 
 
 def _measured(profile: Profile, before: Profile | None, worker: str) -> str:

@@ -11,7 +11,7 @@ import msgspec
 
 from agent.layout import Layout
 from agent.messages import UNRECORDED
-from agent.profile import Profile
+from agent.profile import Network, Profile
 from bidding.observed import PoolRecord, Times
 from cloud.model import InstanceType, LaunchRequest, Pool, Quote
 from orchestrator.actions import AnyAction, Note
@@ -224,6 +224,7 @@ class Job(msgspec.Struct, kw_only=True):
     uncuttable: str = UNRECORDED  # why its model cannot be cut into stages; empty if it can
     stages_max: int = 1
     profile: Profile | None = None
+    told: Network | None = None  # the network as it was measured, whatever it is scaled to since
     plan: Plan | None = None  # what the newest layout is predicted to take
     chosen: str = ""  # why it is that layout, and what the next best would be
     watch: Watch = Watch()

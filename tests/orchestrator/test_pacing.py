@@ -7,10 +7,11 @@ import pytest
 
 from agent.layout import Layout
 from agent.messages import JobProfiled
+from agent.profile import Link, Network
 from orchestrator.actions import Note, Regroup
 from orchestrator.events import JobCancelled, JobResumed
 from orchestrator.forecast import speed_of
-from orchestrator.morph.drift import WINDOW
+from orchestrator.morph.drift import WINDOW, refit_ring
 from orchestrator.settings import Settings
 
 DOUBT_S, EASE_S, PROBE_S = Settings().doubt_s, Settings().ease_s, Settings().probe_s
@@ -228,6 +229,24 @@ def test_a_ring_that_is_slower_than_measured_is_told_from_machines_that_are(
     assert h.job.profile.sections[0].forward_s == compute_s
     slower = h.job.profile.network.reduce_inter
     assert slower.bandwidth_bytes_per_s < ring.bandwidth_bytes_per_s / 2
+
+
+def test_a_profile_that_is_looked_up_again_leaves_the_network_as_it_was_seen(
+    hand: Any, profile: Any
+) -> None:
+    """A newcomer tells what is stored already: the ring stays scaled to real steps. What is new, counts."""
+    h = trained(hand, slots_max=4)
+    measured = profile(4, key="key", network_from="measured")
+    h.profiled(measured)
+    h.train(30.0)
+    h.job.profile = scaled = refit_ring(h.job.profile, h.job.plan, 1.5)
+    assert not h.profiled(measured)
+    assert h.job.profile == scaled
+    link = Link(bandwidth_bytes_per_s=1e9)
+    network = Network(intra=link, inter=link, reduce_intra=link, reduce_inter=link)
+    out = h.profiled(msgspec.structs.replace(measured, network=network))
+    assert "the network was measured" in h.words(out)
+    assert h.job.profile.network == network
 
 
 def test_the_bidder_is_told_the_books_speed_scaled_by_what_is_measured(
