@@ -8,7 +8,7 @@ scalers) are the same for all, and make one layer of their own.
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping
 from typing import Any
 
 import msgspec
@@ -103,11 +103,13 @@ class _Draft:
             )
         return {"$map": items}
 
-    def finish(self, name: str) -> LiveLayer:
-        forms = [(key, DTYPES[item.dtype], tuple(item.shape)) for key, item in self.tensors.items()]
-        form = lay_out(name, forms, json.dumps(self.values), self.aliases)
-        tensors = tuple(self.tensors[entry.name] for entry in form.tensors)
-        return LiveLayer(form=form, tensors=tensors)
+    def finish(self, name: str, settings: "_Draft | None") -> LiveLayer:
+        live, told = self.tensors, self.values
+        if settings is not None:
+            live, told = {**live, **settings.tensors}, {**told, **settings.values}
+        forms = [(key, DTYPES[item.dtype], tuple(item.shape)) for key, item in live.items()]
+        form = lay_out(name, forms, json.dumps(told), self.aliases)
+        return LiveLayer(form=form, tensors=tuple(live[entry.name] for entry in form.tensors))
 
 
 def layers_of(objects: Mapping[str, Stateful], group: Group = block_of) -> list[LiveLayer]:
@@ -118,36 +120,46 @@ def layers_of(objects: Mapping[str, Stateful], group: Group = block_of) -> list[
 class Collected:
     """Which tensors and values make up the state: enough to give them their form later.
 
-    The form takes as long as the collecting, and need not be made while a step waits."""
+    The form takes as long as the collecting, and need not be made while a step waits. What is set for optimizers is
+    known of all layers, whichever are among these."""
 
-    def __init__(self, drafts: Mapping[str, _Draft]) -> None:
-        self._drafts = drafts
+    def __init__(self, drafts: Mapping[str, _Draft], settings: Mapping[str, _Draft]) -> None:
+        self._drafts, self._settings = drafts, settings
+
+    def _all(self) -> Iterator[tuple[str, _Draft]]:
+        for name, draft in self._drafts.items():
+            yield name, draft
+            if name in self._settings:
+                yield name, self._settings[name]
 
     def sizes(self) -> dict[str, int]:
         """The bytes of every layer."""
-        return {
-            name: sum(tensor.nbytes for tensor in draft.tensors.values())
-            for name, draft in self._drafts.items()
-        }
+        found = dict.fromkeys(self._drafts, 0)
+        for name, draft in self._all():
+            found[name] += sum(tensor.nbytes for tensor in draft.tensors.values())
+        return found
 
     def versions(self) -> list[int]:
         """Changes whenever one of the tensors is written to."""
-        return [tensor._version for draft in self._drafts.values() for tensor in draft.live]
+        return [tensor._version for _, draft in self._all() for tensor in draft.live]
 
     def updates(self) -> list[int]:
         """Changes whenever a parameter or optimizer state is written to, but not with a buffer."""
-        return [item._version for draft in self._drafts.values() for item in draft.tensors.values()]
+        return [item._version for _, draft in self._all() for item in draft.tensors.values()]
 
     def joined(self, others: "Collected") -> "Collected":
-        """These layers and those."""
-        return Collected({**self._drafts, **others._drafts})
+        """These layers and those, with what was set for optimizers when these were collected."""
+        return Collected({**self._drafts, **others._drafts}, self._settings)
 
     def only(self, layers: Container[str]) -> "Collected":
         """Some of the layers; of the others there may be nothing here."""
-        return Collected({name: draft for name, draft in self._drafts.items() if name in layers})
+        drafts = {name: draft for name, draft in self._drafts.items() if name in layers}
+        return Collected(drafts, self._settings)
 
     def finish(self) -> list[LiveLayer]:
-        return [draft.finish(name) for name, draft in self._drafts.items()]
+        return [
+            draft.finish(name, self._settings.get(name)) for name, draft in self._drafts.items()
+        ]
 
 
 def collect(objects: Mapping[str, Stateful], group: Group = block_of) -> Collected:
@@ -156,16 +168,17 @@ def collect(objects: Mapping[str, Stateful], group: Group = block_of) -> Collect
     Parameters and optimizer state are noted as they live, for nothing changes them before the next
     update. Buffers do change (a forward counts its batches), and so may settings: they are copied."""
     drafts: dict[str, _Draft] = defaultdict(_Draft)
+    settings: dict[str, _Draft] = defaultdict(_Draft)
     names: dict[torch.Tensor, str] = {}
     for key, module in _modules(objects).items():
         _take_module(key, module, drafts, names, group)
     for key, thing in objects.items():
         if isinstance(thing, torch.optim.Optimizer):
-            _take_optimizer(key, thing, drafts, names, group)
+            _take_optimizer(key, thing, drafts, settings, names, group)
         elif not isinstance(thing, torch.nn.Module):
             draft = drafts[REST]
             draft.values[key] = values.strip(thing.state_dict(), key, draft.copy)
-    return Collected(drafts)
+    return Collected(drafts, settings)
 
 
 def _modules(objects: Mapping[str, Stateful]) -> dict[str, torch.nn.Module]:
@@ -205,20 +218,22 @@ def _take_optimizer(
     key: str,
     optimizer: torch.optim.Optimizer,
     drafts: dict[str, _Draft],
+    settings: dict[str, _Draft],
     names: dict[torch.Tensor, str],
     group: Group,
 ) -> None:
     for at, one in enumerate(optimizer.param_groups):
-        settings = {name: item for name, item in one.items() if name != "params"}
+        told = {name: item for name, item in one.items() if name != "params"}
         for parameter in one["params"]:
             if parameter not in names:
                 raise StateError(f"{key} trains a tensor that belongs to none of the saved modules")
             name = names[parameter]
             layer = group(name)
             draft, path, shared = drafts[layer], f"{key}/{name}", f"{key}@{layer}/{at}"
+            setting = settings[layer]
             # Settings are the same for many parameters; a layer that has any of them has one copy.
-            if shared not in draft.values:
-                draft.values[shared] = values.strip(settings, shared, draft.copy)
+            if shared not in setting.values:
+                setting.values[shared] = values.strip(told, shared, setting.copy)
             state = optimizer.state.get(parameter, {})
             draft.values[path] = {"state": draft.state(state, f"{path}/state"), "settings": shared}
 

@@ -11,7 +11,7 @@ from agent.errors import StateError
 from agent.store.archive import Archive, assemble, write_parts
 from agent.store.export import nested
 from agent.store.format import file_of, share
-from agent.store.layers import block_of, layers_of, load, memory_of
+from agent.store.layers import block_of, collect, layers_of, load, memory_of
 from agent.store.sinks import MemorySink
 
 
@@ -158,6 +158,30 @@ def test_a_tied_tensor_written_once_is_read_by_both_of_its_stages():
         assert torch.equal(weight, objects["model"].wte.weight)
         state = objects["opt"].state[objects["model"].wte.weight]
         assert torch.equal(objects_here["opt"].state[weight]["exp_avg"], state["exp_avg"])
+
+
+@pytest.mark.parametrize("as_tensor", [False, True])
+def test_layers_that_come_later_are_set_as_the_others_were(as_tensor):
+    """A layer with a group of its own joins a state that was collected before the learning rate changed: its
+    tensors are those that came, and what is set for its group is what was set then."""
+    model = nn.Sequential(nn.Sequential(nn.Linear(2, 2)), nn.Sequential(nn.Linear(2, 2)))
+    rate = torch.tensor(0.5) if as_tensor else 0.5
+    groups = [{"params": list(part.parameters()), "lr": rate} for part in model]
+    optimizer = torch.optim.AdamW(groups)
+    objects = {"model": model, "optimizer": optimizer}
+    before = store(MemorySink(), objects)
+    kept = collect(objects).only(["0"])
+    for group in optimizer.param_groups:
+        group["lr"] = group["lr"] * 0.5
+    joined = {live.form.name: live for live in kept.joined(collect(objects).only(["1"])).finish()}
+    assert sorted(joined) == ["0", "1"]
+    forms = {form.name: form for form in before.state}
+    for name, live in joined.items():
+        assert live.form.values == forms[name].values
+        for entry, tensor in zip(live.form.tensors, live.tensors, strict=True):
+            if entry.name.endswith("/lr"):
+                assert float(tensor) == 0.5
+    assert any(e.name.endswith("/lr") for e in joined["1"].form.tensors) == as_tensor
 
 
 def test_what_does_not_fit_is_said_by_name():
