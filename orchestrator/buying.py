@@ -161,6 +161,7 @@ def think(state: State, job: Job) -> Purchase:
         usd_per_h_max=_usd_per_h_left(state, job),
         finish_by_s=None if deadline_s is None else deadline_s + state.skew_s,
         on_demand_allowed=settings.on_demand_allowed,
+        haste=job.spec.haste,
         regions=settings.regions or None,
     )
     return acquire.decide(

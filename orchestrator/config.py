@@ -120,6 +120,9 @@ class Job(Section):
     """Most workers to train with."""
     depth: Annotated[int, Field(ge=1, le=10_000)] | Literal["auto"] = "auto"
     """Stages of the pipeline that the model is cut into; "auto" lets the planner choose."""
+    haste: Annotated[float, Field(ge=0, le=1000)] = 0.5
+    """How much dearer per work than the cheapest a machine may be and still be bought because the
+    job ends sooner: 0 buys only the cheapest work, 1000 as much as the budget allows."""
     max_failures: Annotated[int, Field(ge=0, le=1000)] = 3
     """How often the script itself may fail before the job is given up."""
     max_preemptions: Annotated[int, Field(ge=0)] | None = Field(default=None, examples=[100])

@@ -94,6 +94,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     depth: int | None = None  # stages of a pipeline; None: the planner chooses
     budget_usd: float | None = None
     deadline_s: float | None = None
+    haste: float = 0.5  # how much dearer a machine's work may be than the cheapest
     max_failures: int = 3
     max_preemptions: int | None = None
     nan: NanPolicy = "fail"

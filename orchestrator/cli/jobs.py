@@ -85,6 +85,12 @@ def submit(  # noqa: PLR0913 - a parameter per option
     deadline: Annotated[
         str | None, typer.Option(metavar="TIME", help="When it must be done: 90m, 2h, or a date.")
     ] = None,
+    haste: Annotated[
+        float | None,
+        typer.Option(
+            help="How much dearer work may be, to end sooner; 0: never. 1000: whatever the budget allows."
+        ),
+    ] = None,
     max_failures: Annotated[int | None, typer.Option(help="How often the script may fail.")] = None,
     max_preemptions: Annotated[
         int | None, typer.Option(help="How many machines may be taken away.")
@@ -104,6 +110,7 @@ def submit(  # noqa: PLR0913 - a parameter per option
     options = {
         "slots_min": slots_min, "slots_max": slots_max, "max_failures": max_failures,
         "max_preemptions": max_preemptions, "nan": nan, "depth": depth,
+        "haste": haste,
     }  # fmt: skip
     desk.options = {f"job.{key}": str(value) for key, value in options.items() if value is not None}
     data = read_script(script, desk.config)
@@ -183,7 +190,7 @@ def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
     return JobSpec(
         job=job_id(script), script=str(script), script_sha="", argv=argv,
         slots_min=job.slots_min, slots_max=job.slots_max, depth=job.stages,
-        max_failures=job.max_failures,
+        haste=job.haste, max_failures=job.max_failures,
         max_preemptions=job.max_preemptions, nan=job.nan,
         backup_every_steps=job.backup_every_steps, checkpoint_every_s=job.checkpoint_every_s,
     )  # fmt: skip

@@ -37,7 +37,7 @@ def test_the_scripts_own_words_reach_the_job(housed, submitted):
     housed.script("args.py", WAITS)
     job = housed(
         "submit", "args.py", "--slots-max", "2", "--budget", "3", "--deadline", "2h", "--nan", "skip",
-        "--max-failures", "1", "--max-preemptions", "9", "--json", "--", "--lr", "0.1", "--json",
+        "--max-failures", "1", "--haste", "2", "--max-preemptions", "9", "--json", "--", "--lr", "0.1", "--json",
     ).json["id"]  # fmt: skip
     entries = [json.loads(e) for e in _journal(housed)]
     spec = next(
@@ -46,7 +46,7 @@ def test_the_scripts_own_words_reach_the_job(housed, submitted):
     assert spec["argv"] == ["--lr", "0.1", "--json"]
     assert (spec["slots_min"], spec["slots_max"], spec["budget_usd"]) == (1, 2, 3.0)
     assert (spec["nan"], spec["max_failures"], spec["max_preemptions"]) == ("skip", 1, 9)
-    assert spec["deadline_s"] > 0
+    assert (spec["deadline_s"] > 0, spec["haste"]) == (True, 2.0)
     housed("cancel", job)
 
 

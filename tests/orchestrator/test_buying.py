@@ -7,6 +7,7 @@ import pytest
 from msgspec.structs import replace
 
 from agent.messages import JobCompleted
+from agent.profile import Link
 from cloud.model import Pool, Quote
 from orchestrator import buying
 from orchestrator.actions import Launch, Terminate
@@ -357,3 +358,19 @@ def test_a_machine_far_from_a_jobs_state_is_not_handed_to_it(hand: Any) -> None:
         end = JobCompleted(at_s=h.at_s, job="a", step=100, loss=1.0, export_uri="", weights_sha="")
         h.see(end)
         assert any(lease.token in first and lease.job == "job" for lease in h.leases) == handed
+
+
+@pytest.mark.parametrize(("haste", "slots"), [(0.0, 2), (1000.0, 4)])
+def test_haste_buys_what_is_dearer_and_sooner(
+    hand: Any, profile: Any, haste: float, slots: int
+) -> None:
+    """Sums over a slow network make each further worker's work dearer: without haste two are enough."""
+    link = Link(bandwidth_bytes_per_s=4e7)
+    measured = profile(4)
+    network = replace(measured.network, reduce_intra=link, reduce_inter=link)
+    h = hand().running(slots_max=4, haste=haste)
+    h.profiled(replace(measured, network=network))
+    for _ in range(6):
+        h.train(10.0)
+        h.serve()
+    assert sum(lease.type.slots for lease in h.leases) == slots
