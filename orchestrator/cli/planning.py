@@ -19,7 +19,7 @@ from cloud.local.market import LOCAL, SpotMarket
 from cloud.local.replay import read_prices
 from cloud.model import InstanceType, Market, Pool, Quote
 from cloud.simulated import SimulatedCloud
-from orchestrator import crews, forecast, layouts
+from orchestrator import crews, forecast, layouts, pacing
 from orchestrator.brain import decide
 from orchestrator.buying import think
 from orchestrator.cli.desk import USAGE, CommandError
@@ -209,7 +209,8 @@ def ask_the_brain(
     job = state.jobs[spec.job]
     if model is not None:
         job.microbatches, job.stages_max = model.microbatches, model.stages_max
-        job.uncuttable, job.profile = model.uncuttable, model.profile
+        job.uncuttable = model.uncuttable
+        pacing.believe(job, model.profile, _narrowest(state, model.profile))
         job.profile = _as_shown(job, work)
         if work.known and work.step_s is not None:
             job.steps_total, job.step_s = work.steps or 0, work.step_s
@@ -218,6 +219,13 @@ def ask_the_brain(
         job.steps_total, job.step_s = work.steps, work.step_s
         job.layout = Layout(generation=0, microbatches=1, replicas=(one,))
     return state, job
+
+
+def _narrowest(state: State, profile: Profile) -> InstanceType | None:
+    """The type that it was measured on; where that is not known, the one with the least room for a worker."""
+    if profile.instance_type in state.types:
+        return state.types[profile.instance_type]
+    return min(state.types.values(), key=lambda kind: kind.memory_bytes / kind.slots, default=None)
 
 
 def _as_shown(job: Job, work: Work) -> Profile:

@@ -8,8 +8,11 @@ import pytest
 from agent.layout import Layout
 from agent.messages import JobProfiled
 from agent.profile import Link, Network
+from cloud.model import Quote
 from orchestrator.actions import Note, Regroup
-from orchestrator.events import JobCancelled, JobResumed
+from orchestrator.cli import planning
+from orchestrator.config import Config
+from orchestrator.events import JobCancelled, JobResumed, JobSpec
 from orchestrator.forecast import speed_of
 from orchestrator.morph.drift import WINDOW, refit_ring
 from orchestrator.settings import Settings
@@ -229,6 +232,33 @@ def test_a_ring_that_is_slower_than_measured_is_told_from_machines_that_are(
     assert h.job.profile.sections[0].forward_s == compute_s
     slower = h.job.profile.network.reduce_inter
     assert slower.bandwidth_bytes_per_s < ring.bandwidth_bytes_per_s / 2
+
+
+def test_a_plan_believes_of_a_machines_room_what_the_manager_believes(
+    hand: Any, profile: Any
+) -> None:
+    """The whole model fits into what was measured, but not into what is sold: the plan cuts it as the job will be."""
+    h = hand()
+    h.start()
+    types, pools = tuple(h.state.types.values()), tuple(k.pool for k in h.state.pools.values())
+    made = profile(4, memory=64e9, instance_type="")
+    for each_bytes, room in ((6e7, types[0].memory_bytes), (2e9, 64e9)):
+        sections = tuple(
+            msgspec.structs.replace(s, parameter_bytes=each_bytes, optimizer_bytes=2 * each_bytes)
+            for s in made.sections
+        )
+        model = planning.Model(
+            job="before",
+            profile=msgspec.structs.replace(made, sections=sections),
+            microbatches=8,
+            stages_max=4,
+            uncuttable="",
+        )
+        quotes = tuple(Quote(pool=pool, at_s=0.0, price_usd_per_h=0.03) for pool in pools)
+        sold = planning.Sold(types=types, pools=pools, quotes=quotes, source="")
+        spec = JobSpec(job="job", script="train.py", script_sha="0" * 64)
+        _, job = planning.ask_the_brain(Config(), sold, spec, planning.Work(), model)
+        assert job.profile.memory_bytes == room
 
 
 def test_a_profile_that_is_looked_up_again_leaves_the_network_as_it_was_seen(
