@@ -49,6 +49,7 @@ from agent.protocol import (
     Prepared,
     ProfileAsked,
     ProfileKnown,
+    Recording,
     Ready,
     Redo,
     Slice,
@@ -213,6 +214,7 @@ class Group:
         assert self._ready is not None
         if self._ready.uncuttable != UNRECORDED:
             return
+        self.link.send(Recording())
         try:
             points = cut_points(self._session.recording().facts)
             why = "" if points else "its model has no place to be cut at"

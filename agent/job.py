@@ -50,6 +50,7 @@ from agent.protocol import (
     ProfileAsked,
     ProfileKnown,
     Ready,
+    Recording,
     Redo,
     Slice,
     Snapshot,
@@ -115,7 +116,7 @@ class Job:
         self._started = False  # the layout was told to its workers
         self._sources: tuple[str, ...] = ()  # who was asked to hand its state to those who lack it
         self._recorded = False  # somebody has said whether the script can be cut
-        self._recorders: set[str] = set()  # who was asked
+        self._recorders: set[str] = set()  # who has begun to find out
         self._trace_wanted = False
         self._traced: tuple[int, int] | None = None  # generation and step that are noted down
         self._moments: dict[str, Traced] = {}
@@ -367,10 +368,9 @@ class Job:
         self._started, self._sources = True, holders
 
     def _wants_recorded(self, leader: str) -> bool:
-        """Who is asked and never says may have died of it: a few are asked, and not all that ever come."""
-        if not self._recorded and len(self._recorders) < RECORDERS_MAX:
-            self._recorders.add(leader)
-        return not self._recorded and leader in self._recorders
+        """Who begins and never says may have died of it: a few may, and not all that ever come."""
+        few = len(self._recorders) < RECORDERS_MAX
+        return not self._recorded and (few or leader in self._recorders)
 
     def _send_backup(self, member: Member, generation: int) -> None:
         backup = self.vault.backup
@@ -523,6 +523,8 @@ class Job:
                     whole = self.vault.take(message, payload, member.worker, self.layout)
                     if whole is not None and message.final:
                         self._finish(whole)
+            case Recording():
+                self._recorders.add(member.worker)
             case Measured():
                 self._reports.profiled(member.worker, message.profile)
             case Traced():

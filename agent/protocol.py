@@ -130,6 +130,10 @@ class ProfileAsked(Message, frozen=True, kw_only=True):
     key: str
 
 
+class Recording(Message, frozen=True, kw_only=True):
+    """This worker begins to record the script's loop. If it is lost now, it may be of that."""
+
+
 class Measured(Message, frozen=True, kw_only=True):
     """This worker has measured the job's model."""
 
@@ -298,6 +302,7 @@ AnyMessage = (
     | Snapshot
     | PeerBroken
     | ProfileAsked
+    | Recording
     | Measured
     | Traced
     | Lines

@@ -226,8 +226,28 @@ def test_a_recording_that_kills_is_not_asked_of_everyone(crew: Crew) -> None:
     )
     workers = crew.begin(4, script, "12", str(crew.folder / "out.pt"))
     assert crew.completed().step == 12
-    assert len(crew.of(WorkerLost)) == 2
-    assert set(workers[2:]) <= set(crew.ready)
+    lost = {each.worker for each in crew.of(WorkerLost)}
+    assert len(lost) == 2
+    assert set(workers) - lost <= set(crew.ready)
+
+
+def test_who_is_lost_before_it_records_does_not_count(crew: Crew) -> None:
+    """Two leaders are taken away while the first batch is still awaited: the third finds out where the script
+    can be cut."""
+    (crew.folder / "out.pt.hold").write_text("0")
+    begin(crew, 3, 1)
+    for left in (3, 2):
+        until("the layout", lambda left=left: len(crew.ready) == left and _runs(crew))
+        crew.kill(crew.ready[0])
+    until("the last layout", lambda: len(crew.ready) == 1 and _runs(crew))
+    (crew.folder / "out.pt.hold").unlink()
+    crew.completed()
+    assert any(ready.stages_max > 1 for ready in crew.of(WorkerReady))
+
+
+def _runs(crew: Crew) -> bool:
+    job = crew.keeper._jobs["job"]
+    return job._started and job.layout.generation == crew.generation
 
 
 def test_a_restarted_keeper_gets_its_backup_though_a_layer_lies_outside(
