@@ -9,7 +9,7 @@ import pytest
 from crews import Crew, played_alone, until
 
 from agent.faults import Fault, Plan
-from agent.messages import Rewound, WorkerFailed, WorkerLost, WorkerReady
+from agent.messages import BackupHeld, Rewound, WorkerFailed, WorkerLost, WorkerReady
 from orchestrator.morph import schedules
 
 pytestmark = pytest.mark.processes
@@ -236,10 +236,11 @@ def test_who_is_lost_before_it_records_does_not_count(crew: Crew) -> None:
     can be cut."""
     (crew.folder / "out.pt.hold").write_text("0")
     begin(crew, 3, 1)
+    until("the backup", lambda: crew.of(BackupHeld))
     for left in (3, 2):
-        until("the layout", lambda left=left: len(crew.ready) == left and _runs(crew))
+        until("the layout", lambda left=left: len(crew.ready) == left and _runs(crew), 15.0)
         crew.kill(crew.ready[0])
-    until("the last layout", lambda: len(crew.ready) == 1 and _runs(crew))
+    until("the last layout", lambda: len(crew.ready) == 1 and _runs(crew), 15.0)
     (crew.folder / "out.pt.hold").unlink()
     crew.completed()
     assert any(ready.stages_max > 1 for ready in crew.of(WorkerReady))
