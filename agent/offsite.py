@@ -45,6 +45,13 @@ def open_place(place: str) -> Sink:
         raise CheckpointError(f"{place} cannot be opened: {error}") from error
 
 
+class Offer(msgspec.Struct, frozen=True):
+    """A version that lies in the source, and the version that this job's keeper went on from."""
+
+    manifest: Manifest
+    since: int
+
+
 class Offsite:
     def __init__(
         self,
@@ -58,68 +65,66 @@ class Offsite:
         self._every_s = every_s
         self._due_s = time.monotonic()
         self._lock = threading.Lock()
-        self._working: Manifest | None = None
-        self._next: Manifest | None = None
+        self._working: Offer | None = None
+        self._next: Offer | None = None
         self._target: Archive | None = None
+        self._source_generation = -1  # of what is copied under `_generation`
         self._generation = 0
         self._copied = -1
 
     def offer(self, manifest: Manifest, since: int, *, last: bool) -> None:
-        """This version lies in the source now; it is copied if it is time, the last one in any case.
-
-        `since` is the version that this job's keeper went on from."""
+        """This version lies in the source now; it is copied if it is time, the last one in any case."""
         now_s = time.monotonic()
         with self._lock:
             if not last and now_s < self._due_s:
                 return
             self._due_s = now_s + self._every_s
-            self._next = manifest
+            self._next = Offer(manifest, since)
             self._pin()
             if self._working is not None:
                 return  # who is at work takes it next
-            self._working = manifest
-        threading.Thread(target=self._work, args=(since,), name="copy", daemon=True).start()
+            self._working = self._next
+        threading.Thread(target=self._work, name="copy", daemon=True).start()
 
     def _pin(self) -> None:
         """What is being copied, or is next, must not go meanwhile."""
-        wanted = [one.version for one in (self._working, self._next) if one is not None]
+        wanted = [one.manifest.version for one in (self._working, self._next) if one is not None]
         self._source.pinned = min(wanted, default=None)
 
-    def _work(self, since: int) -> None:
-        while (manifest := self._take()) is not None:
-            self._attempt(manifest, since)
+    def _work(self) -> None:
+        while (offer := self._take()) is not None:
+            self._attempt(offer)
 
-    def _take(self) -> Manifest | None:
+    def _take(self) -> Offer | None:
         with self._lock:
             self._working, self._next = self._next, None
             self._pin()
             return self._working
 
-    def _attempt(self, manifest: Manifest, since: int) -> None:
+    def _attempt(self, offer: Offer) -> None:
         """A few tries; then the next version is waited for."""
         for attempt in range(TRIES):
             if attempt:
                 time.sleep(PAUSE_S)
             try:
-                return self._copy(manifest, since)
+                return self._copy(offer)
             except Exception as error:
                 # Whatever it is, no memory for one: nothing would ever be copied again by a thread that ended.
-                log.warning("%s: version %d: %r", self._job, manifest.version, error)
+                version = offer.manifest.version
+                log.warning("%s: version %d: %r", self._job, version, error)
                 if not attempt:
-                    self._say_failed(manifest.version, str(error) or type(error).__name__)
+                    self._say_failed(version, str(error) or type(error).__name__)
         return None
 
     def _say_failed(self, step: int, why: str) -> None:
         self._report(CopyFailed(at_s=time.time(), job=self._job, step=step, error=why))
 
-    def _copy(self, manifest: Manifest, since: int) -> None:
+    def _copy(self, offer: Offer) -> None:
+        manifest = offer.manifest
         version = manifest.version - manifest.redo
+        target = self._taken_over(offer)
         if version == self._copied:
             return
-        if self._target is None:
-            target = self._opened()
-            self._generation = target.take_over(since)
-            self._target = target
         parts = tuple(part for part in manifest.parts if part.layer != SUMS)
         state = msgspec.structs.replace(
             manifest,
@@ -129,8 +134,8 @@ class Offsite:
             parts=parts,
             redo=0,
         )
-        copy(state, self._source.sink, [self._target])
-        self._target.prune()
+        copy(state, self._source.sink, [target])
+        target.prune()
         self._copied = version
         self._report(
             CheckpointCopied(
@@ -138,6 +143,15 @@ class Offsite:
                 job=self._job,
                 step=version,
                 state_bytes=state.state_bytes,
-                uri=f"{self._target.sink.name}/{state.key}",
+                uri=f"{target.sink.name}/{state.key}",
             )
         )
+
+    def _taken_over(self, offer: Offer) -> Archive:
+        """Where copies go. A source of another generation is one whose keeper began anew: so do the copies."""
+        if self._target is None:
+            self._target = self._opened()
+        if offer.manifest.generation != self._source_generation:
+            self._generation, self._copied = self._target.take_over(offer.since), -1
+            self._source_generation = offer.manifest.generation
+        return self._target

@@ -50,6 +50,26 @@ def test_a_version_that_was_there_already_is_copied_as_it_lies_there(tmp_path: P
     assert not of(said, CopyFailed)
 
 
+def test_copies_go_on_when_a_fenced_keeper_begins_anew(tmp_path: Path) -> None:
+    """Another keeper had the job for a while, and copied from a disk of its own: what the first one writes
+    afterwards is copied again, above what both have copied before."""
+    ours: list[Report] = []
+    theirs: list[Report] = []
+    storage = Storage(url=(tmp_path / "elsewhere").as_uri(), every_s=0.0)
+    first = vault_of(tmp_path / "first", ours, storage)
+    second = vault_of(tmp_path / "second", theirs, storage)
+    assert first.write(saved(3))
+    until("the first copy", lambda: of(ours, CheckpointCopied))
+    second.begin_anew(3)
+    assert second.write(saved(5))
+    until("the other's copy", lambda: of(theirs, CheckpointCopied))
+    first.begin_anew(5)
+    assert first.write(saved(7))
+    until("the last copy", lambda: len(of(ours, CheckpointCopied)) == 2 or of(ours, CopyFailed))
+    assert of(ours, CopyFailed) == []
+    assert [mark.version for mark in storage.archive("job").marks()] == [7, 5]
+
+
 class Rival(MemorySink):
     """Somebody else writes the same version while its parts are written here."""
 
