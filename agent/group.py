@@ -52,6 +52,7 @@ from agent.protocol import (
     Ready,
     Recording,
     Redo,
+    RedoAsked,
     Slice,
     Snapshot,
     State,
@@ -72,7 +73,6 @@ from agent.wire import Connection
 log = logging.getLogger(__name__)
 
 CHUNK_BYTES = 1 << 20  # of a snapshot, so that what is urgent can pass in between
-REDO_BYTES_MAX = 1 << 26  # of logged sums that wait here; one may always
 
 T = TypeVar("T")
 
@@ -181,15 +181,16 @@ class Group:
         assert entered is not None
         if not entered.version - entered.redo <= step < entered.version:
             return None
-        key = entered.layout.generation, step
+        generation = entered.layout.generation
+        # One comes while the one before is applied; what is not asked for takes no memory here.
+        first = step == entered.version - entered.redo
+        for wanted in range(step if first else step + 1, min(step + 2, entered.version)):
+            self.link.send(RedoAsked(generation=generation, step=wanted))
         try:
-            logged = self._wait(lambda: self._redo.pop(key, None))
+            return self._wait(lambda: self._redo.pop((generation, step), None))
         except Interrupted:
             self.astray = True
             raise Abandoned from None
-        with self._changed:
-            self._changed.notify_all()  # there is room for the next one
-        return logged
 
     def share(self) -> tuple[int, int]:
         if self._superseded():
@@ -807,8 +808,6 @@ class Group:
                 case State():
                     self._state = (message, payload)
                 case Redo():
-                    # The keeper's sending waits with us, so sums of any number take no more memory than this.
-                    self._changed.wait_for(lambda: self._has_room(payload.nbytes))
                     self._redo[message.generation, message.step] = (payload, message.present)
                 case Noticed():
                     self._notice_at_s = message.deadline_s
@@ -828,10 +827,6 @@ class Group:
         self._snapshot_at = order.version if order.snapshot else None
         self._committed = order.version
         self._redo.clear()
-
-    def _has_room(self, size: int) -> bool:
-        held = sum(body.nbytes for body, _ in self._redo.values())
-        return not held or held + size <= REDO_BYTES_MAX
 
     def _peer_broke(self, peer: str) -> None:
         """Of the newest layout that was heard of: what breaks before it is entered is lacking in it."""

@@ -52,6 +52,7 @@ from agent.protocol import (
     Ready,
     Recording,
     Redo,
+    RedoAsked,
     Slice,
     Snapshot,
     State,
@@ -377,10 +378,18 @@ class Job:
         assert backup is not None
         state = State(generation=generation, version=backup.version, layers=backup.layers)
         member.post(state, *bodies(backup.layers, backup.bodies))
-        for logged in self.vault.redo:
-            member.post(
-                Redo(generation=generation, step=logged.step, present=logged.present), logged.body
+
+    def _send_logged(self, member: Member, asked: RedoAsked) -> None:
+        """One by one, as a worker has room for them: so a newer layout is never behind all of them."""
+        if self.layout is None or asked.generation != self.layout.generation:
+            return
+        logged = self.vault.logged(asked.step)
+        if logged is None:
+            raise WireError(
+                f"{member.worker} asked for the sum of step {asked.step}, which is gone"
             )
+        redo = Redo(generation=asked.generation, step=logged.step, present=logged.present)
+        member.post(redo, logged.body)
 
     def _recall(self) -> None:
         """Nobody holds the state, and nor do we: read what is stored, beside whatever else happens."""
@@ -529,6 +538,8 @@ class Job:
                 self._reports.profiled(member.worker, message.profile)
             case Traced():
                 self._on_traced(member.worker, message)
+            case RedoAsked():
+                self._send_logged(member, message)
             case PeerBroken():
                 if self.layout is not None and message.generation == self.layout.generation:
                     due_s = time.monotonic() + PEER_GRACE_S

@@ -119,6 +119,13 @@ class Snapshot(Message, frozen=True, kw_only=True):
     final: bool = False
 
 
+class RedoAsked(Message, frozen=True, kw_only=True):
+    """A worker that catches up has room for the sum of this committed step."""
+
+    generation: int
+    step: int
+
+
 class PeerBroken(Message, frozen=True, kw_only=True):
     generation: int
     peer: str
@@ -210,8 +217,8 @@ class Enter(Message, frozen=True, kw_only=True):
 
     `holders` have that version and send it to those of the layout that have not, in slices; where some have
     only the layers in `held`, or shall have no more than their own, each asks for what it lacks. With no
-    holders the keeper sends its own copy, followed by `redo` sums. `snapshot` is as in `Commit`. `record`
-    asks the first worker whether the script can be cut, since nobody has said so yet.
+    holders the keeper sends its own copy, and the `redo` sums behind it are asked for. `snapshot` is as in
+    `Commit`. `record` asks the first worker whether the script can be cut, since nobody has said so yet.
     """
 
     layout: Layout
@@ -245,7 +252,7 @@ class State(Message, frozen=True, kw_only=True):
 
 
 class Redo(Message, frozen=True, kw_only=True):
-    """The sum of a committed step, to be applied again."""
+    """The sum of a committed step that was asked for, to be applied again."""
 
     generation: int
     step: int
@@ -300,6 +307,7 @@ AnyMessage = (
     | Prepared
     | Holding
     | Snapshot
+    | RedoAsked
     | PeerBroken
     | ProfileAsked
     | Recording

@@ -68,6 +68,11 @@ class Vault:
     def log(self, logged: LoggedSum) -> None:
         self.redo.append(logged)
 
+    def logged(self, step: int) -> LoggedSum | None:
+        """They lie without a gap."""
+        at = step - self.redo[0].step if self.redo else -1
+        return self.redo[at] if 0 <= at < len(self.redo) else None
+
     @property
     def open(self) -> bool:
         """Whether one more commit may be logged; without a backup or with too many sums, not yet."""

@@ -8,11 +8,10 @@ from pathlib import Path
 
 import numpy as np
 import pytest
-from crews import Crew, played_alone
+from crews import Crew, played_alone, until
 
 from agent.backup import Assembly
 from agent.checksum import crc32c
-from agent.group import REDO_BYTES_MAX
 from agent.store.memory import joined
 
 SIZE = 1 << 28
@@ -68,9 +67,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = Session(model, optimizer, microbatches=1)
 x, world, held = torch.randn(2, 2000), session._world, 0
 for step in session.steps(10):
-    while not held and getattr(getattr(world, "_entered", None), "redo", 0):
-        held = len(world._redo) if len(world._redo) > 3 else time.sleep(0.01)
-    held = max(held, len(getattr(world, "_redo", ())))
+    redo = getattr(getattr(world, "_entered", None), "redo", 0)
+    while 0 < step < redo and not world._redo:
+        time.sleep(0.01)
+    if 0 < step < redo:
+        held = max(held, len(world._redo))
     for batch in session.share([x]):
         session.backward(model(batch).square().mean())
     optimizer.step()
@@ -82,7 +83,7 @@ print(f"{held} sums held,", repr(session.loss))
 
 @pytest.mark.processes
 def test_who_catches_up_holds_a_few_sums_at_a_time(crew: Crew, tmp_path: Path) -> None:
-    """Nine sums of 16 MB are applied again by a newcomer that has room for four, and the loss is as alone."""
+    """Nine sums of 16 MB are applied again by a newcomer, each comes when it is asked for, and the loss is as alone."""
     script, hold = tmp_path / "train.py", tmp_path / "hold"
     script.write_text(LARGE)
     alone, _ = played_alone(script, script, str(hold))
@@ -95,5 +96,37 @@ def test_who_catches_up_holds_a_few_sums_at_a_time(crew: Crew, tmp_path: Path) -
     crew.completed()
     (line,) = crew.printed()
     held, loss = line.split(" sums held,")
-    assert int(held) == REDO_BYTES_MAX // 16_000_000
+    assert int(held) == 1
     assert alone[0].endswith(loss)
+
+
+@pytest.mark.processes
+def test_who_catches_up_hears_of_a_new_layout_before_it_has_all_sums(
+    crew: Crew, tmp_path: Path
+) -> None:
+    """A newcomer that has applied two of nine large sums waits until a newer layout is heard of, which does not
+    stand behind the seven others; it gives up and begins again, and the loss is as alone."""
+    script, hold, waiting = tmp_path / "train.py", tmp_path / "hold", tmp_path / "waiting"
+    waits = LARGE.replace(
+        "    for batch",
+        "    if redo and step == 2 and world._entered.layout.generation == 2:\n"
+        "        pathlib.Path(sys.argv[2]).touch()\n"
+        "        while not world._superseded():\n"
+        "            time.sleep(0.01)\n"
+        "    for batch",
+    )
+    script.write_text(LARGE)
+    alone, _ = played_alone(script, script, str(hold))
+    hold.touch()
+    (first,) = crew.begin(1, waits, str(hold), str(waiting), backup_every_steps=100)
+    crew.reach(9)
+    crew.kill(first)
+    crew.start(1)
+    until("the wait", waiting.exists)
+    with crew._lock:
+        assert crew.generation == 2
+        crew.regroup("now")
+    hold.unlink()
+    crew.completed()
+    (line,) = crew.printed()
+    assert line.endswith(alone[0].split(" sums held,")[1])
