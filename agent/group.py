@@ -250,8 +250,11 @@ class Group:
             except Interrupted:
                 raise
             except Exception as error:  # a job trains without a profile too
-                print(f"{self._me}: the model was not measured: {error!r}", file=sys.__stderr__)
+                self._say_unmeasured("model", error)
         self._unmeasured = False
+
+    def _say_unmeasured(self, what: str, error: Exception) -> None:
+        print(f"{self._me}: the {what} was not measured: {error!r}", file=sys.__stderr__)
 
     def _measured_before(self, key: str) -> bool:
         while True:
@@ -272,7 +275,14 @@ class Group:
         """When there are neighbours of a kind that there was none of before."""
         if self._probed_at == self.generation:
             return
-        found = self._with_network(profile)
+        try:
+            found = self._with_network(profile)
+        except Interrupted:
+            raise
+        except Exception as error:  # nor does it need to know the network
+            self._unprobed = None
+            self._say_unmeasured("network", error)
+            return
         if found != profile:
             self.link.send(Measured(profile=found))
         self._unprobed = None if found.network_from == "measured" else found

@@ -218,6 +218,38 @@ def test_a_number_that_is_in_no_graph_leaves_the_stages_alone(crew: Crew) -> Non
     assert crew.printed()[-1] == "1 chains"
 
 
+BROKEN = """
+from agent import Session, probing
+
+
+def broken(profile, near, far, crew, step):
+    if near or far:
+        raise ZeroDivisionError("nobody thought of this")
+    return profile
+
+
+probing.probed = broken
+"""
+
+
+def test_a_network_that_cannot_be_measured_fails_no_job(
+    crew: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """The model is measured by the first worker alone, and its network when there is a second: what goes wrong
+    then is said, and the job trains on."""
+    script = TOY.read_text().replace("from agent import Session\n", BROKEN)
+    out = crew.folder / "out.pt"
+    Path(f"{out}.hold").write_text("5")
+    crew.begin(1, script, str(STEPS), str(out))
+    crew.reach(5)
+    crew.start(1)
+    until("the second", lambda: len(crew.ready) == 2)
+    Path(f"{out}.hold").unlink()
+    assert crew.completed().step == STEPS
+    assert crew.of(WorkerLost) == crew.of(WorkerFailed) == []
+    assert out.read_bytes() == alone[1]
+
+
 def test_a_recording_that_kills_is_not_asked_of_everyone(crew: Crew) -> None:
     """Two leaders die of it, for lack of memory as it were; the third trains on in one piece."""
     script = TOY.read_text().replace(
