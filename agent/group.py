@@ -558,6 +558,8 @@ class Group:
         if lacking:
             gathered = self._pulling.pull(lacking, session.version, self._others())
             session.add(gathered, lacking)
+            # Before anybody knows of it: who asks in the next layout may ask before we are in it.
+            self._pulling.offer(session.version, session.collected())
             self._say_held(session)
 
     def _held(self, session: Session) -> Held | None:
