@@ -254,7 +254,10 @@ class Job:
         if layout is None or worker in layout.workers or worker not in self._sources:
             return False
         inside = [self.members[w] for w in layout.workers if w in self.members]
-        return any(member.version != self.version for member in inside)
+        if any(member.version != self.version for member in inside):
+            return True
+        # Of the newest version they may have some layers only, and be about to fetch the others.
+        return not layout.owned and any(member.held is not None for member in inside)
 
     def _remove(self, worker: str, why: str) -> Member | None:
         self._watch.shut_out(worker, why)

@@ -142,8 +142,10 @@ class Pulling:
             return
         try:
             self._reply(connection, part, ask, found)
-        except (WireError, MemoryError):
+        except Exception as error:
             self._mesh().drop(peer, connection)  # whoever asked would wait for ever
+            if not isinstance(error, WireError | MemoryError):
+                raise
 
     def _reply(self, connection: Connection, part: Part, ask: Ask, found: Offer) -> None:
         reply = Part(generation=part.generation, step=part.step, tag=f"give/{ask.serial}")

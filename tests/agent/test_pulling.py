@@ -59,6 +59,21 @@ def test_who_asks_in_a_layout_that_is_over_is_not_told_of_a_mistake(
     assert (("b", generation, 5, "give/1") in asker.mailbox) == (generation == 2)
 
 
+def test_who_asks_for_what_is_not_here_hears_that_the_connection_broke(
+    pair: tuple[Mesh, Mesh],
+) -> None:
+    """A layer that whoever asked believes to be here and is not: it would wait for ever; so it loses us instead."""
+    _, answerer = pair
+    crew: Any = Ahead()
+    pulling = Pulling(crew, lambda: answerer, threading.Condition())
+    pulling.offer(5, collect({"model": torch.nn.Sequential(torch.nn.Linear(2, 2))}))
+    connection = answerer.connection("a")
+    extra = msgspec.msgpack.encode(Ask(1, (("7", 0, 1),)))
+    with pytest.raises(KeyError):
+        pulling.answer("a", Part(generation=2, step=5, tag=ASK, extra=extra))
+    until("the break", lambda: answerer.connection("a") is not connection)
+
+
 def test_what_is_shown_in_the_middle_of_a_step_is_no_state(pair: tuple[Mesh, Mesh]) -> None:
     """Behind an evaluation a script may still set what belongs to the step: a newcomer that asks for the state
     waits until the step is over, and whoever looks at the weights has them at once."""

@@ -8,8 +8,9 @@ from agent.commits import MemoryCommitLog
 from agent.job import Job
 from agent.layout import data_parallel
 from agent.messages import JobOrder, Report
+from agent.protocol import Held
 from agent.vault import Place
-from agent.watch import SILENT_S
+from agent.watch import SILENT_EARLY_S, SILENT_S
 
 
 class Said:
@@ -63,3 +64,29 @@ def test_nobody_waits_for_whoever_is_outside_the_layout(tmp_path: Path) -> None:
     job.layout = data_parallel(1, 1, ("w1",))
     job.tick(0.0, 0.0)
     assert not job.members
+
+
+def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(tmp_path: Path) -> None:
+    """From stages to whole states: whoever is lost outside of the new layout, before all layers were fetched, is
+    said to owe them; the manager then asks for another layout, which finds other sources."""
+    said = Said()
+    order = JobOrder(job="job", script="train.py", script_sha="")
+    job = Job(order, b"", MemoryCommitLog(), said, Place(checkpoints=tmp_path), lambda _: None)
+    half = Held(layers=("a",), of=2)
+    inside: Any = SimpleNamespace(
+        worker="w1",
+        ready=object(),
+        close=lambda: None,
+        silent_s=lambda _: 0.0,
+        version=0,
+        held=half,
+    )
+    outside: Any = SimpleNamespace(
+        worker="w2", ready=None, close=lambda: None, silent_s=lambda _: 2 * SILENT_EARLY_S
+    )
+    job.layout, job._sources = data_parallel(1, 1, ("w1",)), ("w2",)
+    for held, owed in ((half, True), (None, False)):
+        inside.held = held
+        job.members = {"w1": inside, "w2": outside}
+        job.tick(0.0, 0.0)
+        assert said.reports[-1].owed_state == owed
