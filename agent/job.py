@@ -274,17 +274,19 @@ class Job:
         layout = self.layout
         return layout is not None and all(worker in self.members for worker in layout.workers)
 
-    def _wanted(self, worker: str) -> bool:
-        """Whether it is in the layout, or in the one that comes next."""
+    def _awaited(self, member: Member) -> bool:
+        """Whether others wait for it: in the layout, in the one that comes next, or for the state that it has."""
+        if member.ready is None:
+            return False
         layouts = (self.layout, self._pending)
-        return any(layout is not None and worker in layout.workers for layout in layouts)
+        inside = any(layout is not None and member.worker in layout.workers for layout in layouts)
+        return inside or self._owes_state(member.worker)
 
     def tick(self, now_s: float, late_s: float) -> None:
         """`late_s` is by how much this very call is late: others may be late for the same reason."""
         with self._lock:
             for member in list(self.members.values()):
-                inside = self._wanted(member.worker) and member.ready is not None
-                bound_s = self._watch.bound_s(awaited=inside)
+                bound_s = self._watch.bound_s(awaited=self._awaited(member))
                 if (silent_s := member.silent_s(now_s)) > bound_s + late_s:
                     self._watch.wait_longer(self.version)
                     self._lose(member.worker, "silent", f"nothing was heard for {silent_s:.1f} s")

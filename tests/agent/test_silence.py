@@ -68,7 +68,7 @@ def test_nobody_waits_for_whoever_is_outside_the_layout(tmp_path: Path) -> None:
 
 def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(tmp_path: Path) -> None:
     """From stages to whole states: whoever is lost outside of the new layout, before all layers were fetched, is
-    said to owe them; the manager then asks for another layout, which finds other sources."""
+    said to owe them, after no more silence than inside; the manager then asks for another layout."""
     said = Said()
     order = JobOrder(job="job", script="train.py", script_sha="")
     job = Job(order, b"", MemoryCommitLog(), said, Place(checkpoints=tmp_path), lambda _: None)
@@ -81,12 +81,10 @@ def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(tmp_path: Path) 
         version=0,
         held=half,
     )
-    outside: Any = SimpleNamespace(
-        worker="w2", ready=None, close=lambda: None, silent_s=lambda _: 2 * SILENT_EARLY_S
-    )
+    outside: Any = SimpleNamespace(worker="w2", ready=object(), close=lambda: None, silent_s=None)
     job.layout, job._sources = data_parallel(1, 1, ("w1",)), ("w2",)
-    for held, owed in ((half, True), (None, False)):
-        inside.held = held
+    for held, silent_s, owed in ((half, 2 * SILENT_S, True), (None, 2 * SILENT_EARLY_S, False)):
+        inside.held, outside.silent_s = held, lambda _, silent_s=silent_s: silent_s
         job.members = {"w1": inside, "w2": outside}
         job.tick(0.0, 0.0)
         assert said.reports[-1].owed_state == owed
