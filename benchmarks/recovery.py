@@ -167,7 +167,7 @@ def our_round(client: Client, places: Places, kills: int, name: str) -> list[Pha
     store = redis.Redis.from_url(client.house().redis_url)
     sha = client.put_script(EXAMPLE.read_bytes())
     argv = ("--steps", "1000000", "--eval-every", "1000000")
-    spec = JobSpec(job=name, script="gpt.py", script_sha=sha, argv=argv, slots_max=2)
+    spec = JobSpec(job=name, script="gpt.py", script_sha=sha, argv=argv, slots_max=2, haste=1000.0)
     client.post(JobSubmitted(at_s=time.time(), spec=spec))
 
     def commit() -> tuple[int, int]:
