@@ -118,9 +118,8 @@ class Group:
         self._trace_at: int | None = None  # the step whose timeline is asked for
         self._unmeasured = False  # the script can be cut, and nobody has measured it yet
         self._known: ProfileKnown | None = None
-        self._unprobed: Profile | None = (
-            None  # whose network has not been measured with all kinds of peers
-        )
+        # Whose network has not been measured with all kinds of peers.
+        self._unprobed: Profile | None = None
         self._probed_at = -1  # the generation in which it was tried
         self._addresses: dict[str, str] = {}
         self._slices: list[tuple[int, list[memoryview]]] = []  # what the keeper got of the sum

@@ -33,6 +33,7 @@ from bidding.core import (
     Bounds,
     Units,
     best_prefix,
+    differ,
     horizon,
     in_parts,
     margin_of,
@@ -135,7 +136,7 @@ def decide(
     best, steps, rates = _best(free, units, order, bounds, throughput)
     target = steps[: best.taken]
     parts = in_parts(units, order, target, bounds)
-    if len(parts) != len(target) or bool((parts != target).any()):
+    if differ(parts, target):
         why = "; ".join(filter(None, (why, "a part is exchanged at a time")))
     taken = [free[i] for i in parts]
     if not (taken or why):

@@ -13,9 +13,8 @@ from bidding.compiled import Flags, Floats, Ints, compiled
 BY_SECOND, FIRST_HOUR, HOURLY, HOURLY_REFUND = 0, 1, 2, 3
 KEEP_MARGIN = 0.005  # a held machine goes only for one this much cheaper: no flapping,
 YOUNG_MARGIN = 0.03  # least of all within its first hour
-EXCHANGED = (
-    0.25  # of a footprint at once: what is exchanged one part at a time never fails as a whole
-)
+# Of a footprint at once: what is exchanged one part at a time never fails as a whole.
+EXCHANGED = 0.25
 HORIZON_H = 24.0  # how far ahead a machine is weighed, if the job needs it that long
 ROUNDING = 1e-9
 TOTAL, SHARED_TOTAL, REGIONS = range(3)
@@ -309,6 +308,12 @@ def in_parts(units: Units, order: Ints, chosen: Ints, bounds: Bounds) -> Ints:
                 leaving -= units.slots[i]
                 parts[n], n, usd_per_h = i, n + 1, usd_per_h + units.usd_per_h[i]
     return parts[:n] if usd_per_h * bounds.reserve_h <= bounds.budget_left_usd else chosen
+
+
+@compiled
+def differ(parts: Ints, chosen: Ints) -> bool:
+    """Whether a part is exchanged now and the rest waits."""
+    return len(parts) != len(chosen) or bool((parts != chosen).any())
 
 
 @compiled

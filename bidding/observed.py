@@ -16,9 +16,8 @@ from bidding.risk import HAZARD_PRIOR, RETURN_PRIOR, Gamma
 
 BULK_S = 120.0
 MEMORY_H = 48.0  # half is left then; docs/bidding.md says what 12 h and no end would do
-UNASKED_H_MAX = (
-    1.0  # half of the time since the last refusal counts as away, but of no more than this
-)
+# Half of the time since the last refusal counts as away, but of no more than this.
+UNASKED_H_MAX = 1.0
 TIMES_MAX = 32
 Took = Literal["start_s", "morph_s", "recovery_s"]
 

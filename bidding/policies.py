@@ -15,6 +15,7 @@ from bidding.core import (
     Bounds,
     Units,
     best_prefix,
+    differ,
     horizon,
     in_parts,
     margin_of,
@@ -244,8 +245,7 @@ def ours(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: 
         else:
             orders.buy[units.pool[i]] += 1
             orders.bid[units.pool[i]] = bids[i]
-    waiting = len(parts) != len(target) or bool((parts != target).any())
-    return Orders(orders.keep, orders.buy, orders.bid, waiting)
+    return Orders(orders.keep, orders.buy, orders.bid, differ(parts, target))
 
 
 @compiled

@@ -11,6 +11,7 @@ from typing import assert_never
 from agent.messages import (
     AgentJoined,
     AgentLost,
+    AnyReport,
     BackupHeld,
     CheckpointCopied,
     CheckpointFailed,
@@ -87,7 +88,7 @@ def _move_time(state: State, event: AnyEvent) -> None:
     state.now_s = max(state.now_s, at_s)
 
 
-def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noqa: PLR0912, PLR0915
+def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noqa: PLR0912
     match event:
         case Tick():
             pass  # its time has come; the alarms have rung
@@ -121,6 +122,13 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
         case ShutdownAsked():
             jobs.shut_down(state, out, event.by)
             _stop_if_done(state, out)
+        case _:
+            _hear(state, out, event)
+
+
+def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa: PLR0912
+    """What machines, workers and the keeper say."""
+    match event:
         case AgentJoined():
             leases.on_agent_joined(state, out, event)
         case AgentLost():

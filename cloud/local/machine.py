@@ -1,9 +1,9 @@
 """The init process of one machine: `python -m cloud.local.machine PARENT_PID COMMAND ...`.
 
-It runs the command, which is the first-boot script on machines of the local cloud, reaps what is left to it, and is the machine's power switch:
-SIGTERM is the power button (the command is asked to end, then everything is killed), and when the
-command ends or the parent process is gone the machine is switched off at once. Nothing that was
-started on the machine outlives it.
+It runs the command (on machines of the local cloud, the first-boot script), reaps what is left to it, and
+is the machine's power switch: SIGTERM is the power button (the command is asked to end, then everything is
+killed), and when the command ends or the parent process is gone the machine is switched off at once.
+Nothing that was started on the machine outlives it.
 """
 
 import ctypes

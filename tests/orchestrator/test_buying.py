@@ -285,8 +285,8 @@ def test_an_absurd_price_changes_nothing(hand: Any, price: float) -> None:
     assert lease.price_usd_per_h == 0.03
 
 
-def test_a_call_that_is_refused_for_a_moment_costs_no_machine_that_is_left(hand: Any) -> None:
-    """All four slots are needed and one is lost. The launch is throttled once: the others are kept meanwhile."""
+def short_of_one(hand: Any) -> Any:
+    """All four slots are needed, and a machine of theirs has just been taken."""
     h = hand(on_demand_allowed=False)
     h.steps_total = 10**6
     h.running(slots_min=4, slots_max=4)
@@ -295,6 +295,12 @@ def test_a_call_that_is_refused_for_a_moment_costs_no_machine_that_is_left(hand:
     lost = h.state.leases[worker.token].machine_id
     h.taken(lost)
     del h.machines[lost]
+    return h
+
+
+def test_a_call_that_is_refused_for_a_moment_costs_no_machine_that_is_left(hand: Any) -> None:
+    """All four slots are needed and one is lost. The launch is throttled once: the others are kept meanwhile."""
+    h = short_of_one(hand)
     left = {lease.token for lease in h.leases}
     launches = h.only(h.wait(4.0), Launch)
     for launch in launches:
@@ -310,14 +316,7 @@ def test_a_call_that_is_refused_for_a_moment_costs_no_machine_that_is_left(hand:
 
 def test_what_is_left_is_given_back_if_no_replacement_is_sold_for_long(hand: Any) -> None:
     """Machines that cannot train without one more are not paid for ever."""
-    h = hand(on_demand_allowed=False)
-    h.steps_total = 10**6
-    h.running(slots_min=4, slots_max=4)
-    h.train(600.0)
-    worker = h.state.workers[h.job.layout.workers[-1]]
-    lost = h.state.leases[worker.token].machine_id
-    h.taken(lost)
-    del h.machines[lost]
+    h = short_of_one(hand)
     for _ in range(150):
         for launch in h.only(h.wait(2.0), Launch):
             if launch.request.token in h.state.leases:
