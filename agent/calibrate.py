@@ -29,7 +29,7 @@ from agent.pipeline.pieces import Piece
 from agent.pipeline.record import LossOf, record
 from agent.pipeline.stage import Stage
 from agent.profile import Link, Network, NetworkFrom, Profile, Section, parse, render
-from agent.sums import Sum, SumSpace
+from agent.sums import Contribution, Sum, SumSpace
 
 Clock = Callable[[], float]
 Batch = Sequence[torch.Tensor]
@@ -299,16 +299,16 @@ def _round(pieces: Sequence[Piece], example: Batch, clock: Clock) -> Times:
 
 
 def _taking_s(space: SumSpace, loss: float, clock: Clock) -> float:
-    """A step writes every other microbatch down, adds the next to it, and adds up what has come together."""
-    into, seconds = Sum(space), []
-    gradients = {name: param.grad for name, param in space.params.items()}
-    for take in (space.fill, space.fill, space.accumulate):  # the first write touches the memory
-        for name, param in space.params.items():
-            param.grad = gradients[name]
+    """A step adds up every two microbatches, and then their sums: half of both for each."""
+    one, seconds = space.take(loss), []
+    next_ = Contribution(loss, [None if each is None else each.clone() for each in one.found])
+    into, other = Sum(space), Sum(space)
+    for _ in range(2):  # the first write touches the memory
         start_s = clock()
-        take(into, loss)
+        space.join(into, one, next_)
+        space.add(into, other)
         seconds.append(_since(start_s, clock))
-    return seconds[1] / 2 + seconds[2]
+    return seconds[1] / 2
 
 
 def _fresh_s(

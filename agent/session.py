@@ -40,7 +40,7 @@ from agent.schedule import Kind
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.memory import copy_bytes
 from agent.store.shares import Gathered
-from agent.sums import Sum, Summed, SumSpace
+from agent.sums import Contribution, Sum, Summed, SumSpace
 from agent.timeline import Notes
 
 Batch = TypeVar("Batch")
@@ -159,11 +159,11 @@ class Partial:
     def __init__(self, space: SumSpace, microbatches: int) -> None:
         self.space = space
         self._microbatches = microbatches
-        self._held: dict[tree.Node, Sum] = {}
+        self._held: dict[tree.Node, Sum | Contribution] = {}
         self._spare: list[Sum] = []
 
     def clear(self) -> None:
-        self._spare.extend(self._held.values())
+        self._spare += [held for held in self._held.values() if isinstance(held, Sum)]
         self._held.clear()
 
     def missing(self, first: int, count: int) -> list[int]:
@@ -175,26 +175,31 @@ class Partial:
     def add(self, microbatch: int, loss: float, first: int, count: int) -> None:
         """Take in what the model's gradients hold now, and add up what is complete by it."""
         within, node = range(first, first + count), tree.lowest((0, microbatch), self._microbatches)
-        family = self._family(node, within)
-        other = None if family is None else family[2] if node == family[1] else family[1]
-        if family is not None and other in self._held:
-            # Into the half that is there: a + b has the bits of b + a.
-            self.space.accumulate(self._held[other], loss)
-            node = family[0]
-            self._held[node] = self._held.pop(other)
-        else:
-            self._held[node] = self._spare.pop() if self._spare else Sum(self.space)
-            self.space.fill(self._held[node], loss)
-        self._merge(node, within)
-
-    def _merge(self, node: tree.Node, within: range) -> None:
+        self._held[node] = self.space.take(loss)
         while (family := self._family(node, within)) is not None:
             node, left, right = family
             if left not in self._held or right not in self._held:
                 return
-            self.space.add(self._held[left], self._held[right])
-            self._spare.append(self._held.pop(right))
-            self._held[node] = self._held.pop(left)
+            self._held[node] = self._join(self._held.pop(left), self._held.pop(right))
+
+    def _join(self, left: Sum | Contribution, right: Sum | Contribution) -> Sum:
+        """Into a half that is a sum already, if one is: a + b has the bits of b + a."""
+        if isinstance(left, Contribution) and isinstance(right, Contribution):
+            total = self._room()
+            self.space.join(total, left, right)
+            return total
+        if isinstance(left, Contribution):
+            left, right = right, left
+        assert isinstance(left, Sum)
+        if isinstance(right, Contribution):
+            self.space.accumulate(left, right)
+        else:
+            self.space.add(left, right)
+            self._spare.append(right)
+        return left
+
+    def _room(self) -> Sum:
+        return self._spare.pop() if self._spare else Sum(self.space)
 
     def _family(
         self, node: tree.Node, within: range
@@ -210,15 +215,20 @@ class Partial:
 
     def _whole(self, node: tree.Node) -> Sum:
         """The sum of a node; its halves may come from different layouts, and are added now."""
-        if node not in self._held:
+        held = self._held.get(node)
+        if held is None:
             left, right = (
                 tree.lowest(half, self._microbatches)
                 for half in tree.children(node, self._microbatches)
             )
-            self.space.add(self._whole(left), self._whole(right))
-            self._spare.append(self._held.pop(right))
-            self._held[node] = self._held.pop(left)
-        return self._held[node]
+            held = self._join(self._whole(left), self._whole(right))
+            del self._held[left], self._held[right]
+        elif isinstance(held, Contribution):
+            total = self._room()
+            self.space.write(total, held)
+            held = total
+        self._held[node] = held
+        return held
 
 
 _world: World | None = None

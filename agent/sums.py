@@ -40,6 +40,13 @@ class Sum:
         return self.flat.numpy().data[start:end]
 
 
+class Contribution(msgspec.Struct, frozen=True):
+    """What one microbatch adds to each entry, where its backward left it: not copied yet."""
+
+    loss: float
+    found: list[torch.Tensor | None]
+
+
 class Summed(msgspec.Struct, frozen=True):
     """The sum of a step: of everything, or (`held`) of the layers that this worker keeps.
 
@@ -118,52 +125,51 @@ class SumSpace:
         for index, buffer in enumerate(self.buffers.values()):
             self._before[index].copy_(buffer)
 
-    def fill(self, into: Sum, loss: float) -> None:
-        """Write one microbatch's contribution, and leave no trace of it in the model."""
-        into.loss.fill_(loss)
-        into.present[:] = bytes(len(into.present))
-        present, absent = self._contribution(into)
-        if present[0]:
-            torch._foreach_copy_(*present)
-        if absent:
-            torch._foreach_zero_(absent)
-
-    def accumulate(self, into: Sum, loss: float) -> None:
-        """Add one microbatch's contribution: the same bits as `fill` elsewhere and `add`."""
-        into.loss += loss
-        present, absent = self._contribution(into)
-        if present[0]:
-            torch._foreach_add_(*present)
-        if absent:
-            torch._foreach_add_(absent, 0)  # as adding a zero does: -0.0 becomes 0.0
-
-    def _contribution(
-        self, into: Sum
-    ) -> tuple[tuple[list[torch.Tensor], list[torch.Tensor]], list[torch.Tensor]]:
-        """Places and what goes there; and the places that nothing goes to."""
-        places, values, absent = [], [], []
-        for index, (name, param) in enumerate(self.params.items()):
-            grad = param.grad
-            if grad is None:
-                absent.append(into.views[index])
-                continue
-            if grad.is_sparse:
+    def take(self, loss: float) -> Contribution:
+        """What one microbatch has left in the model, which is as it was before."""
+        found: list[torch.Tensor | None] = []
+        for name, param in self.params.items():
+            if param.grad is not None and param.grad.is_sparse:
                 raise Misuse(f"{name} has a sparse gradient; make its layer with sparse=False")
-            places.append(into.views[index])
-            values.append(grad)
-            into.present[index] = 1
+            found.append(None if param.grad is None else param.grad.detach().to("cpu"))
             param.grad = None
-        for index, buffer in enumerate(self.buffers.values()):
-            at = len(self.params) + index
+        for before, buffer in zip(self._before, self.buffers.values(), strict=True):
             # By value: batch norm writes its running sums without a trace in the version counter.
-            if torch.equal(buffer, self._before[index]):
-                absent.append(into.views[at])
+            if torch.equal(buffer, before):
+                found.append(None)
                 continue
-            places.append(into.views[at])
-            values.append(buffer.detach() - self._before[index])
-            into.present[at] = 1
-            buffer.detach().copy_(self._before[index])
-        return (places, values), absent
+            found.append((buffer.detach() - before).to("cpu"))
+            buffer.detach().copy_(before)
+        return Contribution(loss=loss, found=found)
+
+    def write(self, into: Sum, one: Contribution) -> None:
+        """into = one"""
+        into.loss.fill_(one.loss)
+        for index, (view, value) in enumerate(zip(into.views, one.found, strict=True)):
+            into.present[index] = value is not None
+            if value is None:
+                view.zero_()
+            else:
+                view.copy_(value)
+
+    def join(self, into: Sum, left: Contribution, right: Contribution) -> None:
+        """into = left + right, in one pass over the memory."""
+        into.loss.fill_(left.loss + right.loss)
+        pairs = zip(into.views, left.found, right.found, strict=True)
+        for index, (view, a, b) in enumerate(pairs):
+            into.present[index] = a is not None or b is not None
+            one, other = (b, a) if a is None else (a, b)
+            if one is None:
+                view.zero_()
+            else:
+                torch.add(one, 0 if other is None else other, out=view)
+
+    def accumulate(self, into: Sum, one: Contribution) -> None:
+        """into += one"""
+        into.loss += one.loss
+        for index, (view, value) in enumerate(zip(into.views, one.found, strict=True)):
+            view.add_(0 if value is None else value)  # -0.0 becomes 0.0, as by adding a zero
+            into.present[index] |= value is not None
 
     def add(self, left: Sum, right: Sum) -> None:
         """left += right"""

@@ -7,6 +7,7 @@ is warm. The process ends with the script; a worker that is no longer wanted end
 """
 
 import argparse
+import ctypes
 import hashlib
 import os
 import runpy
@@ -31,6 +32,7 @@ from agent.protocol import Ended, Failed
 from agent.protocol import Lines as LinesMessage
 
 GOODBYE_S = 5.0
+MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
 DISK_VARIABLE = "SPOT_TEMP_DIR"
 DETAIL_CHARS_MAX = 60_000
 OURS = str(Path(__file__).parent)
@@ -46,6 +48,7 @@ class _Failure(msgspec.Struct, frozen=True):
 
 def warm_up() -> None:
     """Train a trifle, so that all that torch imports and allocates at first use is there before."""
+    keep_memory()
     model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
@@ -53,6 +56,19 @@ def warm_up() -> None:
     torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
     optimizer.step()
     schedule.step()
+
+
+def keep_memory() -> None:
+    """Let freed memory stay ours: a step frees what the next one takes, and a page taken anew is zeroed first.
+
+    glibc's own settings give the end of the heap back at 128 KiB, and map whatever is large. See mallopt(3).
+    """
+    mallopt = getattr(
+        ctypes.CDLL(None), "mallopt", None
+    )  # there is none where the C library is another
+    if mallopt is not None:
+        for setting, nbytes in MALLOC.items():
+            mallopt(setting, nbytes)
 
 
 def run(order: WorkerOrder, host: str) -> Outcome:

@@ -38,7 +38,7 @@ from agent.pipeline.examine import examine
 from agent.pipeline.record import record
 from agent.pipeline.wires import MeshChannel
 from agent.pipeline.work import Worker
-from orchestrator.morph import schedules
+from agent.worker import keep_memory
 
 WIDTH, BLOCKS, ROWS, WORDS, CLASSES = 256, 6, 8, 32, 64
 MICROBATCHES = 8
@@ -89,7 +89,7 @@ class Ours:
             own = choose(graph, facts, self.batches[0], depth) if rank == 0 else ()
             links["cuts"] = told(own)
         pieces = build(graph, facts, links["cuts"])
-        schedule = schedules.make("1f1b", depth, counts[0])
+        schedule = layout.schedule_of(layout.replica_of(f"w{rank}"))  # 1F1B
         place = rank % depth
         self.worker = Worker(
             layout, f"w{rank}", schedule, {place: pieces[place]}, links["channel"](depth)
@@ -214,6 +214,7 @@ def serve(rank: int, store: str, names: list[str], rounds: int, pipe) -> None:
     """One worker process: the contenders in turn, timed from barrier to barrier."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
+    keep_memory()  # as our workers do; good for everyone here
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORKERS)
     links = connect(rank, pipe)
     before = memory_bytes("VmRSS")

@@ -39,6 +39,7 @@ from agent.pipeline.stage import Stage
 from agent.pipeline.wires import MeshChannel
 from agent.pipeline.work import Worker
 from agent.profile import Link, Network, Profile
+from agent.worker import keep_memory
 from orchestrator.morph import book, costing, schedules, search
 from orchestrator.morph.plans import Cost, Plan, Way
 from orchestrator.morph.search import Task
@@ -223,6 +224,7 @@ class Crew:
 def work(layout: Layout, place: tuple[str, int], schedule, model: str, cuts, pipe) -> None:
     """A worker's process: steps on request, until there are no more."""
     torch.set_num_threads(1)
+    keep_memory()  # as our workers do
     me, stage = place
     changed = threading.Condition()
     mesh = Mesh(me, "secret", "127.0.0.1", changed, lambda _: None)
@@ -362,6 +364,7 @@ class Calibrators:
 
 def gauge(model: str, ring: Link, cuts, pipe) -> None:
     torch.set_num_threads(1)
+    keep_memory()
     while pipe.recv() is not None:
         pipe.send(calibrated(model, ring, cuts))
 
