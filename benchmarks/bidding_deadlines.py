@@ -43,6 +43,7 @@ def table(title: str, markets: list, count: int, start_s: float) -> None:
     for name, factor in DEADLINES:
         work = backtest.Work(hours=HOURS, start_s=start_s, patience=factor)
         sums: dict[str, list[float]] = {}
+        ratios: dict[str, list[float]] = {}
         for market in markets:
             starts = backtest.draw_starts(market, work, -(-count // len(markets)), seed=0)
             for r in backtest.run_with_deadline(market, work, factor * HOURS, starts=starts):
@@ -51,10 +52,13 @@ def table(title: str, markets: list, count: int, start_s: float) -> None:
                 costs = (r.cost_usd.sum(), r.bound_usd.sum(), r.plain_usd.sum())
                 for i, v in enumerate((r.on_demand_usd * n, *costs, r.missed, n)):
                     total[i] += float(v)
+                ratios.setdefault(r.strategy, []).extend(r.cost_usd / r.bound_usd)
         for strategy, (on_demand, cost, bound, plain, missed, n) in sums.items():
             rows.append([f"{name}, {strategy}", f"{(on_demand - cost) / (on_demand - bound):.3f}",
-                         f"{cost / bound:.3f}", f"{cost / plain:.3f}", f"{int(missed)} of {int(n)}"])  # fmt: skip
-    show(title, ["deadline and strategy", "of the saving", "/bound", "/plain", "missed"], rows)
+                         f"{cost / bound:.3f}", *(f"{np.percentile(ratios[strategy], q):.3f}" for q in (50, 95)),
+                         f"{cost / plain:.3f}", f"{int(missed)} of {int(n)}"])  # fmt: skip
+    head = ["of the saving", "/bound", "median", "95th", "/plain", "missed"]
+    show(title, ["deadline and strategy", *head], rows)
 
 
 def main() -> None:

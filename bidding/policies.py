@@ -224,7 +224,9 @@ def footprint_e(world: World, job: Job, leases: Leases, t: int, extra: int, bid:
 @compiled
 def ours(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float) -> Orders:
     """The manager's decision: `bidding.core` over every lease and offer."""
-    units, bids, rows = units_of(world, job, plan, leases, (t, ahead_h(world, job, work_left)))
+    units, bids, rows = units_of(
+        world, job, plan, leases, (t, ahead_h(world, job, leases, work_left))
+    )
     bounds = Bounds(
         1, job.slots, np.inf, np.inf, 0.0, work_left, plan.haste, job.recovery_h, job.recovery_h,
         job.manager_usd_per_h, job.manager_usd_per_h,
@@ -249,10 +251,16 @@ def ours(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: 
 
 
 @compiled
-def ahead_h(world: World, job: Job, work_left: float) -> float:
+def ahead_h(world: World, job: Job, leases: Leases, work_left: float) -> float:
     """How far ahead to look: as long as the fastest machines need for the rest."""
     rate = (job.slots * np.max(world.speed)) ** job.scaling
-    return float(horizon(work_left / rate, job.start_h))
+    return float(horizon(work_left / rate, newcomer_h(job, slots_held(world, leases) > 0)))
+
+
+@compiled
+def newcomer_h(job: Job, held: bool) -> float:
+    """What a newcomer does not work at first, and what its coming stalls."""
+    return job.start_h + stalls_of(job.slots, held) * job.morph_h
 
 
 @compiled
@@ -343,7 +351,7 @@ def fill_offer(
     t, n, ahead = at
     p = world.price[k, t]
     rule = BY_SECOND if is_reliable(world, k) else world.rule
-    start_h = job.start_h + stalls_of(job.slots, held) * job.morph_h
+    start_h = newcomer_h(job, held)
     choices = len(world.deltas) if world.bids and not is_reliable(world, k) else 1
     lowest, best_bid = np.inf, ANY_PRICE
     for d in range(choices):

@@ -74,6 +74,7 @@ def on_quotes(state: State, out: list[AnyAction], event: QuotesSeen) -> None:
         for lease in [state.leases[token] for token in known.leases]:
             if lease.request.market == "spot":
                 leases.reprice(state, out, lease, price)
+    leases.keep_within_hour(state, out)
     del state.unkept[:-UNKEPT_MAX]
 
 
@@ -311,7 +312,7 @@ def holdings(state: State, job: Job) -> list[Holding]:
             noticed=lease.state == "noticed" or lease.lost_at_s is not None,
             hazard_per_h=_hazard_per_h(state, lease),
             losses_seen=_losses_seen(state, state.pools[lease.pool.key]),
-            billing=state.settings.billing,
+            billing=lease.billing,
             disk_usd_per_h=lease.disk_usd_per_h,
         )
         for token in job.leases

@@ -30,6 +30,7 @@ PENALTY_DOUBLINGS_MAX = 4
 ENDED_LEASES_MAX = 500
 STRANGERS_MAX = 1000
 RETRY_DOUBLINGS_MAX = 4
+ROUNDING = 1e-9
 
 # --- buying --------------------------------------------------------------------------------------
 
@@ -69,6 +70,7 @@ def intend(
         why_bought=because,
         disk_usd_per_h=settings.disk_usd_per_h,
         egress_usd=egress_usd,
+        billing=settings.billing,
     )
     state.leases[token] = lease
     job.leases[token] = None
@@ -84,6 +86,7 @@ def on_launched(state: State, out: list[AnyAction], event: Launched) -> None:
         _end_orphan(state, out, event.machine, why)
     elif lease.state == "intended":
         adopt(state, out, lease, event.machine)
+        keep_within_hour(state, out)
 
 
 def adopt(state: State, out: list[AnyAction], lease: Lease, machine: Machine) -> None:
@@ -174,6 +177,32 @@ def reprice(state: State, out: list[AnyAction], lease: Lease, price_usd_per_h: f
     if not ledger.change_price(state, lease, price_usd_per_h):
         why = f"its price rose to ${price_usd_per_h:.4f}/h, and the budget has no room for that"
         give_back(state, out, lease, why)
+
+
+def keep_within_hour(state: State, out: list[AnyAction]) -> None:
+    """Prices rose, or machines started at other prices: what passes the limit per hour goes at once, the
+    dearest work first. What it bought is thought about anew.
+    """
+    most = state.settings.usd_per_h_max
+    if most is None or state.account.usd_per_h <= most * (1 + ROUNDING):
+        return
+    going = sum(lease.usd_per_h for lease in state.leases.values() if lease.state == "ending")
+    more_usd = state.account.usd_per_h - going - most * (1 + ROUNDING)
+    for lease in sorted(state.leases.values(), key=_dearness, reverse=True):
+        if more_usd <= 0:
+            return
+        if lease.state in ("intended", "ending"):
+            continue
+        more_usd -= lease.usd_per_h
+        state.jobs[lease.job].thought_at_s = -1.0
+        why = f"all machines cost ${state.account.usd_per_h:.4f}/h now, above the limit of ${most:.4f}/h"
+        give_back(state, out, lease, why)
+
+
+def _dearness(lease: Lease) -> tuple[bool, float, str]:
+    """What shall leave goes first, then what pays most for its work."""
+    power = lease.type.slots * lease.type.speed
+    return bool(lease.leaving or lease.deadline_s), lease.usd_per_h / power, lease.token
 
 
 def give_back(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
@@ -328,6 +357,7 @@ def on_listed(state: State, out: list[AnyAction], event: Listed) -> None:
     for machine_id in [m for m in provider.orphans if m not in alive]:
         del provider.orphans[machine_id]
     _settle_missing(state, out, provider, alive)
+    keep_within_hour(state, out)
     if not alive:
         provider.clean_at_s = asked_at_s
 

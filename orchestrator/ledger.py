@@ -223,7 +223,7 @@ def close_lease(state: State, lease: Lease, ended_by: EndedBy | None, ended_at_s
         _change_rate(state, lease, -lease.usd_per_h, -lease.on_demand_usd_per_h)
         started_s = lease.prices[0][0]
         ended_at_s = max(started_s, min(ended_at_s, state.now_s))
-        rule = rule_of(state.settings.billing, lease.pool.cloud, lease.request.market)
+        rule = rule_of(lease.billing, lease.pool.cloud, lease.request.market)
         machine_usd = cost_usd(rule, started_s, ended_at_s, lease.prices, ended_by)
         lease.disk_usd = disk_so_far_usd(lease, ended_at_s)
         lease.cost_usd = machine_usd + lease.disk_usd + lease.egress_usd

@@ -130,6 +130,7 @@ class Lease(msgspec.Struct, kw_only=True):
     disk_usd_per_h: float = 0.0
     disk_usd: float = 0.0  # part of what it has cost, when it has ended
     egress_usd: float = 0.0  # owed once, when it is a machine
+    billing: str | None = None  # the rule that was in force when it was asked for
 
     @property
     def usd_per_h(self) -> float:

@@ -101,14 +101,17 @@ def plan(  # noqa: PLR0913 - a parameter per option
 def _offers(rows: "list[Considered]") -> Table:
     """What is chosen stands out; amounts of the whole job only where they are known."""
     known = any(row.expected_cost_usd is not None for row in rows)
+    bids = any(row.bid_usd_per_h is not None for row in rows)
     made = tables.table(
-        "", "pool", "market", "alone", "$/slot-h#", *(("cost$", "time") if known else ())
-    )
+        "", "pool", "market", "alone", *(("bid#",) if bids else ()), "$/slot-h#",
+        *(("cost$", "time") if known else ()),
+    )  # fmt: skip
     for row in rows:
         alone = f"{row.machines} x {usd(row.usd_per_h)}/h" if row.machines else "not possible"
+        bid = (usd(row.bid_usd_per_h),) if bids else ()
         whole = (usd(row.expected_cost_usd), duration(row.expected_s)) if known else ()
         made.add_row(
-            f"buy {row.chosen}" if row.chosen else "", row.pool, row.market.replace("_", " "), alone,
+            f"buy {row.chosen}" if row.chosen else "", row.pool, row.market.replace("_", " "), alone, *bid,
             usd(row.expected_usd_per_slot_h), *whole, style="bold green" if row.chosen else "",
         )  # fmt: skip
     return made

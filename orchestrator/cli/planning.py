@@ -115,6 +115,7 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     market: Market
     slots: int
     usd_per_h: float
+    bid_usd_per_h: float | None  # where the market asks for one
     machines: int
     expected_usd_per_slot_h: float | None
     expected_cost_usd: float | None
@@ -296,7 +297,9 @@ def considered(state: State, job: Job, work: Work, chosen: Purchase) -> list[Con
         rows.append(
             Considered(
                 pool=pool.key, market=market, slots=state.types[pool.type].slots,
-                usd_per_h=price_usd_per_h, machines=sum(part.count for part in alone.acquire),
+                usd_per_h=price_usd_per_h,
+                bid_usd_per_h=next((part.bid_usd_per_h for part in alone.acquire), None),
+                machines=sum(part.count for part in alone.acquire),
                 expected_usd_per_slot_h=None if per_work is None else per_work * HOUR_S / work_s,
                 expected_cost_usd=cost, expected_s=took_s, chosen=bought.get((pool, market), 0),
             )

@@ -59,6 +59,17 @@ def test_a_plan_for_a_person_ends_with_the_next_command(shell):
     assert "give --steps and --step-s" in shell("plan", "train.py").out
 
 
+def test_a_plan_shows_what_would_be_bid(shell):
+    """Where the rule asks for bids every spot offer has one; elsewhere there is neither a bid nor a column."""
+    shell.script("train.py")
+    assert " bid " not in shell("plan", "train.py").out
+    shell.folder.joinpath("orchestrator.toml").write_text('[local]\nbilling = "aws_2016"\n')
+    offers = shell("plan", "train.py", "--json").json["offers"]
+    assert all((o["bid_usd_per_h"] is not None) == (o["market"] == "spot") for o in offers)
+    assert all(o["bid_usd_per_h"] >= o["usd_per_h"] for o in offers if o["market"] == "spot")
+    assert " bid " in shell("plan", "train.py").out
+
+
 def test_a_plan_heeds_the_limits(shell):
     """No budget is refused with the arithmetic; a deadline that only on-demand meets buys that."""
     shell.script("train.py")

@@ -305,7 +305,7 @@ def profile() -> Any:
     return profile_of
 
 
-@pytest.fixture
+@pytest.fixture(scope="session")
 def hand() -> type[Hand]:
     """The maker of a manager in hand."""
     return Hand
