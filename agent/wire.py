@@ -28,6 +28,7 @@ META_BYTES_MAX = 1 << 24
 PAYLOAD_BYTES_MAX = 1 << 36
 HANDSHAKE_BYTES_MAX = 1 << 12
 HANDSHAKE_S = 5.0
+ALIGN_BYTES = 64  # where payloads begin in memory, as all that torch allocates does
 PIECES_PER_SEND = 512  # below every system's IOV_MAX
 
 _HEAD = struct.Struct("<IQI")
@@ -107,7 +108,9 @@ class Connection:
 
     def _room(self, message: AnyMessage, count: int) -> memoryview:
         try:
-            return np.empty(count, dtype=np.uint8).data
+            room = np.empty(count + ALIGN_BYTES, dtype=np.uint8)
+            start = -room.ctypes.data % ALIGN_BYTES
+            return room[start : start + count].data
         except MemoryError as error:
             self.close()  # what comes next on it is the payload
             what = f"{count} bytes of {type(message).__name__}"

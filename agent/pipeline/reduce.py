@@ -34,6 +34,7 @@ class StageSums:
         self.stage, self._shares, self._me, self._microbatches = stage, shares, me, microbatches
         self.space = SumSpace([stage.module])
         self._partial = Partial(self.space, microbatches)
+        self._total: Sum | None = None
         (self._own,) = (share for share in shares if share.peer == me)
         self._peers = tuple(share for share in shares if share.peer != me)
 
@@ -54,7 +55,8 @@ class StageSums:
             share.peer: cut(self.space.total_bytes, len(self._shares), index)
             for index, share in enumerate(self._shares)
         }
-        total = Sum(self.space)
+        total = self._total = self._total or Sum(self.space)
+        total.present[:] = bytes(len(total.present))
         present = _union([total.present, *(node.present for node in mine)])
         for share in self._peers:
             slices = tuple(node.flat[slice(*spans[share.peer])] for node in mine)

@@ -23,8 +23,8 @@ from agent.mesh import Mesh
 from agent.pipeline.channel import Key, Parcel
 from agent.protocol import Part
 from agent.shards import DTYPES, DTYPES_BY_NAME
+from agent.wire import ALIGN_BYTES
 
-ALIGN_BYTES = 64
 QUEUED_MAX = 4096
 T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
@@ -187,9 +187,9 @@ def pack(parcel: Parcel) -> tuple[bytes, list[memoryview]]:
 def unpack(extra: bytes, payload: memoryview, device: str) -> Parcel:
     """The inverse of `pack`."""
     manifest = _decode(extra)
-    memory = torch.empty(payload.nbytes, dtype=torch.uint8)
-    if payload.nbytes:
-        memory.numpy()[:] = payload
+    memory = torch.frombuffer(payload, dtype=torch.uint8) if payload else torch.empty(0)
+    if memory.data_ptr() % ALIGN_BYTES:
+        memory = memory.clone()
     tensors = tuple(
         None if place is None else _laid_out(place, memory).to(device) for place in manifest.places
     )
