@@ -291,6 +291,9 @@ def compare(ours: str, theirs: str, rounds: int, reach: str) -> None:
                 "",
                 goal,
             )
+        both = zip(times["one"], times[theirs], strict=True)
+        limit = [t / (t1 / WORKERS) for t1, t in both]
+        line(f"no bubble and no overhead: over {theirs}", limit, "x", "(nobody can be faster)")
 
 
 def memory(rounds: int) -> None:
