@@ -3,15 +3,15 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from agent.session import Session
+    from agent.session import Session, unbuilt
 
-__all__ = ["Session"]
+__all__ = ["Session", "unbuilt"]
 
 
 def __getattr__(name: str) -> Any:
     """The session brings torch with it, so it is loaded by the scripts that use it, not by the manager."""
-    if name == "Session":
-        from agent.session import Session
+    if name in __all__:
+        from agent import session
 
-        return Session
+        return getattr(session, name)
     raise AttributeError(f"module 'agent' has no attribute {name!r}")

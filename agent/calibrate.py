@@ -21,6 +21,7 @@ import numpy as np
 import torch
 from torch import fx
 
+from agent.away import any_away, stood_in
 from agent.errors import Misuse
 from agent.pipeline.channel import Parcel
 from agent.pipeline.cut import build, worth_cutting
@@ -38,7 +39,7 @@ LEAST = 0.3  # of the mean section: what takes less is joined to its neighbour
 HELD = 4  # microbatches held at once to see what fresh memory costs
 SECONDS_MAX, SECONDS_LEAST = 50.0, 1.0  # of all rounds; what is begun is finished
 SHARE_OF_RUN = 0.05
-APPLIED_BYTES_MAX = 256 << 20  # of parameters that the optimizer is tried on
+APPLIED_BYTES_MAX = 64 << 20  # of parameters that the optimizer is tried on
 
 
 class Settings(msgspec.Struct, frozen=True, kw_only=True):
@@ -139,7 +140,8 @@ def _measured(
     if not points:
         points = _apart(graph, facts, example, (settings, patience, clock))
     pieces = build(graph, facts, [point.after for point in points])
-    rounds = _all_rounds(
+    rounds_of = _rounds_in_parts if any_away(graph) else _all_rounds
+    rounds = rounds_of(
         pieces, [batches[size] for size in sizes], (settings.rounds, patience, clock)
     )
     fresh = [_fresh_s(pieces, batches[size], (settings.rounds, patience, clock)) for size in sizes]
@@ -223,7 +225,10 @@ def _apart(
     points = worth_cutting(facts, settings.sections_max)
     pieces = build(graph, facts, [point.after for point in points])
     for _ in range(2):  # the first of all takes longer
-        times = _round(pieces, example, clock)
+        if any_away(graph):
+            ((times, *_),) = _rounds_in_parts(pieces, [example], (0, patience, clock))
+        else:
+            times = _round(pieces, example, clock)
         spent = [f + b for f, b in zip(times.forward, times.backward, strict=True)]
         patience.learn(sum(spent))
         if patience.over:
@@ -257,15 +262,50 @@ def _all_rounds(
     return found
 
 
-def _round(pieces: Sequence[Piece], example: Batch, clock: Clock) -> Times:
-    """Every section forward and back, once with whole backwards and once with halved ones."""
+def _rounds_in_parts(
+    pieces: Sequence[Piece], examples: Sequence[Batch], how: tuple[int, Patience, Clock]
+) -> list[list[Times]]:
+    """One section after the other, for a model of which this process has no room for more."""
+    rounds, patience, clock = how
+    found: list[list[list[Times]]] = [[] for _ in examples]
+    arrived: list[Parcel | None] = [None] * len(examples)
+    for piece in pieces:
+        with stood_in(piece.module):
+            alone = [list[Times]() for _ in examples]
+            for turn in range(rounds + 1):
+                if turn > 0 and patience.over:
+                    break
+                for times, example, before in zip(alone, examples, arrived, strict=True):
+                    once = _round([piece], example, clock, before)
+                    if turn == 1:
+                        times.clear()
+                    times.append(once)
+            for index, example in enumerate(examples):
+                stage = Stage(piece, microbatches=1)
+                arrived[index] = stage.forward(0, arrived[index], example)
+                stage.clear()
+                found[index].append(alone[index])
+    return [[_joined(each) for each in zip(*of_size, strict=False)] for of_size in found]
+
+
+def _joined(parts: Sequence[Times]) -> Times:
+    """Of all sections what was measured of each."""
+    return Times(*([part[0] for part in listed] for listed in zip(*parts, strict=True)))
+
+
+def _round(
+    pieces: Sequence[Piece], example: Batch, clock: Clock, before: Parcel | None = None
+) -> Times:
+    """Every section forward and back, once with whole backwards and once with halved ones. What arrives
+    at the first is from `before`; what comes back to the last is made up, if it is not the model's.
+    """
     times = Times([], [], [], [], [], [])
     stages = [Stage(piece, microbatches=1) for piece in pieces]
     spaces = [SumSpace([piece.module]) for piece in pieces]
     for halved in (False, True):
         for space in spaces:
             space.begin()
-        arrived: Parcel | None = None
+        arrived = before
         for stage in stages:
             start_s = clock()
             if halved:
@@ -276,7 +316,7 @@ def _round(pieces: Sequence[Piece], example: Batch, clock: Clock) -> Times:
             arrived = stage.forward(0, arrived, example)
             if not halved:
                 times.forward.append(_since(start_s, clock))
-        back: Parcel | None = None
+        back = None if pieces[-1].last or arrived is None else stages[-1].ones_for(arrived)
         for stage, space in zip(reversed(stages), reversed(spaces), strict=True):
             start_s = clock()
             if halved:
@@ -321,14 +361,16 @@ def _fresh_s(
     for piece in pieces:
         stage, parcel = Stage(piece, microbatches=1), arrived
         seconds: dict[bool, list[float]] = {True: [0.0], False: [0.0]}
-        arrived = stage.forward(0, parcel, example)
-        for turn in range(rounds + 1):
-            if patience.over:
-                break
-            if turn == 1:
-                seconds = {True: [], False: []}
-            for held in (True, False):
-                seconds[held] += _forwards_s(stage, parcel, example, clock, held=held)
+        with stood_in(piece.module):
+            arrived = stage.forward(0, parcel, example)
+            for turn in range(rounds + 1):
+                if patience.over:
+                    break
+                if turn == 1:
+                    seconds = {True: [], False: []}
+                for held in (True, False):
+                    seconds[held] += _forwards_s(stage, parcel, example, clock, held=held)
+            stage.clear()
         slower_s = statistics.median(seconds[True]) - statistics.median(seconds[False])
         found.append(max(slower_s, 0.0))
     return found
@@ -360,19 +402,20 @@ def _stash_bytes(pieces: Sequence[Piece], example: Batch) -> list[float]:
     """What autograd keeps for the backward of every section, each storage once, parameters not counted."""
     found, arrived = [], None
     for piece in pieces:
-        own = {p.untyped_storage().data_ptr() for p in piece.module.parameters()}
         kept: dict[int, int] = {}
+        with stood_in(piece.module):
+            own = {p.untyped_storage().data_ptr() for p in piece.module.parameters()}
 
-        def keep(tensor: torch.Tensor, own: set[int] = own, kept: dict[int, int] = kept) -> Any:
-            storage = tensor.untyped_storage()
-            if storage.data_ptr() not in own:
-                kept[storage.data_ptr()] = storage.nbytes()
-            return tensor
+            def keep(tensor: torch.Tensor, own: set[int] = own, kept: dict[int, int] = kept) -> Any:
+                storage = tensor.untyped_storage()
+                if storage.data_ptr() not in own:
+                    kept[storage.data_ptr()] = storage.nbytes()
+                return tensor
 
-        stage = Stage(piece, microbatches=1)
-        with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
-            arrived = stage.forward(0, arrived, example)
-        stage.clear()
+            stage = Stage(piece, microbatches=1)
+            with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
+                arrived = stage.forward(0, arrived, example)
+            stage.clear()
         found.append(float(sum(kept.values())))
     return found
 
@@ -389,30 +432,49 @@ def _measure_apply(
     """
     params, taken = [], 0
     for param in model.parameters():
-        if param.requires_grad and taken < APPLIED_BYTES_MAX:
-            params.append(param)
-            taken += param.numel() * param.element_size()
+        left = APPLIED_BYTES_MAX - taken
+        if param.requires_grad and left > 0 and param.numel():
+            fits = param.nbytes <= left
+            params.append(param if fits else param[: max(1, left * len(param) // param.nbytes)])
+            taken += params[-1].nbytes
     if optimizer is None or not params:
         return 0.0, 0.0
     copies = [torch.nn.Parameter(p.detach().clone()) for p in params]
-    for copy in copies:
-        copy.grad = torch.zeros_like(copy)
-    known = inspect.signature(type(optimizer)).parameters
-    twin = type(optimizer)(copies, **{k: v for k, v in optimizer.defaults.items() if k in known})
-    twin.step()
+    twin = _twin(optimizer, copies)
     times = []
     for _ in range(max(rounds, 1)):
         start_s = clock()
         twin.step()
         times.append(_since(start_s, clock))
-    size = sum(copy.numel() * copy.element_size() for copy in copies)
-    held = sum(
-        value.numel() * value.element_size()
-        for state in twin.state.values()
+    size = sum(copy.nbytes for copy in copies)
+    return statistics.median(times) / size, _state_bytes(twin) / size
+
+
+def state_share(optimizer: torch.optim.Optimizer) -> float:
+    """An optimizer's state as a share of the parameters, from one that is small."""
+    copy = torch.nn.Parameter(torch.zeros(64, 64))
+    return _state_bytes(_twin(optimizer, [copy])) / copy.nbytes
+
+
+def _twin(
+    optimizer: torch.optim.Optimizer, copies: list[torch.nn.Parameter]
+) -> torch.optim.Optimizer:
+    """Another one with the same settings, behind its first step."""
+    for copy in copies:
+        copy.grad = torch.zeros_like(copy)
+    known = inspect.signature(type(optimizer)).parameters
+    twin = type(optimizer)(copies, **{k: v for k, v in optimizer.defaults.items() if k in known})
+    twin.step()
+    return twin
+
+
+def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
+    return sum(
+        value.nbytes
+        for state in optimizer.state.values()
         for value in state.values()
         if isinstance(value, torch.Tensor)
     )
-    return statistics.median(times) / size, held / size
 
 
 def _name(piece: Piece, index: int) -> str:

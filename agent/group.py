@@ -29,6 +29,7 @@ from agent.layout import Layout
 from agent.link import Link
 from agent.mesh import Mesh
 from agent.messages import UNRECORDED, JobOrder, NanPolicy, WorkerOrder
+from agent.partial import Partial
 from agent.pipeline.examine import cut_points
 from agent.pipeline.record import CannotRecord
 from agent.pipeline.wires import MeshChannel
@@ -61,7 +62,7 @@ from agent.protocol import (
 )
 from agent.pulling import Pulling, covers, share_among
 from agent.schedule import Kind
-from agent.session import Abandoned, Facts, Interrupted, Partial, Session
+from agent.session import Session
 from agent.shards import cut
 from agent.store.layers import REST, Collected, LiveLayer, share_of, with_settings
 from agent.store.memory import copy_bytes, joined
@@ -69,6 +70,7 @@ from agent.store.shares import Extent, Gathered, Share, batches, whole
 from agent.sums import Sum, Summed
 from agent.timeline import Notes
 from agent.wire import Connection
+from agent.world import Abandoned, Facts, Interrupted
 
 log = logging.getLogger(__name__)
 
@@ -163,6 +165,7 @@ class Group:
                 microbatches=facts.microbatches,
                 steps_total=facts.steps_total,
                 state_bytes=session.state_bytes,
+                unbuilt=measuring.unbuilt(session.objects.values(), session.birth_mark),
             )
             self.link.send(self._ready)
         self.astray = False
@@ -338,6 +341,8 @@ class Group:
         )
         if chain.held is not None:
             self._pull(session, chain.held)
+            if session.newborn:
+                self._having = self._deep.keepers()
         summed = chain.play(step, batches, lambda m: session.seed_for(step, m), self._stop_or_save)
         self.link.microbatch_s = chain.busy_s
         if session.notes is not None:
@@ -360,6 +365,9 @@ class Group:
         here, version = session.holdings, session.next_version
         layers = here.lacking(here.all) - here.borrowed
         if not layers or self.astray:
+            return
+        if session.newborn:
+            session.bear_to_look()
             return
         self._pulling.show(version, session.snapshot())
         while (known := self._counted_among(order := self._order)) is not None:
@@ -462,14 +470,30 @@ class Group:
         while not self._done:
             try:
                 self._come_in(session)
-                if self._layout.owned:  # what comes behind the loop may use all of the model
+                if self._layout.owned:
                     self._pulling.offer(session.version, session.snapshot())
-                    self._pull(session, session.holdings.all)
+                    self._pull(session, self._wanted_behind(session))
                 self._sliced_at = self.link.connects
                 self._send_state(session.settled(), session.version, final=True)
                 self._wait(lambda: self._done or self.link.connects != self._sliced_at)
             except Interrupted:
                 continue
+
+    def _wanted_behind(self, session: Session) -> frozenset[str]:
+        """What comes behind the loop may use all of the model, unless it is too large for that: then what nobody
+        in the layout has is shared out, since the final state is sent by those who are in it.
+        """
+        if not session.unbuilt:
+            return session.holdings.all
+        workers = self._layout.workers
+        having = {worker: self._having.get(worker, frozenset()) for worker in workers}
+        if covers(having, session.holdings.all):
+            return having[self._me] or frozenset()
+        found = [held for held in having.values() if held is not None]
+        orphans = sorted(session.holdings.all.difference(*found))
+        for index, worker in enumerate(workers):
+            self._having[worker] = found[index] | set(orphans[index :: len(workers)])
+        return self._having[self._me] or frozenset()
 
     # --- layouts ------------------------------------------------------------------------------------
 
@@ -519,6 +543,8 @@ class Group:
         entered, workers = self._entered, self._layout.workers
         assert entered is not None
         if entered.layout.owned:
+            if session.newborn:
+                return  # each has what it keeps as soon as it knows what that is
             having = {worker: self._having.get(worker, frozenset()) for worker in workers}
             if not (entered.snapshot and entered.holders) or covers(having, session.holdings.all):
                 return
@@ -533,9 +559,10 @@ class Group:
         self._mesh.enter(order.layout.generation)
         self._deep.leave()
         self._holds = self._me in order.holders
-        self._needs_state = not self._holds and self._me in order.layout.workers
+        born = session.newborn and order.version == 0 and bool(order.holders)
+        self._needs_state = not self._holds and not born and self._me in order.layout.workers
         self._entered, self._promised = order, None
-        self._having = _having(order)
+        self._having = {} if born else _having(order)
         passing("morph: entered")
         if not self._holds:
             return
@@ -544,9 +571,10 @@ class Group:
                 f"the keeper takes {self._me} for a holder of version {order.version}, "
                 f"but it holds {session.version}"
             )
-        if order.layout.owned or order.held:
-            self._pulling.offer(order.version, session.collected())
-        self._hand_over(order, session)
+        if not born:
+            if order.layout.owned or order.held:
+                self._pulling.offer(order.version, session.collected())
+            self._hand_over(order, session)
 
     def _others(self) -> dict[str, frozenset[str] | None]:
         return {worker: held for worker, held in self._having.items() if worker != self._me}
@@ -554,7 +582,9 @@ class Group:
     def _pull(self, session: Session, layers: frozenset[str]) -> None:
         """Have these layers, of the version that the session is at."""
         lacking = session.holdings.lacking(layers)
-        if lacking:
+        if session.newborn:
+            session.bear(layers)
+        elif lacking:
             gathered = self._pulling.pull(lacking, session.version, self._others())
             session.add(gathered, lacking)
             # Before anybody knows of it: who asks in the next layout may ask before we are in it.
@@ -563,6 +593,8 @@ class Group:
 
     def _held(self, session: Session) -> Held | None:
         here = session.holdings.here
+        if session.newborn:
+            return None  # whatever is not here can be born
         return None if here is None else Held(tuple(sorted(here)), len(session.holdings.all))
 
     def _say_held(self, session: Session) -> None:
@@ -644,7 +676,10 @@ class Group:
 
     def _snapshot_due(self, session: Session) -> bool:
         """What is asked for with a new layout is sent under that layout, not under the one before."""
-        return self._holds and not self._superseded() and self._snapshot_at == session.version
+        born = not (session.newborn and self._layout.owned) or bool(self._having)
+        return (
+            self._holds and not self._superseded() and self._snapshot_at == session.version and born
+        )
 
     def _snapshot(self, session: Session) -> None:
         if self._snapshot_due(session):
@@ -654,9 +689,9 @@ class Group:
     def _send_state(self, state: list[LiveLayer], version: int, *, final: bool) -> None:
         """Copy my share now, so that the next step may change it; send it while that is computed."""
         workers, generation = self._layout.workers, self._layout.generation
-        if self._layout.owned and not final:
+        assert self._session is not None
+        if self._layout.owned and not (final and not self._session.unbuilt):
             having = {worker: self._having.get(worker, frozenset()) for worker in workers}
-            assert self._session is not None
             if not covers(having, self._session.holdings.all):
                 return  # whoever has the rest is not in the layout: we will be asked again
             share, pieces = share_among(state, having, self._me)

@@ -1,15 +1,17 @@
 """Which layers of the state are here. A worker of a deep layout may keep those of its own stages only.
 
-What is not here has its name, its shape and no memory: a parameter that is away is one number that is not a
-number, as wide as the parameter. Whoever computes with it by mistake sees at once that it is not there.
+What is not here has its name, its shape and no memory: see `agent.away`. What a model that was handed over unbuilt
+has not got yet is away from the start; it can be born as long as no step has changed it.
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping
+from collections.abc import Collection, Mapping, Sequence
 
 import torch
 
+from agent.away import is_away, nothing
 from agent.errors import Misuse
+from agent.pipeline.births import Unborn
 from agent.shards import Stateful
 from agent.store.layers import block_of, collect
 
@@ -17,8 +19,12 @@ from agent.store.layers import block_of, collect
 class Holdings:
     """The layers of a session's objects. `here` is None as long as all of them are here."""
 
-    def __init__(self, objects: Mapping[str, Stateful]) -> None:
-        self._objects = objects
+    def __init__(
+        self,
+        objects: Mapping[str, Stateful],
+        unborn: Sequence[Unborn[torch.nn.Module]] = (),
+    ) -> None:
+        self._objects, self._unborn = objects, unborn
         self._params: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
         self.layer_of: dict[int, str] = {}  # by the identity of parameters and buffers
         for thing in objects.values():
@@ -29,6 +35,11 @@ class Holdings:
         self.borrowed: frozenset[str] = frozenset()  # here for the script to look at
         self._all: frozenset[str] = frozenset()
         self._counted = 0
+        self._bearable: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
+        for param in [param for each in unborn for param in each.params]:
+            self._bearable[self.layer_of[id(param)]].append(param)
+        if unborn:
+            self.here = self.all - self._bearable.keys()
 
     def _note(self, module: torch.nn.Module) -> None:
         for name, param in module.named_parameters():
@@ -51,8 +62,23 @@ class Holdings:
         """Memory for what will be filled."""
         for layer in layers:
             for param in self._params.get(layer, ()):
-                if _is_away(param):
+                if is_away(param):
                     param.data = torch.empty(param.shape, dtype=param.dtype, device=param.device)
+
+    def bear(self, layers: Collection[str]) -> None:
+        """Initial values for those of these layers that have none."""
+        wanted = [param for layer in layers for param in self._bearable.get(layer, ())]
+        for each in self._unborn:
+            each.bear(wanted)
+
+    def unbear(self, but: frozenset[str]) -> None:
+        """Let go of whatever can be born again, but for these layers."""
+        going = self._bearable.keys() - but
+        for param in [param for layer in going for param in self._bearable[layer]]:
+            if not is_away(param):
+                param.data = nothing(param)
+        self.here = (self.all if self.here is None else self.here) - going
+        self.borrowed -= going
 
     def arrived(self, layers: Collection[str]) -> None:
         if self.here is not None:
@@ -80,8 +106,8 @@ class Holdings:
                 param.grad = None
                 for optimizer in optimizers:
                     optimizer.state.pop(param, None)
-                if param.numel() > 1 and not _is_away(param):
-                    param.data = _nothing(param)
+                if param.numel() > 1 and not is_away(param):
+                    param.data = nothing(param)
 
     def norm(self, params: Collection[torch.Tensor], norm_type: float) -> torch.Tensor:
         """The norm of all gradients, whoever has them: the bits that one process would have."""
@@ -94,13 +120,3 @@ class Holdings:
         dtype = next((param.dtype for param in params), torch.float32)
         total: torch.Tensor = torch.linalg.vector_norm(torch.tensor(known, dtype=dtype))
         return total
-
-
-def _nothing(param: torch.Tensor) -> torch.Tensor:
-    floating = param.dtype.is_floating_point or param.dtype.is_complex
-    one = torch.full((), float("nan") if floating else 0, dtype=param.dtype, device=param.device)
-    return one.expand(param.shape)
-
-
-def _is_away(param: torch.Tensor) -> bool:
-    return param.numel() > 1 and not any(param.stride())

@@ -560,6 +560,12 @@ class Job:
                 raise WireError(f"{member.worker} sent {type(message).__name__}")
 
     def _on_ready(self, member: Member, ready: Ready) -> None:
+        other = next((m for m in self.members.values() if m.ready and m is not member), None)
+        if other is not None and other.ready is not None and _unlike(ready, other.ready):
+            why = f"its model would have other initial values than that of {other.worker}"
+            seed = "call torch.manual_seed(...) before unbuilt(...)"
+            self._on_failed(member, "setup", f"{member.worker}: {why}: {seed}")
+            return
         member.ready = ready
         self._recorded |= ready.uncuttable != UNRECORDED
         self._reports.ready(member, ready)
@@ -713,3 +719,10 @@ class Job:
             self._lock.wait_for(lambda: over() or not finishing, TAIL_S)
         sha, uri = result
         self._completed(self._reports.completed(final.version, sha, uri))
+
+
+def _unlike(one: Ready, other: Ready) -> bool:
+    """Whether they would give a model that is built in parts other initial values."""
+    return one.unbuilt is not None and (
+        other.unbuilt is None or one.unbuilt.mark != other.unbuilt.mark
+    )

@@ -14,6 +14,7 @@ import torch
 
 from agent import calibrate
 from agent.calibrate import Settings
+from agent.messages import Unbuilt
 from agent.pipeline.body import Recording
 from agent.profile import Link, Network, Profile
 
@@ -38,6 +39,22 @@ def memory_bytes() -> float:
     if torch.cuda.is_available():
         return float(torch.cuda.mem_get_info()[1])
     return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+def unbuilt(things: Iterable[object], mark: str) -> Unbuilt | None:
+    """What a worker says of a model that nobody has built, if it is one: weights, gradients, optimizer."""
+    if not mark:
+        return None
+    models, optimizers, training_bytes = list[torch.nn.Module](), list[torch.optim.Optimizer](), 0.0
+    for thing in things:
+        if isinstance(thing, torch.nn.Module):
+            models.append(thing)
+        elif isinstance(thing, torch.optim.Optimizer):
+            optimizers.append(thing)
+    state = max((calibrate.state_share(each) for each in optimizers), default=0.0)
+    for param in [param for model in models for param in model.parameters()]:
+        training_bytes += param.nbytes * (2 + state if param.requires_grad else 1)
+    return Unbuilt(training_bytes=int(training_bytes), room_bytes=int(memory_bytes()), mark=mark)
 
 
 def size_of(recording: Recording) -> int:

@@ -67,6 +67,17 @@ class NoticeSeen(Report, frozen=True, kw_only=True):
     notice: Notice
 
 
+class Unbuilt(msgspec.Struct, frozen=True, kw_only=True):
+    """A model that is built where its layers are kept: what training it takes, and what the worker has room for.
+
+    `mark` is the same on all workers that would give it the same initial values.
+    """
+
+    training_bytes: int
+    room_bytes: int
+    mark: str
+
+
 class WorkerReady(Report, frozen=True, kw_only=True):
     """The script reached its session: the worker has built its model and waits for a layout.
 
@@ -82,6 +93,7 @@ class WorkerReady(Report, frozen=True, kw_only=True):
     state_bytes: int
     uncuttable: str = UNRECORDED
     stages_max: int = 1
+    unbuilt: Unbuilt | None = None
 
 
 class WorkerLost(Report, frozen=True, kw_only=True):

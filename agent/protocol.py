@@ -8,7 +8,7 @@ step s turns version s into version s + 1. Whatever belongs to a layout carries 
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder
+from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder, Unbuilt
 from agent.profile import Profile
 from agent.store.format import Layer
 from agent.store.shares import Extent
@@ -69,6 +69,7 @@ class Ready(Message, frozen=True, kw_only=True):
     state_bytes: int
     uncuttable: str = UNRECORDED
     stages_max: int = 1
+    unbuilt: Unbuilt | None = None
 
 
 class Beat(Message, frozen=True, kw_only=True):

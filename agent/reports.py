@@ -59,6 +59,7 @@ class Reports:
                 state_bytes=ready.state_bytes,
                 uncuttable=ready.uncuttable,
                 stages_max=ready.stages_max,
+                unbuilt=ready.unbuilt,
             )
         )
 

@@ -15,6 +15,9 @@ worker alike, under a stream that depends on the step only.
 
 A share may be empty: a newcomer that catches up gets the sum of a committed step without computing
 anything. So what is needed behind the loop is `session.loss`, not a name from inside it.
+
+A model that may be too large for one process is handed over unbuilt, `model = unbuilt(lambda: GPT(config))`: in a
+job its values are made where they are kept.
 """
 
 import hashlib
@@ -22,36 +25,33 @@ import random
 import struct
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
-from typing import Any, Protocol, TypeVar
+from contextlib import contextmanager
+from typing import Any, TypeVar
 
 import msgspec
 import numpy as np
 import torch
 
-from agent import shards, tree
+from agent import shards
+from agent.away import is_away
 from agent.clipping import follow
 from agent.errors import Misuse, NotFinite
 from agent.faults import passing
 from agent.holdings import Holdings
-from agent.messages import NanPolicy
+from agent.partial import Partial
+from agent.pipeline.births import Unborn
 from agent.pipeline.body import Body, Caller, Recording, outdated
 from agent.pipeline.record import CannotRecord
 from agent.schedule import Kind
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.memory import copy_bytes
 from agent.store.shares import Gathered
-from agent.sums import Contribution, Sum, Summed, SumSpace
+from agent.sums import Sum, Summed, SumSpace
 from agent.timeline import Notes
+from agent.world import Abandoned, Alone, Facts, Interrupted, World
 
 Batch = TypeVar("Batch")
-
-
-class Interrupted(Exception):  # noqa: N818 - it says what happened, and is no error
-    """The layout changed while a step was in flight: the step goes on under the new one."""
-
-
-class Abandoned(Exception):  # noqa: N818
-    """The job went on without this worker: the step in flight here has no meaning any more."""
+Model = TypeVar("Model", bound=torch.nn.Module)
 
 
 class _Reached(BaseException):
@@ -62,177 +62,22 @@ class _Reached(BaseException):
         self.loss = loss
 
 
-class Facts(msgspec.Struct, frozen=True):
-    """What the others need to know about a session."""
-
-    microbatches: int
-    steps_total: int
-
-
-class World(Protocol):
-    """Those who train together. A version is a count of committed steps."""
-
-    nan: NanPolicy
-
-    @property
-    def leader(self) -> bool: ...
-
-    @property
-    def notice_s(self) -> float | None: ...
-
-    def boundary(self, session: "Session", facts: Facts) -> None:
-        """Return when `session.version` is the version that everyone goes on from."""
-
-    def logged(self, step: int) -> tuple[memoryview, bytes] | None:
-        """The sum of a step that is committed already, to be applied again."""
-
-    def share(self) -> tuple[int, int]:
-        """The first and the number of this worker's microbatches."""
-
-    @property
-    def deep(self) -> bool:
-        """Whether chains of several workers compute a microbatch."""
-
-    def play(self, step: int, batches: Sequence[object]) -> Summed:
-        """All of the microbatches and `gather` in one, where the layout is deep."""
-
-    def fetch(self) -> None:
-        """Get the layers that are not here from those who have them, for the script to use."""
-
-    def check(self) -> None:
-        """Raise `Interrupted` if the step cannot go on as it began."""
-
-    def gather(self, step: int, partial: "Partial", total: Sum) -> None:
-        """Sum over everyone into `total`."""
-
-    def commit(self, step: int, summed: Summed) -> None:
-        """Return when the step is committed: from here on nobody goes back behind it."""
-
-    def finish(self, session: "Session", facts: Facts) -> None:
-        """The loop is over: put the final state into safe hands."""
-
-
-class Alone:
-    """A world of one: nothing to agree on."""
-
-    nan: NanPolicy = "fail"
-    leader = True
-    notice_s = None
-    deep = False
-
-    def boundary(self, session: "Session", facts: Facts) -> None:  # noqa: ARG002
-        self._microbatches = facts.microbatches
-
-    def logged(self, step: int) -> None:  # noqa: ARG002 - nothing is ever replayed alone
-        return None
-
-    def share(self) -> tuple[int, int]:
-        return 0, self._microbatches
-
-    def play(self, step: int, batches: Sequence[object]) -> Summed:
-        raise NotImplementedError  # nobody is deep alone
-
-    def fetch(self) -> None:
-        return None
-
-    def check(self) -> None:
-        return None
-
-    def gather(self, step: int, partial: "Partial", total: Sum) -> None:  # noqa: ARG002
-        (whole,) = partial.nodes(0, self._microbatches)
-        total.flat.copy_(whole.flat)
-        total.present[:] = whole.present
-
-    def commit(self, step: int, summed: Summed) -> None:  # noqa: ARG002
-        return None
-
-    def finish(self, session: "Session", facts: Facts) -> None:  # noqa: ARG002
-        return None
-
-
-class Partial:
-    """The sums of a step that this worker has so far, as nodes of the canonical tree.
-
-    They outlive a change of layout: a survivor computes only what nobody has computed for it yet.
-    """
-
-    def __init__(self, space: SumSpace, microbatches: int) -> None:
-        self.space = space
-        self._microbatches = microbatches
-        self._held: dict[tree.Node, Sum | Contribution] = {}
-        self._spare: list[Sum] = []
-
-    def clear(self) -> None:
-        self._spare += [held for held in self._held.values() if isinstance(held, Sum)]
-        self._held.clear()
-
-    def missing(self, first: int, count: int) -> list[int]:
-        nodes = tree.nodes_of(first, count, self._microbatches)
-        return [
-            leaf for node in nodes for leaf in tree.missing(node, self._held, self._microbatches)
-        ]
-
-    def add(self, microbatch: int, loss: float, first: int, count: int) -> None:
-        """Take in what the model's gradients hold now, and add up what is complete by it."""
-        within, node = range(first, first + count), tree.lowest((0, microbatch), self._microbatches)
-        self._held[node] = self.space.take(loss)
-        while (family := self._family(node, within)) is not None:
-            node, left, right = family
-            if left not in self._held or right not in self._held:
-                return
-            self._held[node] = self._join(self._held.pop(left), self._held.pop(right))
-
-    def _join(self, left: Sum | Contribution, right: Sum | Contribution) -> Sum:
-        """Into a half that is a sum already, if one is: a + b has the bits of b + a."""
-        if isinstance(left, Contribution) and isinstance(right, Contribution):
-            total = self._room()
-            self.space.join(total, left, right)
-            return total
-        if isinstance(left, Contribution):
-            left, right = right, left
-        assert isinstance(left, Sum)
-        if isinstance(right, Contribution):
-            self.space.accumulate(left, right)
-        else:
-            self.space.add(left, right)
-            self._spare.append(right)
-        return left
-
-    def _room(self) -> Sum:
-        return self._spare.pop() if self._spare else Sum(self.space)
-
-    def _family(
-        self, node: tree.Node, within: range
-    ) -> tuple[tree.Node, tree.Node, tree.Node] | None:
-        family = tree.family(node, self._microbatches)
-        if family is None:
-            return None
-        covered = tree.covers(family[0], self._microbatches)
-        return family if covered.start in within and covered[-1] in within else None
-
-    def nodes(self, first: int, count: int) -> list[Sum]:
-        return [self._whole(node) for node in tree.nodes_of(first, count, self._microbatches)]
-
-    def _whole(self, node: tree.Node) -> Sum:
-        """The sum of a node; its halves may come from different layouts, and are added now."""
-        held = self._held.get(node)
-        if held is None:
-            left, right = (
-                tree.lowest(half, self._microbatches)
-                for half in tree.children(node, self._microbatches)
-            )
-            held = self._join(self._whole(left), self._whole(right))
-            del self._held[left], self._held[right]
-        elif isinstance(held, Contribution):
-            total = self._room()
-            self.space.write(total, held)
-            held = total
-        self._held[node] = held
-        return held
-
-
 _world: World | None = None
 _sessions: list["Session"] = []
+_unborn: list[Unborn[Any]] = []
+
+
+def unbuilt(factory: Callable[[], Model]) -> Model:
+    """The model that `factory` builds. In a job no worker needs to have room for all of it: the values of a layer
+    are made on those who keep it, and are the ones that a single process would have made.
+
+    Whatever gives or changes values (initialisers, `.to(...)`) belongs into `factory`. Alone it is simply called.
+    """
+    if _world is None or isinstance(_world, Alone):
+        return factory()
+    unborn = Unborn(factory)
+    _unborn.append(unborn)
+    return unborn.model
 
 
 def made() -> list["Session"]:
@@ -258,6 +103,28 @@ def _check_names(modules: Sequence[torch.nn.Module]) -> None:
                 "nn.ModuleDict and give that to Session, so that every name is there once"
             )
         seen |= names
+
+
+def _check_unborn(modules: Sequence[torch.nn.Module], others: Sequence[object]) -> None:
+    """That they are as they were handed over, and nothing was made of them that is theirs to make."""
+    names = {id(param): name for module in modules for name, param in module.named_parameters()}
+    for param in [param for unborn in _unborn for param in unborn.params]:
+        if id(param) not in names:
+            raise Misuse(
+                "a model was handed over unbuilt, and a parameter of it is in no model that Session(...) was "
+                "given: give all of it to Session"
+            )
+        if not is_away(param):
+            raise Misuse(
+                f"{names[id(param)]} was changed after unbuilt(...): whatever changes the model before training, "
+                ".to(...) or loading weights for one, belongs into the function that builds it"
+            )
+        for thing in others:
+            if isinstance(thing, torch.optim.Optimizer) and thing.state.get(param):
+                raise Misuse(
+                    f"{type(thing).__name__} makes its state before there are any parameters: with unbuilt(...) "
+                    "use an optimizer that makes it in its first step, as Adam and SGD do"
+                )
 
 
 class Session:
@@ -288,18 +155,22 @@ class Session:
             self.objects[f"{type(thing).__name__}{index}"] = thing
         modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
         _check_names(modules)
+        _check_unborn(modules, others)
+        for unborn in _unborn:
+            unborn.used = self._fetch
         scalers = [thing for thing in others if isinstance(thing, torch.amp.GradScaler)]
         if len(scalers) > 1:
             raise Misuse(
                 "Session: two GradScalers were given; one scales the loss of all that is trained"
             )
         self._scaler = scalers[0] if scalers and scalers[0].is_enabled() else None
+        self._phase = "bound"  # made | bound | between | sharing | computing | shared | over
         self.space = SumSpace(modules)
-        self.holdings = Holdings(self.objects)
+        self.holdings = Holdings(self.objects, _unborn)
+        self.unbuilt, self.birth_mark = bool(_unborn), "-".join(each.mark for each in _unborn)
         self._total: Sum | None = None
         self._partial = Partial(self.space, microbatches)
         self._world = _world if _world is not None else Alone()
-        self._phase = "made"  # made | bound | between | sharing | computing | shared | over
         self._facts = Facts(microbatches, 0)
         self.notes: Notes | None = None  # of the step in flight, if somebody asked for its timeline
         self._microbatch, self._microbatch_loss = 0, 0.0
@@ -312,6 +183,7 @@ class Session:
         if _sessions:
             raise Misuse("the script made a second session; one holds everything that is trained")
         _sessions.append(self)
+        self._phase = "made"
 
     def total(self) -> Sum:
         """Room for the sum of a whole step, which not everybody needs."""
@@ -558,6 +430,25 @@ class Session:
         return sum(collect(self.objects).sizes().values())
 
     @property
+    def newborn(self) -> bool:
+        """Whether what is not here can be born: it was handed over unbuilt, and no step has changed it."""
+        return self.unbuilt and self.version == 0 and self._phase != "shared"
+
+    def bear(self, layers: frozenset[str]) -> None:
+        """Have these layers with their initial values, and of those that can be born no others."""
+        self.holdings.unbear(layers)
+        self.holdings.bear(layers)
+        self.holdings.arrived(layers)
+        if self._kept is not None:
+            self._kept = self._collect()
+
+    def bear_to_look(self) -> None:
+        """All weights, until the step begins."""
+        lacking = self.holdings.lacking(self.holdings.all)
+        self.holdings.bear(lacking)
+        self.holdings.borrowed |= lacking
+
+    @property
     def next_version(self) -> int:
         """The version that the script is at, between the sum of a step and the next step, too."""
         return self.version + (self._phase == "shared")
@@ -566,9 +457,8 @@ class Session:
         """Weights to look at until the next step begins."""
         models = {k: v for k, v in self.objects.items() if isinstance(v, torch.nn.Module)}
         self.holdings.borrow(layers)
-        phase, self._phase = self._phase, "bound"
-        fill(gathered.layers.values(), gathered.read, models, layers)
-        self._phase = phase
+        with self._unseen():
+            fill(gathered.layers.values(), gathered.read, models, layers)
 
     @property
     def kept(self) -> Collected | None:
@@ -582,10 +472,18 @@ class Session:
         return self._kept if self._kept is not None else self._collect()
 
     def _collect(self) -> Collected:
-        phase, self._phase = self._phase, "bound"  # a state_dict of ours is not the script's
-        state, here = collect(self.objects), self.holdings.here
-        self._phase = phase
+        with self._unseen():
+            state, here = collect(self.objects), self.holdings.here
         return state if here is None else state.only(here)
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """A state_dict of ours is not the script's."""
+        phase, self._phase = self._phase, "bound"
+        try:
+            yield
+        finally:
+            self._phase = phase
 
     def snapshot(self) -> Collected:
         """The state as the script has it now."""
@@ -615,6 +513,12 @@ class Session:
                 thing.register_state_dict_pre_hook(lambda *_: self._fetch())  # type: ignore[no-untyped-call]
 
     def _fetch(self) -> None:
+        if self.unbuilt and self.holdings.here is not None and self._phase in ("made", "over"):
+            raise Misuse(
+                "the model was handed over unbuilt, and is nowhere as a whole before and behind the loop over "
+                "session.steps(...): use it in a step, behind optimizer.step() for one. The trained weights are in "
+                "the job's export"
+            )
         if self._phase in ("between", "shared") and self.holdings.here is not None:
             self._world.fetch()
 
@@ -624,7 +528,8 @@ class Session:
         What is set for an optimizer is here since the state was loaded, and the script may have set it anew.
         """
         self.holdings.make_room(layers)
-        fill(gathered.layers.values(), gathered.read, self.objects, layers, settings=False)
+        with self._unseen():
+            fill(gathered.layers.values(), gathered.read, self.objects, layers, settings=False)
         self.holdings.arrived(layers)
         if self._kept is not None:
             self._kept = self._kept.joined(self._collect().only(layers))

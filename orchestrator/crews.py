@@ -106,7 +106,7 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
     job.steps_total = event.steps_total
     if first and job.workers_min < job.spec.slots_min:
         note(out, job.id, _too_many(job))
-    job.state_bytes = event.state_bytes
+    job.state_bytes, job.unbuilt = event.state_bytes, event.unbuilt
     newcomer(state, job)
     if not job.serving:
         want_layout(state, job)
@@ -329,10 +329,25 @@ def question_of(state: State, job: Job, seats: tuple[Seat, ...]) -> Question:
         stages_max=job.stages_max,
         uncuttable=job.uncuttable,
         state_bytes=job.state_bytes,
+        training_bytes=0.0 if job.unbuilt is None else job.unbuilt.training_bytes,
+        room_bytes=_room_bytes(state, job, seats),
         before=job.layout,
         before_plan=job.plan,
         morph_s=_pause_s(state, job),
     )
+
+
+def _room_bytes(state: State, job: Job, seats: tuple[Seat, ...]) -> float:
+    """Of the worker that has the least, as its machine is sold; or as it is seen there, where that is too little."""
+    if job.unbuilt is None:
+        return 0.0
+    sold, seen = [], []
+    for kind in (state.leases[state.workers[seat.worker].token].type for seat in seats):
+        shared = kind.accelerator == "cpu"  # all that a machine has is seen by each of its workers
+        seen.append(job.unbuilt.room_bytes / (kind.slots if shared else 1))
+        sold.append(min(seen[-1], kind.memory_bytes / kind.slots) if shared else seen[-1])
+    enough = min(sold) * job.workers_max >= layouts.UNEVEN * job.unbuilt.training_bytes
+    return min(sold) if enough else min(seen)
 
 
 def _seats(state: State, job: Job) -> tuple[Seat, ...]:

@@ -7,6 +7,7 @@ question has the same answer, so that nobody can tell.
     pace    seconds of a microbatch on this worker over those on a healthy worker of speed one
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from functools import lru_cache
 
@@ -15,6 +16,7 @@ import numpy as np
 from scipy.optimize import linear_sum_assignment
 
 from agent.layout import Layout, Replica
+from agent.messages import UNRECORDED
 from agent.profile import Link, Network, Profile, Section
 from agent.schedule import Schedule
 from orchestrator.morph import book, drift, gantt, mixed, schedules, transition
@@ -32,6 +34,7 @@ NEAR, FAR, NEIGHBOUR = 1.0, 2.0, 0.5
 ORDER = 1e-6  # of a choice that is otherwise as good
 UNKNOWN_BYTES_PER_S = 1e9
 PACE_DIGITS = 3
+UNEVEN = 1.25  # of a stage that is larger than others, and of what is there besides the state
 PROGRAMS_MAX = 256  # microbatches; with more, only what workers know by name is played
 
 
@@ -58,6 +61,10 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     stages_max: int = 1
     uncuttable: str = ""
     state_bytes: float = 0.0
+    training_bytes: float = (
+        0.0  # of a model that is built where it is kept; 0 if workers build all of it
+    )
+    room_bytes: float = 0.0  # of the worker that has the least
     before: Layout | None = None
     before_plan: Plan | None = None
     morph_s: float = 0.0  # of every change, whatever moves
@@ -109,7 +116,9 @@ def laid_out(generation: int, asked: Question, choice: Choice) -> Layout:
         generation=generation, microbatches=asked.microbatches, replicas=choice.replicas
     )
     plan, profile = choice.plan, asked.profile
-    if plan is None or profile is None or plan.way.depth == 1:
+    if plan is None or profile is None:
+        return msgspec.structs.replace(layout, owned=layout.depth > 1 and asked.training_bytes > 0)
+    if plan.way.depth == 1:
         return layout
     way = plan.way
     cuts = tuple(profile.sections[first - 1].after for first in plan.firsts[1:])
@@ -275,7 +284,7 @@ def _by_pace(seats: Sequence[Seat]) -> dict[float, list[Seat]]:
 
 def _by_hand(asked: Question) -> tuple[list[tuple[Seat, ...]], tuple[int, ...]]:
     """Chains of the depth that was asked for, or of one; shares by pace, without the slow if that is faster."""
-    depth = min(asked.depth or 1, asked.stages_max)
+    depth = max(min(asked.depth or 1, asked.stages_max), _depth_to_fit(asked))
     if len(asked.seats) < depth:
         raise DoesNotFit(
             f"depth {depth} needs {plural(depth, 'worker')}, and has {len(asked.seats)}"
@@ -294,6 +303,24 @@ def _by_hand(asked: Question) -> tuple[list[tuple[Seat, ...]], tuple[int, ...]]:
         if _end_s(*other) < end_s:
             best, end_s = other, _end_s(*other)
     return best
+
+
+def _depth_to_fit(asked: Question) -> int:
+    """How many workers a model needs that is built where it is kept, going by its size alone."""
+    if not asked.training_bytes:
+        return 1
+    depth = max(1, math.ceil(UNEVEN * asked.training_bytes / asked.room_bytes))
+    recorded = asked.uncuttable != UNRECORDED
+    if len(asked.seats) >= depth and (depth <= asked.stages_max or not recorded):
+        return depth
+    needs = (
+        f"the model takes {_size(asked.training_bytes)} to train, and a worker has room for "
+        f"{_size(asked.room_bytes)}: it needs a chain of {plural(depth, 'worker')}"
+    )
+    if recorded and depth > asked.stages_max:
+        why = asked.uncuttable or f"it can be cut into {asked.stages_max} stages at most"
+        raise DoesNotFit(f"{needs}, but {why}")
+    raise DoesNotFit(f"{needs}, and there are {len(asked.seats)}")
 
 
 def _chained(
@@ -446,6 +473,8 @@ def _sentence(asked: Question, plan: Plan | None, shape: tuple[int, int]) -> str
         said += f": {pause(plan.step_s)} a step; {_next_best(plan)}"
         if plan.owned:
             said += "; each keeps its own stages only, since the whole state does not fit"
+    elif depth > 1 and asked.training_bytes:
+        said += "; each builds and keeps its own stages only, since the whole model does not fit"
     if asked.depth is not None and asked.depth != depth:
         why = asked.uncuttable or f"the model can be cut into {asked.stages_max} stages at most"
         said += f"; depth {asked.depth} was asked for, but {why}"

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import UNRECORDED
+from agent.messages import UNRECORDED, Unbuilt
 from agent.profile import Network, Profile
 from bidding.observed import PoolRecord, Times
 from cloud.model import InstanceType, LaunchRequest, Pool, Quote
@@ -222,6 +222,7 @@ class Job(msgspec.Struct, kw_only=True):
     microbatches: int = 0
     steps_total: int = 0
     state_bytes: int = 0
+    unbuilt: Unbuilt | None = None  # it is built where it is kept
     uncuttable: str = UNRECORDED  # why its model cannot be cut into stages; empty if it can
     stages_max: int = 1
     profile: Profile | None = None

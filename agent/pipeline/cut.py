@@ -18,8 +18,9 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
+from agent.away import stood_in
 from agent.errors import Misuse
-from agent.pipeline.examine import CutPoint, Facts, cut_points, stood_in, used
+from agent.pipeline.examine import CutPoint, Facts, cut_points, used
 from agent.pipeline.pieces import NOTHING, Boundary, Piece
 from agent.pipeline.stage import Stage
 

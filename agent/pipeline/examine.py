@@ -10,8 +10,7 @@ A cut is refused where it would change the numbers:
 """
 
 import weakref
-from collections.abc import Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Sequence
 from typing import Any
 
 import msgspec
@@ -57,7 +56,8 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> Facts:
-    """Run the graph once on one microbatch. Parameters on the meta device are stood in for."""
+    """Run the graph once on one microbatch. Parameters may be away: what comes of them is not a number, which
+    shows in every buffer that the forward writes to."""
     before = {name: buffer.clone() for name, buffer in graph.named_buffers()}
     stream = torch.get_rng_state()
     look = _Look(graph)
@@ -66,9 +66,7 @@ def examine(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> Facts:
     finally:
         torch.set_rng_state(stream)
     written = frozenset(
-        name
-        for name, buffer in graph.named_buffers()
-        if not buffer.is_meta and not torch.equal(buffer, before[name])
+        name for name, buffer in graph.named_buffers() if not torch.equal(buffer, before[name])
     )
     with torch.no_grad():
         for name, buffer in graph.named_buffers():
@@ -109,7 +107,7 @@ class _Look(fx.Interpreter):
     def run_node(self, n: fx.Node) -> Any:
         stream, others = torch.get_rng_state(), python_drawn()
         try:
-            out = self._run(n)
+            out = super().run_node(n)
         except Exception as error:
             raise CannotRecord(
                 f"{where(error)}: {n.format_node()} fails on the first microbatch: {error}"
@@ -122,15 +120,6 @@ class _Look(fx.Interpreter):
         if not torch.equal(torch.get_rng_state(), stream):
             self.draws.append(self._index[n])
         self._note(n, out)
-        return out
-
-    def _run(self, node: fx.Node) -> Any:
-        if node.op == "call_module":
-            with stood_in(self.module.get_submodule(str(node.target))):
-                return super().run_node(node)
-        out = super().run_node(node)
-        if isinstance(out, torch.Tensor) and out.is_meta and node.op == "get_attr":
-            return torch.zeros(out.shape, dtype=out.dtype, requires_grad=out.requires_grad)
         return out
 
     def _note(self, node: fx.Node, out: Any) -> None:
@@ -191,27 +180,6 @@ def _plain(value: Any) -> bool:
     if isinstance(value, tuple | list):
         return all(_plain(item) for item in value)
     return isinstance(value, PLAIN)
-
-
-@contextmanager
-def stood_in(module: torch.nn.Module) -> Iterator[None]:
-    """Zeros stand in for parameters and buffers that have no values yet."""
-    places: list[tuple[dict[str, Any], str, torch.Tensor]] = [
-        (kind, key, tensor)
-        for part in module.modules()
-        for kind in (part._parameters, part._buffers)
-        for key, tensor in kind.items()
-        if tensor is not None and tensor.is_meta
-    ]
-    for kind, key, tensor in places:
-        zeros = torch.zeros(tensor.shape, dtype=tensor.dtype)
-        learns = isinstance(tensor, torch.nn.Parameter)
-        kind[key] = torch.nn.Parameter(zeros, tensor.requires_grad) if learns else zeros
-    try:
-        yield
-    finally:
-        for kind, key, tensor in places:
-            kind[key] = tensor
 
 
 def _buffer_uses(graph: fx.GraphModule, written: frozenset[str]) -> list[tuple[int, int]]:

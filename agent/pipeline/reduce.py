@@ -12,9 +12,9 @@ import torch
 
 from agent import tree
 from agent.faults import passing
+from agent.partial import Partial
 from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.stage import Stage
-from agent.session import Partial
 from agent.shards import cut
 from agent.sums import Sum, SumSpace
 

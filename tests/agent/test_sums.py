@@ -2,7 +2,7 @@
 
 import torch
 
-from agent.session import Partial
+from agent.partial import Partial
 from agent.sums import Sum, SumSpace
 
 

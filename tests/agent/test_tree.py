@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent import tree
 from agent.layout import data_parallel
-from agent.session import Partial
+from agent.partial import Partial
 from agent.sums import Sum, SumSpace
 
 

@@ -2,10 +2,15 @@
 
 import pytest
 import torch
-from playing import MODELS, SEED, made
+from playing import MODELS, SEED, loss_of, made
 from torch import nn
 
+from agent.away import any_away, is_away
+from agent.errors import Misuse
 from agent.pipeline.births import CannotPlayBack, Unborn
+from agent.pipeline.cut import build, measured
+from agent.pipeline.examine import cut_points, examine
+from agent.pipeline.record import record
 
 
 class Peculiar(nn.Module):
@@ -19,6 +24,11 @@ class Peculiar(nn.Module):
         self.head.weight = self.embed.weight
         self.register_buffer("mask", torch.tril(torch.ones(4, 4)))
         self.scale = nn.Parameter(torch.linspace(0, 1, 4) * 2)
+        self.rates = [torch.arange(3.0) / 3, {"one": torch.ones(())}]
+        self.halved = nn.Linear(4, 4).half()
+        self.noisy = nn.Linear(4, 4)
+        self.noisy.weight.data = torch.rand(4, 4) * self.noisy.weight.data
+        self.heat = nn.Parameter(torch.randn(()))
         nn.init.orthogonal_(self.linear.weight)
         self.apply(self._again)
 
@@ -35,37 +45,110 @@ class Looking(nn.Module):
             self.weight.data.neg_()
 
 
+class OutOfTurn(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, device="cpu"))
+
+
+class Viewing(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.randn(3, 4))
+        self.first = self.weight.data[0]
+
+
 FACTORIES = {name: factory for name, (factory, _) in MODELS.items()} | {"peculiar": Peculiar}
+
+
+def unborn_of(name: str) -> Unborn[nn.Module]:
+    torch.manual_seed(SEED)
+    return Unborn(FACTORIES[name])
+
+
+def state_of(unborn: Unborn[nn.Module]) -> dict[str, torch.Tensor]:
+    unborn.used = lambda: None
+    return unborn.model.state_dict(keep_vars=True)
 
 
 @pytest.mark.parametrize("name", FACTORIES)
 def test_every_part_is_born_as_in_the_whole(name):
-    """Whichever parameters a worker owns, they get the bits that a single device would have given them."""
+    """Whichever parameters a worker owns, and in whichever order they are born, they get the bits of a single device,
+    and the random stream is where it would be."""
     whole = made(FACTORIES[name]).state_dict(keep_vars=True)
     after = torch.get_rng_state()
     names = sorted(whole)
-    for owned in (names[::2], names[1::2]):
-        unborn = Unborn(FACTORIES[name])
-        torch.manual_seed(SEED)
-        unborn.bear(owned)
-        found = unborn.model.state_dict(keep_vars=True)
-        for key in owned:
-            assert torch.equal(found[key], whole[key]), key
-            assert type(found[key]) is type(whole[key])
+    for parts in ((names[::2],), (names[1::2],), (names[::-1][:2], names)):
+        unborn = unborn_of(name)
         assert torch.equal(torch.get_rng_state(), after)
-        shared = {id(whole[key]) for key in owned}
-        for key in set(names) - set(owned):
-            assert found[key].is_meta == (id(whole[key]) not in shared)
+        found, had = state_of(unborn), set()
+        for owned in parts:
+            torch.manual_seed(99)
+            elsewhere = torch.get_rng_state()
+            unborn.bear([found[key] for key in owned if isinstance(found[key], nn.Parameter)])
+            assert torch.equal(torch.get_rng_state(), elsewhere)
+            had |= {id(whole[key]) for key in owned}
+        for key, tensor in whole.items():
+            small = tensor.numel() <= 1 or not isinstance(tensor, nn.Parameter)
+            assert type(found[key]) is type(tensor)
+            assert is_away(found[key]) == (not small and id(tensor) not in had), key
+            assert is_away(found[key]) or torch.equal(found[key], tensor), key
 
 
-def test_tied_parameters_stay_tied():
-    """One parameter under two names is still one after it was born."""
-    unborn = Unborn(Peculiar)
-    unborn.bear(["embed.weight"])
-    assert unborn.model.head.weight is unborn.model.embed.weight
+def test_what_a_module_keeps_for_itself_is_born_at_once():
+    """Buffers, and tensors in its attributes, have their values from the start."""
+    whole, unborn = made(Peculiar), unborn_of("peculiar")
+    assert torch.equal(unborn.model.mask, whole.mask)
+    assert torch.equal(unborn.model.rates[0], whole.rates[0])
+    assert torch.equal(unborn.model.rates[1]["one"], whole.rates[1]["one"])
 
 
-def test_a_constructor_that_looks_is_told():
-    """A constructor that reads its own values cannot be played back, and the error says so."""
-    with pytest.raises(CannotPlayBack, match="looks at values"):
-        Unborn(Looking)
+def test_tied_parameters_stay_tied_and_the_same_objects():
+    """One parameter under two names is still one after it was born, and an optimizer that has it still does."""
+    unborn = unborn_of("peculiar")
+    embed = unborn.model.embed.weight
+    unborn.bear([embed])
+    assert unborn.model.head.weight is unborn.model.embed.weight is embed
+    assert not is_away(embed)
+
+
+def test_the_mark_tells_values_apart():
+    """The same script and seed have the same mark, another seed has another."""
+    assert unborn_of("lstm").mark == unborn_of("lstm").mark
+    torch.manual_seed(SEED + 1)
+    assert Unborn(FACTORIES["lstm"]).mark != unborn_of("lstm").mark
+
+
+@pytest.mark.parametrize("name", MODELS)
+def test_a_model_that_is_away_is_examined_and_cut(name):
+    """Nothing has to be here for it: what is found out is what is found out about the whole, a few sections are born
+    and played for their times, and nothing is here afterwards."""
+    factory, draw = MODELS[name]
+    example = draw(torch.Generator().manual_seed(1), 3)
+    whole, unborn = made(factory), unborn_of(name)
+    unborn.used = lambda: None
+    there = examine(record(whole, loss_of, example), example)
+    graph = record(unborn.model, loss_of, example)
+    facts = examine(graph, example)
+    assert facts == there
+    pieces = build(graph, facts, [point.after for point in cut_points(facts)][::3])
+    assert all(seconds > 0 for seconds in measured(pieces, example))
+    assert all(is_away(param) for param in unborn.params)
+    assert any_away(unborn.model)
+
+
+def test_before_there_is_a_session_it_is_not_run_or_saved():
+    """Whoever runs or saves it then reads in one line that there are no values yet."""
+    unborn = unborn_of("lstm")
+    with pytest.raises(Misuse, match="before Session"):
+        unborn.model.state_dict()
+
+
+@pytest.mark.parametrize(
+    ("factory", "why"),
+    [(Looking, "looks at values"), (OutOfTurn, "out of turn"), (Viewing, "keeps a view")],
+)
+def test_a_constructor_that_cannot_be_played_back_is_told(factory, why):
+    """What reads its own values, draws elsewhere, or keeps a view is refused, and the error says so."""
+    with pytest.raises(CannotPlayBack, match=why):
+        Unborn(factory)

@@ -12,6 +12,7 @@ from agent import session
 from agent.pipeline.body import Recording
 from agent.pipeline.examine import cut_points
 from agent.pipeline.record import CannotRecord
+from agent.world import Alone
 
 START = """
 import random
@@ -133,7 +134,7 @@ BAD = {
 }
 
 
-class Recorder(session.Alone):
+class Recorder(Alone):
     """Records in every step, and goes on."""
 
     def __init__(self) -> None:
@@ -202,7 +203,7 @@ def test_what_the_body_sets_is_not_seen(tmp_path: Path, recorder: Recorder, caps
     run(tmp_path, loop)
     disturbed = capsys.readouterr().out
     session._sessions.clear()
-    session.join(session.Alone())
+    session.join(Alone())
     run(tmp_path, loop)
     assert len(recorder.found) == 3
     assert disturbed == capsys.readouterr().out

@@ -140,20 +140,6 @@ def test_stages_own_their_parameters_only():
     assert len(held) == len(set(held)) + 1
 
 
-def test_a_meta_model_is_examined_and_cut():
-    """A model without values has the same cut-points as one with them."""
-    factory, draw = MODELS["unet"]
-    example = draw(torch.Generator().manual_seed(1), 3)
-    real = cut_points(examine(record(made(factory), loss_of, example), example))
-    with torch.device("meta"):
-        model = factory()
-    graph = record(model, loss_of, example)
-    facts = examine(graph, example)
-    assert [p.after for p in cut_points(facts)] == [p.after for p in real]
-    assert len(choose(graph, facts, example, 2)) == 1
-    assert all(p.is_meta for p in model.parameters())
-
-
 def test_balance_finds_the_best_cuts():
     """The slowest stage is as fast as any choice of cuts allows; wide cuts are paid for."""
     assert balance([1, 1, 1, 1], [0, 0, 0], 2) == (1,)

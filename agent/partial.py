@@ -1,0 +1,85 @@
+"""The sums of a step that a worker has so far."""
+
+from agent import tree
+from agent.sums import Contribution, Sum, SumSpace
+
+
+class Partial:
+    """The sums of a step that this worker has so far, as nodes of the canonical tree.
+
+    They outlive a change of layout: a survivor computes only what nobody has computed for it yet.
+    """
+
+    def __init__(self, space: SumSpace, microbatches: int) -> None:
+        self.space = space
+        self._microbatches = microbatches
+        self._held: dict[tree.Node, Sum | Contribution] = {}
+        self._spare: list[Sum] = []
+
+    def clear(self) -> None:
+        self._spare += [held for held in self._held.values() if isinstance(held, Sum)]
+        self._held.clear()
+
+    def missing(self, first: int, count: int) -> list[int]:
+        nodes = tree.nodes_of(first, count, self._microbatches)
+        return [
+            leaf for node in nodes for leaf in tree.missing(node, self._held, self._microbatches)
+        ]
+
+    def add(self, microbatch: int, loss: float, first: int, count: int) -> None:
+        """Take in what the model's gradients hold now, and add up what is complete by it."""
+        within, node = range(first, first + count), tree.lowest((0, microbatch), self._microbatches)
+        self._held[node] = self.space.take(loss)
+        while (family := self._family(node, within)) is not None:
+            node, left, right = family
+            if left not in self._held or right not in self._held:
+                return
+            self._held[node] = self._join(self._held.pop(left), self._held.pop(right))
+
+    def _join(self, left: Sum | Contribution, right: Sum | Contribution) -> Sum:
+        """Into a half that is a sum already, if one is: a + b has the bits of b + a."""
+        if isinstance(left, Contribution) and isinstance(right, Contribution):
+            total = self._room()
+            self.space.join(total, left, right)
+            return total
+        if isinstance(left, Contribution):
+            left, right = right, left
+        assert isinstance(left, Sum)
+        if isinstance(right, Contribution):
+            self.space.accumulate(left, right)
+        else:
+            self.space.add(left, right)
+            self._spare.append(right)
+        return left
+
+    def _room(self) -> Sum:
+        return self._spare.pop() if self._spare else Sum(self.space)
+
+    def _family(
+        self, node: tree.Node, within: range
+    ) -> tuple[tree.Node, tree.Node, tree.Node] | None:
+        family = tree.family(node, self._microbatches)
+        if family is None:
+            return None
+        covered = tree.covers(family[0], self._microbatches)
+        return family if covered.start in within and covered[-1] in within else None
+
+    def nodes(self, first: int, count: int) -> list[Sum]:
+        return [self._whole(node) for node in tree.nodes_of(first, count, self._microbatches)]
+
+    def _whole(self, node: tree.Node) -> Sum:
+        """The sum of a node; its halves may come from different layouts, and are added now."""
+        held = self._held.get(node)
+        if held is None:
+            left, right = (
+                tree.lowest(half, self._microbatches)
+                for half in tree.children(node, self._microbatches)
+            )
+            held = self._join(self._whole(left), self._whole(right))
+            del self._held[left], self._held[right]
+        elif isinstance(held, Contribution):
+            total = self._room()
+            self.space.write(total, held)
+            held = total
+        self._held[node] = held
+        return held

@@ -1,0 +1,242 @@
+"""A model that is handed over unbuilt: each worker makes the values of its own layers, and they are those of one process."""
+
+import random
+import signal
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+import pytest
+import wide
+from crews import Crew, Nursery, RedisProcess, played_alone, until
+from managed import KIND, Managed
+
+from agent.faults import Fault, Plan
+from agent.messages import BackupHeld, Rewound, WorkerFailed, WorkerLost
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
+
+HERE = Path(__file__).parent
+STEPS = 24
+SAVE = """        scheduler.step()
+        if step == steps - 1:
+            state = model.state_dict()
+            if session.leader:
+                torch.save(state, out)
+"""
+
+
+def unbuilt_toy() -> str:
+    """The deep toy, its model handed over unbuilt, and saved in the last step: nobody has all of it behind that."""
+    script = (HERE / "deep_toy.py").read_text()
+    script = script.replace("model = Tied()", "model = unbuilt(Tied)")
+    script = script.replace("from agent import Session\n", "from agent import Session, unbuilt\n")
+    script = script.replace("        scheduler.step()\n", SAVE)
+    return script.replace(
+        "    if session.leader:\n        torch.save(model.state_dict(), out)\n", ""
+    )
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
+    """What the very same script prints and saves alone, where its model is simply built."""
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "train.py").write_text(unbuilt_toy())
+    return played_alone(folder / "train.py", folder / "out.pt", str(STEPS))
+
+
+def begin(crew: Crew, count: int, depth: int, **options: object) -> list[str]:
+    crew.depth, crew.owned = depth, True
+    return crew.begin(count, unbuilt_toy(), str(STEPS), str(crew.folder / "out.pt"), **options)
+
+
+def ends_alike(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    lines, weights = alone
+    assert crew.completed().step == STEPS
+    printed = crew.printed()
+    assert set(printed) <= set(lines)
+    assert len(printed) == len(set(printed))
+    assert (crew.folder / "out.pt").read_bytes() == weights
+    assert crew.of(Rewound) == []
+
+
+@pytest.mark.parametrize(("count", "depth"), [(1, 1), (2, 1), (2, 2), (4, 2), (3, 3)])
+def test_born_in_parts_it_is_one_process(
+    crew: Crew, alone: tuple[list[str], bytes], count: int, depth: int
+) -> None:
+    """Whatever the first layout, weights and losses are those of the script alone."""
+    begin(crew, count, depth)
+    ends_alike(crew, alone)
+    assert crew.of(WorkerLost) == []
+
+
+def test_every_shape_and_back(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """Layers go from those who made them to those who keep them next, at boundaries and in the middle of steps."""
+    begin(crew, 4, 4)
+    for number, depth in enumerate((2, 4, 1, 3, 2), start=1):
+        crew.reach(3 * number)
+        crew.shape(depth, "now" if number % 2 else "boundary")
+    ends_alike(crew, alone)
+
+
+@pytest.mark.parametrize("place", [0, 3])
+def test_the_owner_of_a_stage_is_killed_and_the_layout_changes(
+    crew: Crew, alone: tuple[list[str], bytes], place: int
+) -> None:
+    """Of two chains of two one loses a worker; later the rest are three in a row."""
+    workers = begin(crew, 4, 2)
+    crew.reach(7)
+    crew.kill(workers[place])
+    crew.reach(12)
+    crew.shape(3)
+    ends_alike(crew, alone)
+
+
+@pytest.mark.parametrize("owns", [True, False])
+def test_a_worker_is_killed_before_anything_is_committed(
+    crew: Crew, alone: tuple[list[str], bytes], owns: bool
+) -> None:
+    """Before its layers were made, or behind that in the middle of the first step: what it had is made again by the
+    others, who need nobody for it."""
+    point, hold = "step: slice sent" if owns else "step: share opened", crew.folder / "out.pt.hold"
+    dying = Fault(point=point, passing=1, kind="kill")
+    plan = Plan(who="dying", ledger=str(crew.folder / "ledger"), faults=(dying,))
+    hold.write_text("0")
+    crew.depth, crew.owned, crew.settle = 3, True, 3
+    crew.open(unbuilt_toy(), str(STEPS), str(crew.folder / "out.pt"))
+    crew.start(2)
+    (victim,) = crew.start(1, faults=msgspec.json.encode(plan).decode())
+    until("the layout", lambda: len(crew.ready) == 3)
+    hold.unlink()
+    until("the loss", lambda: victim in [lost.worker for lost in crew.of(WorkerLost)])
+    ends_alike(crew, alone)
+    assert len(crew.of(WorkerLost)) == 1
+
+
+def test_a_newcomer_comes_before_anything_is_committed(
+    crew: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """Two are held in the first step when a third comes: it makes its own layers, and the backup is whole."""
+    hold = crew.folder / "out.pt.hold"
+    hold.write_text("0")
+    begin(crew, 2, 3)
+    until("the first two", lambda: len(crew.ready) == 2)
+    crew.start(1)
+    until("the third", lambda: len(crew.ready) == 3)
+    hold.unlink()
+    ends_alike(crew, alone)
+    assert min(held.step for held in crew.of(BackupHeld)) == 0
+
+
+def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """Newcomers in another layout begin with the backup and apply the logged sums again."""
+    workers = begin(crew, 4, 2, backup_every_steps=10)
+    crew.reach(13)
+    crew.kill(*workers)
+    crew.settle = crew.depth = 3
+    crew.start(3)
+    ends_alike(crew, alone)
+
+
+def test_two_with_a_half_each_become_one_with_all(
+    crew: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """The one that is left has everything, from the backup and the sums since, and then everything."""
+    workers = begin(crew, 2, 2)
+    crew.reach(9)
+    crew.kill(workers[1])
+    crew.depth = 1
+    ends_alike(crew, alone)
+
+
+@pytest.mark.parametrize("seed", range(1, 4))
+def test_chaos(crew: Crew, alone: tuple[list[str], bytes], seed: int) -> None:
+    """Kills, joins and other depths, drawn from a seed, from before the first commit on."""
+    dice = random.Random(seed)
+    workers = begin(crew, 4, dice.randint(1, 4), backup_every_steps=dice.randint(2, 12))
+    at = 0
+    while at < STEPS - 2:
+        crew.reach(at)
+        crew.settle = 1
+        what, inside = dice.choice(["kill", "join", "shape", "all"]), set(crew.ready) & set(workers)
+        if what == "all":
+            crew.kill(*workers)
+            workers = crew.start(dice.randint(1, 4))
+        elif what == "join" or len(inside) < 2:
+            workers += crew.start(1)
+        elif what == "kill":
+            victim = dice.choice(sorted(inside))
+            crew.kill(victim, how=signal.SIGKILL)
+            workers.remove(victim)
+        else:
+            crew.shape(dice.randint(1, 4), dice.choice(["now", "boundary"]))
+        at = max(at, crew.step) + dice.randint(1, 5)
+    ends_alike(crew, alone)
+
+
+REFUSED = {
+    "another seed": ("torch.manual_seed(0)", "torch.seed()", "call torch.manual_seed"),
+    "its own state": ("optim.AdamW(model", "optim.Adagrad(model", "Adagrad makes its state before"),
+    "changed": (
+        "model = unbuilt(Tied)",
+        "model = unbuilt(Tied).double()",
+        "was changed after unbuilt",
+    ),
+    "used early": (
+        "    for step in session.steps(steps):",
+        "    model.state_dict()\n    for step in session.steps(steps):",
+        "nowhere as a whole",
+    ),
+}
+
+
+@pytest.mark.parametrize("what", REFUSED)
+def test_what_cannot_be_is_refused_in_one_line(crew: Crew, what: str) -> None:
+    """Before the first step, with what to do."""
+    line, other, says = REFUSED[what]
+    script = unbuilt_toy()
+    assert line in script
+    crew.depth, crew.owned = 2, True
+    crew.begin(2, script.replace(line, other), str(STEPS), str(crew.folder / "out.pt"))
+    failed = until("the refusal", lambda: crew.of(WorkerFailed))[0]
+    assert says in failed.detail.splitlines()[-1]
+
+
+@pytest.fixture
+def managed(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Managed]:
+    crew = Managed(redis_process, nursery, tmp_path, rethink_s=3600.0)
+    crew.kind = msgspec.structs.replace(KIND, memory_bytes=int(0.7 * wide.STATE_BYTES))
+    yield crew
+    crew.close()
+
+
+def test_the_manager_asks_for_a_layout_that_fits_from_the_start(
+    managed: Managed, tmp_path: Path
+) -> None:
+    """The very first layout is a chain in which each builds and keeps its own; it is measured in it, section by
+    section, and the weights are those of one process."""
+    script = (HERE / "wide.py").read_text()
+    script = script.replace(
+        "model = nn.Sequential(*layers)", "model = unbuilt(lambda: nn.Sequential(*layers()))"
+    )
+    script = script.replace("    layers = [", "    layers = lambda: [")
+    script = script.replace("from agent import Session", "from agent import Session, unbuilt")
+    script = script.replace(
+        "    if session.leader:\n        torch.save(model.state_dict(), out)\n", ""
+    )
+    script = script.replace(
+        "        if session.leader:\n", SAVE.partition("\n")[2] + "        if session.leader:\n"
+    )
+    (tmp_path / "train.py").write_text(script)
+    (tmp_path / "alone").mkdir()
+    alone = played_alone(tmp_path / "train.py", tmp_path / "alone" / "out.pt", "20")
+    out = tmp_path / "out.pt"
+    managed.submit(script, "20", str(out), slots_min=2, slots_max=2)
+    until("the end", lambda: managed.managed_job.status == "SUCCEEDED", 120.0)
+    first = managed.layouts[0]
+    assert first.layout.owned
+    assert first.layout.depth == 2
+    assert "each builds and keeps its own stages only" in first.because
+    assert managed.managed_job.profile is not None
+    assert managed.printed() == alone[0]
+    assert out.read_bytes() == alone[1]
