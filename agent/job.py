@@ -41,6 +41,7 @@ from agent.protocol import (
     Failed,
     Hello,
     Holding,
+    LayersAsked,
     Lines,
     Measured,
     Noticed,
@@ -74,6 +75,7 @@ TAIL_S = 30.0  # for what the script does behind its loop
 RETRY_S = 5.0
 RECORDERS_MAX = 2
 PEER_GRACE_S = 0.5
+EVERYTHING = ((0, None),)
 RECALLS_ELSEWHERE = 3  # tries, before what the disk has must do
 
 
@@ -369,7 +371,7 @@ class Job:
             member.fresh, member.generation = False, layout.generation
             if worker not in holders or worker not in layout.workers:
                 member.version = None
-            if not holders:
+            if not holders and not layout.owned:
                 self._send_backup(member, layout.generation)
         self._started, self._sources = True, holders
 
@@ -378,11 +380,15 @@ class Job:
         few = len(self._recorders) < RECORDERS_MAX
         return not self._recorded and (few or leader in self._recorders)
 
-    def _send_backup(self, member: Member, generation: int) -> None:
+    def _send_backup(
+        self, member: Member, generation: int, wanted: tuple[str, ...] | None = None
+    ) -> None:
+        """All of it, or the layers that were asked for."""
         backup = self.vault.backup
         assert backup is not None
-        state = State(generation=generation, version=backup.version, layers=backup.layers)
-        member.post(state, *bodies(backup.layers, backup.bodies))
+        layers = tuple(each for each in backup.layers if wanted is None or each.name in wanted)
+        state = State(generation=generation, version=backup.version, layers=layers)
+        member.post(state, *bodies(layers, backup.bodies))
 
     def _send_logged(self, member: Member, asked: RedoAsked) -> None:
         """One by one, as a worker has room for them: so a newer layout is never behind all of them."""
@@ -394,7 +400,7 @@ class Job:
                 f"{member.worker} asked for the sum of step {asked.step}, which is gone"
             )
         redo = Redo(generation=asked.generation, step=logged.step, present=logged.present)
-        member.post(redo, logged.body)
+        member.post(redo, *(logged.body[start:end] for start, end in asked.spans or EVERYTHING))
 
     def _recall(self) -> None:
         """Nobody holds the state, and nor do we: read what is stored, beside whatever else happens."""
@@ -543,6 +549,9 @@ class Job:
                 self._reports.profiled(member.worker, message.profile)
             case Traced():
                 self._on_traced(member.worker, message)
+            case LayersAsked():
+                if self.layout is not None and message.generation == self.layout.generation:
+                    self._send_backup(member, message.generation, message.layers)
             case RedoAsked():
                 self._send_logged(member, message)
             case PeerBroken():

@@ -120,11 +120,19 @@ class Snapshot(Message, frozen=True, kw_only=True):
     final: bool = False
 
 
+class LayersAsked(Message, frozen=True, kw_only=True):
+    """A worker that keeps its own layers only, which nobody has, knows by now which ones it needs of the backup."""
+
+    generation: int
+    layers: tuple[str, ...]
+
+
 class RedoAsked(Message, frozen=True, kw_only=True):
-    """A worker that catches up has room for the sum of this committed step."""
+    """A worker that catches up has room for the sum of this committed step, or for these bytes of it."""
 
     generation: int
     step: int
+    spans: tuple[tuple[int, int], ...] = ()
 
 
 class PeerBroken(Message, frozen=True, kw_only=True):
@@ -218,7 +226,8 @@ class Enter(Message, frozen=True, kw_only=True):
 
     `holders` have that version and send it to those of the layout that have not, in slices; where some have
     only the layers in `held`, or shall have no more than their own, each asks for what it lacks. With no
-    holders the keeper sends its own copy, and the `redo` sums behind it are asked for. `snapshot` is as in
+    holders the keeper sends its own copy, of which each asks for its layers where it shall have no more; and the
+    `redo` sums behind it are asked for. `snapshot` is as in
     `Commit`. `record` asks the first worker whether the script can be cut, since nobody has said so yet.
     """
 
@@ -245,7 +254,7 @@ class Commit(Message, frozen=True, kw_only=True):
 
 
 class State(Message, frozen=True, kw_only=True):
-    """A whole state: the payload is these layers, end to end."""
+    """A state, or the layers of it that were asked for: the payload is these layers, end to end."""
 
     generation: int
     version: int
@@ -308,6 +317,7 @@ AnyMessage = (
     | Prepared
     | Holding
     | Snapshot
+    | LayersAsked
     | RedoAsked
     | PeerBroken
     | ProfileAsked

@@ -164,10 +164,10 @@ class Session:
                 "Session: two GradScalers were given; one scales the loss of all that is trained"
             )
         self._scaler = scalers[0] if scalers and scalers[0].is_enabled() else None
+        self.unbuilt, self.birth_mark = bool(_unborn), "-".join(each.mark for each in _unborn)
         self._phase = "bound"  # made | bound | between | sharing | computing | shared | over
         self.space = SumSpace(modules)
         self.holdings = Holdings(self.objects, _unborn)
-        self.unbuilt, self.birth_mark = bool(_unborn), "-".join(each.mark for each in _unborn)
         self._total: Sum | None = None
         self._partial = Partial(self.space, microbatches)
         self._world = _world if _world is not None else Alone()
@@ -184,6 +184,13 @@ class Session:
             raise Misuse("the script made a second session; one holds everything that is trained")
         _sessions.append(self)
         self._phase = "made"
+
+    def summed(self, payload: memoryview, present: bytes) -> Summed:
+        """The sum of a whole step, from its bytes."""
+        total = self.total()
+        copy_bytes(payload, total.memory(0, self.space.total_bytes))
+        total.present[:] = present
+        return self.space.summed(total)
 
     def total(self) -> Sum:
         """Room for the sum of a whole step, which not everybody needs."""
@@ -285,12 +292,8 @@ class Session:
                 torch.zeros((), device=next(iter(self.space.params.values())).device)
             )
         try:
-            if (logged := self._world.logged(step)) is not None:
-                total = self.total()
-                copy_bytes(logged[0], total.memory(0, self.space.total_bytes))
-                total.present[:] = logged[1]
-                summed = self.space.summed(total)
-            else:
+            summed = self._world.logged(step)
+            if summed is None:
                 summed = yield from self._compute(step, batches)
             self.seed_for(step, self.microbatches + 1)
             self._install(summed)
@@ -513,7 +516,7 @@ class Session:
                 thing.register_state_dict_pre_hook(lambda *_: self._fetch())  # type: ignore[no-untyped-call]
 
     def _fetch(self) -> None:
-        if self.unbuilt and self.holdings.here is not None and self._phase in ("made", "over"):
+        if self._phase in ("made", "over") and self.unbuilt and self.holdings.here is not None:
             raise Misuse(
                 "the model was handed over unbuilt, and is nowhere as a whole before and behind the loop over "
                 "session.steps(...): use it in a step, behind optimizer.step() for one. The trained weights are in "

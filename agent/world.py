@@ -42,7 +42,7 @@ class World(Protocol):
     def boundary(self, session: "Session", facts: Facts) -> None:
         """Return when `session.version` is the version that everyone goes on from."""
 
-    def logged(self, step: int) -> tuple[memoryview, bytes] | None:
+    def logged(self, step: int) -> Summed | None:
         """The sum of a step that is committed already, to be applied again."""
 
     def share(self) -> tuple[int, int]:

@@ -10,6 +10,8 @@ Until then a parameter is away: see `agent.away`. It is the same object before a
 have it already.
 """
 
+import contextlib
+import ctypes
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager
@@ -28,6 +30,8 @@ from agent.errors import Misuse
 
 LOOKING_INITS = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
 IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
+BLOCK_BYTES, TRIM_BYTES = 4 << 20, 16 << 20
 BUILT = "build it as usual instead of handing it over unbuilt"
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -189,6 +193,7 @@ class Unborn(Generic[Model]):
     """
 
     def __init__(self, factory: Callable[[], Model]) -> None:
+        _give_back_at_once()
         stream, tape = torch.get_rng_state(), _Tape()
         self.model = _built(factory, tape)
         if not torch.equal(torch.get_rng_state(), stream):
@@ -236,7 +241,7 @@ class Unborn(Generic[Model]):
             if isinstance(tensor, torch.nn.Parameter):
                 value = torch.nn.Parameter(value, tensor.requires_grad)
             try:
-                swap_tensors(tensor, value)
+                swap_tensors(tensor, value)  # type: ignore[no-untyped-call]
             except RuntimeError as error:
                 raise CannotPlayBack(
                     f"something besides the model holds on to one of its tensors ({error}): {BUILT}"
@@ -291,6 +296,18 @@ def _weights_listed_anew(model: torch.nn.Module) -> Iterator[None]:
     yield
     for module in recurrent:
         module._init_flat_weights()
+
+
+def _give_back_at_once() -> None:
+    """Have the C library give large blocks back to the system when they are freed.
+
+    It learns to keep those of up to 32 MB for itself, and where a little lies between them each new one takes new
+    memory: a process that makes one tensor after the other would have grown to the size of the model.
+    """
+    with contextlib.suppress(OSError, AttributeError):  # another library, which has its own ways
+        mallopt = ctypes.CDLL(None).mallopt
+        mallopt(M_MMAP_THRESHOLD, BLOCK_BYTES)
+        mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)
 
 
 def _too_early() -> None:

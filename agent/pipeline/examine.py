@@ -10,12 +10,14 @@ A cut is refused where it would change the numbers:
 """
 
 import weakref
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
 from typing import Any
 
 import msgspec
 import torch
 from torch import fx
+from torch.autograd.graph import saved_tensors_hooks
 
 from agent.pipeline.record import CannotRecord, python_drawn, where
 
@@ -58,20 +60,12 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 def examine(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> Facts:
     """Run the graph once on one microbatch. Parameters may be away: what comes of them is not a number, which
     shows in every buffer that the forward writes to."""
-    before = {name: buffer.clone() for name, buffer in graph.named_buffers()}
-    stream = torch.get_rng_state()
-    look = _Look(graph)
     try:
-        look.run(*example)
-    finally:
-        torch.set_rng_state(stream)
-    written = frozenset(
-        name for name, buffer in graph.named_buffers() if not torch.equal(buffer, before[name])
-    )
-    with torch.no_grad():
-        for name, buffer in graph.named_buffers():
-            if name in written:
-                buffer.copy_(before[name])
+        look, written = _looked(graph, example, unsaved())
+    except (
+        CannotRecord
+    ):  # a forward that differentiates something itself needs what is saved for that
+        look, written = _looked(graph, example, nullcontext())
     return Facts(
         nodes=len(graph.graph.nodes),
         values=look.values(),
@@ -79,6 +73,41 @@ def examine(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> Facts:
         draws=tuple(look.draws),
         written=written,
     )
+
+
+@contextmanager
+def unsaved() -> Iterator[None]:
+    """Forwards with gradients enabled, but nothing is kept for a backward."""
+    with saved_tensors_hooks(_drop, _dropped):
+        yield
+
+
+def _drop(tensor: torch.Tensor) -> None:
+    """What a graph saves that nobody will go back through."""
+
+
+def _dropped(_: None) -> torch.Tensor:
+    raise RuntimeError("the forward differentiates something itself")
+
+
+def _looked(
+    graph: fx.GraphModule, example: Sequence[torch.Tensor], how: AbstractContextManager[None]
+) -> tuple["_Look", frozenset[str]]:
+    """And the buffers that were written to; they are as they were before."""
+    before = {name: buffer.clone() for name, buffer in graph.named_buffers()}
+    stream, look = torch.get_rng_state(), _Look(graph)
+    try:
+        with how:
+            look.run(*example)
+    finally:
+        torch.set_rng_state(stream)
+        written = frozenset(
+            name for name, buffer in graph.named_buffers() if not torch.equal(buffer, before[name])
+        )
+        with torch.no_grad():
+            for name in written:
+                graph.get_buffer(name).copy_(before[name])
+    return look, written
 
 
 def cut_points(facts: Facts) -> tuple[CutPoint, ...]:

@@ -14,7 +14,7 @@ from collections.abc import Callable, Sequence
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge, saved_tensors_hooks
+from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
 from torch.distributed.pipelining._backward import (
     _get_grad_fn_or_grad_acc,
     construct_reverse_graph,
@@ -24,6 +24,7 @@ from torch.distributed.pipelining._backward import (
 
 from agent.errors import Misuse
 from agent.pipeline.channel import Parcel
+from agent.pipeline.examine import unsaved
 from agent.pipeline.pieces import Piece
 
 Gradients = dict[str, torch.Tensor]
@@ -108,7 +109,7 @@ class Stage:
         out = None
         if not self._differentiates:
             try:
-                with saved_tensors_hooks(_drop, _dropped):
+                with unsaved():
                     out = self._run(held)
             except RuntimeError:  # it needs what it saves; any other error comes up again
                 self._differentiates = True
@@ -293,14 +294,6 @@ class Stage:
         """The step is given up: nothing of it stays."""
         self._held.clear()
         self.module.zero_grad(set_to_none=True)
-
-
-def _drop(tensor: torch.Tensor) -> None:
-    """What a graph saves that nobody will go back through."""
-
-
-def _dropped(_: None) -> torch.Tensor:
-    raise RuntimeError("the forward differentiates something itself")
 
 
 def _noter(grads: list[Any], index: int) -> Callable[[Any], None]:

@@ -23,7 +23,7 @@ def wait_if_late(group, out: str) -> None:
     late = Path(f"{out}.late")
     if not late.exists():
         return
-    if str(group._layout.workers.index(group._me)) in late.read_text().split():
+    if str(group.layout.workers.index(group.me)) in late.read_text().split():
         while late.exists():
             time.sleep(0.01)
     Path(f"{out}.asking").touch()

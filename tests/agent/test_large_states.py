@@ -67,7 +67,7 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = Session(model, optimizer, microbatches=1)
 x, world, held = torch.randn(2, 2000), session._world, 0
 for step in session.steps(10):
-    redo = getattr(getattr(world, "_entered", None), "redo", 0)
+    redo = getattr(getattr(world, "entered", None), "redo", 0)
     while 0 < step < redo and not world._redo:
         time.sleep(0.01)
     if 0 < step < redo:
@@ -109,9 +109,9 @@ def test_who_catches_up_hears_of_a_new_layout_before_it_has_all_sums(
     script, hold, waiting = tmp_path / "train.py", tmp_path / "hold", tmp_path / "waiting"
     waits = LARGE.replace(
         "    for batch",
-        "    if redo and step == 2 and world._entered.layout.generation == 2:\n"
+        "    if redo and step == 2 and world.entered.layout.generation == 2:\n"
         "        pathlib.Path(sys.argv[2]).touch()\n"
-        "        while not world._superseded():\n"
+        "        while not world.superseded():\n"
         "            time.sleep(0.01)\n"
         "    for batch",
     )

@@ -28,10 +28,10 @@ def test_who_cannot_be_reached_is_complained_of(monkeypatch: pytest.MonkeyPatch)
 
 BREAK = """
             world = session._world
-            Path(f"{out}.held.{getattr(world, '_me', '')}").touch()
-            if getattr(world, "_superseded", bool)() and not Path(out + ".broken").exists():
+            Path(f"{out}.held.{getattr(world, 'me', '')}").touch()
+            if getattr(world, "superseded", bool)() and not Path(out + ".broken").exists():
                 Path(out + ".broken").touch()
-                world._mesh.connection("w2" if world._me == "w1" else "w1").close()
+                world._mesh.connection("w2" if world.me == "w1" else "w1").close()
 """
 
 

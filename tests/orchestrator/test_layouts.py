@@ -7,6 +7,7 @@ import msgspec
 import pytest
 
 from agent.layout import Layout, data_parallel
+from agent.messages import UNRECORDED
 from orchestrator import layouts
 from orchestrator.layouts import Choice, Question, Seat
 from orchestrator.morph import book
@@ -219,3 +220,29 @@ def test_workers_are_told_where_to_cut_and_what_to_play(profile: Any) -> None:
         assert schedule.name == layout.schedule
     whole = msgspec.json.decode(msgspec.json.encode(layout), type=Layout)
     assert whole == layout
+
+
+def test_a_model_that_nobody_has_built_gets_a_chain_that_has_room_for_it() -> None:
+    """By its size alone, before anything is measured: as deep as it takes, each with its own stages; no deeper."""
+    large: dict[str, Any] = {"training_bytes": 1e10, "uncuttable": UNRECORDED}
+    asked = question(6, room_bytes=5e9, **large)
+    found = layouts.laid_out(1, asked, layouts.choose(asked))
+    assert (found.depth, found.width, found.owned) == (3, 2, True)
+    assert "each builds and keeps its own stages only" in layouts.choose(asked).because
+    asked = question(6, room_bytes=2e10, **large)
+    found = layouts.laid_out(1, asked, layouts.choose(asked))
+    assert (found.depth, found.owned) == (1, False)
+
+
+def test_a_model_that_nobody_has_room_for_is_a_sentence() -> None:
+    """Too few workers, too few places to cut it at, or none: what it takes, and what is there."""
+    large: dict[str, Any] = {"training_bytes": 1e10, "room_bytes": 5e9}
+    with pytest.raises(
+        DoesNotFit,
+        match=r"takes 10.0 GB to train.*room for 5.0 GB.*chain of 3 workers, and there are 2",
+    ):
+        layouts.choose(question(2, uncuttable=UNRECORDED, **large))
+    with pytest.raises(DoesNotFit, match="but it can be cut into 2 stages at most"):
+        layouts.choose(question(4, stages_max=2, **large))
+    with pytest.raises(DoesNotFit, match=r"but train.py:7: float\(loss\)"):
+        layouts.choose(question(4, uncuttable="train.py:7: float(loss)", **large))

@@ -1,0 +1,90 @@
+"""Where a worker is among others, and its one way to wait for them."""
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from agent.errors import WireError
+from agent.layout import Layout
+from agent.link import Link
+from agent.mesh import Mesh
+from agent.protocol import Enter, Part
+from agent.session import Session
+from agent.wire import Connection
+from agent.world import Interrupted
+
+T = TypeVar("T")
+
+
+class Crew:
+    """All of this is the script's thread's, but for `link`, `order`, and the mesh, whose threads wake it."""
+
+    me: str
+    link: Link
+    order: Enter | None = None  # the newest that was heard of
+    entered: Enter | None = None  # the one this worker is in
+    _mesh: Mesh
+    _session: Session | None = None
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+
+    @property
+    def session(self) -> Session:
+        assert self._session is not None
+        return self._session
+
+    @property
+    def layout(self) -> Layout:
+        assert self.entered is not None
+        return self.entered.layout
+
+    @property
+    def generation(self) -> int:
+        return self.entered.layout.generation if self.entered is not None else -1
+
+    def superseded(self, generation: int | None = None) -> bool:
+        """Whether a newer layout was heard of than this; if none is named, than the one entered."""
+        order = self.order
+        since = self.generation if generation is None else generation
+        return order is not None and order.layout.generation > since
+
+    def go_on(self, generation: int | None = None) -> None:
+        """Raise `Interrupted` if there is another way to go."""
+        if self.superseded(generation):
+            raise Interrupted
+
+    def send(self, peer: str, part: Part, pieces: list[memoryview]) -> None:
+        while True:
+            connection: Connection = self.wait(
+                lambda: self._mesh.connection(peer), generation=part.generation
+            )
+            try:
+                connection.send(part, *pieces)
+            except WireError:
+                self._mesh.drop(peer, connection)
+            else:
+                return
+
+    def take(
+        self, peer: str, step: int, tag: str, generation: int | None = None
+    ) -> tuple[bytes, memoryview]:
+        key = (peer, self.generation if generation is None else generation, step, tag)
+        return self.wait(lambda: self._mesh.mailbox.pop(key, None), generation=generation)
+
+    def wait(
+        self,
+        look: Callable[[], T | None],
+        *,
+        interruptible: bool = True,
+        generation: int | None = None,
+    ) -> T:
+        """The one place where the script's thread waits: until `look` finds something."""
+        with self._changed:
+            while True:
+                found = look()
+                if found:
+                    return found
+                if interruptible and self.entered is not None:
+                    self.go_on(generation)
+                self._changed.wait()

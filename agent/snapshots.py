@@ -1,0 +1,70 @@
+"""What a worker sends the keeper of the state: its share, copied between two steps and sent beside the next."""
+
+import threading
+
+import msgspec
+
+from agent.crew import Crew
+from agent.faults import passing
+from agent.handover import Handover
+from agent.protocol import Snapshot
+from agent.pulling import covers, share_among
+from agent.store.layers import LiveLayer, share_of
+from agent.store.memory import joined
+from agent.store.shares import Extent, batches
+
+CHUNK_BYTES = 1 << 20  # so that what is urgent can pass in between
+
+
+class Snapshots:
+    def __init__(self, crew: Crew, handover: Handover) -> None:
+        self._crew, self._handover = crew, handover
+        self.asked_at: int | None = None  # the version that the keeper wants
+
+    def due(self) -> bool:
+        """What is asked for with a new layout is sent under that layout, not under the one before; and not before
+        those of the layout have all of it between them.
+        """
+        session = self._crew.session
+        unborn = session.newborn and self._crew.layout.owned and not self._handover.having
+        return not unborn and not self._crew.superseded() and self.asked_at == session.version
+
+    def send(self) -> None:
+        self.asked_at, session = None, self._crew.session
+        self.send_state(session.settled(), session.version, final=False)
+
+    def send_state(self, state: list[LiveLayer], version: int, *, final: bool) -> None:
+        """Copy my share now, so that the next step may change it; send it while that is computed."""
+        session, layout = self._crew.session, self._crew.layout
+        workers, generation = layout.workers, layout.generation
+        if layout.owned and (session.unbuilt or not final):
+            shares = self._handover.shares()
+            if not covers(shares, session.holdings.all):
+                return  # whoever has the rest is not in the layout: we will be asked again
+            share, pieces = share_among(state, shares, self._crew.me)
+        else:
+            share, pieces = share_of(state, len(workers), workers.index(self._crew.me))
+        frozen = joined(pieces)
+        passing("save: snapshot begun")
+        begun = Snapshot(
+            generation=generation,
+            version=version,
+            forms=share.forms,
+            extents=(),
+            last=False,
+            final=final,
+        )
+        threading.Thread(
+            target=self._stream, args=(begun, share.extents, frozen), name="snapshot", daemon=True
+        ).start()
+
+    def _stream(self, begun: Snapshot, extents: tuple[Extent, ...], frozen: memoryview) -> None:
+        at, message, link = 0, begun, self._crew.link
+        for batch in batches(extents, CHUNK_BYTES):
+            size = sum(extent.size for extent in batch)
+            link.send(msgspec.structs.replace(message, extents=batch), frozen[at : at + size])
+            passing("save: share sent")
+            at, message = at + size, msgspec.structs.replace(begun, forms=())
+            if self._crew.superseded():
+                return
+        link.send(msgspec.structs.replace(message, last=True))

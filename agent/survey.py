@@ -1,0 +1,144 @@
+"""What one worker finds out for all: whether the script can be cut, what its model takes, what the network takes.
+
+The others wait for it in the step, so it has to be short; and whatever goes wrong, the job trains on without knowing.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping
+from functools import partial
+
+import msgspec
+
+from agent import measuring, probing
+from agent.crew import Crew
+from agent.messages import UNRECORDED
+from agent.pipeline.examine import cut_points
+from agent.pipeline.record import CannotRecord
+from agent.profile import Profile
+from agent.protocol import Measured, ProfileAsked, ProfileKnown, Ready, Recording
+from agent.world import Facts, Interrupted
+
+log = logging.getLogger(__name__)
+
+
+class Survey:
+    """Of one worker's script. `addresses` are where others are; the first is this worker's own."""
+
+    def __init__(self, crew: Crew, job: str, address: str) -> None:
+        self._crew, self._job, self._address = crew, job, address
+        self.ready: Ready | None = None
+        self.addresses: Mapping[str, str] = {}
+        self.known: ProfileKnown | None = None  # what the keeper answered last
+        self._steps_total = 0
+        self._unmeasured = False  # the script can be cut, and nobody has measured it yet
+        # Whose network has not been measured with all kinds of peers.
+        self._unprobed: Profile | None = None
+        self._probed_at = -1  # the generation in which it was tried
+
+    def introduce(self, facts: Facts) -> None:
+        """Once: this worker waits for a layout."""
+        self._steps_total = facts.steps_total
+        if self.ready is None:
+            session = self._crew.session
+            self.ready = Ready(
+                microbatches=facts.microbatches,
+                steps_total=facts.steps_total,
+                state_bytes=session.state_bytes,
+                unbuilt=measuring.unbuilt(session.objects.values(), session.birth_mark),
+            )
+            self._crew.link.send(self.ready)
+
+    def look(self) -> None:
+        """As the leader of the layout: find out what nobody knows yet."""
+        entered = self._crew.entered
+        if entered is not None and entered.record:
+            self._tell_recorded()
+        if self._unmeasured:
+            self._measure()
+        if self._unprobed is not None:
+            self._probe(self._unprobed)
+
+    def _tell_recorded(self) -> None:
+        """Whether the script could be cut, once it is known."""
+        assert self.ready is not None
+        if self.ready.uncuttable != UNRECORDED:
+            return
+        self._crew.link.send(Recording())
+        try:
+            points = cut_points(self._crew.session.recording().facts)
+            why = "" if points else "its model has no place to be cut at"
+        except CannotRecord as error:
+            points, why = (), str(error)
+        except Exception as error:
+            # What the script does is right as long as nobody cuts it: it trains on in one piece.
+            log.exception("the loop could not be recorded")
+            points, why = (), f"recording its loop failed: {type(error).__name__}: {error}"
+        self.ready = msgspec.structs.replace(self.ready, uncuttable=why, stages_max=len(points) + 1)
+        self._crew.link.send(self.ready)
+        self._unmeasured = not why
+
+    def _measure(self) -> None:
+        """Unless it was measured before."""
+        session = self._crew.session
+        recording = session.recording()
+        if not self._measured_before(measuring.key_of(recording)):
+            left = (self._steps_total - session.version) * session.microbatches
+            things = session.objects.values()
+            try:
+                profile = measuring.profile_of(recording, things, self._job, left, self._crew.go_on)
+                self._unmeasured, self._unprobed = False, profile
+                try:
+                    self._unprobed = self._with_network(profile)
+                finally:  # who is called away has still measured the model
+                    self._crew.link.send(Measured(profile=self._unprobed))
+            except Interrupted:
+                raise
+            except Exception as error:  # a job trains without a profile too
+                self._say_unmeasured("model", error)
+        self._unmeasured = False
+
+    def _say_unmeasured(self, what: str, error: Exception) -> None:
+        print(f"{self._crew.me}: the {what} was not measured: {error!r}", file=sys.__stderr__)
+
+    def _measured_before(self, key: str) -> bool:
+        link = self._crew.link
+        while True:
+            asked_at = link.connects
+            link.send(ProfileAsked(key=key))
+            found = self._crew.wait(partial(self._answer, key, asked_at))
+            if isinstance(found, ProfileKnown):
+                self._unprobed = found.unprobed
+                return found.known
+
+    def _answer(self, key: str, asked_at: int) -> ProfileKnown | bool:
+        """The keeper's answer; or that it was restarted, and has to be asked again."""
+        if self.known is not None and self.known.key == key:
+            return self.known
+        return self._crew.link.connects != asked_at
+
+    def _probe(self, profile: Profile) -> None:
+        """When there are neighbours of a kind that there was none of before."""
+        if self._probed_at == self._crew.generation:
+            return
+        try:
+            found = self._with_network(profile)
+        except Interrupted:
+            raise
+        except Exception as error:  # nor does it need to know the network
+            self._unprobed = None
+            self._say_unmeasured("network", error)
+            return
+        if found != profile:
+            self._crew.link.send(Measured(profile=found))
+        self._unprobed = None if found.network_from == "measured" else found
+
+    def _with_network(self, profile: Profile) -> Profile:
+        self._probed_at = self._crew.generation
+        host = self._address.rpartition(":")[0]
+        near, far = list[str](), list[str]()
+        for peer in self._crew.layout.workers:
+            if peer != self._crew.me and peer in self.addresses:
+                there = self.addresses[peer].rpartition(":")[0]
+                (near if there == host else far).append(peer)
+        return probing.probed(profile, near, far, self._crew, self._crew.session.version)
