@@ -10,7 +10,6 @@ Until then a parameter is away: see `agent.away`. It is the same object before a
 have it already.
 """
 
-import contextlib
 import ctypes
 import hashlib
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -30,8 +29,7 @@ from agent.errors import Misuse
 
 LOOKING_INITS = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
 IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
-M_TRIM_THRESHOLD, M_MMAP_THRESHOLD = -1, -3  # of glibc's malloc.h
-BLOCK_BYTES, TRIM_BYTES = 4 << 20, 16 << 20
+MALLOC = {-1: 1 << 24, -2: 1 << 17, -3: 1 << 22}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
 BUILT = "build it as usual instead of handing it over unbuilt"
 
 Model = TypeVar("Model", bound=torch.nn.Module)
@@ -301,13 +299,13 @@ def _weights_listed_anew(model: torch.nn.Module) -> Iterator[None]:
 def _give_back_at_once() -> None:
     """Have the C library give large blocks back to the system when they are freed.
 
-    It learns to keep those of up to 32 MB for itself, and where a little lies between them each new one takes new
-    memory: a process that makes one tensor after the other would have grown to the size of the model.
+    Kept in the heap, they are of no use as soon as a little lies between them: a process that makes one tensor after
+    the other would have grown to the size of the model. Memory comes before time where a model is this large.
     """
-    with contextlib.suppress(OSError, AttributeError):  # another library, which has its own ways
-        mallopt = ctypes.CDLL(None).mallopt
-        mallopt(M_MMAP_THRESHOLD, BLOCK_BYTES)
-        mallopt(M_TRIM_THRESHOLD, TRIM_BYTES)
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:
+        for setting, nbytes in MALLOC.items():
+            mallopt(setting, nbytes)
 
 
 def _too_early() -> None:

@@ -5,7 +5,6 @@ import signal
 from collections.abc import Iterator
 from pathlib import Path
 
-import huge
 import msgspec
 import pytest
 import wide
@@ -241,22 +240,3 @@ def test_the_manager_asks_for_a_layout_that_fits_from_the_start(
     assert managed.managed_job.profile is not None
     assert managed.printed() == alone[0]
     assert out.read_bytes() == alone[1]
-
-
-def test_nobody_ever_has_room_for_the_model(crew: Crew, tmp_path: Path) -> None:
-    """Each of eight processes may have less memory than the weights alone take, and trains its part with two thirds of that;
-    built as usual, the model fits into none of them."""
-    script = (HERE / "huge.py").read_text()
-    crew.depth, crew.owned = 8, True
-    crew.begin(8, script, "unbuilt")
-    crew.completed()
-    told = [line.split() for line in crew.printed() if "peak" in line]
-    assert len(told) == 8 * huge.STEPS
-    assert max(int(words[3]) for words in told) < 0.67 * huge.WEIGHTS_BYTES / (1 << 20)
-
-
-def test_built_as_usual_it_does_not_fit(crew: Crew) -> None:
-    """The same script under the same limit, its model not handed over unbuilt."""
-    crew.begin(1, (HERE / "huge.py").read_text(), "built")
-    failed = until("the failure", lambda: crew.of(WorkerFailed))[0]
-    assert "memory" in failed.detail
