@@ -1,7 +1,8 @@
 """A model measured once, section by section: a profile that answers for every layout.
 
 The measured parts are those that a step is made of: a section's forward (on memory that is used again, and on
-fresh memory), its backward whole and in halves, and taking its gradients into the step's sums. What is measured does not depend on the number of workers, so
+fresh memory), its backward whole and in halves, taking its gradients into the step's sums, and taking in what comes from
+the section before. What is measured does not depend on the number of workers, so
 a few microbatches on one worker are enough, and several workers can measure different sizes at once.
 
 The clock is the caller's: wall time on an accelerator of one's own, the thread's own time on a machine that
@@ -17,7 +18,6 @@ from pathlib import Path
 from typing import Any, NamedTuple
 
 import msgspec
-import numpy as np
 import torch
 from torch import fx
 
@@ -29,8 +29,10 @@ from agent.pipeline.examine import CutPoint, Facts, cut_points, examine
 from agent.pipeline.pieces import Piece
 from agent.pipeline.record import LossOf, record
 from agent.pipeline.stage import Stage
-from agent.profile import Link, Network, NetworkFrom, Profile, Section, parse, render
+from agent.pipeline.wires import pack, unpack
+from agent.profile import Network, NetworkFrom, Profile, Section, parse, render
 from agent.sums import Contribution, Sum, SumSpace
+from agent.workspace import most_bytes
 
 Clock = Callable[[], float]
 Batch = Sequence[torch.Tensor]
@@ -145,7 +147,10 @@ def _measured(
         pieces, [batches[size] for size in sizes], (settings.rounds, patience, clock)
     )
     fresh = [_fresh_s(pieces, batches[size], (settings.rounds, patience, clock)) for size in sizes]
-    stash = _stash_bytes(pieces, example)
+    stash, send_s = _passed_on(pieces, example, (settings.rounds, clock))
+    work_bytes = _work_bytes(
+        pieces, batches[sizes[-1]], [each * sizes[-1] / sizes[0] for each in stash]
+    )
     apply_s_per_byte, state = _measure_apply(graph, optimizer, settings.rounds, clock)
     sections = []
     for k, piece in enumerate(pieces):
@@ -183,7 +188,9 @@ def _measured(
         network=settings.network,
         network_from=settings.network_from,
         memory_bytes=settings.memory_bytes,
+        reserved_bytes=_libraries_bytes() + work_bytes,
         apply_s_per_byte=apply_s_per_byte,
+        send_s=send_s,
         sections=tuple(sections),
     )
 
@@ -398,10 +405,17 @@ def _since(start_s: float, clock: Clock) -> float:
     return clock() - start_s
 
 
-def _stash_bytes(pieces: Sequence[Piece], example: Batch) -> list[float]:
-    """What autograd keeps for the backward of every section, each storage once, parameters not counted."""
-    found, arrived = [], None
+def _passed_on(
+    pieces: Sequence[Piece], example: Batch, how: tuple[int, Clock]
+) -> tuple[list[float], float]:
+    """What autograd keeps for the backward of every section, each storage once, parameters not counted; and
+    how long a worker is busy, on the average of all cuts, with a message that comes over the wire.
+    """
+    stash, taking_in_s = list[float](), list[float]()
+    arrived: Parcel | None = None
     for piece in pieces:
+        if arrived is not None:
+            taking_in_s.append(_taking_in_s(arrived, *how))
         kept: dict[int, int] = {}
         with stood_in(piece.module):
             own = {p.untyped_storage().data_ptr() for p in piece.module.parameters()}
@@ -416,8 +430,37 @@ def _stash_bytes(pieces: Sequence[Piece], example: Batch) -> list[float]:
             with torch.autograd.graph.saved_tensors_hooks(keep, lambda tensor: tensor):
                 arrived = stage.forward(0, arrived, example)
             stage.clear()
-        found.append(float(sum(kept.values())))
-    return found
+        stash.append(float(sum(kept.values())))
+    return stash, statistics.mean(taking_in_s) if taking_in_s else 0.0
+
+
+def _taking_in_s(parcel: Parcel, rounds: int, clock: Clock) -> float:
+    """A message is sent by a thread of its own, but taken apart by the worker that waits for it."""
+    device = next((str(t.device) for t in parcel.tensors if t is not None), "cpu")
+    extra, lying = pack(parcel)
+    payload, times = memoryview(b"".join(lying)), []
+    for _ in range(rounds + 1):
+        start_s = clock()
+        unpack(extra, payload, device)
+        times.append(_since(start_s, clock))
+    return statistics.median(times[1:] or times)
+
+
+def _work_bytes(pieces: Sequence[Piece], example: Batch, stash: Sequence[float]) -> float:
+    """The largest work space: what is alive beside what is kept for the backward, and the gradients."""
+    most = 0.0
+    for piece, alive, kept in zip(pieces, most_bytes(pieces, example), stash, strict=True):
+        weights = sum(p.numel() * p.element_size() for p in piece.module.parameters())
+        most = max(most, alive - kept - weights)
+    return most
+
+
+def _libraries_bytes() -> float:
+    """What is taken of the device and not by tensors; on a machine's own memory nobody can tell."""
+    if not torch.cuda.is_available():
+        return 0.0
+    free, total = torch.cuda.mem_get_info()
+    return float(max(total - free - torch.cuda.memory_reserved(), 0))
 
 
 def _measure_apply(
@@ -480,60 +523,3 @@ def _state_bytes(optimizer: torch.optim.Optimizer) -> int:
 def _name(piece: Piece, index: int) -> str:
     calls = [node.name for node in piece.module.graph.nodes if node.op.startswith("call")]
     return f"{index}: {calls[0]} .. {calls[-1]}" if calls else f"{index}"
-
-
-# --- the network -----------------------------------------------------------------------------------
-
-
-class RingTime(msgspec.Struct, frozen=True, kw_only=True):
-    """A measured all-reduce: how many workers, how many bytes, how many of them at once on the link."""
-
-    workers: int
-    size_bytes: float
-    at_once: int = 1
-    seconds: float
-
-
-def fit_link(sizes_bytes: Sequence[float], seconds: Sequence[float]) -> Link:
-    """Latency and bandwidth of a link from messages of several sizes; jitter is what varies around them.
-
-    Small and large messages count alike: what is least is the sum of squared relative errors.
-    """
-    found = _lines(np.array([np.ones(len(sizes_bytes)), sizes_bytes]).T, np.array(seconds))
-    expected = found[0] + found[1] * np.array(sizes_bytes)
-    late = np.maximum(np.array(seconds) - expected, 0.0)
-    return Link(
-        bandwidth_bytes_per_s=1 / max(found[1], 1e-15),
-        latency_s=float(found[0]),
-        jitter_s=float(late.mean()),
-    )
-
-
-def fit_ring(times: Sequence[RingTime], lanes: int = 1) -> Link:
-    """2 (D-1) hop + 2 (D-1)/D * bytes * max(1, k / lanes) / bandwidth, from measured all-reduces."""
-    rows = np.array(
-        [
-            (
-                2.0 * (t.workers - 1),
-                2 * (t.workers - 1) / t.workers * t.size_bytes * max(1.0, t.at_once / lanes),
-            )
-            for t in times
-        ]
-    )
-    hop, pace = _lines(rows, np.array([t.seconds for t in times]))
-    return Link(bandwidth_bytes_per_s=1 / max(pace, 1e-15), latency_s=float(hop), lanes=lanes)
-
-
-def _lines(rows: Any, seconds: Any) -> tuple[float, float]:
-    """Two coefficients, neither below zero, for which the relative errors are least."""
-    scaled = rows / seconds[:, None]
-    both = np.linalg.lstsq(scaled, np.ones(len(seconds)), rcond=None)[0]
-    if both.min() >= 0:
-        return float(both[0]), float(both[1])
-    alone = []
-    for column in (0, 1):
-        one = scaled[:, column]
-        factor = max(float(one @ np.ones(len(one)) / max(one @ one, 1e-300)), 0.0)
-        alone.append((float(((one * factor - 1) ** 2).sum()), column, factor))
-    _, column, factor = min(alone)
-    return (factor, 0.0) if column == 0 else (0.0, factor)

@@ -179,7 +179,7 @@ class Group(Crew):
 
     def _answer_peer(self, peer: str, part: Part) -> None:
         if part.tag == probing.PROBE:
-            probing.answer(self._mesh, peer, part)
+            probing.answer(self, self._mesh, peer, part)
         else:
             self._handover.pulling.answer(peer, part)
 

@@ -27,8 +27,9 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from agent.calibrate import RingTime, Settings, calibrate, fit_ring
+from agent.calibrate import Settings, calibrate
 from agent.layout import Layout, Replica
+from agent.links import RingTime, fit_ring
 from agent.mesh import Mesh
 from agent.pipeline.channel import Exchange, Parcel
 from agent.pipeline.cut import build

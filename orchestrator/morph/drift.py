@@ -91,6 +91,7 @@ def refit(profile: Profile, factor: float) -> Profile:
         sections=tuple(_scaled(section, factor) for section in profile.sections),
         apply_s_per_byte=profile.apply_s_per_byte * factor,
         overhead_s=profile.overhead_s * factor,
+        send_s=profile.send_s * factor,
     )
 
 

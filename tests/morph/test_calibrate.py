@@ -3,15 +3,18 @@
 import itertools
 import time
 
+import numpy as np
 import pytest
 import torch
 import torch.nn.functional as F  # noqa: N812
 from blocks import network
 from torch import nn
 
-from agent import calibrate
-from agent.calibrate import RingTime, Settings
+from agent import calibrate, links
+from agent.calibrate import Settings
 from agent.errors import Misuse
+from agent.links import RingTime
+from agent.workspace import Living
 from orchestrator.morph import book
 from orchestrator.morph.search import Task
 
@@ -134,7 +137,7 @@ def test_the_key_knows_code_shapes_and_machine():
 def test_links_and_rings_are_fitted():
     """Numbers that a link or a ring would give bring its latency and bandwidth back."""
     sizes = [1e3, 1e5, 1e7]
-    link = calibrate.fit_link(sizes, [1e-4 + size / 1e9 for size in sizes])
+    link = links.fit_link(sizes, [1e-4 + size / 1e9 for size in sizes])
     assert link.latency_s == pytest.approx(1e-4)
     assert link.bandwidth_bytes_per_s == pytest.approx(1e9)
     times = [
@@ -148,11 +151,61 @@ def test_links_and_rings_are_fitted():
         for v in (1e5, 1e7)
         for k in (1, 2)
     ]
-    ring = calibrate.fit_ring(times)
+    ring = links.fit_ring(times)
     assert ring.latency_s == pytest.approx(5e-5)
     assert ring.bandwidth_bytes_per_s == pytest.approx(2e9)
-    shrinking = calibrate.fit_link([1e3, 1e6], [2e-3, 1e-3])
+    assert ring.lanes == 1
+    shrinking = links.fit_link([1e3, 1e6], [2e-3, 1e-3])
     assert shrinking.latency_s > 0
+
+
+@pytest.mark.parametrize("lanes", [1, 2, 4])
+def test_lanes_are_found(lanes):
+    """Of one, two, four and eight at once as many run at full speed as the link has lanes."""
+    times = [
+        RingTime(workers=2, size_bytes=v, at_once=k, seconds=1e-4 + v * max(1, k / lanes) / 1e9)
+        for v in (1e5, 1e7)
+        for k in (1, 2, 4, 8)
+    ]
+    ring = links.fit_ring(times)
+    assert ring.lanes == lanes
+    assert ring.bandwidth_bytes_per_s == pytest.approx(1e9)
+    assert links.fit_ring(times[:1]).lanes == 1  # nothing was tried: as if there were one
+
+
+def test_jitter_is_that_of_the_draws():
+    """Delays drawn as the simulator draws them give their mean back; one that waited for a second changes little."""
+    rng = np.random.default_rng(3)
+    delays = (1e-3 + rng.exponential(2e-4, 2000)).tolist()
+    assert links.jitter_s(delays) == pytest.approx(2e-4, rel=0.1)
+    assert links.jitter_s([*delays, 1.0]) == pytest.approx(2e-4, rel=0.1)
+    assert links.jitter_s([1e-3]) == 0.0
+
+
+def test_work_space_is_what_lives_besides():
+    """A product that is thrown away at once counts while it lives; what is kept counts on."""
+    x = torch.randn(64, 64)
+    with Living() as living:
+        y = torch.relu(x @ x)
+        del x
+    assert living.most_bytes == 2 * y.nbytes
+    assert living.now_bytes == y.nbytes
+    del y
+    assert living.now_bytes == 0
+
+
+def test_work_space_is_reserved():
+    """What a backward has in its hands beside what is kept: at least the widest activation, on top of the stash."""
+    torch.manual_seed(0)
+    few, many = (
+        calibrate.calibrate(
+            Stack(), loss_of, {n: (torch.randn(64 * n, 32),)}, settings(), clock=counting()
+        )
+        for n in (1, 8)
+    )
+    assert few.reserved_bytes >= 64 * 512 * 4
+    assert many.reserved_bytes == pytest.approx(8 * few.reserved_bytes, rel=0.2)
+    assert few.send_s == 1.0  # by the clock that ticks once a look
 
 
 def test_nothing_to_measure_with_is_refused():

@@ -1,0 +1,64 @@
+"""How much memory a section takes at its fullest moment: what it keeps, and what it only works with.
+
+Every storage that an operator makes is counted from then on until nobody holds it any more. That is the same on
+every device, and does not ask the allocator, which may keep what it has been given back.
+"""
+
+import weakref
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from agent.away import stood_in
+from agent.pipeline.channel import Parcel
+from agent.pipeline.pieces import Piece
+from agent.pipeline.stage import Stage
+
+
+class Living(TorchDispatchMode):
+    """Bytes of the storages made inside that are alive, and the most that there were at any time."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.now_bytes, self.most_bytes = 0, 0
+        self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        known = {id(tensor.untyped_storage()) for tensor in _tensors((args, kwargs))}
+        made = func(*args, **(kwargs or {}))
+        for tensor in _tensors(made):
+            storage = tensor.untyped_storage()
+            if id(storage) not in known and storage not in self._seen:
+                self._seen.add(storage)
+                weakref.finalize(storage, self._gone, storage.nbytes())
+                self.now_bytes += storage.nbytes()
+        self.most_bytes = max(self.most_bytes, self.now_bytes)
+        return made
+
+    def _gone(self, size_bytes: int) -> None:
+        self.now_bytes -= size_bytes
+
+
+def _tensors(values: Any) -> list[torch.Tensor]:
+    return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
+
+
+def most_bytes(pieces: Sequence[Piece], example: Sequence[Any]) -> list[float]:
+    """Of every section, in one forward and backward; the gradients of its parameters are among them."""
+    found = []
+    arrived: Parcel | None = None
+    for piece in pieces:
+        living, stage = Living(), Stage(piece, microbatches=1)
+        with stood_in(piece.module):
+            piece.module.zero_grad(set_to_none=True)
+            with living:
+                arrived = stage.forward(0, arrived, example)
+                stage.backward(0, None if piece.last else stage.ones_for(arrived))
+            stage.release(0)
+            stage.clear()
+            piece.module.zero_grad(set_to_none=True)
+        found.append(float(living.most_bytes))
+    return found
