@@ -12,6 +12,7 @@ part. It happens once for neighbours on one machine and once for those on others
 import statistics
 import time
 from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from itertools import product
 from typing import Protocol
 
@@ -143,9 +144,8 @@ class _Probing:
         for n, size in enumerate(SIZES):
             if n >= SIZES_LEAST and time.monotonic() > self._until_s:
                 return
-            there = self._peers[:1], size, 0
-            rounds = ROUNDS_SMALL if n == 0 else ROUNDS
-            yield size, self._times(lambda there=there: self.exchange_s(*there), rounds)
+            there = partial(self.exchange_s, self._peers[:1], size, 0)
+            yield size, self._times(there, ROUNDS_SMALL if n == 0 else ROUNDS)
 
     def _rings(self) -> Iterator[RingTime]:
         self._until_s = time.monotonic() + SECONDS_MAX
@@ -154,8 +154,8 @@ class _Probing:
             if n >= SIZES_LEAST and time.monotonic() > self._until_s:
                 return
             part = size // workers
-            both = self._peers[: workers - 1], part, part
-            seconds = self._times(lambda both=both: self.exchange_s(*both))
+            both = partial(self.exchange_s, self._peers[: workers - 1], part, part)
+            seconds = self._times(both)
             yield RingTime(workers=workers, size_bytes=size, seconds=statistics.median(seconds))
 
     def _several(self) -> Iterator[RingTime]:
@@ -165,8 +165,7 @@ class _Probing:
         for many, size in product(able, SIZES[1:]):
             if time.monotonic() > self._until_s:
                 return
-            asked = self._pairs[: many - 1], size // 2
-            seconds = self._times(lambda asked=asked: self._together_s(*asked))
+            seconds = self._times(partial(self._together_s, self._pairs[: many - 1], size // 2))
             median_s = statistics.median(seconds)
             yield RingTime(workers=2, size_bytes=size, at_once=many, seconds=median_s)
 

@@ -18,11 +18,11 @@ from agent.pipeline.pieces import Piece
 from agent.pipeline.stage import Stage
 
 
-class Living(TorchDispatchMode):
+class Living(TorchDispatchMode):  # type: ignore[no-untyped-call]
     """Bytes of the storages made inside that are alive, and the most that there were at any time."""
 
     def __init__(self) -> None:
-        super().__init__()
+        super().__init__()  # type: ignore[no-untyped-call]
         self.now_bytes, self.most_bytes = 0, 0
         self._seen: weakref.WeakSet[Any] = weakref.WeakSet()
 

@@ -350,6 +350,17 @@ def _room_bytes(state: State, job: Job, seats: tuple[Seat, ...]) -> float:
     return min(sold) if enough else min(seen)
 
 
+def questions(state: State) -> tuple[Question, ...]:
+    """What would be asked of the planner now, for every job that it knows something about."""
+    found = []
+    for job in state.jobs.values():
+        if job.active and job.profile is not None and job.microbatches:
+            seats = _seats(state, job)
+            if seats:
+                found.append(question_of(state, job, seats))
+    return tuple(found)
+
+
 def _seats(state: State, job: Job) -> tuple[Seat, ...]:
     """Who can be in: those who are in keep their order; newcomers follow, zone by zone."""
     able = {

@@ -9,6 +9,7 @@ question has the same answer, so that nobody can tell.
 
 import math
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from functools import lru_cache
 
 import msgspec
@@ -21,14 +22,15 @@ from agent.profile import Link, Network, Profile, Section
 from agent.schedule import Schedule
 from orchestrator.morph import book, drift, gantt, mixed, schedules, transition
 from orchestrator.morph.compiled import Flags
-from orchestrator.morph.errors import DoesNotFit
+from orchestrator.morph.errors import DoesNotFit, MorphError
+from orchestrator.morph.formations import Chain, shared_by_pace
 from orchestrator.morph.plans import Holding, Plan, RunnerUp
 from orchestrator.morph.search import SEARCHED, Task
 from orchestrator.morph.transition import Pace, Transition
 from orchestrator.wording import pause, plural
 
 BOOKS_KEPT = 64
-MIXES_KEPT = 256
+MIXES_KEPT, LIKELY_MAX = 256, 16
 MATCHED_MAX = 1024  # workers; with more, nobody is moved to save bytes
 NEAR, FAR, NEIGHBOUR = 1.0, 2.0, 0.5
 ORDER = 1e-6  # of a choice that is otherwise as good
@@ -108,6 +110,39 @@ def choose(asked: Question) -> Choice:
         moved_bytes=found.moved_bytes,
         pause_s=found.pause_s,
     )
+
+
+def likely(asked: Question) -> tuple[Question, ...]:
+    """What may be asked next: the same, or with a machine less or more of each kind, or without a zone.
+
+    Workers count by their pace only, so that few of these differ.
+    """
+    machines: dict[str, list[Seat]] = {}
+    for seat in asked.seats:
+        machines.setdefault(seat.machine, []).append(seat)
+    kinds = {tuple(sorted(seat.pace for seat in some)): some for some in machines.values()}
+    options = [asked.seats]
+    for some in kinds.values():
+        options.append(tuple(seat for seat in asked.seats if seat.machine != some[0].machine))
+        options.append((*asked.seats, *some))
+    for zone in dict.fromkeys(seat.zone for seat in asked.seats):
+        options.append(tuple(seat for seat in asked.seats if seat.zone != zone))
+    found: dict[object, Question] = {}
+    for seats in options[:LIKELY_MAX]:
+        if len(seats) >= max(asked.seats_min, 1):
+            question = msgspec.structs.replace(asked, seats=seats[: asked.workers_max])
+            counts = {pace: len(some) for pace, some in _by_pace(question.seats).items()}
+            found.setdefault(tuple(counts.items()), question)
+    return tuple(found.values())
+
+
+def foresee(asked: Question) -> None:
+    """Think of what may be asked next, so that it is a look-up when it is."""
+    if asked.profile is None:
+        return
+    for question in likely(asked):
+        with suppress(MorphError):
+            _planned(question)
 
 
 def laid_out(generation: int, asked: Question, choice: Choice) -> Layout:
@@ -197,7 +232,7 @@ def book_of(profile: Profile, task: Task, workers_max: int, pace: float = 1.0) -
 @lru_cache(maxsize=MIXES_KEPT)
 def _mix_of(
     profile: Profile, task: Task, groups: tuple[tuple[float, int], ...], groups_min: int
-) -> tuple[Plan, tuple[mixed.Chain, ...]]:
+) -> tuple[Plan, tuple[Chain, ...]]:
     profiles = {str(pace): _at(profile, pace) for pace, _ in groups}
     holdings = [Holding(instance_type=str(pace), instances=count) for pace, count in groups]
     try:
@@ -335,7 +370,7 @@ def _chained(
     paces = [max(seat.pace for seat in chain) for chain in chains]
     if len(set(paces)) == 1:
         return chains, book.shared_out(microbatches, width)
-    return chains, mixed.shared_by_pace(microbatches, [0.0] * width, paces)
+    return chains, shared_by_pace(microbatches, [0.0] * width, paces)
 
 
 def drawn_out(replicas: Sequence[Replica], seats: Sequence[Seat]) -> float:

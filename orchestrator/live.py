@@ -17,6 +17,7 @@ from agent.messages import AgentLost, WorkerLost
 from cloud.clock import Clock
 from cloud.errors import CloudError
 from cloud.provider import Provider
+from orchestrator import crews, layouts
 from orchestrator.actions import (
     AnyAction,
     CloseJob,
@@ -44,6 +45,7 @@ from orchestrator.events import (
     Tick,
 )
 from orchestrator.journal import INBOX, INBOX_READ, RedisJournal
+from orchestrator.layouts import Question
 from orchestrator.quotes import QuoteStore
 from orchestrator.sentences import sentence
 from orchestrator.showing import view_of
@@ -105,6 +107,8 @@ class LiveWorld:
         self._queue: asyncio.Queue[tuple[str, AnyEvent]] = asyncio.Queue(maxsize=TASKS_MAX)
         self._tasks: set[asyncio.Task[None]] = set()
         self._shown_at_s = 0.0
+        self._asked: tuple[Question, ...] = ()
+        self._foreseeing = False
         self._broken: BaseException | None = None
 
     async def open(self, first: AnyEvent) -> None:
@@ -300,6 +304,18 @@ class LiveWorld:
     async def publish(self, state: State) -> None:
         view = view_of(state, self._clock.now_s())
         await self._store.set("orch:view", msgspec.json.encode(view))
+        asked = crews.questions(state)
+        if asked != self._asked and not self._foreseeing:
+            self._asked, self._foreseeing = asked, True
+            self._spawn(self._foresee(asked))
+
+    async def _foresee(self, asked: tuple[Question, ...]) -> None:
+        """Beside the loop, so that a loss finds its layout ready."""
+        try:
+            for question in asked:
+                await asyncio.to_thread(layouts.foresee, question)
+        finally:
+            self._foreseeing = False
 
     # --- tasks ------------------------------------------------------------------------------
 

@@ -227,4 +227,6 @@ def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> No
     cost = msgspec.structs.replace(plan.cost, step_s=event.step_s)
     job.plan = msgspec.structs.replace(plan, cost=cost)
     note(out, job.id, verdict.because)
-    crews.want_layout(state, job)
+    crews.newcomer(
+        state, job
+    )  # in a moment: until then the world makes the new book beside the loop

@@ -12,7 +12,7 @@ import typer
 from rich.console import Console
 
 from cloud.errors import CloudError
-from orchestrator.cli import jobs, machine, market, past, running, tracing, trouble
+from orchestrator.cli import footprint, jobs, machine, market, past, running, tracing, trouble
 from orchestrator.cli.desk import ERROR, INTERRUPTED, NOT_RUNNING, USAGE, CommandError, write_json
 from orchestrator.client import NotRunning
 from orchestrator.config import ConfigError
@@ -26,7 +26,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Begin with: orchestrator demo",
 )
-for room in (machine, running, market, past, jobs, tracing, trouble):
+for room in (machine, running, market, past, jobs, tracing, footprint, trouble):
     room.add(app)
 
 

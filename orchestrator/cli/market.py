@@ -32,11 +32,27 @@ def add(app: typer.Typer) -> None:
 
 def plan(  # noqa: PLR0913 - a parameter per option
     desk: Desk,
-    script: Annotated[Path, typer.Argument(help="The training script.")],
+    script: Annotated[
+        Path, typer.Argument(help="The training script; with --on the profile of a model.")
+    ],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The script's own arguments.")
     ] = None,
     *,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="N[xK][:PROFILE][@ZONE]",
+            help="Plan for these machines instead: N of K accelerators.",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(metavar="SAMPLES", help="With --on: samples of a step.")
+    ] = None,
+    sharding: Annotated[
+        Literal["none", "optimizer", "offload"],
+        typer.Option(help="With --on: what else may become of the optimizer's state."),
+    ] = "none",
     steps: Annotated[int | None, typer.Option(min=1, help="How many steps it has.")] = None,
     step_s: Annotated[
         float | None, typer.Option(metavar="SECONDS", help="Time of one step on one slot.")
@@ -50,7 +66,16 @@ def plan(  # noqa: PLR0913 - a parameter per option
     """What would be bought for a script now, what it would cost, and when it would be done.
 
     Once a job of the very same script has been measured, also the layout it would train in, and what else there was.
+    With --on nothing is bought: the layout of a profiled model on any machines, see: orchestrator profile --help
     """
+    if on is not None or script.suffix == ".json":
+        from orchestrator.cli import footprint
+
+        asked = footprint.Asked(
+            source=script, on=tuple(on or ()), batch=batch, sharding=sharding, gantt=gantt
+        )
+        footprint.answer(desk, asked)
+        return
     from orchestrator.buying import think
     from orchestrator.cli import planning
 
@@ -189,22 +214,13 @@ def _layout_value(seen: "Foreseen | str | None") -> object:
 
 def _layouts(seen: "Foreseen | str") -> "list[Text | Table]":
     """What it would train in, and what else was compared."""
+    from orchestrator.cli.footprint import comparison
+
     if isinstance(seen, str):
         return [Text(f"layout: none: {seen}", style="yellow")]
-    made = tables.table(
-        "", "layout", "as", "step#", "slower#", "computing#", "waiting#", "reduce and apply#"
-    )
-    best_s = seen.compared[0].step_s
-    for row in seen.compared:
-        slower = "" if row.chosen else f"{row.step_s / best_s - 1:.1%}"
-        made.add_row(
-            "take" if row.chosen else "", row.layout, row.way, pause(row.step_s), slower,
-            pause(row.computing_s), pause(row.waiting_s), pause(row.reduce_s),
-            style="bold green" if row.chosen else "",
-        )  # fmt: skip
     return [
         Text(f"layout: {seen.choice.because} (predicted from what {seen.known_from} measured)"),
-        made,
+        comparison(seen.compared),
     ]
 
 

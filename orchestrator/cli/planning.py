@@ -23,6 +23,7 @@ from orchestrator import crews, forecast, layouts, pacing
 from orchestrator.brain import decide
 from orchestrator.buying import think
 from orchestrator.cli.desk import USAGE, CommandError
+from orchestrator.cli.footprint import Compared, compared
 from orchestrator.client import Client, House, local_cloud
 from orchestrator.config import Config
 from orchestrator.events import CatalogueSeen, JobSpec, JobSubmitted, ManagerStarted, QuotesSeen
@@ -30,7 +31,6 @@ from orchestrator.layouts import Choice, Question, Seat
 from orchestrator.manager import settings_from
 from orchestrator.morph import drift
 from orchestrator.morph.errors import MorphError
-from orchestrator.morph.plans import Cost, Way
 from orchestrator.state import Job, State
 from orchestrator.view import JobView
 
@@ -70,18 +70,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     uncuttable: str
 
 
-class Compared(msgspec.Struct, frozen=True, kw_only=True):
-    """One layout of those that were compared for the machines that would be bought."""
-
-    layout: str
-    way: str
-    step_s: float
-    computing_s: float  # of the worker that has most to do
-    waiting_s: float  # inside the pipeline
-    reduce_s: float
-    chosen: bool
-
-
 class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
     """The layout that the machines would train in, the others, and where that is known from."""
 
@@ -93,19 +81,11 @@ class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
     def compared(self) -> tuple[Compared, ...]:
         plan = self.choice.plan
         assert plan is not None
-        others = (_compared(o.way, o.width, o.cost, chosen=False) for o in plan.runners_up)
-        return (_compared(plan.way, plan.width, plan.cost, chosen=True), *others)
+        return compared(plan)
 
     @property
     def picture(self) -> str:
         return layouts.picture(self.asked, self.choice)
-
-
-def _compared(way: Way, width: int, cost: Cost, *, chosen: bool) -> Compared:
-    return Compared(
-        layout=f"{way.depth}x{width}", way=way.describe(), step_s=cost.step_s, chosen=chosen,
-        computing_s=cost.busy_s, waiting_s=max(0.0, cost.bubble_s), reduce_s=max(0.0, cost.reduce_s),
-    )  # fmt: skip
 
 
 class Considered(msgspec.Struct, frozen=True, kw_only=True):

@@ -78,7 +78,7 @@ def book(profile: Profile, task: Task, workers_max: int) -> Book:
     fewest = min((plan.workers for plan in plans if plan is not None), default=0)
     missing = ""
     if fewest != 1:
-        missing = f"at least {fewest} are needed" if fewest else smallest(desk, workers_max)
+        missing = f"at least {fewest} are needed" if fewest else smallest(tables, task, workers_max)
     return Book(model=profile.model, plans=(None, *plans), fewest=fewest, missing=missing)
 
 
@@ -92,7 +92,7 @@ def best(profile: Profile, task: Task, workers: int) -> Plan:
     (ranked,) = _rank(desk, np.array([workers]), FINALISTS)
     if not ranked:
         raise DoesNotFit(
-            f"{profile.model} on {plural(workers, 'worker')}: {smallest(desk, workers)}"
+            f"{profile.model} on {plural(workers, 'worker')}: {smallest(tables, task, workers)}"
         )
     plans = [_refined(desk, _plan(desk, [pair], workers)) for pair in ranked]
     plans.sort(key=lambda plan: plan.step_s)
@@ -218,7 +218,7 @@ def _refined(desk: _Desk, plan: Plan) -> Plan:
         inner = combinations(range(1, plan.sections), plan.way.stages - 1)
         return _least(desk, plan, [(0, *cuts) for cuts in inner])
     for _ in range(ROUNDS_MAX):
-        better = _least(desk, plan, _moved(plan))
+        better = _least(desk, plan, moved(plan))
         if better is plan:
             break
         plan = better
@@ -236,7 +236,7 @@ def _least(desk: _Desk, plan: Plan, groupings: Sequence[Firsts]) -> Plan:
     return least
 
 
-def _moved(plan: Plan) -> list[Firsts]:
+def moved(plan: Plan) -> list[Firsts]:
     """Every grouping that differs by one section at one boundary."""
     found = []
     for stage in range(1, len(plan.firsts)):
@@ -250,12 +250,12 @@ def _moved(plan: Plan) -> list[Firsts]:
 # --- when nothing fits -----------------------------------------------------------------------------
 
 
-def smallest(desk: _Desk, workers: int) -> str:
+def smallest(tables: Tables, task: Task, workers: int) -> str:
     """The smallest memory with which some layout would fit, and what each of its stages would hold."""
-    profile = desk.tables.profile
+    profile = tables.profile
     least: tuple[float, Way, Reals] | None = None
-    for way in search.ways(desk.task, profile, workers):
-        found = _least_memory(desk.tables, way)
+    for way in search.ways(task, profile, workers):
+        found = _least_memory(tables, way)
         if found is not None and (least is None or found.max() < least[0]):
             least = (float(found.max()), way, found)
     assert least is not None

@@ -19,6 +19,7 @@ from orchestrator.morph.compiled import Reals
 from orchestrator.morph.plans import Way
 
 Firsts = tuple[int, ...]
+FAR = 1 << 30  # replicas: too many for one machine
 
 
 class Tables(NamedTuple):
@@ -167,11 +168,25 @@ def reduce_s(size_bytes: Reals, widths: Reals, links: list[tuple[Link, float]]) 
     return found
 
 
-def tails(tables: Tables, firsts: Firsts, way: Way, widths: Reals, per_instance: int) -> Reals:
-    """From the end of a stage's last backward until its weights are new, [stage, width]."""
+def tails(
+    tables: Tables,
+    firsts: Firsts,
+    way: Way,
+    widths: Reals,
+    per_instance: int,
+    *,
+    apart: bool = False,
+) -> Reals:
+    """From the end of a stage's last backward until its weights are new, [stage, width].
+
+    Replicas that are `apart` are never all on one machine, however few they are.
+    """
     edges = np.array([*firsts, len(tables.entry) - 1])
     size_bytes = np.diff(tables.parameters[edges])
-    links = [reduce_link(tables, way, int(width), per_instance) for width in widths]
+    links = [
+        reduce_link(tables, way, FAR if apart and width > 1 else int(width), per_instance)
+        for width in widths
+    ]
     profile = tables.profile
     if profile.reduce_overlaps:
         found = _overlapped(tables, edges, way, widths, links)

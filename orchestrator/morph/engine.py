@@ -102,10 +102,18 @@ def run_in_order(programs: Programs, costs: Costs, trace: Trace) -> Outcome:  # 
             up_free, down_free = link[U64(0), worker], link[U64(1), worker]
             while i < stop:
                 kind, stage = codes[i] >> KIND, codes[i] >> SHIFT & U64(STAGE)
+                if kind == U64(RECOMPUTE):  # it waits for nobody, and nobody for it
+                    spent = each[kind * U64(stages) + stage] * slow
+                    now += spent
+                    worked += spent
+                    if record:
+                        starts[i], ends[i] = now - spent, now
+                    i += U64(1)
+                    continue
                 cell = stage * microbatches + (codes[i] & U64(MICROBATCH))
                 if kind == U64(FORWARD):
                     ready = forward[cell]
-                elif kind >= U64(WEIGHT_GRADIENT):
+                elif kind == U64(WEIGHT_GRADIENT):
                     ready = now
                 else:
                     ready = gradient[cell]
@@ -128,7 +136,7 @@ def run_in_order(programs: Programs, costs: Costs, trace: Trace) -> Outcome:  # 
                     if jitters:
                         arrival += up[stage, U64(JITTER)] * _draw(seed, U64(2) * cell)
                     forward[cell + microbatches] = arrival
-                elif kind != U64(RECOMPUTE):
+                else:
                     stage_done[stage] = max(stage_done[stage], now)
                     if kind == U64(WEIGHT_GRADIENT) or stage == U64(0):
                         continue

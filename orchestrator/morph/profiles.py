@@ -15,6 +15,7 @@ from orchestrator.morph.errors import ProfileError
 
 BYTES_MAX = 64 * 1024 * 1024
 NODES_MAX = 20_000
+LOOKED_AT = 4096
 AGAIN = "calibrate again, or name another profile"
 
 
@@ -67,6 +68,15 @@ _NODE = re.compile(
     r"parameter_size=(?P<parameter>\S+)"
 )
 _EDGE = re.compile(r"\t(\S+) -- (\S+)")
+
+
+def is_pipedream(path: Path) -> bool:
+    """Whether a file begins as PipeDream's text does."""
+    try:
+        with path.open(encoding="utf-8") as lines:
+            return " -- forward_compute_time=" in lines.read(LOOKED_AT)
+    except (OSError, UnicodeDecodeError):
+        return False
 
 
 def load_pipedream(path: Path) -> Graph:

@@ -249,7 +249,7 @@ def curve(splitter: Splitter, way: Way, per_instance: int, among: Codes) -> Curv
         (later - ready) / (second - first),
         held,
         (peaks(way, two) - held) / (second - first),
-        _busy(way, costs),
+        busy(way, costs),
         *_lead_and_lag(way, costs),
         costs,
     )
@@ -272,7 +272,7 @@ def _first_that_fits(
     return None
 
 
-def _busy(way: Way, costs: engine.Costs) -> Reals:
+def busy(way: Way, costs: engine.Costs) -> Reals:
     """What each worker computes a microbatch, over its chunks."""
     again = costs.seconds[engine.RECOMPUTE] * way.recompute
     again[-1] = 0

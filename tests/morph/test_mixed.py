@@ -9,6 +9,7 @@ from blocks import make_profile
 
 from orchestrator.morph import book, mixed
 from orchestrator.morph.errors import DoesNotFit, ProfileError
+from orchestrator.morph.formations import shared_by_pace
 from orchestrator.morph.plans import Holding
 from orchestrator.morph.search import Task
 
@@ -93,7 +94,7 @@ def test_shares_by_pace_are_the_best(seed):
     """No other way to share out the microbatches lets the last replica finish earlier."""
     rng = np.random.default_rng(seed)
     at, each = rng.uniform(0, 2, 3).tolist(), rng.uniform(0.2, 2, 3).tolist()
-    shares = mixed.shared_by_pace(9, at, each)
+    shares = shared_by_pace(9, at, each)
     assert sum(shares) == 9
 
     def end_s(counts) -> float:

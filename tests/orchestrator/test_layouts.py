@@ -246,3 +246,25 @@ def test_a_model_that_nobody_has_room_for_is_a_sentence() -> None:
         layouts.choose(question(4, stages_max=2, **large))
     with pytest.raises(DoesNotFit, match=r"but train.py:7: float\(loss\)"):
         layouts.choose(question(4, uncuttable="train.py:7: float(loss)", **large))
+
+
+def test_what_is_likely_is_thought_of_before_it_is_asked(profile: Any) -> None:
+    """Of unlike workers any machine can go, or come, or a zone: when it does, nothing is searched any more."""
+    slow = Seat(worker="w9", machine="m9", zone="west", pace=2.0)
+    here = (*seats(3), slow)
+    asked = question(5, seats=here, profile=profile(4, key="likely"), stages_max=4, workers_max=5)
+    layouts.foresee(asked)
+    more = Seat(worker="w10", machine="m10", zone="west", pace=2.0)
+    before = layouts._mix_of.cache_info().misses, layouts.book_of.cache_info().misses
+    for next_ in (here, here[1:], here[:3], (slow,), (*here, more), (*here, *seats(9)[8:])):
+        layouts.choose(msgspec.structs.replace(asked, seats=next_))
+    found = layouts._mix_of.cache_info().misses, layouts.book_of.cache_info().misses
+    assert found == before
+
+
+def test_what_is_likely_is_bounded() -> None:
+    """A thousand machines of one kind are one kind; and nobody asks for fewer than the least."""
+    asked = question(1000, microbatches=1000, seats_min=1000)
+    assert [len(one.seats) for one in layouts.likely(asked)] == [1000]
+    fewer = layouts.likely(msgspec.structs.replace(asked, seats_min=1, workers_max=2000))
+    assert [len(one.seats) for one in fewer] == [1000, 999, 1001]

@@ -1,0 +1,116 @@
+"""Profiles and plans for any machines: no market, no manager, and one line for whatever cannot be answered."""
+
+from pathlib import Path
+from xml.etree import ElementTree
+
+import msgspec
+import pytest
+from test_cli_market import SVG, measured
+
+from agent.profile import parse, render
+
+TEXT = """node1 -- Input0 -- forward_compute_time=0.000, backward_compute_time=0.000, activation_size=0.0, parameter_size=0.000
+node2 -- Conv2d(3, 64) -- forward_compute_time=20.0, backward_compute_time=40.0, activation_size=6400.0, parameter_size=1000.000
+node3 -- Linear(64, 10) -- forward_compute_time=2.0, backward_compute_time=4.0, activation_size=640.0, parameter_size=9000000.000
+\tnode1 -- node2
+\tnode2 -- node3
+"""
+
+
+@pytest.fixture
+def known(shell):
+    """Four equal sections that need 1600 bytes, and a slower machine with less memory."""
+    fast = measured(memory=2000.0)
+    slow = [
+        msgspec.structs.replace(s, forward_s=(2e-3,), backward_s=(4e-3,)) for s in fast.sections
+    ]
+    (shell.folder / "fast.json").write_text(render(fast))
+    (shell.folder / "slow.json").write_text(
+        render(msgspec.structs.replace(fast, sections=tuple(slow), memory_bytes=900.0))
+    )
+    return shell
+
+
+@pytest.mark.parametrize(("on", "workers"), [("1", 1), ("4x2", 8), ("10000", 10_000)])
+def test_any_footprint_has_a_layout(known, on, workers):
+    """One machine, machines of several accelerators, ten thousand: the best layout and what else was compared."""
+    answer = known("plan", "fast.json", "--on", on, "--batch", "64", "--json")
+    assert (answer.code, answer.err) == (0, "")
+    plan = answer.json["plan"]
+    assert plan["workers"] == workers
+    assert sum(plan["shares"]) == 64
+    chosen, *others = answer.json["compared"]
+    assert all(other["step_s"] >= chosen["step_s"] for other in others)
+    text = known("plan", "fast.json", "--on", on, "--batch", "64").out
+    assert f"on {workers:,} worker" in text
+    assert "\ntake " in text
+
+
+def test_unlike_machines_share_by_pace(known):
+    """A slow machine in another zone gets fewer; its memory bounds what it does; the step can be drawn."""
+    words = ("plan", "fast.json", "--on", "2", "--on", "1:slow.json@b", "--batch", "64")
+    answer = known(*words, "--gantt", "step.svg", "--json")
+    assert (answer.code, answer.err) == (0, "")
+    names = {name for chain in answer.json["chains"] for name in chain}
+    assert names <= {"fast.json", "slow.json"}
+    bars = list(ElementTree.fromstring((known.folder / "step.svg").read_text()).iter(f"{SVG}title"))
+    assert len(bars) > 2
+    both = known("plan", "slow.json", "--on", "2", "--on", "2:fast.json", "--batch", "64").out
+    assert " on fast.json" in both
+
+
+@pytest.mark.parametrize(
+    ("words", "code", "said"),
+    [
+        (("fast.json", "--on", "0", "--batch", "8"), 1, "there are no workers"),
+        (("fast.json", "--batch", "8"), 2, "say what it shall train on, e.g. --on 16"),
+        (("fast.json", "--on", "4"), 2, "say how many samples a step has, e.g. --batch 256"),
+        (("fast.json", "--on", "4", "--batch", "0"), 2, "global batch 0"),
+        (("fast.json", "--on", "four", "--batch", "8"), 2, "--on four: write INSTANCES[x"),
+        (("fast.json", "--on", "20001", "--batch", "8"), 2, "at most 20,000"),
+        (("fast.json", "--on", "2:none.json", "--batch", "8"), 2, "none.json: there is no such"),
+        (("none.json", "--on", "4", "--batch", "8"), 2, "orchestrator profile JOB --out FILE"),
+        (("torn.json", "--on", "4", "--batch", "8"), 2, "torn.json: no usable profile"),
+        (("old.json", "--on", "4", "--batch", "8"), 2, "written in format 0, this is format 1"),
+        (("odd.json", "--on", "4", "--batch", "10"), 2, "the nearest that are: 8, 12"),
+        (("tiny.json", "--on", "4", "--batch", "8"), 1, "the least that would do is"),
+        (("fast.json", "--on", "4", "--batch", "8", "--sharding", "offload"), 2, "host memory"),
+        (("fast.json", "--on", "4", "--batch", "8", "--gantt", "no/a.svg"), 2, "No such file"),
+    ],
+)
+def test_what_cannot_be_planned_is_one_line(known, words, code, said):
+    """No machines, no batch, a profile that is missing, torn or old, a batch that does not divide, too little memory."""
+    text = (known.folder / "fast.json").read_text()
+    (known.folder / "torn.json").write_text(text[:200])
+    (known.folder / "old.json").write_text(text.replace('"version": 1', '"version": 0'))
+    fast = parse(text)
+    odd = msgspec.structs.replace(fast, microbatch_sizes=(4,))
+    (known.folder / "odd.json").write_text(render(odd))
+    (known.folder / "tiny.json").write_text(
+        render(msgspec.structs.replace(fast, memory_bytes=100.0))
+    )
+    refused = known("plan", *words)
+    assert refused.code == code
+    assert said in refused.line
+
+
+def test_a_profile_of_others_is_imported(shell):
+    """PipeDream's text becomes a profile: shown, written, and planned with."""
+    (shell.folder / "conv.txt").write_text(TEXT)
+    answer = shell("profile", "conv.txt", "--samples", "64", "--out", "conv.json")
+    assert (answer.code, answer.err) == (0, "")
+    assert "Conv2d(3, 64)" in answer.out
+    assert answer.out.splitlines()[-1].startswith("Next: orchestrator plan conv.json --on 4")
+    made = parse((shell.folder / "conv.json").read_text())
+    assert (made.model, made.microbatch_sizes, len(made.sections)) == ("conv", (64,), 2)
+    assert shell("profile", "conv.json", "--json").json["profile"]["model"] == "conv"
+    assert "take" in shell("plan", "conv.json", "--on", "4", "--batch", "1024").out
+    (shell.folder / "conv.txt").write_text(TEXT + "nonsense\n")
+    assert "line 6: no node and no edge" in shell("profile", "conv.txt").line
+    assert "there is no such profile" in shell("profile", str(Path("no") / "conv.txt")).line
+
+
+def test_without_a_manager_a_jobs_profile_is_not_there(shell):
+    """The default is the newest job's, and jobs are with the manager."""
+    assert shell("profile").code == 3
+    assert "--gbit-per-s and --memory-gib" in shell("profile", "a.txt", "--memory-gib", "0").line
