@@ -94,7 +94,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     reserved_bytes: float = 0.0  # of it, what the libraries and the largest work space take
     apply_s_per_byte: float = 0.0  # of parameters
     overhead_s: float = 0.0  # of a step, whatever the layout
-    send_s: float = 0.0  # of a worker's own time, for every message
+    send_s: float = 0.0  # of a worker's own time, for every message that comes
     host_bytes_per_s: float = 0.0  # to and from host memory; 0 where there is no offload
     reduce_overlaps: bool = False  # sections reduce while earlier ones compute their last backward
     sections: tuple[Section, ...]

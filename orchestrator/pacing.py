@@ -11,6 +11,7 @@ from statistics import median_low
 
 import msgspec
 
+from agent.layout import Layout
 from agent.messages import JobProfiled, Paced, Progress
 from agent.profile import Link, Profile
 from cloud.model import InstanceType
@@ -18,7 +19,7 @@ from orchestrator import crews, forecast
 from orchestrator.actions import AnyAction
 from orchestrator.morph import drift
 from orchestrator.state import Job, State, Worker, note, set_alarm
-from orchestrator.wording import plural
+from orchestrator.wording import pause, plural
 
 THRESHOLD = 1.3
 STEP = 1.25  # what layouts reckon with is a power of it
@@ -218,15 +219,36 @@ def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> No
         return
     if state.now_s < job.refitted_at_s + REFIT_S:
         return
+    because = verdict.because
     if verdict.advice == "refit":
-        job.profile = drift.refit(job.profile, verdict.factor)
+        busy_s = _busy_s(state, layout)
+        found = drift.apart(plan, job.profile.overhead_s, verdict.factor, busy_s)
+        job.profile = drift.refit(job.profile, *found)
+        if found[0] != verdict.factor:
+            because = _besides(verdict.factor, *found)
     else:
         job.profile = drift.refit_ring(job.profile, plan, job.watch.wide)
     job.watch, job.refitted_at_s = drift.Watch(), state.now_s
     # The running layout may stay though another is better now: it is not found off by the same factor again.
     cost = msgspec.structs.replace(plan.cost, step_s=event.step_s)
     job.plan = msgspec.structs.replace(plan, cost=cost)
-    note(out, job.id, verdict.because)
-    crews.newcomer(
-        state, job
-    )  # in a moment: until then the world makes the new book beside the loop
+    note(out, job.id, because)
+    # Laid out in a moment: until then the world makes the new book beside the loop.
+    crews.newcomer(state, job)
+
+
+def _busy_s(state: State, layout: Layout) -> float:
+    """How long the busiest worker of a layout computes in a step, by what all say of a microbatch; else 0."""
+    each = [
+        replica.count * state.workers[worker].microbatch_s if worker in state.workers else 0.0
+        for replica in layout.replicas
+        for worker in replica.workers
+    ]
+    return max(each) if min(each, default=0.0) > 0 else 0.0
+
+
+def _besides(factor: float, computing: float, overhead_s: float) -> str:
+    return (
+        f"steps take {factor:.2f} times what was predicted, and microbatches {computing:.2f} times: computing is "
+        f"scaled by that, and every step is reckoned to take {pause(overhead_s)} besides"
+    )

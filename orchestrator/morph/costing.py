@@ -1,6 +1,6 @@
 """From a profile to what the engine needs: seconds, wires, tails and bytes of every stage.
 
-seconds      sums over the sections of a stage, plus its own time for every message it sends
+seconds      sums over the sections of a stage, plus its own time for every message that comes
 wire         bytes / bandwidth, latency plus mean jitter; inside or between instances, by placement
 reduce_s     2 (D-1) hop + 2 (D-1)/D * bytes * max(1, rings / lanes) / bandwidth       (a ring)
 memory       weights + gradients + optimizer + stashed microbatches + one live set if recomputed;
@@ -99,8 +99,9 @@ def seconds(tables: Tables, firsts: Firsts, way: Way) -> Reals:
         found[0, :-1] = np.diff(tables.untraced[row, edges])[:-1]
     send_s = tables.profile.send_s
     if send_s and way.depth > 1:
-        found[0, :-1] += send_s
-        found[1:3, 1:] += send_s
+        # A thread of its own sends; whoever waits for a message takes it apart.
+        found[0, 1:] += send_s
+        found[1:3, :-1] += send_s
     return found
 
 

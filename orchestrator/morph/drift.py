@@ -7,7 +7,9 @@ smoothed; a factor that stays outside the tolerance means that the profile has d
 
 What was seen of narrow layouts counts on while wide ones run, and the other way round, but is forgotten step by step.
 
-A factor common to all layouts is a machine that became slower or faster: times are refitted by it. If only
+A factor common to all layouts is a machine that became slower or faster: times are refitted by it. Workers also say
+what a microbatch takes; where that is off otherwise than the step is, computing is refitted by it, and what is left is
+time that every step takes besides. If only
 wide layouts are off, the ring is: hop and bandwidth are scaled alike until they are measured again, because one
 number cannot tell them apart.
 """
@@ -25,6 +27,7 @@ KEPT = (
     10 * WINDOW
 )  # so many steps of one kind count at most, and so slowly the other's are forgotten
 RING_MAX = 100.0  # a ring is not taken for more than so many times slower or faster at once
+APART = 0.15  # workers tell their pace when it has moved by a tenth
 MODELS_WIDE = 2  # from this width on a step contains a reduction
 
 Advice = Literal["keep", "refit", "measure"]
@@ -84,13 +87,28 @@ def judge(watch: Watch) -> Verdict:
     return Verdict(advice="measure", factor=1.0, because=why)
 
 
-def refit(profile: Profile, factor: float) -> Profile:
+def apart(plan: Plan, overhead_s: float, factor: float, busy_s: float) -> tuple[float, float]:
+    """How much slower computing is, and what every step takes besides, if steps take `factor` times what was predicted.
+
+    `busy_s` is how long the busiest worker says that it computed in a step; 0 if nobody did.
+
+        factor * step = computing * (step - reduce - overhead) + reduce + new overhead
+    """
+    computing = busy_s / plan.cost.busy_s if plan.cost.busy_s > 0 else 0.0
+    if not computing or abs(computing - factor) <= APART * factor:
+        return factor, factor * overhead_s
+    pipeline_s = plan.step_s - plan.cost.reduce_s - overhead_s
+    rest_s = factor * plan.step_s - computing * pipeline_s - plan.cost.reduce_s
+    return (computing, rest_s) if rest_s >= 0 else (factor, factor * overhead_s)
+
+
+def refit(profile: Profile, factor: float, overhead_s: float | None = None) -> Profile:
     """The profile with all computing times scaled; the network is left as it was measured."""
     return msgspec.structs.replace(
         profile,
         sections=tuple(_scaled(section, factor) for section in profile.sections),
         apply_s_per_byte=profile.apply_s_per_byte * factor,
-        overhead_s=profile.overhead_s * factor,
+        overhead_s=profile.overhead_s * factor if overhead_s is None else overhead_s,
         send_s=profile.send_s * factor,
     )
 

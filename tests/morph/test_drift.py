@@ -58,3 +58,22 @@ def test_a_refitted_ring_gives_the_step_that_was_measured():
     assert wide.step_s >= WIDE.step_s
     exact = book.exact(costing.tables(again), Task(global_batch=48), WIDE)
     assert exact.step_s == pytest.approx(1.2 * WIDE.step_s, rel=0.02)
+
+
+@pytest.mark.parametrize("plan", [NARROW, WIDE])
+def test_what_is_not_computing_is_told_from_what_is(plan):
+    """Steps take half as long again, and microbatches a tenth: the plan is then predicted to take what it took."""
+    busy_s = 1.1 * plan.cost.busy_s
+    computing, overhead_s = drift.apart(plan, PROFILE.overhead_s, 1.5, busy_s)
+    assert computing == pytest.approx(1.1)
+    again = drift.refit(PROFILE, computing, overhead_s)
+    exact = book.exact(costing.tables(again), Task(global_batch=48), plan)
+    assert exact.step_s == pytest.approx(1.5 * plan.step_s, rel=0.02)
+
+
+@pytest.mark.parametrize("busy", [0.0, 1.45, 1.55, 9.0])
+def test_without_news_of_microbatches_all_is_scaled(busy):
+    """Nobody has told; or what they told is about what the step says; or it cannot be."""
+    busy_s = busy * NARROW.cost.busy_s
+    found = drift.apart(NARROW, PROFILE.overhead_s, 1.5, busy_s)
+    assert found == (1.5, 1.5 * PROFILE.overhead_s)

@@ -197,3 +197,40 @@ def test_whatever_is_asked_is_answered(seed):
         assert plan.way.depth * plan.width <= workers
         assert max(plan.memory_bytes) <= profile.memory_bytes
         assert list(plan.firsts) == sorted(set(plan.firsts))
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_a_worker_more_never_harms(seed):
+    """In the book of any model: the step for one worker more is no longer, and every plan fits."""
+    rng = np.random.default_rng(seed)
+    profile = drawn_profile(rng, int(rng.integers(2, 14)), 1.0)
+    task = Task(global_batch=4 * int(rng.integers(2, 40)), per_instance=int(rng.choice([1, 4])))
+    made = book.book(profile, task, 40)
+    plans = [plan for plan in made.plans if plan is not None]
+    assert made.plans[1:] == (None,) * (40 - len(plans)) + tuple(plans)
+    for fewer, more in itertools.pairwise(plans):
+        assert more.step_s <= fewer.step_s * (1 + 1e-6)
+    assert all(max(plan.memory_bytes) <= profile.memory_bytes for plan in plans)
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_unlike_workers_are_never_worse_than_some_of_them(seed):
+    """Larger footprints, where not everything can be tried: as fast as the best group alone, and batches are whole."""
+    rng = np.random.default_rng(seed)
+    base = drawn_profile(rng, int(rng.integers(3, 12)), 0.0)
+    profiles = {str(k): paced(base, rng) for k in range(3)}
+    task = Task(global_batch=4 * int(rng.integers(8, 40)), microbatch_sizes=(4,))
+    held = [
+        Holding(instance_type=str(k), instances=int(rng.integers(1, 9)), per_instance=per)
+        for k, per in enumerate(rng.choice([1, 2, 4], 3).tolist())
+    ]
+    plan, chains = mixed.best_mix(profiles, task, held)
+    assert sum(plan.shares) * 4 == task.global_batch
+    assert len(chains) == plan.width
+    groups = mixed.in_order(profiles, task, held)
+    used = [sum(chain.groups.count(g) for chain in chains) for g in range(3)]
+    assert all(n <= group.workers for n, group in zip(used, groups, strict=True))
+    for one in held:
+        only = msgspec.structs.replace(task, per_instance=one.per_instance)
+        alone = book.best(profiles[one.instance_type], only, one.workers)
+        assert plan.step_s <= alone.step_s * (1 + 1e-9)

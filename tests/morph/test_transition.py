@@ -91,6 +91,57 @@ def test_no_assignment_moves_less(seed):
     assert found.moved_bytes == pytest.approx(min(map(moved, itertools.permutations(workers))))
 
 
+@pytest.mark.parametrize("seed", range(60))
+def test_whatever_is_held_nothing_moves_in_vain(seed):
+    """Any sections held by anybody, several chunks a worker, places that are barred: against every permutation."""
+    rng = np.random.default_rng(seed)
+    chunks, depth, width = int(rng.integers(1, 3)), int(rng.integers(1, 3)), int(rng.integers(1, 3))
+    inner = rng.choice(np.arange(1, 6), depth * chunks - 1, replace=False)
+    plan = layout((0, *sorted(inner.tolist())), width, chunks=chunks)
+    sizes = rng.uniform(1, 9, 6).tolist()
+    workers = names(depth * width + int(rng.integers(0, 2)))
+    held = {
+        worker: frozenset(np.flatnonzero(rng.random(6) < 0.4).tolist())
+        for worker in workers
+        if rng.random() < 0.8
+    }
+    barred = rng.random((len(workers), depth * width)) < 0.15
+    orders = [
+        order
+        for order in itertools.permutations(range(len(workers)), depth * width)
+        if not any(barred[worker, slot] for slot, worker in enumerate(order))
+    ]
+    if not orders:
+        return
+    found = transition.transition(held, workers, plan, sizes, PACE, barred)
+    needs = [
+        {k for i, (a, b) in enumerate(plan.stages) if i % depth == stage for k in range(a, b)}
+        for stage in range(depth)
+    ]
+
+    def moved(order) -> float:
+        lacking = (
+            needs[slot % depth] - held.get(workers[worker], frozenset())
+            for slot, worker in enumerate(order)
+        )
+        return sum(sizes[k] for lacks in lacking for k in lacks)
+
+    assert found.moved_bytes == pytest.approx(min(map(moved, orders)), abs=1e-6)
+    whole = sum(sizes[k] for stage in needs for k in stage) * width
+    assert found.kept_bytes + found.moved_bytes == pytest.approx(whole)
+    here = set().union(*held.values()) if held else set()
+    into, out = dict.fromkeys(workers, 0.0), dict.fromkeys([*workers, BACKUP], 0.0)
+    for move in found.moves:
+        assert move.section not in held.get(move.target, ())
+        assert (move.source == BACKUP) == (move.section not in here)
+        assert move.source == BACKUP or move.section in held[move.source]
+        into[move.target] += move.size_bytes
+        out[move.source] += move.size_bytes
+    backup_s = out.pop(BACKUP) / PACE.backup_bytes_per_s
+    busiest = max(*into.values(), *out.values()) / PACE.bandwidth_bytes_per_s
+    assert found.pause_s == pytest.approx(PACE.fixed_s + max(busiest, backup_s))
+
+
 def test_interleaved_workers_hold_all_their_chunks():
     """A worker of two chunks keeps both, and gets the section that it lacks."""
     plan = layout((0, 1, 2, 4), 1, chunks=2)

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.layout import Layout
-from agent.messages import JobProfiled
+from agent.messages import JobProfiled, Paced
 from agent.profile import Link, Network
 from cloud.model import Quote
 from orchestrator.actions import Note, Regroup
@@ -177,6 +177,28 @@ def test_a_drifted_profile_is_refitted_and_the_layout_stays(hand: Any, profile: 
     assert "steps take 2.00 times what was predicted" in h.words(h.said)
     assert h.job.plan.step_s == pytest.approx(2 * predicted, rel=0.1)
     assert not h.only(h.wait(10.0), Regroup)
+
+
+def test_a_step_that_waits_for_something_else_is_not_taken_for_slow_computing(
+    hand: Any, profile: Any
+) -> None:
+    """Microbatches take what was predicted, steps twice that: more workers are not expected to shorten the rest."""
+    h = trained(hand, slots_max=2)
+    h.profiled(profile(1))
+    h.wait(2.0)
+    before, each = h.job.plan, 0.1
+    compute_s = h.job.profile.sections[0].forward_s
+    h.see(
+        Paced(
+            at_s=h.at_s, job="job", generation=h.job.generation,
+            microbatch_s=dict.fromkeys(h.job.layout.workers, each),
+        )
+    )  # fmt: skip
+    h.train(10.0 * (WINDOW + 1), step_s=2 * before.step_s)
+    assert "and microbatches 1.00 times: computing is scaled by that" in h.words(h.said)
+    assert h.job.profile.sections[0].forward_s == pytest.approx(compute_s, rel=1e-3)
+    assert h.job.profile.overhead_s == pytest.approx(before.step_s, rel=0.05)
+    assert h.job.plan.step_s == pytest.approx(2 * before.step_s, rel=0.05)
 
 
 def test_a_measured_network_takes_the_place_of_the_assumed_and_times_stay_refitted(
