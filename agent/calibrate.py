@@ -32,6 +32,7 @@ from agent.pipeline.stage import Stage
 from agent.pipeline.wires import pack, unpack
 from agent.profile import Network, NetworkFrom, Profile, Section, parse, render
 from agent.sums import Contribution, Sum, SumSpace
+from agent.wire import room
 from agent.workspace import most_bytes
 
 Clock = Callable[[], float]
@@ -438,7 +439,9 @@ def _taking_in_s(parcel: Parcel, rounds: int, clock: Clock) -> float:
     """A message is sent by a thread of its own, but taken apart by the worker that waits for it."""
     device = next((str(t.device) for t in parcel.tensors if t is not None), "cpu")
     extra, lying = pack(parcel)
-    payload, times = memoryview(b"".join(lying)), []
+    sent = b"".join(lying)
+    payload, times = room(len(sent)), list[float]()
+    payload[:] = sent
     for _ in range(rounds + 1):
         start_s = clock()
         unpack(extra, payload, device)

@@ -23,7 +23,7 @@ from agent.links import RingTime, fit_link, fit_ring, jitter_s
 from agent.mesh import ASK, Mesh
 from agent.profile import Link, Profile
 from agent.protocol import Part
-from agent.session import Interrupted
+from agent.world import Interrupted
 
 PROBE = f"{ASK}/probe"
 SIZES = (1 << 10, 1 << 18, 1 << 22)

@@ -108,9 +108,7 @@ class Connection:
 
     def _room(self, message: AnyMessage, count: int) -> memoryview:
         try:
-            room = np.empty(count + ALIGN_BYTES, dtype=np.uint8)
-            start = -room.ctypes.data % ALIGN_BYTES
-            return room[start : start + count].data
+            return room(count)
         except MemoryError as error:
             self.close()  # what comes next on it is the payload
             what = f"{count} bytes of {type(message).__name__}"
@@ -141,6 +139,13 @@ class Connection:
         with contextlib.suppress(OSError):  # it was not connected any more
             self._sock.shutdown(socket.SHUT_RDWR)
         self._sock.close()
+
+
+def room(count: int) -> memoryview:
+    """Memory for a payload."""
+    found = np.empty(count + ALIGN_BYTES, dtype=np.uint8)
+    start = -found.ctypes.data % ALIGN_BYTES
+    return found[start : start + count].data
 
 
 def _send_all(sock: socket.socket, pieces: list[memoryview]) -> None:

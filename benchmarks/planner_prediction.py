@@ -421,6 +421,7 @@ def compare(model: str, steps: int) -> list[Found]:
 
 def main() -> None:
     torch.set_num_threads(1)
+    keep_memory()
     steps = int(sys.argv[1]) if len(sys.argv) > 1 else 7
     errors = []
     print(f"{'model':9} {'layout':34} {'predicted':>10} {'measured':>10} {'error':>7} {'wall':>10}")

@@ -258,7 +258,8 @@ def smallest(tables: Tables, task: Task, workers: int) -> str:
         found = _least_memory(tables, way)
         if found is not None and (least is None or found.max() < least[0]):
             least = (float(found.max()), way, found)
-    assert least is not None
+    if least is None:
+        return _no_way(tables, task)
     most, way, held = least
     listed = ", ".join(f"{stage / 2**30:.2f}" for stage in held[:STAGES_LISTED])
     more = ", ..." if len(held) > STAGES_LISTED else ""
@@ -267,6 +268,14 @@ def smallest(tables: Tables, task: Task, workers: int) -> str:
         f"would do is {most / 2**30:.2f} GiB with {plural(way.depth, 'stage')} ({way.describe()}), "
         f"which {'holds' if way.depth == 1 else 'hold'} {listed}{more} GiB"
     )
+
+
+def _no_way(tables: Tables, task: Task) -> str:
+    """Nothing was compared: the pipeline that is asked for is too deep."""
+    sections = len(tables.profile.sections)
+    if task.depth_min > sections:
+        return f"{task.depth_min} stages are asked for, and it has {plural(sections, 'section')}"
+    return f"{task.depth_min} stages are asked for, which takes as many workers"
 
 
 def _least_memory(tables: Tables, way: Way) -> Reals | None:

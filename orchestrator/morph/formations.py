@@ -23,7 +23,7 @@ from orchestrator.morph.plans import Cost, Holding, Plan, Way
 from orchestrator.morph.search import Task
 
 FULL = 4  # depths until a pipeline is full
-FORMATIONS_MAX, KINDS_MAX, CHAINS_MAX = 64, 32, 6
+FORMATIONS_MAX, KINDS_MAX, CHAINS_MAX = 256, 128, 6
 ROUNDING = 1e-9
 
 
@@ -84,19 +84,20 @@ def _sufficing(
 
 
 def even_firsts(
-    groups: Sequence[Group], way: Way, chains: tuple[Chain, ...], peaks: Reals
+    groups: Sequence[Group], way: Way, chains: tuple[Chain, ...], share: int
 ) -> Firsts | None:
-    """Balanced for the slowest chain, within the memory of the smallest worker of every stage."""
+    """Balanced for the slowest chain, within the memory of the smallest worker of every stage if that can be."""
     slowest = max(set(chains), key=lambda chain: max(groups[g].pace for g in chain.groups))
     base = groups[slowest.groups[0]].tables
     m = way.microbatch_size
     row = base.size(m)
     seconds = base.forward[row] + base.backward[row]
     pace = np.array([groups[g].pace for g in slowest.groups]) / groups[slowest.groups[0]].pace
-    stash, entry = peaks[0].copy(), np.zeros(way.depth)
+    programs = schedules.pack(way.schedule, way.depth, share, recompute=way.recompute)
+    stash, entry = search.peaks(way, programs)[0].copy(), np.zeros(way.depth)
     if way.recompute:
         pace[:-1] *= 1 + base.untraced[row, -1] / max(seconds[-1], 1e-300)
-        stash[:-1], entry[:-1] = 1, peaks[0, :-1]
+        entry[:-1], stash[:-1] = stash[:-1], 1
     room = [
         min(
             groups[chain.groups[stage]].tables.profile.memory_bytes
@@ -109,7 +110,7 @@ def even_firsts(
     load = partition.Load(
         seconds, held, base.stash * m, base.entry * m, pace, stash, entry, np.array(room)
     )
-    return partition.split(load)
+    return partition.split(load) or partition.split(load._replace(limit=np.full(way.depth, np.inf)))
 
 
 class _Line(NamedTuple):
@@ -209,11 +210,13 @@ class Play:
             [float(line.slope.max()) for line in lines],
         )
 
-    def ends_s(self, chain: Chain, share: int) -> float:
-        """When a chain is through with so many, the tails counted; never if they do not fit."""
-        if not self._fits(chain, share):
-            return np.inf
+    def through_s(self, chain: Chain, share: int) -> float:
+        """When a chain is through with so many, the tails counted."""
         return float((self.lanes.ready_s(chain, share) + self.tail_s).max())
+
+    def ends_s(self, chain: Chain, share: int) -> float:
+        """The same; never if they do not fit."""
+        return self.through_s(chain, share) if self._fits(chain, share) else np.inf
 
     def _fits(self, chain: Chain, share: int) -> bool:
         room = [self.lanes.groups[g].tables.profile.memory_bytes for g in chain.groups]

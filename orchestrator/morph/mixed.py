@@ -13,7 +13,7 @@ import msgspec
 
 from agent.profile import Profile
 from orchestrator.morph import costing, gantt, schedules, search
-from orchestrator.morph.book import FINALISTS, ROUNDS_MAX, best, moved, smallest
+from orchestrator.morph.book import ROUNDS_MAX, best, moved, smallest
 from orchestrator.morph.costing import Firsts
 from orchestrator.morph.errors import DoesNotFit, ProfileError
 from orchestrator.morph.formations import Chain, Group, Lanes, Play, even_firsts, formed
@@ -22,8 +22,8 @@ from orchestrator.morph.search import GROUPINGS_MAX, RUNNERS_UP, Task
 from orchestrator.wording import plural
 
 MIXED_DEPTH_MAX = 64
-MIXES_MAX = 256
-HOPELESS = 1.5  # times the best: no other cuts make up for that
+MIXES_MAX, TRIED_MAX, FINALISTS = 256, 96, 24
+HOPELESS = 1.25  # times the best: no other cuts make up for that
 ROUNDING = 1e-9
 
 
@@ -44,8 +44,9 @@ def best_mix(
         return plan, (Chain((0,) * plan.way.depth),) * plan.width
     desk = _Desk(task, groups, {})
     found = list[tuple[Plan, tuple[Chain, ...]]]()
-    for draft in _drafts(desk, groups_min)[:FINALISTS]:
-        if found and draft.step_s > HOPELESS * min(plan.step_s for plan, _ in found):
+    for draft in _drafts(desk, groups_min)[:TRIED_MAX]:
+        hopeless = found and draft.step_s > HOPELESS * min(plan.step_s for plan, _ in found)
+        if hopeless or len(found) == FINALISTS:
             break
         found += _refined(desk, draft)
     if groups_min < 2:
@@ -180,13 +181,14 @@ def _drafts(desk: _Desk, groups_min: int) -> list[_Draft]:
 
 
 def _drafted(desk: _Desk, way: Way, chains: tuple[Chain, ...]) -> _Draft | None:
-    programs = schedules.pack(way.schedule, way.depth, 2 * way.depth, recompute=way.recompute)
-    firsts = even_firsts(desk.groups, way, chains, search.peaks(way, programs))
+    """Whether its cuts fit does not matter yet: others may."""
+    each = -(-desk.task.global_batch // (way.microbatch_size * len(chains)))
+    firsts = even_firsts(desk.groups, way, chains, min(each, 2 * way.depth))
     if firsts is None:
         return None
     play = desk.play(way, firsts, chains)
     shares = dict(zip(chains, play.about(), strict=True))  # of one kind all have about as many
-    step_s = max(play.ends_s(chain, share) for chain, share in shares.items())
+    step_s = max(play.through_s(chain, share) for chain, share in shares.items())
     return _Draft(step_s, way, chains, firsts)
 
 

@@ -71,9 +71,9 @@ def test_a_chain_can_cross_types():
     task = Task(global_batch=32, microbatch_sizes=(1,))
     plan, chains = mixed.best_mix(tight, task, held(2, 1))
     assert plan.way.depth == 3
-    assert chains[0].groups == (0, 0, 1)
+    assert sorted(chains[0].groups) == [0, 0, 1]
     spans = [end - first for first, end in plan.stages]
-    assert spans[2] <= min(spans[:2])
+    assert spans[chains[0].groups.index(1)] == min(spans)
 
 
 def test_two_zones_keep_their_chains_apart():
