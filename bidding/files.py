@@ -1,5 +1,6 @@
 """The edge of the bidder: reads histories from files and folders. Everything else here is pure."""
 
+import math
 from collections.abc import Iterable
 from pathlib import Path
 
@@ -8,6 +9,7 @@ import msgspec
 from bidding import parquet
 from bidding.errors import HistoryError
 from bidding.history import (
+    USD_PER_H_MAX,
     History,
     Repairs,
     Series,
@@ -170,14 +172,24 @@ def listed_types(folder: Path) -> dict[str, InstanceType]:
         raise HistoryError(f"{path}: {e}") from e
     for number, line in enumerate(lines[1:], 2):
         try:
-            name, slots, speed, usd = line.split(",")
-            types[name] = InstanceType(name=name, cloud="", slots=int(slots), memory_bytes=0,
-                                       on_demand_usd_per_h=float(usd), speed=float(speed))  # fmt: skip
+            kind = _listed(line)
         except ValueError as e:
             raise HistoryError(
                 f"{path}:{number}: {line!r} is not type,slots,speed,on_demand_usd_per_h: {e}"
             ) from e
+        types[kind.name] = kind
     return types
+
+
+def _listed(line: str) -> InstanceType:
+    """A type from its row; not a number and without end are no speeds and no prices."""
+    name, slots, speed, usd = line.split(",")
+    if not (0 < float(speed) < math.inf and 0 < float(usd) < USD_PER_H_MAX):
+        raise ValueError(
+            f"the speed must be above 0, the price above 0 and below ${USD_PER_H_MAX:,.0f}/h"
+        )
+    return InstanceType(name=name, cloud="", slots=int(slots), memory_bytes=0,
+                        on_demand_usd_per_h=float(usd), speed=float(speed))  # fmt: skip
 
 
 def read_markets(data: Path) -> tuple[dict[str, list[Listing]], Repairs]:

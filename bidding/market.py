@@ -74,9 +74,10 @@ def build(
     """Sample every series on the grid; `trained_from_s` is where the history for betas begins."""
     ticks = int((end_s - start_s) // tick_s)
     if not listings or not 1 <= ticks <= TICKS_MAX:
+        remedy = "give a shorter history" if ticks > TICKS_MAX else "give a longer history"
         raise HistoryError(
-            f"a market needs a pool and 1 to {TICKS_MAX} ticks, not {len(listings)} pools and "
-            f"{ticks} ticks from {start_s:.0f} s to {end_s:.0f} s; widen the dates or the tick"
+            f"a market needs a pool and 1 to {TICKS_MAX} ticks of {tick_s:g} s, not {len(listings)} pools and "
+            f"{ticks} ticks from {start_s:.0f} s to {end_s:.0f} s; {remedy}"
         )
     grid = start_s + np.arange(ticks, dtype=np.float64) * tick_s
     price = np.stack([_sampled(entry.price, grid) for entry in listings])

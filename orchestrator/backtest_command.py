@@ -174,11 +174,23 @@ def _chosen(
             auctions = data == SYNTHETIC and "auctions" in name
             kept.append((name, _on_grid(few, AWS_2016 if auctions else rule)))
     if not kept:
-        raise ConstraintError(
-            f"no market of {data} is named like {choices.market!r} and sells machines of at most "
-            f"{choices.slots} slots; there are: {'; '.join(markets)}"
-        )
+        raise ConstraintError(_none_fits(markets, data, choices))
     return kept
+
+
+def _none_fits(markets: dict[str, list[Listing]], data: str, choices: Choices) -> str:
+    """Why nothing is left: the name, or the size of the machines."""
+    named = [listings for name, listings in markets.items() if choices.market in name]
+    if not named:
+        there = "; ".join(markets)
+        return (
+            f"no market of {data} has --market {choices.market!r} in its name; there are: {there}"
+        )
+    least = min(entry.type.slots for listings in named for entry in listings)
+    return (
+        f"a job of {plural(choices.slots, 'slot')} fills no machine of {data}: the smallest has {least}; "
+        f"give --slots {least} or more"
+    )
 
 
 def _on_grid(listings: Sequence[Listing], rule: BillingRule) -> Market:

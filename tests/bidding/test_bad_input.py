@@ -41,7 +41,7 @@ def lease(**more):
 FILES = {
     "nothing at all": ("", "holds no prices"),
     "a header alone": (HEAD, "holds no prices"),
-    "one point": (HEAD + "0,aws,r,ra,kind,0.3\n", "widen the dates or the tick"),
+    "one point": (HEAD + "0,aws,r,ra,kind,0.3\n", "give a longer history"),
     "absurd prices alone": (
         HEAD + "0,aws,r,ra,kind,0\n9,aws,r,ra,kind,-1\n99,aws,r,ra,kind,1e9\n",
         "holds no prices",
@@ -61,6 +61,31 @@ def test_a_history_that_holds_too_little_is_refused_in_one_line(name, tmp_path, 
     (tmp_path / "prices.csv").write_text(text)
     choices = Choices(hours=2.0)
     assert backtest(str(tmp_path), "all", 5, tmp_path / "r.html", choices) == 2
+    line = capsys.readouterr().err
+    assert says in line
+    assert line.count("\n") == 1
+
+
+KINDS = {
+    "speed of nothing": ("kind,1,0,1.0", "the speed must be above 0"),
+    "speed that is no number": ("kind,1,nan,1.0", "the speed must be above 0"),
+    "price below zero": ("kind,1,1.0,-1.0", "the price above 0"),
+    "price that is no number": ("kind,1,1.0,nan", "the price above 0"),
+    "absurd price": ("kind,1,1.0,1e9", "below $1,000/h"),
+    "no slot": ("kind,0,1.0,1.0", "must all be positive"),
+    "half a row": ("kind,1", "is not type,slots,speed"),
+    "machines that are larger than the job": ("kind,4,1.0,1.0", "give --slots 4 or more"),
+}
+
+
+@pytest.mark.parametrize("name", KINDS)
+def test_a_type_that_cannot_be_is_refused_in_one_line(name, tmp_path, capsys):
+    """Speeds and prices of zero, below zero or no number, and machines too large, say what is wrong and where."""
+    row, says = KINDS[name]
+    (tmp_path / "types.csv").write_text(f"{TYPES.splitlines()[0]}\n{row}\n")
+    points = "".join(f"{3600 * i},aws,r,ra,kind,0.3\n" for i in range(100))
+    (tmp_path / "prices.csv").write_text(HEAD + points)
+    assert backtest(str(tmp_path), "ours", 5, tmp_path / "r.html", Choices(hours=2.0)) == 2
     line = capsys.readouterr().err
     assert says in line
     assert line.count("\n") == 1
