@@ -91,6 +91,7 @@ def run_in_order(programs: Programs, costs: Costs, trace: Trace) -> Outcome:  # 
     link = np.zeros((2, workers))  # when a worker's link is free, up and down
     at, stops = programs.offsets[:-1].astype(U64), programs.offsets[1:].astype(U64)
     starts, ends, each = trace.starts, trace.ends, seconds.ravel()
+    cells = U64(stages) * microbatches
     record, jitters, moved = len(starts) > 0, wire[:, :, JITTER].max() > 0.0, True
     while moved:
         moved = False
@@ -102,6 +103,9 @@ def run_in_order(programs: Programs, costs: Costs, trace: Trace) -> Outcome:  # 
             up_free, down_free = link[U64(0), worker], link[U64(1), worker]
             while i < stop:
                 kind, stage = codes[i] >> KIND, codes[i] >> SHIFT & U64(STAGE)
+                cell = stage * microbatches + (codes[i] & U64(MICROBATCH))
+                if cell >= cells or kind > U64(RECOMPUTE):
+                    break  # there is no such thing: whoever asked looks for the reason
                 if kind == U64(RECOMPUTE):  # it waits for nobody, and nobody for it
                     spent = each[kind * U64(stages) + stage] * slow
                     now += spent
@@ -110,7 +114,6 @@ def run_in_order(programs: Programs, costs: Costs, trace: Trace) -> Outcome:  # 
                         starts[i], ends[i] = now - spent, now
                     i += U64(1)
                     continue
-                cell = stage * microbatches + (codes[i] & U64(MICROBATCH))
                 if kind == U64(FORWARD):
                     ready = forward[cell]
                 elif kind == U64(WEIGHT_GRADIENT):
@@ -341,14 +344,6 @@ def run_greedy(programs: Programs, costs: Costs, rules: Rules) -> Taken:
         for other in range(workers):
             if wake[other] > arrival:
                 wake[other] = max(arrival, free[other])
-
-
-@compiled
-def highest_stage(codes: Codes) -> int:
-    most = 0
-    for code in codes:
-        most = max(most, (code >> 32) & STAGE)
-    return most
 
 
 @compiled

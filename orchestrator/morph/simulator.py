@@ -15,7 +15,7 @@ from collections.abc import Sequence
 import msgspec
 import numpy as np
 
-from agent.schedule import Kind, Schedule, unpack
+from agent.schedule import COMPUTED, Kind, Schedule, unpack
 from orchestrator.morph import engine, schedules
 from orchestrator.morph.compiled import Reals
 from orchestrator.morph.engine import Costs, Outcome, Programs
@@ -75,17 +75,23 @@ def run(programs: Programs, costs: Costs, name: str = "schedule") -> Outcome:
             f"{name}: {workers} workers and {stages} stages, but costs for {len(costs.slowness)} "
             f"workers and {costs.wire.shape[1]} stages"
         )
-    highest = engine.highest_stage(programs.codes)
-    if highest >= stages:
-        raise ScheduleError(f"{name}: it names stage {highest}, but there are costs for {stages}")
     outcome = engine.run_in_order(programs, costs, NO_TRACE)
     if outcome.stuck >= 0:
-        action = unpack(int(programs.codes[outcome.stuck]))
-        raise ScheduleError(
-            f"{name}: {action.kind.name} of microbatch {action.microbatch} at stage "
-            f"{action.stage} waits for what never comes"
-        )
+        raise ScheduleError(f"{name}: {_why_stuck(programs, stages, outcome.stuck)}")
     return outcome
+
+
+def _why_stuck(programs: Programs, stages: int, at: int) -> str:
+    kind, stage = int(programs.codes[at]) >> 56, int(programs.codes[at]) >> 32 & engine.STAGE
+    microbatch = int(programs.codes[at]) & engine.MICROBATCH
+    if kind not in COMPUTED:
+        return f"it names an action of kind {kind}, which no worker computes"
+    what = f"{Kind(kind).name} of microbatch {microbatch} at stage {stage}"
+    if stage >= stages:
+        return f"it names stage {stage}, but there are costs for {stages}"
+    if microbatch >= programs.microbatches:
+        return f"{what}, but there are {programs.microbatches} microbatches"
+    return f"{what} waits for what never comes"
 
 
 def simulate(schedule: Schedule, costs: Costs, *, stash: int | None = None) -> Step:

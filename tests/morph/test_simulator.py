@@ -6,7 +6,7 @@ import numpy as np
 import pytest
 
 from agent.schedule import Action, Kind, Schedule
-from orchestrator.morph import schedules, simulator
+from orchestrator.morph import engine, schedules, simulator
 from orchestrator.morph.errors import ScheduleError
 
 
@@ -123,6 +123,28 @@ def test_a_schedule_that_blocks_itself_is_refused():
     )
     with pytest.raises(ScheduleError, match="mirror: BACKWARD of microbatch 0 at stage 0 waits"):
         simulator.simulate(schedule, simulator.costs(simulator.uniform(1, 1.0, 1.0)))
+
+
+@pytest.mark.parametrize(
+    ("code", "said"),
+    [
+        (Action(Kind.FORWARD, 1, 0).pack(), "it names stage 1, but there are costs for 1"),
+        (
+            Action(Kind.FORWARD, 0, 7).pack(),
+            "microbatch 7 at stage 0, but there are 1 microbatches",
+        ),
+        (Action(Kind.RECOMPUTE, 9, 0).pack(), "it names stage 9, but there are costs for 1"),
+        (
+            Action(Kind.REDUCE, 0, 0).pack(),
+            "it names an action of kind 9, which no worker computes",
+        ),
+    ],
+)
+def test_an_action_that_cannot_be_is_refused(code, said):
+    """A stage or a microbatch that is not there, a kind that is not computed: never looked up, and said."""
+    programs = engine.Programs(np.array([code]), np.array([0, 1]), 1)
+    with pytest.raises(ScheduleError, match=said):
+        simulator.run(programs, simulator.costs(simulator.uniform(1, 1.0, 1.0)), "odd")
 
 
 def test_costs_of_another_shape_are_refused():
