@@ -157,8 +157,9 @@ class Chain:
             self._totals[stage] = found
             told[stage] = self._describe(stage, found)
             self._tell(step, stage, found, told[stage])
-        total = self._total = self._total or self._make_total()
-        total.present[:] = bytes(len(total.present))
+        total = self._ours() or self._total or self._make_total()
+        if total is not self._ours():
+            self._total, total.present[:] = total, bytes(len(total.present))
         for stage in range(len(self._pieces)):
             if stage in self._totals:
                 self._copy(stage, total)
@@ -241,7 +242,15 @@ class Chain:
             at += size
         return msgspec.convert(parcel.plain, Told)
 
+    def _ours(self) -> Sum | None:
+        """The sum of our one stage, if that is all that is kept here: then it need not be there twice."""
+        one = next(iter(self._totals.values()))
+        ids = [[id(tensor) for tensor in space.tensors] for space in (one.space, self._space)]
+        return one if len(self._totals) == 1 and self.held is not None and ids[0] == ids[1] else None
+
     def _copy(self, stage: int, total: Sum) -> None:
+        if total is self._totals[stage]:
+            return
         spans = self._way(stage, self._place, self._worker.sums[stage].space)
         for source, target, size in spans:
             total.flat[target : target + size] = self._totals[stage].flat[source : source + size]

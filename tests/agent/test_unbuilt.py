@@ -2,9 +2,12 @@
 
 import random
 import signal
+import subprocess
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import huge
 import msgspec
 import pytest
 import wide
@@ -240,3 +243,51 @@ def test_the_manager_asks_for_a_layout_that_fits_from_the_start(
     assert managed.managed_job.profile is not None
     assert managed.printed() == alone[0]
     assert out.read_bytes() == alone[1]
+
+
+HUGE = HERE / "huge.py"
+
+
+@pytest.fixture(scope="module")
+def whole() -> tuple[list[str], int]:
+    """What the script prints alone, and the memory that it takes, in MB."""
+    command = [sys.executable, str(HUGE), "built"]
+    done = subprocess.run(command, capture_output=True, text=True, check=True)
+    return done.stdout.splitlines(), int(done.stderr.split()[1])
+
+
+def test_nobody_needs_room_for_the_whole(crew: Crew, whole: tuple[list[str], int]) -> None:
+    """Each of four processes takes less than half of what one takes for all of it, and the losses are the same."""
+    lines, took = whole
+    crew.depth, crew.owned, crew.options = 4, True, {"cuts": (8, 16, 24)}
+    crew.begin(4, HUGE.read_text(), "unbuilt")
+    crew.completed()
+    printed = crew.printed()
+    assert [line for line in printed if line.startswith("step")] == lines
+    peaks = [int(line.split()[1]) for line in printed if line.startswith("took")]
+    assert len(peaks) == 4
+    assert max(peaks) < took // 2
+
+
+def test_nobody_needs_room_for_the_whole_when_all_were_lost(
+    crew: Crew, whole: tuple[list[str], int], tmp_path: Path
+) -> None:
+    """Others in another layout begin with the backup and the logged sums, each with its own layers of them, and take no more
+    than those before."""
+    lines, took = whole
+    (hold := tmp_path / "hold").touch()
+    crew.depth, crew.owned, crew.options = 4, True, {"cuts": (8, 16, 24)}
+    first = crew.begin(4, HUGE.read_text(), "unbuilt", str(hold), backup_every_steps=100)
+    crew.reach(huge.STEPS - 1)
+    crew.kill(*first)
+    crew.depth, crew.settle, crew.options = 5, 5, {"cuts": (6, 12, 18, 24)}
+    crew.start(5)
+    until("the others", lambda: len(crew.ready) == 5 and not set(first) & set(crew.ready))
+    hold.unlink()
+    crew.completed()
+    printed = crew.printed()
+    assert {line for line in printed if line.startswith("step")} <= set(lines)
+    assert lines[-1] in printed
+    peaks = [int(line.split()[1]) for line in printed if line.startswith("took")]
+    assert len(peaks) == 5
+    assert max(peaks) < took // 2

@@ -1,0 +1,48 @@
+"""A script whose state is large beside all else that a process has.
+
+usage: huge.py built|unbuilt [HOLD]
+
+Everyone says on standard error what it took beyond what its process had when it began. In its last step it waits as
+long as there is a file HOLD.
+"""
+
+import resource
+import sys
+import time
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from agent import Session, unbuilt
+
+WIDTH, LAYERS, STEPS = 1448, 16, 3
+
+
+def layers() -> nn.Module:
+    return nn.Sequential(
+        *[nn.Sequential(nn.Linear(WIDTH, WIDTH, bias=False), nn.Tanh()) for _ in range(LAYERS)]
+    )
+
+
+def main(how: str, *hold: str) -> None:
+    began_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss
+    torch.manual_seed(0)
+    model = unbuilt(layers) if how == "unbuilt" else layers()
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    session = Session(model, optimizer, microbatches=2)
+    x = torch.randn(2, 1, WIDTH)
+    for step in session.steps(STEPS):
+        while step == STEPS - 1 and any(Path(path).exists() for path in hold):
+            time.sleep(0.01)
+        for row in session.share(list(x)):
+            session.backward((model(row) - row).square().mean())
+        optimizer.step()
+        if session.leader:
+            print(f"step {step} loss {session.loss!r}")  # noqa: T201 - as scripts do
+    peak_kb = resource.getrusage(resource.RUSAGE_SELF).ru_maxrss - began_kb
+    print(f"took {peak_kb // 1024} MB", file=sys.stderr)  # noqa: T201
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
