@@ -245,8 +245,10 @@ class Chain:
     def _ours(self) -> Sum | None:
         """The sum of our one stage, if that is all that is kept here: then it need not be there twice."""
         one = next(iter(self._totals.values()))
-        ids = [[id(tensor) for tensor in space.tensors] for space in (one.space, self._space)]
-        return one if len(self._totals) == 1 and self.held is not None and ids[0] == ids[1] else None
+        if self.held is None or len(self._totals) > 1:
+            return None
+        kept = [id(tensor) for tensor in self._space.tensors]
+        return one if kept == [id(tensor) for tensor in one.space.tensors] else None
 
     def _copy(self, stage: int, total: Sum) -> None:
         if total is self._totals[stage]:
