@@ -248,6 +248,21 @@ def measured(market: Market, work: Work, starts: Ints, mu: float) -> tuple[Float
     return came[:, 0], came[:, 1], np.array(bound)
 
 
+def told(market: Market) -> Market:
+    """The market with the chain's own hazards over the next hour, as the decision of the manager would read them."""
+    hazards = []
+    for row in market.capacity:
+        states = states_of(row > 0)
+        chain = chain_of(states)
+        on = np.arange(STATES) < 2 * ON
+        alive = on.astype(np.float64)
+        for _ in range(HOUR_TICKS):
+            alive = np.where(on, chain @ alive, 0.0)
+        per_h = -np.log(np.clip(alive, 1e-3, 1.0))
+        hazards.append(np.where(on, per_h, 0.0)[states])
+    return msgspec.structs.replace(market, hazard_per_h=np.stack(hazards))
+
+
 def ratio(cost: Floats, bound: Floats) -> list[str]:
     over = cost / np.maximum(bound, cost / backtest.RATIO_MAX)
     return [f"{np.median(over):.2f}", f"{np.percentile(over, 95):.2f}"]
@@ -278,6 +293,12 @@ def main() -> None:
         ours = backtest.run(market, work, STRATEGIES[-1:], starts=starts)[0]
         rows.append([f"{name}: ours", f"{ours['cost_usd'].mean():.2f}", "1", f"{ours['runtime_h'].mean():.1f}",
                      *ratio(ours["cost_usd"], ours.bound_usd)])  # fmt: skip
+        print("  ".join(rows[-1]), file=sys.stderr)
+        knows = backtest.run(told(market), work, STRATEGIES[-1:], starts=starts)[0]
+        share = interval(np.stack([knows["cost_usd"], ours["cost_usd"]]), mean_ratio)
+        rows.append(["  ours, with the hazards of the chain", f"{knows['cost_usd'].mean():.2f}",
+                     f"{share.value:.3f} ({share.low:.3f} to {share.high:.3f})", f"{knows['runtime_h'].mean():.1f}",
+                     *ratio(knows["cost_usd"], knows.bound_usd)])  # fmt: skip
         print("  ".join(rows[-1]), file=sys.stderr)
         for factor in MUS:
             mu = factor * float(market.on_demand_usd_per_h.min())

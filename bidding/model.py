@@ -1,5 +1,6 @@
 """The words of the bidder: what it sees, what it wants, what it decides."""
 
+import math
 from collections.abc import Mapping
 from typing import Protocol
 
@@ -110,8 +111,12 @@ class Limits(msgspec.Struct, frozen=True, kw_only=True):
                 f"slots_min={self.slots_min} and slots_max={self.slots_max} contradict each other: "
                 "0 <= slots_min <= slots_max is needed"
             )
-        if self.haste < 0:
+        if not self.haste >= 0:
             raise ConstraintError(f"haste={self.haste} must be 0 or more")
+        for name in ("budget_left_usd", "usd_per_h_max", "finish_by_s"):
+            value = getattr(self, name)
+            if value is not None and math.isnan(value):
+                raise ConstraintError(f"{name} is not a number: give one, or None for no limit")
 
 
 class Demand(msgspec.Struct, frozen=True, kw_only=True):
@@ -130,6 +135,13 @@ class Demand(msgspec.Struct, frozen=True, kw_only=True):
     recovery_all_s: float | None = None
     manager_usd_per_h: float = 0.0
     climate: Climate | None = None
+
+    def __post_init__(self) -> None:
+        for name in ("start_s", "morph_s", "recovery_s", "manager_usd_per_h"):
+            if not 0 <= getattr(self, name) < math.inf:
+                raise ConstraintError(f"{name}={getattr(self, name)} must be 0 or more, and finite")
+        if self.work_left is not None and math.isnan(self.work_left):
+            raise ConstraintError("work_left is not a number: give one, or None if it is not known")
 
 
 class Acquire(msgspec.Struct, frozen=True, kw_only=True):

@@ -196,11 +196,21 @@ def test_a_pool_that_vanishes_and_a_clock_that_jumps_back_change_nothing():
 
 
 def test_contradictions_are_refused():
-    """Limits that contradict each other, and negative rates, say what is wrong."""
+    """Limits that contradict each other, negative rates, and what is no number say what is wrong."""
     with pytest.raises(ConstraintError, match="slots_min=5"):
         Limits(slots_min=5, slots_max=4)
     with pytest.raises(ConstraintError, match="haste"):
         Limits(haste=-1.0)
+    with pytest.raises(ConstraintError, match="haste=nan"):
+        Limits(haste=math.nan)
+    for name in ("budget_left_usd", "usd_per_h_max", "finish_by_s"):
+        with pytest.raises(ConstraintError, match=name):
+            Limits(**{name: math.nan})
+    for value in (-1.0, math.nan, math.inf):
+        with pytest.raises(ConstraintError, match="morph_s"):
+            msgspec.structs.replace(DEMAND, morph_s=value)
+    with pytest.raises(ConstraintError, match="work_left"):
+        msgspec.structs.replace(DEMAND, work_left=math.nan)
     with pytest.raises(ConstraintError, match="negative"):
         Climate(lost_young=-1.0)
     with pytest.raises(ConstraintError, match="billing rule"):
