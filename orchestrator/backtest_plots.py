@@ -1,6 +1,7 @@
 """Plots as SVG text, drawn by hand: steps, boxes and points on labelled axes, without scripts."""
 
-from collections.abc import Sequence
+import math
+from collections.abc import Iterator, Sequence
 from html import escape
 
 import msgspec
@@ -11,7 +12,7 @@ LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 44
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A named series of points; `steps` holds each value until the next point."""
+    """A named series of points; `steps` holds each value until the next point. What is no number is a gap."""
 
     name: str
     x: Sequence[float]
@@ -70,19 +71,37 @@ def lines(series: Sequence[Line], x: str, y: str, from_zero: bool = True) -> str
     if not any(s.x for s in series):
         return '<p class="note">Nothing to draw.</p>'
     xs = [v for s in series for v in s.x]
-    ys = [v for s in series for v in s.y]
+    ys = [v for s in series for v in s.y if not math.isnan(v)] or [0.0]
     low = 0.0 if from_zero else min(ys)
     top = max(*ys, low + 1e-9)
     axes = Axes(x=x, y=y, x_range=(min(xs), max(xs)), y_range=(low, top + 0.05 * (top - low)))
     parts = frame(axes)
     for i, s in enumerate(series):
         colour = COLOURS[i % len(COLOURS)]
-        points = [axes.at(a, b) for a, b in zip(s.x, s.y, strict=True)]
-        parts.append(f'<path d="{_path(points, s.steps)}" fill="none" stroke="{colour}"/>')
+        pieces = [[axes.at(a, b) for a, b in piece] for piece in _pieces(s)]
+        path = "".join(_path(points, s.steps) for points in pieces)
+        parts.append(f'<path d="{path}" fill="none" stroke="{colour}"/>')
         if s.dots:
-            parts += [f'<circle cx="{a}" cy="{b}" r="3.5" fill="{colour}"/>' for a, b in points]
+            parts += [
+                f'<circle cx="{a}" cy="{b}" r="3.5" fill="{colour}"/>'
+                for points in pieces
+                for a, b in points
+            ]
     parts.append("</svg>")
     return "".join(parts) + _legend([s.name for s in series])
+
+
+def _pieces(line: Line) -> Iterator[list[tuple[float, float]]]:
+    """The parts between gaps; steps hold their last value up to where the gap begins."""
+    piece: list[tuple[float, float]] = []
+    for x, y in zip(line.x, line.y, strict=True):
+        if not math.isnan(y):
+            piece.append((x, y))
+        elif piece:
+            yield [*piece, (x, piece[-1][1])] if line.steps else piece
+            piece = []
+    if piece:
+        yield piece
 
 
 def _path(points: Sequence[tuple[float, float]], steps: bool) -> str:

@@ -6,6 +6,7 @@ import pytest
 
 from bidding.files import read_markets
 from orchestrator.backtest_command import Choices, backtest
+from orchestrator.backtest_plots import Line, lines
 
 SHORT = Choices(hours=2.0)
 
@@ -35,6 +36,17 @@ def test_every_plot_is_sound_svg(page):
         for circle in root.iter("circle"):
             assert 0 <= float(circle.get("cx")) <= 860
             assert 0 <= float(circle.get("cy")) <= 300
+
+
+def test_a_line_breaks_where_there_is_no_number():
+    """Steps hold their last value up to the gap, begin anew after it, and nothing that is no number is drawn."""
+    gap = [1.0, float("nan"), float("nan"), 2.0, 3.0]
+    drawn = lines([Line(name="price", x=[0, 1, 2, 3, 4], y=gap, steps=True)], "hours", "dollars")
+    (path,) = ElementTree.fromstring(drawn.split("</svg>")[0] + "</svg>").iter("path")
+    assert path.get("d").count("M") == 2
+    assert "nan" not in drawn
+    nothing = lines([Line(name="price", x=[0, 1], y=[float("nan")] * 2)], "hours", "dollars")
+    assert "nan" not in nothing
 
 
 MISTAKES = [
