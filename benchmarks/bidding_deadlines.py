@@ -52,7 +52,9 @@ def table(title: str, markets: list, count: int, start_s: float) -> None:
                 costs = (r.cost_usd.sum(), r.bound_usd.sum(), r.plain_usd.sum())
                 for i, v in enumerate((r.on_demand_usd * n, *costs, r.missed, n)):
                     total[i] += float(v)
-                ratios.setdefault(r.strategy, []).extend(r.cost_usd / r.bound_usd)
+                ratios.setdefault(r.strategy, []).extend(
+                    r.cost_usd / np.maximum(r.bound_usd, r.cost_usd / backtest.RATIO_MAX)
+                )
         for strategy, (on_demand, cost, bound, plain, missed, n) in sums.items():
             rows.append([f"{name}, {strategy}", f"{(on_demand - cost) / (on_demand - bound):.3f}",
                          f"{cost / bound:.3f}", *(f"{np.percentile(ratios[strategy], q):.3f}" for q in (50, 95)),
