@@ -265,6 +265,7 @@ class Session:
             )
         self._phase = "sharing"
         self._check_params()
+        self._check_schedules()
         frame = sys._getframe(1)
         self._asked = Caller(frame, frame.f_lasti), batches
         return self._share(batches)
@@ -279,6 +280,17 @@ class Session:
                     raise Misuse(
                         f"step {self.version}: the parameter {name!r} began to train after Session(...) was "
                         "made. Let it train from the beginning, and keep it still with a learning rate of 0"
+                    )
+
+    def _check_schedules(self) -> None:
+        """A newcomer would begin a schedule that is not part of the state from its first step."""
+        kinds = torch.nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
+        if all(isinstance(thing, kinds) for thing in self.objects.values()):
+            for thing in self.objects.values():
+                if getattr(getattr(thing, "step", None), "_wrapped_by_lr_sched", False):
+                    raise Misuse(
+                        f"step {self.version}: the optimizer has a schedule that Session(...) was not given, so "
+                        "whoever joins later would train at another rate: Session(model, optimizer, scheduler, ...)"
                     )
 
     def _share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
@@ -324,11 +336,18 @@ class Session:
     def _run_body(
         self, step: int, batches: Sequence[Batch], first: int, count: int
     ) -> Iterator[Batch]:
+        kept = self._kept
+        before = [] if kept is None else kept.updates()
         for microbatch in self._partial.missing(first, count):
             self._world.check()
             self._open(step, microbatch)
             yield batches[microbatch]
             self._take(step, microbatch, first, count)
+        if kept is not None and kept.updates() != before:
+            raise Misuse(
+                f"step {step}: the model or the optimizer was changed in the loop over session.share(...), where "
+                "every worker has other microbatches; optimizer.step() belongs behind the loop"
+            )
 
     def _open(self, step: int, microbatch: int) -> None:
         self.seed_for(step, microbatch)

@@ -83,6 +83,21 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "exception",
         "session.backward was not called",
     ),
+    "optimizer in the loop": (
+        START
+        + "for step in session.steps(2):\n    for b in session.share([x, x]):\n"
+        + "        session.backward(model(b).sum())\n        optimizer.step()\n",
+        "exception",
+        "optimizer.step() belongs behind the loop",
+    ),
+    "schedule not given": (
+        START
+        + "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)\n"
+        + "for step in session.steps(2):\n"
+        + "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
+        "exception",
+        "the optimizer has a schedule that Session(...) was not given",
+    ),
     "changed too early": (
         START
         + "for step in session.steps(2):\n    torch.nn.init.zeros_(model.weight)\n"
