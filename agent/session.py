@@ -402,7 +402,7 @@ class Session:
         body.refuse_scaling(known=self._scaler is not None)
         found = body.record(model, self._run_recorded, batch)
         if self._recording is not None and found.same_as(self._recording):
-            found = msgspec.structs.replace(self._recording, plain=found.plain)
+            found = msgspec.structs.replace(self._recording, reads=found.reads)
         self._recording = found
 
     def _run_recorded(self, body: Callable[[], None]) -> Any:

@@ -27,11 +27,11 @@ import torch
 from torch import fx
 from torch.utils import _pytree as pytree
 
-from agent.pipeline.examine import Facts, examine
-from agent.pipeline.record import CannotRecord, record
+from agent.pipeline.examine import Facts, examined, unsaved
+from agent.pipeline.reads import Reads
+from agent.pipeline.record import CannotRecord, record, streams_kept
 
 MICROBATCH = "__microbatch__"
-PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -39,14 +39,14 @@ class Recording(msgspec.Struct, frozen=True):
     """What a step computes from a microbatch, and all that cutting needs to know about it.
 
     `example` are the tensors of a microbatch, in the order of the graph's placeholders; `flatten` takes any
-    microbatch apart like that. `plain` are the numbers and words that the body read.
+    microbatch apart like that. `reads` is what else the body was recorded with.
     """
 
     graph: fx.GraphModule
     facts: Facts
     example: tuple[torch.Tensor, ...]
     spec: Any
-    plain: dict[str, Any]
+    reads: Reads
 
     def same_as(self, other: "Recording") -> bool:
         """Constants have no values in the code, so a graph that has any is like no other."""
@@ -82,15 +82,40 @@ class Body:
                 "cutting the model into stages needs tensors, or tuples, lists and dicts of them"
             )
 
-        def loss_of(_: torch.nn.Module, *tensors: Any) -> Any:
+        def loss_of(_: torch.nn.Module | None, *tensors: Any) -> Any:
             return run(lambda: self._play(pytree.tree_unflatten(list(tensors), spec)))
 
+        leaves = [leaf.clone() for leaf in leaves]  # the body may write into its microbatch
         try:
             graph = record(model, loss_of, leaves)
-            facts = examine(graph, leaves)
+            facts, loss = examined(graph, leaves)
         except CannotRecord as error:
             raise CannotRecord(self._short(str(error))) from error
-        return Recording(graph, facts, tuple(leaves), spec, self._plain())
+        self._compare(loss, model, lambda: loss_of(None, *leaves))
+        return Recording(graph, facts, tuple(leaves), spec, self._reads(graph, model))
+
+    def _compare(self, loss: Any, model: torch.nn.Module, run: Callable[[], Any]) -> None:
+        """The recording computes what the body computes: code that asks what its inputs are sees placeholders
+        while it is recorded, and may take another way with them."""
+        before = [buffer.detach().clone() for buffer in model.buffers()]
+        with streams_kept():
+            try:
+                with unsaved():
+                    again = run()
+            except RuntimeError:  # it needs what it saves; any other error comes up again
+                again = run()
+        with torch.no_grad():
+            for buffer, kept in zip(model.buffers(), before, strict=True):
+                buffer.copy_(kept)
+        if not isinstance(loss, torch.Tensor) or not isinstance(again, torch.Tensor):
+            return  # `session.backward` says what a loss has to be
+        one, other = loss.detach(), again.detach()
+        if not torch.equal(one.nan_to_num(), other.nan_to_num()):
+            raise CannotRecord(
+                f"{self._at(self._loop)}: recorded, this loop computes another loss than it does when it is run "
+                f"({float(one.mean())}, not {float(other.mean())}): something in it asks what its inputs are, and "
+                "is told something else by a placeholder. Train with depth 1"
+            )
 
     def refuse_scaling(self, *, known: bool) -> None:
         """A scaler makes its scale when it is first asked, and changes it from step to step."""
@@ -124,18 +149,9 @@ class Body:
                 f"around it ({error.msg})"
             ) from error
 
-    def _plain(self) -> dict[str, Any]:
-        """Numbers and words that the body reads: what it computes is recorded with these."""
-        parts = [self._loop.whole.target, *self._loop.whole.body]
-        names = [node for part in parts for node in ast.walk(part) if isinstance(node, ast.Name)]
-        stored = {node.id for node in names if isinstance(node.ctx, ast.Store)}
-        return {
-            node.id: self._names[node.id]
-            for node in names
-            if node.id not in stored
-            and node.id in self._names
-            and isinstance(self._names[node.id], PLAIN)
-        }
+    def _reads(self, graph: fx.GraphModule, model: torch.nn.Module) -> Reads:
+        whole = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
+        return Reads([self._loop.whole.target, *self._loop.whole.body], self._names, model, whole)
 
     def _at(self, node: Any) -> str:
         return f"{Path(self._file).name}:{node.lineno}"
@@ -152,9 +168,8 @@ class Caller(msgspec.Struct, frozen=True):
 
 
 def outdated(recording: Recording, caller: Caller) -> bool:
-    """Whether the body would read other numbers now. Its graph may be another one then."""
-    names = _names(caller.frame)
-    return any(names.get(name) != value for name, value in recording.plain.items())
+    """Whether the body would read something else now. Its graph may be another one then."""
+    return recording.reads.changed(_names(caller.frame))
 
 
 def _names(frame: FrameType) -> dict[str, Any]:

@@ -58,21 +58,27 @@ class Facts(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def examine(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> Facts:
-    """Run the graph once on one microbatch. Parameters may be away: what comes of them is not a number, which
-    shows in every buffer that the forward writes to."""
+    """All that cutting needs to know about a graph."""
+    return examined(graph, example)[0]
+
+
+def examined(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> tuple[Facts, Any]:
+    """Run the graph once on one microbatch, and give what came out, too. Parameters may be away: what comes of
+    them is not a number, which shows in every buffer that the forward writes to."""
     try:
-        look, written = _looked(graph, example, unsaved())
+        look, written, out = _looked(graph, example, unsaved())
     except (
         CannotRecord
     ):  # a forward that differentiates something itself needs what is saved for that
-        look, written = _looked(graph, example, nullcontext())
-    return Facts(
+        look, written, out = _looked(graph, example, nullcontext())
+    facts = Facts(
         nodes=len(graph.graph.nodes),
         values=look.values(),
         tied_down=(*look.writes(), *_buffer_uses(graph, written)),
         draws=tuple(look.draws),
         written=written,
     )
+    return facts, out
 
 
 @contextmanager
@@ -92,13 +98,13 @@ def _dropped(_: None) -> torch.Tensor:
 
 def _looked(
     graph: fx.GraphModule, example: Sequence[torch.Tensor], how: AbstractContextManager[None]
-) -> tuple["_Look", frozenset[str]]:
-    """And the buffers that were written to; they are as they were before."""
+) -> tuple["_Look", frozenset[str], Any]:
+    """And the buffers that were written to, which are as they were before, and what came out."""
     before = {name: buffer.clone() for name, buffer in graph.named_buffers()}
     stream, look = torch.get_rng_state(), _Look(graph)
     try:
         with how:
-            look.run(*example)
+            out = look.run(*example)
     finally:
         torch.set_rng_state(stream)
         written = frozenset(
@@ -107,7 +113,7 @@ def _looked(
         with torch.no_grad():
             for name in written:
                 graph.get_buffer(name).copy_(before[name])
-    return look, written
+    return look, written, out
 
 
 def cut_points(facts: Facts) -> tuple[CutPoint, ...]:
@@ -127,7 +133,8 @@ class _Look(fx.Interpreter):
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)  # which lets go of what no node needs any more
-        self._index = {node: index for index, node in enumerate(graph.graph.nodes)}
+        self._nodes = list(graph.graph.nodes)
+        self._index = {node: index for index, node in enumerate(self._nodes)}
         self._values: list[Value] = []
         self._memories: dict[int, _Memory] = {}
         self._writes: dict[int, int] = {}  # last by first node
@@ -160,6 +167,11 @@ class _Look(fx.Interpreter):
                     key
                 ]  # nobody can write to it any more, and its address may come again
             elif version != memory.seen:
+                if self._nodes[memory.first].op == "placeholder":
+                    raise CannotRecord(
+                        f"{node.format_node()} writes into the microbatch, of which every stage has its own: "
+                        "write into a copy of it, x = x.clone()"
+                    )
                 self._writes[memory.first] = index
                 memory.seen = version
         if node.op == "output":

@@ -54,7 +54,7 @@ def record(
     for _ in range(1 + sum(1 for _ in model.modules())):
         tracer = _Tracer(frozenset(kept))
         try:
-            with _streams_kept():
+            with streams_kept():
                 graph = tracer.trace(whole, {"batch": len(example)})
             return fx.GraphModule(whole, graph)
         except Exception as error:  # whatever the person's code raises
@@ -148,7 +148,7 @@ def python_drawn() -> tuple[object, ...]:
 
 
 @contextmanager
-def _streams_kept() -> Iterator[None]:
+def streams_kept() -> Iterator[None]:
     """Recording leaves no trace in the random streams."""
     torch_state, python_state, numpy_state = (
         torch.get_rng_state(),
@@ -167,7 +167,7 @@ def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) 
     """The graph of single operators, for code that placeholders cannot run through."""
     whole.__class__ = Recorded
     try:
-        with _streams_kept(), warnings.catch_warnings():
+        with streams_kept(), warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore"
             )  # about its own future; nothing that a person can act on

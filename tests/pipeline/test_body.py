@@ -221,4 +221,75 @@ def test_numbers_that_change_are_recorded_anew(tmp_path: Path, recorder: Recorde
     first, second, third = recorder.found
     assert first.graph is second.graph
     assert second.graph is not third.graph
-    assert third.plain["step"] == 2
+
+
+READ = {
+    "an attribute": ("    box.rate = 0.1 * step\n", "* box.rate"),
+    "an item": ('    table["rate"] = 0.1 * step\n', '* table["rate"]'),
+    "a number of numpy": ("    rate = np.int64(step)\n", "* float(rate)"),
+    "another tensor": ("    rate = torch.tensor(0.1 * step)\n", "* rate"),
+    "another list": ("    rates = [0.1 * step]\n", "* rates[0]"),
+    "a global of a function": ("    RATE = 0.1 * step\n", "* scaled(1.0)"),
+    "an attribute of the model": ("    model.rate = 0.1 * step\n", ""),
+    "whether it trains": ("    model.train(step == 0)\n", ""),
+}
+WITH_READS = START.replace(
+    "torch.manual_seed(0)\n",
+    """
+import types
+import numpy as np
+box, table, RATE = types.SimpleNamespace(rate=0.0), {"rate": 0.0}, 0.0
+def scaled(x):
+    return x * RATE
+class Rated(torch.nn.Sequential):
+    rate = 0.0
+    def forward(self, x):
+        return functional.dropout(super().forward(x), 0.5, self.training) * (1 + self.rate)
+torch.manual_seed(0)
+""",
+).replace("torch.nn.Sequential(torch.nn.Linear", "Rated(torch.nn.Linear")
+
+
+@pytest.mark.parametrize("case", READ)
+def test_whatever_the_body_reads_is_looked_at_again(
+    tmp_path: Path, recorder: Recorder, case: str
+) -> None:
+    """A value that the graph has taken in is another graph when it is another value, wherever it was read."""
+    before, factor = READ[case]
+    loss = f"        session.backward(functional.cross_entropy(model(x), y) {factor})\n"
+    loop = f"{before}    for x, y in session.share(batches(step)):\n{loss}"
+    script = tmp_path / "train.py"
+    script.write_text(WITH_READS + loop)
+    runpy.run_path(str(script))
+    assert recorder.failed == ""
+    first, second, _ = recorder.found
+    assert first.graph is not second.graph
+
+
+def test_a_recording_that_computes_something_else_is_none(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    """Code that asks whether it has a tensor has none while it is recorded: the loss of a microbatch tells."""
+    loop = """
+    for x, y in session.share(batches(step)):
+        factor = 2.0 if isinstance(x, torch.Tensor) else 1.0
+        session.backward(functional.cross_entropy(model(x), y) * factor)
+    """
+    run(tmp_path, loop)
+    assert recorder.failed.startswith("train.py:18: recorded, this loop computes another loss")
+    assert recorder.found == []
+
+
+def test_a_recording_leaves_the_microbatch_alone(tmp_path: Path, recorder: Recorder) -> None:
+    """A body that writes into its microbatch is not cut, and trains on what it would have without being recorded."""
+    loop = """
+    for x, y in session.share(batches(step)):
+        doubled = x.mul_(2.0)
+        loss = functional.cross_entropy(model(x), y)
+        session.backward(loss)
+    """
+    disturbed = run(tmp_path, loop)["session"].loss
+    assert "writes into the microbatch" in recorder.failed
+    session._sessions.clear()
+    session.join(Alone())
+    assert run(tmp_path, loop)["session"].loss == disturbed
