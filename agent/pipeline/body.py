@@ -85,6 +85,7 @@ class Body:
         def loss_of(_: torch.nn.Module | None, *tensors: Any) -> Any:
             return run(lambda: self._play(pytree.tree_unflatten(list(tensors), spec)))
 
+        self._refuse_hooks(model)
         leaves = [leaf.clone() for leaf in leaves]  # the body may write into its microbatch
         try:
             graph = record(model, loss_of, leaves)
@@ -93,6 +94,15 @@ class Body:
             raise CannotRecord(self._short(str(error))) from error
         self._compare(loss, model, lambda: loss_of(None, *leaves))
         return Recording(graph, facts, tuple(leaves), spec, self._reads(graph, model))
+
+    def _refuse_hooks(self, model: torch.nn.Module) -> None:
+        """A stage asks for gradients, and does not accumulate them; and of a tied parameter each has a part."""
+        for name, param in model.named_parameters():
+            if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
+                raise CannotRecord(
+                    f"the parameter {name!r} has a hook, which stages would call at other moments than one backward "
+                    "does: change its gradient behind the loop over session.share(...), or train with depth 1"
+                )
 
     def _compare(self, loss: Any, model: torch.nn.Module, run: Callable[[], Any]) -> None:
         """The recording computes what the body computes: code that asks what its inputs are sees placeholders

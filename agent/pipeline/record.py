@@ -91,8 +91,11 @@ class _Tracer(fx.Tracer):
         return graph
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        return module_qualified_name in self._kept or super().is_leaf_module(
-            m, module_qualified_name
+        # Hooks of a backward belong to the call of the module, which is not there if it is taken apart.
+        return (
+            module_qualified_name in self._kept
+            or bool(m._backward_hooks or m._backward_pre_hooks)
+            or super().is_leaf_module(m, module_qualified_name)
         )
 
     def call_module(

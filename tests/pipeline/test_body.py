@@ -280,6 +280,16 @@ def test_a_recording_that_computes_something_else_is_none(
     assert recorder.found == []
 
 
+@pytest.mark.parametrize("how", ["register_hook", "register_post_accumulate_grad_hook"])
+def test_a_hook_of_a_parameter_is_not_cut(tmp_path: Path, recorder: Recorder, how: str) -> None:
+    """Stages would call it at other moments: once for each part of a tied parameter, or never."""
+    hooked = START.replace("session = ", f"model[0].weight.{how}(lambda _: None)\nsession = ")
+    script = tmp_path / "train.py"
+    script.write_text(hooked + GOOD["plain"])
+    runpy.run_path(str(script))
+    assert recorder.failed.startswith("the parameter '0.weight' has a hook")
+
+
 def test_a_recording_leaves_the_microbatch_alone(tmp_path: Path, recorder: Recorder) -> None:
     """A body that writes into its microbatch is not cut, and trains on what it would have without being recorded."""
     loop = """

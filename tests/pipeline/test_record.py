@@ -186,3 +186,15 @@ def test_what_a_microbatch_computes_is_not_all_kept():
     examine(graph, [X, Y])
     assert len(counts) == 8
     assert max(counts) <= 3
+
+
+def test_a_module_with_a_hook_of_its_backward_is_kept_whole():
+    """Taken apart, nothing would call the hook: gradients are those of the model with its hook."""
+    model = made(lambda: chain(nn.Sequential(nn.Linear(6, 6), nn.Tanh())))
+    model[1].register_full_backward_hook(lambda _, found, __: tuple(0.5 * each for each in found))
+    graph = record(model, loss_of, (X, Y))
+    loss_of(model, X, Y).backward()
+    expected = [param.grad for param in model.parameters()]
+    model.zero_grad()
+    graph(X, Y).backward()
+    assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters(), strict=True))
