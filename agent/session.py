@@ -38,6 +38,7 @@ from agent.clipping import follow
 from agent.errors import Misuse, NotFinite
 from agent.faults import passing
 from agent.holdings import Holdings
+from agent.order import Streams, refuse_order
 from agent.partial import Partial
 from agent.pipeline.births import Unborn
 from agent.pipeline.body import Body, Caller, Recording, outdated
@@ -180,6 +181,11 @@ class Session:
         self._asked: tuple[Caller, Sequence[object]] | None = None  # who shares what just now
         self._recording: Recording | None = None
         self._watched: set[int] = set()
+        self._trained = self._counted()
+        self._looked_at = (
+            False  # the loop over share, for what depends on the order of microbatches
+        )
+        self._streams: Streams | None = None
         if _sessions:
             raise Misuse("the script made a second session; one holds everything that is trained")
         _sessions.append(self)
@@ -265,9 +271,14 @@ class Session:
             )
         self._phase = "sharing"
         self._check_params()
+        self._check_optimizers()
         self._check_schedules()
         frame = sys._getframe(1)
-        self._asked = Caller(frame, frame.f_lasti), batches
+        caller = Caller(frame, frame.f_lasti)
+        self._asked, self._streams = (caller, batches), None
+        if not self._looked_at:
+            self._looked_at, self._streams = True, Streams(caller)
+            refuse_order(caller)
         return self._share(batches)
 
     def _check_params(self) -> None:
@@ -276,11 +287,32 @@ class Session:
             if not isinstance(thing, torch.nn.Module):
                 continue
             for name, param in thing.named_parameters():
+                if not param.requires_grad and name in self.space.params:
+                    raise Misuse(
+                        f"step {self.version}: the parameter {name!r} stopped training after Session(...) was made, which "
+                        "whoever joins later would not know. Keep it still with a learning rate of 0"
+                    )
                 if param.requires_grad and name not in self.space.params:
                     raise Misuse(
                         f"step {self.version}: the parameter {name!r} began to train after Session(...) was "
                         "made. Let it train from the beginning, and keep it still with a learning rate of 0"
                     )
+
+    def _check_optimizers(self) -> None:
+        """A newcomer makes its optimizers as the script begins with them."""
+        if self._counted() != self._trained:
+            raise Misuse(
+                f"step {self.version}: parameters were added to an optimizer after Session(...) was made, which "
+                "whoever joins later would not know. Add them before, with a learning rate of 0 until then"
+            )
+
+    def _counted(self) -> list[int]:
+        return [
+            len(group["params"])
+            for thing in self.objects.values()
+            if isinstance(thing, torch.optim.Optimizer)
+            for group in thing.param_groups
+        ]
 
     def _check_schedules(self) -> None:
         """A newcomer would begin a schedule that is not part of the state from its first step."""
@@ -343,6 +375,8 @@ class Session:
             self._open(step, microbatch)
             yield batches[microbatch]
             self._take(step, microbatch, first, count)
+        if self._streams is not None:
+            self._streams.refuse_draws()
         if kept is not None and kept.updates() != before:
             raise Misuse(
                 f"step {step}: the model or the optimizer was changed in the loop over session.share(...), where "

@@ -192,13 +192,26 @@ class Loop(msgspec.Struct, frozen=True):
     whole: ast.For
     single: ast.For
     scope: ast.AST
+    file: str
 
     @property
     def lineno(self) -> int:
         return self.whole.lineno
 
+    @property
+    def place(self) -> str:
+        return f"{Path(self.file).name}:{self.lineno}"
+
 
 End = tuple[int | None, int | None]
+
+
+def found_loop(caller: Caller) -> Loop | None:
+    """The loop in the script's source, if it can be found there."""
+    try:
+        return _find(caller)
+    except (CannotRecord, SyntaxError):
+        return None
 
 
 def _find(caller: Caller) -> Loop:
@@ -210,7 +223,12 @@ def _find(caller: Caller) -> Loop:
         if isinstance(node, ast.For) and any(
             _ends(call, (end_line, end_column)) for call in ast.walk(node.iter)
         ):
-            return Loop(node, _single(source, node, (end_line, end_column)), scope)
+            return Loop(
+                node,
+                _single(source, node, (end_line, end_column)),
+                scope,
+                code.co_filename,
+            )
     raise CannotRecord(
         f"{Path(code.co_filename).name}:{line}: cutting the model into stages needs a loop that can "
         "be found in the script's source: `for ... in session.share(...):`"
@@ -272,15 +290,15 @@ def _refuse(loop: Loop, at: Callable[[Any], str]) -> None:
             )
     for part in body:
         _refuse_effects(part, at)
-    inside = list(_uses([loop.whole.target, *body]))
+    inside = list(uses([loop.whole.target, *body]))
     stored = {name for name, is_stored, _ in inside if is_stored}
-    carried = _read_first(inside, stored)
+    carried = read_first(inside, stored)
     if carried is not None:
         raise CannotRecord(
             f"{at(carried)}: `{carried.id}` goes from one microbatch to the next, which are not computed in "
             "one place when the model is cut into stages"
         )
-    behind = _read_first(list(_around(loop)), stored)
+    behind = read_first(list(_around(loop)), stored)
     if behind is not None:
         raise CannotRecord(
             f"{at(behind)}: `{behind.id}` is set in the loop over session.share(...), whose body is not run "
@@ -319,7 +337,7 @@ def _is_backward(node: ast.AST) -> bool:
 Use = tuple[str, bool, ast.Name]  # a name, whether it is set, and where
 
 
-def _read_first(uses: list[Use], names: set[str]) -> ast.Name | None:
+def read_first(uses: list[Use], names: set[str]) -> ast.Name | None:
     """The first of these names that is read before it is set."""
     known: set[str] = set()
     for name, is_stored, node in uses:
@@ -334,8 +352,8 @@ def _around(loop: Loop) -> Iterator[Use]:
     """The names that are used behind the loop, and before it when the loop around comes round again."""
     end = (loop.whole.end_lineno or 0, loop.whole.end_col_offset or 0)
     start = (loop.whole.lineno, loop.whole.col_offset)
-    uses = list(_uses(getattr(loop.scope, "body", []), loop.whole))
-    yield from (use for use in uses if (use[2].lineno, use[2].col_offset) >= end)
+    found = list(uses(getattr(loop.scope, "body", []), loop.whole))
+    yield from (use for use in found if (use[2].lineno, use[2].col_offset) >= end)
     again = [
         node
         for node in ast.walk(loop.scope)
@@ -344,14 +362,14 @@ def _around(loop: Loop) -> Iterator[Use]:
         and node is not loop.whole
     ]
     first = min((node.lineno for node in again), default=loop.lineno)
-    yield from (use for use in uses if first <= use[2].lineno and _at(use[2]) < start)
+    yield from (use for use in found if first <= use[2].lineno and _at(use[2]) < start)
 
 
 def _at(node: ast.Name) -> tuple[int, int]:
     return node.lineno, node.col_offset
 
 
-def _uses(nodes: list[Any], without: ast.AST | None = None) -> Iterator[Use]:
+def uses(nodes: list[Any], without: ast.AST | None = None) -> Iterator[Use]:
     """Names in the order in which they are read and set. Functions have names of their own."""
     for node in nodes:
         if node is without or isinstance(node, Function | ast.ClassDef):
@@ -360,15 +378,15 @@ def _uses(nodes: list[Any], without: ast.AST | None = None) -> Iterator[Use]:
             case ast.Name():
                 yield node.id, not isinstance(node.ctx, ast.Load), node
             case ast.Assign():
-                yield from _uses([node.value, *node.targets], without)
+                yield from uses([node.value, *node.targets], without)
             case ast.AugAssign(target=ast.Name() as target):
                 yield target.id, False, target
-                yield from _uses([node.value, target], without)
+                yield from uses([node.value, target], without)
             case ast.For():
-                yield from _uses([node.iter, node.target, *node.body, *node.orelse], without)
+                yield from uses([node.iter, node.target, *node.body, *node.orelse], without)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():
-                inside = list(_uses(list(ast.iter_child_nodes(node)), without))
+                inside = list(uses(list(ast.iter_child_nodes(node)), without))
                 own = {name for name, is_stored, _ in inside if is_stored}
                 yield from (use for use in inside if use[0] not in own)
             case _:
-                yield from _uses(list(ast.iter_child_nodes(node)), without)
+                yield from uses(list(ast.iter_child_nodes(node)), without)

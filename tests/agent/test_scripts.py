@@ -90,6 +90,46 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "exception",
         "optimizer.step() belongs behind the loop",
     ),
+    "frozen later": (
+        START
+        + "for step in session.steps(2):\n"
+        + "    model.bias.requires_grad_(False)\n"
+        + "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
+        "exception",
+        "the parameter 'bias' stopped training after Session(...) was made",
+    ),
+    "trained later": (
+        START
+        + "for step in session.steps(2):\n"
+        + "    optimizer.param_groups[0]['params'].append(model.bias)\n"
+        + "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
+        "exception",
+        "parameters were added to an optimizer after Session(...) was made",
+    ),
+    "carried into the loss": (
+        START
+        + "before = 0.0\nfor step in session.steps(2):\n"
+        + "    for b in session.share([x, x]):\n"
+        + "        found = model(b).sum()\n        session.backward(found + before)\n"
+        + "        before = found.detach()\n",
+        "exception",
+        "`before` goes from one microbatch into the loss of the next",
+    ),
+    "counted into the loss": (
+        START
+        + "for step in session.steps(2):\n"
+        + "    for i, b in enumerate(session.share([x, x])): session.backward(i * model(b).sum())\n",
+        "exception",
+        "`i` goes into the loss and counts the microbatches of this worker only",
+    ),
+    "a stream of its own": (
+        START
+        + "noise = torch.Generator()\nfor step in session.steps(2):\n"
+        + "    for b in session.share([x, x]):\n"
+        + "        session.backward(model(b).sum() * torch.rand(1, generator=noise))\n",
+        "exception",
+        "`noise` is drawn from in the loop over session.share(...)",
+    ),
     "schedule not given": (
         START
         + "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)\n"

@@ -99,7 +99,7 @@ BAD = {
     "carried over": (
         "    for x, y in session.share(batches(step)):\n"
         "        running += 1.0\n"
-        "        session.backward(functional.cross_entropy(model(x), y) * running)\n",
+        "        session.backward(functional.cross_entropy(model(x), y))\n",
         "train.py:18: `running` goes from one microbatch to the next",
     ),
     "carried over a step": (
