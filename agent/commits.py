@@ -32,6 +32,51 @@ class CommitLog(Protocol):
         """Go back to an earlier version, because the state of everything newer is lost."""
 
 
+class History:
+    """The commits of one job, as the keeper that took its log over has them and writes them."""
+
+    def __init__(self, log_: CommitLog, job: str) -> None:
+        self._log, self._job = log_, job
+        self._term, self._newest = log_.take(job)
+
+    @property
+    def version(self) -> int:
+        """How many steps are committed."""
+        return self._newest.version
+
+    @property
+    def generation(self) -> int:
+        """In which the newest was committed; -1 if none was."""
+        return self._newest.generation
+
+    @property
+    def loss(self) -> float:
+        return self._newest.loss or 0.0
+
+    def take(self) -> tuple[int, Commit]:
+        """Become the only writer again, however long Redis is away; `resume` makes it known here."""
+        return self._log.take(self._job)
+
+    def resume(self, term: int, newest: Commit) -> bool:
+        """Whether nobody has committed or gone back meanwhile."""
+        same = newest.version == self.version
+        self._term, self._newest = term, newest
+        return same
+
+    def write(self, commit: Commit) -> None:
+        """However long it takes, or `Fenced`. It counts here when `note` is told."""
+        self._log.write(self._job, self._term, commit)
+
+    def note(self, commit: Commit) -> None:
+        self._newest = commit
+
+    def rewind(self, version: int) -> None:
+        """Go back, because the state of everything newer is lost; or `Fenced`."""
+        commit = Commit(generation=max(self.generation, 0), version=version, loss=None)
+        self._log.rewind(self._job, self._term, commit)
+        self._newest = commit
+
+
 class MemoryCommitLog:
     """For a keeper whose commits need not outlive it."""
 

@@ -41,6 +41,7 @@ STEP = (
     "step: sums sent",
     "step: sums taken",
     "step: slice sent",
+    "step: copies exchanged",
     "step: prepared",
     "step: commit heard",
     "step: installed",
@@ -53,7 +54,8 @@ MORPH = (
     "morph: state received",
     "morph: holding said",
 )
-SAVE = ("save: snapshot begun", "save: share sent")
+SAVE = ("save: snapshot begun", "save: copy sent", "save: share sent")
+SALVAGE = ("salvage: copy sent",)
 KEEPER = (
     "keeper: assembled",
     "keeper: part drafted",
@@ -61,7 +63,7 @@ KEEPER = (
     "keeper: manifest written",
     "keeper: pruned",
 )
-POINTS = (*STEP, *MORPH, *SAVE, *KEEPER)
+POINTS = (*STEP, *MORPH, *SAVE, *SALVAGE, *KEEPER)
 UNHEARD = ("Beat", "Lines")  # messages that may be lost without anyone noticing
 
 

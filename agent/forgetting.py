@@ -10,7 +10,7 @@ import shutil
 from pathlib import Path
 from typing import Any
 
-from agent.store.format import BAD, FENCES, FLOORS, MANIFESTS, PARTS
+from agent.store.format import BAD, CLAIMS, FENCES, FLOORS, MANIFESTS, PARTS
 
 log = logging.getLogger(__name__)
 
@@ -37,7 +37,14 @@ def forget(client: Any, checkpoints: Path, job: str) -> None:
     folder = checkpoints / job
     if folder.parent != checkpoints or not folder.is_dir():
         return
-    for part in (MANIFESTS, PARTS, FENCES, FLOORS, BAD):  # no manifest points at what is gone
+    for part in (
+        MANIFESTS,
+        PARTS,
+        FENCES,
+        FLOORS,
+        CLAIMS,
+        BAD,
+    ):  # no manifest points at what is gone
         shutil.rmtree(folder / part, ignore_errors=True)
     if not any(folder.iterdir()):
         folder.rmdir()

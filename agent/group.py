@@ -17,6 +17,7 @@ from typing import TypeVar
 
 from agent import exchange, probing
 from agent.chain import Chain, Whole
+from agent.copies import Copies
 from agent.crew import Crew
 from agent.deep import Deep
 from agent.errors import WireError
@@ -31,6 +32,7 @@ from agent.preparing import Preparing
 from agent.protocol import (
     AnyMessage,
     Commit,
+    CopiesAsked,
     Done,
     Enter,
     Held,
@@ -68,10 +70,13 @@ class Group(Crew):
         super().__init__()
         self._job, self.me, self._machine_id = order.job, order.worker, order.machine_id
         self._handover = Handover(self, Pulling(self, lambda: self._mesh, self._changed))
-        self._snapshots, self._preparing = Snapshots(self, self._handover), Preparing(self)
+        self._copies = Copies(self, self.me, self._changed)
+        self._snapshots = Snapshots(self, self._handover, self._copies)
+        self._preparing = Preparing(self)
         self._mesh = Mesh(
             self.me, order.secret, host, self._changed, self._peer_broke, self._answer_peer
         )
+        self._mesh.keep = self._copies.take
         self._survey = Survey(self, order.job, self._mesh.address)
         self._broke: PeerBroken | None = None  # the last complaint
         self.link = Link(
@@ -230,7 +235,12 @@ class Group(Crew):
         if chain.held is None:
             self._preparing.slice(step, summed.total)
         else:
-            self._preparing.send(step, chain.slices())
+            slices = chain.slices()
+            self._preparing.send(step, slices)
+            if self.layout.sole:
+                self._copies.exchange(
+                    self.layout, step, summed.present, session.space.total_bytes, slices
+                )
         return summed
 
     def fetch(self) -> None:
@@ -290,6 +300,8 @@ class Group(Crew):
                 self._preparing.say(step, summed, promised)
         if summed.held is not None:
             self._handover.keep(self._deep.keepers())
+        if not self.layout.sole:
+            self._copies.clear()
 
     def finish(self, session: Session, facts: Facts) -> None:  # noqa: ARG002
         while not self._done:
@@ -391,12 +403,15 @@ class Group(Crew):
             mesh_address=self._mesh.address,
             generation=self.generation,
             version=self._session.version if self._session is not None and self._holds else None,
-            held=self._handover.promised
-            or (self._handover.held(self._session) if self._session else None),
+            held=self._handover.held(self._session) if self._session else None,
+            promised=self._handover.promised,
+            copies=self._copies.any,
             ready=self._survey.ready,
         )
 
-    def _deliver(self, message: AnyMessage, payload: memoryview) -> None:
+    def _deliver(  # noqa: PLR0912 - one branch per message
+        self, message: AnyMessage, payload: memoryview
+    ) -> None:
         with self._changed:
             match message:
                 case Welcome():
@@ -412,6 +427,9 @@ class Group(Crew):
                         self._snapshots.asked_at = message.version
                     if message.trace:
                         self._trace_at = message.version
+                    self._copies.heard(message.backup)
+                case CopiesAsked():
+                    self._copies.send_all(self.link)
                 case ProfileKnown():
                     self._survey.known = message
                 case State():
@@ -427,7 +445,13 @@ class Group(Crew):
             self._changed.notify_all()
 
     def _hear(self, order: Enter) -> None:
-        if self.order is not None and order.layout.generation <= self.order.layout.generation:
+        """A keeper that was restarted may tell again of a layout that we have heard of, and not entered yet."""
+        generation = order.layout.generation
+        if self.order is not None and generation < self.order.layout.generation:
+            return
+        if generation == self.generation:
+            if order.snapshot:
+                self._snapshots.asked_at = order.version
             return
         before = set(self.order.addresses) if self.order is not None else set()
         self.order = order

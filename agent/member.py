@@ -8,7 +8,8 @@ import msgspec
 
 from agent.checksum import Buffer
 from agent.errors import WireError
-from agent.protocol import Dismissal, Hello, Message, Ready
+from agent.layout import Layout
+from agent.protocol import Commit, Dismissal, Held, Hello, Message, Ready
 from agent.wire import Connection
 
 WAITING_MAX = 10_000
@@ -29,7 +30,10 @@ class Member:
         self.generation = hello.generation
         self.version = hello.version
         self.held = hello.held  # None is everything
+        self._promised = hello.promised
+        self.copies = hello.copies  # it has some that may be asked for
         self.fresh = hello.generation < 0  # its state is the one that the script began with
+        self.noticed = False  # the cloud has said that its machine goes
         self.ready: Ready | None = hello.ready
         self.microbatch_s = 0.0
         self.heard_bytes = -1
@@ -43,6 +47,22 @@ class Member:
         if not self.microbatch_s:
             self.microbatch_s = microbatch_s
         self.microbatch_s += SMOOTHING * (microbatch_s - self.microbatch_s)
+
+    def enters(self, layout: Layout, *, holds: bool) -> None:
+        """It is told of a layout, and gives its own state up only when it has another."""
+        self.generation = layout.generation
+        if not holds or self.worker not in layout.workers:
+            self.version = None
+        if layout.owned and not holds:
+            self.fresh = False  # of what it began with it makes room for its own stages
+
+    def holds(self, version: int, held: Held | None) -> None:
+        self.version, self.held, self.fresh = version, held, False
+
+    def hears_of_commit(self, version: int) -> None:
+        """Of the step for which it was prepared when it came."""
+        self.post(Commit(generation=self.generation, version=version))
+        self.holds(version, self._promised or self.held)
 
     def post(self, message: Message, *payload: Buffer) -> None:
         try:

@@ -21,6 +21,7 @@ HELD_PARTS_MAX = 4096
 DIALS_MAX = 50
 DIAL_WAIT_S = 0.05
 ASK = "ask"  # how the tags begin of what is answered at once
+KEEP = "keep"  # the tag of what nobody waits for, and which is kept
 
 Key = tuple[str, int, int, str]  # peer, generation, step, tag
 
@@ -40,6 +41,7 @@ class Mesh:
         """`asked` answers a peer that asks for something, on a thread of its own."""
         self._worker, self._secret = worker, secret
         self._changed, self._broken, self._asked = changed, broken, asked
+        self.keep: Callable[[str, Part, memoryview], None] | None = None
         self._connections: dict[str, Connection] = {}
         self._dialing: set[str] = set()
         self._wanted: set[str] = set()
@@ -177,6 +179,9 @@ class Mesh:
         if not isinstance(message, Part):
             raise WireError(f"{peer} sent {type(message).__name__}")
         with self._changed:
+            if message.tag == KEEP and self.keep is not None:
+                self.keep(peer, message, payload)  # in an older layout, too: it is of a version
+                return
             if message.generation < self._generation:
                 self.dropped += 1
                 return

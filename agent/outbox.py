@@ -8,7 +8,7 @@ import logging
 import threading
 import time
 from collections import deque
-from typing import Any
+from typing import Any, Protocol
 
 import msgspec
 import redis
@@ -29,6 +29,20 @@ PROGRESS_S = 0.25
 RETRY_S = 0.1
 PROFILE_KEPT_S = 30 * 24 * 3600
 TIMELINE_KEPT_S = 24 * 3600
+
+
+class Out(Protocol):
+    """Where a job says what happens: the outbox, or a test."""
+
+    def report(self, report: Report) -> None: ...
+
+    def lines(self, job: str, worker: str, lines: tuple[str, ...]) -> None: ...
+
+    def flush(self, patience_s: float) -> bool: ...
+
+    def profile(self, key: str) -> Profile | None: ...
+
+    def timeline(self, timeline: Timeline) -> None: ...
 
 
 class Outbox:

@@ -11,7 +11,7 @@ from agent.layout import Layout
 from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder, Unbuilt
 from agent.profile import Profile
 from agent.store.format import Layer
-from agent.store.shares import Extent
+from agent.store.shares import Extent, Share
 from agent.timeline import Moment
 
 
@@ -49,7 +49,11 @@ class Held(msgspec.Struct, frozen=True):
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """`version` is None for a worker that holds no state yet; `generation` is the one it is in."""
+    """`version` is None for a worker that holds no state yet; `generation` is the one it is in.
+
+    `held` is of that version, `promised` of the next one: what this worker keeps once it hears that the step for
+    which it is prepared is committed. `copies` says that it has some of others: see `agent.copies`.
+    """
 
     job: str
     worker: str
@@ -58,6 +62,8 @@ class Hello(Message, frozen=True, kw_only=True):
     generation: int = -1
     version: int | None = None
     held: Held | None = None
+    promised: Held | None = None
+    copies: bool = False
     ready: "Ready | None" = None
 
 
@@ -133,6 +139,29 @@ class RedoAsked(Message, frozen=True, kw_only=True):
     generation: int
     step: int
     spans: tuple[tuple[int, int], ...] = ()
+
+
+class CopiedState(Message, frozen=True, kw_only=True):
+    """Some of a state of so many layers, from a worker's host memory."""
+
+    generation: int
+    version: int
+    share: Share
+    layers: int
+
+
+class CopiedSum(Message, frozen=True, kw_only=True):
+    """Some of the sum of a step, from a worker's host memory."""
+
+    generation: int
+    step: int
+    offset: int
+    total: int
+    present: bytes
+
+
+class CopiesSent(Message, frozen=True, kw_only=True):
+    """That was all that this worker has in host memory."""
 
 
 class PeerBroken(Message, frozen=True, kw_only=True):
@@ -244,13 +273,15 @@ class Enter(Message, frozen=True, kw_only=True):
 class Commit(Message, frozen=True, kw_only=True):
     """Version `version` is committed.
 
-    `snapshot` asks for its state in the background, `trace` for a timeline of the step that begins now.
+    `snapshot` asks for its state in the background, `trace` for a timeline of the step that begins now. `backup`
+    is the version of the state that the keeper has.
     """
 
     generation: int
     version: int
     snapshot: bool = False
     trace: bool = False
+    backup: int = -1
 
 
 class State(Message, frozen=True, kw_only=True):
@@ -267,6 +298,10 @@ class Redo(Message, frozen=True, kw_only=True):
     generation: int
     step: int
     present: bytes
+
+
+class CopiesAsked(Message, frozen=True, kw_only=True):
+    """The keeper has nothing: what is in this worker's host memory may be all that there is."""
 
 
 class Noticed(Message, frozen=True, kw_only=True):
@@ -319,6 +354,10 @@ AnyMessage = (
     | Snapshot
     | LayersAsked
     | RedoAsked
+    | CopiedState
+    | CopiedSum
+    | CopiesSent
+    | CopiesAsked
     | PeerBroken
     | ProfileAsked
     | Recording

@@ -1,6 +1,7 @@
-"""From which stored version a job goes on, when nobody holds its state in memory any more. No torch here.
+"""From what a job goes on, when neither the keeper nor the workers together hold its newest state. No torch here.
 
-`ladder.recover` decides between what the disk has and what lies elsewhere. What turns out to be damaged
+`ladder.recover` decides between what workers have in host memory, what the disk has, and what lies elsewhere. What
+turns out to be damaged
 while it is read is set aside, and the decision is made again without it.
 """
 
@@ -15,7 +16,7 @@ from agent.errors import CheckpointError
 from agent.store.archive import TRIES, Archive, Mark
 from agent.store.errors import Damaged
 from agent.store.format import Manifest
-from agent.store.ladder import Rung, recover, stored
+from agent.store.ladder import Rung, Source, recover, stored
 
 log = logging.getLogger(__name__)
 
@@ -34,23 +35,27 @@ class Found(msgspec.Struct, frozen=True):
     because: str
 
 
-def newest(shelves: Sequence[Shelf], committed: int) -> Found:
-    """The best version of all that lies on the shelves."""
+def newest(shelves: Sequence[Shelf], committed: int, copied: Saved | None = None) -> Found:
+    """The best version of all that lies on the shelves, and of what workers had in host memory."""
     limits: list[int | None] = [None] * len(shelves)
     for _ in range(TRIES):
         held = [_look(shelf, limit) for shelf, limit in zip(shelves, limits, strict=True)]
         there = [at for at, manifest in enumerate(held) if manifest is not None]
         manifests = [manifest for manifest in held if manifest is not None]
-        if not manifests:
-            return Found(None, "nothing is stored")
         sources = [
             stored(manifest, shelves[at].rung, shelves[at].archive.sink.name)
             for at, manifest in zip(there, manifests, strict=True)
         ]
-        top = max(manifests, key=lambda manifest: manifest.version)
-        sizes = {layer.name: layer.layer_bytes for layer in top.state}
-        decided = recover(sizes, sources, max(committed, top.version))
-        at = decided.picks[0].source if decided.picks else manifests.index(top)
+        if copied is not None:
+            sources.append(_source(copied))
+        if not sources:
+            return Found(None, "nothing is stored")
+        top = max(sources, key=lambda source: source.newest)
+        sizes = {layer: end for layer, ((_, end),) in top.holds.items()}
+        decided = recover(sizes, sources, max(committed, top.newest))
+        at = decided.picks[0].source if decided.picks else sources.index(top)
+        if at == len(manifests):
+            return Found(copied, decided.because)
         shelf, chosen = shelves[there[at]], manifests[at]
         try:
             return Found(saving.load(shelf.archive, chosen), decided.because)
@@ -59,6 +64,16 @@ def newest(shelves: Sequence[Shelf], committed: int) -> Found:
             shelf.archive.set_aside(mark, str(error))
             limits[there[at]] = chosen.version - 1
     raise CheckpointError(f"{TRIES} versions were damaged, and no more were looked at")
+
+
+def _source(copied: Saved) -> Source:
+    return Source(
+        rung=Rung.PEER,
+        holder="workers",
+        version=copied.backup.version,
+        holds={layer.name: ((0, layer.layer_bytes),) for layer in copied.backup.layers},
+        reaches=copied.reached,
+    )
 
 
 def _look(shelf: Shelf, limit: int | None) -> Manifest | None:

@@ -1,9 +1,12 @@
 """What a worker sends the keeper of the state: its share, copied between two steps and sent beside the next."""
 
 import threading
+from collections.abc import Callable
+from functools import partial
 
 import msgspec
 
+from agent.copies import Copies
 from agent.crew import Crew
 from agent.faults import passing
 from agent.handover import Handover
@@ -11,14 +14,15 @@ from agent.protocol import Snapshot
 from agent.pulling import covers, share_among
 from agent.store.layers import LiveLayer, share_of
 from agent.store.memory import joined
-from agent.store.shares import Extent, batches
+from agent.store.shares import Extent, Share, batches
+from agent.world import Interrupted
 
 CHUNK_BYTES = 1 << 20  # so that what is urgent can pass in between
 
 
 class Snapshots:
-    def __init__(self, crew: Crew, handover: Handover) -> None:
-        self._crew, self._handover = crew, handover
+    def __init__(self, crew: Crew, handover: Handover, copies: Copies) -> None:
+        self._crew, self._handover, self._copies = crew, handover, copies
         self.asked_at: int | None = None  # the version that the keeper wants
 
     def due(self) -> bool:
@@ -54,15 +58,34 @@ class Snapshots:
             last=False,
             final=final,
         )
+        keep = None
+        if layout.sole and not final:
+            keep = partial(self._copies.share, layout, version, len(session.holdings.all))
         threading.Thread(
-            target=self._stream, args=(begun, share.extents, frozen), name="snapshot", daemon=True
+            target=self._stream,
+            args=(begun, share.extents, frozen, keep),
+            name="snapshot",
+            daemon=True,
         ).start()
 
-    def _stream(self, begun: Snapshot, extents: tuple[Extent, ...], frozen: memoryview) -> None:
+    def _stream(
+        self,
+        begun: Snapshot,
+        extents: tuple[Extent, ...],
+        frozen: memoryview,
+        keep: Callable[[Share, memoryview], None] | None,
+    ) -> None:
+        """Batch by batch, to the neighbour that keeps a copy and then to the keeper."""
         at, message, link = 0, begun, self._crew.link
         for batch in batches(extents, CHUNK_BYTES):
             size = sum(extent.size for extent in batch)
-            link.send(msgspec.structs.replace(message, extents=batch), frozen[at : at + size])
+            data = frozen[at : at + size]
+            try:
+                if keep is not None:
+                    keep(Share(forms=message.forms, extents=batch), data)
+            except Interrupted:
+                return
+            link.send(msgspec.structs.replace(message, extents=batch), data)
             passing("save: share sent")
             at, message = at + size, msgspec.structs.replace(begun, forms=())
             if self._crew.superseded():

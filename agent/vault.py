@@ -104,6 +104,12 @@ class Vault:
         )
         return late and (assembly is None or lost)
 
+    def lags(self, layout: Layout) -> bool:
+        """Whether the backup is of another layout, in one where neighbours have copies of what came since their own
+        began: with another state they have all of it."""
+        other = self.backup is not None and self.backup.generation != layout.generation
+        return layout.sole and other and self._assembly is None
+
     def ask(self, layout: Layout, version: int, *, final: bool = False) -> None:
         """From now on shares of this state are welcome, and no others. What has come of it already stays."""
         self._heard_s = time.monotonic()
@@ -167,13 +173,15 @@ class Vault:
         """The version that what is in memory leads to."""
         return None if self.backup is None else self.backup.version + len(self.redo)
 
-    def recall(self, committed: int, *, elsewhere: bool) -> Found:
-        """Beside the job: the best version of those on the disk and, if need be, elsewhere."""
+    def recall(self, committed: int, *, elsewhere: bool, copied: Saved | None = None) -> Found:
+        """Beside the job: the best of what workers had, of the versions on the disk and, if need be, elsewhere."""
+        if copied is not None and copied.reached >= committed:
+            return recovery.newest([], committed, copied)
         shelves = [Shelf(Rung.DISK, self._archive)]
         newest = self._archive.newest()
         if elsewhere or newest is None:
             shelves += self._elsewhere(committed, newest)
-        return recovery.newest(shelves, committed)
+        return recovery.newest(shelves, committed, copied)
 
     def _elsewhere(self, committed: int, newest: Manifest | None) -> list[Shelf]:
         """Where else to look; nowhere if the disk has it all, or if there cannot be anything."""

@@ -30,6 +30,7 @@ from agent.messages import FailureKind, JobOrder, WorkerOrder
 from agent.output import LeaderOnly, Lines, Stream
 from agent.protocol import Ended, Failed
 from agent.protocol import Lines as LinesMessage
+from agent.scratch import scratch
 
 GOODBYE_S = 5.0
 MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
@@ -98,10 +99,10 @@ def run(order: WorkerOrder, host: str) -> Outcome:
 def _perform(job: JobOrder, script: bytes, group: Group, lines: Lines) -> _Failure | None:
     if job.script_sha and hashlib.sha256(script).hexdigest() != job.script_sha:
         return _Failure("setup", f"{job.script}: what arrived is not what was submitted")
-    # On the machine's own disk: a worker that is killed leaves it, and it goes with the machine.
-    disk = os.environ.get(DISK_VARIABLE)
-    with tempfile.TemporaryDirectory(prefix="worker-", dir=disk) as folder:
-        path = Path(folder) / Path(job.script).name
+    # On the machine's own disk: what a killed worker leaves goes with the machine, or with the next worker.
+    disk = Path(os.environ.get(DISK_VARIABLE) or tempfile.gettempdir())
+    with scratch("worker-", disk) as folder:
+        path = folder / Path(job.script).name
         path.write_bytes(script)
         session.join(group)
         out = LeaderOnly(lines, lambda: group.leads)

@@ -3,6 +3,7 @@
 Everything is decided by files that are created once and never changed, so no lock and no
 compare-and-swap is needed, and a writer that was thought dead can do no harm whenever it wakes up:
 
+* a *claim* (g) makes generation g one writer's, whatever version it goes on from;
 * a *manifest* (version v, generation g) is created only when all its parts have settled;
 * a *fence* (g', v') says that generation g' went on from version v': manifests of older generations
   that are newer than v' are void;
@@ -25,6 +26,7 @@ from agent.faults import passing
 from agent.store.errors import Damaged, Outdated, Unavailable
 from agent.store.format import (
     BAD,
+    CLAIMS,
     FENCES,
     FLOORS,
     MANIFESTS,
@@ -132,9 +134,12 @@ class Archive:
     def take_over(self, version: int) -> int:
         """Become the writer that goes on from `version`: a generation that nobody has had."""
         for _ in range(TRIES):
-            marks = [*self._marks(MANIFESTS), *self._marks(FENCES), *self._marks(FLOORS)]
+            folders = (CLAIMS, MANIFESTS, FENCES, FLOORS)
+            marks = [mark for folder in folders for mark in self._marks(folder)]
             generation = 1 + max((mark.generation for mark in marks), default=0)
-            if self.sink.create(Mark(version, generation).key(FENCES), b"{}"):
+            # Fences of two versions are two files: of two who begin at once, both would create theirs.
+            if self.sink.create(Mark(0, generation).key(CLAIMS), b"{}"):
+                self.sink.create(Mark(version, generation).key(FENCES), b"{}")
                 return generation
         raise Unavailable(f"{self.sink.name}: others begin to write {self.job} all the time")
 
@@ -212,6 +217,8 @@ class Archive:
         oldest = kept[-1].version if pinned is None else min(kept[-1].version, pinned)
         floor = Mark(oldest, max(mark.generation for mark in kept))
         self.sink.create(floor.key(FLOORS), b"{}")
+        if any(fence.generation > floor.generation for fence in self._marks(FENCES)):
+            return  # somebody newer has begun meanwhile: what lies below our floor may be theirs
         void = set(self._marks(MANIFESTS)) - set(self.marks())
         self.sink.delete([mark.key(MANIFESTS) for mark in sorted(void)])
         self._prune_parts(floor)
@@ -229,9 +236,10 @@ class Archive:
         floors = [mark for mark in self._marks(FLOORS) if mark < floor]
         below = [mark for mark in self._marks(FENCES) if mark.version < floor.version]
         last = max((mark.generation for mark in below), default=0)
+        claims = [mark for mark in self._marks(CLAIMS) if mark.generation < floor.generation]
         fences = [mark for mark in below if mark.generation < last]
         bad = sorted(self._marks(BAD))[:-BAD_KEPT]
-        for folder, marks in ((FLOORS, floors), (FENCES, fences), (BAD, bad)):
+        for folder, marks in ((FLOORS, floors), (FENCES, fences), (CLAIMS, claims), (BAD, bad)):
             self.sink.delete([mark.key(folder) for mark in marks])
 
     def _marks(self, folder: str) -> list[Mark]:

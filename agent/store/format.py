@@ -39,6 +39,7 @@ ITEM_BYTES = {
 }
 SUMS = "~sums"  # the layer of what leads on from the state; no module has such a name
 MANIFESTS, PARTS, FENCES, FLOORS, BAD = "manifests", "parts", "fences", "floors", "bad"
+CLAIMS = "claims"
 
 
 class Tensor(msgspec.Struct, frozen=True, kw_only=True):

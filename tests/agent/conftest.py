@@ -1,9 +1,13 @@
 """What the tests of the training side share: one Redis and one nursery, and a fresh crew for each."""
 
+import sys
 from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+
+sys.path.insert(0, str(Path(__file__).parents[1] / "store"))  # for its object store
+
 from crews import Crew, KeeperProcess, Nursery, RedisProcess
 
 

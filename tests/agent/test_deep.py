@@ -280,7 +280,7 @@ def test_who_is_lost_before_it_records_does_not_count(crew: Crew) -> None:
 
 def _runs(crew: Crew) -> bool:
     job = crew.keeper._jobs["job"]
-    return job._started and job.layout.generation == crew.generation
+    return job.roster.started and job.roster.layout.generation == crew.generation
 
 
 def test_a_restarted_keeper_gets_its_backup_though_a_layer_lies_outside(

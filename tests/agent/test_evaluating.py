@@ -36,7 +36,10 @@ def test_a_worker_is_lost_while_others_look_at_its_layers(
     crew.kill(victim)
     until("the loss", lambda: victim in [lost.worker for lost in crew.of(WorkerLost)])
     job = crew.keeper._jobs["job"]
-    until("the new layout", lambda: job._started and job.layout.generation == crew.generation > 1)
+    until(
+        "the new layout",
+        lambda: job.roster.started and job.roster.layout.generation == crew.generation > 1,
+    )
     Path(f"{out}.late").unlink()
     assert crew.completed().step == STEPS
     assert crew.printed() == alone[0]

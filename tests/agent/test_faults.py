@@ -32,37 +32,41 @@ from agent.messages import (
 HERE = Path(__file__).parent
 STEPS = 120
 SEED = 20261121
-WORKERS = {1: 3, 2: 4}  # by depth, the armed one included
+WORKERS = {
+    1: 3,
+    2: 4,
+    3: 3,
+}  # by depth, the armed one included; of three, each keeps its own stage only
 
 # A job goes through twenty faults, one after the other.
 pytestmark = pytest.mark.timeout(400, func_only=True)
 
 HANDED = ("morph: hand-over begun", "morph: part sent")  # passed when yet another one joins
-BESIDE = ("save: share sent",)  # on a thread beside the script's
-FLAT = [
-    point
-    for point in (*faults.STEP, *faults.MORPH, *faults.SAVE)
-    if point not in {"step: stage played", "morph: cuts told"}
-]
-DEEP = [
-    point
-    for point in (*faults.STEP, *faults.MORPH, *faults.SAVE)
-    if point != "step: microbatch computed"
-]
-PLACES = {1: FLAT, 2: DEEP}
+BESIDE = ("save: share sent", "save: copy sent")  # on a thread beside the script's
+COPIED = ("step: copies exchanged", "save: copy sent")  # where each layer is on one worker only
+PHASES = (faults.STEP, faults.MORPH, faults.SAVE)
+NOT_PASSED = {
+    1: {"step: stage played", "morph: cuts told", *COPIED},
+    2: {"step: microbatch computed", *COPIED},
+    3: {"step: microbatch computed", *HANDED},
+}
+PLACES = {
+    depth: [point for points in PHASES for point in points if point not in out]
+    for depth, out in NOT_PASSED.items()
+}
 SILENT: tuple[Kind, ...] = ("stop", "term", "hang", "corrupt", "reset", "exception", "memory")
-GRADIENTS = {1: "step: microbatch computed", 2: "step: stage played"}
+GRADIENTS = {1: "step: microbatch computed", 2: "step: stage played", 3: "step: stage played"}
 
 
 def keeper_faults() -> list[Fault]:
     """What a keeper can meet at each of its points; those that end its process come last at each."""
     writes: tuple[Kind, ...] = ("full", "unavailable", "exception", "memory", "kill")
     menu: dict[str, tuple[Kind, ...]] = {
-        "keeper: assembled": ("exception", "memory", "stop", "kill"),
-        "keeper: part drafted": writes,
-        "keeper: mark drafted": (*writes[:-1], "term"),
-        "keeper: manifest written": ("exception", "memory", "kill"),
-        "keeper: pruned": ("exception", "memory", "kill"),
+        "keeper: assembled": ("exception", "memory", "stop", "corrupt", "reset", "kill"),
+        "keeper: part drafted": (*writes[:-1], "stop", "kill"),
+        "keeper: mark drafted": (*writes[:-1], "stop", "term"),
+        "keeper: manifest written": (*writes[:-1], "stop", "kill"),
+        "keeper: pruned": (*writes[:-1], "stop", "term"),
     }
     return [
         Fault(point=point, passing=number, kind=kind)
@@ -72,13 +76,18 @@ def keeper_faults() -> list[Fault]:
 
 
 def of_every_kind(depth: int) -> list[Fault]:
-    """Every point once, each with something else of the menu, as a seed has it."""
-    dice = random.Random(SEED + depth)
-    points = list(PLACES[depth])
-    dice.shuffle(points)
-    start = dice.randrange(len(SILENT))
-    kinds = itertools.islice(itertools.cycle(SILENT), start, None)
-    return [_fault(dice, point, kind) for point, kind in zip(points, kinds, strict=False)]
+    """Everything of the menu in every phase, and every point at least once, as a seed has it."""
+    dice, found = random.Random(SEED + depth), list[Fault]()
+    for phase in PHASES:
+        points = [point for point in phase if point in PLACES[depth]]
+        kinds = list(SILENT)
+        dice.shuffle(points)
+        dice.shuffle(kinds)
+        pairs = zip(itertools.cycle(points), itertools.cycle(kinds), strict=False)
+        count = max(len(points), len(kinds))
+        found += [_fault(dice, *pair) for pair in itertools.islice(pairs, count)]
+    dice.shuffle(found)
+    return found
 
 
 def twenty_kills(depth: int) -> list[Fault]:
@@ -124,7 +133,7 @@ class Job:
         self.ledger.touch()
         self.open_to(2)
         script, *argv = command(depth, crew.folder, self.out)
-        crew.depth = depth
+        crew.depth, crew.owned = depth, depth == 3
         self.steady = WORKERS[depth] - 1
         crew.begin(self.steady, Path(script).read_text(), *argv, **options)
         crew.reach(2)
@@ -247,7 +256,7 @@ def command(depth: int, folder: Path, out: Path) -> list[str]:
     return [str(script), str(STEPS), str(out)]
 
 
-@pytest.fixture(scope="module", params=[1, 2], ids=["flat", "deep"])
+@pytest.fixture(scope="module", params=[1, 2, 3], ids=["flat", "deep", "owned"])
 def depth(request: pytest.FixtureRequest) -> int:
     return request.param
 
@@ -289,8 +298,10 @@ def test_the_menu(trial: Trial, depth: int, alone: tuple[list[str], bytes]) -> N
     for number, fault in enumerate(of_every_kind(depth)):
         job.suffer(number, fault)
     job.ends_alike(alone)
-    assert {line.point for line in job.happened()} == set(PLACES[depth])
-    assert {line.kind for line in job.happened()} == set(SILENT)
+    happened = job.happened()
+    assert {line.point for line in happened} == set(PLACES[depth])
+    for phase in PHASES:
+        assert {line.kind for line in happened if line.point in phase} == set(SILENT)
 
 
 @pytest.mark.processes
@@ -333,6 +344,8 @@ def _keeper_suffers(job: Job, keeper: KeeperProcess, suffered: int, due: list[Fa
     _renew(keeper, job.plan(due[0].point, *due))
     for number, fault in enumerate(due, start=1):
         while len(job.happened()) < suffered + number:
+            while len(job.crew.ready) < job.steady:  # who does not understand the keeper is lost
+                job.newcomer()
             job.go(2)
             until(
                 f"{fault}, or two steps",
@@ -360,7 +373,9 @@ def test_every_point_is_in_a_test_and_in_the_code() -> None:
 
     That each of them has been passed, armed, is asserted by the tests that go through these very lists.
     """
-    assert set(FLAT) | set(DEEP) | {fault.point for fault in keeper_faults()} == set(faults.POINTS)
+    places = {point for points in PLACES.values() for point in points}
+    keepers = {fault.point for fault in keeper_faults()}
+    assert places | keepers | set(faults.SALVAGE) == set(faults.POINTS)
     assert len(set(faults.POINTS)) == len(faults.POINTS)
     passed = set()
     for path in Path(agent.__path__[0]).rglob("*.py"):

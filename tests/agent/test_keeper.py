@@ -214,7 +214,7 @@ def test_who_is_fenced_while_it_goes_back_gives_up(crew: Crew) -> None:
     log.take("job")
     (first,) = crew.start(1)
     until("the loss", lambda: first in {lost.worker for lost in crew.of(WorkerLost)})
-    assert crew.keeper._jobs["job"].version == 1
+    assert crew.keeper._jobs["job"].history.version == 1
     assert crew.of(Rewound) == []
     crew.start(1)
     assert crew.completed().step == 5

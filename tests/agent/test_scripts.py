@@ -289,7 +289,7 @@ def test_what_fails_in_a_step_that_is_over_is_no_failure_of_the_script(
     with crew._lock:
         crew.ready.remove(second)
         crew.regroup("now")
-    until("the new layout", lambda: crew.generation > 1 and crew.keeper._jobs["job"]._started)
+    until("the new layout", lambda: crew.generation > 1 and crew.keeper._jobs["job"].roster.started)
     (crew.folder / "4").unlink()
     until("the loss", lambda: second in [lost.worker for lost in crew.of(WorkerLost)])
     (crew.folder / "6").unlink()

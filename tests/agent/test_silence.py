@@ -4,7 +4,7 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
-from agent.commits import MemoryCommitLog
+from agent.commits import Commit, MemoryCommitLog
 from agent.job import Job
 from agent.layout import data_parallel
 from agent.messages import JobOrder, Report
@@ -35,20 +35,20 @@ def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(tmp_path: Pat
     lives = 0
     while lives < 10:
         silent: Any = SimpleNamespace(
-            worker=f"w{lives}", ready=object(), close=lambda: None,
+            worker=f"w{lives}", ready=object(), close=lambda: None, noticed=False,
             silent_s=lambda _: 4.0 * SILENT_S - 0.1,
         )  # fmt: skip
-        job.members[silent.worker] = silent
-        job.layout = data_parallel(lives, 1, (silent.worker,))
+        job.roster.members[silent.worker] = silent
+        job.roster.layout = data_parallel(lives, 1, (silent.worker,))
         job.tick(0.0, 0.0)
-        if silent.worker in job.members:
+        if silent.worker in job.roster.members:
             break
         lives += 1
     assert lives == 3
-    job.version += 1
-    job.members[silent.worker].silent_s = lambda _: 4.0 * SILENT_S + 0.1
+    job.history.note(Commit(version=1))
+    job.roster.members[silent.worker].silent_s = lambda _: 4.0 * SILENT_S + 0.1
     job.tick(0.0, 0.0)
-    assert not job.members
+    assert not job.roster.members
 
 
 def test_nobody_waits_for_whoever_is_outside_the_layout(tmp_path: Path) -> None:
@@ -56,14 +56,18 @@ def test_nobody_waits_for_whoever_is_outside_the_layout(tmp_path: Path) -> None:
     order = JobOrder(job="job", script="train.py", script_sha="")
     job = Job(order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None)
     spare: Any = SimpleNamespace(
-        worker="w1", ready=object(), close=lambda: None, silent_s=lambda _: 2.0 * SILENT_S
+        worker="w1",
+        ready=object(),
+        close=lambda: None,
+        noticed=False,
+        silent_s=lambda _: 2.0 * SILENT_S,
     )
-    job.members["w1"] = spare
+    job.roster.members["w1"] = spare
     job.tick(0.0, 0.0)
-    assert "w1" in job.members
-    job.layout = data_parallel(1, 1, ("w1",))
+    assert "w1" in job.roster.members
+    job.roster.layout = data_parallel(1, 1, ("w1",))
     job.tick(0.0, 0.0)
-    assert not job.members
+    assert not job.roster.members
 
 
 def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(tmp_path: Path) -> None:
@@ -81,10 +85,12 @@ def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(tmp_path: Path) 
         version=0,
         held=half,
     )
-    outside: Any = SimpleNamespace(worker="w2", ready=object(), close=lambda: None, silent_s=None)
-    job.layout, job._sources = data_parallel(1, 1, ("w1",)), ("w2",)
+    outside: Any = SimpleNamespace(
+        worker="w2", ready=object(), close=lambda: None, noticed=False, silent_s=None
+    )
+    job.roster.layout, job.roster.sources = data_parallel(1, 1, ("w1",)), ("w2",)
     for held, silent_s, owed in ((half, 2 * SILENT_S, True), (None, 2 * SILENT_EARLY_S, False)):
         inside.held, outside.silent_s = held, lambda _, silent_s=silent_s: silent_s
-        job.members = {"w1": inside, "w2": outside}
+        job.roster.members = {"w1": inside, "w2": outside}
         job.tick(0.0, 0.0)
         assert said.reports[-1].owed_state == owed

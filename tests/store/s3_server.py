@@ -38,7 +38,8 @@ class S3Server:
         self.files = {}
         self.uploads = {}
         self.lock = threading.Lock()
-        self.refuse = 0  # so many requests more are answered 503
+        self.refuse = 0  # so many requests more are answered 503,
+        self.spare = 0  # once so many have been answered well
         self.lose = 0  # so many writes more are performed, and answered 503
         self.requests = 0
         self.bytes_out = 0
@@ -86,7 +87,9 @@ class _Handler(BaseHTTPRequestHandler):
             raise AssertionError("chunked signatures are not spoken here")
         with state.lock:
             state.requests += 1
-            if state.refuse:
+            if state.refuse and state.spare:
+                state.spare -= 1
+            elif state.refuse:
                 state.refuse -= 1
                 self._answer(503, _error("SlowDown"))
                 return False

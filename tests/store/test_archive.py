@@ -1,6 +1,7 @@
 """Which versions exist, which count, and that nobody can break what another has written."""
 
 import random
+from contextlib import suppress
 
 import pytest
 from hypothesis import given, settings
@@ -9,7 +10,7 @@ from states import make_state, read_state, tensors_of, write_state
 
 from agent.store.archive import Archive, Mark, copy, counts
 from agent.store.errors import CheckpointError, Damaged, Full, Outdated
-from agent.store.format import FENCES, FLOORS, MANIFESTS, PARTS
+from agent.store.format import CLAIMS, FENCES, FLOORS, MANIFESTS, PARTS
 from agent.store.ladder import Rung, recover, stored
 from agent.store.sinks import DiskSink, MemorySink
 
@@ -182,6 +183,49 @@ def test_a_slow_writer_below_the_floor_does_no_harm():
     sink.create(slow.key, late.get(slow.key))
     assert [mark.version for mark in archive.marks()] == [8]
     check_newest(archive, 8)
+
+
+class Interrupting(MemorySink):
+    """Before the first file of a folder is created, somebody else acts."""
+
+    def __init__(self, folder, act):
+        super().__init__()
+        self._folder, self._act = folder, act
+
+    def create(self, key, data):
+        if key.startswith(self._folder) and self._act is not None:
+            act, self._act = self._act, None
+            act(self)
+        return super().create(key, data)
+
+
+@pytest.mark.parametrize("folder", [CLAIMS, FENCES])
+def test_of_two_who_take_over_at_once_each_has_a_generation_of_its_own(folder):
+    """They go on from two versions, and so their fences are two files: what one of them writes is void all the same."""
+    taken = []
+    sink = Interrupting(folder, lambda sink: taken.append(Archive(sink, "job").take_over(5)))
+    taken.append(Archive(sink, "job").take_over(3))
+    assert len(set(taken)) == 2
+    for generation in taken:
+        with suppress(Outdated):
+            save(Archive(sink, "job"), 7, generation)
+    assert [mark.generation for mark in Archive(sink, "job").marks()] == [max(taken)]
+
+
+def test_a_ghost_that_prunes_late_deletes_nothing_of_a_newer_generation():
+    """It was held up before its floor; meanwhile the job went back, and on from there: those files lie below it."""
+
+    def go_on(sink):
+        newer = Archive(sink, "job")
+        assert save(newer, 4, newer.take_over(3))
+
+    sink = Interrupting(FLOORS, go_on)
+    ghost = Archive(sink, "job", keep=1)
+    generation = ghost.take_over(0)
+    for version in (3, 6):
+        save(ghost, version, generation)
+    ghost.prune()
+    check_newest(Archive(sink, "job"), 4)
 
 
 class Dies(Exception):  # noqa: N818 - it names what happened

@@ -1,0 +1,36 @@
+"""A step that a person wants to see: noted down by all who play it, and put together. No torch here."""
+
+import time
+
+from agent.layout import Layout
+from agent.protocol import Traced
+from agent.timeline import Timeline
+
+
+class Tracing:
+    def __init__(self, job: str) -> None:
+        self._job = job
+        self.wanted = False
+        self._step: tuple[int, int] | None = None  # generation and step that are noted down
+        self._found: dict[str, Traced] = {}
+
+    def begin(self, generation: int, step: int) -> None:
+        """Everyone was asked to note this step down."""
+        self._step, self._found = (generation, step), {}
+
+    def take(self, worker: str, traced: Traced, layout: Layout) -> Timeline | None:
+        """The whole step, once all have told their part of it."""
+        if (traced.generation, traced.step) != self._step:
+            return None
+        self._found[worker] = traced
+        if set(self._found) != set(layout.workers):
+            return None
+        self.wanted, self._step = False, None
+        return Timeline(
+            job=self._job,
+            step=traced.step,
+            at_s=time.time(),
+            layout=layout,
+            cuts=max((each.cuts for each in self._found.values()), key=len),
+            workers={name: each.moments for name, each in self._found.items()},
+        )

@@ -1,0 +1,190 @@
+"""Moments that are hard to meet by chance: the script, or a fault, holds a worker or ends it just there."""
+
+from pathlib import Path
+
+import msgspec
+import pytest
+from crews import Crew, played_alone, until
+
+from agent.faults import Fault, Plan
+from agent.messages import CheckpointWritten, Recalled, Rewound, WorkerLost
+
+pytestmark = pytest.mark.processes
+
+TOY = Path(__file__).with_name("deep_toy.py")
+STEPS = 30
+MADE = "microbatches=MICROBATCHES)\n"
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
+    """What the script prints and saves alone, without any manager."""
+    return played_alone(TOY, tmp_path_factory.mktemp("alone") / "out.pt", str(STEPS))
+
+
+def script_with(wrapped: str) -> str:
+    """The script, in which something of its session's world is wrapped."""
+    return TOY.read_text().replace(MADE, MADE + wrapped)
+
+
+def ends_alike(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    assert crew.completed().step == STEPS
+    assert set(crew.printed()) <= set(alone[0])
+    assert (crew.folder / "out.pt").read_bytes() == alone[1]
+    assert crew.of(Rewound) == []
+
+
+def lay_out(crew: Crew, workers: list[str], depth: int) -> None:
+    """Just these from now on, in this depth."""
+    with crew._lock:
+        crew.ready[:], crew.depth = workers, depth
+        crew.regroup("now")
+
+
+@pytest.mark.parametrize("depth", [1, 3])
+def test_the_first_leader_dies_while_it_hands_over_what_all_begin_with(
+    crew: Crew, alone: tuple[list[str], bytes], depth: int
+) -> None:
+    """Before there is a backup, and before any other has the state: somebody else's beginning is as good."""
+    dying = Fault(point="morph: hand-over begun", passing=1, kind="kill")
+    plan = Plan(who="first", ledger=str(crew.folder / "ledger"), faults=(dying,))
+    crew.settle, crew.depth = 3, depth
+    crew.open(TOY.read_text(), str(STEPS), str(crew.folder / "out.pt"))
+    (first,) = crew.start(1, msgspec.json.encode(plan).decode())
+    until("the first", lambda: first in crew.ready)
+    crew.start(2)
+    ends_alike(crew, alone)
+    assert [lost.worker for lost in crew.of(WorkerLost)] == [first]
+
+
+PREPARES = """
+    world = session._world
+    say = world._preparing.say
+
+    def prepared(step, summed, promised):
+        while summed.held is not None and not session.leader:
+            time.sleep(0.01)
+        say(step, summed, promised)
+        told, connects = Path(f"{out}.prepared"), world.link.connects
+        if summed.held is not None and not told.exists():
+            told.touch()
+            while world.link.connects == connects:
+                time.sleep(0.01)
+
+    world._preparing.say = prepared
+"""
+
+
+def test_what_is_promised_for_the_next_version_is_not_what_is_held_of_this_one(
+    mortal: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """Prepared for the first step in which it keeps half of what it has, a worker is told of another layout. Before it
+    is in it, the keeper is restarted: it hears of a worker that has everything, and loses no step."""
+    (mortal.folder / "out.pt.hold").write_text("10")
+    mortal.owned, mortal.depth = True, 2
+    script = script_with(PREPARES)
+    (first,) = mortal.begin(1, script, str(STEPS), str(mortal.folder / "out.pt"))
+    mortal.reach(10)
+    (second,) = mortal.start(1)
+    until("the second", lambda: second in mortal.ready)
+    (mortal.folder / "out.pt.hold").unlink()
+    until("the step", (mortal.folder / "out.pt.prepared").exists)
+    mortal.kill(second)
+    until("the loss", lambda: second not in mortal.ready)
+    with mortal._lock:  # the keeper has been told of a layout of the first alone
+        mortal.keeper.kill()
+    mortal.keeper.start()
+    ends_alike(mortal, alone)
+    assert {lost.worker for lost in mortal.of(WorkerLost)} == {second}
+    assert mortal.of(Recalled) == []
+    assert first in mortal.ready
+
+
+SAYS = """
+    world = session._world
+    say_held = world._handover.say_held
+
+    def said():
+        say_held()
+        stuck = Path(f"{out}.stuck")
+        while world.me == "w1" and session.holdings.here is None and stuck.exists():
+            Path(f"{out}.said").touch()
+            time.sleep(0.01)
+
+    world._handover.say_held = said
+"""
+
+
+def test_who_has_fetched_layers_gives_them_in_a_layout_that_it_has_not_entered(
+    crew: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """One fetches all layers, says so, and is held up. The next layout is of two newcomers who have nothing: they
+    get even those layers from it that it did not have when it entered its own."""
+    out = crew.folder / "out.pt"
+    crew.depth, crew.owned = 2, True
+    workers = crew.begin(2, script_with(SAYS), str(STEPS), str(out))
+    assert workers == ["w1", "w2"]
+    crew.reach(9)
+    newcomers = crew.start(2)
+    until("the newcomers", lambda: set(newcomers) <= set(crew.ready))
+    Path(f"{out}.stuck").touch()
+    lay_out(crew, ["w1"], 1)
+    until("all layers to be with the first", lambda: Path(f"{out}.said").exists())
+    lay_out(crew, newcomers, 2)
+    crew.reach(crew.step + 3)
+    assert crew.of(WorkerLost) == []
+    Path(f"{out}.stuck").unlink()
+    ends_alike(crew, alone)
+
+
+@pytest.mark.parametrize("place", [0, 1, 2])
+def test_the_keeper_and_the_only_owner_of_layers_are_killed_at_once(
+    mortal: Crew, alone: tuple[list[str], bytes], place: int
+) -> None:
+    """Each of three keeps the layers of its own stage, and nothing is on the disk: a neighbour's host memory has what
+    went with its owner, and the job goes on from the very step that was committed."""
+    mortal.owned = True
+    mortal.depth = 3
+    out = mortal.folder / "out.pt"
+    Path(f"{out}.hold").write_text("17")
+    workers = mortal.begin(3, TOY.read_text(), str(STEPS), str(out), backup_every_steps=5)
+    mortal.reach(17)
+    mortal.keeper.kill()
+    mortal.kill(workers[place])
+    mortal.keeper.start()
+    Path(f"{out}.hold").unlink()
+    ends_alike(mortal, alone)
+    (recalled,) = mortal.of(Recalled)
+    assert recalled.step == 17
+    assert "from a peer's host memory" in recalled.because
+    assert [lost.worker for lost in mortal.of(WorkerLost)] == [workers[place]]
+
+
+def test_who_has_the_copies_dies_while_a_new_keeper_asks_for_them(
+    mortal: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """The keeper, an owner, and then the owner before it go: what only they had is on the disk, as old as it is there.
+    The job goes back to that, says so, and ends with the same bits."""
+    mortal.owned = True
+    mortal.depth = mortal.settle = 3
+    out = mortal.folder / "out.pt"
+    Path(f"{out}.hold").write_text("12")
+    dying = Fault(point="salvage: copy sent", passing=1, kind="kill")
+    plan = Plan(who="last", ledger=str(mortal.folder / "ledger"), faults=(dying,))
+    mortal.open(TOY.read_text(), str(STEPS), str(out))
+    (last,) = mortal.start(1, msgspec.json.encode(plan).decode())
+    until("the first of the chain", lambda: last in mortal.ready)
+    first, _ = mortal.start(2)
+    mortal.reach(12)
+    mortal.keeper.write_checkpoint("job")
+    saved = until("the checkpoint", lambda: mortal.of(CheckpointWritten))[0]
+    Path(f"{out}.hold").write_text("17")
+    mortal.reach(17)
+    mortal.keeper.kill()
+    mortal.kill(first)
+    mortal.keeper.start()
+    Path(f"{out}.hold").unlink()
+    assert mortal.completed().step == STEPS
+    (rewound,) = mortal.of(Rewound)
+    assert (rewound.from_step, rewound.to_step) == (17, saved.step)
+    assert out.read_bytes() == alone[1]
