@@ -43,12 +43,13 @@ pytestmark = pytest.mark.timeout(400, func_only=True)
 
 HANDED = ("morph: hand-over begun", "morph: part sent")  # passed when yet another one joins
 BESIDE = ("save: share sent", "save: copy sent")  # on a thread beside the script's
+REDUCED = ("step: sums sent", "step: sums taken")  # among the replicas of a stage
 COPIED = ("step: copies exchanged", "save: copy sent")  # where each layer is on one worker only
 PHASES = (faults.STEP, faults.MORPH, faults.SAVE)
 NOT_PASSED = {
     1: {"step: stage played", "morph: cuts told", *COPIED},
     2: {"step: microbatch computed", *COPIED},
-    3: {"step: microbatch computed", *HANDED},
+    3: {"step: microbatch computed", *REDUCED, *HANDED},
 }
 PLACES = {
     depth: [point for points in PHASES for point in points if point not in out]
@@ -344,18 +345,25 @@ def _keeper_suffers(job: Job, keeper: KeeperProcess, suffered: int, due: list[Fa
     _renew(keeper, job.plan(due[0].point, *due))
     for number, fault in enumerate(due, start=1):
         while len(job.happened()) < suffered + number:
-            while len(job.crew.ready) < job.steady:  # who does not understand the keeper is lost
-                job.newcomer()
             job.go(2)
-            until(
-                f"{fault}, or two steps",
-                lambda n=number: len(job.happened()) >= suffered + n or job.crew.step >= job.opened,
-            )
+            until(f"{fault}, or two steps", lambda n=number: _moved(job, suffered + n))
+            if len(job.crew.ready) < job.steady:  # who does not understand the keeper is lost
+                (name,) = job.crew.start(1)
+                until(
+                    f"{fault}, or {name}",
+                    lambda n=number, name=name: (
+                        len(job.happened()) >= suffered + n or name in job.crew.ready
+                    ),
+                )
         if fault.kind == "stop":
             until("the keeper to be stopped", lambda: _state(keeper.process.pid) == "T")
             keeper.process.send_signal(signal.SIGCONT)
     keeper.process.wait(30)
     return suffered + len(due)
+
+
+def _moved(job: Job, happened: int) -> bool:
+    return len(job.happened()) >= happened or job.crew.step >= job.opened or not job.crew.ready
 
 
 def _renew(keeper: KeeperProcess, plan: str) -> None:
