@@ -13,6 +13,7 @@ pytestmark = pytest.mark.processes
 
 TOY = Path(__file__).with_name("deep_toy.py")
 STEPS = 30
+BLOCKS = (10, 26)  # behind the first block, and behind the third: no layer is on two stages
 MADE = "microbatches=MICROBATCHES)\n"
 
 
@@ -143,8 +144,7 @@ def test_the_keeper_and_the_only_owner_of_layers_are_killed_at_once(
 ) -> None:
     """Each of three keeps the layers of its own stage, and nothing is on the disk: a neighbour's host memory has what
     went with its owner, and the job goes on from the very step that was committed."""
-    mortal.owned = True
-    mortal.depth = 3
+    mortal.owned, mortal.depth, mortal.options = True, 3, {"cuts": BLOCKS}
     out = mortal.folder / "out.pt"
     Path(f"{out}.hold").write_text("17")
     workers = mortal.begin(3, TOY.read_text(), str(STEPS), str(out), backup_every_steps=5)
@@ -165,7 +165,7 @@ def test_who_has_the_copies_dies_while_a_new_keeper_asks_for_them(
 ) -> None:
     """The keeper, an owner, and then the owner before it go: what only they had is on the disk, as old as it is there.
     The job goes back to that, says so, and ends with the same bits."""
-    mortal.owned = True
+    mortal.owned, mortal.options = True, {"cuts": BLOCKS}
     mortal.depth = mortal.settle = 3
     out = mortal.folder / "out.pt"
     Path(f"{out}.hold").write_text("12")
