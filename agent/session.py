@@ -31,6 +31,7 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import torch
+from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from agent import shards
 from agent.away import is_away
@@ -182,6 +183,7 @@ class Session:
         self._recording: Recording | None = None
         self._watched: set[int] = set()
         self._trained = self._counted()
+        self._strangers = register_optimizer_step_pre_hook(self._refuse_stranger)
         self._looked_at = (
             False  # the loop over share, for what depends on the order of microbatches
         )
@@ -250,6 +252,7 @@ class Session:
 
     def _over(self) -> None:
         self._phase, self._kept = "over", None
+        self._strangers.remove()
         self._world.finish(self, self._facts)
 
     def share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
@@ -313,6 +316,17 @@ class Session:
             if isinstance(thing, torch.optim.Optimizer)
             for group in thing.param_groups
         ]
+
+    def _refuse_stranger(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        """Its state would stay behind when others take over from this worker."""
+        if any(thing is optimizer for thing in self.objects.values()):
+            return
+        mine = {id(param) for param in self.space.params.values()}
+        if any(id(param) in mine for group in optimizer.param_groups for param in group["params"]):
+            raise Misuse(
+                f"step {self.version}: an optimizer that Session(...) was not given trains its parameters: "
+                "Session(model, optimizer, other, ...)"
+            )
 
     def _check_schedules(self) -> None:
         """A newcomer would begin a schedule that is not part of the state from its first step."""

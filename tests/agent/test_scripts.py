@@ -130,6 +130,14 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "exception",
         "`noise` is drawn from in the loop over session.share(...)",
     ),
+    "optimizer not given": (
+        START
+        + "other = torch.optim.SGD(model.parameters(), lr=0.1)\nfor step in session.steps(2):\n"
+        + "    for b in session.share([x, x]): session.backward(model(b).sum())\n"
+        + "    other.step()\n",
+        "exception",
+        "an optimizer that Session(...) was not given trains its parameters",
+    ),
     "schedule not given": (
         START
         + "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)\n"
