@@ -384,3 +384,72 @@ def test_near_the_end_of_a_job_what_it_cannot_do_without_is_still_bought(morph_s
     said = decide([one("a", 0.1, hazard_per_h=0.0)], held, demand,
                   Limits(slots_min=4, slots_max=4), Linear(), 2 * H)  # fmt: skip
     assert (sum(a.count for a in said.acquire), said.release) == (1, ())
+
+
+RULES = st.sampled_from([None, "aws_today", "aws_2016", "azure", "fixed_discount", "local"])
+
+
+@st.composite
+def any_offer(draw):
+    """Everything that an offer can carry, absurd prices too."""
+    n, market = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(["spot", "on_demand"]))
+    region = draw(st.sampled_from(["near", "far"]))
+    price = n * draw(st.one_of(prices, st.sampled_from([0.0, -1.0, 1e9, math.nan])))
+    bids = [Bid(bid_usd_per_h=price + d, evicted_in_1h=e, alive_in_1h_s=3600 * (1 - e / 2))
+            for d, e in ((0.01, draw(st.floats(0.0, 1.0))), (0.5, 0.0))]  # fmt: skip
+    return Offer(
+        pool=Pool("aws", region, f"{region}-{draw(st.sampled_from('abc'))}", f"kind.{n}"), type=KINDS[n],
+        market=market, price_usd_per_h=price, blocked=draw(st.booleans()), billing=draw(RULES),
+        hazard_per_h=draw(st.sampled_from([None, 0.0, 0.2, 50.0])), losses_seen=draw(st.booleans()),
+        bids=tuple(bids) if draw(st.booleans()) else (), egress_usd=draw(st.sampled_from([0.0, 0.3])),
+        disk_usd_per_h=draw(st.sampled_from([0.0, 0.05])),
+        machines_max=draw(st.sampled_from([None, 0, 1, 2])),
+    )  # fmt: skip
+
+
+@st.composite
+def any_limits(draw):
+    least = draw(st.sampled_from([0, 1, 3]))
+    return Limits(
+        slots_min=least, slots_max=least + draw(st.sampled_from([0, 1, 5])),
+        budget_left_usd=draw(st.sampled_from([None, -1.0, 0.0, 0.02, 5.0])),
+        usd_per_h_max=draw(st.sampled_from([None, 0.0, 0.5, 2.0])),
+        finish_by_s=draw(st.sampled_from([None, -5.0, 2 * H, 4 * H, 40 * H])),
+        on_demand_allowed=draw(st.booleans()), haste=draw(st.sampled_from([0.0, 0.5, math.inf])),
+        regions=draw(st.sampled_from([None, (), ("near",)])),
+    )  # fmt: skip
+
+
+@settings(max_examples=150, deadline=None)
+@given(
+    st.lists(any_offer(), max_size=7, unique_by=lambda o: (o.pool, o.market)), holdings, any_limits(),
+    st.sampled_from([None, 0.0, 3600.0, 1e6]), st.sampled_from([-1e6, 0.0, 2 * H, 30 * H]), st.randoms(),
+)  # fmt: skip
+def test_any_market_under_any_limits(on_offer, held, limits, left, at_s, rng):
+    """Deadlines, bids, quotas, egress, absurd prices and any clock: limits hold, and order never matters."""
+    demand = msgspec.structs.replace(DEMAND, work_left=left, recovery_all_s=90.0)
+    said = decide(on_offer, held, demand, limits, Linear(), at_s)
+    rng.shuffle(on_offer)
+    rng.shuffle(held)
+    assert decide(on_offer, held, demand, limits, Linear(), at_s) == said
+    sold = {(o.pool, o.market): o for o in on_offer}
+    gone = {r.lease for r in said.release}
+    assert gone <= {h.lease for h in held if not h.noticed}
+    kept = [h for h in held if h.lease not in gone and not h.noticed]
+    usd_per_h = sum(h.price_usd_per_h for h in kept)
+    for a in said.acquire:
+        o = sold[a.pool, a.market]
+        assert 0 < o.price_usd_per_h < 1000
+        assert not o.blocked
+        assert a.market == "spot" or limits.on_demand_allowed
+        assert limits.regions is None or a.pool.region in limits.regions
+        assert a.count <= (math.inf if o.machines_max is None else o.machines_max)
+        assert a.bid_usd_per_h in {None, *(b.bid_usd_per_h for b in o.bids)}
+        usd_per_h += a.count * (o.price_usd_per_h + o.disk_usd_per_h)
+    slots = sum(h.type.slots for h in kept) + sum(
+        a.count * sold[a.pool, a.market].type.slots for a in said.acquire
+    )
+    assert slots <= limits.slots_max
+    assert usd_per_h <= (math.inf if limits.usd_per_h_max is None else limits.usd_per_h_max + 1e-9)
+    if limits.budget_left_usd is not None and usd_per_h > 0:
+        assert usd_per_h * 120 / H <= limits.budget_left_usd + 1e-9
