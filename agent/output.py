@@ -94,6 +94,9 @@ class Stream(io.TextIOBase):
             self._add(line.rpartition("\r")[2] or line.strip("\r"))
         return len(text)
 
+    def reconfigure(self, **_: object) -> None:
+        """Scripts ask for line buffering, which this is."""
+
     def finish(self) -> None:
         """What was begun is a line, too."""
         if self._begun:

@@ -29,7 +29,7 @@ from torch.utils import _pytree as pytree
 
 from agent.pipeline.examine import Facts, examined, unsaved
 from agent.pipeline.reads import Reads
-from agent.pipeline.record import CannotRecord, record, streams_kept
+from agent.pipeline.record import FIXED, CannotRecord, record, streams_kept
 
 MICROBATCH = "__microbatch__"
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -60,6 +60,13 @@ class Recording(msgspec.Struct, frozen=True):
                 "session.share(batches): this microbatch is not made of tensors in the way that the recorded "
                 f"one was ({spec}, not {self.spec}), which cutting the model into stages needs"
             )
+        if self.graph.meta.get(FIXED):
+            shapes = [[list(each.shape) for each in batch] for batch in (leaves, self.example)]
+            if shapes[0] != shapes[1]:
+                raise CannotRecord(
+                    f"session.share(batches): a microbatch of {shapes[0]}, and the loop could be recorded for "
+                    f"{shapes[1]} only, since it asks how large its inputs are: make all alike, or train with depth 1"
+                )
         return tuple(leaves)
 
 

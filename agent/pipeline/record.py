@@ -24,6 +24,7 @@ from agent.errors import Misuse
 
 LossOf = Callable[..., torch.Tensor]
 LIBRARY = str(Path(torch.__file__).parent)
+FIXED = "shapes are fixed"  # in the `meta` of a graph: sizes are constants in it
 HERE = str(Path(__file__).parents[1])
 
 
@@ -186,7 +187,9 @@ def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) 
     for node in exported.graph.nodes:
         if node.op in ("get_attr", "call_module"):
             _adopt(whole, exported, str(node.target))
-    return fx.GraphModule(whole, exported.graph)
+    graph = fx.GraphModule(whole, exported.graph)
+    graph.meta[FIXED] = True
+    return graph
 
 
 def _refuse_frozen(before: tuple[object, ...]) -> None:

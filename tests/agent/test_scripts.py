@@ -166,6 +166,18 @@ def test_misuse_is_one_clear_line(crew: Crew, case: str) -> None:
     assert "/agent/" not in report.detail
 
 
+def test_a_script_may_ask_for_line_buffering(crew: Crew) -> None:
+    """What many scripts begin with is no error: output goes out by lines anyway."""
+    crew.begin(
+        1,
+        "import sys\nsys.stdout.reconfigure(line_buffering=True)\n"
+        + START
+        + "\nfor _ in session.steps(0): pass\nprint('done')\n",
+    )
+    crew.completed()
+    assert crew.printed() == ["done"]
+
+
 NAN = """
 for step in session.steps(6):
     for batch in session.share([x, x]):

@@ -280,6 +280,19 @@ def test_a_recording_that_computes_something_else_is_none(
     assert recorder.found == []
 
 
+def test_a_recording_of_fixed_shapes_says_so(tmp_path: Path, recorder: Recorder) -> None:
+    """A loop that counts its rows is recorded with that number, and refuses microbatches of another."""
+    loop = """
+    for x, y in session.share(batches(step)):
+        session.backward(functional.cross_entropy(model(x), y) / len(list(x)))
+    """
+    run(tmp_path, loop)
+    assert recorder.failed == ""
+    x, y = torch.zeros(7, 4), torch.zeros(7, dtype=torch.int64)
+    with pytest.raises(CannotRecord, match="since it asks how large its inputs are"):
+        recorder.found[0].flatten((x, y))
+
+
 @pytest.mark.parametrize("how", ["register_hook", "register_post_accumulate_grad_hook"])
 def test_a_hook_of_a_parameter_is_not_cut(tmp_path: Path, recorder: Recorder, how: str) -> None:
     """Stages would call it at other moments: once for each part of a tied parameter, or never."""
