@@ -26,6 +26,7 @@ from agent.handover import Handover, Having, having
 from agent.link import Link
 from agent.mesh import Mesh
 from agent.messages import JobOrder, NanPolicy, WorkerOrder
+from agent.noting import Noting
 from agent.partial import Partial
 from agent.pipeline.wires import MeshChannel
 from agent.preparing import Preparing
@@ -43,19 +44,16 @@ from agent.protocol import (
     Peers,
     ProfileKnown,
     Redo,
-    RedoAsked,
     State,
-    Traced,
     Welcome,
 )
 from agent.pulling import Pulling
-from agent.schedule import Kind
+from agent.redoing import Redoing
 from agent.session import Session
 from agent.snapshots import Snapshots
 from agent.store.layers import Collected
 from agent.sums import Sum, Summed
 from agent.survey import Survey
-from agent.timeline import Notes
 from agent.world import Abandoned, Facts, Interrupted
 
 T = TypeVar("T")
@@ -91,12 +89,11 @@ class Group(Crew):
         self._holds = False  # this worker's state is one that the job goes on from
         self._needs_state = False
         self._committed = 0
-        self._redo: dict[tuple[int, int], tuple[memoryview, bytes]] = {}  # by generation, step
+        self._redo, self._noting = Redoing(self), Noting(self)
         self._done = False
         self._notice_at_s: float | None = None
         self._began_s, self._computed = 0.0, 0  # of this share: since when, and microbatches so far
         self._deep = Deep(self.me)
-        self._trace_at: int | None = None  # the step whose timeline is asked for
         self.astray = False  # what the script does until the next boundary counts for nothing
 
     # --- what the worker process uses ---------------------------------------------------------------
@@ -148,33 +145,21 @@ class Group(Crew):
             return None
         try:
             if not entered.layout.owned:
-                payload, present = self._redone(step)
+                payload, present = self._redo.take(step)
                 return self.session.summed(payload, present)
             chain = self._prepare_chain(step)
-            payload, present = self._redone(step, chain.spans)
+            payload, present = self._redo.take(step, chain.spans)
             return chain.again(step, payload, present)
         except Interrupted:
             self.astray = True
             raise Abandoned from None
-
-    def _redone(
-        self, step: int, spans: tuple[tuple[int, int], ...] = ()
-    ) -> tuple[memoryview, bytes]:
-        entered = self.entered
-        assert entered is not None
-        generation = entered.layout.generation
-        # One comes while the one before is applied; what is not asked for takes no memory here.
-        first = step == entered.version - entered.redo
-        for wanted in range(step if first else step + 1, min(step + 2, entered.version)):
-            self.link.send(RedoAsked(generation=generation, step=wanted, spans=spans))
-        return self.wait(lambda: self._redo.pop((generation, step), None))
 
     def share(self) -> tuple[int, int]:
         if self.superseded():
             self._change_in_step()
         if self.leader:
             self._survey.look()
-        self._note()
+        self._noting.begin()
         self._began_s, self._computed = time.monotonic(), 0
         return self._range()
 
@@ -187,17 +172,6 @@ class Group(Crew):
             probing.answer(self, self._mesh, peer, part)
         else:
             self._handover.pulling.answer(peer, part)
-
-    def _note(self) -> None:
-        session = self.session
-        session.notes = Notes() if self._trace_at == session.version else None
-
-    def _tell_noted(self, step: int, cuts: tuple[int, ...] = ()) -> None:
-        notes, generation = self.session.notes, self.layout.generation
-        if notes is not None:
-            notes.lap(Kind.REDUCE, 0)
-            moments = tuple(notes.moments)
-            self.link.send(Traced(generation=generation, step=step, cuts=cuts, moments=moments))
 
     @property
     def deep(self) -> bool:
@@ -231,7 +205,7 @@ class Group(Crew):
         self.link.microbatch_s = chain.busy_s
         if session.notes is not None:
             chain.note(session.notes)
-            self._tell_noted(step, chain.cuts)
+            self._noting.tell(step, chain.cuts)
         if chain.held is None:
             self._preparing.slice(step, summed.total)
         else:
@@ -275,7 +249,7 @@ class Group(Crew):
         if self._computed:
             self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
         exchange.gather(self, step, partial, total, lambda t: self._preparing.slice(step, t))
-        self._tell_noted(step)
+        self._noting.tell(step)
 
     def commit(self, step: int, summed: Summed) -> None:
         promised = None
@@ -426,7 +400,7 @@ class Group(Crew):
                     if message.snapshot:
                         self._snapshots.asked_at = message.version
                     if message.trace:
-                        self._trace_at = message.version
+                        self._noting.asked_at = message.version
                     self._copies.heard(message.backup)
                 case CopiesAsked():
                     self._copies.send_all(self.link)
@@ -435,7 +409,7 @@ class Group(Crew):
                 case State():
                     self._handover.state = (message, payload)
                 case Redo():
-                    self._redo[message.generation, message.step] = (payload, message.present)
+                    self._redo.hear(message, payload)
                 case Noticed():
                     self._notice_at_s = message.deadline_s
                 case Done():

@@ -34,10 +34,10 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from agent import shards
-from agent.away import is_away
 from agent.clipping import follow
 from agent.errors import Misuse, NotFinite
 from agent.faults import passing
+from agent.given import check_names, check_unborn, scaler_of
 from agent.holdings import Holdings
 from agent.order import Streams, refuse_order
 from agent.partial import Partial
@@ -94,41 +94,6 @@ def join(world: World) -> None:
     follow(lambda: _sessions[0].holdings if _sessions else None)
 
 
-def _check_names(modules: Sequence[torch.nn.Module]) -> None:
-    """Sums, snapshots and the optimizer's state go by the name of a parameter or buffer."""
-    seen: set[str] = set()
-    for module in modules:
-        names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
-        if both := sorted(names & seen):
-            raise Misuse(
-                f"Session: two of the models both have a tensor called {both[0]!r}. Put them into one "
-                "nn.ModuleDict and give that to Session, so that every name is there once"
-            )
-        seen |= names
-
-
-def _check_unborn(modules: Sequence[torch.nn.Module], others: Sequence[object]) -> None:
-    """That they are as they were handed over, and nothing was made of them that is theirs to make."""
-    names = {id(param): name for module in modules for name, param in module.named_parameters()}
-    for param in [param for unborn in _unborn for param in unborn.params]:
-        if id(param) not in names:
-            raise Misuse(
-                "a model was handed over unbuilt, and a parameter of it is in no model that Session(...) was "
-                "given: give all of it to Session"
-            )
-        if not is_away(param):
-            raise Misuse(
-                f"{names[id(param)]} was changed after unbuilt(...): whatever changes the model before training, "
-                ".to(...) or loading weights for one, belongs into the function that builds it"
-            )
-        for thing in others:
-            if isinstance(thing, torch.optim.Optimizer) and thing.state.get(param):
-                raise Misuse(
-                    f"{type(thing).__name__} makes its state before there are any parameters: with unbuilt(...) "
-                    "use an optimizer that makes it in its first step, as Adam and SGD do"
-                )
-
-
 class Session:
     """One per script. `others` are whatever else must survive: optimizer, schedules, scaler."""
 
@@ -156,16 +121,11 @@ class Session:
                 raise Misuse(f"Session: {thing!r} has no state_dict and load_state_dict to save")
             self.objects[f"{type(thing).__name__}{index}"] = thing
         modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
-        _check_names(modules)
-        _check_unborn(modules, others)
+        check_names(modules)
+        check_unborn(_unborn, modules, others)
         for unborn in _unborn:
             unborn.used = self._fetch
-        scalers = [thing for thing in others if isinstance(thing, torch.amp.GradScaler)]
-        if len(scalers) > 1:
-            raise Misuse(
-                "Session: two GradScalers were given; one scales the loss of all that is trained"
-            )
-        self._scaler = scalers[0] if scalers and scalers[0].is_enabled() else None
+        self._scaler = scaler_of(others)
         self.unbuilt, self.birth_mark = bool(_unborn), "-".join(each.mark for each in _unborn)
         self._phase = "bound"  # made | bound | between | sharing | computing | shared | over
         self.space = SumSpace(modules)

@@ -1,0 +1,189 @@
+"""A constructor that runs on the meta device: what it would have computed, written down operation by operation."""
+
+from collections.abc import Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import msgspec
+import torch
+from torch.nn import init
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_map_only
+
+from agent.errors import Misuse
+
+LOOKING_INITS = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
+IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+
+Stream = tuple[torch.Generator, torch.Tensor]
+
+
+class CannotPlayBack(Misuse):
+    """The constructor looked at values of the model that it was building."""
+
+
+class View(msgspec.Struct, frozen=True):
+    shape: tuple[int, ...]
+    stride: tuple[int, ...]
+    offset: int
+
+
+class Known(msgspec.Struct, frozen=True):
+    """A tensor that has a number, or a view of the memory of one that has."""
+
+    number: int
+    view: View | None = None
+
+    def of(self, real: torch.Tensor) -> torch.Tensor:
+        if self.view is None:
+            return real
+        return real.as_strided(self.view.shape, self.view.stride, self.view.offset)
+
+
+class Line:
+    """One operation that was not done. `made` numbers what came of it, -1 being nothing new; `wrote` are the
+    memories that are other ones behind it, each by its first number. `streams` are where it drew from."""
+
+    def __init__(self, operation: Any, args: Any, kwargs: dict[str, Any], made: list[int]) -> None:
+        self.operation, self.args, self.kwargs, self.made = operation, args, kwargs, made
+        self.used = [known.number for known in known_in((args, kwargs))]
+        self.wrote: set[int] = set()
+        self.streams: tuple[Stream, ...] = ()
+
+    def play(self, real: dict[int, torch.Tensor]) -> list[torch.Tensor]:
+        args, kwargs = tree_map_only(
+            Known, lambda known: known.of(real[known.number]), (self.args, self.kwargs)
+        )
+        return tensors(self.operation(*args, **kwargs))
+
+
+class Constants(TorchFunctionMode):
+    """`torch.tensor(...)` has values from the start: they are kept, and copied when it is its turn.
+
+    Code that asks whether a tensor is without values would leave it so, and nobody would notice.
+    """
+
+    def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        if func == IS_META:  # a new wrapper every time, so not the same object
+            raise CannotPlayBack(
+                "the model's constructor asks whether its tensors have values: if that is an initialiser of "
+                "torch.nn.init, call it by that name, so that it can be written down"
+            )
+        if func is not torch.tensor:
+            return func(*args, **(kwargs or {}))
+        return func(*args, **{**(kwargs or {}), "device": "cpu"}).to("meta")
+
+
+class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Writes down every operation that touches the meta device."""
+
+    def __init__(self) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self.lines: list[Line] = []
+        self.roots: list[int] = []  # the first number on the memory of each
+        # Held on to, so that no identity is taken for another: tensors may be given other memory.
+        self._alive: list[tuple[torch.Tensor, torch.UntypedStorage]] = []
+        self._numbers: dict[int, int] = {}
+        self._first: dict[int, int] = {}
+
+    def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        named = dict(kwargs or {})
+        before = tree_map_only(torch.Tensor, self.known, (args, named))
+        out = func(*args, **named)
+        made = [self._made(tensor) for tensor in tensors(out)]
+        if any(each >= 0 for each in made) or known_in(before):
+            taken, named = before
+            if "device" in named:
+                named["device"] = torch.device("cpu")
+            line = Line(func, taken, named, made)
+            line.wrote = {self.roots[number] for number in (*made, *_written(func, before))}
+            self.lines.append(line)
+        return out
+
+    def write_down(self, operation: Any, tensor: torch.Tensor, args: Any, kwargs: Any) -> None:
+        """An operation that fills a tensor and makes no new one."""
+        known = self.known(tensor)
+        line = Line(operation, (known, *args), kwargs, [-1])
+        line.wrote = {self.roots[known.number]}
+        self.lines.append(line)
+
+    def known(self, tensor: torch.Tensor) -> Any:
+        """`nn.Parameter(tensor)` is another tensor on the same memory, made behind our back."""
+        if tensor.device.type != "meta":
+            return tensor
+        number = self._numbers.get(id(tensor))
+        memory = tensor.untyped_storage()._cdata
+        if number is not None and self._alive[number][1]._cdata == memory:
+            return Known(number)
+        number = self._first[memory]
+        first = self._alive[number][0]
+        place = View(tuple(tensor.shape), tensor.stride(), int(tensor.storage_offset()))
+        same = (first.shape, first.stride(), first.storage_offset()) == (
+            tensor.shape,
+            tensor.stride(),
+            tensor.storage_offset(),
+        )
+        still = first.untyped_storage()._cdata == memory
+        return Known(number, None if same and still else place)
+
+    def _made(self, tensor: torch.Tensor) -> int:
+        if tensor.device.type != "meta":
+            return -1
+        number, storage = self._numbers.get(id(tensor)), tensor.untyped_storage()
+        if number is not None and self._alive[number][1]._cdata == storage._cdata:
+            return -1
+        self._numbers[id(tensor)] = number = len(self._alive)
+        self._alive.append((tensor, storage))
+        self.roots.append(self._first.setdefault(storage._cdata, number))
+        return number
+
+    def forget(self) -> None:
+        """Nothing more is written down, and nothing more is asked."""
+        self._alive, self._numbers, self._first = [], {}, {}
+
+
+@contextmanager
+def inits_written(tape: Tape) -> Iterator[None]:
+    """Initialisers that look at values are written down whole."""
+
+    def written(original: Any) -> Any:
+        def write(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
+            if tensor.device.type != "meta":
+                return original(tensor, *args, **kwargs)  # type: ignore[no-any-return]
+            tape.write_down(original, tensor, args, kwargs)
+            return tensor
+
+        return write
+
+    originals = {name: getattr(init, name) for name in LOOKING_INITS}
+    for name, original in originals.items():
+        setattr(init, name, written(original))
+    try:
+        yield
+    finally:
+        for name, original in originals.items():
+            setattr(init, name, original)
+
+
+def _written(func: Any, taken: tuple[Any, dict[str, Any]]) -> list[int]:
+    """The numbers of the tensors that an operation writes to."""
+    args, named = taken
+    given = dict(zip((a.name for a in func._schema.arguments), args, strict=False)) | named
+    into = [
+        given.get(argument.name)
+        for argument in func._schema.arguments
+        if argument.alias_info is not None and argument.alias_info.is_write
+    ]
+    return [known.number for known in known_in(into)]
+
+
+def tensors(out: Any) -> list[torch.Tensor]:
+    several = out if isinstance(out, tuple | list) else (out,)
+    return [each for each in several if isinstance(each, torch.Tensor)]
+
+
+def known_in(tree: Any) -> list[Known]:
+    found: list[Known] = []
+    tree_map_only(Known, found.append, tree)
+    return found

@@ -1,0 +1,34 @@
+"""The sums of committed steps that a worker applies again, asked of the keeper one by one."""
+
+from agent.crew import Crew
+from agent.protocol import Redo, RedoAsked
+
+Payload = tuple[memoryview, bytes]  # the sum, and what was contributed to
+
+
+class Redoing:
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._come: dict[tuple[int, int], Payload] = {}  # by generation, step
+
+    def __len__(self) -> int:
+        """How many are here and not applied yet."""
+        return len(self._come)
+
+    def hear(self, redo: Redo, payload: memoryview) -> None:
+        self._come[redo.generation, redo.step] = (payload, redo.present)
+
+    def clear(self) -> None:
+        self._come.clear()
+
+    def take(self, step: int, spans: tuple[tuple[int, int], ...] = ()) -> Payload:
+        """The sum of this step, or these bytes of it."""
+        entered = self._crew.entered
+        assert entered is not None
+        generation = entered.layout.generation
+        # One comes while the one before is applied; what is not asked for takes no memory here.
+        first = step == entered.version - entered.redo
+        for wanted in range(step if first else step + 1, min(step + 2, entered.version)):
+            asked = RedoAsked(generation=generation, step=wanted, spans=spans)
+            self._crew.link.send(asked)
+        return self._crew.wait(lambda: self._come.pop((generation, step), None))
