@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from agent import Session, unbuilt
+from agent import Session, copies, unbuilt
 
 WIDTH, LAYERS, STEPS = 1448, 16, 3
 
@@ -31,6 +31,9 @@ def told(name: str) -> int:
 
 
 def main(how: str, *hold: str) -> None:
+    copies.RESERVE = (
+        0  # as if no memory were to spare: a neighbour's copies are kept only where there is some
+    )
     began_kb = told("VmRSS")
     torch.manual_seed(0)
     model = unbuilt(layers) if how == "unbuilt" else layers()
