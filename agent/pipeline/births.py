@@ -17,6 +17,7 @@ from contextlib import contextmanager
 from typing import Any, Generic, TypeVar
 
 import torch
+from torch.nn.parameter import is_lazy
 from torch.utils import swap_tensors
 from torch.utils._pytree import tree_map_only
 
@@ -45,6 +46,10 @@ class Unborn(Generic[Model]):
             raise CannotPlayBack(
                 "the model's constructor draws random numbers on a device that it names itself, out of "
                 f"turn with the others: leave the device out, or {BUILT}"
+            )
+        if any(is_lazy(param) for param in self.model.parameters()):
+            raise CannotPlayBack(
+                f"the model has lazy modules, which have no shapes yet: give them their sizes, or {BUILT}"
             )
         self.used: Callable[[], None] = _too_early
         self._lines, self._roots = tape.lines, tape.roots

@@ -147,7 +147,12 @@ def test_before_there_is_a_session_it_is_not_run_or_saved():
 
 @pytest.mark.parametrize(
     ("factory", "why"),
-    [(Looking, "looks at values"), (OutOfTurn, "out of turn"), (Viewing, "keeps a view")],
+    [
+        (Looking, "looks at values"),
+        (OutOfTurn, "out of turn"),
+        (Viewing, "keeps a view"),
+        (lambda: nn.LazyLinear(3), "has lazy modules"),
+    ],
 )
 def test_a_constructor_that_cannot_be_played_back_is_told(factory, why):
     """What reads its own values, draws elsewhere, or keeps a view is refused, and the error says so."""
