@@ -217,19 +217,16 @@ class Archive:
         oldest = kept[-1].version if pinned is None else min(kept[-1].version, pinned)
         floor = Mark(oldest, max(mark.generation for mark in kept))
         self.sink.create(floor.key(FLOORS), b"{}")
+        parts = self.sink.sizes(PARTS)
+        # Whoever is newer and has written one of these has begun before, and is seen now; it may lie below our floor.
         if any(fence.generation > floor.generation for fence in self._marks(FENCES)):
-            return  # somebody newer has begun meanwhile: what lies below our floor may be theirs
+            return
         void = set(self._marks(MANIFESTS)) - set(self.marks())
         self.sink.delete([mark.key(MANIFESTS) for mark in sorted(void)])
-        self._prune_parts(floor)
+        # What no manifest names at or above the floor may be a writer's who is still at work.
+        self.sink.delete([key for key in parts if int(key.split("/")[1]) < floor.version])
         self._prune_marks(floor)
         passing("keeper: pruned")
-
-    def _prune_parts(self, floor: Mark) -> None:
-        """What no manifest names at or above the floor may be a writer's who is still at work."""
-        self.sink.delete(
-            [key for key in self.sink.sizes(PARTS) if int(key.split("/")[1]) < floor.version]
-        )
 
     def _prune_marks(self, floor: Mark) -> None:
         """Older floors say less; of the fences below the floor, the newest generation says it all."""

@@ -79,10 +79,10 @@ PREPARES = """
 def test_what_is_promised_for_the_next_version_is_not_what_is_held_of_this_one(
     mortal: Crew, alone: tuple[list[str], bytes]
 ) -> None:
-    """Prepared for the first step in which it keeps half of what it has, a worker is told of another layout. Before it
-    is in it, the keeper is restarted: it hears of a worker that has everything, and loses no step."""
+    """One is prepared for the first step in which it keeps half of what it has, and the other one, who is not, goes with
+    the keeper: the next keeper hears of a worker that has everything, and loses no step."""
     (mortal.folder / "out.pt.hold").write_text("10")
-    mortal.owned, mortal.depth = True, 2
+    mortal.owned, mortal.depth, mortal.options = True, 2, {"cuts": BLOCKS[:1]}
     script = script_with(PREPARES)
     (first,) = mortal.begin(1, script, str(STEPS), str(mortal.folder / "out.pt"))
     mortal.reach(10)
@@ -90,10 +90,8 @@ def test_what_is_promised_for_the_next_version_is_not_what_is_held_of_this_one(
     until("the second", lambda: second in mortal.ready)
     (mortal.folder / "out.pt.hold").unlink()
     until("the step", (mortal.folder / "out.pt.prepared").exists)
+    mortal.keeper.kill()
     mortal.kill(second)
-    until("the loss", lambda: second not in mortal.ready)
-    with mortal._lock:  # the keeper has been told of a layout of the first alone
-        mortal.keeper.kill()
     mortal.keeper.start()
     ends_alike(mortal, alone)
     assert {lost.worker for lost in mortal.of(WorkerLost)} == {second}

@@ -186,7 +186,7 @@ def test_a_slow_writer_below_the_floor_does_no_harm():
 
 
 class Interrupting(MemorySink):
-    """Before the first file of a folder is created, somebody else acts."""
+    """Before the first file of a folder is created, or the first time that it is listed, somebody else acts."""
 
     def __init__(self, folder, act):
         super().__init__()
@@ -197,6 +197,12 @@ class Interrupting(MemorySink):
             act, self._act = self._act, None
             act(self)
         return super().create(key, data)
+
+    def sizes(self, prefix):
+        if prefix == self._folder == PARTS and self._act is not None:
+            act, self._act = self._act, None
+            act(self)
+        return super().sizes(prefix)
 
 
 @pytest.mark.parametrize("folder", [CLAIMS, FENCES])
@@ -212,14 +218,15 @@ def test_of_two_who_take_over_at_once_each_has_a_generation_of_its_own(folder):
     assert [mark.generation for mark in Archive(sink, "job").marks()] == [max(taken)]
 
 
-def test_a_ghost_that_prunes_late_deletes_nothing_of_a_newer_generation():
-    """It was held up before its floor; meanwhile the job went back, and on from there: those files lie below it."""
+@pytest.mark.parametrize("folder", [FLOORS, PARTS])
+def test_a_ghost_that_prunes_late_deletes_nothing_of_a_newer_generation(folder):
+    """It was held up before its floor or behind it; meanwhile the job went back, and on from there: those files lie below it."""
 
     def go_on(sink):
         newer = Archive(sink, "job")
         assert save(newer, 4, newer.take_over(3))
 
-    sink = Interrupting(FLOORS, go_on)
+    sink = Interrupting(folder, go_on)
     ghost = Archive(sink, "job", keep=1)
     generation = ghost.take_over(0)
     for version in (3, 6):
