@@ -26,10 +26,17 @@ import msgspec
 import torch
 from torch import fx
 from torch.utils import _pytree as pytree
+from torch.utils.checkpoint import CheckpointFunction
 
 from agent.pipeline.examine import Facts, examined, unsaved
 from agent.pipeline.reads import Reads
-from agent.pipeline.record import FIXED, CannotRecord, record, streams_kept
+from agent.pipeline.record import (
+    FIXED,
+    CannotRecord,
+    functions_refused,
+    record,
+    streams_kept,
+)
 
 MICROBATCH = "__microbatch__"
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -115,7 +122,7 @@ class Body:
         """The recording computes what the body computes: code that asks what its inputs are sees placeholders
         while it is recorded, and may take another way with them."""
         before = [buffer.detach().clone() for buffer in model.buffers()]
-        with streams_kept():
+        with streams_kept(), self._reentrant_refused():
             try:
                 with unsaved():
                     again = run()
@@ -133,6 +140,17 @@ class Body:
                 f"({float(one.mean())}, not {float(other.mean())}): something in it asks what its inputs are, and "
                 "is told something else by a placeholder. Train with depth 1"
             )
+
+    @contextlib.contextmanager
+    def _reentrant_refused(self) -> Iterator[None]:
+        try:
+            with functions_refused(CheckpointFunction):
+                yield
+        except fx.proxy.TraceError as error:
+            raise CannotRecord(
+                f"{self._at(self._loop)}: torch.utils.checkpoint is called with use_reentrant=True, which asks for "
+                "backward(), and stages ask for gradients: give it use_reentrant=False, or train with depth 1"
+            ) from error
 
     def refuse_scaling(self, *, known: bool) -> None:
         """A scaler makes its scale when it is first asked, and changes it from step to step."""

@@ -19,6 +19,7 @@ from typing import Any
 import numpy as np
 import torch
 from torch import fx
+from torch.autograd.function import _SingleLevelFunction
 
 from agent.errors import Misuse
 
@@ -176,12 +177,14 @@ def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) 
                 "ignore"
             )  # about its own future; nothing that a person can act on
             before = python_drawn()
-            program = torch.export.export(whole, tuple(example), strict=False)
+            with functions_refused():  # only its forward would be in the graph
+                program = torch.export.export(whole, tuple(example), strict=False)
             _refuse_frozen(before)
             exported = program.module(check_guards=False)
     except Exception as error:
+        why = error if isinstance(error, fx.proxy.TraceError) else first
         raise CannotRecord(
-            f"{where(first)}: this line cannot be recorded ({_short(first)}), which cutting the model "
+            f"{where(first)}: this line cannot be recorded ({_short(why)}), which cutting the model "
             "into stages needs. Move it into a module of its own, or train with depth 1"
         ) from error
     for node in exported.graph.nodes:
@@ -190,6 +193,23 @@ def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) 
     graph = fx.GraphModule(whole, exported.graph)
     graph.meta[FIXED] = True
     return graph
+
+
+@contextmanager
+def functions_refused(kind: type = torch.autograd.Function) -> Iterator[None]:
+    """An autograd.Function of this kind may not be called. Looked for below `Function.apply`, of which scripts
+    keep names of their own."""
+
+    def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+        if issubclass(cls, kind):
+            raise fx.proxy.TraceError(f"{cls.__name__} has a backward of its own")
+        return super(_SingleLevelFunction, cls).apply(*args, **kwargs)  # type: ignore[misc]
+
+    _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+    try:
+        yield
+    finally:
+        del _SingleLevelFunction.apply  # type: ignore[attr-defined]
 
 
 def _refuse_frozen(before: tuple[object, ...]) -> None:

@@ -68,6 +68,16 @@ GOOD = {
     x = step
     """,
 }
+REENTRANT = """
+class Kept(torch.nn.Module):
+    def __init__(self, inner, use):
+        super().__init__()
+        self.inner, self.use = inner, use
+    def forward(self, x):
+        again = torch.utils.checkpoint.checkpoint
+        return again(self.inner, x, use_reentrant=self.use) if x.sum() < 1e9 else x
+model[0], model[2] = Kept(model[0], False), Kept(model[2], True)
+"""
 BAD = {
     "a value": (
         "    for x, y in session.share(batches(step)):\n"
@@ -316,3 +326,17 @@ def test_a_recording_leaves_the_microbatch_alone(tmp_path: Path, recorder: Recor
     session._sessions.clear()
     session.join(Alone())
     assert run(tmp_path, loop)["session"].loss == disturbed
+
+
+def test_a_reentrant_checkpoint_is_not_cut(tmp_path: Path, recorder: Recorder) -> None:
+    """It asks for backward(), and stages ask for gradients; one that is not reentrant is called as it is."""
+    loop = textwrap.indent(textwrap.dedent(GOOD["plain"]), "    ")
+    for kept, failed in (("False", ""), ("True", "use_reentrant=True")):
+        session._sessions.clear()
+        recorder.failed = ""
+        script = tmp_path / "train.py"
+        changed = REENTRANT.replace("model[2], True", f"model[2], {kept}")
+        script.write_text(START.replace("optimizer = ", f"{changed}optimizer = ") + loop)
+        runpy.run_path(str(script))
+        assert failed in recorder.failed
+        assert bool(failed) == bool(recorder.failed)

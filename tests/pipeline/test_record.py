@@ -97,6 +97,44 @@ def test_a_line_that_cannot_be_recorded_is_named():
         record(made(chain), branching, (X, Y))
 
 
+class Straight(torch.autograd.Function):
+    """Rounds, and lets the gradient pass as if it did not."""
+
+    @staticmethod
+    def forward(ctx, x):
+        return x.round()
+
+    @staticmethod
+    def backward(ctx, grad):
+        return grad
+
+
+ROUND = Straight.apply  # as scripts keep it
+
+
+class Rounding(nn.Module):
+    def forward(self, x):
+        return ROUND(x)
+
+
+def test_a_backward_of_ones_own_is_not_lost():
+    """In a module it is called as it is; where only torch.export could record, which would drop it, it is refused."""
+    model = made(lambda: chain(Rounding()))
+    graph = record(model, loss_of, (X, Y))
+    graph(X, Y).backward()
+    found = [param.grad.clone() for param in model.parameters()]
+    model.zero_grad()
+    loss_of(model, X, Y).backward()
+    assert all(torch.equal(a, b.grad) for a, b in zip(found, model.parameters(), strict=True))
+
+    def with_shape(model, x, y):
+        return F.cross_entropy(model(x * 2 if x.shape[0] > 2 else x), y)
+
+    with pytest.raises(CannotRecord, match="Straight has a backward of its own"):
+        record(model, with_shape, (X, Y))
+    assert ROUND(X).equal(X.round())
+
+
 def test_pythons_own_dice_are_refused():
     """Streams that do not travel from stage to stage are found, and the module is named."""
     graph = record(made(lambda: chain(Dice())), loss_of, (X, Y))
