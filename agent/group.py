@@ -277,6 +277,9 @@ class Group(Crew):
         if not self.layout.sole:
             self._copies.clear()
 
+    def settle(self) -> None:
+        self._snapshots.settle()
+
     def finish(self, session: Session, facts: Facts) -> None:  # noqa: ARG002
         while not self._done:
             try:

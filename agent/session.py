@@ -190,7 +190,10 @@ class Session:
             self._kept_versions = self._kept.versions()
             self.seed_for(self.version, self.microbatches)
             self._phase = "between"
-            yield self.version
+            try:
+                yield self.version
+            finally:
+                self._world.settle()  # a script that leaves its loop here may do with its model what it likes
             if self._phase != "shared":
                 raise Misuse(
                     f"step {self.version} ended without a complete loop over session.share(...): "
@@ -320,6 +323,7 @@ class Session:
             # The rest of the body runs out on nothing, and what it does is then overwritten. No zeros: an
             # optimizer would change the state by them, and others may be asking for it just now.
             self.space.begin()
+        self._world.settle()
         self._phase, self._asked = "shared", None
 
     def _compute(self, step: int, batches: Sequence[Batch]) -> Generator[Batch, None, Summed]:
@@ -524,6 +528,7 @@ class Session:
 
     def load(self, gathered: Gathered, version: int, only: frozenset[str] | None = None) -> None:
         """Take the state over; of what is not in `only`, there is nothing here then."""
+        self._world.settle()
         if only is None:
             self.holdings.make_room(self.holdings.all)
             self.holdings.here = None

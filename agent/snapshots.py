@@ -1,4 +1,8 @@
-"""What a worker sends the keeper of the state: its share, copied between two steps and sent beside the next."""
+"""What a worker sends the keeper of the state: its share, copied and sent while the next step computes.
+
+Between two updates of an optimizer nothing writes to the state (buffers are copied when it is collected): forward and
+backward only read it. So the script waits only for what is not copied yet when it is about to get its gradients.
+"""
 
 import threading
 from collections.abc import Callable
@@ -13,7 +17,7 @@ from agent.handover import Handover
 from agent.protocol import Snapshot
 from agent.pulling import covers, share_among
 from agent.store.layers import LiveLayer, share_of
-from agent.store.memory import joined
+from agent.store.memory import Copying
 from agent.store.shares import Extent, Share, batches
 from agent.world import Interrupted
 
@@ -24,6 +28,13 @@ class Snapshots:
     def __init__(self, crew: Crew, handover: Handover, copies: Copies) -> None:
         self._crew, self._handover, self._copies = crew, handover, copies
         self.asked_at: int | None = None  # the version that the keeper wants
+        self._copying: Copying | None = None
+
+    def settle(self) -> None:
+        """Return when nothing of the state is being copied any more: it is about to change."""
+        if self._copying is not None:
+            self._copying.finish()
+            self._copying = None
 
     def due(self) -> bool:
         """What is asked for with a new layout is sent under that layout, not under the one before; and not before
@@ -38,7 +49,7 @@ class Snapshots:
         self.send_state(session.settled(), session.version, final=False)
 
     def send_state(self, state: list[LiveLayer], version: int, *, final: bool) -> None:
-        """Copy my share now, so that the next step may change it; send it while that is computed."""
+        """Copy my share and send it, on a thread of its own. The script behind its loop may do anything."""
         session, layout = self._crew.session, self._crew.layout
         workers, generation = layout.workers, layout.generation
         if layout.owned and (session.unbuilt or not final):
@@ -48,7 +59,10 @@ class Snapshots:
             share, pieces = share_among(state, shares, self._crew.me)
         else:
             share, pieces = share_of(state, len(workers), workers.index(self._crew.me))
-        frozen = joined(pieces)
+        self.settle()
+        self._copying = copying = Copying(pieces)
+        if final:
+            copying.finish()
         passing("save: snapshot begun")
         begun = Snapshot(
             generation=generation,
@@ -63,7 +77,7 @@ class Snapshots:
             keep = partial(self._copies.share, layout, version, len(session.holdings.all))
         threading.Thread(
             target=self._stream,
-            args=(begun, share.extents, frozen, keep),
+            args=(begun, share.extents, copying, keep),
             name="snapshot",
             daemon=True,
         ).start()
@@ -72,14 +86,15 @@ class Snapshots:
         self,
         begun: Snapshot,
         extents: tuple[Extent, ...],
-        frozen: memoryview,
+        copying: Copying,
         keep: Callable[[Share, memoryview], None] | None,
     ) -> None:
         """Batch by batch, to the neighbour that keeps a copy and then to the keeper."""
+        copying.finish()
         at, message, link = 0, begun, self._crew.link
         for batch in batches(extents, CHUNK_BYTES):
             size = sum(extent.size for extent in batch)
-            data = frozen[at : at + size]
+            data = copying.whole[at : at + size]
             try:
                 if keep is not None:
                     keep(Share(forms=message.forms, extents=batch), data)

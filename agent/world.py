@@ -67,6 +67,9 @@ class World(Protocol):
     def commit(self, step: int, summed: Summed) -> None:
         """Return when the step is committed: from here on nobody goes back behind it."""
 
+    def settle(self) -> None:
+        """Return when nobody reads the state any more: the script is about to change it, or it is loaded."""
+
     def finish(self, session: "Session", facts: Facts) -> None:
         """The loop is over: put the final state into safe hands."""
 
@@ -103,6 +106,9 @@ class Alone:
         total.present[:] = whole.present
 
     def commit(self, step: int, summed: Summed) -> None:  # noqa: ARG002
+        return None
+
+    def settle(self) -> None:
         return None
 
     def finish(self, session: "Session", facts: Facts) -> None:  # noqa: ARG002

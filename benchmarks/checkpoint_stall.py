@@ -9,9 +9,10 @@ background work takes from the cores.
 
 import random
 import statistics
+import threading
 import time
 import warnings
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
 
@@ -22,8 +23,10 @@ from torch.distributed.checkpoint.staging import DefaultStager, StagingOptions
 from torch.distributed.checkpoint.state_dict_saver import async_save, save
 
 from agent.store.archive import Archive, assemble, write_parts
+from agent.store.format import File, Layer, file_of
+from agent.store.layers import collect, share_of
+from agent.store.memory import Copying
 from agent.store.sinks import DiskSink
-from agent.store.snapshot import Snapshot, Snapshotter
 
 WIDTH, LAYERS, BATCH = 1024, 22, 96
 ROUNDS, STEPS_BETWEEN = 5, 2
@@ -56,37 +59,49 @@ class Training:
 
 
 class Ours:
-    """Begin, and before the update wait for what is not copied yet: it is done by a hook."""
+    """As a worker does it: copied beside the next step, and before the update whatever is not copied yet.
+
+    What a worker sends its keeper is written to disk here."""
 
     def __init__(self, training: Training, folder: Path) -> None:
+        self._objects = {"model": training.model, "opt": training.optimizer}
         self._sink = DiskSink(folder / "ours")
         self._archive = Archive(self._sink, "job", keep=1)
         self._archive.begin(1, 0)
-        objects = {"model": training.model, "opt": training.optimizer}
-        self._snapshotter = Snapshotter(objects, self._deliver)
         self._version = 0
-
-    def _deliver(self, snapshot: Snapshot) -> None:
-        files = (snapshot.file(share) for share in snapshot.shares if share.end > share.start)
-        parts = write_parts(self._sink, files)
-        manifest = assemble("job", snapshot.version, 1, snapshot.layers, parts)
-        self._archive.commit(manifest)
-        self._archive.prune()
+        self._copying = Copying([])
+        self._thread = threading.Thread()
 
     def begin(self) -> None:
         self._version += 1
-        if not self._snapshotter.begin(self._version, 1):  # its memory is being readied
-            self._snapshotter.wait()
-            self._snapshotter.begin(self._version, 1)
+        live = collect(self._objects).finish()
+        _, pieces = share_of(live, 1, 0)
+        self._copying = Copying(pieces)
+        self._thread = threading.Thread(target=self._write, args=([layer.form for layer in live],))
+        self._thread.start()
+
+    def _write(self, layers: list[Layer]) -> None:
+        self._copying.finish()
+        parts = write_parts(self._sink, self._files(layers))
+        self._archive.commit(assemble("job", self._version, 1, layers, parts))
+        self._archive.prune()
+
+    def _files(self, layers: list[Layer]) -> Iterator[File]:
+        at = 0
+        for layer in layers:
+            end = at + layer.layer_bytes
+            data = self._copying.whole[at:end]
+            yield file_of(layer, self._version, 0, layer.layer_bytes, [data])
+            at = end
 
     def before_update(self) -> None:
-        self._snapshotter.before_update()
+        self._copying.finish()
 
     def done(self) -> bool:
-        return not self._snapshotter._busy()
+        return not self._thread.is_alive()
 
     def close(self) -> None:
-        self._snapshotter.close()
+        self._thread.join()
 
 
 class Save:

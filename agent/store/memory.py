@@ -6,12 +6,15 @@ gets ordinary pages.
 """
 
 import mmap
+import threading
+from collections import deque
 from collections.abc import Sequence
 
 import numpy as np
 
 CHUNK_BYTES = 1 << 26
 ALIGN_BYTES = 64
+PIECE_BYTES = 1 << 23
 
 
 class Arena:
@@ -49,6 +52,34 @@ def joined(pieces: Sequence[memoryview]) -> memoryview:
         copy_bytes(piece, whole[at : at + piece.nbytes])
         at += piece.nbytes
     return whole
+
+
+class Copying:
+    """Bytes on their way into `whole`, end to end. Whoever has time copies the next piece of them."""
+
+    def __init__(self, sources: Sequence[memoryview]) -> None:
+        self.whole, at = fresh(sum(source.nbytes for source in sources)), 0
+        self._left = deque[tuple[memoryview, memoryview]]()
+        for source in sources:
+            for start in range(0, source.nbytes, PIECE_BYTES):
+                piece = source[start : start + PIECE_BYTES]
+                self._left.append((piece, self.whole[at : at + piece.nbytes]))
+                at += piece.nbytes
+        self._unfinished, self._changed = len(self._left), threading.Condition()
+
+    def finish(self) -> None:
+        """Copy whatever nobody copies yet; return when all is done."""
+        while self._left:
+            try:
+                source, target = self._left.popleft()
+            except IndexError:
+                break  # another thread took the last one
+            copy_bytes(source, target)
+            with self._changed:
+                self._unfinished -= 1
+                self._changed.notify_all()
+        with self._changed:
+            self._changed.wait_for(lambda: not self._unfinished)
 
 
 def _map(count: int) -> memoryview:

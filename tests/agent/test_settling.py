@@ -1,0 +1,67 @@
+"""A snapshot is copied while the next step computes: nobody changes the state before that is done."""
+
+import pytest
+import torch
+
+from agent import session
+from agent.session import Session
+from agent.store.layers import share_of
+from agent.store.memory import Copying
+from agent.world import Alone
+
+
+class Slow(Alone):
+    """Begins a copy of the state at every boundary, which nobody else works at."""
+
+    def __init__(self) -> None:
+        self.begun: list[tuple[list[bytes], Copying]] = []
+
+    def boundary(self, session, facts):
+        super().boundary(session, facts)
+        _, pieces = share_of(session.settled(), 1, 0)
+        self.begun.append(([bytes(piece) for piece in pieces], Copying(pieces)))
+
+    def settle(self):
+        for _, copying in self.begun:
+            copying.finish()
+
+
+@pytest.fixture
+def slow():
+    session._sessions.clear()
+    world = Slow()
+    session.join(world)
+    yield world
+    session._sessions.clear()
+    session._world = None
+
+
+def train(leave_at: int) -> torch.nn.Module:
+    model = torch.nn.Sequential(
+        torch.nn.Linear(4, 8), torch.nn.BatchNorm1d(8), torch.nn.Linear(8, 1)
+    )
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+    session = Session(model, optimizer, microbatches=2)
+    for step in session.steps(4):
+        if step == leave_at:
+            break
+        for x in session.share(torch.randn(2, 6, 4).unbind()):
+            session.backward(model(x).square().mean())
+        optimizer.step()
+    with torch.no_grad():
+        for param in model.parameters():
+            param.zero_()
+    return model
+
+
+@pytest.mark.parametrize("leave_at", [2, 9])
+def test_the_script_gets_its_gradients_when_the_copy_is_done(slow: Slow, leave_at: int) -> None:
+    """Neither the optimizer nor a script that has left its loop can reach into a snapshot that has begun."""
+    train(leave_at)
+    slow.settle()
+    begun = (
+        slow.begun[:-1] if leave_at == 9 else slow.begun
+    )  # the last is of the end, when the loop is over
+    assert len(begun) >= 3
+    for pieces, copying in begun:
+        assert bytes(copying.whole) == b"".join(pieces)
