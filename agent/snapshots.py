@@ -17,7 +17,7 @@ from agent.handover import Handover
 from agent.protocol import Snapshot
 from agent.pulling import covers, share_among
 from agent.store.layers import LiveLayer, share_of
-from agent.store.memory import Copying
+from agent.store.memory import Again, Copying
 from agent.store.shares import Extent, Share, batches
 from agent.world import Interrupted
 
@@ -29,6 +29,7 @@ class Snapshots:
         self._crew, self._handover, self._copies = crew, handover, copies
         self.asked_at: int | None = None  # the version that the keeper wants
         self._copying: Copying | None = None
+        self._again = Again()
 
     def settle(self) -> None:
         """Return when nothing of the state is being copied any more: it is about to change."""
@@ -60,7 +61,7 @@ class Snapshots:
         else:
             share, pieces = share_of(state, len(workers), workers.index(self._crew.me))
         self.settle()
-        self._copying = copying = Copying(pieces)
+        self._copying = copying = Copying(pieces, self._again)
         if final:
             copying.finish()
         passing("save: snapshot begun")
@@ -91,15 +92,28 @@ class Snapshots:
     ) -> None:
         """Batch by batch, to the neighbour that keeps a copy and then to the keeper."""
         copying.finish()
+        try:
+            self._send_all(begun, extents, copying.whole, keep)
+        except Interrupted:
+            return
+        if (
+            keep is None and not self._crew.session.unbuilt
+        ):  # where room is short, none is held for the next
+            self._again.give(copying.whole)
+
+    def _send_all(
+        self,
+        begun: Snapshot,
+        extents: tuple[Extent, ...],
+        whole: memoryview,
+        keep: Callable[[Share, memoryview], None] | None,
+    ) -> None:
         at, message, link = 0, begun, self._crew.link
         for batch in batches(extents, CHUNK_BYTES):
             size = sum(extent.size for extent in batch)
-            data = copying.whole[at : at + size]
-            try:
-                if keep is not None:
-                    keep(Share(forms=message.forms, extents=batch), data)
-            except Interrupted:
-                return
+            data = whole[at : at + size]
+            if keep is not None:
+                keep(Share(forms=message.forms, extents=batch), data)
             link.send(msgspec.structs.replace(message, extents=batch), data)
             passing("save: share sent")
             at, message = at + size, msgspec.structs.replace(begun, forms=())

@@ -25,7 +25,7 @@ from torch.distributed.checkpoint.state_dict_saver import async_save, save
 from agent.store.archive import Archive, assemble, write_parts
 from agent.store.format import File, Layer, file_of
 from agent.store.layers import collect, share_of
-from agent.store.memory import Copying
+from agent.store.memory import Again, Copying
 from agent.store.sinks import DiskSink
 
 WIDTH, LAYERS, BATCH = 1024, 22, 96
@@ -69,33 +69,37 @@ class Ours:
         self._archive = Archive(self._sink, "job", keep=1)
         self._archive.begin(1, 0)
         self._version = 0
-        self._copying = Copying([])
+        self._copying: Copying | None = None
+        self._again = Again()
         self._thread = threading.Thread()
 
     def begin(self) -> None:
         self._version += 1
         live = collect(self._objects).finish()
         _, pieces = share_of(live, 1, 0)
-        self._copying = Copying(pieces)
-        self._thread = threading.Thread(target=self._write, args=([layer.form for layer in live],))
+        self._copying = Copying(pieces, self._again)
+        layers = [layer.form for layer in live]
+        self._thread = threading.Thread(target=self._write, args=(layers, self._copying))
         self._thread.start()
 
-    def _write(self, layers: list[Layer]) -> None:
-        self._copying.finish()
-        parts = write_parts(self._sink, self._files(layers))
+    def _write(self, layers: list[Layer], copying: Copying) -> None:
+        copying.finish()
+        parts = write_parts(self._sink, self._files(layers, copying.whole))
+        self._again.give(copying.whole)
         self._archive.commit(assemble("job", self._version, 1, layers, parts))
         self._archive.prune()
 
-    def _files(self, layers: list[Layer]) -> Iterator[File]:
+    def _files(self, layers: list[Layer], whole: memoryview) -> Iterator[File]:
         at = 0
         for layer in layers:
             end = at + layer.layer_bytes
-            data = self._copying.whole[at:end]
-            yield file_of(layer, self._version, 0, layer.layer_bytes, [data])
+            yield file_of(layer, self._version, 0, layer.layer_bytes, [whole[at:end]])
             at = end
 
     def before_update(self) -> None:
-        self._copying.finish()
+        if self._copying is not None:
+            self._copying.finish()
+            self._copying = None
 
     def done(self) -> bool:
         return not self._thread.is_alive()

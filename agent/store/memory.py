@@ -54,11 +54,28 @@ def joined(pieces: Sequence[memoryview]) -> memoryview:
     return whole
 
 
+class Again:
+    """Memory that is used again: its first touch costs more than what is copied into it."""
+
+    def __init__(self) -> None:
+        self._idle: memoryview | None = None
+
+    def take(self, count: int) -> memoryview:
+        idle, self._idle = self._idle, None
+        if idle is None or not count <= idle.nbytes <= 2 * count:
+            return fresh(count)
+        return idle[:count]
+
+    def give(self, memory: memoryview) -> None:
+        """Nobody looks at it any more."""
+        self._idle = memory
+
+
 class Copying:
     """Bytes on their way into `whole`, end to end. Whoever has time copies the next piece of them."""
 
-    def __init__(self, sources: Sequence[memoryview]) -> None:
-        self.whole, at = fresh(sum(source.nbytes for source in sources)), 0
+    def __init__(self, sources: Sequence[memoryview], again: Again) -> None:
+        self.whole, at = again.take(sum(source.nbytes for source in sources)), 0
         self._left = deque[tuple[memoryview, memoryview]]()
         for source in sources:
             for start in range(0, source.nbytes, PIECE_BYTES):

@@ -6,7 +6,7 @@ import torch
 from agent import session
 from agent.session import Session
 from agent.store.layers import share_of
-from agent.store.memory import Copying
+from agent.store.memory import Again, Copying
 from agent.world import Alone
 
 
@@ -19,7 +19,7 @@ class Slow(Alone):
     def boundary(self, session, facts):
         super().boundary(session, facts)
         _, pieces = share_of(session.settled(), 1, 0)
-        self.begun.append(([bytes(piece) for piece in pieces], Copying(pieces)))
+        self.begun.append(([bytes(piece) for piece in pieces], Copying(pieces, Again())))
 
     def settle(self):
         for _, copying in self.begun:

@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from agent.store.memory import PIECE_BYTES, Copying
+from agent.store.memory import PIECE_BYTES, Again, Copying
 
 
 def test_whoever_has_time_copies():
@@ -13,7 +13,7 @@ def test_whoever_has_time_copies():
     sizes = (PIECE_BYTES + 5, 0, 3, 2 * PIECE_BYTES)
     sources = [rng.integers(0, 256, size, dtype=np.uint8) for size in sizes]
     expected = b"".join(source.tobytes() for source in sources)
-    copying, seen = Copying([source.data for source in sources]), []
+    copying, seen = Copying([source.data for source in sources], Again()), []
 
     def finish() -> None:
         copying.finish()
@@ -31,6 +31,24 @@ def test_whoever_has_time_copies():
 
 def test_nothing_is_copied_at_once():
     """An empty state is one, too."""
-    copying = Copying([])
+    copying = Copying([], Again())
     copying.finish()
     assert copying.whole.nbytes == 0
+
+
+def test_memory_is_used_again_by_one_at_a_time():
+    """What was given back is taken next, unless it is too small or much too large; and never twice."""
+    again = Again()
+    first = again.take(1000)
+    again.give(first)
+    second = again.take(900)
+    second[0] = 7
+    assert first[0] == 7
+    again.give(second)
+    assert again.take(1000).nbytes == 1000
+    again.give(first)
+    again.take(400)[0] = 9
+    assert first[0] == 7
+    one, other = again.take(500), again.take(500)
+    one[0], other[0] = 1, 2
+    assert one[0] == 1
