@@ -196,7 +196,7 @@ class Job:
         with self._lock:
             self.roster.lose_the_silent(now_s, late_s)
             self.roster.lose_the_suspected(now_s)
-            self._regrouping.look(now_s)
+            self._regrouping.look(now_s, late_s)
             if self.vault.due() and not self.closed:
                 self.vault.write_beside()
 

@@ -88,10 +88,12 @@ class Regrouping:
     def close(self) -> None:
         self._closed = True
 
-    def look(self, now_s: float) -> None:
-        """Whether anything has been waited for long enough."""
-        if self._awaited_until_s is not None and now_s > self._awaited_until_s:
-            self._carry_on()
+    def look(self, now_s: float, late_s: float) -> None:
+        """Whether anything has been waited for long enough. What held us up for `late_s` held workers up as well."""
+        if self._awaited_until_s is not None:
+            self._awaited_until_s += late_s
+            if now_s > self._awaited_until_s:
+                self._carry_on()
         if self._held_up() and self._vault.wants:
             self._ask_for_state()
 

@@ -211,7 +211,8 @@ def test_the_keeper_and_a_worker_are_killed(mortal: Crew, alone: tuple[list[str]
     mortal.kill(first)
     mortal.keeper.start()
     ends_alike(mortal, alone)
-    assert [lost.worker for lost in mortal.of(WorkerLost)] == [first]
+    lost = mortal.of(WorkerLost)
+    assert [each.worker for each in lost] == [first], lost
 
 
 def test_keeper_and_all_workers_are_killed(mortal: Crew, alone: tuple[list[str], bytes]) -> None:

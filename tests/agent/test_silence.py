@@ -1,5 +1,6 @@
 """How long a worker may be silent before the keeper gives it up."""
 
+import time
 from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
@@ -9,6 +10,7 @@ from agent.job import Job
 from agent.layout import data_parallel
 from agent.messages import JobOrder, Report
 from agent.protocol import Held
+from agent.regrouping import RECONNECT_S
 from agent.vault import Place
 from agent.watch import SILENT_EARLY_S, SILENT_S
 
@@ -94,3 +96,19 @@ def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(tmp_path: Path) 
         job.roster.members = {"w1": inside, "w2": outside}
         job.tick(0.0, 0.0)
         assert said.reports[-1].owed_state == owed
+
+
+def test_what_holds_a_restarted_keeper_up_is_not_counted_against_its_workers(
+    tmp_path: Path,
+) -> None:
+    """A machine that stood still for longer than workers have for coming back: they could not come either."""
+    said = Said()
+    order = JobOrder(job="job", script="train.py", script_sha="")
+    job = Job(order, b"", MemoryCommitLog(), said, Place(checkpoints=tmp_path), lambda _: None)
+    job.restore(data_parallel(1, 1, ("w1",)))
+    restored_s = time.monotonic()
+    still_s = 2.0 * RECONNECT_S
+    job.tick(restored_s + still_s, still_s)
+    assert said.reports == []
+    job.tick(restored_s + still_s + RECONNECT_S, 0.0)
+    assert [report.worker for report in said.reports] == ["w1"]
