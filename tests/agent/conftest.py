@@ -6,9 +6,13 @@ from pathlib import Path
 
 import pytest
 
+pytest.register_assert_rewrite("crews")
 sys.path.insert(0, str(Path(__file__).parents[1] / "store"))  # for its object store
 
-from crews import Crew, KeeperProcess, Nursery, RedisProcess
+import msgspec  # noqa: E402
+import wide  # noqa: E402
+from crews import Crew, KeeperProcess, Nursery, RedisProcess  # noqa: E402
+from managed import KIND, Managed  # noqa: E402
 
 
 @pytest.fixture(scope="session")
@@ -36,5 +40,14 @@ def crew(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Itera
 def mortal(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Crew]:
     """A crew whose keeper is a process of its own."""
     crew = Crew(redis_process, nursery, tmp_path, KeeperProcess(redis_process, tmp_path))
+    yield crew
+    crew.close()
+
+
+@pytest.fixture
+def tight(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Managed]:
+    """A crew that the manager leads, on machines that are too small for the whole of the wide model."""
+    crew = Managed(redis_process, nursery, tmp_path, rethink_s=3600.0)
+    crew.kind = msgspec.structs.replace(KIND, memory_bytes=int(0.7 * wide.STATE_BYTES))
     yield crew
     crew.close()

@@ -353,3 +353,14 @@ class Crew:
         self.keeper.close()
         self.nursery.kill_all()
         self.client.close()
+
+
+def ends_alike(crew: Crew, alone: tuple[list[str], bytes], steps: int) -> None:
+    """The job ends, no step was done twice by anyone who prints, and the bits are the same."""
+    lines, weights = alone
+    assert crew.completed().step == steps
+    printed = crew.printed()
+    assert set(printed) <= set(lines)
+    assert len(printed) == len(set(printed))
+    assert (crew.folder / "out.pt").read_bytes() == weights
+    assert crew.of(messages.Rewound) == []

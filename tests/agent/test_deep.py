@@ -6,10 +6,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from crews import Crew, played_alone, until
+from crews import Crew, ends_alike, played_alone, until
 
 from agent.faults import Fault, Plan
-from agent.messages import BackupHeld, Rewound, WorkerFailed, WorkerLost, WorkerReady
+from agent.messages import BackupHeld, WorkerFailed, WorkerLost, WorkerReady
 from orchestrator.morph import schedules
 
 pytestmark = pytest.mark.processes
@@ -31,16 +31,6 @@ def begin(
     return crew.begin(count, TOY.read_text(), str(STEPS), str(crew.folder / "out.pt"), **options)
 
 
-def ends_alike(crew: Crew, alone: tuple[list[str], bytes]) -> None:
-    lines, weights = alone
-    assert crew.completed().step == STEPS
-    printed = crew.printed()
-    assert set(printed) <= set(lines)
-    assert len(printed) == len(set(printed))
-    assert (crew.folder / "out.pt").read_bytes() == weights
-    assert crew.of(Rewound) == []
-
-
 @pytest.mark.parametrize("owned", [False, True])
 @pytest.mark.parametrize(("count", "depth"), [(2, 2), (4, 2), (3, 3)])
 def test_a_deep_layout_is_one_process(
@@ -48,7 +38,7 @@ def test_a_deep_layout_is_one_process(
 ) -> None:
     """P x D workers play the script's own loop body as a pipeline, and end with the bits of one process."""
     begin(crew, count, depth, owned=owned)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
     told = [ready for ready in crew.of(WorkerReady) if ready.stages_max > 1]
     assert [ready.uncuttable for ready in told] == [""]
 
@@ -60,7 +50,7 @@ def test_every_shape_and_back(crew: Crew, alone: tuple[list[str], bytes], owned:
     for number, depth in enumerate((2, 4, 1, 2, 3, 4, 2, 1), start=1):
         crew.reach(4 * number)
         crew.shape(depth, "now" if number % 2 else "boundary")
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 @pytest.mark.parametrize(
@@ -78,7 +68,7 @@ def test_the_manager_says_what_is_played(
         "schedules": (schedules.make(name, 2, 6, recompute=recompute),),
     }
     begin(crew, 2, 2)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 @pytest.mark.parametrize("owned", [False, True])
@@ -90,7 +80,7 @@ def test_the_owner_of_a_stage_is_killed(
     workers = begin(crew, 4, 2, owned=owned)
     crew.reach(9)
     crew.kill(workers[place])
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
     assert workers[place] in [lost.worker for lost in crew.of(WorkerLost)]
 
 
@@ -105,7 +95,7 @@ def test_the_owner_of_a_stage_is_stopped(
     crew.kill(second, how=signal.SIGSTOP)
     until("the silence", lambda: second in [lost.worker for lost in crew.of(WorkerLost)])
     crew.kill(second, how=signal.SIGCONT)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 BREAK = """
@@ -122,7 +112,7 @@ def test_a_connection_breaks_under_a_step(crew: Crew, alone: tuple[list[str], by
     script = TOY.read_text().replace(loop, BREAK + loop)
     crew.depth = 3
     crew.begin(3, script, str(STEPS), str(crew.folder / "out.pt"))
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
     assert crew.of(WorkerLost)
 
 
@@ -135,7 +125,7 @@ def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes], owne
     crew.settle = 3
     crew.depth = 3
     crew.start(3)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 @pytest.mark.parametrize("seed", range(1, 7))
@@ -164,7 +154,7 @@ def test_chaos(crew: Crew, alone: tuple[list[str], bytes], seed: int) -> None:
             victim = dice.choice(inside)
             crew.kill(victim, how=signal.SIGKILL if what == "kill" else signal.SIGSTOP)
             workers.remove(victim)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 def test_a_script_that_cannot_be_cut_says_so(crew: Crew) -> None:
@@ -295,7 +285,7 @@ def test_a_restarted_keeper_gets_its_backup_though_a_layer_lies_outside(
     mortal.keeper.start()
     mortal.shape(3, "now")
     mortal.kill(workers[0], how=signal.SIGCONT)
-    ends_alike(mortal, alone)
+    ends_alike(mortal, alone, STEPS)
     assert mortal.of(WorkerLost) == []
 
 
@@ -321,4 +311,4 @@ def test_what_was_promised_for_a_step_that_was_not_committed_is_forgotten(
     mortal.kill(third)
     mortal.keeper.start()
     hold.unlink()
-    ends_alike(mortal, alone)
+    ends_alike(mortal, alone, STEPS)

@@ -9,7 +9,7 @@ import signal
 from pathlib import Path
 
 import pytest
-from crews import Crew, played_alone, until
+from crews import Crew, ends_alike, played_alone, until
 
 from agent.keeper import OPEN_JOBS
 from agent.messages import (
@@ -41,24 +41,12 @@ def begin(crew: Crew, count: int, pause_s: float = 0.004, **options: object) -> 
     return crew.begin(count, TOY.read_text(), *arguments, **options)
 
 
-def ends_alike(crew: Crew, alone: tuple[list[str], bytes]) -> None:
-    """The job ends, no step was done twice by anyone who prints, and the bits are the same."""
-    lines, weights = alone
-    done = crew.completed()
-    assert done.step == STEPS
-    printed = crew.printed()
-    assert set(printed) <= set(lines)
-    assert len(printed) == len(set(printed))
-    assert (crew.folder / "out.pt").read_bytes() == weights
-    assert crew.of(Rewound) == []
-
-
 def test_one_of_three_is_killed(crew: Crew, alone: tuple[list[str], bytes]) -> None:
     """A worker is killed by SIGKILL; the others commit on."""
     first, *_ = begin(crew, 3)
     crew.reach(8)
     crew.kill(first)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
     assert [(lost.worker, lost.cause) for lost in crew.of(WorkerLost)] == [(first, "connection")]
     assert len(crew.of(Regrouped)) == 2
 
@@ -68,7 +56,7 @@ def test_all_but_one_are_killed(crew: Crew, alone: tuple[list[str], bytes]) -> N
     workers = begin(crew, 4)
     crew.reach(8)
     crew.kill(*workers[:3])
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes]) -> None:
@@ -78,7 +66,7 @@ def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes]) -> N
     crew.kill(*workers)
     crew.settle = 2
     crew.start(2)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 def test_all_are_killed_again_and_again(crew: Crew, alone: tuple[list[str], bytes]) -> None:
@@ -88,7 +76,7 @@ def test_all_are_killed_again_and_again(crew: Crew, alone: tuple[list[str], byte
         crew.reach(step)
         crew.kill(*workers)
         workers = crew.start(2)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 def test_a_stopped_worker_is_declared_silent(crew: Crew, alone: tuple[list[str], bytes]) -> None:
@@ -100,7 +88,7 @@ def test_a_stopped_worker_is_declared_silent(crew: Crew, alone: tuple[list[str],
     assert (lost.worker, lost.cause) == (first, "silent")
     crew.kill(first, how=signal.SIGCONT)
     until("the ghost to end", lambda: not _lives(crew.pids[first]))
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
     assert len(crew.of(WorkerLost)) == 1
 
 
@@ -118,7 +106,7 @@ def test_who_holds_the_state_is_lost_outside_the_layout(
         until("two newcomers", lambda: len(crew.ready) == 3)
         crew.kill(first, how=signal.SIGSTOP)
         crew.ready.remove(first)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
     assert [(lost.worker, lost.owed_state) for lost in crew.of(WorkerLost)] == [(first, True)]
 
 
@@ -143,7 +131,7 @@ def test_joins_and_leaves_every_few_steps(crew: Crew, alone: tuple[list[str], by
         if len(workers) > 3:
             crew.leave(workers.pop(0))
     hold.unlink()
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
     assert crew.of(WorkerLost) == []
 
 
@@ -178,7 +166,7 @@ def test_chaos(crew: Crew, alone: tuple[list[str], bytes], seed: int) -> None:
                 with crew.on_hold():
                     crew.ready.remove(victim)
             crew.kill(victim, how=signal.SIGSTOP if what == "stop" else signal.SIGKILL)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 def exchange(crew: Crew, dice: random.Random, workers: list[str]) -> list[str]:
@@ -199,7 +187,7 @@ def test_the_keeper_is_killed(mortal: Crew, alone: tuple[list[str], bytes]) -> N
         mortal.reach(step)
         mortal.keeper.kill()
         mortal.keeper.start()
-    ends_alike(mortal, alone)
+    ends_alike(mortal, alone, STEPS)
     assert mortal.of(WorkerLost) == []
 
 
@@ -210,7 +198,7 @@ def test_the_keeper_and_a_worker_are_killed(mortal: Crew, alone: tuple[list[str]
     mortal.keeper.kill()
     mortal.kill(first)
     mortal.keeper.start()
-    ends_alike(mortal, alone)
+    ends_alike(mortal, alone, STEPS)
     lost = mortal.of(WorkerLost)
     assert [each.worker for each in lost] == [first], lost
 
@@ -264,7 +252,7 @@ def test_redis_is_killed(crew: Crew, alone: tuple[list[str], bytes]) -> None:
         crew.redis.kill()
         crew.redis.start()
         assert crew.step >= step
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
     assert crew.of(WorkerLost) == []
 
 
@@ -280,7 +268,7 @@ def test_the_disk_is_full(mortal: Crew, alone: tuple[list[str], bytes]) -> None:
     until("nothing half-written to be left", lambda: not list(folder.glob("parts/*")))
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     until("a checkpoint", lambda: mortal.of(CheckpointWritten))
-    ends_alike(mortal, alone)
+    ends_alike(mortal, alone, STEPS)
 
 
 def test_a_job_is_closed_whose_result_does_not_fit_on_the_disk(
@@ -297,7 +285,7 @@ def test_a_job_is_closed_whose_result_does_not_fit_on_the_disk(
     resource.prlimit(pid, resource.RLIMIT_FSIZE, (resource.RLIM_INFINITY,) * 2)
     mortal.ready.clear()
     begin(mortal, 1, pause_s=0.0)
-    ends_alike(mortal, alone)
+    ends_alike(mortal, alone, STEPS)
 
 
 def test_a_job_is_closed_and_opened_again(crew: Crew, alone: tuple[list[str], bytes]) -> None:
@@ -310,5 +298,5 @@ def test_a_job_is_closed_and_opened_again(crew: Crew, alone: tuple[list[str], by
     crew.client.delete("orch:keeper:ports")
     begin(crew, 2)
     crew.reach(committed + 1)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
     assert len({ready.worker for ready in crew.of(WorkerReady)}) == 4

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from crews import Crew, played_alone, until
+from crews import Crew, ends_alike, played_alone, until
 
 from agent.faults import Fault, Plan
 from agent.messages import CheckpointWritten, Recalled, Rewound, WorkerLost
@@ -28,13 +28,6 @@ def script_with(wrapped: str) -> str:
     return TOY.read_text().replace(MADE, MADE + wrapped)
 
 
-def ends_alike(crew: Crew, alone: tuple[list[str], bytes]) -> None:
-    assert crew.completed().step == STEPS
-    assert set(crew.printed()) <= set(alone[0])
-    assert (crew.folder / "out.pt").read_bytes() == alone[1]
-    assert crew.of(Rewound) == []
-
-
 def lay_out(crew: Crew, workers: list[str], depth: int) -> None:
     """Just these from now on, in this depth."""
     with crew._lock:
@@ -54,7 +47,7 @@ def test_the_first_leader_dies_while_it_hands_over_what_all_begin_with(
     (first,) = crew.start(1, msgspec.json.encode(plan).decode())
     until("the first", lambda: first in crew.ready)
     crew.start(2)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
     assert [lost.worker for lost in crew.of(WorkerLost)] == [first]
 
 
@@ -93,7 +86,7 @@ def test_what_is_promised_for_the_next_version_is_not_what_is_held_of_this_one(
     mortal.keeper.kill()
     mortal.kill(second)
     mortal.keeper.start()
-    ends_alike(mortal, alone)
+    ends_alike(mortal, alone, STEPS)
     assert {lost.worker for lost in mortal.of(WorkerLost)} == {second}
     assert mortal.of(Recalled) == []
     assert first in mortal.ready
@@ -133,7 +126,7 @@ def test_who_has_fetched_layers_gives_them_in_a_layout_that_it_has_not_entered(
     crew.reach(crew.step + 3)
     assert crew.of(WorkerLost) == []
     Path(f"{out}.stuck").unlink()
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
@@ -151,7 +144,7 @@ def test_the_keeper_and_the_only_owner_of_layers_are_killed_at_once(
     mortal.kill(workers[place])
     mortal.keeper.start()
     Path(f"{out}.hold").unlink()
-    ends_alike(mortal, alone)
+    ends_alike(mortal, alone, STEPS)
     (recalled,) = mortal.of(Recalled)
     assert recalled.step == 17
     assert "from a peer's host memory" in recalled.because

@@ -2,28 +2,17 @@
 
 import os
 import signal
-from collections.abc import Iterator
 from pathlib import Path
 
-import msgspec
 import pytest
-import wide
-from crews import Crew, Nursery, RedisProcess, played_alone, until
-from managed import KIND, Managed
+from crews import Crew, played_alone, until
+from managed import Managed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 WIDE = Path(__file__).with_name("wide.py")
 STEPS, HELD_AT = 30, 10
 PATIENCE_S = 120.0
-
-
-@pytest.fixture
-def managed(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Managed]:
-    crew = Managed(redis_process, nursery, tmp_path, rethink_s=3600.0)
-    crew.kind = msgspec.structs.replace(KIND, memory_bytes=int(0.7 * wide.STATE_BYTES))
-    yield crew
-    crew.close()
 
 
 def test_a_newcomer_trains_with_the_rate_that_the_script_has_set(
@@ -45,24 +34,24 @@ def test_a_newcomer_trains_with_the_rate_that_the_script_has_set(
 
 
 def test_the_manager_has_workers_keep_their_own_stages_where_the_whole_does_not_fit(
-    managed: Managed, tmp_path: Path
+    tight: Managed, tmp_path: Path
 ) -> None:
     """Three workers, one is lost: the rest are a chain that keeps half each, and end with the bits of one process."""
     (tmp_path / "alone").mkdir()
     alone = played_alone(WIDE, tmp_path / "alone" / "out.pt", str(STEPS))
     out, hold = tmp_path / "out.pt", tmp_path / "out.pt.hold"
     hold.write_text(str(HELD_AT))
-    managed.submit(WIDE.read_text(), str(STEPS), str(out), slots_min=2, slots_max=3)
-    job = until("a measured job", lambda: _measured(managed), PATIENCE_S)
-    assert job.profile.memory_bytes == managed.kind.memory_bytes
-    until("the held step", lambda: managed.managed_job.step >= HELD_AT, PATIENCE_S)
-    os.kill(managed.pids[job.layout.workers[1]], signal.SIGKILL)
-    until("owned stages", lambda: managed.layouts[-1].layout.owned, PATIENCE_S)
-    assert managed.layouts[-1].layout.depth > 1
-    assert "each keeps its own stages only" in managed.layouts[-1].because
+    tight.submit(WIDE.read_text(), str(STEPS), str(out), slots_min=2, slots_max=3)
+    job = until("a measured job", lambda: _measured(tight), PATIENCE_S)
+    assert job.profile.memory_bytes == tight.kind.memory_bytes
+    until("the held step", lambda: tight.managed_job.step >= HELD_AT, PATIENCE_S)
+    os.kill(tight.pids[job.layout.workers[1]], signal.SIGKILL)
+    until("owned stages", lambda: tight.layouts[-1].layout.owned, PATIENCE_S)
+    assert tight.layouts[-1].layout.depth > 1
+    assert "each keeps its own stages only" in tight.layouts[-1].because
     hold.unlink()
-    until("the end", lambda: managed.managed_job.status == "SUCCEEDED", PATIENCE_S)
-    printed = managed.printed()
+    until("the end", lambda: tight.managed_job.status == "SUCCEEDED", PATIENCE_S)
+    printed = tight.printed()
     assert printed == alone[0]
     assert out.read_bytes() == alone[1]
 

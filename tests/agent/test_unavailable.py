@@ -6,7 +6,7 @@ from pathlib import Path
 import pytest
 from backups import disk, same, saved
 from crews import SECRET, Crew, Nursery, RedisProcess, played_alone, until
-from s3_server import OBSTORE, S3Server, s3_sink
+from s3_server import S3Server, s3_sink
 
 from agent import offsite
 from agent.keeper import Keeper, connect
@@ -18,9 +18,6 @@ from agent.store.archive import Archive
 from agent.store.ladder import Rung
 from agent.store.objects import Retries
 from agent.vault import Place
-
-if not OBSTORE:
-    pytest.skip("object stores need the package obstore", allow_module_level=True)
 
 TOY = Path(__file__).with_name("toy.py")
 ENDLESS = 10**9

@@ -4,18 +4,16 @@ import random
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
 from pathlib import Path
 
 import huge
 import msgspec
 import pytest
-import wide
-from crews import Crew, Nursery, RedisProcess, played_alone, until
-from managed import KIND, Managed
+from crews import Crew, ends_alike, played_alone, until
+from managed import Managed
 
 from agent.faults import Fault, Plan
-from agent.messages import BackupHeld, Rewound, WorkerFailed, WorkerLost
+from agent.messages import BackupHeld, WorkerFailed, WorkerLost
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -53,23 +51,13 @@ def begin(crew: Crew, count: int, depth: int, **options: object) -> list[str]:
     return crew.begin(count, unbuilt_toy(), str(STEPS), str(crew.folder / "out.pt"), **options)
 
 
-def ends_alike(crew: Crew, alone: tuple[list[str], bytes]) -> None:
-    lines, weights = alone
-    assert crew.completed().step == STEPS
-    printed = crew.printed()
-    assert set(printed) <= set(lines)
-    assert len(printed) == len(set(printed))
-    assert (crew.folder / "out.pt").read_bytes() == weights
-    assert crew.of(Rewound) == []
-
-
 @pytest.mark.parametrize(("count", "depth"), [(1, 1), (2, 1), (2, 2), (4, 2), (3, 3)])
 def test_born_in_parts_it_is_one_process(
     crew: Crew, alone: tuple[list[str], bytes], count: int, depth: int
 ) -> None:
     """Whatever the first layout, weights and losses are those of the script alone."""
     begin(crew, count, depth)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
     assert crew.of(WorkerLost) == []
 
 
@@ -79,7 +67,7 @@ def test_every_shape_and_back(crew: Crew, alone: tuple[list[str], bytes]) -> Non
     for number, depth in enumerate((2, 4, 1, 3, 2), start=1):
         crew.reach(3 * number)
         crew.shape(depth, "now" if number % 2 else "boundary")
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 @pytest.mark.parametrize("place", [0, 3])
@@ -92,7 +80,7 @@ def test_the_owner_of_a_stage_is_killed_and_the_layout_changes(
     crew.kill(workers[place])
     crew.reach(12)
     crew.shape(3)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 @pytest.mark.parametrize("owns", [True, False])
@@ -112,7 +100,7 @@ def test_a_worker_is_killed_before_anything_is_committed(
     until("the layout", lambda: len(crew.ready) == 3)
     hold.unlink()
     until("the loss", lambda: victim in [lost.worker for lost in crew.of(WorkerLost)])
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
     assert len(crew.of(WorkerLost)) == 1
 
 
@@ -127,7 +115,7 @@ def test_a_newcomer_comes_before_anything_is_committed(
     crew.start(1)
     until("the third", lambda: len(crew.ready) == 3)
     hold.unlink()
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
     assert min(held.step for held in crew.of(BackupHeld)) == 0
 
 
@@ -138,7 +126,7 @@ def test_all_are_killed_at_once(crew: Crew, alone: tuple[list[str], bytes]) -> N
     crew.kill(*workers)
     crew.settle = crew.depth = 3
     crew.start(3)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 def test_two_with_a_half_each_become_one_with_all(
@@ -149,7 +137,7 @@ def test_two_with_a_half_each_become_one_with_all(
     crew.reach(9)
     crew.kill(workers[1])
     crew.depth = 1
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 @pytest.mark.parametrize("seed", range(1, 4))
@@ -174,7 +162,7 @@ def test_chaos(crew: Crew, alone: tuple[list[str], bytes], seed: int) -> None:
         else:
             crew.shape(dice.randint(1, 4), dice.choice(["now", "boundary"]))
         at = max(at, crew.step) + dice.randint(1, 5)
-    ends_alike(crew, alone)
+    ends_alike(crew, alone, STEPS)
 
 
 REFUSED = {
@@ -205,16 +193,8 @@ def test_what_cannot_be_is_refused_in_one_line(crew: Crew, what: str) -> None:
     assert says in failed.detail.splitlines()[-1]
 
 
-@pytest.fixture
-def managed(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Managed]:
-    crew = Managed(redis_process, nursery, tmp_path, rethink_s=3600.0)
-    crew.kind = msgspec.structs.replace(KIND, memory_bytes=int(0.7 * wide.STATE_BYTES))
-    yield crew
-    crew.close()
-
-
 def test_the_manager_asks_for_a_layout_that_fits_from_the_start(
-    managed: Managed, tmp_path: Path
+    tight: Managed, tmp_path: Path
 ) -> None:
     """The very first layout is a chain in which each builds and keeps its own; it is measured in it, section by
     section, and the weights are those of one process."""
@@ -234,14 +214,14 @@ def test_the_manager_asks_for_a_layout_that_fits_from_the_start(
     (tmp_path / "alone").mkdir()
     alone = played_alone(tmp_path / "train.py", tmp_path / "alone" / "out.pt", "20")
     out = tmp_path / "out.pt"
-    managed.submit(script, "20", str(out), slots_min=2, slots_max=2)
-    until("the end", lambda: managed.managed_job.status == "SUCCEEDED", 120.0)
-    first = managed.layouts[0]
+    tight.submit(script, "20", str(out), slots_min=2, slots_max=2)
+    until("the end", lambda: tight.managed_job.status == "SUCCEEDED", 120.0)
+    first = tight.layouts[0]
     assert first.layout.owned
     assert first.layout.depth == 2
     assert "each builds and keeps its own stages only" in first.because
-    assert managed.managed_job.profile is not None
-    assert managed.printed() == alone[0]
+    assert tight.managed_job.profile is not None
+    assert tight.printed() == alone[0]
     assert out.read_bytes() == alone[1]
 
 

@@ -3,12 +3,12 @@
 from pathlib import Path
 
 import pytest
-from s3_server import OBSTORE, S3Server, s3_sink
+from s3_server import S3Server, s3_sink
 
 from agent.store.objects import ObjectSink, Retries
 from agent.store.sinks import DiskSink, MemorySink
 
-SINKS = ["memory", "disk", *(["object-file", "object-memory", "object-s3"] if OBSTORE else [])]
+SINKS = ["memory", "disk", "object-file", "object-memory", "object-s3"]
 
 
 @pytest.fixture

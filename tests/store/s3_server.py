@@ -3,7 +3,6 @@
 Faults are scripted: the next n requests are answered 503, or are performed and their answer is lost.
 """
 
-import importlib.util
 import threading
 import uuid
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
@@ -14,8 +13,6 @@ from xml.sax.saxutils import escape
 from agent.store.objects import open_sink
 
 HOST = "127.0.0.1"
-# The object stores are tested wherever their package is there; nothing else needs it.
-OBSTORE = importlib.util.find_spec("obstore") is not None
 
 
 def s3_sink(server):

@@ -8,7 +8,7 @@ import sys
 import threading
 
 import pytest
-from s3_server import OBSTORE, S3Server, s3_sink
+from s3_server import S3Server, s3_sink
 
 from agent.errors import CheckpointError
 from agent.store.errors import Damaged, Full, Unavailable
@@ -167,38 +167,38 @@ def test_without_obstore_the_error_says_what_to_install(monkeypatch):
         open_sink("s3://bucket/prefix")
 
 
-if OBSTORE:
+def test_a_store_that_answers_503_is_asked_again(hurried):
+    """A few 503s in a row are ridden out by every operation."""
+    with S3Server() as server:
+        sink = s3_sink(server)
+        for operation in (
+            lambda: sink.put("parts/0000000001/a", [b"abc"]),
+            lambda: sink.create("manifests/m", b"1"),
+            lambda: sink.get("parts/0000000001/a"),
+            lambda: sink.sizes("parts"),
+            lambda: sink.delete(["parts/0000000001/a"]),
+        ):
+            server.refuse = 3
+            operation()
+            assert server.refuse == 0
 
-    def test_a_store_that_answers_503_is_asked_again(hurried):
-        """A few 503s in a row are ridden out by every operation."""
-        with S3Server() as server:
-            sink = s3_sink(server)
-            for operation in (
-                lambda: sink.put("parts/0000000001/a", [b"abc"]),
-                lambda: sink.create("manifests/m", b"1"),
-                lambda: sink.get("parts/0000000001/a"),
-                lambda: sink.sizes("parts"),
-                lambda: sink.delete(["parts/0000000001/a"]),
-            ):
-                server.refuse = 3
-                operation()
-                assert server.refuse == 0
 
-    def test_a_store_that_only_answers_503_is_given_up(hurried):
-        """Retries are bounded, and then the error is one line with the place."""
-        with S3Server() as server:
-            sink = s3_sink(server)
-            server.refuse = 10**6
-            with pytest.raises(Unavailable, match="s3://bucket/parts/0000000001/a") as caught:
-                sink.put("parts/0000000001/a", [b"abc"])
-            assert "\n" not in str(caught.value)
-            assert server.requests < 20
+def test_a_store_that_only_answers_503_is_given_up(hurried):
+    """Retries are bounded, and then the error is one line with the place."""
+    with S3Server() as server:
+        sink = s3_sink(server)
+        server.refuse = 10**6
+        with pytest.raises(Unavailable, match="s3://bucket/parts/0000000001/a") as caught:
+            sink.put("parts/0000000001/a", [b"abc"])
+        assert "\n" not in str(caught.value)
+        assert server.requests < 20
 
-    def test_only_the_range_that_is_asked_for_travels(hurried):
-        """A read of a few bytes of a large object moves a few bytes."""
-        with S3Server() as server:
-            sink = s3_sink(server)
-            sink.put("parts/0000000001/a", [bytes(1 << 20)])
-            with sink.open("parts/0000000001/a") as read:
-                read(1000, [memoryview(bytearray(100))])
-            assert server.bytes_out == 100
+
+def test_only_the_range_that_is_asked_for_travels(hurried):
+    """A read of a few bytes of a large object moves a few bytes."""
+    with S3Server() as server:
+        sink = s3_sink(server)
+        sink.put("parts/0000000001/a", [bytes(1 << 20)])
+        with sink.open("parts/0000000001/a") as read:
+            read(1000, [memoryview(bytearray(100))])
+        assert server.bytes_out == 100
