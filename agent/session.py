@@ -37,6 +37,7 @@ from agent import shards
 from agent.clipping import follow
 from agent.errors import Misuse, NotFinite
 from agent.faults import passing
+from agent.form import Form
 from agent.given import check_names, check_unborn, scaler_of
 from agent.holdings import Holdings
 from agent.order import Streams, refuse_order
@@ -130,6 +131,7 @@ class Session:
         self._phase = "bound"  # made | bound | between | sharing | computing | shared | over
         self.space = SumSpace(modules)
         self.holdings = Holdings(self.objects, _unborn)
+        self._form, self._unused = Form(modules), False
         self._total: Sum | None = None
         self._partial = Partial(self.space, microbatches)
         self._world = _world if _world is not None else Alone()
@@ -182,6 +184,7 @@ class Session:
         self._facts = Facts(self.microbatches, total)
         while True:
             self._phase, self._kept = "bound", None
+            self._form.check(self.version)
             self.holdings.give_back()
             self._world.boundary(self, self._facts)
             if self.version >= total:
@@ -236,7 +239,8 @@ class Session:
                 "session.share(...); what changes them belongs behind it"
             )
         self._phase = "sharing"
-        self._check_params()
+        self._form.check(self.version)
+        self._check_used()
         self._check_optimizers()
         self._check_schedules()
         frame = sys._getframe(1)
@@ -247,23 +251,6 @@ class Session:
             refuse_order(caller)
         return self._share(batches)
 
-    def _check_params(self) -> None:
-        """Whatever began to train later would be in no sum: every worker would train it alone."""
-        for thing in self.objects.values():
-            if not isinstance(thing, torch.nn.Module):
-                continue
-            for name, param in thing.named_parameters():
-                if not param.requires_grad and name in self.space.params:
-                    raise Misuse(
-                        f"step {self.version}: the parameter {name!r} stopped training after Session(...) was made, which "
-                        "whoever joins later would not know. Keep it still with a learning rate of 0"
-                    )
-                if param.requires_grad and name not in self.space.params:
-                    raise Misuse(
-                        f"step {self.version}: the parameter {name!r} began to train after Session(...) was "
-                        "made. Let it train from the beginning, and keep it still with a learning rate of 0"
-                    )
-
     def _check_optimizers(self) -> None:
         """A newcomer makes its optimizers as the script begins with them."""
         if self._counted() != self._trained:
@@ -271,6 +258,18 @@ class Session:
                 f"step {self.version}: parameters were added to an optimizer after Session(...) was made, which "
                 "whoever joins later would not know. Add them before, with a learning rate of 0 until then"
             )
+
+    def _check_used(self) -> None:
+        """Gradients are a step's own: what the one before has left is neither added to, nor part of the state."""
+        grads = [p.grad for p in self.space.params.values()] if self._unused else []
+        left = any(grad is not None and bool(grad.any()) for grad in grads)
+        if left and any(isinstance(o, torch.optim.Optimizer) for o in self.objects.values()):
+            raise Misuse(
+                f"step {self.version}: the gradients of step {self.version - 1} are still there, and no optimizer has "
+                "used them; session.share(...) begins new ones. To train on more at once give Session(...) more "
+                "microbatches; to leave a step out, call optimizer.zero_grad()"
+            )
+        self._unused = False
 
     def _counted(self) -> list[int]:
         return [
@@ -283,6 +282,7 @@ class Session:
     def _refuse_stranger(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """Its state would stay behind when others take over from this worker."""
         if any(thing is optimizer for thing in self.objects.values()):
+            self._unused = False
             return
         mine = {id(param) for param in self.space.params.values()}
         if any(id(param) in mine for group in optimizer.param_groups for param in group["params"]):
@@ -447,6 +447,7 @@ class Session:
             self._keep(summed.held)
         if summed.finite or self._scaler is not None:
             summed.total.space.install(summed.total, self.microbatches)
+            self._unused = summed.finite  # of an overflow the scaler makes no use
             self.holdings.norms = summed.norms
         else:
             self.space.begin()  # a skipped step is committed, and changes nothing

@@ -18,6 +18,11 @@ optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = Session(model, optimizer, microbatches=2)
 x = torch.ones(2, 4)
 """
+STEP = """
+for step in session.steps(4):
+    for b in session.share([x, x]): session.backward(model(b).sum())
+    optimizer.step()
+"""
 
 
 def failed(crew: Crew, script: str) -> WorkerFailed:
@@ -146,6 +151,46 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "exception",
         "the optimizer has a schedule that Session(...) was not given",
     ),
+    "replaced later": (
+        START
+        + STEP
+        + "    model.weight = torch.nn.Parameter(torch.zeros(1, 4))\n"
+        + "    optimizer.param_groups[0]['params'][0] = model.weight\n",
+        "exception",
+        "the parameter 'weight' is another one than when Session(...) was made",
+    ),
+    "added later": (
+        START + "model.more = torch.nn.Linear(1, 1)\n" + STEP,
+        "exception",
+        "the parameter 'more.weight' was not there when Session(...) was made",
+    ),
+    "taken out later": (
+        START + "del model.bias\nmodel.bias = None\n" + STEP,
+        "exception",
+        "the parameter 'bias' was taken out of the model after Session(...) was made",
+    ),
+    "of another type later": (
+        START + "model.double()\nx = x.double()\n" + STEP,
+        "exception",
+        "the parameter 'weight' is torch.float64 [1, 4], but was torch.float32 [1, 4] when Session(...) was made",
+    ),
+    "a buffer that grows": (
+        START.replace("session = ", "model.register_buffer('seen', torch.zeros(0))\nsession = ")
+        + STEP
+        + "    model.seen = torch.cat([model.seen, torch.ones(1)])\n",
+        "exception",
+        "the buffer 'seen' is torch.float32 [1], but was torch.float32 [0] when Session(...) was made",
+    ),
+    "a buffer that came later": (
+        START + STEP + "    model.register_buffer('seen', torch.ones(1))\n",
+        "exception",
+        "the buffer 'seen' is torch.float32 [1], but was not there when Session(...) was made",
+    ),
+    "gradients of several steps": (
+        START + STEP.replace("optimizer.step()", "if step % 2: optimizer.step()"),
+        "exception",
+        "step 1: the gradients of step 0 are still there, and no optimizer has used them",
+    ),
     "changed too early": (
         START
         + "for step in session.steps(2):\n    torch.nn.init.zeros_(model.weight)\n"
@@ -164,6 +209,16 @@ def test_misuse_is_one_clear_line(crew: Crew, case: str) -> None:
     assert report.kind == kind
     assert text in report.detail.splitlines()[-1]
     assert "/agent/" not in report.detail
+
+
+def test_a_step_may_be_left_out(crew: Crew) -> None:
+    """Gradients that the script has set to nothing are not taken for forgotten ones, and so may a buffer be that is
+    computed anew by everyone."""
+    script = START.replace(
+        "session = ", "model.register_buffer('mask', torch.zeros(0), persistent=False)\nsession = "
+    ) + STEP.replace("optimizer.step()", "optimizer.zero_grad(set_to_none=step % 4 > 0)")
+    crew.begin(2, script + "    model.mask = torch.ones(step)\n")
+    assert crew.completed().step == 4
 
 
 def test_a_script_may_ask_for_line_buffering(crew: Crew) -> None:
