@@ -174,11 +174,11 @@ class Copies:
                 at += size
 
 
-def has_room() -> bool:
-    """Whether the machine has memory to spare; as far as it says."""
+def has_room(count: int = 0) -> bool:
+    """Whether the machine has memory to spare, with so many bytes less; as far as it says."""
     try:
         lines = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
         available, total = (int(lines[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
     except (OSError, KeyError, ValueError):
         return True
-    return available * RESERVE > total
+    return (available - (count >> 10)) * RESERVE > total

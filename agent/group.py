@@ -54,6 +54,7 @@ from agent.snapshots import Snapshots
 from agent.store.layers import Collected
 from agent.sums import Sum, Summed
 from agent.survey import Survey
+from agent.warming import Landing, warm
 from agent.world import Abandoned, Facts, Interrupted
 
 T = TypeVar("T")
@@ -75,6 +76,8 @@ class Group(Crew):
             self.me, order.secret, host, self._changed, self._peer_broke, self._answer_peer
         )
         self._mesh.keep = self._copies.take
+        self._landing = Landing()
+        self._mesh.place = self._landing.place
         self._survey = Survey(self, order.job, self._mesh.address)
         self._broke: PeerBroken | None = None  # the last complaint
         self.link = Link(
@@ -85,7 +88,7 @@ class Group(Crew):
             ended,
             connected=self._complain_again,
         )
-        self._welcome: tuple[JobOrder, bytes] | None = None
+        self._welcome: tuple[Welcome, bytes] | None = None
         self._holds = False  # this worker's state is one that the job goes on from
         self._needs_state = False
         self._committed = 0
@@ -101,9 +104,9 @@ class Group(Crew):
     def start(self) -> tuple[JobOrder, bytes]:
         """Connect to the keeper; the order and the script."""
         self.link.start()
-        order, script = self.wait(lambda: self._welcome)
-        self.nan = order.nan
-        return order, script
+        self._greeting, script = self.wait(lambda: self._welcome)
+        self.nan = self._greeting.order.nan
+        return self._greeting.order, script
 
     def close(self) -> None:
         self.link.close()
@@ -127,6 +130,8 @@ class Group(Crew):
 
     def boundary(self, session: Session, facts: Facts) -> None:
         self._session = session
+        if self._survey.ready is None:
+            warm(session, self._landing, self._greeting.state_bytes)
         self._survey.introduce(facts)
         self.astray = False
         while True:
@@ -136,6 +141,7 @@ class Group(Crew):
             except Interrupted:
                 continue
             break
+        self._landing.clear()
         self._handover.pulling.forget(session.version)
 
     def logged(self, step: int) -> Summed | None:
@@ -392,7 +398,7 @@ class Group(Crew):
         with self._changed:
             match message:
                 case Welcome():
-                    self._welcome = (message.order, bytes(payload))
+                    self._welcome = (message, bytes(payload))
                 case Peers():
                     self._survey.addresses = dict(message.addresses)
                     self._mesh.want(message.addresses)

@@ -11,6 +11,7 @@ import msgspec
 
 from agent.crew import Crew
 from agent.faults import passing
+from agent.mesh import STATE
 from agent.protocol import Enter, Held, Holding, LayersAsked, Part, State
 from agent.pulling import Pulling, covers
 from agent.session import Session
@@ -158,7 +159,7 @@ class Handover:
         part = Part(
             generation=order.layout.generation,
             step=order.version,
-            tag="state",
+            tag=STATE,
             extra=msgspec.msgpack.encode(share),
         )
         for receiver in receivers:
@@ -212,7 +213,7 @@ class Handover:
     def _gather_state(self, order: Enter) -> Gathered:
         gathered = Gathered()
         for holder in order.holders:
-            extra, payload = self._crew.take(holder, order.version, "state")
+            extra, payload = self._crew.take(holder, order.version, STATE)
             gathered.add(msgspec.msgpack.decode(extra, type=Share), payload)
         return gathered
 

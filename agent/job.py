@@ -176,7 +176,7 @@ class Job:
                 member.dismiss(why or "the job was closed")
                 return None
             roster.let_in(member)
-            member.post(Welcome(order=self.order), self._script)
+            member.post(Welcome(order=self.order, state_bytes=self._state_bytes()), self._script)
             addresses = {m.worker: m.mesh_address for m in roster.members.values()}
             for each in roster.members.values():
                 each.post(Peers(addresses=addresses))
@@ -184,6 +184,12 @@ class Job:
                 self._on_ready(member, hello.ready)
             self._regrouping.joined()
         return member
+
+    def _state_bytes(self) -> int:
+        """Of a whole state, where everyone keeps one."""
+        layout, backup = self.roster.layout, self.vault.backup
+        whole = layout is not None and not layout.owned
+        return backup.state_bytes if whole and backup is not None else 0
 
     def leave(self, member: Member, cause: LossCause, detail: str) -> None:
         """Its connection is broken, or it is silent: it is out, and never comes back."""

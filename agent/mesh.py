@@ -21,6 +21,7 @@ HELD_PARTS_MAX = 4096
 DIALS_MAX = 50
 DIAL_WAIT_S = 0.05
 ASK = "ask"  # how the tags begin of what is answered at once
+STATE = "state"  # the tag of a share of a whole state
 KEEP = "keep"  # the tag of what nobody waits for, and which is kept
 
 Key = tuple[str, int, int, str]  # peer, generation, step, tag
@@ -42,6 +43,7 @@ class Mesh:
         self._worker, self._secret = worker, secret
         self._changed, self._broken, self._asked = changed, broken, asked
         self.keep: Callable[[str, Part, memoryview], None] | None = None
+        self.place: Callable[[Part, int], memoryview | None] = lambda *_: None
         self._connections: dict[str, Connection] = {}
         self._dialing: set[str] = set()
         self._wanted: set[str] = set()
@@ -157,12 +159,15 @@ class Mesh:
             earlier.close()
         try:
             while True:
-                message, payload = connection.receive()
+                message, payload = connection.receive(self._place)
                 self._put(peer, message, payload)
         except WireError:
             pass  # the usual end
         finally:
             self._end(peer, connection)
+
+    def _place(self, message: AnyMessage, count: int) -> memoryview | None:
+        return self.place(message, count) if isinstance(message, Part) else None
 
     def _end(self, peer: str, connection: Connection) -> None:
         connection.close()

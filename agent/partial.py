@@ -16,6 +16,11 @@ class Partial:
         self._held: dict[tree.Node, Sum | Contribution] = {}
         self._spare: list[Sum] = []
 
+    def reserve(self) -> None:
+        """Have the memory of a sum before there is one."""
+        self._spare.append(self._room())
+        self._spare[-1].flat.zero_()
+
     def clear(self) -> None:
         self._spare += [held for held in self._held.values() if isinstance(held, Sum)]
         self._held.clear()

@@ -233,9 +233,10 @@ class Heard(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The payload is the script."""
+    """The payload is the script. `state_bytes` are what a newcomer will be sent of the state; 0 if that is not known."""
 
     order: JobOrder
+    state_bytes: int = 0
 
 
 class Dismissal(Message, frozen=True, kw_only=True):

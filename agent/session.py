@@ -47,7 +47,7 @@ from agent.pipeline.body import Body, Caller, Recording, outdated
 from agent.pipeline.record import CannotRecord
 from agent.schedule import Kind
 from agent.store.layers import Collected, LiveLayer, collect, fill
-from agent.store.memory import copy_bytes
+from agent.store.memory import Arena, copy_bytes
 from agent.store.shares import Gathered
 from agent.sums import Sum, Summed, SumSpace
 from agent.timeline import Notes
@@ -140,6 +140,7 @@ class Session:
         self._microbatch, self._microbatch_loss = 0, 0.0
         self._backward_calls = 0
         self._kept: Collected | None = None
+        self._arena = Arena()  # where optimizer state goes that there is no memory for yet
         self._kept_versions: list[int] = []
         self._asked: tuple[Caller, Sequence[object]] | None = None  # who shares what just now
         self._recording: Recording | None = None
@@ -167,6 +168,17 @@ class Session:
         self._total = self._total or Sum(self.space)
         return self._total
 
+    def warm(self, arena: Arena) -> None:
+        """Take the memory of a step before there is one, and `arena` for the optimizer's state that will be loaded.
+
+        What is freed here is what the first backward finds: see `agent.worker.keep_memory`.
+        """
+        self.total().flat.zero_()
+        self._partial.reserve()
+        params = [*self.space.params.values(), *self.space.params.values()]
+        _ = [torch.empty_like(param, requires_grad=False).zero_() for param in params]
+        self._arena = arena
+
     @property
     def leader(self) -> bool:
         """True on exactly one worker: the one that prints."""
@@ -187,6 +199,7 @@ class Session:
             self._form.check(self.version)
             self.holdings.give_back()
             self._world.boundary(self, self._facts)
+            self._arena = Arena()
             if self.version >= total:
                 break
             self._kept = self._collect()
@@ -536,7 +549,7 @@ class Session:
         else:
             self._keep(only)
             self.holdings.make_room(only)
-        fill(gathered.layers.values(), gathered.read, self.objects, only)
+        fill(gathered.layers.values(), gathered.read, self.objects, only, arena=self._arena)
         self.version = version
 
     def _keep(self, layers: frozenset[str]) -> None:

@@ -268,12 +268,13 @@ def fill(
     only: Container[str] | None = None,
     *,
     settings: bool = True,
+    arena: Arena | None = None,
 ) -> int:
     """Give every object its state, whichever layout these layers come from. Returns the bytes read.
 
     With `only`, these layers are filled, and what belongs to others stays as it is. Without `settings` an
-    optimizer keeps the learning rate and the like that it has."""
-    loading = _Loading(Index(layers))
+    optimizer keeps the learning rate and the like that it has. What there is no memory for yet comes into `arena`."""
+    loading = _Loading(Index(layers), arena or Arena())
     filled = [
         _fill_optimizer(loading, key, thing, objects, only, settings=settings)
         for key, thing in objects.items()
@@ -305,12 +306,12 @@ def fill(
 class _Loading:
     """The memory that is to be filled, and what must be carried over when it is."""
 
-    def __init__(self, index: Index) -> None:
+    def __init__(self, index: Index, arena: Arena) -> None:
         self.wants: list[Want] = []
         self._index = index
         self._late: list[tuple[torch.Tensor, torch.Tensor]] = []
         self._seen: set[tuple[int, str]] = set()
-        self._arena = Arena()
+        self._arena = arena
         self._held: dict[str, torch.Tensor] = {}
         self._values: dict[str, Any] = {}
         for layer in index.layers.values():

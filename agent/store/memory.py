@@ -15,6 +15,7 @@ import numpy as np
 CHUNK_BYTES = 1 << 26
 ALIGN_BYTES = 64
 PIECE_BYTES = 1 << 23
+PAGE_BYTES = mmap.PAGESIZE
 
 
 class Arena:
@@ -24,6 +25,14 @@ class Arena:
         self._chunk_bytes = chunk_bytes
         self._chunk = memoryview(b"")
         self._used = 0
+
+    @classmethod
+    def touched(cls, count: int) -> "Arena":
+        """One that has so many bytes already."""
+        arena = cls()
+        arena._chunk = _map(max(arena._chunk_bytes, count))
+        touch(arena._chunk[:count])
+        return arena
 
     def take(self, count: int) -> memoryview:
         """`count` writable bytes, aligned for every type."""
@@ -38,6 +47,11 @@ class Arena:
 def fresh(count: int) -> memoryview:
     """`count` writable bytes of their own."""
     return _map(count) if count else memoryview(bytearray())
+
+
+def touch(memory: memoryview) -> None:
+    """Have a page behind all of it. Other threads go on meanwhile."""
+    np.frombuffer(memory, dtype=np.uint8)[::PAGE_BYTES] = 0
 
 
 def copy_bytes(source: memoryview, target: memoryview) -> None:
