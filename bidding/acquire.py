@@ -59,7 +59,8 @@ from bidding.model import (
 from bidding.risk import HAZARD_PRIOR, RETURN_PRIOR, all_gone
 from cloud.model import Market
 
-RESERVE_S = 120.0  # a footprint must be payable this long, else it is not held
+# What is left must pay a footprint this long; what ending it takes, the ledger reserves apart.
+RUNWAY_S = 120.0
 CONTROL_S = 300.0  # with a deadline, no more than this passes between two decisions
 RENEW_S = 300.0  # this shortly before a paid hour ends, the next one is weighed
 NOTHING_FITS = "waiting: no offer fits the limits"
@@ -330,7 +331,7 @@ def _bounds(bound: Sequence[_Row], demand: Demand, limits: Limits) -> Bounds:
         slots_max=limits.slots_max,
         usd_per_h_max=most(limits.usd_per_h_max),
         budget_left_usd=most(limits.budget_left_usd),
-        reserve_h=RESERVE_S / HOUR_S,
+        runway_h=RUNWAY_S / HOUR_S,
         work_left=most(demand.work_left),
         haste=float(limits.haste),
         recovery_h=demand.recovery_s / HOUR_S,

@@ -46,7 +46,7 @@ class Bounds(NamedTuple):
     slots_max: int
     usd_per_h_max: float
     budget_left_usd: float
-    reserve_h: float
+    runway_h: float  # what is left must pay a footprint this long
     work_left: float
     haste: float
     recovery_h: float
@@ -160,7 +160,7 @@ def walk(units: Units, order: Ints, bounds: Bounds, pools: int, slots_per_pool: 
             owed = upfront + (0.0 if units.held[i] else units.upfront_usd[i])
             payable = (
                 more <= bounds.usd_per_h_max
-                and max(owed, more * bounds.reserve_h) <= bounds.budget_left_usd
+                and max(owed, more * bounds.runway_h) <= bounds.budget_left_usd
             )
             in_pool = here[units.pool[i]] + units.slots[i]
             full = slots + units.slots[i] > bounds.slots_max or in_pool > slots_per_pool
@@ -307,7 +307,7 @@ def in_parts(units: Units, order: Ints, chosen: Ints, bounds: Bounds) -> Ints:
             if payable and leaving - units.slots[i] >= least:
                 leaving -= units.slots[i]
                 parts[n], n, usd_per_h = i, n + 1, usd_per_h + units.usd_per_h[i]
-    return parts[:n] if usd_per_h * bounds.reserve_h <= bounds.budget_left_usd else chosen
+    return parts[:n] if usd_per_h * bounds.runway_h <= bounds.budget_left_usd else chosen
 
 
 @compiled
