@@ -28,11 +28,12 @@ from bidding.errors import ConstraintError
 from bidding.expected import code_of
 from bidding.history import Series
 from bidding.market import PLENTY, Market
-from bidding.policies import orders_of, slots_held
+from bidding.policies import orders_of, slots_by_pool, slots_held
 from bidding.risk import CapacityRisk, climate_at, phases
 from bidding.strategies import STRATEGIES, WITH_DEADLINE, Strategy, plan_of
 
 COLUMNS = Outcome._fields
+DOLLARS, DONE, HELD = range(3)  # of a trace; from `HELD` on the slots of each pool
 RESAMPLES = 400
 RATIO_MAX = 99.0  # a bound of next to nothing counts as this far away
 MTTF_PRIOR_H = 8.0  # before any loss was seen
@@ -132,8 +133,8 @@ def run_one(
         spot_h, reliable_h = spot_h + spot * hours, reliable_h + reliable * hours
         lost_h += (spot + reliable - rate * useful) * hours
         if len(rows) > 0:
-            rows[t - begin, 0], rows[t - begin, 1] = spot, reliable
-            rows[t - begin, 2], rows[t - begin, 3] = cost, job.work_h - left
+            rows[t - begin, DOLLARS], rows[t - begin, DONE] = cost, job.work_h - left
+            rows[t - begin, HELD:] = slots_by_pool(world, leases)
         if left <= 1e-9:
             runtime = (t - begin) * world.tick_h + hours
             return Outcome(
@@ -192,7 +193,7 @@ def _run_all(
     world: World, job: Job, plan: Plan, leases: Leases, starts: Ints, ticks: int
 ) -> Floats:
     out = np.empty((9, len(starts)))
-    no_trace = np.empty((0, 4))
+    no_trace = np.empty((0, HELD))
     for i in range(len(starts)):
         span = (starts[i], min(starts[i] + ticks, world.price.shape[1]))
         one = run_one(world, job, plan, leases, span, no_trace)
@@ -293,12 +294,12 @@ def _bounds(terms: clairvoyant.Terms, job: Job, starts: Ints, ends: Ints) -> Flo
 
 
 def trace(market: Market, work: Work, strategy: Strategy, start: int) -> Floats:
-    """One run in detail: rows of (spot slots, on-demand slots, dollars so far, work so far) per tick."""
+    """One run in detail, a row per tick: dollars and work so far, then the slots held of each pool, on demand last."""
     ticks = min(int(work.patience * work.hours * HOUR_S / market.tick_s), market.ticks - start)
-    rows = np.full((ticks, 4), np.nan)
+    rows = np.full((ticks, HELD + len(market.pools) + 1), np.nan)
     plan = plan_of(strategy, market, work.checkpoint_s, work.haste)
     run_one(world_of(market), job_of(work), plan, no_leases(), (start, start + ticks), rows)
-    return np.asarray(rows[~np.isnan(rows[:, 0])], dtype=np.float64)
+    return np.asarray(rows[~np.isnan(rows[:, DOLLARS])], dtype=np.float64)
 
 
 class Interval(msgspec.Struct, frozen=True, kw_only=True):
@@ -379,7 +380,7 @@ def run_with_deadline(
 
 def _rush_one(world: World, job: Job, plan: Plan, begin: int, ticks: int) -> Outcome:
     timed = job._replace(begin_tick=begin, finish_tick=begin + ticks)
-    return run_one(world, timed, plan, no_leases(), (begin, begin + ticks), np.empty((0, 4)))
+    return run_one(world, timed, plan, no_leases(), (begin, begin + ticks), np.empty((0, HELD)))
 
 
 def _on_demand_usd(world: World, job: Job) -> float:

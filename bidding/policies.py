@@ -57,6 +57,14 @@ def slots_held(world: World, leases: Leases) -> int:
 
 
 @compiled
+def slots_by_pool(world: World, leases: Leases) -> Floats:
+    held = np.zeros(world.price.shape[0])
+    for row in range(LEASES_MAX):
+        held[leases.pool[row]] += leases.machines[row] * world.slots[leases.pool[row]]
+    return held
+
+
+@compiled
 def cheapest(world: World, plan: Plan, t: int, per_work: bool) -> int:
     """The allowed spot pool with capacity that costs least, per machine-slot or per work."""
     best, lowest = NOTHING, np.inf

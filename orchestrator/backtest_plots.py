@@ -9,16 +9,21 @@ import msgspec
 COLOURS = ("#1f6feb", "#d1502f", "#2da44e", "#8250df", "#bf8700", "#57606a", "#0f8b8d", "#cf3a8e")
 WIDTH, HEIGHT = 860, 300
 LEFT, RIGHT, TOP, BOTTOM = 64, 16, 16, 44
+NOTHING = '<p class="note">Nothing to draw.</p>'
 
 
 class Line(msgspec.Struct, frozen=True, kw_only=True):
-    """A named series of points; `steps` holds each value until the next point. What is no number is a gap."""
+    """A named series of points; `steps` holds each value until the next point. What is no number is a gap.
+
+    Without a `colour` its place among the others says which.
+    """
 
     name: str
     x: Sequence[float]
     y: Sequence[float]
     steps: bool = False
     dots: bool = False
+    colour: str = ""
 
 
 class Axes(msgspec.Struct, frozen=True, kw_only=True):
@@ -69,15 +74,15 @@ def frame(axes: Axes, label_x: bool = True) -> list[str]:
 def lines(series: Sequence[Line], x: str, y: str, from_zero: bool = True) -> str:
     """Lines over a common axis, with a legend."""
     if not any(s.x for s in series):
-        return '<p class="note">Nothing to draw.</p>'
+        return NOTHING
     xs = [v for s in series for v in s.x]
     ys = [v for s in series for v in s.y if not math.isnan(v)] or [0.0]
     low = 0.0 if from_zero else min(ys)
     top = max(*ys, low + 1e-9)
     axes = Axes(x=x, y=y, x_range=(min(xs), max(xs)), y_range=(low, top + 0.05 * (top - low)))
     parts = frame(axes)
-    for i, s in enumerate(series):
-        colour = COLOURS[i % len(COLOURS)]
+    colours = _colours(series)
+    for s, colour in zip(series, colours, strict=True):
         pieces = [[axes.at(a, b) for a, b in piece] for piece in _pieces(s)]
         path = "".join(_path(points, s.steps) for points in pieces)
         parts.append(f'<path d="{path}" fill="none" stroke="{colour}"/>')
@@ -88,7 +93,42 @@ def lines(series: Sequence[Line], x: str, y: str, from_zero: bool = True) -> str
                 for a, b in points
             ]
     parts.append("</svg>")
-    return "".join(parts) + _legend([s.name for s in series])
+    return "".join(parts) + _legend([s.name for s in series], colours)
+
+
+def stacked(series: Sequence[Line], x: str, y: str, until: float) -> str:
+    """Steps on top of each other, the first at the bottom; the last of them hold `until` there."""
+    if not series:
+        return NOTHING
+    xs = [*series[0].x, until]
+    top = max(sum(at) for at in zip(*(s.y for s in series), strict=True))
+    axes = Axes(x=x, y=y, x_range=(xs[0], until), y_range=(0.0, 1.05 * max(top, 1e-9)))
+    parts, colours = frame(axes), _colours(series)
+    below = [0.0] * len(series[0].x)
+    for s, colour in zip(series, colours, strict=True):
+        above = [a + b for a, b in zip(below, s.y, strict=True)]
+        parts.append(
+            f'<path d="{_band(axes, xs, below, above)}" fill="{colour}" fill-opacity="0.8"/>'
+        )
+        below = above
+    parts.append("</svg>")
+    return "".join(parts) + _legend([s.name for s in series], colours)
+
+
+def _band(axes: Axes, xs: Sequence[float], below: Sequence[float], above: Sequence[float]) -> str:
+    """What lies between two lines of steps, wherever they are apart."""
+    path, begin = "", 0
+    for i in range(len(below)):
+        last = i + 1 == len(below) or (below[i], above[i]) != (below[i + 1], above[i + 1])
+        if last and above[i] > below[i]:
+            (x0, y0), (x1, y1) = axes.at(xs[begin], below[i]), axes.at(xs[i + 1], above[i])
+            path += f"M{x0} {y0}H{x1}V{y1}H{x0}Z"
+        begin = i + 1 if last else begin
+    return path
+
+
+def _colours(series: Sequence[Line]) -> list[str]:
+    return [s.colour or COLOURS[i % len(COLOURS)] for i, s in enumerate(series)]
 
 
 def _pieces(line: Line) -> Iterator[list[tuple[float, float]]]:
@@ -111,10 +151,10 @@ def _path(points: Sequence[tuple[float, float]], steps: bool) -> str:
     return path
 
 
-def _legend(names: Sequence[str]) -> str:
+def _legend(names: Sequence[str], colours: Sequence[str]) -> str:
     keys = (
-        f'<span><i style="background:{COLOURS[i % len(COLOURS)]}"></i>{escape(n)}</span>'
-        for i, n in enumerate(names)
+        f'<span><i style="background:{colour}"></i>{escape(name)}</span>'
+        for name, colour in zip(names, colours, strict=True)
     )
     return f'<p class="legend">{"".join(keys)}</p>'
 

@@ -9,11 +9,15 @@ import numpy as np
 
 from bidding import backtest, strategies
 from bidding.billing import HOUR_S
+from bidding.compiled import Floats, Ints
 from bidding.market import PLENTY, Market
 from bidding.risk import Calibration
-from orchestrator.backtest_plots import Line, boxes, lines
+from orchestrator.backtest_plots import COLOURS, Line, boxes, lines, stacked
+from orchestrator.wording import plural
 
 POINTS_MAX = 1_500
+POOLS_SHOWN = 5
+OTHERS, RELIABLE = "#afb8c1", "#57606a"  # greys: what is not one of the pools that are shown
 ON_DEMAND = strategies.STRATEGIES[0].name
 STYLE = """
 body{font:15px/1.5 system-ui,sans-serif;margin:2rem auto;max-width:900px;padding:0 1rem;color:#1f2328;background:#fff}
@@ -107,29 +111,48 @@ def _table(s: Section) -> str:
 
 
 def _one_run(s: Section) -> str:
-    """A start with as many evictions as most, under our strategy: the cheapest prices of work, and the slots held."""
+    """A start with as many evictions as most, under our strategy: prices of work, and the slots held.
+
+    Shown are the pools that were held longest, then those whose work is cheapest, in the same colours.
+    """
     start = _typical_start(s.results[-1])
     rows = backtest.trace(s.market, s.work, strategies.STRATEGIES[-1], start)
     every = max(1, len(rows) // POINTS_MAX)
-    hours = [float(h) for h in np.arange(0, len(rows), every) * s.market.tick_s / HOUR_S]
+    tick_h = s.market.tick_s / HOUR_S
+    hours = [float(h) for h in np.arange(0, len(rows), every) * tick_h]
     ticks = np.arange(start, start + len(rows), every)
     usd = s.market.price[:, ticks] / (s.market.slots * s.market.speed)[:, None]
-    shown = np.argsort(usd.mean(axis=1), kind="stable")[:5]
+    held = rows[::every, backtest.HELD :].T
+    shown = np.lexsort((usd.mean(axis=1), -held[:-1].sum(axis=1)))[:POOLS_SHOWN]
     usd = np.where(s.market.capacity[:, ticks] > 0, usd, np.nan)
     prices = [
         Line(name=s.market.pools[k].key, x=hours, y=usd[k].tolist(), steps=True) for k in shown
     ]
-    held = [
-        Line(name="spot slots", x=hours, y=rows[::every, 0].tolist(), steps=True),
-        Line(name="on-demand slots", x=hours, y=rows[::every, 1].tolist(), steps=True),
-    ]
-    spent = [Line(name="dollars so far", x=hours, y=rows[::every, 2].tolist())]
+    spent = [Line(name="dollars so far", x=hours, y=rows[::every, backtest.DOLLARS].tolist())]
     return (
-        '<p class="note">Lines break where a pool has nothing to sell.</p>'
+        '<p class="note">Lines break where a pool has nothing to sell. Holdings have the colours of their pools.</p>'
         + lines(prices, "hours since the start", "$ per hour of work", from_zero=False)
-        + lines(held, "hours since the start", "slots held")
+        + stacked(
+            _holdings(s.market, held, shown, hours),
+            "hours since the start",
+            "slots held",
+            len(rows) * tick_h,
+        )
         + lines(spent, "hours since the start", "dollars")
     )
+
+
+def _holdings(market: Market, held: Floats, shown: Ints, hours: Sequence[float]) -> list[Line]:
+    """Slots by pool, those that were held; the pools that are not shown are one band, and on demand is the last."""
+    bands = [(market.pools[k].key, held[k], COLOURS[i]) for i, k in enumerate(shown.tolist())]
+    others = np.setdiff1d(np.flatnonzero(held[:-1].any(axis=1)), shown)
+    bands.append((plural(len(others), "other pool"), held[others].sum(axis=0), OTHERS))
+    bands.append(("on demand", held[-1], RELIABLE))
+    return [
+        Line(name=name, x=hours, y=slots.tolist(), colour=colour)
+        for name, slots, colour in bands
+        if slots.any()
+    ]
 
 
 def _typical_start(result: backtest.Result) -> int:

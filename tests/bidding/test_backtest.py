@@ -125,6 +125,20 @@ def test_every_strategy_finishes_and_the_hours_add_up(today_market):
         assert (held - result["lost_h"])[done] == pytest.approx(16.0, abs=1e-6), result.strategy
 
 
+def test_a_trace_shows_what_was_held_of_each_pool(today_market):
+    """Its slots, pool by pool, are the slot-hours of the run; its dollars end at the bill."""
+    market = today_market(AWS_TODAY)
+    (start,) = backtest.draw_starts(market, WORK, 1, seed=3)
+    one = backtest.run(market, WORK, STRATEGIES[-1:], starts=np.array([start]), bounded=())[0]
+    rows = backtest.trace(market, WORK, STRATEGIES[-1], int(start))
+    hours = np.full(len(rows), market.tick_s / 3600)
+    hours[-1] = float(one["runtime_h"][0]) - hours[:-1].sum()
+    held = (rows[:, backtest.HELD :] * hours[:, None]).sum(axis=0)
+    assert held[:-1].sum() == pytest.approx(one["spot_h"][0])
+    assert held[-1] == pytest.approx(one["on_demand_h"][0])
+    assert rows[-1, backtest.DOLLARS] == pytest.approx(one["cost_usd"][0])
+
+
 def test_ours_is_the_cheapest_on_both_markets(today_market, auction_market):
     """Over the same starts no strategy that people run today is cheaper on average."""
     for market in (today_market(AWS_TODAY), auction_market):

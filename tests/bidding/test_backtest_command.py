@@ -6,7 +6,7 @@ import pytest
 
 from bidding.files import read_markets
 from orchestrator.backtest_command import Choices, backtest
-from orchestrator.backtest_plots import Line, lines
+from orchestrator.backtest_plots import NOTHING, Line, lines, stacked
 
 SHORT = Choices(hours=2.0)
 
@@ -47,6 +47,22 @@ def test_a_line_breaks_where_there_is_no_number():
     assert "nan" not in drawn
     nothing = lines([Line(name="price", x=[0, 1], y=[float("nan")] * 2)], "hours", "dollars")
     assert "nan" not in nothing
+
+
+def test_holdings_are_drawn_on_top_of_each_other():
+    """What is held together is as high as both, what is not held is not drawn, and nothing held is said."""
+    held = [
+        Line(name="a", x=[0, 1, 2], y=[2.0, 2.0, 0.0]),
+        Line(name="b", x=[0, 1, 2], y=[0.0, 2.0, 2.0]),
+    ]
+    drawn = stacked(held, "hours", "slots", until=3.0)
+    a, b = ElementTree.fromstring(drawn.split("</svg>")[0] + "</svg>").iter("path")
+    assert a.get("d").count("M") == 1  # one band of two hours
+    assert b.get("d").count("M") == 2  # above a, then on the ground
+    upper, lower = (part.split("V")[1].split("H")[0] for part in b.get("d").split("M")[1:])
+    assert float(upper) < float(lower)
+    assert a.get("fill") != b.get("fill")
+    assert stacked([], "hours", "slots", until=3.0) == NOTHING
 
 
 MISTAKES = [
