@@ -51,7 +51,15 @@ STOP, STAY_RELIABLE, KEEP, BUY = 0, 1, 2, 3  # what is done; BUY + k is a fresh 
 AHEAD_TICKS = 288
 ZONES_MAX = 3
 MUS = (0.4, 0.7)  # what a slot-hour is worth, in on-demand prices
-COLUMNS = ("price", "capacity", "hazard_per_h", "return_per_h", "evicted_in_1h", "alive_in_1h_h")
+COLUMNS = (
+    "price",
+    "capacity",
+    "hazard_per_h",
+    "return_per_h",
+    "evicted_in_1h",
+    "evicted_in_mood",
+    "mood",
+)
 
 
 class Policy(NamedTuple):

@@ -223,6 +223,8 @@ def world_of(market: Market) -> World:
         region=np.array([regions[p.region] for p in [*market.pools, market.pools[best]]], np.int64),
         deltas=market.deltas_usd_per_h,
         evicted_in_1h=market.evicted_in_1h,
+        evicted_in_mood=market.evicted_in_mood,
+        mood=market.mood,
         tick_h=market.tick_s / HOUR_S,
         rule=code_of(market.rule),
         bids=market.rule.bid == "required",

@@ -20,7 +20,7 @@ ANY_PRICE = 1_000_000.0  # a bid that nothing outbids
 
 
 class World(NamedTuple):
-    """A market, by [pool, tick], [pool] or [pool, delta]. The last pool is on demand."""
+    """A market, by [pool, tick], [pool], [pool, delta] or [pool, mood, delta]. The last pool is on demand."""
 
     price: Floats
     capacity: Ints
@@ -31,6 +31,8 @@ class World(NamedTuple):
     region: Ints
     deltas: Floats
     evicted_in_1h: Floats
+    evicted_in_mood: Floats
+    mood: Ints
     tick_h: float
     rule: int
     bids: bool

@@ -13,7 +13,7 @@ from bidding.billing import AWS_TODAY, HOUR_S, BillingRule
 from bidding.compiled import Floats, Ints
 from bidding.errors import HistoryError
 from bidding.history import Series
-from bidding.risk import DELTAS_USD_PER_H, CapacityRisk, bid_table
+from bidding.risk import DELTAS_USD_PER_H, MOODS, CapacityRisk, bid_odds, bid_table, moods
 from cloud.model import InstanceType, Pool
 
 PLENTY = 1_000_000
@@ -42,8 +42,9 @@ class Market(msgspec.Struct, frozen=True, kw_only=True):
     hazard_per_h: Floats
     return_per_h: Floats
     deltas_usd_per_h: Floats
-    evicted_in_1h: Floats  # [pool, delta]
-    alive_in_1h_h: Floats  # [pool, delta]
+    evicted_in_1h: Floats  # [pool, delta], whatever the mood of the price
+    evicted_in_mood: Floats  # [pool, mood, delta]
+    mood: Ints  # [pool, tick]
 
     @property
     def ticks(self) -> int:
@@ -84,7 +85,7 @@ def build(
     capacity = np.stack([_capacity(entry, grid, tick_s) for entry in listings])
     rates = [_rates(capacity[i], tick_s) for i in range(len(listings))]
     trained = start_s if trained_from_s is None else trained_from_s
-    evicted, alive = _betas(listings, rule, trained, start_s)
+    evicted, in_mood = _betas(listings, rule, trained, start_s)
     return Market(
         pools=tuple(entry.pool for entry in listings),
         types=tuple(entry.type for entry in listings),
@@ -97,7 +98,8 @@ def build(
         return_per_h=np.stack([r[1] for r in rates]),
         deltas_usd_per_h=np.array(DELTAS_USD_PER_H),
         evicted_in_1h=evicted,
-        alive_in_1h_h=alive,
+        evicted_in_mood=in_mood,
+        mood=np.stack([moods(entry.price, grid) for entry in listings]),
     )
 
 
@@ -130,11 +132,13 @@ def _rates(capacity: Ints, tick_s: float) -> tuple[Floats, Floats]:
 def _betas(
     listings: Sequence[Listing], rule: BillingRule, from_s: float, to_s: float
 ) -> tuple[Floats, Floats]:
-    shape = (len(listings), len(DELTAS_USD_PER_H))
+    """Share evicted within the hour by [pool, delta], and by [pool, mood, delta]."""
+    pools, deltas = len(listings), len(DELTAS_USD_PER_H)
     if rule.bid == "none" or to_s - from_s < 24 * HOUR_S:
-        return np.zeros(shape), np.ones(shape)
+        return np.zeros((pools, deltas)), np.zeros((pools, MOODS, deltas))
     tables = [bid_table([entry.price], from_s, to_s) for entry in listings]
-    return np.array([t.beta for t in tables]), np.array([t.alive_s for t in tables]) / HOUR_S
+    in_mood = [bid_odds(entry.price, from_s, to_s) for entry in listings]
+    return np.array([t.beta for t in tables]), np.stack(in_mood)
 
 
 def paired(

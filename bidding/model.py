@@ -30,11 +30,10 @@ class Climate(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Bid(msgspec.Struct, frozen=True, kw_only=True):
-    """What a bid means where price evicts: chance of losing it within the hour, and time had."""
+    """What a bid means where price evicts: the chance of losing it within the hour."""
 
     bid_usd_per_h: float
     evicted_in_1h: float
-    alive_in_1h_s: float
 
 
 class Offer(msgspec.Struct, frozen=True, kw_only=True):

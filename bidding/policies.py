@@ -38,6 +38,7 @@ from bidding.engine import (
 
 ONLY_ON_DEMAND, STANDARD, GREEDY, STUDY, BIDBRAIN, OURS, SPOT_FIRST, UNIFORM = range(8)
 NOTHING = -1
+LOST_PER_H_MAX = 13.8  # one in a million is left after an hour
 
 
 @compiled
@@ -142,7 +143,7 @@ def study(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
 
 @compiled
 def beta_of(world: World, k: int, delta: float, hours: float, t: int) -> float:
-    """Chance of losing a machine of pool k within these hours, from prices and from capacity."""
+    """BidBrain's chance of losing a machine of pool k within these hours, from prices and from capacity."""
     stays = np.exp(-world.hazard_per_h[k, t] * hours)
     if world.bids and delta < ANY_PRICE / 2:
         i = np.searchsorted(world.deltas, delta + 1e-12, side="right") - 1
@@ -152,11 +153,15 @@ def beta_of(world: World, k: int, delta: float, hours: float, t: int) -> float:
 
 @compiled
 def hazard_of(world: World, k: int, bid: float, t: int) -> float:
-    """The same as a rate per hour."""
+    """As a rate per hour, where the mood of the price counts as well."""
     if is_reliable(world, k):
         return 0.0
-    beta = beta_of(world, k, bid - world.price[k, t], 1.0, t)
-    return float(-np.log1p(-min(beta, 0.999999)))
+    hazard, delta = world.hazard_per_h[k, t], bid - world.price[k, t]
+    if world.bids and delta < ANY_PRICE / 2:
+        i = np.searchsorted(world.deltas, delta + 1e-12, side="right") - 1
+        beta = world.evicted_in_mood[k, world.mood[k, t], i] if i >= 0 else 1.0
+        hazard += -np.log1p(-beta) if beta < 1.0 else LOST_PER_H_MAX
+    return float(min(hazard, LOST_PER_H_MAX))
 
 
 @compiled

@@ -2,7 +2,9 @@
 capacity does.
 
 (a) BidBrain's: for a bid delta d over the price p(t), a machine is lost at the first t' with
-    p(t') > p(t) + d; beta(d) is the share lost within the hour.
+    p(t') > p(t) + d; beta(d) is the share lost within the hour. Ours also asks for the mood of the
+    price, m: how long ago it last moved, and whether it rose. With N_m samples in that mood
+        beta(d, m) = (lost_m + w) / (N_m + w / beta(d)),   w = two events, 12 samples each.
 (b) Today's: pools that have capacity lose it at rate h, pools without regain it at rate r, both
     depending on how long the pool has been as it is. With a Gamma(a, b) prior and n events in
     T hours (running machines count their hours: that is the censoring)
@@ -19,12 +21,15 @@ from numpy.typing import NDArray
 
 from bidding.compiled import compiled
 from bidding.history import HOUR_S, Floats, Series
-from bidding.model import MATURE_H, Bid, Climate
+from bidding.model import MATURE_H, Climate
 
 DELTAS_USD_PER_H = (0.0001, 0.001, 0.003, 0.01, 0.03, 0.05, 0.1, 0.2, 0.4)  # BidBrain's range
 SAMPLE_S = 300.0
 AGE_EDGES_S = np.array([0.0, 900.0, 3600.0, 4 * 3600.0, 16 * 3600.0])
 NEVER_S = math.inf
+MOOD_EDGES_S = HOUR_S * np.array([0.0, 1.0, 2.0, 3.0, 4.0, 5.0, 6.0, 7.0, 8.0, 12.0, 24.0])
+MOODS = 2 * len(MOOD_EDGES_S)
+RECORD_EVENTS = 2.0  # what the whole record of a pool counts, beside the record of one age or mood
 
 
 class Gamma(msgspec.Struct, frozen=True, kw_only=True):
@@ -93,23 +98,11 @@ def _first_above(values: Floats, at_s: Floats, samples_s: Floats, delta: float) 
 
 
 class BidTable(msgspec.Struct, frozen=True, kw_only=True):
-    """Per bid delta: share evicted within the hour, mean time had in it, median life."""
+    """Per bid delta: share evicted within the hour, and median life."""
 
     delta_usd_per_h: tuple[float, ...]
     beta: tuple[float, ...]
-    alive_s: tuple[float, ...]
     median_s: tuple[float, ...]
-
-    def bids(self, price_usd_per_h: float) -> tuple[Bid, ...]:
-        return tuple(
-            Bid(bid_usd_per_h=price_usd_per_h + d, evicted_in_1h=b, alive_in_1h_s=a)
-            for d, b, a in zip(self.delta_usd_per_h, self.beta, self.alive_s, strict=True)
-        )
-
-    def beta_at(self, delta_usd_per_h: float) -> float:
-        """Between the deltas of the table the nearest smaller one counts: the safe side."""
-        i = int(np.searchsorted(self.delta_usd_per_h, delta_usd_per_h, "right")) - 1
-        return 1.0 if i < 0 else self.beta[i]
 
 
 def bid_table(
@@ -120,19 +113,41 @@ def bid_table(
 ) -> BidTable:
     """Beta and the median time to eviction of every bid delta, from price history alone."""
     samples = np.arange(from_s, to_s - HOUR_S, SAMPLE_S)
-    beta, alive, median = [], [], []
+    beta, median = [], []
     for delta in deltas_usd_per_h:
         lives = np.concatenate([_first_above(s.value, s.at_s, samples, delta) for s in series])
         # A price that never moved says little: half an event is always assumed.
         beta.append(float((np.sum(lives <= HOUR_S) + 0.5) / (len(lives) + 1)))
-        alive.append(float(np.mean(np.minimum(lives, HOUR_S))))
         median.append(float(np.median(lives)))
     return BidTable(
         delta_usd_per_h=tuple(deltas_usd_per_h),
         beta=tuple(beta),
-        alive_s=tuple(alive),
         median_s=tuple(median),
     )
+
+
+def moods(series: Series, at_s: Floats) -> NDArray[np.int64]:
+    """How long ago the price last moved, and whether it rose, as one number per moment."""
+    moved = np.concatenate(([True], np.diff(series.value) != 0))
+    since_s = series.at_s[moved]
+    rose = np.concatenate(([False], np.diff(series.value[moved]) > 0))
+    i = np.maximum(np.searchsorted(since_s, at_s, "right") - 1, 0)
+    age = np.searchsorted(MOOD_EDGES_S, np.maximum(at_s - since_s[i], 0.0), "right") - 1
+    return np.asarray(2 * age + rose[i], dtype=np.int64)
+
+
+def bid_odds(series: Series, from_s: float, to_s: float) -> Floats:
+    """Share evicted within the hour by [mood, delta]; samples know the series up to `to_s` alone."""
+    samples = np.arange(from_s, to_s - HOUR_S, SAMPLE_S)
+    mood = moods(series, samples)
+    seen = np.bincount(mood, minlength=MOODS)
+    record = RECORD_EVENTS * HOUR_S / SAMPLE_S
+    odds = np.empty((MOODS, len(DELTAS_USD_PER_H)))
+    for j, delta in enumerate(DELTAS_USD_PER_H):
+        lost = _first_above(series.value, series.at_s, samples, delta) <= HOUR_S
+        beta = (np.sum(lost) + 0.5) / (len(lost) + 1)
+        odds[:, j] = (np.bincount(mood, lost, MOODS) + record) / (seen + record / beta)
+    return odds
 
 
 class CapacityRisk:
@@ -182,7 +197,8 @@ class CapacityRisk:
             seen_h = prior.hours + hours[:, side].sum(axis=1) + running_h
             overall = (prior.events + events[:, side].sum(axis=1)) / seen_h
             # Each age's own record, with two events' worth of the pool's overall record as prior.
-            by_age = (2.0 + events[:, side]) / (2.0 / overall[:, None] + hours[:, side])
+            events_h = RECORD_EVENTS / overall[:, None] + hours[:, side]
+            by_age = (RECORD_EVENTS + events[:, side]) / events_h
             rates.append(np.where(here, (by_age * ahead_h).sum(axis=1), overall))
         return rates[0], rates[1]
 

@@ -7,7 +7,7 @@ from collections.abc import Mapping
 import msgspec
 
 from bidding import acquire
-from bidding.billing import HOUR_S, BillingRule, rule_of
+from bidding.billing import BillingRule, rule_of
 from bidding.model import Acquire, Bid, Demand, Holding, Limits, Offer, Purchase
 from bidding.risk import HAZARD_PRIOR
 from cloud.model import InstanceType, Market, Pool
@@ -238,13 +238,9 @@ def _bids(state: State, known: PoolState, market: Market) -> tuple[Bid, ...]:
     if not known.odds:
         most = max(price, state.types[known.pool.type].on_demand_usd_per_h)
         lost = -math.expm1(-known.record.hazard_per_h(state.now_s))
-        return (Bid(bid_usd_per_h=most, evicted_in_1h=lost, alive_in_1h_s=HOUR_S * (1 - lost / 2)),)
+        return (Bid(bid_usd_per_h=most, evicted_in_1h=lost),)
     return tuple(
-        Bid(
-            bid_usd_per_h=price + odds.above_usd_per_h,
-            evicted_in_1h=odds.evicted_in_1h,
-            alive_in_1h_s=odds.alive_in_1h_s,
-        )
+        Bid(bid_usd_per_h=price + odds.above_usd_per_h, evicted_in_1h=odds.evicted_in_1h)
         for odds in known.odds
     )
 

@@ -38,11 +38,10 @@ class QuotesSeen(Event, frozen=True, kw_only=True):
 
 
 class Odds(msgspec.Struct, frozen=True, kw_only=True):
-    """What bidding so much above the price would have meant: the share evicted within the hour, and the time had."""
+    """What bidding so much above the price has meant in the mood that it is in: the share evicted within the hour."""
 
     above_usd_per_h: float
     evicted_in_1h: float
-    alive_in_1h_s: float
 
 
 class QuotesKept(Event, frozen=True, kw_only=True):

@@ -15,7 +15,7 @@ import numpy as np
 from bidding.errors import HistoryError
 from bidding.files import TYPES_FILE, listed_types, stored_prices, write_prices
 from bidding.history import Point, Series, build, merge
-from bidding.risk import bid_table
+from bidding.risk import DELTAS_USD_PER_H, bid_odds, moods
 from cloud.model import InstanceType, Pool, Quote
 from orchestrator.actions import KeepQuotes
 from orchestrator.events import Odds, QuotesKept
@@ -107,16 +107,15 @@ def _newest(series: Series) -> Series:
 
 
 def odds_of(series: Series, at_s: float) -> tuple[Odds, ...]:
-    """What each bid above the price would have meant; nothing while too little is known."""
+    """What each bid above the price has meant in the mood of now; nothing while too little is known."""
     from_s = max(float(series.at_s[-LOOK_BACK_POINTS:][0]), at_s - LOOK_BACK_S)
     if at_s - from_s < LEAST_S:
         return ()
     first = max(0, int(np.searchsorted(series.at_s, from_s, "right")) - 1)
     recent = Series(at_s=series.at_s[first:], value=series.value[first:])
-    table = bid_table([recent], from_s, at_s)
+    (mood,) = moods(recent, np.array([at_s]))
+    lost = bid_odds(recent, from_s, at_s)[mood].tolist()
     return tuple(
-        Odds(above_usd_per_h=delta, evicted_in_1h=beta, alive_in_1h_s=alive_s)
-        for delta, beta, alive_s in zip(
-            table.delta_usd_per_h, table.beta, table.alive_s, strict=True
-        )
+        Odds(above_usd_per_h=delta, evicted_in_1h=beta)
+        for delta, beta in zip(DELTAS_USD_PER_H, lost, strict=True)
     )

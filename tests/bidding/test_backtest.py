@@ -91,7 +91,7 @@ def test_the_backtest_bills_as_the_rules_do(today_market, rule):
         whole, pools=whole.pools[:1], types=whole.types[:1], price=whole.price[:1],
         capacity=whole.capacity[:1], hazard_per_h=whole.hazard_per_h[:1],
         return_per_h=whole.return_per_h[:1], evicted_in_1h=whole.evicted_in_1h[:1],
-        alive_in_1h_h=whole.alive_in_1h_h[:1],
+        evicted_in_mood=whole.evicted_in_mood[:1], mood=whole.mood[:1],
     )  # fmt: skip
     work = backtest.Work(hours=6.0, slots=1, patience=20.0)
     prices = [(t * market.tick_s, float(p)) for t, p in enumerate(market.price[0])]

@@ -250,8 +250,8 @@ def test_a_risky_pool_is_left_where_losing_it_hurts():
 
 def test_the_bid_with_the_cheapest_work_is_chosen():
     """Where bids evict, a low bid with refunds beats a safe one, until evictions cost too much."""
-    bids = (Bid(bid_usd_per_h=0.21, evicted_in_1h=0.5, alive_in_1h_s=2700.0),
-            Bid(bid_usd_per_h=1.00, evicted_in_1h=0.01, alive_in_1h_s=3590.0))  # fmt: skip
+    bids = (Bid(bid_usd_per_h=0.21, evicted_in_1h=0.5),
+            Bid(bid_usd_per_h=1.00, evicted_in_1h=0.01))  # fmt: skip
     auction = one("a", 0.2, billing="aws_2016", bids=bids)
     said = decide([auction], [], DEMAND, Limits(slots_max=1), Linear(), 0.0)
     assert said.acquire[0].bid_usd_per_h == 0.21
@@ -395,7 +395,7 @@ def any_offer(draw):
     n, market = draw(st.sampled_from([1, 2, 4])), draw(st.sampled_from(["spot", "on_demand"]))
     region = draw(st.sampled_from(["near", "far"]))
     price = n * draw(st.one_of(prices, st.sampled_from([0.0, -1.0, 1e9, math.nan])))
-    bids = [Bid(bid_usd_per_h=price + d, evicted_in_1h=e, alive_in_1h_s=3600 * (1 - e / 2))
+    bids = [Bid(bid_usd_per_h=price + d, evicted_in_1h=e)
             for d, e in ((0.01, draw(st.floats(0.0, 1.0))), (0.5, 0.0))]  # fmt: skip
     return Offer(
         pool=Pool("aws", region, f"{region}-{draw(st.sampled_from('abc'))}", f"kind.{n}"), type=KINDS[n],

@@ -14,10 +14,12 @@ from bidding.risk import (
     CapacityRisk,
     Gamma,
     all_gone,
+    bid_odds,
     bid_table,
     calibrate,
     climate_at,
     informed_prior,
+    moods,
 )
 
 H = 3600.0
@@ -32,9 +34,20 @@ def test_beta_and_the_median_time_by_hand():
     assert table.beta[1] < 0.001
     assert table.median_s[0] == pytest.approx(1.5 * H, rel=0.1)
     assert table.median_s[1] == math.inf
-    assert table.beta_at(0.7) == table.beta[0]
-    assert table.beta_at(0.1) == 1.0
-    assert [b.bid_usd_per_h for b in table.bids(1.0)] == [1.5, 2.5]
+
+
+def test_the_mood_of_a_price_says_when_a_low_bid_is_lost():
+    """A price that moves every six hours, up after two falls, takes a low bid in the hour before a rise."""
+    steps = np.where(np.arange(120) % 3 == 2, 0.02, -0.01)
+    price = Series(at_s=np.arange(120) * 6 * H, value=1.0 + np.cumsum(steps))
+    odds = bid_odds(price, 0.0, 600 * H)[:, 0]
+    (beta, *_) = bid_table([price], 0.0, 600 * H).beta
+    fallen, due, risen = moods(price, np.array([6.5, 11.5, 17.5]) * H)
+    assert odds[fallen] < 0.6 * beta
+    assert odds[risen] < 0.7 * beta  # a fall comes next
+    assert odds[due] > 5 * beta
+    later = bid_odds(Series(at_s=price.at_s[:60], value=price.value[:60]), 0.0, 350 * H)
+    assert later == pytest.approx(bid_odds(price, 0.0, 350 * H))  # what came after is not known
 
 
 def test_bayes_moves_from_the_prior_to_what_was_seen():

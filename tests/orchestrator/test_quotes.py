@@ -5,16 +5,18 @@ from pathlib import Path
 from typing import Any
 
 import msgspec
+import numpy as np
 import pytest
 
 from bidding.files import listed_types, read_markets, read_prices, stored_prices
+from bidding.history import Series
 from cloud.local.market import Catalogue, SpotMarket, Step, Zone
 from cloud.model import InstanceType, Pool, Quote
 from cloud.simulated import SimulatedCloud
 from orchestrator import buying, loop, quotes
 from orchestrator.actions import KeepQuotes, Launch
 from orchestrator.events import JobSubmitted, Odds, QuotesKept
-from orchestrator.quotes import BROKEN, FILE, QuoteStore
+from orchestrator.quotes import BROKEN, FILE, QuoteStore, odds_of
 from orchestrator.settings import Settings
 from orchestrator.showing import view_of
 from orchestrator.simulated.scenario import STEPS_FOREVER, Scenario, jobs_of
@@ -125,6 +127,14 @@ def test_a_disk_that_takes_nothing_is_said_and_the_rest_goes_on(tmp_path: Path) 
     assert POOL.key in said.odds
 
 
+def test_what_a_bid_means_depends_on_when_the_price_last_moved() -> None:
+    """A price that rises every six hours takes a low bid just before it does, not just after."""
+    hours = np.arange(0.0, 96.0, 6.0)
+    price = Series(at_s=hours * HOUR_S, value=0.3 + np.arange(16) / 100)
+    after, before = (odds_of(price, at_h * HOUR_S)[0] for at_h in (90.5, 95.5))
+    assert after.evicted_in_1h < 0.6 * before.evicted_in_1h
+
+
 def test_quotes_go_into_the_history_every_few_minutes_at_most(hand: Any) -> None:
     """However often prices move, the history is written once in five minutes, with all that was seen."""
     h = hand()
@@ -154,7 +164,7 @@ def test_the_chosen_bid_is_in_the_launch_where_bids_are_taken_and_nowhere_else(h
     known = hand(billing="aws_2016", on_demand_allowed=False)
     known.start()
     odds = tuple(
-        Odds(above_usd_per_h=above, evicted_in_1h=lost, alive_in_1h_s=HOUR_S * (1 - lost / 2))
+        Odds(above_usd_per_h=above, evicted_in_1h=lost)
         for above, lost in ((0.001, 0.9), (0.01, 0.4), (0.05, 0.01))
     )
     keys = list(known.state.pools)
