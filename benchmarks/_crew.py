@@ -23,21 +23,36 @@ sys.path.insert(0, str(ROOT / "tests" / "agent"))
 
 from crews import Crew, KeeperProcess, Nursery, RedisProcess, until  # noqa: E402
 
-__all__ = ["Commits", "Crew", "crew_of", "machine", "until"]
+__all__ = ["KEEPER", "Commits", "Crew", "crew_of", "machine", "until"]
 
 KEPT_MAX = 100_000
+KEEPER = "keeper"
 
 
 class Commit(NamedTuple):
     at_s: float
     generation: int
     step: int
+    had_s: dict[str, float]
+
+
+def processor_s(pid: int) -> float | None:
+    """Of a process, with all of its threads; None if it is gone."""
+    try:
+        fields = Path(f"/proc/{pid}/stat").read_text().rpartition(")")[2].split()
+    except OSError:
+        return None
+    return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
 class Commits:
-    """When each commit was written down, as Redis tells it: nobody polls meanwhile."""
+    """When each commit was written down, as Redis tells it: nobody polls meanwhile.
 
-    def __init__(self, crew: Crew) -> None:
+    If they are `clocked`, so is the processor time that each process of the crew had had by then.
+    """
+
+    def __init__(self, crew: Crew, *, clocked: bool = False) -> None:
+        self._crew, self._clocked = crew, clocked
         self._client = crew.client
         self._key = f"orch:commit:{crew.job}"
         self._client.config_set("notify-keyspace-events", "Kh")
@@ -57,7 +72,12 @@ class Commits:
             if step is None or (self.seen and self.seen[-1].step == int(step)):
                 continue  # another field
             if len(self.seen) < KEPT_MAX:
-                self.seen.append(Commit(at_s, int(generation), int(step)))
+                had_s = self._had_s() if self._clocked else {}
+                self.seen.append(Commit(at_s, int(generation), int(step), had_s))
+
+    def _had_s(self) -> dict[str, float]:
+        pids = {**self._crew.pids, KEEPER: self._crew.keeper.process.pid}
+        return {who: had_s for who, pid in pids.items() if (had_s := processor_s(pid)) is not None}
 
     def after(self, generation: int) -> Commit | None:
         """The first one under a newer generation."""
