@@ -39,7 +39,27 @@ class Partial:
             node, left, right = family
             if left not in self._held or right not in self._held:
                 return
-            self._held[node] = self._join(self._held.pop(left), self._held.pop(right))
+            one, other = self._held.pop(left), self._held.pop(right)
+            if isinstance(one, Contribution) and isinstance(other, Contribution):
+                node, total = self._join_leaves(node, within, one, other)
+            else:
+                total = self._join(one, other)
+            self._held[node] = total
+
+    def _join_leaves(
+        self, node: tree.Node, within: range, one: Contribution, other: Contribution
+    ) -> tuple[tree.Node, Sum]:
+        """The sum of `node`; or that of its parent, if its sibling's is here: it then needs no room of its own."""
+        family = self._family(node, within)
+        if family is not None:
+            parent, *halves = family
+            halves.remove(node)
+            beside = self._held.get(halves[0])
+            if isinstance(beside, Sum):
+                self.space.accumulate(beside, one, other)
+                del self._held[halves[0]]
+                return parent, beside
+        return node, self._join(one, other)
 
     def _join(self, left: Sum | Contribution, right: Sum | Contribution) -> Sum:
         """Into a half that is a sum already, if one is: a + b has the bits of b + a."""

@@ -164,12 +164,16 @@ class SumSpace:
             else:
                 torch.add(one, 0 if other is None else other, out=view)
 
-    def accumulate(self, into: Sum, one: Contribution) -> None:
-        """into += one"""
-        into.loss += one.loss
-        for index, (view, value) in enumerate(zip(into.views, one.found, strict=True)):
-            view.add_(0 if value is None else value)  # -0.0 becomes 0.0, as by adding a zero
-            into.present[index] |= value is not None
+    def accumulate(self, into: Sum, one: Contribution, other: Contribution | None = None) -> None:
+        """into += one, or into += one + other"""
+        into.loss += one.loss if other is None else one.loss + other.loss
+        others = [None] * len(one.found) if other is None else other.found
+        for index, (view, a, b) in enumerate(zip(into.views, one.found, others, strict=True)):
+            into.present[index] |= a is not None or b is not None
+            found = 0 if a is None else a
+            if other is not None:
+                found = found + (0 if b is None else b)
+            view.add_(found)  # -0.0 becomes 0.0, as by adding a zero
 
     def add(self, left: Sum, right: Sum) -> None:
         """left += right"""

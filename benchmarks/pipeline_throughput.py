@@ -15,6 +15,7 @@ Ours sums gradients in the canonical order, so its weights are those of one proc
 import argparse
 import contextlib
 import ctypes
+import gc
 import multiprocessing as mp
 import os
 import platform
@@ -221,6 +222,7 @@ def serve(rank: int, store: str, names: list[str], rounds: int, pipe) -> None:
     field = {name: contender(name, rank, links) for name in names}
     for each in field.values():
         each.step()
+    gc.collect()
     ctypes.CDLL(None).malloc_trim(0)  # what is left of the preparations is nobody's
     Path("/proc/self/clear_refs").write_text("5")  # the peak is counted from here
     times: dict[str, list[float]] = {name: [] for name in names}

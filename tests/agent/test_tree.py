@@ -16,9 +16,13 @@ def _space() -> SumSpace:
 
 
 def _compute(space: SumSpace, partial: Partial, microbatch: int, first: int, count: int) -> None:
+    """Some parameters have no gradient in some microbatches, and some numbers are zeros of either sign."""
     generator = torch.Generator().manual_seed(microbatch)
-    for parameter in space.params.values():
-        parameter.grad = torch.randn(parameter.shape, generator=generator)
+    for index, parameter in enumerate(space.params.values()):
+        found = torch.randn(parameter.shape, generator=generator)
+        zeros = torch.rand(parameter.shape, generator=generator) < 0.3
+        found[zeros] = torch.copysign(torch.zeros(()), found[zeros])
+        parameter.grad = None if (microbatch // 2 + index) % 3 == 0 else found
     partial.add(microbatch, float(microbatch), first, count)
 
 
