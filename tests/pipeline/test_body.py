@@ -169,9 +169,9 @@ def recorder() -> Iterator[Recorder]:
     session._world = None
 
 
-def run(folder: Path, loop: str) -> dict[str, object]:
+def run(folder: Path, loop: str, start: str = START) -> dict[str, object]:
     script = folder / "train.py"
-    script.write_text(START + loop)
+    script.write_text(start + loop + "\n    optimizer.zero_grad()\n")
     return runpy.run_path(str(script))
 
 
@@ -268,9 +268,7 @@ def test_whatever_the_body_reads_is_looked_at_again(
     before, factor = READ[case]
     loss = f"        session.backward(functional.cross_entropy(model(x), y) {factor})\n"
     loop = f"{before}    for x, y in session.share(batches(step)):\n{loss}"
-    script = tmp_path / "train.py"
-    script.write_text(WITH_READS + loop)
-    runpy.run_path(str(script))
+    run(tmp_path, loop, WITH_READS)
     assert recorder.failed == ""
     first, second, _ = recorder.found
     assert first.graph is not second.graph
@@ -307,9 +305,7 @@ def test_a_recording_of_fixed_shapes_says_so(tmp_path: Path, recorder: Recorder)
 def test_a_hook_of_a_parameter_is_not_cut(tmp_path: Path, recorder: Recorder, how: str) -> None:
     """Stages would call it at other moments: once for each part of a tied parameter, or never."""
     hooked = START.replace("session = ", f"model[0].weight.{how}(lambda _: None)\nsession = ")
-    script = tmp_path / "train.py"
-    script.write_text(hooked + GOOD["plain"])
-    runpy.run_path(str(script))
+    run(tmp_path, GOOD["plain"], hooked)
     assert recorder.failed.startswith("the parameter '0.weight' has a hook")
 
 
@@ -334,9 +330,7 @@ def test_a_reentrant_checkpoint_is_not_cut(tmp_path: Path, recorder: Recorder) -
     for kept, failed in (("False", ""), ("True", "use_reentrant=True")):
         session._sessions.clear()
         recorder.failed = ""
-        script = tmp_path / "train.py"
         changed = REENTRANT.replace("model[2], True", f"model[2], {kept}")
-        script.write_text(START.replace("optimizer = ", f"{changed}optimizer = ") + loop)
-        runpy.run_path(str(script))
+        run(tmp_path, loop, START.replace("optimizer = ", f"{changed}optimizer = "))
         assert failed in recorder.failed
         assert bool(failed) == bool(recorder.failed)
