@@ -15,6 +15,7 @@ import time
 from collections.abc import Callable
 
 from agent import commits
+from agent.alike import Alike
 from agent.backup import LoggedSum
 from agent.ending import Ending
 from agent.errors import Fenced, WireError
@@ -82,7 +83,7 @@ class Job:
         self.vault = Vault(order, place, out.report)
         self.vault.since = self.history.version
         self.roster = Roster(self.history, self._reports, self._lock)
-        self._round = Round()
+        self._round, self._alike = Round(), Alike()
         self._tracing = Tracing(order.job)
         self._regrouping = Regrouping(
             self.history, self.roster, self.vault, self._reports, self._lock, self._give_up
@@ -324,7 +325,9 @@ class Job:
         return self._is_of_layout(generation) and step == self.history.version
 
     def _on_prepared(self, member: Member, message: Prepared) -> None:
-        if self._is_current(message.generation, message.step):
+        if unlike := self._alike.hear(member.worker, message.seen):
+            self._on_failed(member, "refused", unlike)
+        elif self._is_current(message.generation, message.step):
             self._round.prepared(member.worker, message)
         elif message.step < self.history.version:
             member.post(Commit(generation=message.generation, version=self.history.version))

@@ -13,7 +13,7 @@ from cloud.model import Notice
 
 NanPolicy = Literal["fail", "skip"]
 LossCause = Literal["connection", "silent", "exited", "machine"]
-FailureKind = Literal["exception", "nan", "no_session", "setup", "exit"]
+FailureKind = Literal["exception", "nan", "no_session", "setup", "exit", "refused"]
 When = Literal["boundary", "now"]
 
 UNRECORDED = "its loop has not been recorded yet"

@@ -50,6 +50,7 @@ class Preparing:
                 loss=float(summed.total.loss) / layout.microbatches,
                 present=summed.present,
                 held=promised,
+                seen=tuple(self._crew.session.eyes.seen),
             )
         )
         passing("step: prepared")

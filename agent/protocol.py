@@ -93,6 +93,16 @@ class Slice(Message, frozen=True, kw_only=True):
     total: int
 
 
+class Seen(msgspec.Struct, frozen=True, kw_only=True):
+    """What a worker found when it shared a step: some numbers of a microbatch, and of what the step before has made
+    of the model; nothing where it could not look."""
+
+    step: int
+    batches: tuple[float, ...]
+    change: tuple[float, ...]
+    training: int = 0  # how many modules are in training mode
+
+
 class Prepared(Message, frozen=True, kw_only=True):
     """This worker holds the sum of the step, of its own layers if not of all, and can apply it."""
 
@@ -101,6 +111,7 @@ class Prepared(Message, frozen=True, kw_only=True):
     loss: float
     present: bytes
     held: Held | None = None
+    seen: tuple[Seen, ...] = ()
 
 
 class Holding(Message, frozen=True, kw_only=True):

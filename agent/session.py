@@ -34,6 +34,7 @@ import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from agent import shards
+from agent.beside import Beside
 from agent.clipping import follow
 from agent.errors import Misuse, NotFinite
 from agent.faults import passing
@@ -46,6 +47,7 @@ from agent.pipeline.births import Unborn
 from agent.pipeline.body import Body, Caller, Recording, outdated
 from agent.pipeline.record import CannotRecord
 from agent.schedule import Kind
+from agent.seen import Eyes
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.memory import Arena, copy_bytes
 from agent.store.shares import Gathered
@@ -132,6 +134,7 @@ class Session:
         self.space = SumSpace(modules)
         self.holdings = Holdings(self.objects, _unborn)
         self._form, self._unused = Form(modules), False
+        self._beside, self.eyes = Beside(self.objects), Eyes(modules)
         self._total: Sum | None = None
         self._partial = Partial(self.space, microbatches)
         self._world = _world if _world is not None else Alone()
@@ -258,6 +261,8 @@ class Session:
         self._check_schedules()
         frame = sys._getframe(1)
         caller = Caller(frame, frame.f_lasti)
+        self._beside.look(caller, self.version)
+        self.eyes.look(self.version, batches, whole=self.holdings.here is None)
         self._asked, self._streams = (caller, batches), None
         if not self._looked_at:
             self._looked_at, self._streams = True, Streams(caller)
@@ -352,6 +357,7 @@ class Session:
                     summed = self.space.summed(self.total())
                 self._check_finite(step, summed)
                 self._world.commit(step, summed)
+                self.eyes.seen.clear()
             except Interrupted:
                 continue
             return summed
@@ -542,6 +548,7 @@ class Session:
 
     def load(self, gathered: Gathered, version: int, only: frozenset[str] | None = None) -> None:
         """Take the state over; of what is not in `only`, there is nothing here then."""
+        self.eyes.forget()
         self._world.settle()
         if only is None:
             self.holdings.make_room(self.holdings.all)

@@ -24,7 +24,7 @@ import msgspec
 import torch
 
 from agent import session
-from agent.errors import NotFinite, WireError
+from agent.errors import Misuse, NotFinite, WireError
 from agent.group import Group
 from agent.messages import FailureKind, JobOrder, WorkerOrder
 from agent.output import LeaderOnly, Lines, Stream
@@ -143,6 +143,8 @@ def _play(path: Path, group: Group) -> _Failure | None:
         raise  # not the script's fault: this worker is simply lost
     except NotFinite as error:
         return _Failure("nan", str(error))
+    except Misuse as error:
+        return _Failure("refused", own_traceback(error))
     except BaseException as error:
         return _Failure("exception", own_traceback(error))
     return None

@@ -23,7 +23,7 @@ from orchestrator.wording import plural
 
 JOBS_MAX = 1000
 REWINDS_KEPT = 8
-FATAL_KINDS = ("nan", "no_session")  # trying again would only repeat them
+FATAL_KINDS = ("nan", "no_session", "refused")  # trying again would only repeat them
 
 RESUME = "resume continues from the last committed step"  # which one, the keeper knows at the end
 

@@ -236,6 +236,14 @@ def _take_optimizer(
                 setting.values[shared] = values.strip(told, shared, setting.copy)
             state = optimizer.state.get(parameter, {})
             draft.values[path] = {"state": draft.state(state, f"{path}/state"), "settings": shared}
+    if odd := _of_none(optimizer):
+        draft = drafts[REST]
+        draft.values[f"{key}@{REST}"] = values.strip(odd, f"{key}@{REST}", draft.copy)
+
+
+def _of_none(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
+    """What an optimizer of the script's own keeps in its state, and not for a parameter: a count of its steps."""
+    return {key: item for key, item in optimizer.state.items() if not isinstance(key, torch.Tensor)}
 
 
 def with_settings(objects: Mapping[str, Stateful]) -> frozenset[str]:
@@ -343,6 +351,9 @@ class _Loading:
             raise _missing(path)
         return values.fill(self._values[path], self._fresh)
 
+    def has(self, path: str) -> bool:
+        return path in self._values
+
     def optimizer_state(self, path: str) -> dict[Any, Any]:
         """The state of one parameter."""
         if path not in self._values:
@@ -424,10 +435,12 @@ def _fill_optimizer(
             if settings and not found:
                 found = loading.settings(path)
         told.append(found)
+    odd = loading.value(f"{key}@{REST}") if loading.has(f"{key}@{REST}") else {}
 
     def apply() -> None:
         if only is None:
             optimizer.state.clear()
+        optimizer.state.update(odd)
         for group, kept in zip(optimizer.param_groups, told, strict=True):
             group.update(kept)
             for parameter in group["params"]:

@@ -54,15 +54,15 @@ def test_a_script_that_raises(crew: Crew) -> None:
 
 CASES: dict[str, tuple[str, FailureKind, str]] = {
     "no session": ("print('done')", "no_session", "without a session"),
-    "no loop": (START, "exception", "never looped over session.steps"),
+    "no loop": (START, "refused", "never looped over session.steps"),
     "exit": ("import sys; sys.exit('no data')", "exit", "no data"),
     "syntax": ("for", "exception", "SyntaxError"),
-    "no share": (START + "for step in session.steps(2): pass", "exception", "session.share"),
+    "no share": (START + "for step in session.steps(2): pass", "refused", "session.share"),
     "two models of one name": (
         "import torch\nfrom agent import Session\n"
         "a, b = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)\n"
         "session = Session(a, b, microbatches=2)\n",
-        "exception",
+        "refused",
         "two of the models both have a tensor called 'bias'",
     ),
     "unfrozen later": (
@@ -70,29 +70,29 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         + "for step in session.steps(2):\n"
         "    model.bias.requires_grad_(True)\n"
         "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
-        "exception",
+        "refused",
         "the parameter 'bias' began to train after Session(...) was made",
     ),
     "not all microbatches": (
         START + "for step in session.steps(2):\n    for b in session.share([x, x]): break\n",
-        "exception",
+        "refused",
         "session.share",
     ),
     "wrong count": (
         START + "for step in session.steps(2):\n    for b in session.share([x]): pass\n",
-        "exception",
+        "refused",
         "1 microbatches in step 0, but Session(microbatches=2)",
     ),
     "no backward": (
         START + "for step in session.steps(2):\n    for b in session.share([x, x]): pass\n",
-        "exception",
+        "refused",
         "session.backward was not called",
     ),
     "optimizer in the loop": (
         START
         + "for step in session.steps(2):\n    for b in session.share([x, x]):\n"
         + "        session.backward(model(b).sum())\n        optimizer.step()\n",
-        "exception",
+        "refused",
         "optimizer.step() belongs behind the loop",
     ),
     "frozen later": (
@@ -100,7 +100,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         + "for step in session.steps(2):\n"
         + "    model.bias.requires_grad_(False)\n"
         + "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
-        "exception",
+        "refused",
         "the parameter 'bias' stopped training after Session(...) was made",
     ),
     "trained later": (
@@ -108,7 +108,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         + "for step in session.steps(2):\n"
         + "    optimizer.param_groups[0]['params'].append(model.bias)\n"
         + "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
-        "exception",
+        "refused",
         "parameters were added to an optimizer after Session(...) was made",
     ),
     "carried into the loss": (
@@ -117,14 +117,14 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         + "    for b in session.share([x, x]):\n"
         + "        found = model(b).sum()\n        session.backward(found + before)\n"
         + "        before = found.detach()\n",
-        "exception",
+        "refused",
         "`before` goes from one microbatch into the loss of the next",
     ),
     "counted into the loss": (
         START
         + "for step in session.steps(2):\n"
         + "    for i, b in enumerate(session.share([x, x])): session.backward(i * model(b).sum())\n",
-        "exception",
+        "refused",
         "`i` goes into the loss and counts the microbatches of this worker only",
     ),
     "a stream of its own": (
@@ -132,7 +132,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         + "noise = torch.Generator()\nfor step in session.steps(2):\n"
         + "    for b in session.share([x, x]):\n"
         + "        session.backward(model(b).sum() * torch.rand(1, generator=noise))\n",
-        "exception",
+        "refused",
         "`noise` is drawn from in the loop over session.share(...)",
     ),
     "optimizer not given": (
@@ -140,7 +140,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         + "other = torch.optim.SGD(model.parameters(), lr=0.1)\nfor step in session.steps(2):\n"
         + "    for b in session.share([x, x]): session.backward(model(b).sum())\n"
         + "    other.step()\n",
-        "exception",
+        "refused",
         "an optimizer that Session(...) was not given trains its parameters",
     ),
     "schedule not given": (
@@ -148,7 +148,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         + "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)\n"
         + "for step in session.steps(2):\n"
         + "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
-        "exception",
+        "refused",
         "the optimizer has a schedule that Session(...) was not given",
     ),
     "replaced later": (
@@ -156,46 +156,46 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         + STEP
         + "    model.weight = torch.nn.Parameter(torch.zeros(1, 4))\n"
         + "    optimizer.param_groups[0]['params'][0] = model.weight\n",
-        "exception",
+        "refused",
         "the parameter 'weight' is another one than when Session(...) was made",
     ),
     "added later": (
         START + "model.more = torch.nn.Linear(1, 1)\n" + STEP,
-        "exception",
+        "refused",
         "the parameter 'more.weight' was not there when Session(...) was made",
     ),
     "taken out later": (
         START + "del model.bias\nmodel.bias = None\n" + STEP,
-        "exception",
+        "refused",
         "the parameter 'bias' was taken out of the model after Session(...) was made",
     ),
     "of another type later": (
         START + "model.double()\nx = x.double()\n" + STEP,
-        "exception",
+        "refused",
         "the parameter 'weight' is torch.float64 [1, 4], but was torch.float32 [1, 4] when Session(...) was made",
     ),
     "a buffer that grows": (
         START.replace("session = ", "model.register_buffer('seen', torch.zeros(0))\nsession = ")
         + STEP
         + "    model.seen = torch.cat([model.seen, torch.ones(1)])\n",
-        "exception",
+        "refused",
         "the buffer 'seen' is torch.float32 [1], but was torch.float32 [0] when Session(...) was made",
     ),
     "a buffer that came later": (
         START + STEP + "    model.register_buffer('seen', torch.ones(1))\n",
-        "exception",
+        "refused",
         "the buffer 'seen' is torch.float32 [1], but was not there when Session(...) was made",
     ),
     "gradients of several steps": (
         START + STEP.replace("optimizer.step()", "if step % 2: optimizer.step()"),
-        "exception",
+        "refused",
         "step 1: the gradients of step 0 are still there, and no optimizer has used them",
     ),
     "changed too early": (
         START
         + "for step in session.steps(2):\n    torch.nn.init.zeros_(model.weight)\n"
         + "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
-        "exception",
+        "refused",
         "changed before session.share",
     ),
 }

@@ -213,3 +213,26 @@ def test_a_state_that_cannot_be_written_is_said_by_name():
 
     with pytest.raises(StateError, match="odd/where/1 is a object"):
         layers_of({"odd": Odd()})
+
+
+class Counting(torch.optim.SGD):
+    """An optimizer of somebody's own, which counts its steps in its state."""
+
+    def step(self, closure=None):
+        self.state["steps"] = self.state.get("steps", 0) + 1
+        return super().step(closure)
+
+
+def test_what_an_optimizer_keeps_for_no_parameter_comes_back():
+    """Its own count of its steps, for one; where it has none, none is made up."""
+    sink, model = MemorySink(), nn.Linear(2, 2)
+    optimizer = Counting(model.parameters(), lr=0.1)
+    optimizer.step()
+    manifest = store(sink, {"model": model, "optimizer": optimizer})
+    fresh = Counting(model.parameters(), lr=0.1)
+    load(sink, manifest, {"model": model, "optimizer": fresh})
+    assert fresh.state["steps"] == 1
+    plain = torch.optim.SGD(model.parameters(), lr=0.1)
+    bare = store(sink, {"model": model, "optimizer": plain}, version=2)
+    load(sink, bare, {"model": model, "optimizer": plain})
+    assert dict(plain.state) == {}

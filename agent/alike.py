@@ -1,0 +1,65 @@
+"""Whether workers do the same: what each says of the steps that it shared or went through again. No torch here.
+
+Workers compare nothing among themselves: their gradients are of other microbatches. But all of them make all
+microbatches of a step, and all change the model alike behind it. A script in which that depends on anything but the
+step, a count of its own for one, shows when somebody joins; what earlier workers said is remembered for those who come
+after all were lost.
+"""
+
+import math
+from collections.abc import Iterable
+
+from agent.protocol import Seen
+
+STEPS_MAX = 256
+NEAR = 1e-2  # of a change: machines may round differently
+
+
+class Alike:
+    def __init__(self) -> None:
+        self._said: dict[int, tuple[str, Seen]] = {}
+
+    def hear(self, worker: str, seen: Iterable[Seen]) -> str:
+        """What is not alike, in a line; else nothing."""
+        for one in seen:
+            other, known = self._said.setdefault(one.step, (worker, one))
+            if not _equal(known.batches, one.batches):
+                return (
+                    f"step {one.step}: {worker} has other microbatches than {other}. What session.share(...) is given "
+                    "has to depend on the step only, not on what was drawn or counted before: whoever joins later "
+                    "begins that anew"
+                )
+            if not _near(known.change, one.change):
+                return (
+                    f"step {one.step - 1}: behind session.share(...) the model became another on {worker} than on "
+                    f"{other}. What a script does there has to be the same on every worker; what it keeps for that "
+                    "from step to step belongs into Session(model, optimizer, ...)"
+                )
+            if known.training != one.training:
+                return (
+                    f"step {one.step}: {one.training} modules are in training mode on {worker}, and {known.training} on "
+                    f"{other}. Whoever joins later has them as the script begins with them: say model.train() or "
+                    "model.eval() anew in every step"
+                )
+            if not known.change and one.change:
+                self._said[one.step] = (worker, one)
+        while len(self._said) > STEPS_MAX:
+            del self._said[min(self._said)]
+        return ""
+
+
+def _equal(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    """Up to what machines round differently."""
+    if not one or not other:
+        return True
+    return len(one) == len(other) and all(
+        math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) or (math.isnan(a) and math.isnan(b))
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def _near(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    if not one or not other:
+        return True
+    most = max(map(abs, (*one, *other)))
+    return all(abs(a - b) <= NEAR * most for a, b in zip(one, other, strict=True))

@@ -1,0 +1,143 @@
+"""What a script keeps from step to step beside its session: whoever joins later would begin it anew.
+
+An average of the weights, a schedule, an iterator that batches are drawn from: looked for under the names that the
+script has where it calls `session.share(...)`, and in what objects of its own classes hold. What is the same object
+as before, and has moved on, is refused. Looked at in few steps only, ever more seldom.
+"""
+
+import sys
+from collections.abc import Iterable, Iterator, Mapping
+from pathlib import Path
+from types import GeneratorType
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from agent.errors import Misuse
+from agent.pipeline.body import Caller
+
+OURS = str(Path(__file__).parent)
+NAMES_MAX = 10_000
+
+GIVE = "give it to the session, Session(model, optimizer, {}, ...)"
+ANEW = "make the microbatches of a step anew from its number"
+STATE = "keep it in something with state_dict and load_state_dict, and give that to Session(...)"
+
+Mark = tuple[Any, ...]
+
+
+class Beside:
+    """`given` is what the session has."""
+
+    def __init__(self, given: Mapping[str, object]) -> None:
+        self._given = given
+        self._calls = 0
+        self._before: dict[str, tuple[object, Mark]] = {}
+
+    def look(self, caller: Caller, step: int) -> None:
+        self._calls += 1
+        if self._calls & (self._calls - 1):
+            return
+        found = dict(self._marked(caller))
+        for name, (thing, mark) in found.items():
+            before = self._before.get(name)
+            if before is not None and before[0] is thing and not _same(before[1], mark):
+                raise Misuse(
+                    f"step {step}: `{name}` goes on from step to step, and Session(...) does not know of it, so whoever "
+                    f"joins later would begin it anew: {_advice(name, thing)}"
+                )
+        self._before = found
+
+    def _marked(self, caller: Caller) -> Iterator[tuple[str, tuple[object, Mark]]]:
+        names = {**caller.frame.f_globals, **caller.frame.f_locals}
+        given = [*self._given.values()]
+        known = {id(each) for each in [*given, *_parts(given)]}
+        params = [
+            pair
+            for thing in given
+            if isinstance(thing, torch.nn.Module)
+            for pair in thing.named_parameters()
+        ]
+        own, keys = {id(param) for _, param in params}, {name for name, _ in params}
+        for name, thing in [*names.items()][:NAMES_MAX]:
+            if name.startswith("__"):
+                continue
+            for path, each in ((name, thing), *_inside(name, thing, caller)):
+                mark = None if id(each) in known else _mark(each, own, keys)
+                if mark is not None:
+                    yield path, (each, mark)
+
+
+def _parts(things: Iterable[object]) -> Iterator[object]:
+    """Schedules may be made of others."""
+    for thing in things:
+        inner = getattr(thing, "_schedulers", None)
+        if isinstance(inner, list):
+            yield from inner
+            yield from _parts(inner)
+
+
+def _inside(name: str, thing: object, caller: Caller) -> Iterator[tuple[str, object]]:
+    """What an object of the script's own classes has."""
+    file = getattr(sys.modules.get(type(thing).__module__), "__file__", None)
+    folder = Path(caller.frame.f_code.co_filename).parent
+    mine = type(thing).__module__ == "__main__" or (file and Path(file).parent == folder)
+    if mine and not isinstance(thing, torch.nn.Module | type):
+        for key, value in list(getattr(thing, "__dict__", {}).items()):
+            yield f"{name}.{key}", value
+
+
+def _mark(thing: object, own: set[int], keys: set[str]) -> Mark | None:
+    """How far it is; None for what is not looked at."""
+    found: Mark | None = None
+    match thing:
+        case torch.nn.Module():
+            found = _versions([*thing.parameters()], own)
+        case dict() if thing.keys() & keys:
+            values = [value for value in thing.values() if isinstance(value, torch.Tensor)]
+            found = _versions(values, own)
+        case LRScheduler():
+            found = (thing.last_epoch,)
+        case _BaseDataLoaderIter():
+            found = (thing._num_yielded,)
+        case GeneratorType():
+            found = _progress(thing)
+        case _ if type(thing).__module__ == "builtins" and hasattr(thing, "__length_hint__"):
+            found = (thing.__length_hint__(),)
+    return found
+
+
+def _versions(tensors: list[torch.Tensor], own: set[int]) -> Mark | None:
+    """Nothing of what is the model's own, under another name."""
+    if not tensors or any(id(tensor) in own for tensor in tensors):
+        return None
+    return tuple((tensor, tensor._version) for tensor in tensors)
+
+
+def _progress(thing: Any) -> Mark | None:
+    frame = thing.gi_frame
+    if frame is None or frame.f_code.co_filename.startswith(OURS):
+        return None
+    return (frame.f_lasti, *frame.f_locals.values())
+
+
+def _same(one: Mark, other: Mark) -> bool:
+    return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return _same(a, b)
+    plain = int | float | str | bytes
+    return a is b or (isinstance(a, plain) and isinstance(b, plain) and a == b)
+
+
+def _advice(name: str, thing: object) -> str:
+    match thing:
+        case torch.nn.Module() | LRScheduler():
+            return GIVE.format(name)
+        case dict():
+            return STATE
+    return ANEW

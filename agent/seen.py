@@ -1,0 +1,94 @@
+"""What a worker has seen of a step, in a few numbers: enough to tell when others see something else."""
+
+import math
+from collections import deque
+from collections.abc import Sequence
+from typing import Any
+
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from agent.away import is_away
+from agent.protocol import Seen
+
+NUMBERS = 4
+LEAVES_MAX = 4
+STEPS_MAX = 8
+ROUNDED = 64  # a change of fewer units in the last place says nothing
+
+
+class Eyes:
+    """Of the last microbatch some numbers, and of one parameter or buffer how a step has changed some:
+    another one each step."""
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        self._modules = [module for model in models for module in model.modules()]
+        self._tensors = [
+            tensor
+            for model in models
+            for tensor in (*model.parameters(), *model.buffers())
+            if tensor.dtype.is_floating_point
+        ]
+        self._before: tuple[int, list[float]] = (-1, [])
+        self.seen: deque[Seen] = deque(maxlen=STEPS_MAX)
+
+    def look(self, step: int, batches: Sequence[Any], *, whole: bool = True) -> None:
+        """At the beginning of a step. Where not all is here, what is here has come from others meanwhile."""
+        change = self._change(step - 1) if whole else ()
+        self.seen.append(
+            Seen(
+                step=step,
+                batches=_of_batches(batches),
+                change=change,
+                training=sum(module.training for module in self._modules),
+            )
+        )
+        self._before = (step, self._numbers(step)) if whole else (-1, [])
+
+    def forget(self) -> None:
+        """The state was taken over from others."""
+        self._before = (-1, [])
+        self.seen.clear()
+
+    def _numbers(self, step: int) -> list[float]:
+        param = self._of(step)
+        return [] if param is None or is_away(param) else _some(param)
+
+    def _of(self, step: int) -> torch.Tensor | None:
+        return self._tensors[step % len(self._tensors)] if self._tensors else None
+
+    def _change(self, step: int) -> tuple[float, ...]:
+        """What became of the numbers that were noted down at this step."""
+        at, before = self._before
+        now, param = self._numbers(step) if at == step else [], self._of(step)
+        change = tuple(b - a for a, b in zip(before, now, strict=False))
+        if not change or param is None or not all(map(math.isfinite, change)):
+            return ()
+        least = ROUNDED * torch.finfo(param.dtype).eps * max(map(abs, now))
+        return change if max(map(abs, change)) > least else ()
+
+
+def _some(array: torch.Tensor | np.ndarray[Any, Any]) -> list[Any]:
+    flat = array.reshape(-1)
+    every = max(1, len(flat) // NUMBERS)
+    found: list[Any] = flat[: every * NUMBERS : every].tolist()
+    return found
+
+
+def _of_batches(batches: Sequence[Any]) -> tuple[float, ...]:
+    """Of what is at hand: a sequence of the script's own might load what it is asked for."""
+    if not isinstance(batches, list | tuple | torch.Tensor):
+        return ()
+    leaves = pytree.tree_leaves(batches[-1])[:LEAVES_MAX]
+    found: list[float] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor | np.ndarray) and _is_plain(leaf):
+            found += [*leaf.shape, *_some(leaf)]
+    return tuple(float(each) for each in found)
+
+
+def _is_plain(leaf: torch.Tensor | np.ndarray[Any, Any]) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.layout is torch.strided and not leaf.is_complex()
+    return leaf.dtype.kind in "fiub"

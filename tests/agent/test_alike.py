@@ -1,0 +1,161 @@
+"""Workers that do not do the same: found out by what each says of its steps, before the numbers are anybody's guess."""
+
+import pytest
+import torch
+from crews import Crew, until
+
+from agent.alike import STEPS_MAX, Alike
+from agent.messages import WorkerFailed
+from agent.protocol import Seen
+from agent.seen import Eyes
+
+LIST = [torch.arange(6.0).view(2, 3), torch.ones(4, 3)]
+
+
+def seen(step: int, batches: tuple[float, ...] = (), change: tuple[float, ...] = ()) -> Seen:
+    return Seen(step=step, batches=batches, change=change)
+
+
+def test_the_same_is_alike() -> None:
+    """Up to what machines round differently; whoever could not look says nothing against others."""
+    alike = Alike()
+    assert alike.hear("a", [seen(0, (1.0, 0.0), (0.25, -1.0))]) == ""
+    assert alike.hear("b", [seen(0, (1.0000001, 0.0), (0.2501, -1.0))]) == ""
+    assert alike.hear("c", [seen(0)]) == ""
+
+
+def test_other_microbatches_are_named() -> None:
+    """The step and both workers; what was said of earlier steps counts as well, for those who go through them again."""
+    alike = Alike()
+    for step in range(5):
+        alike.hear("a", [seen(step, (float(step), 7.0))])
+    assert "step 3: b has other microbatches than a" in alike.hear(
+        "b", [seen(2, (2.0, 7.0)), seen(3, (9.0, 7.0)), seen(4, (4.0, 7.0))]
+    )
+
+
+def test_a_model_that_became_another_is_named() -> None:
+    """By the step whose end it was; a difference that is small beside the change is none."""
+    alike = Alike()
+    alike.hear("a", [seen(4)])
+    alike.hear("b", [seen(4, (), (1.0, 0.001))])
+    assert alike.hear("c", [seen(4, (), (1.0, 0.0012))]) == ""
+    assert "step 3: behind session.share(...)" in alike.hear("d", [seen(4, (), (0.5, 0.001))])
+
+
+def test_what_is_remembered_is_bounded() -> None:
+    """The oldest goes first."""
+    alike = Alike()
+    for step in range(STEPS_MAX + 1):
+        alike.hear("a", [seen(step, (1.0,))])
+    assert alike.hear("b", [seen(0, (2.0,))]) == ""
+    assert alike.hear("b", [seen(1, (2.0,))]) != ""
+
+
+def test_eyes_see_a_change_and_forget_what_was_taken_over() -> None:
+    """What a step has done to a parameter is told in the next; nothing after the state came from others."""
+    model = torch.nn.Linear(8, 1, bias=False)
+    param = model.weight.data.zero_()
+    eyes = Eyes([model])
+    eyes.look(0, LIST)
+    param += 2.0
+    eyes.look(1, LIST)
+    assert [one.change for one in eyes.seen] == [(), (2.0,) * 4]
+    assert eyes.seen[0].batches == eyes.seen[1].batches == (4.0, 3.0, 1.0, 1.0, 1.0, 1.0)
+    eyes.forget()
+    param += 2.0
+    eyes.look(2, LIST)
+    assert [one.change for one in eyes.seen] == [()]
+
+
+def test_eyes_load_nothing() -> None:
+    """A sequence of the script's own, which may read its microbatches when it is asked, is not asked."""
+
+    class Lazy:
+        def __len__(self) -> int:
+            return 2
+
+        def __getitem__(self, index: int) -> torch.Tensor:
+            raise AssertionError("nobody needs this one")
+
+    eyes = Eyes([])
+    eyes.look(0, Lazy())
+    assert eyes.seen[0].batches == ()
+
+
+SCRIPT = """
+import sys, time, pathlib
+import numpy as np
+import torch
+from agent import Session
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=2)
+count, stream, hold = 0, np.random.default_rng(0), pathlib.Path(sys.argv[1])
+def batches(step):
+    while step == 4 and hold.exists():
+        time.sleep(0.01)
+    return [torch.full((2, 4), step + 1.0 + i) for i in range(2)]
+for step in session.steps(9):
+    count += 1
+    for x in session.share(batches(step)):
+        session.backward(model(x).square().mean() / 100)
+    optimizer.step()
+"""
+UNLIKE = {
+    "a mode": (
+        "    optimizer.step()",
+        "    optimizer.step()\n    if step == 2: model.eval()",
+        "modules are in training mode on",
+    ),
+    "a stream that goes on": (
+        "step + 1.0 + i) for",
+        "stream.uniform()) for",
+        "has other microbatches than",
+    ),
+    "a count": (
+        "    optimizer.step()",
+        "    optimizer.param_groups[0]['lr'] = 0.1 / count\n    optimizer.step()",
+        "behind session.share(...) the model became another",
+    ),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("depth", [1, 2])
+@pytest.mark.parametrize("case", UNLIKE)
+def test_a_newcomer_that_begins_anew_is_refused(crew: Crew, case: str, depth: int) -> None:
+    """What a script draws or counts from step to step is not part of the state: the job ends with what to do."""
+    old, new, text = UNLIKE[case]
+    hold = crew.folder / "hold"
+    hold.touch()
+    crew.depth = depth
+    script = SCRIPT.replace(
+        "torch.nn.Linear(4, 1)", "torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))"
+    )
+    first, _ = crew.begin(2, script.replace(old, new), str(hold))
+    crew.reach(4)
+    (newcomer,) = crew.start(1)
+    until("the newcomer", lambda: newcomer in crew.ready)
+    crew.kill(first)
+    until("the loss", lambda: first not in crew.ready)
+    hold.unlink()
+    report = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    assert report.kind == "refused"
+    assert text in report.detail
+
+
+@pytest.mark.processes
+def test_who_comes_after_all_were_lost_is_compared_with_them(crew: Crew) -> None:
+    """The keeper remembers what the lost ones said of the steps that newcomers go through again."""
+    hold = crew.folder / "hold"
+    hold.touch()
+    old, new, text = UNLIKE["a stream that goes on"]
+    workers = crew.begin(2, SCRIPT.replace(old, new), str(hold), backup_every_steps=3)
+    crew.reach(4)
+    crew.kill(*workers)
+    crew.start(2)
+    hold.unlink()
+    report = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    assert text in report.detail

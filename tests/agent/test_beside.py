@@ -1,0 +1,135 @@
+"""What a script keeps beside its session is found when it has moved on, and refused by its name."""
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import session
+from agent.errors import Misuse
+from agent.world import Alone
+
+SCRIPT = """
+import copy
+import torch
+from agent import Session
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+data = torch.utils.data.DataLoader(torch.randn(64, 4), batch_size=4)
+def endless():
+    while True:
+        for one in data:
+            yield one
+class Trainer:
+    pass
+trainer = Trainer()
+def batches(step):
+    return [torch.full((2, 4), step + 1.0)] * 2
+{before}
+session = Session(model, optimizer, {given}microbatches=2)
+for step in session.steps(5):
+    for x in session.share(batches(step)):
+        session.backward(model(x).square().mean() / 100)
+    optimizer.step()
+    {behind}
+"""
+AVERAGE = "average = torch.optim.swa_utils.AveragedModel(model)"
+BATCHES = "batches = lambda step: [next({}) for _ in range(2)]"
+BLEND = "for k, v in model.state_dict().items(): {}[k].mul_(0.9).add_(v, alpha=0.1)"
+COPY = "{k: v.clone() for k, v in model.state_dict().items()}"
+PLATEAU = "plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)"
+WARM = "warm = torch.optim.lr_scheduler.LinearLR(optimizer); both = torch.optim.lr_scheduler.ChainedScheduler([warm])"
+REFUSED = {
+    "an average": (
+        AVERAGE,
+        "average.update_parameters(model)",
+        "`average`",
+        "Session(model, optimizer, average, ...)",
+    ),
+    "a copy that follows": (
+        "average = copy.deepcopy(model)",
+        "average.load_state_dict(model.state_dict())",
+        "`average`",
+        "Session(model, optimizer, average, ...)",
+    ),
+    "an average in a dict": (
+        f"average = {COPY}",
+        BLEND.format("average"),
+        "`average`",
+        "state_dict and load_state_dict",
+    ),
+    "an average in an object": (
+        f"trainer.shadow = {COPY}",
+        BLEND.format("trainer.shadow"),
+        "`trainer.shadow`",
+        "state_dict and load_state_dict",
+    ),
+    "a schedule of the loss": (
+        PLATEAU,
+        "plateau.step(session.loss)",
+        "`plateau`",
+        "Session(model, optimizer, plateau, ...)",
+    ),
+    "a loader's iterator": (
+        f"it = iter(data); {BATCHES.format('it')}",
+        "",
+        "`it`",
+        "anew from its number",
+    ),
+    "a generator": (f"it = endless(); {BATCHES.format('it')}", "", "`it`", "anew from its number"),
+    "an iterator of a list": (
+        f"it = iter(list(data)); {BATCHES.format('it')}",
+        "",
+        "`it`",
+        "anew from its number",
+    ),
+    "a generator in an object": (
+        f"trainer.it = endless(); {BATCHES.format('trainer.it')}",
+        "",
+        "`trainer.it`",
+        "anew from its number",
+    ),
+}
+ALLOWED = {
+    "an average that is given": (AVERAGE, "average, ", "average.update_parameters(model)"),
+    "a schedule that is given": (PLATEAU, "plateau, ", "plateau.step(session.loss)"),
+    "a schedule of schedules": (WARM, "both, ", "both.step()"),
+    "a teacher that stays": ("teacher = copy.deepcopy(model)", "", "teacher(x)"),
+    "a copy of every step": ("", "", f"before = {COPY}"),
+    "an iterator of every step": ("", "", "it = iter(data); next(it)"),
+    "the model by another name": ("core = torch.nn.ModuleList([model])", "", ""),
+    "a compiled model": ("fast = torch.compile(model, backend='eager')", "", ""),
+}
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    session._sessions.clear()
+    session.join(Alone())
+    yield
+    session._sessions.clear()
+    session._world = None
+
+
+def run(folder: Path, before: str, given: str, behind: str) -> None:
+    script = folder / "train.py"
+    script.write_text(SCRIPT.format(before=before, given=given, behind=behind or "pass"))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_moves_on_is_refused(tmp_path: Path, case: str) -> None:
+    """By its name, in the second step, with what to do."""
+    before, behind, name, advice = REFUSED[case]
+    with pytest.raises(Misuse, match=r"^step 1: .*goes on from step to step") as error:
+        run(tmp_path, before, "", behind)
+    assert name in str(error.value)
+    assert advice in str(error.value)
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_what_is_given_or_stays_is_not(tmp_path: Path, case: str) -> None:
+    """Nor what is made anew in every step."""
+    before, given, behind = ALLOWED[case]
+    run(tmp_path, before, given, behind)
