@@ -65,6 +65,13 @@ class SumSpace:
 
     def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
         self._modules = tuple(modules)
+        self._homes: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = [
+            (each._buffers, key, buffer)
+            for module in self._modules
+            for each in module.modules()
+            for key, buffer in each._buffers.items()
+            if buffer is not None
+        ]
         self._take(
             {
                 name: param
@@ -122,8 +129,19 @@ class SumSpace:
         """A step starts: no gradients, and the buffers as they are now are its start."""
         for param in self.params.values():
             param.grad = None
+        self._bring_home()
         for index, buffer in enumerate(self.buffers.values()):
             self._before[index].copy_(buffer)
+
+    def _bring_home(self) -> None:
+        """A forward may have put another tensor in the place of a buffer: it is the buffer that has its value then."""
+        for owner, key, buffer in self._homes:
+            found = owner.get(key)
+            if found is None or found is buffer:
+                continue
+            if (found.shape, found.dtype) == (buffer.shape, buffer.dtype):
+                buffer.detach().copy_(found.detach())
+                owner[key] = buffer
 
     def take(self, loss: float) -> Contribution:
         """What one microbatch has left in the model, which is as it was before."""
@@ -133,6 +151,7 @@ class SumSpace:
                 raise Misuse(f"{name} has a sparse gradient; make its layer with sparse=False")
             found.append(None if param.grad is None else param.grad.detach().to("cpu"))
             param.grad = None
+        self._bring_home()
         for before, buffer in zip(self._before, self.buffers.values(), strict=True):
             # By value: batch norm writes its running sums without a trace in the version counter.
             if torch.equal(buffer, before):

@@ -12,6 +12,7 @@ import msgspec
 
 from agent import measuring, probing
 from agent.crew import Crew
+from agent.errors import Misuse
 from agent.messages import UNRECORDED
 from agent.pipeline.examine import cut_points
 from agent.pipeline.record import CannotRecord
@@ -70,6 +71,8 @@ class Survey:
             why = "" if points else "its model has no place to be cut at"
         except CannotRecord as error:
             points, why = (), str(error)
+        except Misuse:
+            raise  # its numbers would depend on who computes what, cut or not
         except Exception as error:
             # What the script does is right as long as nobody cuts it: it trains on in one piece.
             log.exception("the loop could not be recorded")

@@ -28,11 +28,13 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
+from agent.errors import Misuse
 from agent.pipeline.examine import Facts, examined, unsaved
 from agent.pipeline.reads import Reads
 from agent.pipeline.record import (
     FIXED,
     CannotRecord,
+    attributes_kept,
     functions_refused,
     record,
     streams_kept,
@@ -101,12 +103,19 @@ class Body:
 
         self._refuse_hooks(model)
         leaves = [leaf.clone() for leaf in leaves]  # the body may write into its microbatch
+
+        def own() -> Any:
+            return loss_of(None, *(leaf.clone() for leaf in leaves))
+
         try:
-            graph = record(model, loss_of, leaves)
-            facts, loss = examined(graph, leaves)
+            with attributes_kept(model):
+                graph = record(model, loss_of, leaves)
+                facts, loss = examined(graph, leaves)
         except CannotRecord as error:
+            with contextlib.suppress(CannotRecord):
+                self._run_twice(model, own)
             raise CannotRecord(self._short(str(error))) from error
-        self._compare(loss, model, lambda: loss_of(None, *leaves))
+        self._compare(loss, self._run_twice(model, own))
         return Recording(graph, facts, tuple(leaves), spec, self._reads(graph, model))
 
     def _refuse_hooks(self, model: torch.nn.Module) -> None:
@@ -118,28 +127,54 @@ class Body:
                     "does: change its gradient behind the loop over session.share(...), or train with depth 1"
                 )
 
-    def _compare(self, loss: Any, model: torch.nn.Module, run: Callable[[], Any]) -> None:
+    def _compare(self, loss: Any, again: Any) -> None:
         """The recording computes what the body computes: code that asks what its inputs are sees placeholders
         while it is recorded, and may take another way with them."""
-        before = [buffer.detach().clone() for buffer in model.buffers()]
-        with streams_kept(), self._reentrant_refused():
-            try:
-                with unsaved():
-                    again = run()
-            except RuntimeError:  # it needs what it saves; any other error comes up again
-                again = run()
-        with torch.no_grad():
-            for buffer, kept in zip(model.buffers(), before, strict=True):
-                buffer.copy_(kept)
         if not isinstance(loss, torch.Tensor) or not isinstance(again, torch.Tensor):
             return  # `session.backward` says what a loss has to be
         one, other = loss.detach(), again.detach()
-        if not torch.equal(one.nan_to_num(), other.nan_to_num()):
+        if not _same(one, other):
             raise CannotRecord(
                 f"{self._at(self._loop)}: recorded, this loop computes another loss than it does when it is run "
                 f"({float(one.mean())}, not {float(other.mean())}): something in it asks what its inputs are, and "
                 "is told something else by a placeholder. Train with depth 1"
             )
+
+    def _run_twice(self, model: torch.nn.Module, run: Callable[[], Any]) -> Any:
+        """What a module keeps for itself may not go into the loss of the next microbatch, which others may have."""
+        with attributes_kept(model):
+            one, before = self._again(model, run), _attributes(model)
+            other, after = self._again(model, run), _attributes(model)
+        tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
+        if tensors and not _same(one.detach(), other.detach()):
+            kept = sorted(name for name in after if after[name] is not before.get(name))
+            what = " and ".join(f"`{name}`" for name in kept[:2]) or "something"
+            raise Misuse(
+                f"{self._at(self._loop)}: a microbatch has another loss when it is computed once more: the model keeps "
+                f"{what} from one forward to the next, which may be that of another worker. Begin anew with every "
+                "microbatch, or put it into a buffer, of which every microbatch sees the step's start"
+            )
+        return one
+
+    def _again(self, model: torch.nn.Module, run: Callable[[], Any]) -> Any:
+        """The loss of the body as it is. Buffers and random streams are as before then."""
+        before = [
+            (module._buffers, key, buffer, buffer.detach().clone())
+            for module in model.modules()
+            for key, buffer in module._buffers.items()
+            if buffer is not None
+        ]
+        with streams_kept(), self._reentrant_refused():
+            try:
+                with unsaved():
+                    loss = run()
+            except RuntimeError:  # it needs what it saves; any other error comes up again
+                loss = run()
+        with torch.no_grad():
+            for owner, key, buffer, kept in before:
+                buffer.copy_(kept)
+                owner[key] = buffer
+        return loss
 
     @contextlib.contextmanager
     def _reentrant_refused(self) -> Iterator[None]:
@@ -193,6 +228,20 @@ class Body:
 
     def _short(self, text: str) -> str:
         return text.replace(self._file, Path(self._file).name)
+
+
+def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.nan_to_num(), other.nan_to_num())
+
+
+def _attributes(model: torch.nn.Module) -> dict[str, Any]:
+    """What modules have besides parameters, buffers and modules."""
+    return {
+        f"{name}.{key}" if name else key: value
+        for name, module in model.named_modules()
+        for key, value in vars(module).items()
+        if not key.startswith("_")
+    }
 
 
 class Caller(msgspec.Struct, frozen=True):

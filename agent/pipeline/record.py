@@ -56,7 +56,7 @@ def record(
     for _ in range(1 + sum(1 for _ in model.modules())):
         tracer = _Tracer(frozenset(kept))
         try:
-            with streams_kept():
+            with streams_kept(), attributes_kept(whole.model):
                 graph = tracer.trace(whole, {"batch": len(example)})
             return fx.GraphModule(whole, graph)
         except Exception as error:  # whatever the person's code raises
@@ -113,10 +113,11 @@ class _Tracer(fx.Tracer):
             if next(m.parameters(), None) is not None or next(m.buffers(), None) is not None:
                 raise
             return forward(*args, **kwargs)  # a loss without state, made beside the model
-        before = _drawn()
+        before, buffers = _drawn(), [*m._buffers.values()]
         try:
             out = super().call_module(m, forward, args, kwargs)
             self._refuse_draws(before)
+            self._refuse_replaced(m, buffers)
         except Exception:
             self.failed = self.failed or path
             raise
@@ -126,6 +127,10 @@ class _Tracer(fx.Tracer):
         if _modes() != self._outside:
             raise fx.proxy.TraceError("part of it runs under no_grad or autocast")
         return super().create_node(*args, **kwargs)
+
+    def _refuse_replaced(self, m: torch.nn.Module, before: list[torch.Tensor | None]) -> None:
+        if any(a is not b for a, b in zip(before, m._buffers.values(), strict=False)):
+            raise fx.proxy.TraceError("it puts another buffer in the place of one")
 
     def _refuse_draws(self, before: tuple[object, ...]) -> None:
         if _drawn() != before:
@@ -168,6 +173,27 @@ def streams_kept() -> Iterator[None]:
         np.random.set_state(numpy_state)
 
 
+@contextmanager
+def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
+    """Nor in what modules keep for themselves: a mask that is made once, what was attended to last. They would keep
+    placeholders otherwise, and the first microbatch would come upon them."""
+    before = [(each, dict(vars(each)), dict(each._buffers)) for each in model.modules()]
+    try:
+        yield
+    finally:
+        for module, own, buffers in before:
+            _put_back(vars(module), own)
+            _put_back(module._buffers, buffers)
+
+
+def _put_back(now: dict[str, Any], before: dict[str, Any]) -> None:
+    for key in now.keys() - before.keys():
+        del now[key]
+    for key, value in before.items():
+        if key not in now or now[key] is not value:
+            now[key] = value
+
+
 def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) -> fx.GraphModule:
     """The graph of single operators, for code that placeholders cannot run through."""
     whole.__class__ = Recorded
@@ -177,7 +203,10 @@ def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) 
                 "ignore"
             )  # about its own future; nothing that a person can act on
             before = python_drawn()
-            with functions_refused():  # only its forward would be in the graph
+            with (
+                functions_refused(),
+                attributes_kept(whole.model),
+            ):  # only its forward would be in the graph
                 program = torch.export.export(whole, tuple(example), strict=False)
             _refuse_frozen(before)
             exported = program.module(check_guards=False)

@@ -156,8 +156,11 @@ class Stage:
         try:
             return self.module(*inputs)
         finally:
-            for buffer, places in self._written:
+            for index, (buffer, places) in enumerate(self._written):
                 for owner, key in places:
+                    there = owner._buffers[key]  # the forward may have put another one there
+                    if there is not None and there is not held.buffers[index]:
+                        held.buffers[index] = there.detach()
                     owner._buffers[key] = buffer
 
     def _loss(self, held: Held, loss: Any) -> tuple[list[torch.Tensor | None], list[Any]]:

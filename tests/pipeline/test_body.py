@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from agent import session
+from agent.errors import Misuse
 from agent.pipeline.body import Recording
 from agent.pipeline.examine import cut_points
 from agent.pipeline.record import CannotRecord
@@ -334,3 +335,79 @@ def test_a_reentrant_checkpoint_is_not_cut(tmp_path: Path, recorder: Recorder) -
         run(tmp_path, loop, START.replace("optimizer = ", f"{changed}optimizer = "))
         assert failed in recorder.failed
         assert bool(failed) == bool(recorder.failed)
+
+
+KEEPS = {
+    "a mask": "self.kept = torch.ones_like(x) if self.kept is None else self.kept\n        return x * self.kept",
+    "what was seen last": "self.kept = x\n        return x + self.kept",
+    "a count of calls": "self.count += 1\n        return x",
+}
+CARRIES = {
+    "a hidden state": "x = x if self.kept is None else x + self.kept\n        self.kept = x.detach()\n        return x",
+    "a count": "self.count += 1\n        return x * self.count",
+    "a list": "self.seen.append(1)\n        return x * len(self.seen)",
+}
+KEEPER = """
+class Keeper(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.kept, self.count, self.seen = None, 0, []
+        self.register_buffer("mean", torch.zeros(()))
+    def forward(self, x):
+        {}
+model.append(Keeper())
+optimizer = """
+
+
+def keeping(folder: Path, code: str) -> dict[str, object]:
+    script = folder / "train.py"
+    script.write_text(
+        START.replace("optimizer = ", KEEPER.format(code))
+        + textwrap.indent(textwrap.dedent(GOOD["plain"]), "    ")
+        + "    optimizer.step()\n"
+    )
+    return runpy.run_path(str(script))
+
+
+@pytest.mark.parametrize("case", KEEPS)
+def test_a_recording_leaves_modules_as_they_were(
+    tmp_path: Path, recorder: Recorder, case: str
+) -> None:
+    """What a forward notes down in its module, while it is recorded, is no placeholder that the next one finds."""
+    disturbed = keeping(tmp_path, KEEPS[case])["session"].loss
+    assert recorder.failed == ""
+    assert recorder.found
+    session._sessions.clear()
+    session.join(Alone())
+    assert keeping(tmp_path, KEEPS[case])["session"].loss == disturbed
+
+
+@pytest.mark.parametrize("case", CARRIES)
+def test_what_a_module_carries_over_is_refused(
+    tmp_path: Path, recorder: Recorder, case: str
+) -> None:
+    """The next microbatch may be another worker's: the loop is refused, whether it could be recorded or not."""
+    with pytest.raises(
+        Misuse, match="a microbatch has another loss when it is computed once more"
+    ) as error:
+        keeping(tmp_path, CARRIES[case])
+    assert not isinstance(error.value, CannotRecord)
+    assert case == "a list" or ("5.kept" if case == "a hidden state" else "5.count").replace(
+        "5", "3"
+    ) in str(error.value)
+
+
+def test_a_buffer_in_the_place_of_another_is_the_buffer(tmp_path: Path, recorder: Recorder) -> None:
+    """Every microbatch sees the step's start, and what they made of it is added up, as if it had been written into."""
+    code = "self.mean = 0.5 * self.mean + x.detach().mean()\n        return x + self.mean"
+    names = keeping(tmp_path, code)
+    assert recorder.failed == ""
+    session._sessions.clear()
+    session.join(Alone())
+    into = code.replace(
+        "self.mean = 0.5 * self.mean + x.detach().mean()",
+        "self.mean.copy_(0.5 * self.mean + x.detach().mean())",
+    ).replace("x + self.mean", "x + self.mean.clone()")
+    written = keeping(tmp_path, into)
+    assert names["model"][3].mean == written["model"][3].mean != 0.0
+    assert names["session"].loss == written["session"].loss
