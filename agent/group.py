@@ -293,7 +293,7 @@ class Group(Crew):
                 if self.layout.owned:
                     self._gather_behind(session)
                 sent_at = self.link.connects
-                self._snapshots.send_state(session.settled(), session.version, final=True)
+                self._snapshots.send_state(session.collected(), session.version, final=True)
                 self.wait(partial(self._over_or_forgotten, sent_at))
             except Interrupted:
                 continue

@@ -208,8 +208,7 @@ class Session:
             self._arena = Arena()
             if self.version >= total:
                 break
-            self._kept = self._collect()
-            self._kept_versions = self._kept.versions()
+            self._kept_versions = self.collected().versions()
             self.seed_for(self.version, self.microbatches)
             self._phase = "between"
             try:
@@ -526,7 +525,9 @@ class Session:
         """The state at the step's boundary. It can be had until the step's sum is installed: its tensors
         do not change before, and what else the script has set for the step already is not in it.
         """
-        return self._kept if self._kept is not None else self._collect()
+        if self._kept is None:
+            self._kept = self._collect()
+        return self._kept
 
     def _collect(self) -> Collected:
         with self._unseen():
@@ -553,6 +554,7 @@ class Session:
         """Take the state over; of what is not in `only`, there is nothing here then."""
         self.eyes.forget()
         self._world.settle()
+        self._kept = None
         if only is None:
             self.holdings.make_room(self.holdings.all)
             self.holdings.here = None

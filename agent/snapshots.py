@@ -4,6 +4,7 @@ Between two updates of an optimizer nothing writes to the state (buffers are cop
 backward only read it. So the script waits only for what is not copied yet when it is about to get its gradients.
 """
 
+import queue
 import threading
 from collections.abc import Callable
 from functools import partial
@@ -16,10 +17,12 @@ from agent.faults import passing
 from agent.handover import Handover
 from agent.protocol import Snapshot
 from agent.pulling import covers, share_among
-from agent.store.layers import LiveLayer, share_of
+from agent.store.layers import Collected, LiveLayer, share_of
 from agent.store.memory import Again, Copying
-from agent.store.shares import Extent, Share, batches
+from agent.store.shares import Share, batches
 from agent.world import Interrupted
+
+Shared = tuple[Share, list[memoryview]]
 
 CHUNK_BYTES = 1 << 20  # so that what is urgent can pass in between
 
@@ -30,6 +33,7 @@ class Snapshots:
         self.asked_at: int | None = None  # the version that the keeper wants
         self._copying: Copying | None = None
         self._again = Again()
+        self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []  # threads that are through
 
     def settle(self) -> None:
         """Return when nothing of the state is being copied any more: it is about to change."""
@@ -47,28 +51,30 @@ class Snapshots:
 
     def send(self) -> None:
         self.asked_at, session = None, self._crew.session
-        self.send_state(session.settled(), session.version, final=False)
+        self.send_state(session.collected(), session.version, final=False)
 
-    def send_state(self, state: list[LiveLayer], version: int, *, final: bool) -> None:
+    def send_state(self, state: Collected, version: int, *, final: bool) -> None:
         """Copy my share and send it, on a thread of its own. The script behind its loop may do anything."""
         session, layout = self._crew.session, self._crew.layout
-        workers, generation = layout.workers, layout.generation
-        if layout.owned and (session.unbuilt or not final):
-            shares = self._handover.shares()
-            if not covers(shares, session.holdings.all):
-                return  # whoever has the rest is not in the layout: we will be asked again
-            share, pieces = share_among(state, shares, self._crew.me)
-        else:
-            share, pieces = share_of(state, len(workers), workers.index(self._crew.me))
+        shared = self._shared(final=final)
+        if shared is None:
+            return  # whoever has the rest is not in the layout: we will be asked again
         self.settle()
-        self._copying = copying = Copying(pieces, self._again)
+        shares = list[Share]()  # mine, as soon as it is known
+
+        def sources() -> list[memoryview]:
+            share, pieces = shared(state.finish())
+            shares.append(share)
+            return pieces
+
+        self._copying = copying = Copying(sources, self._again)
         if final:
             copying.finish()
         passing("save: snapshot begun")
         begun = Snapshot(
-            generation=generation,
+            generation=layout.generation,
             version=version,
-            forms=share.forms,
+            forms=(),
             extents=(),
             last=False,
             final=final,
@@ -76,24 +82,43 @@ class Snapshots:
         keep = None
         if layout.sole and not final:
             keep = partial(self._copies.share, layout, version, len(session.holdings.all))
-        threading.Thread(
-            target=self._stream,
-            args=(begun, share.extents, copying, keep),
-            name="snapshot",
-            daemon=True,
-        ).start()
+        self._beside(partial(self._stream, begun, copying, shares, keep))
+
+    def _shared(self, *, final: bool) -> Callable[[list[LiveLayer]], Shared] | None:
+        """What my share of a state is, as it is shared out now."""
+        session, layout, me = self._crew.session, self._crew.layout, self._crew.me
+        if layout.owned and (session.unbuilt or not final):
+            having = self._handover.shares()
+            if not covers(having, session.holdings.all):
+                return None
+            return partial(share_among, having=having, me=me)
+        return partial(share_of, holders=len(layout.workers), index=layout.workers.index(me))
+
+    def _beside(self, stream: Callable[[], None]) -> None:
+        """On a thread that is there already, if one is: the script would wait for a new one to begin."""
+        if self._idle:
+            self._idle.pop().put(stream)
+            return
+        given = queue.SimpleQueue[Callable[[], None]]()
+        given.put(stream)
+        threading.Thread(target=self._serve, args=(given,), name="snapshot", daemon=True).start()
+
+    def _serve(self, given: queue.SimpleQueue[Callable[[], None]]) -> None:
+        while True:
+            given.get()()
+            self._idle.append(given)
 
     def _stream(
         self,
         begun: Snapshot,
-        extents: tuple[Extent, ...],
         copying: Copying,
+        shares: list[Share],
         keep: Callable[[Share, memoryview], None] | None,
     ) -> None:
         """Batch by batch, to the neighbour that keeps a copy and then to the keeper."""
         copying.finish()
         try:
-            self._send_all(begun, extents, copying.whole, keep)
+            self._send_all(begun, shares[0], copying.whole, keep)
         except Interrupted:
             return
         if (
@@ -104,19 +129,20 @@ class Snapshots:
     def _send_all(
         self,
         begun: Snapshot,
-        extents: tuple[Extent, ...],
+        share: Share,
         whole: memoryview,
         keep: Callable[[Share, memoryview], None] | None,
     ) -> None:
-        at, message, link = 0, begun, self._crew.link
-        for batch in batches(extents, CHUNK_BYTES):
+        at, link = 0, self._crew.link
+        message = msgspec.structs.replace(begun, forms=share.forms)
+        for batch in batches(share.extents, CHUNK_BYTES):
             size = sum(extent.size for extent in batch)
             data = whole[at : at + size]
             if keep is not None:
                 keep(Share(forms=message.forms, extents=batch), data)
             link.send(msgspec.structs.replace(message, extents=batch), data)
             passing("save: share sent")
-            at, message = at + size, msgspec.structs.replace(begun, forms=())
+            at, message = at + size, begun
             if self._crew.superseded():
                 return
         link.send(msgspec.structs.replace(message, last=True))

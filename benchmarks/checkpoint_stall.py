@@ -77,7 +77,7 @@ class Ours:
         self._version += 1
         live = collect(self._objects).finish()
         _, pieces = share_of(live, 1, 0)
-        self._copying = Copying(pieces, self._again)
+        self._copying = Copying(lambda: pieces, self._again)
         layers = [layer.form for layer in live]
         self._thread = threading.Thread(target=self._write, args=(layers, self._copying))
         self._thread.start()

@@ -8,7 +8,7 @@ gets ordinary pages.
 import mmap
 import threading
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import numpy as np
 
@@ -86,20 +86,33 @@ class Again:
 
 
 class Copying:
-    """Bytes on their way into `whole`, end to end. Whoever has time copies the next piece of them."""
+    """Bytes on their way into `whole`, end to end. Whoever has time finds out which they are, and copies the next piece
+    of them.
+    """
 
-    def __init__(self, sources: Sequence[memoryview], again: Again) -> None:
-        self.whole, at = again.take(sum(source.nbytes for source in sources)), 0
+    def __init__(self, sources: Callable[[], Sequence[memoryview]], again: Again) -> None:
+        self._sources, self._again = sources, again
+        self._begun, self._beginning = False, threading.Lock()
         self._left = deque[tuple[memoryview, memoryview]]()
-        for source in sources:
-            for start in range(0, source.nbytes, PIECE_BYTES):
-                piece = source[start : start + PIECE_BYTES]
-                self._left.append((piece, self.whole[at : at + piece.nbytes]))
-                at += piece.nbytes
-        self._unfinished, self._changed = len(self._left), threading.Condition()
+        self._unfinished, self._changed = 0, threading.Condition()
+
+    def _begin(self) -> None:
+        with self._beginning:
+            if self._begun:
+                return
+            sources = self._sources()
+            self.whole, at = self._again.take(sum(source.nbytes for source in sources)), 0
+            del self._sources  # and with it whatever they are found from
+            for source in sources:
+                for start in range(0, source.nbytes, PIECE_BYTES):
+                    piece = source[start : start + PIECE_BYTES]
+                    self._left.append((piece, self.whole[at : at + piece.nbytes]))
+                    at += piece.nbytes
+            self._unfinished, self._begun = len(self._left), True
 
     def finish(self) -> None:
         """Copy whatever nobody copies yet; return when all is done."""
+        self._begin()
         while self._left:
             try:
                 source, target = self._left.popleft()

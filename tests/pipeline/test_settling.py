@@ -19,7 +19,7 @@ class Slow(Alone):
     def boundary(self, session, facts):
         super().boundary(session, facts)
         _, pieces = share_of(session.settled(), 1, 0)
-        self.begun.append(([bytes(piece) for piece in pieces], Copying(pieces, Again())))
+        self.begun.append(([bytes(piece) for piece in pieces], Copying(lambda: pieces, Again())))
 
     def settle(self):
         for _, copying in self.begun:

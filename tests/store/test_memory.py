@@ -13,7 +13,7 @@ def test_whoever_has_time_copies():
     sizes = (PIECE_BYTES + 5, 0, 3, 2 * PIECE_BYTES)
     sources = [rng.integers(0, 256, size, dtype=np.uint8) for size in sizes]
     expected = b"".join(source.tobytes() for source in sources)
-    copying, seen = Copying([source.data for source in sources], Again()), []
+    copying, seen = Copying(lambda: [source.data for source in sources], Again()), []
 
     def finish() -> None:
         copying.finish()
@@ -31,7 +31,7 @@ def test_whoever_has_time_copies():
 
 def test_nothing_is_copied_at_once():
     """An empty state is one, too."""
-    copying = Copying([], Again())
+    copying = Copying(list, Again())
     copying.finish()
     assert copying.whole.nbytes == 0
 
