@@ -1,5 +1,6 @@
 """Frames over real sockets: whole or refused, and only between those who know the secret."""
 
+import contextlib
 import resource
 import socket
 import threading
@@ -67,6 +68,28 @@ def test_a_damaged_frame_is_refused(pair: tuple[Connection, Connection], at: int
     left.close()
     with pytest.raises(WireError):
         right.receive()
+
+
+def test_what_changes_while_it_is_sent_is_refused(pair: tuple[Connection, Connection]) -> None:
+    """It is summed before the first byte goes: a state that somebody changed halfway is no state."""
+    left, right = pair
+    payload = bytearray(1 << 26)
+    message = Slice(generation=3, step=7, offset=0, total=len(payload))
+
+    def send() -> None:
+        with contextlib.suppress(WireError):  # the other side hangs up
+            left.send(message, payload)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+
+    def change(_: AnyMessage, __: int) -> None:
+        payload[-1] = 1  # far behind what fits into the buffers between
+
+    with pytest.raises(WireError, match="damaged"):
+        right.receive(change)
+    sender.join(10)
+    assert not sender.is_alive()
 
 
 def _answer(secret: str | None) -> tuple[str, Callable[[], AnyMessage | WireError]]:
