@@ -1,139 +1,190 @@
 """What do the commit protocol, heartbeats and a backup after every step cost, against all of it off?
 
-    python benchmarks/overhead.py [--rounds 6] [--steps 30] [--step-ms 100]
+    python benchmarks/overhead.py [--step-ms 30 100 300] [--width 256 800] [--pairs 40]
 
-One script, twice: as a worker of a crew (commits by the keeper into Redis, heartbeats, the sum of every step and the whole state
-of every step to the keeper's memory), and alone, where the session is a world of one and none of that exists. The two
-take turns: while one steps, the other waits at a gate. The model is scaled until its step takes about as long as asked.
-Both run on one thread; the keeper and Redis have the other cores, as they have a machine of their own in a job.
+The worker of a crew takes turns with itself: some steps as one of the crew (commits by the keeper into Redis, the sum
+of every step and the whole state of every step to the keeper's memory), and as many in a world of one, where none of
+that exists. It is one process, since two that compute the same differ by as much as the bound from one start to the
+next. The first step of a turn counts for neither: what the one before leaves behind is paid where it belongs.
+Heartbeats go on in both; what they take of a processor is measured on its own, and added.
+
+The worker trains on one thread; its other threads, the keeper and Redis have the other cores, as the keeper and Redis have a
+machine of their own in a job. The microbatches are scaled until a step takes as long as asked when all of it is off.
 """
 
 import argparse
+import json
 import statistics
-import subprocess
-import sys
 import tempfile
 import time
+from collections.abc import Sequence
 from pathlib import Path
+from typing import NamedTuple
 
-from _crew import crew_of, machine, spread, until
+from _crew import Crew, crew_of, machine, spread, until
 
 SCRIPT = """
-import sys, time
-from pathlib import Path
+import json, statistics, sys, time
 import torch
 from torch import nn
-from agent import Session
-gate, log, rows = Path(sys.argv[1]), open(sys.argv[2], "a", buffering=1), int(sys.argv[3])
+from agent import Session, session as sessions
+from agent.link import BEAT_S
+from agent.protocol import Beat
+from agent.world import Alone
+
+class Turns:
+    # The crew, or nobody else. Of the steps between its own the crew hears nothing.
+    def __init__(self, crew):
+        self.crew, self.alone, self.on = crew, Alone(), True
+    def __getattr__(self, name):
+        return getattr(self.crew if self.on else self.alone, name)
+    def settle(self):
+        self.crew.settle()
+    def turn(self, session, on):
+        if self.on and not on:
+            self.version = session.version
+            self.alone.boundary(session, session._facts)
+        if on and not self.on:
+            session.version = self.version
+        self.on = on
+
+class Step:
+    # From the begin of a step's body to that of the next.
+    def __init__(self):
+        self.clocks = time.perf_counter(), time.thread_time(), time.process_time()
+    def taken(self):
+        return [now - then for now, then in zip(Step().clocks, self.clocks)]
+
+def course():
+    # What comes next, in the crew or not; what it took is sent back.
+    for _ in range(6):
+        yield True, microbatches(128)  # the first is recorded and measured
+    sent = Step()
+    for _ in range(1000):
+        turns.crew.link.send(Beat(microbatch_s=0.0))
+    print(json.dumps(["beats", sent.taken()[2] / 1000 / BEAT_S]), file=log)
+    for step_s in asked:
+        data = yield from scaled(step_s)
+        for pair in range(pairs):
+            for on in (True, False) if pair % 2 else (False, True):
+                yield on, data
+                taken = []
+                for _ in range(turn):
+                    taken.append((yield on, data))
+                print(json.dumps([step_s, on, taken]), file=log)
+    print(json.dumps(["end"]), file=log)
+    while True:
+        yield False, microbatches(4)
+
+def scaled(step_s):
+    # By processor time: others may use the machine, too.
+    rows = 128
+    for _ in range(8):
+        data, taken = microbatches(rows), []
+        for _ in range(8):
+            taken.append((yield False, data)[1])
+        taken_s = statistics.median(taken[2:])
+        if abs(taken_s / step_s - 1) < 0.05:
+            break
+        rows = max(1, round(rows * step_s / taken_s))
+    return data
+
+def microbatches(rows):
+    return torch.randn(4 * rows, width, generator=torch.Generator().manual_seed(1)).chunk(4)
+
+log = open(sys.argv[1], "w", buffering=1)
+width, pairs, turn, asked = json.loads(sys.argv[2])
 torch.manual_seed(0)
-model = nn.Sequential(*(nn.Linear(256, 256) for _ in range(4)))
+model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
-data = torch.randn(rows, 256, generator=torch.Generator().manual_seed(1))
 session = Session(model, optimizer, microbatches=4)
-def allowed():
-    return int(gate.read_text() or 0)
-begun_s = None
-for step in session.steps(1_000_000):
-    if begun_s is not None:
-        print(step - 1, time.perf_counter() - begun_s, file=log)
-    # Its step is over, background work aside; what follows is not measured until the gate opens.
-    while step >= allowed():
-        time.sleep(0.02)
-    begun_s = time.perf_counter()
-    for x in session.share(data.chunk(4)):
+turns = session._world = Turns(session._world)
+plan, begun = course(), None
+for _ in session.steps(1_000_000):
+    on, data = plan.send(begun and begun.taken())
+    turns.turn(session, on)
+    begun = Step()
+    for x in session.share(data):
         session.backward((model(x) - x).square().mean())
     optimizer.step()
 """
-ROWS_AT_FIRST = 512
-WARM_STEPS = 5
+TURN = 4  # steps that count
 
 
-class Runner:
-    """One of the two, as far as its gate is open."""
+class Taken(NamedTuple):
+    """Of a step: seconds, and processor seconds of the script's thread and of the whole worker."""
 
-    def __init__(self, folder: Path, name: str) -> None:
-        self.gate, self.log = folder / f"{name}.gate", folder / f"{name}.log"
-        self.gate.write_text("0")
-        self.log.touch()
-        self.opened = 0
-
-    def argv(self, rows: int) -> list[str]:
-        return [str(self.gate), str(self.log), str(rows)]
-
-    def times(self) -> list[float]:
-        lines = [line.split() for line in self.log.read_text().split("\n")[:-1]]
-        return [float(line[1]) for line in lines]
-
-    def step(self, count: int) -> list[float]:
-        """The seconds that each of the next steps took."""
-        self.opened += count
-        draft = self.gate.with_suffix(".draft")
-        draft.write_text(str(self.opened))
-        draft.rename(self.gate)
-        until(f"step {self.opened}", lambda: len(self.times()) >= self.opened)
-        return self.times()[-count:]
+    wall_s: float
+    own_s: float
+    all_s: float
 
 
-def alone(folder: Path, name: str, rows: int) -> tuple[Runner, subprocess.Popen]:
-    script, runner = folder / "train.py", Runner(folder, name)
-    script.write_text(SCRIPT)
-    return runner, subprocess.Popen([sys.executable, str(script), *runner.argv(rows)])
+class Pair(NamedTuple):
+    off: list[Taken]
+    on: list[Taken]
+
+    def cost(self, clock: int) -> float:
+        on, off = (
+            statistics.median(taken[clock] for taken in steps) for steps in (self.on, self.off)
+        )
+        return on - off
 
 
-def rows_for(folder: Path, step_s: float) -> int:
-    """How many rows a step must have to take that long here."""
-    runner, process = alone(folder, "scale", ROWS_AT_FIRST)
-    try:
-        runner.step(WARM_STEPS)
-        taken_s = statistics.median(runner.step(WARM_STEPS))
-    finally:
-        process.kill()
-        process.wait()
-    return max(4, 4 * round(ROWS_AT_FIRST * step_s / taken_s / 4))
+def measured(width: int, pairs: int, asked_s: Sequence[float]) -> tuple[float, list[list[Pair]]]:
+    """The part of a processor that heartbeats take, and the pairs of turns for each length of a step."""
+    with tempfile.TemporaryDirectory(prefix="overhead-") as name, crew_of() as crew:
+        log = Path(name) / "log"
+        log.touch()
+        settings = json.dumps([width, pairs, TURN, asked_s])
+        crew.begin(1, SCRIPT, str(log), settings, backup_every_steps=1)
+        until("the last turn", lambda: over(crew, log), patience_s=3600)
+        (_, beats), *turns, _ = [json.loads(line) for line in log.read_text().splitlines()]
+    found = []
+    for step_s in asked_s:
+        mine = [(on, [Taken(*one) for one in taken]) for of_s, on, taken in turns if of_s == step_s]
+        off, on = ([taken for was_on, taken in mine if was_on is which] for which in (False, True))
+        found.append([Pair(*both) for both in zip(off, on, strict=True)])
+    return beats, found
 
 
-def measure(
-    folder: Path, rounds: int, steps: int, rows: int
-) -> tuple[list[float], list[float], list[float]]:
-    """Seconds per step without and with, and the ratio of the medians of each round."""
-    without, with_, ratios = [], [], []
-    plain, process = alone(folder, "plain", rows)
-    try:
-        with crew_of() as crew:
-            full = Runner(folder, "full")
-            crew.begin(1, SCRIPT, *full.argv(rows), backup_every_steps=1)
-            for runner in (plain, full):
-                runner.step(WARM_STEPS)
-            for number in range(rounds):
-                # Of each pair of rounds, either begins once.
-                order = (plain, full) if number % 2 else (full, plain)
-                taken = {runner: runner.step(steps) for runner in order}
-                without += taken[plain]
-                with_ += taken[full]
-                ratios.append(statistics.median(taken[full]) / statistics.median(taken[plain]))
-    finally:
-        process.kill()
-        process.wait()
-    return without, with_, ratios
+def over(crew: Crew, log: Path) -> bool:
+    failed = [
+        report for report in crew.reports if type(report).__name__ in ("WorkerFailed", "WorkerLost")
+    ]
+    assert not failed, failed[0]
+    time.sleep(0.5)
+    return log.read_text().endswith('["end"]\n')
+
+
+def show(pairs: list[Pair], beats: float) -> None:
+    off, on = ([taken.wall_s for pair in pairs for taken in pair[which]] for which in (0, 1))
+    step_s = statistics.median(off)
+    costs = sorted(pair.cost(0) / step_s + beats for pair in pairs)
+    low, middle, high = (costs[len(costs) * part // 4] for part in (1, 2, 3))
+    own, all_ = (statistics.median(pair.cost(clock) for pair in pairs) * 1e3 for clock in (1, 2))
+    print(
+        f"    {spread(off):24}  {spread(on):24}  {middle:6.1%} ({low:.1%} .. {high:.1%})"
+        f"     {own:5.2f}  {all_:5.2f}"
+    )
 
 
 def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
-    parser.add_argument("--rounds", type=int, default=6)
-    parser.add_argument("--steps", type=int, default=30, help="per round, of each")
-    parser.add_argument("--step-ms", type=float, default=100.0)
+    parser.add_argument("--step-ms", type=float, nargs="+", default=[30.0, 100.0, 300.0])
+    parser.add_argument("--width", type=int, nargs="+", default=[256, 800])
+    parser.add_argument("--pairs", type=int, default=40, help=f"of turns with {TURN} steps each")
     options = parser.parse_args()
     begun_s = time.monotonic()
-    with tempfile.TemporaryDirectory(prefix="overhead-") as name:
-        folder = Path(name)
-        rows = rows_for(folder, options.step_ms / 1e3)
-        without, with_, ratios = measure(folder, options.rounds, options.steps, rows)
-    print("seconds per step in ms; median (10th .. 90th percentile)")
-    print(f"    all of it off                              {spread(without)}")
-    print(f"    commits, heartbeats, a backup every step   {spread(with_)}")
-    cost = statistics.median(ratios) - 1
-    low, high = min(ratios) - 1, max(ratios) - 1
-    print(f"    costs {cost:.1%} of a step, rounds from {low:.1%} to {high:.1%}; bound 2 %")
+    print(
+        "ms per step, median (10th .. 90th percentile); what it costs, median (quarter .. three\n"
+        "quarters) of the pairs of turns, bound 2 %; and ms of processor time more, of the script's\n"
+        "thread and of the whole worker"
+    )
+    for width in options.width:
+        beats, found = measured(width, options.pairs, [ms / 1e3 for ms in options.step_ms])
+        print(f"a state of {12 * 4 * (width + 1) * width / 1e6:.1f} MB; heartbeats {beats:.2%}")
+        for pairs in found:
+            show(pairs, beats)
     print(f"{machine()}; took {time.monotonic() - begun_s:.0f} s")
 
 
