@@ -171,8 +171,10 @@ def _best(
         best = best_prefix(units, steps, rates * HOUR_S, bounds, len(free))
         found.append((best, steps, rates))
     # Work is worth up to `haste` more than the cheapest, here as within a walk; else the smaller one would win by a hair.
-    most = (1 + bounds.haste) * min(best.usd_per_work for best, _, _ in found)
-    fine = [f for f in found if f[0].usd_per_work <= most]
+    # Where refunds pay more than machines cost, the cheapest is below zero.
+    lowest = min(best.usd_per_work for best, _, _ in found)
+    more = bounds.haste * abs(lowest) if 0 < abs(lowest) < math.inf else 0.0
+    fine = [f for f in found if f[0].usd_per_work <= lowest + more]
     return max(fine, key=lambda f: (_work(f[0], f[2]), -f[0].usd_per_work))
 
 
@@ -279,7 +281,7 @@ def _offered(o: Offer, scene: _Scene, horizon_h: float) -> Iterator[_Row]:
     if weighed and machines > 0:
         _, hazard, bid, cost, share = min(weighed, key=lambda x: x[:2])
         yield _Row(what=o, hazard_per_h=hazard, expected_usd_per_h=cost, share=share, machines=machines,
-                   bid_usd_per_h=bid, upfront_usd=o.price_usd_per_h * rule.quantum_s / HOUR_S)  # fmt: skip
+                   bid_usd_per_h=bid, upfront_usd=o.price_usd_per_h * rule.quantum_s / HOUR_S + o.egress_usd)  # fmt: skip
 
 
 def _code(what: Offer | Holding) -> int:

@@ -160,7 +160,7 @@ def walk(units: Units, order: Ints, bounds: Bounds, pools: int, slots_per_pool: 
             owed = upfront + (0.0 if units.held[i] else units.upfront_usd[i])
             payable = (
                 more <= bounds.usd_per_h_max
-                and max(owed, more * bounds.runway_h) <= bounds.budget_left_usd
+                and owed + more * bounds.runway_h <= bounds.budget_left_usd
             )
             in_pool = here[units.pool[i]] + units.slots[i]
             full = slots + units.slots[i] > bounds.slots_max or in_pool > slots_per_pool

@@ -217,6 +217,24 @@ def test_contradictions_are_refused():
         decide([one("a", 0.1, billing="aws_1999")], [], DEMAND, Limits(), Linear(), 0.0)
 
 
+def test_a_machine_whose_refund_is_worth_more_than_it_costs_is_held():
+    """Nearly an hour old, in a pool that takes all within minutes: its work costs less than nothing."""
+    held = [lease("m", "a", 0.3, hazard_per_h=20.0, billing="aws_today", started_at_s=0.0)]
+    said = decide([], held, DEMAND, Limits(slots_max=2), Linear(), 0.95 * H)
+    assert said.release == ()
+    assert said.cost_usd_per_work < 0
+
+
+def test_egress_is_paid_from_the_budget_beside_the_runway():
+    """What bringing the data costs, for every machine, has to be there at once; else the dearer machines at home are taken."""
+    offers = [one("a", 0.2, egress_usd=0.3), one("b", 0.3)]
+    demand = msgspec.structs.replace(DEMAND, work_left=100 * H)
+    for left_usd, zone in ((0.25, "b"), (50.0, "a")):
+        limits = Limits(slots_max=1, budget_left_usd=left_usd)
+        (bought,) = decide(offers, [], demand, limits, Linear(), 0.0).acquire
+        assert bought.pool.zone == zone
+
+
 def test_regions_quota_and_egress_count():
     """Another region is not bought, a quota is not passed, and moving bytes is part of the price."""
     there = Offer(
