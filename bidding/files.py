@@ -24,6 +24,7 @@ from bidding.study import Sold, daily_lows
 from cloud.model import InstanceType, Pool
 
 FILES_MAX = 10_000
+SUFFIXES = (".json", ".csv", ".parquet")
 
 
 def read_prices(folder: Path) -> tuple[dict[Pool, Series], Repairs]:
@@ -35,6 +36,8 @@ def read_prices(folder: Path) -> tuple[dict[Pool, Series], Repairs]:
             history, repaired = _read(path)
         except HistoryError as e:
             raise HistoryError(f"{path}: {e}") from e
+        except OSError as e:
+            raise HistoryError(f"{path}: {e.strerror}: make it readable, or take it away") from e
         histories.append(history)
         repairs = repairs + repaired
     merged = merge(histories)
@@ -46,7 +49,7 @@ def read_prices(folder: Path) -> tuple[dict[Pool, Series], Repairs]:
 def _files(folder: Path) -> Iterable[Path]:
     if not folder.is_dir():
         raise HistoryError(f"{folder} is not a folder: give the folder that holds the price files")
-    files = sorted(p for p in folder.rglob("*") if p.suffix in {".json", ".csv", ".parquet"})
+    files = sorted(p for p in folder.rglob("*") if p.suffix in SUFFIXES and p.is_file())
     if len(files) > FILES_MAX:
         raise HistoryError(f"{folder} holds {len(files)} files; more than {FILES_MAX} are not read")
     return files
@@ -89,11 +92,14 @@ def _text(path: Path) -> str:
 
 def read_probes(folder: Path) -> dict[str, Series]:
     """Every capacity probe below a folder, by its path without the suffix."""
-    return {
-        str(p.relative_to(folder).with_suffix("")): read_probe(p.read_text(encoding="utf-8"))
-        for p in _files(folder)
-        if p.suffix == ".json"
-    }
+    probes = {}
+    for path in _files(folder):
+        if path.suffix == ".json":
+            try:
+                probes[str(path.relative_to(folder).with_suffix(""))] = read_probe(_text(path))
+            except HistoryError as e:
+                raise HistoryError(f"{path}: {e}") from e
+    return probes
 
 
 AWS_ACCELERATORS = {

@@ -20,6 +20,7 @@ Floats = NDArray[np.float64]
 
 POINTS_MAX = 200_000  # per series; the oldest points go first
 USD_PER_H_MAX = 1_000.0  # no machine costs more; a row that says so is absurd
+AT_S_MAX = 4_102_444_800.0  # the year 2100: so is a later row, which may count milliseconds
 HOUR_S = 3600.0
 
 
@@ -85,7 +86,7 @@ def build(
     for p in points:
         seen += 1
         low_enough = 0 <= p.value <= value_max if zero_is_fine else 0 < p.value <= value_max
-        if not low_enough or not np.isfinite(p.at_s):
+        if not low_enough or not p.at_s <= AT_S_MAX:
             absurd += 1
             continue
         of_pool = rows.setdefault(p.pool, {})
@@ -133,15 +134,14 @@ def read_azure_retail(text: str) -> tuple[dict[Pool, Series], Repairs]:
 
 def read_csv(text: str) -> tuple[dict[Pool, Series], Repairs]:
     """Columns `at,cloud,region,zone,type,usd_per_h`; `at` is ISO 8601 or seconds."""
-    return _from_rows(csv.DictReader(io.StringIO(text)), _csv_point)
+    return _from_rows(_table(text), _csv_point)
 
 
 def read_azure_daily(text: str, region: str) -> tuple[dict[Pool, Series], Repairs]:
     """A table with a US date and one column of `$` prices per type; blank means not offered."""
-    reader = csv.DictReader(io.StringIO(text.lstrip("\ufeff")))
     cells = (
         {"at": row.get("Date", ""), "type": type_, "price": price}
-        for row in reader
+        for row in _table(text)
         for type_, price in row.items()
         if type_ and type_ != "Date" and price and price.strip()
     )
@@ -152,6 +152,17 @@ def read_azure_daily(text: str, region: str) -> tuple[dict[Pool, Series], Repair
         return Point(pool, at.timestamp(), float(cell["price"].strip().lstrip("$")))
 
     return _from_rows(cells, point)
+
+
+def _table(text: str) -> Iterable[dict[str, str]]:
+    """The rows of a CSV, whatever mark its first line begins with."""
+    reader = csv.DictReader(io.StringIO(text.lstrip("\ufeff")))
+    try:
+        yield from reader
+    except csv.Error as e:
+        raise HistoryError(
+            f"after line {reader.line_num} it is no table: {e}; a quote may never end: take that row away"
+        ) from e
 
 
 def _from_rows(rows: Iterable[object], point: object) -> tuple[dict[Pool, Series], Repairs]:

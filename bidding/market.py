@@ -163,6 +163,8 @@ def paired(
 
 
 def _laid_over(capacity: Series, price: Series) -> Series:
+    if len(capacity.at_s) == 1:  # it never changed
+        return Series(at_s=price.at_s[:1], value=capacity.value)
     span_s = float(capacity.at_s[-1] - capacity.at_s[0])
     rounds = max(1, int(np.ceil((price.at_s[-1] - price.at_s[0]) / max(span_s, HOUR_S))))
     starts = price.at_s[0] + np.arange(rounds) * span_s

@@ -218,8 +218,11 @@ class Calibration(msgspec.Struct, frozen=True, kw_only=True):
         return float(np.sum(gap * n) / np.sum(n))
 
 
-def calibrate(pools: Sequence[CapacityRisk], step_s: float = HOUR_S) -> Calibration:
-    """Ask every pool with capacity every `step_s`, knowing only its past; compare with its next hour."""
+def calibrate(pools: Sequence[CapacityRisk], step_s: float = HOUR_S) -> Calibration | None:
+    """Ask every pool with capacity every `step_s`, knowing only its past; compare with its next hour.
+
+    There is nothing to compare where no pool had capacity after its first day.
+    """
     said: list[float] = []
     was: list[bool] = []
     for pool in pools:
@@ -229,7 +232,7 @@ def calibrate(pools: Sequence[CapacityRisk], step_s: float = HOUR_S) -> Calibrat
                 said.append(-math.expm1(-pool.rates_per_h(float(t))[0]))
                 was.append(bool(pool.at_s[i + 1] - t <= HOUR_S))
     if not said:
-        raise ValueError("no pool had capacity after its first day: nothing to calibrate")
+        return None
     order = np.argsort(said, kind="stable")
     parts = [p for p in np.array_split(order, 10) if len(p)]
     said_a, was_a = np.array(said), np.array(was, dtype=np.float64)

@@ -15,7 +15,7 @@ from bidding import synthetic
 from bidding.billing import AWS_2016, RULES, BillingRule
 from bidding.errors import BiddingError, ConstraintError
 from bidding.files import read_markets
-from bidding.history import Series
+from bidding.history import Repairs, Series
 from bidding.market import Listing, Market, build, fitting
 from bidding.risk import Calibration, CapacityRisk, calibrate
 from bidding.strategies import STRATEGIES, Strategy
@@ -74,11 +74,12 @@ def measure(
         raise ConstraintError(f"--starts must be 1 to {STARTS_MAX}, not {starts}")
     chosen = _strategies(strategy)
     work = engine.Work(hours=choices.hours, slots=choices.slots)
+    _make_room(report)
+    markets, repairs = _markets(data, choices)
     sections = [
-        _section(name, market, work, chosen, (starts, choices.seed))
-        for name, market in _markets(data, choices)
+        _section(name, market, work, chosen, (starts, choices.seed)) for name, market in markets
     ]
-    summary = _summary(starts, choices, work, time.monotonic() - began)
+    summary = _summary(starts, choices, work, time.monotonic() - began) + _left_out(repairs)
     backtest_report.write(report, sections, summary)
     return sections, summary
 
@@ -143,7 +144,30 @@ def _strategies(name: str) -> tuple[Strategy, ...]:
     return found
 
 
-def _markets(data: str, choices: Choices) -> list[tuple[str, Market]]:
+def _make_room(report: Path) -> None:
+    """A page that cannot be written is said before anything is run."""
+    new = not report.exists()
+    try:
+        report.parent.mkdir(parents=True, exist_ok=True)
+        report.open("a").close()
+        if new:
+            report.unlink()
+    except OSError as e:
+        raise ConstraintError(
+            f"--report {report}: {e.strerror}; name a file that can be written"
+        ) from e
+
+
+def _left_out(repairs: Repairs) -> str:
+    """What of the files did not count; nothing is said where all of it did."""
+    bad = repairs.absurd + repairs.unreadable
+    said = [f"{bad:,} were no prices"] if bad else []
+    said += [f"{repairs.over_bound:,} were the oldest of too many"] if repairs.over_bound else []
+    return f"; of {plural(repairs.rows, 'row')} {', '.join(said)} and left out" if said else ""
+
+
+def _markets(data: str, choices: Choices) -> tuple[list[tuple[str, Market]], Repairs]:
+    repairs = Repairs()
     if data == SYNTHETIC:
         rng = np.random.default_rng(choices.seed)
         markets = {
@@ -158,8 +182,8 @@ def _markets(data: str, choices: Choices) -> list[tuple[str, Market]]:
             raise ConstraintError(
                 f"--data {data}: no such folder; give one with price files, or {SYNTHETIC!r}"
             )
-        markets, _ = read_markets(folder)
-    return _chosen(markets, data, choices)
+        markets, repairs = read_markets(folder)
+    return _chosen(markets, data, choices), repairs
 
 
 def _chosen(

@@ -42,6 +42,11 @@ FILES = {
     "nothing at all": ("", "holds no prices"),
     "a header alone": (HEAD, "holds no prices"),
     "one point": (HEAD + "0,aws,r,ra,kind,0.3\n", "give a longer history"),
+    "milliseconds": (HEAD + "1600000000000,aws,r,ra,kind,0.3\n", "1 rows were no prices"),
+    "a quote that never ends": (
+        HEAD + '0,aws,r,ra,kind,"0.3\n' + "9,aws,r,ra,kind,0.3\n" * 9000,
+        "prices.csv: after line",
+    ),
     "absurd prices alone": (
         HEAD + "0,aws,r,ra,kind,0\n9,aws,r,ra,kind,-1\n99,aws,r,ra,kind,1e9\n",
         "holds no prices",
@@ -64,6 +69,57 @@ def test_a_history_that_holds_too_little_is_refused_in_one_line(name, tmp_path, 
     line = capsys.readouterr().err
     assert says in line
     assert line.count("\n") == 1
+
+
+LONG = "".join(f"{3600 * i},aws,us-east-1,us-east-1a,kind,0.{3 + i % 2}\n" for i in range(400))
+
+
+def test_a_table_with_a_mark_before_its_head_is_read_and_what_is_left_out_is_said(tmp_path, capsys):
+    """As spreadsheets write it; rows that are no prices, folders with a file's name and a row of the year 5138 cost nothing."""
+    (tmp_path / "types.csv").write_text(TYPES)
+    (tmp_path / "odd.csv").mkdir()
+    late = "99999999999,aws,us-east-1,us-east-1a,kind,0.3\n"
+    (tmp_path / "p.csv").write_text(f"\ufeff{HEAD}{LONG}{late}x,aws,r,ra,kind,0.3\n")
+    assert backtest(str(tmp_path), "ours", 2, tmp_path / "r.html", Choices(hours=2.0)) == 0
+    said = " ".join(capsys.readouterr().out.split())
+    assert "of 402 rows 2 were no prices and left out" in said
+
+
+@pytest.mark.parametrize("counts", [[1] * 900, [0] * 900, [1, 0] + [0] * 900])
+def test_capacity_that_never_changes_is_a_market_too(counts, tmp_path):
+    """Always there, never there, or gone before anything can be foretold: a table comes, without a calibration."""
+    prices = tmp_path / "prices" / "aws" / "us-east-1"
+    probes = tmp_path / "availability" / "1-node" / "availability"
+    prices.mkdir(parents=True)
+    probes.mkdir(parents=True)
+    (prices / "p.csv").write_text(HEAD + LONG.replace("kind", "p3.2xlarge"))
+    said = f'{{"metadata":{{"gap_seconds":1800}},"data":{counts}}}'
+    (probes / "us-east-1a_v100_1.json").write_text(said)
+    assert backtest(str(tmp_path), "ours", 2, tmp_path / "r.html", Choices(hours=2.0)) == 0
+    assert "Evictions within the hour" not in (tmp_path / "r.html").read_text()
+
+
+def test_a_broken_probe_is_named(tmp_path, capsys):
+    """Which file it is that holds no capacity is in the line."""
+    (tmp_path / "types.csv").write_text(TYPES)
+    for folder, name, text in (
+        ("prices/aws/r", "p.csv", HEAD + LONG),
+        ("availability", "a.json", "{}"),
+    ):
+        (tmp_path / folder).mkdir(parents=True)
+        (tmp_path / folder / name).write_text(text)
+    assert backtest(str(tmp_path), "ours", 2, tmp_path / "r.html", Choices(hours=2.0)) == 2
+    assert "availability/a.json: not an availability probe" in capsys.readouterr().err
+
+
+def test_a_page_that_cannot_be_written_is_said_in_one_line(tmp_path, capsys):
+    """A folder in its place, or a file where its folder should be."""
+    (tmp_path / "file").write_text("")
+    for report in (tmp_path, tmp_path / "file" / "r.html"):
+        assert backtest("synthetic", "ours", 2, report, Choices(hours=2.0)) == 2
+        line = capsys.readouterr().err
+        assert f"--report {report}: " in line
+        assert line.count("\n") == 1
 
 
 KINDS = {
