@@ -1,5 +1,7 @@
 """Jobs: handing one in, watching it, reading what it says, stopping it and going on with it."""
 
+import ast
+import importlib.util
 import io
 import re
 import secrets
@@ -168,6 +170,7 @@ def read_script(path: Path, config: Config) -> bytes:
             f"{path}: larger than {most:,} bytes; a script is small (limits.script_bytes)", USAGE
         )
     _check_source(path, data)
+    _check_neighbours(path, data)
     return data
 
 
@@ -182,6 +185,32 @@ def _check_source(path: Path, data: bytes) -> None:
     except (ValueError, RecursionError, MemoryError) as error:
         reason = str(error) or type(error).__name__
         raise CommandError(f"{path}: not Python: {reason}", USAGE) from None
+
+
+def _check_neighbours(path: Path, data: bytes) -> None:
+    """What lies beside the script does not travel with it: found here, and not on machines that were bought for it."""
+    for line, name in _imported(ast.parse(data)):
+        beside = [path.with_name(f"{name}.py"), path.parent / name / "__init__.py"]
+        found = next((each for each in beside if each.is_file()), None)
+        if found is not None and importlib.util.find_spec(name) is None:
+            raise CommandError(
+                f"{path}:{line}: imports {found.relative_to(path.parent)}, which lies beside the script, and a script "
+                "travels as one file: put it into the script, or install it on the machines and here",
+                USAGE,
+            )
+
+
+def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """The modules that a script asks for by name, but for those that it can do without."""
+    match tree:
+        case ast.Try(handlers=[_, *_]):
+            return
+        case ast.Import():
+            yield from ((tree.lineno, each.name.partition(".")[0]) for each in tree.names)
+        case ast.ImportFrom(level=0, module=str(module)):
+            yield tree.lineno, module.partition(".")[0]
+    for child in ast.iter_child_nodes(tree):
+        yield from _imported(child)
 
 
 def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:

@@ -19,6 +19,13 @@ MISTAKES = {
     "a binary script": (("submit", "binary.py"), 2, "binary.py:1: not Python: "),
     "a script with null bytes": (("submit", "null.py"), 2, "null.py: not Python"),
     "a script with a mistake of syntax": (("submit", "wrong.py"), 2, "wrong.py:2: not Python: "),
+    "a script that imports its neighbour": (
+        ("submit", "imports.py"), 2, "imports.py:2: imports mymodel.py, which lies beside the script",
+    ),
+    "a script that imports a folder": (
+        ("plan", "nested.py"), 2, "nested.py:2: imports package/__init__.py, which lies beside the script",
+    ),
+    "a script that can do without its neighbour": (("submit", "without.py"), 3, "start it with: orchestrator up"),
     "a script that is too large": (("submit", "large.py"), 2, "large.py: larger than 1,048,576 bytes"),
     "too large for the way to the workers": (
         ("submit", "huge.py", "--set", "limits.script_bytes=67108864"), 2, "huge.py: larger than 16,777,216 bytes",
@@ -64,6 +71,14 @@ def desk(shell):
     """A folder with everything that can be wrong with a script."""
     shell.script("ok.py")
     shell.script("wrong.py", "x = 1\ndef (:\n")
+    shell.script("mymodel.py")
+    (shell.folder / "package").mkdir()
+    shell.script("package/__init__.py")
+    shell.script("imports.py", "import json\nfrom mymodel import Net\n")
+    shell.script("nested.py", "def main():\n    import package.model\n")
+    shell.script(
+        "without.py", "import agent\ntry:\n    import mymodel\nexcept ImportError:\n    pass\n"
+    )
     shell.script("wrong.toml", '[job]\nslots_max = "x"\n')
     (shell.folder / "folder").mkdir()
     os.mkfifo(shell.folder / "queue")
