@@ -99,9 +99,9 @@ model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 session = Session(model, optimizer, microbatches=4)
 turns = session._world = Turns(session._world)
-plan, begun = course(), None
+after, begun = course().send, None
 for _ in session.steps(1_000_000):
-    on, data = plan.send(begun and begun.taken())
+    on, data = after(begun and begun.taken())
     turns.turn(session, on)
     begun = Step()
     for x in session.share(data):
