@@ -1,6 +1,7 @@
 """How amounts, times and counts are written for a person, in the terminal and in sentences."""
 
 from datetime import datetime
+from math import ceil
 
 
 def usd(value: float | None) -> str:
@@ -28,6 +29,14 @@ def duration(seconds: float | None) -> str:
 def pause(seconds: float) -> str:
     """A short time, to the millisecond below one second."""
     return f"{seconds * 1000:.0f} ms" if seconds < 1 else f"{seconds:.1f} s"
+
+
+def memory(size_bytes: float) -> str:
+    """Room for a model, never rounded down: what is said to do, does."""
+    for unit_bytes, unit in ((2**30, "GiB"), (2**20, "MiB"), (2**10, "KiB")):
+        if size_bytes >= unit_bytes:
+            return f"{ceil(size_bytes / unit_bytes * 100) / 100:,.2f} {unit}"
+    return f"{ceil(size_bytes)} bytes"
 
 
 def plural(number: int, word: str) -> str:

@@ -20,11 +20,11 @@ from orchestrator.morph.errors import DoesNotFit
 from orchestrator.morph.partition import NEVER
 from orchestrator.morph.plans import Cost, Plan, RunnerUp, Way
 from orchestrator.morph.search import GROUPINGS_MAX, RUNNERS_UP, WORKERS_MAX, Priced, Task
-from orchestrator.wording import plural
+from orchestrator.wording import memory, plural
 
 FINALISTS = 12
 ROUNDS_MAX = 64
-BISECTIONS = 60
+BISECTIONS = 40
 STAGES_LISTED = 8
 SAME = 1e-9  # ways that differ by less are told apart by their order only
 
@@ -253,51 +253,65 @@ def moved(plan: Plan) -> list[Firsts]:
 def smallest(tables: Tables, task: Task, workers: int) -> str:
     """The smallest memory with which some layout would fit, and what each of its stages would hold."""
     profile = tables.profile
-    least: tuple[float, Way, Reals] | None = None
+    least: tuple[float, int, Way, Reals] | None = None
     for way in search.ways(task, profile, workers):
-        found = _least_memory(tables, way)
-        if found is not None and (least is None or found.max() < least[0]):
-            least = (float(found.max()), way, found)
+        widths = search.widths_of(task, way, workers)
+        if not len(widths):
+            continue
+        width, share = int(widths[-1]), int(search.shares_of(task, way, widths)[-1])
+        found = _least_memory(tables, way, width, share)
+        if least is None or found.max() < least[0]:
+            least = (float(found.max()), width, way, found)
     if least is None:
-        return _no_way(tables, task)
-    most, way, held = least
-    listed = ", ".join(f"{stage / 2**30:.2f}" for stage in held[:STAGES_LISTED])
+        return _no_way(tables, task, workers)
+    most, width, way, held = least
+    listed = ", ".join(memory(stage) for stage in held[:STAGES_LISTED])
     more = ", ..." if len(held) > STAGES_LISTED else ""
+    on = f" on {plural(width, 'replica')}" if way.sharding == "optimizer" else ""
     return (
-        f"nothing fits into {profile.memory_bytes / 2**30:.2f} GiB per accelerator; the least that "
-        f"would do is {most / 2**30:.2f} GiB with {plural(way.depth, 'stage')} ({way.describe()}), "
-        f"which {'holds' if way.depth == 1 else 'hold'} {listed}{more} GiB"
+        f"nothing fits into {memory(profile.memory_bytes)} per accelerator; the least that "
+        f"would do is {memory(most)} with {plural(way.depth, 'stage')}{on} ({way.describe()}), "
+        f"which {'holds' if way.depth == 1 else 'hold'} {listed}{more}"
     )
 
 
-def _no_way(tables: Tables, task: Task) -> str:
-    """Nothing was compared: the pipeline that is asked for is too deep."""
-    sections = len(tables.profile.sections)
+def _no_way(tables: Tables, task: Task, workers: int) -> str:
+    """Nothing was compared: what is asked for takes more sections, workers or microbatches than there are."""
+    sections, stages = len(tables.profile.sections), plural(task.depth_min, "stage")
     if task.depth_min > sections:
-        return f"{task.depth_min} stages are asked for, and it has {plural(sections, 'section')}"
-    return f"{task.depth_min} stages are asked for, which takes as many workers"
+        return f"{stages} are asked for, and it has {plural(sections, 'section')}"
+    if task.depth_min > workers:
+        return f"{stages} are asked for, which takes as many workers"
+    names = ", ".join(task.schedules) or "none"
+    return (
+        f"of the schedules asked for ({names}) none is possible with {plural(sections, 'section')} "
+        f"and a global batch of {task.global_batch}"
+    )
 
 
-def _least_memory(tables: Tables, way: Way) -> Reals | None:
+def _least_memory(tables: Tables, way: Way, width: int, share: int) -> Reals:
     """What the stages hold if they are cut so that the fullest holds as little as can be."""
     programs = schedules.pack(
-        way.schedule, way.depth, way.depth, recompute=way.recompute, chunks=way.chunks
+        way.schedule, way.depth, share, recompute=way.recompute, chunks=way.chunks
     )
-    peaks = search.peaks(way, programs)
-    low, high = 0.0, NEVER
-    profile = tables.profile
-    firsts = None
+    peaks, wide = search.peaks(way, programs), np.array([float(width)])
+
+    def held(limit_bytes: float) -> Reals | None:
+        roomy = msgspec.structs.replace(tables.profile, memory_bytes=limit_bytes)
+        splitter = search.Splitter(tables._replace(profile=roomy))
+        firsts = splitter.firsts(way, peaks, width)
+        if firsts is None:
+            return None
+        return costing.memory_bytes(tables, firsts, way, wide, peaks[:, :, None])[:, 0]
+
+    least = held(NEVER)
+    assert least is not None
+    low, high = 1.0, float(least.max())
     for _ in range(BISECTIONS):
-        limit = (low * high) ** 0.5 if low > 0 else high / 2
-        limit = min(limit, 1e18)
-        trial = msgspec.structs.replace(profile, memory_bytes=max(limit, 1.0))
-        found = search.Splitter(tables._replace(profile=trial)).firsts(way, peaks)
+        limit = (low * high) ** 0.5
+        found = held(limit)
         if found is None:
             low = limit
         else:
-            firsts, high = found, limit
-            low = max(low, 1.0)
-    if firsts is None:
-        return None
-    width = np.array([2.0 if way.sharding == "optimizer" else 1.0])
-    return costing.memory_bytes(tables, firsts, way, width, peaks[:, :, None])[:, 0]
+            least, high = found, limit
+    return least

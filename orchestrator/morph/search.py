@@ -28,6 +28,7 @@ WORKERS_MAX = 20_000
 OFFERED = 3
 TRIED_MAX = 8
 GROUPINGS_MAX = 200
+SHARDS_APART = 8  # replicas; beyond that, one more hardly changes what each keeps of the optimizer
 # Without jitter Varuna's order gains nothing on 1F1B, and it takes long to become regular: on request only.
 SEARCHED = ("1f1b", "gpipe", "interleaved", "zero-bubble", "modulo")
 FULL = {
@@ -153,18 +154,19 @@ class Splitter:
         self.tables = tables
         self._balanced: dict[tuple[int, int, int, bool], Firsts | None] = {}
 
-    def firsts(self, way: Way, peaks: Reals) -> Firsts | None:
-        """The best grouping; if it does not fit, the best that does; None if none does."""
+    def firsts(self, way: Way, peaks: Reals, width: int = 1) -> Firsts | None:
+        """The best grouping; if it does not fit so many replicas, the best that does; None if none does."""
         key = (way.stages, way.chunks, way.microbatch_size, way.recompute)
         if key not in self._balanced:
-            self._balanced[key] = self._even(way, partition.split(self._load(way, peaks, np.inf)))
+            load = self._load(way, peaks, np.inf, width)
+            self._balanced[key] = self._even(way, partition.split(load))
         firsts = self._balanced[key]
-        if firsts is None or self._fits(way, firsts, peaks):
+        if firsts is None or self._fits(way, firsts, peaks, width):
             return firsts
         if way.chunks > 1:
-            return self._chunks_that_fit(way, peaks)
+            return self._chunks_that_fit(way, peaks, width)
         room = self.tables.profile.memory_bytes - self.tables.profile.reserved_bytes
-        return partition.split(self._load(way, peaks, room))
+        return partition.split(self._load(way, peaks, room, width))
 
     def _even(self, way: Way, firsts: Firsts | None) -> Firsts | None:
         """Where workers host several stages, it is their sums that have to be alike."""
@@ -179,26 +181,26 @@ class Splitter:
         key = (way.stages, way.chunks, way.microbatch_size, way.recompute)
         return self._balanced.get(key) == firsts
 
-    def _chunks_that_fit(self, way: Way, peaks: Reals) -> Firsts | None:
+    def _chunks_that_fit(self, way: Way, peaks: Reals, width: int) -> Firsts | None:
         """Chunks of one worker share its memory: all groupings are tried if they are few."""
         sections = len(self.tables.profile.sections)
         if comb(sections - 1, way.stages - 1) > GROUPINGS_MAX:
             room = self.tables.profile.memory_bytes - self.tables.profile.reserved_bytes
-            return partition.split(self._load(way, peaks, room / way.chunks))
+            return partition.split(self._load(way, peaks, room / way.chunks, width))
         inner = combinations(range(1, sections), way.stages - 1)
-        fitting = [(0, *cuts) for cuts in inner if self._fits(way, (0, *cuts), peaks)]
+        fitting = [(0, *cuts) for cuts in inner if self._fits(way, (0, *cuts), peaks, width)]
         return min(fitting, key=lambda firsts: self._slowest_s(way, firsts), default=None)
 
     def _slowest_s(self, way: Way, firsts: Firsts) -> float:
         each = costing.seconds(self.tables, firsts, way)[:2].sum(axis=0)
         return float(each.reshape(way.chunks, way.depth).sum(axis=0).max())
 
-    def _fits(self, way: Way, firsts: Firsts, peaks: Reals) -> bool:
-        width = np.array([2.0 if way.sharding == "optimizer" else 1.0])
-        held = costing.memory_bytes(self.tables, firsts, way, width, peaks[:, :, None])
+    def _fits(self, way: Way, firsts: Firsts, peaks: Reals, width: int) -> bool:
+        wide = np.array([float(width)])
+        held = costing.memory_bytes(self.tables, firsts, way, wide, peaks[:, :, None])
         return bool(held.max() <= self.tables.profile.memory_bytes)
 
-    def _load(self, way: Way, peaks: Reals, limit: float) -> partition.Load:
+    def _load(self, way: Way, peaks: Reals, limit: float, width: int) -> partition.Load:
         tables, m = self.tables, way.microbatch_size
         row, stages = tables.size(m), way.stages
         seconds = tables.forward[row] + tables.backward[row]
@@ -207,7 +209,9 @@ class Splitter:
             again = tables.untraced[row, -1] / max(seconds[-1], 1e-300)
             pace[:-1] += again
             stash[:-1], entry[:-1] = 1, peaks[0, :-1]
-        optimizer = tables.optimizer / {"none": 1, "optimizer": 2, "offload": np.inf}[way.sharding]
+        optimizer = (
+            tables.optimizer / {"none": 1, "optimizer": width, "offload": np.inf}[way.sharding]
+        )
         return partition.Load(
             seconds,
             2 * tables.weights + optimizer,
@@ -223,14 +227,14 @@ class Splitter:
 def curve(splitter: Splitter, way: Way, per_instance: int, among: Codes) -> Curve | None:
     """Simulate a way where its pipeline is full; None if it does not fit into memory.
 
-    `among` are the widths and the largest shares that come into question: the first row, the second row.
+    `among` are, row by row, a width with the same wires, the widths, and the largest shares that come into question.
     """
-    width, shares = int(among[0, 0]), among[1]
+    width, narrowest, shares = int(among[0, 0]), int(among[1].min()), among[2]
     first = FULL.get(way.schedule, 2) * way.depth
     second = first + way.depth
     one, two = _programs(way, first), _programs(way, second)
     held = peaks(way, one)
-    firsts = _first_that_fits(splitter, way, shares, (first, held))
+    firsts = _first_that_fits(splitter, way, (narrowest, shares), (first, held))
     if firsts is None:
         return None
     tables = splitter.tables
@@ -256,19 +260,19 @@ def curve(splitter: Splitter, way: Way, per_instance: int, among: Codes) -> Curv
 
 
 def _first_that_fits(
-    splitter: Splitter, way: Way, shares: Codes, full: tuple[int, Reals]
+    splitter: Splitter, way: Way, among: tuple[int, Codes], full: tuple[int, Reals]
 ) -> Firsts | None:
     """Stages that fit with a full pipeline, or else with the largest share for which any do."""
+    width, shares = among
     if shares.max() >= full[0]:
-        firsts = splitter.firsts(way, full[1])
+        firsts = splitter.firsts(way, full[1], width)
         if firsts is not None:
             return firsts
     tried = np.unique(shares[shares < full[0]])[::-1]
     for share in tried[:: max(1, len(tried) // TRIED_MAX)].tolist():
-        if way.schedule not in schedules.MODULO or share % way.depth == 0:
-            firsts = splitter.firsts(way, peaks(way, _programs(way, share)))
-            if firsts is not None:
-                return firsts
+        firsts = splitter.firsts(way, peaks(way, _programs(way, share)), width)
+        if firsts is not None:
+            return firsts
     return None
 
 
@@ -359,11 +363,7 @@ class Priced(NamedTuple):
 def price(tables: Tables, task: Task, curve: Curve, widths: Codes) -> Priced:
     """Every width of a way at once."""
     way = curve.way
-    microbatches = task.global_batch // way.microbatch_size
-    shares = _shares(task, way, widths)
-    if way.schedule in schedules.MODULO:  # whole rounds only
-        kept = (microbatches % widths == 0) & (shares % way.depth == 0)
-        widths, shares = widths[kept], shares[kept]
+    shares = shares_of(task, way, widths)
     if not len(widths):
         empty = np.empty(0)
         return Priced(curve, widths, empty, empty, shares)
@@ -390,17 +390,12 @@ def priced_ways(tables: Tables, task: Task, workers: int, fastest: int = 0) -> I
         if way.recompute and plain in roomy:
             continue  # it would do more work to save memory that is there
         fits = True
-        widths = _widths(task, way, workers)
-        like = np.array([costing.variant(way, task.per_instance, int(width)) for width in widths])
-        for same in np.unique(like):
-            some = widths[like == same]
-            among = np.stack([np.full(len(some), same), _shares(task, way, some)])
-            found = curve(splitter, way, task.per_instance, among)
+        for alike, found in _curves(splitter, task, way, widths_of(task, way, workers)):
             if found is None:
                 fits = False
                 continue
-            if fastest:
-                some = some[_shares(task, way, some) * found.busy_s < limit_s[-1]]
+            slowest_s = shares_of(task, way, alike) * found.busy_s
+            some = alike[slowest_s < limit_s[-1]] if fastest else alike
             priced = price(tables, task, found, some)
             fits &= bool(np.isfinite(priced.step_s).all())
             fits &= splitter.is_balanced(way, found.firsts)  # and memory has not moved its stages
@@ -411,12 +406,32 @@ def priced_ways(tables: Tables, task: Task, workers: int, fastest: int = 0) -> I
             roomy.add(plain)
 
 
-def _shares(task: Task, way: Way, widths: Codes) -> Codes:
+def _curves(
+    splitter: Splitter, task: Task, way: Way, widths: Codes
+) -> Iterator[tuple[Codes, Curve | None]]:
+    """Widths that have the same wires together; sharded, if memory is scarce, by how much a replica keeps."""
+    like = np.array([costing.variant(way, task.per_instance, int(width)) for width in widths])
+    for same in np.unique(like):
+        alike = widths[like == same]
+        among = np.stack([np.full(len(alike), same), alike, shares_of(task, way, alike)])
+        found = curve(splitter, way, task.per_instance, among)
+        balanced = found is not None and splitter.is_balanced(way, found.firsts)
+        if way.sharding != "optimizer" or balanced:
+            yield alike, found
+            continue
+        parts = np.where(alike <= SHARDS_APART, alike, 1 << np.log2(alike).astype(np.int64))
+        for part in np.unique(parts):
+            here = parts == part
+            yield alike[here], curve(splitter, way, task.per_instance, among[:, here])
+
+
+def shares_of(task: Task, way: Way, widths: Codes) -> Codes:
+    """Of the fullest replica."""
     found: Codes = -(-(task.global_batch // way.microbatch_size) // widths)
     return found
 
 
-def _widths(task: Task, way: Way, workers: int) -> Codes:
+def widths_of(task: Task, way: Way, workers: int) -> Codes:
     """The widths at which a way can be best: of those with the same largest share, the narrowest.
 
     More replicas that shorten nobody's share only lengthen the all-reduce, unless they share something else.
@@ -424,9 +439,12 @@ def _widths(task: Task, way: Way, workers: int) -> Codes:
     microbatches = task.global_batch // way.microbatch_size
     most = min(workers // way.depth, microbatches, task.width_max or workers)
     widths = np.arange(1, most + 1)
+    shares = shares_of(task, way, widths)
+    if way.schedule in schedules.MODULO:  # whole rounds only
+        whole: Codes = widths[(microbatches % widths == 0) & (shares % way.depth == 0)]
+        return whole
     if way.sharding == "optimizer" or way.placement == "ring":
         return widths
-    shares = _shares(task, way, widths)
     narrowest: Codes = widths[np.concatenate([[True], shares[1:] < shares[:-1]])]
     return narrowest
 

@@ -157,6 +157,29 @@ def test_sharding_the_optimizer_saves_memory():
     assert (plan.way.sharding, plan.width) == ("optimizer", 2)
 
 
+@pytest.mark.parametrize("seed", range(40))
+def test_the_more_replicas_share_the_optimizer_the_less_each_keeps(seed):
+    """Memory that suffices for some widths only, with other stages for each: the search finds what enumeration finds."""
+    rng = np.random.default_rng(seed)
+    profile = make_profile(int(rng.integers(1, 5)), seed=seed, network=network(1e9, 1e-5))
+    state = sum(2 * s.parameter_bytes + s.optimizer_bytes for s in profile.sections)
+    profile = msgspec.structs.replace(profile, memory_bytes=float(rng.uniform(0.2, 1.1)) * state)
+    task = Task(
+        global_batch=int(rng.integers(1, 13)),
+        microbatch_sizes=(1,),
+        depth_max=int(rng.integers(1, len(profile.sections) + 1)),
+        shardings=("none", "optimizer"),
+        schedules=("1f1b", "gpipe"),
+    )
+    workers = int(rng.integers(3, 9))
+    expected = exhaustive(profile, task, workers)
+    try:
+        found = book.best(profile, task, workers).step_s
+    except DoesNotFit:
+        found = np.inf
+    assert found == pytest.approx(expected, rel=1e-9)
+
+
 def test_offloading_is_the_last_resort():
     """With a way to host memory the optimizer can live there, at a price."""
     profile = make_profile(2, memory_bytes=2.5e7, host_bytes_per_s=1e9)
@@ -168,11 +191,11 @@ def test_a_model_that_does_not_fit_is_refused_with_what_would_do():
     """The refusal names the smallest memory and every stage's; with that memory it fits."""
     task = Task(global_batch=8)
     with pytest.raises(
-        DoesNotFit, match=r"the least that would do is .* GiB with 2 stages"
+        DoesNotFit, match=r"into 976.57 KiB .* the least that would do is .* MiB with 2 stages"
     ) as refusal:
         book.best(make_profile(4, memory_bytes=1e6), task, 2)
-    gib = float(str(refusal.value).split("would do is ")[1].split(" GiB")[0])
-    roomy = make_profile(4, memory_bytes=(gib + 0.01) * 2**30)
+    mib = float(str(refusal.value).split("would do is ")[1].split(" MiB")[0])
+    roomy = make_profile(4, memory_bytes=mib * 2**20)
     assert book.best(roomy, task, 2).way.depth == 2
     with pytest.raises(DoesNotFit, match="nothing fits"):
         book.book(make_profile(4, memory_bytes=1e6), task, 4).at(3)
@@ -185,6 +208,26 @@ def test_too_few_workers_are_told_how_many_are_needed():
     assert made.fewest >= 3
     with pytest.raises(DoesNotFit, match=f"on 1 worker: at least {made.fewest} are needed"):
         made.at(1)
+
+
+@pytest.mark.parametrize("seed", range(30))
+def test_the_smallest_memory_that_is_named_is_the_smallest(seed):
+    """Against every way, width and grouping: with that memory something fits, with a thousandth less nothing does."""
+    rng = np.random.default_rng(seed)
+    sections, workers = int(rng.integers(1, 5)), int(rng.integers(1, 6))
+    profile = make_profile(sections, seed=seed, host_bytes_per_s=1e9, memory_bytes=1e3)
+    task = Task(
+        global_batch=int(rng.integers(1, 9)),
+        microbatch_sizes=(1,),
+        shardings=(("none",), ("none", "optimizer"), ("offload",))[seed % 3],
+        whole=bool(rng.integers(2)),
+    )
+    named = book.smallest(costing.tables(profile, whole=task.whole), task, workers)
+    mib = float(named.split("would do is ")[1].split(" MiB")[0].replace(",", ""))
+    enough = msgspec.structs.replace(profile, memory_bytes=mib * 2**20)
+    short = msgspec.structs.replace(profile, memory_bytes=(mib - 0.02) * 2**20)
+    assert exhaustive(enough, task, workers) < np.inf
+    assert exhaustive(short, task, workers) == np.inf
 
 
 @pytest.mark.parametrize("workers", [0, 1, 10_000])
