@@ -98,19 +98,33 @@ def even_firsts(
     if way.recompute:
         pace[:-1] *= 1 + base.untraced[row, -1] / max(seconds[-1], 1e-300)
         entry[:-1], stash[:-1] = stash[:-1], 1
-    room = [
-        min(
-            groups[chain.groups[stage]].tables.profile.memory_bytes
-            - groups[chain.groups[stage]].tables.profile.reserved_bytes
-            for chain in set(chains)
-        )
-        for stage in range(way.depth)
-    ]
-    held = 2 * base.weights + (0 if way.sharding == "offload" else 1) * base.optimizer
+    room, held = _room(groups, way, chains), _state(base, way, len(chains))
     load = partition.Load(
         seconds, held, base.stash * m, base.entry * m, pace, stash, entry, np.array(room)
     )
     return partition.split(load) or partition.split(load._replace(limit=np.full(way.depth, np.inf)))
+
+
+def has_room(groups: Sequence[Group], way: Way, chains: tuple[Chain, ...]) -> bool:
+    """Whether a chain could hold the state and one microbatch, if it could be cut anywhere."""
+    room, used = _room(groups, way, chains), {g for chain in chains for g in chain.groups}
+    tables = [groups[g].tables for g in used]
+    one = min(float(its.stash[-1]) for its in tables) * way.microbatch_size
+    state = min(float(_state(its, way, len(chains))[-1]) for its in tables)
+    return min(room) >= 0 and sum(room) >= (state + one) * (1 - ROUNDING)
+
+
+def _room(groups: Sequence[Group], way: Way, chains: tuple[Chain, ...]) -> list[float]:
+    """Of the smallest worker of every stage."""
+    profiles = [group.tables.profile for group in groups]
+    free = [profile.memory_bytes - profile.reserved_bytes for profile in profiles]
+    return [min(free[chain.groups[s]] for chain in set(chains)) for s in range(way.depth)]
+
+
+def _state(tables: Tables, way: Way, width: int) -> Reals:
+    share = {"none": 1.0, "optimizer": 1 / width, "offload": 0.0}[way.sharding]
+    found: Reals = 2 * tables.weights + share * tables.optimizer
+    return found
 
 
 class _Line(NamedTuple):

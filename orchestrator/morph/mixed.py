@@ -16,13 +16,15 @@ from orchestrator.morph import costing, gantt, schedules, search
 from orchestrator.morph.book import ROUNDS_MAX, best, moved, smallest
 from orchestrator.morph.costing import Firsts
 from orchestrator.morph.errors import DoesNotFit, ProfileError
-from orchestrator.morph.formations import Chain, Group, Lanes, Play, even_firsts, formed
+from orchestrator.morph.formations import Chain, Group, Lanes, Play, even_firsts, formed, has_room
 from orchestrator.morph.plans import Holding, Plan, RunnerUp, Way
 from orchestrator.morph.search import GROUPINGS_MAX, RUNNERS_UP, Task
-from orchestrator.wording import plural
+from orchestrator.wording import memory, plural
 
 MIXED_DEPTH_MAX = 64
 MIXES_MAX, TRIED_MAX, FINALISTS = 256, 96, 24
+UNFIT_MAX = 2000  # drafts that are looked at until one fits
+GROUPINGS_OF_ALL_MAX = 1500  # with so few, every draft is simulated with all its cuts
 HOPELESS = 1.25  # times the best: no other cuts make up for that
 ROUNDING = 1e-9
 
@@ -40,17 +42,14 @@ def best_mix(
         raise DoesNotFit("there are no workers; the job waits for 1 of them")
     if len(groups) == 1:
         only = msgspec.structs.replace(task, per_instance=groups[0].holding.per_instance)
-        plan = best(groups[0].tables.profile, only, workers)
+        plan = best(profiles[groups[0].holding.instance_type], only, workers)
         return plan, (Chain((0,) * plan.way.depth),) * plan.width
-    desk = _Desk(task, groups, {})
-    found = list[tuple[Plan, tuple[Chain, ...]]]()
-    for draft in _drafts(desk, groups_min)[:TRIED_MAX]:
-        hopeless = found and draft.step_s > HOPELESS * min(plan.step_s for plan, _ in found)
-        if hopeless or len(found) == FINALISTS:
-            break
-        found += _refined(desk, draft)
+    desk = _Desk(_together(task, groups), groups, {})
+    found = _finalists(desk, _drafts(desk, groups_min))
     if groups_min < 2:
-        found += _alone(task, groups, min((plan.step_s for plan, _ in found), default=inf))
+        found += _alone(
+            profiles, task, groups, min((plan.step_s for plan, _ in found), default=inf)
+        )
     found.sort(key=lambda pair: pair[0].step_s)
     if not found:
         raise DoesNotFit(_nothing_fits(task, groups, workers))
@@ -62,8 +61,23 @@ def best_mix(
     return msgspec.structs.replace(plan, runners_up=others), chains
 
 
+def _together(task: Task, groups: Sequence[Group]) -> Task:
+    """What can be done on all of them: chains of unlike workers compute the same microbatches."""
+    each = [search.sizes(task, group.tables.profile) for group in groups]
+    common = tuple(sorted(set(each[0]).intersection(*each[1:])))
+    if not common:
+        listed = " and of ".join(", ".join(map(str, sizes)) for sizes in dict.fromkeys(each))
+        raise ProfileError(
+            f"the profiles have microbatches of {listed} for a batch of {task.global_batch}, none in common; "
+            "calibrate with the same sizes"
+        )
+    hosted = all(group.tables.profile.host_bytes_per_s > 0 for group in groups)
+    shardings = tuple(one for one in task.shardings if one != "offload" or hosted)
+    return msgspec.structs.replace(task, microbatch_sizes=common, shardings=shardings)
+
+
 def _alone(
-    task: Task, groups: Sequence[Group], step_s: float
+    profiles: Mapping[str, Profile], task: Task, groups: Sequence[Group], step_s: float
 ) -> list[tuple[Plan, tuple[Chain, ...]]]:
     """Every group that could be faster than this if there were no other: the plain search has more ways."""
     found, workers = [], sum(group.holding.workers for group in groups)
@@ -72,7 +86,7 @@ def _alone(
             continue
         only = msgspec.structs.replace(task, per_instance=group.holding.per_instance)
         try:
-            plan = best(group.tables.profile, only, group.holding.workers)
+            plan = best(profiles[group.holding.instance_type], only, group.holding.workers)
         except DoesNotFit:
             continue
         plan = msgspec.structs.replace(plan, workers=workers)
@@ -89,9 +103,9 @@ def in_order(
 
 def _nothing_fits(task: Task, groups: Sequence[Group], workers: int) -> str:
     roomy = max(groups, key=lambda group: group.tables.profile.memory_bytes)
-    held = roomy.tables.profile.memory_bytes / 2**30
+    held = memory(roomy.tables.profile.memory_bytes)
     least = smallest(roomy.tables, task, workers)
-    return f"no layout of {plural(workers, 'worker')} fits; the roomiest accelerator has {held:.2f} GiB: {least}"
+    return f"no layout of {plural(workers, 'worker')} fits; the roomiest accelerator has {held}: {least}"
 
 
 def mix_book(
@@ -117,9 +131,9 @@ def _groups(
     profiles: Mapping[str, Profile], task: Task, holdings: Sequence[Holding]
 ) -> list[Group]:
     """Equal instances of one zone together, the fastest first."""
-    merged: dict[tuple[str, str], Holding] = {}
+    merged: dict[tuple[str, str, int], Holding] = {}
     for holding in holdings:
-        key = (holding.instance_type, holding.zone)
+        key = (holding.instance_type, holding.zone, holding.per_instance)
         more = merged[key].instances if key in merged else 0
         merged[key] = msgspec.structs.replace(holding, instances=holding.instances + more)
     groups = []
@@ -134,12 +148,23 @@ def _groups(
         seconds = float(tables.forward[row, -1] + tables.backward[row, -1])
         if holding.workers:
             groups.append(Group(holding, tables, seconds / profile.microbatch_sizes[row]))
+    _check_one_model(groups)
+    return sorted(groups, key=lambda group: (group.pace, group.holding.zone))
+
+
+def _check_one_model(groups: Sequence[Group]) -> None:
     counts = {len(group.tables.profile.sections) for group in groups}
     if len(counts) > 1:
         raise ProfileError(
             f"the profiles have {sorted(counts)} sections; they must be of one model, calibrate again"
         )
-    return sorted(groups, key=lambda group: (group.pace, group.holding.zone))
+    for each in zip(*(group.tables.profile.sections for group in groups), strict=True):
+        sizes = sorted({section.parameter_bytes for section in each})
+        if len(sizes) > 1:
+            raise ProfileError(
+                f"section {each[0].name} has parameters of {memory(sizes[0])} in one profile and of "
+                f"{memory(sizes[-1])} in another; they must be of one model, calibrate again"
+            )
 
 
 class _Draft(NamedTuple):
@@ -181,7 +206,9 @@ def _drafts(desk: _Desk, groups_min: int) -> list[_Draft]:
 
 
 def _drafted(desk: _Desk, way: Way, chains: tuple[Chain, ...]) -> _Draft | None:
-    """Whether its cuts fit does not matter yet: others may."""
+    """Whether its cuts fit does not matter yet: others may. If none can, it is none."""
+    if not has_room(desk.groups, way, chains):
+        return None
     each = -(-desk.task.global_batch // (way.microbatch_size * len(chains)))
     firsts = even_firsts(desk.groups, way, chains, min(each, 2 * way.depth))
     if firsts is None:
@@ -192,6 +219,19 @@ def _drafted(desk: _Desk, way: Way, chains: tuple[Chain, ...]) -> _Draft | None:
     return _Draft(step_s, way, chains, firsts)
 
 
+def _finalists(desk: _Desk, drafts: Sequence[_Draft]) -> list[tuple[Plan, tuple[Chain, ...]]]:
+    """Simulated in full: all drafts if that is little work; else the fastest, until enough of them fit."""
+    found = list[tuple[Plan, tuple[Chain, ...]]]()
+    few = sum(_groupings(desk, draft) for draft in drafts) <= GROUPINGS_OF_ALL_MAX
+    for tried, draft in enumerate(drafts[:UNFIT_MAX]):
+        if found and not few:
+            hopeless = draft.step_s > HOPELESS * min(plan.step_s for plan, _ in found)
+            if hopeless or len(found) == FINALISTS or tried >= TRIED_MAX:
+                break
+        found += _refined(desk, draft)
+    return found
+
+
 def _refined(desk: _Desk, draft: _Draft) -> list[tuple[Plan, tuple[Chain, ...]]]:
     """The best cuts if there are few; else sections are moved over boundaries while that gains."""
 
@@ -200,7 +240,7 @@ def _refined(desk: _Desk, draft: _Draft) -> list[tuple[Plan, tuple[Chain, ...]]]
         return sorted((plan for plan in plans if plan is not None), key=_step_s)[:1]
 
     sections, stages = len(desk.groups[0].tables.profile.sections), draft.way.stages
-    if comb(sections - 1, stages - 1) <= GROUPINGS_MAX:
+    if _groupings(desk, draft) <= GROUPINGS_MAX:
         few = laid([(0, *cuts) for cuts in combinations(range(1, sections), stages - 1)])
         return [(plan, draft.chains) for plan in few]
     best_ = laid([draft.firsts])
@@ -210,6 +250,10 @@ def _refined(desk: _Desk, draft: _Draft) -> list[tuple[Plan, tuple[Chain, ...]]]
             break
         best_ = better
     return [(plan, draft.chains) for plan in best_]
+
+
+def _groupings(desk: _Desk, draft: _Draft) -> int:
+    return comb(len(desk.groups[0].tables.profile.sections) - 1, draft.way.stages - 1)
 
 
 def _step_s(plan: Plan) -> float:

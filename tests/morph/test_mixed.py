@@ -45,6 +45,35 @@ def test_equal_instances_are_the_plain_search():
     assert len(chains) == plan.width
 
 
+def test_the_whole_state_is_counted_once():
+    """Where everyone keeps the whole state, room for it and half as much suffices for one group as for the plain search."""
+    state = sum(2 * s.parameter_bytes + s.optimizer_bytes for s in FAST.sections)
+    tight = {
+        name: msgspec.structs.replace(p, memory_bytes=1.6 * state) for name, p in PROFILES.items()
+    }
+    task = msgspec.structs.replace(TASK, whole=True, schedules=("1f1b", "modulo"), depth_min=2)
+    alone = book.best(tight["fast"], task, 2).step_s
+    assert mixed.best_mix(tight, task, held(2, 0))[0].step_s == alone
+    assert mixed.best_mix(tight, task, held(2, 1))[0].step_s <= alone
+
+
+def test_unlike_profiles_share_the_sizes_that_both_have():
+    """One type was measured at fewer sizes: chains of both compute those, whichever is the faster one."""
+    few = [
+        msgspec.structs.replace(s, forward_s=s.forward_s[1:2], backward_s=s.backward_s[1:2])
+        for s in FAST.sections
+    ]
+    only = msgspec.structs.replace(FAST, microbatch_sizes=(2,), sections=tuple(few))
+    task = Task(global_batch=96, schedules=("1f1b",))
+    for profiles in (
+        {"fast": only, "slow": slower(FAST, 2.0)},
+        {"fast": FAST, "slow": slower(only, 2.0)},
+    ):
+        plan, chains = mixed.best_mix(profiles, task, held(2, 2))
+        assert len({group for chain in chains for group in chain.groups}) == 2
+        assert plan.way.microbatch_size == 2
+
+
 def test_a_slow_replica_gets_fewer_microbatches():
     """Two replicas, one on instances of half the speed: it is given about half as much."""
     task = msgspec.structs.replace(TASK, depth_max=1)
@@ -112,6 +141,10 @@ def test_what_cannot_be_planned_is_said():
         mixed.best_mix(PROFILES, TASK, [Holding(instance_type="p9", instances=1)])
     with pytest.raises(ProfileError, match="must be of one model"):
         mixed.best_mix({"fast": FAST, "slow": make_profile(9)}, TASK, held(1, 1))
+    with pytest.raises(
+        ProfileError, match=r"section block0 has parameters of .* must be of one model"
+    ):
+        mixed.best_mix({"fast": FAST, "slow": make_profile(8, seed=1)}, TASK, held(1, 1))
     tiny = {name: msgspec.structs.replace(p, memory_bytes=1e6) for name, p in PROFILES.items()}
     with pytest.raises(DoesNotFit, match="no layout of 4 workers fits"):
         mixed.best_mix(tiny, TASK, held(2, 2))
