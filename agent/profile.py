@@ -118,6 +118,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
                 raise ValueError(
                     f"section {section.name}: {sorted(lengths)} times for {len(sizes)} sizes"
                 )
+        for row, size in enumerate(sizes):
+            if not any(s.forward_s[row] or s.backward_s[row] for s in self.sections):
+                raise ValueError(f"a microbatch of {size} takes no time in any section")
 
 
 def _require(name: str, value: float, *, above_zero: bool = False) -> None:

@@ -24,7 +24,7 @@ from orchestrator.morph.errors import DoesNotFit, MorphError
 from orchestrator.morph.formations import Chain
 from orchestrator.morph.plans import Cost, Holding, Plan, Sharding, Way
 from orchestrator.morph.search import WORKERS_MAX, Task
-from orchestrator.wording import pause, plural
+from orchestrator.wording import memory, pause, plural
 
 HELD = re.compile(
     r"(?P<instances>\d{1,6})(?:x(?P<each>\d{1,3}))?(?::(?P<profile>[^@]+))?(?:@(?P<zone>.+))?"
@@ -149,6 +149,11 @@ def _held(asked: Asked) -> tuple[dict[str, Profile], list[Holding]]:
 
 
 def load(path: Path) -> Profile:
+    if profiles.is_pipedream(path):
+        raise CommandError(
+            f"{path}: PipeDream's text; import it first: orchestrator profile {path} --out FILE",
+            USAGE,
+        )
     try:
         return profiles.load(path)
     except MorphError as error:
@@ -180,7 +185,7 @@ def _stages(plan: Plan, profile: Profile) -> Table:
     for stage, (first, end) in enumerate(plan.stages[:LISTED]):
         made.add_row(
             str(stage), f"{first}..{end - 1}", profile.sections[first].name,
-            f"{plan.memory_bytes[stage] / GIB:.2f} GiB",
+            memory(plan.memory_bytes[stage]),
         )  # fmt: skip
     if len(plan.stages) > LISTED:
         made.caption = f"and {len(plan.stages) - LISTED} more stages: --json"
@@ -287,7 +292,7 @@ def _head(profile: Profile) -> str:
     where = f" on {profile.instance_type}" if profile.instance_type else ""
     return (
         f"{profile.model}{where}: {plural(len(profile.sections), 'section')}, microbatches of {sizes}; "
-        f"{profile.memory_bytes / GIB:.2f} GiB; {link.bandwidth_bytes_per_s / 1e9:.3g} GB/s after "
+        f"{memory(profile.memory_bytes)}; {link.bandwidth_bytes_per_s / 1e9:.3g} GB/s after "
         f"{link.latency_s * 1e6:.0f} us between machines ({profile.network_from})"
     )
 

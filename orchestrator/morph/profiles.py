@@ -181,13 +181,16 @@ def chain(
                 parameter_bytes=node.parameter_bytes,
             )
         )
-    return Profile(
-        model=model,
-        microbatch_sizes=(samples,),
-        network=network,
-        memory_bytes=memory_bytes,
-        sections=tuple(sections),
-    )
+    try:
+        return Profile(
+            model=model,
+            microbatch_sizes=(samples,),
+            network=network,
+            memory_bytes=memory_bytes,
+            sections=tuple(sections),
+        )
+    except ValueError as error:
+        raise ProfileError(f"{model}: no usable profile, {error}; {AGAIN}") from None
 
 
 def ethernet(gigabit_per_s: float, *, latency_s: float = 50e-6, per_instance: float = 1) -> Network:

@@ -1,5 +1,6 @@
 """Profiles and plans for any machines: no market, no manager, and one line for whatever cannot be answered."""
 
+import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -46,6 +47,14 @@ def test_any_footprint_has_a_layout(known, on, workers):
     assert "\ntake " in text
 
 
+def test_machines_of_one_kind_and_several_sizes_are_as_many_as_they_are(known):
+    """Two machines of four and three of eight, in either order: thirty-two workers, and plans use no more."""
+    for on in (("2x4", "3x8"), ("3x8", "2x4")):
+        plan = known("plan", "fast.json", "--on", on[0], "--on", on[1], "--batch", "256", "--json")
+        assert plan.json["plan"]["workers"] == 32
+        assert sum(map(len, plan.json["chains"])) <= 32
+
+
 def test_unlike_machines_share_by_pace(known):
     """A slow machine in another zone gets fewer; its memory bounds what it does; the step can be drawn."""
     words = ("plan", "fast.json", "--on", "2", "--on", "1:slow.json@b", "--batch", "64")
@@ -73,7 +82,14 @@ def test_unlike_machines_share_by_pace(known):
         (("torn.json", "--on", "4", "--batch", "8"), 2, "torn.json: no usable profile"),
         (("old.json", "--on", "4", "--batch", "8"), 2, "written in format 0, this is format 1"),
         (("odd.json", "--on", "4", "--batch", "10"), 2, "the nearest that are: 8, 12"),
-        (("tiny.json", "--on", "4", "--batch", "8"), 1, "the least that would do is"),
+        (("odd.json", "--on", "4", "--on", "2:fast.json", "--batch", "8"), 2, "none in common"),
+        (("still.json", "--on", "4", "--batch", "8"), 2, "takes no time in any section"),
+        (("conv.txt", "--on", "4", "--batch", "8"), 2, "orchestrator profile conv.txt --out FILE"),
+        (
+            ("tiny.json", "--on", "4", "--batch", "8"),
+            1,
+            "into 100 bytes per accelerator; the least",
+        ),
         (("fast.json", "--on", "4", "--batch", "8", "--sharding", "offload"), 2, "host memory"),
         (("fast.json", "--on", "4", "--batch", "8", "--gantt", "no/a.svg"), 2, "No such file"),
     ],
@@ -89,6 +105,9 @@ def test_what_cannot_be_planned_is_one_line(known, words, code, said):
     (known.folder / "tiny.json").write_text(
         render(msgspec.structs.replace(fast, memory_bytes=100.0))
     )
+    still = text.replace("0.001", "0.0").replace("0.002", "0.0")
+    (known.folder / "still.json").write_text(still)
+    (known.folder / "conv.txt").write_text(TEXT)
     refused = known("plan", *words)
     assert refused.code == code
     assert said in refused.line
@@ -105,6 +124,8 @@ def test_a_profile_of_others_is_imported(shell):
     assert (made.model, made.microbatch_sizes, len(made.sections)) == ("conv", (64,), 2)
     assert shell("profile", "conv.json", "--json").json["profile"]["model"] == "conv"
     assert "take" in shell("plan", "conv.json", "--on", "4", "--batch", "1024").out
+    (shell.folder / "conv.txt").write_text(re.sub(r"time=[0-9.]+", "time=0.0", TEXT))
+    assert "takes no time in any section" in shell("profile", "conv.txt").line
     (shell.folder / "conv.txt").write_text(TEXT + "nonsense\n")
     assert "line 6: no node and no edge" in shell("profile", "conv.txt").line
     assert "there is no such profile" in shell("profile", str(Path("no") / "conv.txt")).line
