@@ -66,6 +66,10 @@ class Crew:
             else:
                 return
 
+    def has(self, peer: str, step: int, tag: str) -> bool:
+        """Whether `take` would not wait."""
+        return (peer, self.generation, step, tag) in self._mesh.mailbox
+
     def take(
         self, peer: str, step: int, tag: str, generation: int | None = None
     ) -> tuple[bytes, memoryview]:

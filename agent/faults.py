@@ -55,6 +55,7 @@ MORPH = (
     "morph: holding said",
 )
 SAVE = ("save: snapshot begun", "save: copy sent", "save: share sent")
+SURVEY = ("survey: called", "survey: round begun", "survey: section begun", "survey: part sent")
 SALVAGE = ("salvage: copy sent",)
 KEEPER = (
     "keeper: assembled",
@@ -63,7 +64,7 @@ KEEPER = (
     "keeper: manifest written",
     "keeper: pruned",
 )
-POINTS = (*STEP, *MORPH, *SAVE, *SALVAGE, *KEEPER)
+POINTS = (*STEP, *MORPH, *SAVE, *SURVEY, *SALVAGE, *KEEPER)
 UNHEARD = ("Beat", "Lines")  # messages that may be lost without anyone noticing
 
 

@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
-from agent import exchange, probing
+from agent import exchange, helping, probing
 from agent.chain import Chain, Whole
 from agent.copies import Copies
 from agent.crew import Crew
@@ -165,6 +165,8 @@ class Group(Crew):
             self._change_in_step()
         if self.leader:
             self._survey.look()
+        else:
+            self._survey.help()
         self._noting.begin()
         self._began_s, self._computed = time.monotonic(), 0
         return self._range()
@@ -176,6 +178,8 @@ class Group(Crew):
     def _answer_peer(self, peer: str, part: Part) -> None:
         if part.tag == probing.PROBE:
             probing.answer(self, self._mesh, peer, part)
+        elif part.tag == helping.ASKED:
+            self._survey.helpers.answer(peer, part)
         else:
             self._handover.pulling.answer(peer, part)
 

@@ -1,19 +1,22 @@
 """Calibration inside a running job: what a worker measures of its model, at a boundary between steps.
 
-One worker measures, once, as soon as its loop has been recorded, with a microbatch of the script's own. What
-was measured before (same code, shapes, kind of machine and libraries) is known to the keeper and is not
-measured again. Nothing of the run changes by it: see `agent.calibrate.measure`.
+One worker measures, once, as soon as its loop has been recorded, with a microbatch of the script's own; others may
+take parts over (`agent.helping`). What was measured before (same code, shapes, kind of machine and libraries) is known
+to the keeper and is not measured again. Nothing of the run changes by it: see `agent.calibrate.measure`.
 """
 
 import os
 import platform
 from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
 from pathlib import Path
 
 import torch
 
 from agent import calibrate
-from agent.calibrate import Settings
+from agent.board import Board
+from agent.calibrate import Plan, Settings
+from agent.gauge import Gauge, Patience
 from agent.messages import Unbuilt
 from agent.pipeline.body import Recording
 from agent.profile import Link, Network, Profile
@@ -76,6 +79,7 @@ def profile_of(
     model: str,
     microbatches_left: int,
     check: Callable[[], None],
+    opened: Callable[[Plan, Board], None],
 ) -> Profile:
     """Measured here and now; `things` are what the session holds, the optimizer among them."""
     optimizers = [thing for thing in things if isinstance(thing, torch.optim.Optimizer)]
@@ -90,6 +94,13 @@ def profile_of(
             network=NETWORK,
             microbatches_left=microbatches_left,
             check=check,
+            opened=opened,
         ),
         optimizer=optimizers[0] if optimizers else None,
     )
+
+
+def gauging(recording: Recording, plan: Plan, patience: Patience) -> AbstractContextManager[Gauge]:
+    """Parts of what another worker measures of the same."""
+    batches = {size_of(recording): recording.example}
+    return calibrate.gauging(recording.graph, recording.facts, batches, plan, patience)

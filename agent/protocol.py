@@ -269,7 +269,8 @@ class Enter(Message, frozen=True, kw_only=True):
     only the layers in `held`, or shall have no more than their own, each asks for what it lacks. With no
     holders the keeper sends its own copy, of which each asks for its layers where it shall have no more; and the
     `redo` sums behind it are asked for. `snapshot` is as in
-    `Commit`. `record` asks the first worker whether the script can be cut, since nobody has said so yet.
+    `Commit`. `record` asks the first worker whether the script can be cut, since nobody has said so yet; the others
+    begin their first share by waiting for its word (`agent.helping`).
     """
 
     layout: Layout

@@ -1,6 +1,7 @@
 """What one worker finds out for all: whether the script can be cut, what its model takes, what the network takes.
 
-The others wait for it in the step, so it has to be short; and whatever goes wrong, the job trains on without knowing.
+The step waits for it, so it has to be short, and others help with what can be measured side by side. Whatever goes wrong,
+the job trains on without knowing.
 """
 
 import logging
@@ -13,6 +14,7 @@ import msgspec
 from agent import measuring, probing
 from agent.crew import Crew
 from agent.errors import Misuse
+from agent.helping import Helpers, Helping
 from agent.messages import UNRECORDED
 from agent.pipeline.examine import cut_points
 from agent.pipeline.record import CannotRecord
@@ -28,6 +30,8 @@ class Survey:
 
     def __init__(self, crew: Crew, job: str, address: str) -> None:
         self._crew, self._job, self._address = crew, job, address
+        self.helpers = Helpers(crew)
+        self._helped_at = -1  # the generation in which this worker was asked to help, or has asked
         self.ready: Ready | None = None
         self.addresses: Mapping[str, str] = {}
         self.known: ProfileKnown | None = None  # what the keeper answered last
@@ -52,13 +56,37 @@ class Survey:
 
     def look(self) -> None:
         """As the leader of the layout: find out what nobody knows yet."""
-        entered = self._crew.entered
-        if entered is not None and entered.record:
+        self.helpers.waiting = self._others_wait()
+        if self.helpers.waiting:
             self._tell_recorded()
         if self._unmeasured:
             self._measure()
+        self.helpers.dismiss()
         if self._unprobed is not None:
             self._probe(self._unprobed)
+
+    def help(self) -> None:
+        """As another one: measure what the leader hands out, before one's own share of the first step."""
+        if not self._others_wait():
+            return
+        helping = Helping(self._crew)
+        try:
+            helping.help()
+        except Interrupted:
+            self._unmeasured |= helping.able  # whoever leads now may not know of it
+            raise
+        except Misuse:
+            raise
+        except Exception as error:
+            self._say(f"could not help to measure the model: {error!r}")
+
+    def _others_wait(self) -> bool:
+        """Whether everyone begins this layout with finding out, and this is its first share."""
+        entered, generation = self._crew.entered, self._crew.generation
+        if entered is None or not entered.record or self._helped_at == generation:
+            return False
+        self._helped_at = generation
+        return True
 
     def _tell_recorded(self) -> None:
         """Whether the script could be cut, once it is known."""
@@ -85,24 +113,29 @@ class Survey:
         """Unless it was measured before."""
         session = self._crew.session
         recording = session.recording()
-        if not self._measured_before(measuring.key_of(recording)):
+        key = measuring.key_of(recording)
+        if not self._measured_before(key):
+            self.helpers.call(measuring.machine_kind(), key)
             left = (self._steps_total - session.version) * session.microbatches
             things = session.objects.values()
             try:
-                profile = measuring.profile_of(recording, things, self._job, left, self._crew.go_on)
+                profile = measuring.profile_of(
+                    recording, things, self._job, left, self._crew.go_on, self.helpers.open
+                )
                 self._unmeasured, self._unprobed = False, profile
                 try:
+                    self.helpers.dismiss()
                     self._unprobed = self._with_network(profile)
                 finally:  # who is called away has still measured the model
                     self._crew.link.send(Measured(profile=self._unprobed))
             except Interrupted:
                 raise
             except Exception as error:  # a job trains without a profile too
-                self._say_unmeasured("model", error)
+                self._say(f"the model was not measured: {error!r}")
         self._unmeasured = False
 
-    def _say_unmeasured(self, what: str, error: Exception) -> None:
-        print(f"{self._crew.me}: the {what} was not measured: {error!r}", file=sys.__stderr__)
+    def _say(self, what: str) -> None:
+        print(f"{self._crew.me}: {what}", file=sys.__stderr__)
 
     def _measured_before(self, key: str) -> bool:
         link = self._crew.link
@@ -130,7 +163,7 @@ class Survey:
             raise
         except Exception as error:  # nor does it need to know the network
             self._unprobed = None
-            self._say_unmeasured("network", error)
+            self._say(f"the network was not measured: {error!r}")
             return
         if found != profile:
             self._crew.link.send(Measured(profile=found))

@@ -12,7 +12,6 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from agent.away import stood_in
 from agent.pipeline.channel import Parcel
 from agent.pipeline.pieces import Piece
 from agent.pipeline.stage import Stage
@@ -46,19 +45,14 @@ def _tensors(values: Any) -> list[torch.Tensor]:
     return [leaf for leaf in tree_leaves(values) if isinstance(leaf, torch.Tensor)]
 
 
-def most_bytes(pieces: Sequence[Piece], example: Sequence[Any]) -> list[float]:
-    """Of every section, in one forward and backward; the gradients of its parameters are among them."""
-    found = []
-    arrived: Parcel | None = None
-    for piece in pieces:
-        living, stage = Living(), Stage(piece, microbatches=1)
-        with stood_in(piece.module):
-            piece.module.zero_grad(set_to_none=True)
-            with living:
-                arrived = stage.forward(0, arrived, example)
-                stage.backward(0, None if piece.last else stage.ones_for(arrived))
-            stage.release(0)
-            stage.clear()
-            piece.module.zero_grad(set_to_none=True)
-        found.append(float(living.most_bytes))
-    return found
+def most_bytes(piece: Piece, arrived: Parcel | None, example: Sequence[Any]) -> float:
+    """Of a section, in one forward and backward; the gradients of its parameters are among them."""
+    living, stage = Living(), Stage(piece, microbatches=1)
+    piece.module.zero_grad(set_to_none=True)
+    with living:
+        out = stage.forward(0, arrived, example)
+        stage.backward(0, None if piece.last else stage.ones_for(out))
+    stage.release(0)
+    stage.clear()
+    piece.module.zero_grad(set_to_none=True)
+    return float(living.most_bytes)
