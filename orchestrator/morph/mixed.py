@@ -54,9 +54,12 @@ def best_mix(
     if not found:
         raise DoesNotFit(_nothing_fits(task, groups, workers))
     plan, chains = found[0]
+    kinds = {(plan.way, plan.width): plan}
+    for other, _ in found:  # others of one kind differ by who stands where only
+        kinds.setdefault((other.way, other.width), other)
     others = tuple(
         RunnerUp(way=other.way, width=other.width, cost=other.cost)
-        for other, _ in found[1 : 1 + RUNNERS_UP]
+        for other in list(kinds.values())[1 : 1 + RUNNERS_UP]
     )
     return msgspec.structs.replace(plan, runners_up=others), chains
 
@@ -149,7 +152,14 @@ def _groups(
         if holding.workers:
             groups.append(Group(holding, tables, seconds / profile.microbatch_sizes[row]))
     _check_one_model(groups)
-    return sorted(groups, key=lambda group: (group.pace, group.holding.zone))
+    return sorted(groups, key=_rank)
+
+
+def _rank(group: Group) -> tuple[float, float, str, str, int]:
+    """Of the equally fast the roomiest first, so that the answer does not depend on who is listed first."""
+    holding, profile = group.holding, group.tables.profile
+    room = profile.memory_bytes - profile.reserved_bytes
+    return group.pace, -room, holding.zone, holding.instance_type, holding.per_instance
 
 
 def _check_one_model(groups: Sequence[Group]) -> None:
