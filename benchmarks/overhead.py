@@ -1,6 +1,6 @@
 """What do the commit protocol, heartbeats and a backup after every step cost, against all of it off?
 
-    python benchmarks/overhead.py [--step-ms 30 100 300] [--width 256 800] [--pairs 40]
+    python benchmarks/overhead.py [--step-ms 30 100 300] [--width 256 800] [--pairs 20]
 
 The worker of a crew takes turns with itself: some steps as one of the crew (commits by the keeper into Redis, the sum
 of every step and the whole state of every step to the keeper's memory), and as many in a world of one, where none of
@@ -172,7 +172,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--step-ms", type=float, nargs="+", default=[30.0, 100.0, 300.0])
     parser.add_argument("--width", type=int, nargs="+", default=[256, 800])
-    parser.add_argument("--pairs", type=int, default=40, help=f"of turns with {TURN} steps each")
+    parser.add_argument("--pairs", type=int, default=20, help=f"of turns with {TURN} steps each")
     options = parser.parse_args()
     begun_s = time.monotonic()
     print(
