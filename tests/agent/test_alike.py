@@ -159,3 +159,16 @@ def test_who_comes_after_all_were_lost_is_compared_with_them(crew: Crew) -> None
     hold.unlink()
     report = until("the failure", lambda: crew.of(WorkerFailed))[0]
     assert text in report.detail
+
+
+@pytest.mark.processes
+def test_what_only_the_leader_does_to_its_model_is_refused(crew: Crew) -> None:
+    """It evaluates in training mode, by which its buffers become others than everybody else's."""
+    script = SCRIPT.replace(
+        "Linear(4, 1)", "Sequential(torch.nn.Linear(4, 1), torch.nn.BatchNorm1d(1))"
+    )
+    script = script.replace("steps(9)", "steps(30)")
+    only = "    optimizer.step()\n    if session.leader: model(torch.randn(8, 4))\n"
+    crew.begin(2, script.replace("    optimizer.step()\n", only), str(crew.folder / "none"))
+    report = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    assert "behind session.share(...) the model became another" in report.detail
