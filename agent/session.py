@@ -36,7 +36,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 from agent import shards
 from agent.beside import Beside
 from agent.clipping import follow
-from agent.errors import Misuse, NotFinite
+from agent.errors import Misuse, NotFinite, StateError
 from agent.faults import passing
 from agent.form import Form
 from agent.given import check_names, check_unborn, scaler_of
@@ -200,9 +200,9 @@ class Session:
         if self._phase != "made":
             raise Misuse("session.steps() was called twice; a script has one training loop")
         self._facts = Facts(self.microbatches, total)
+        self._form.check(self.version)
         while True:
             self._phase, self._kept = "bound", None
-            self._form.check(self.version)
             self.holdings.give_back()
             self._world.boundary(self, self._facts)
             self._arena = Arena()
@@ -433,7 +433,12 @@ class Session:
         model = modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
         body = Body(caller)
         body.refuse_scaling(known=self._scaler is not None)
-        found = body.record(model, self._run_recorded, batch)
+        try:
+            found = body.record(model, self._run_recorded, batch)
+        except Misuse:
+            if self._streams is not None:
+                self._streams.refuse_draws()  # says better why
+            raise
         if self._recording is not None and found.same_as(self._recording):
             found = msgspec.structs.replace(self._recording, reads=found.reads)
         self._recording = found
@@ -531,7 +536,11 @@ class Session:
 
     def _collect(self) -> Collected:
         with self._unseen():
-            state, here = collect(self.objects), self.holdings.here
+            try:
+                state, here = collect(self.objects), self.holdings.here
+            except StateError:
+                self._form.check(self.version)  # says what has become of the model
+                raise
         return state if here is None else state.only(here)
 
     @contextmanager

@@ -112,11 +112,23 @@ class Body:
                 graph = record(model, loss_of, leaves)
                 facts, loss = examined(graph, leaves)
         except CannotRecord as error:
-            with contextlib.suppress(CannotRecord):
+            with self._failing_left_to_the_script():
                 self._run_twice(model, own)
             raise CannotRecord(self._short(str(error))) from error
         self._compare(loss, self._run_twice(model, own))
         return Recording(graph, facts, tuple(leaves), spec, self._reads(graph, model))
+
+    @contextlib.contextmanager
+    def _failing_left_to_the_script(self) -> Iterator[None]:
+        """What fails here will fail there, where it is told with its own traceback."""
+        try:
+            yield
+        except CannotRecord:
+            pass
+        except Misuse:
+            raise
+        except Exception:  # noqa: S110 - whatever the person's code raises
+            pass
 
     def _refuse_hooks(self, model: torch.nn.Module) -> None:
         """A stage asks for gradients, and does not accumulate them; and of a tied parameter each has a part."""
