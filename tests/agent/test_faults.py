@@ -22,6 +22,8 @@ from agent import faults
 from agent.faults import Fault, Kind, Line, Plan
 from agent.messages import (
     AnyReport,
+    CheckpointFailed,
+    CheckpointWritten,
     JobCompleted,
     Rewound,
     WorkerFailed,
@@ -155,6 +157,10 @@ class Job:
             msgspec.json.decode(line, type=Line)
             for line in self.ledger.read_bytes().split(b"\n")[:-1]
         ]
+
+    def saves(self) -> int:
+        """How many the keeper has told of."""
+        return len(self.crew.of(CheckpointWritten)) + len(self.crew.of(CheckpointFailed))
 
     def happened(self) -> list[Line]:
         return [line for line in self.lines() if line.kind is not None]
@@ -345,8 +351,16 @@ def _keeper_suffers(job: Job, keeper: KeeperProcess, suffered: int, due: list[Fa
     _renew(keeper, job.plan(due[0].point, *due))
     for number, fault in enumerate(due, start=1):
         while len(job.happened()) < suffered + number:
+            saves = job.saves()
             job.go(2)
             until(f"{fault}, or two steps", lambda n=number: _moved(job, suffered + n))
+            if fault.point != "keeper: assembled":  # the others are met while something is saved
+                until(
+                    f"{fault}, or a save",
+                    lambda n=number, saves=saves: (
+                        len(job.happened()) >= suffered + n or job.saves() > saves
+                    ),
+                )
             if len(job.crew.ready) < job.steady:  # who does not understand the keeper is lost
                 (name,) = job.crew.start(1)
                 until(
