@@ -11,7 +11,7 @@ replica gets as many microbatches as it can do in the same time:
 
 from collections.abc import Iterator, Sequence
 from heapq import heapify, heapreplace
-from itertools import combinations_with_replacement, islice, product
+from itertools import islice, product
 from typing import NamedTuple
 
 import numpy as np
@@ -75,12 +75,24 @@ def _every_formation(
 def _sufficing(
     kinds: Sequence[Chain], held: Sequence[int], widest: int, least: Sequence[int]
 ) -> Iterator[tuple[Chain, ...]]:
-    for width in range(1, widest + 1):
-        for chains in combinations_with_replacement(kinds, width):
-            used = [sum(chain.groups.count(g) for chain in chains) for g in range(len(held))]
-            enough = all(n >= few for n, few in zip(used[1:], least[1:], strict=False))
-            if enough and all(n <= most for n, most in zip(used, held, strict=True)):
+    """Chain by chain, so that nothing is gone through that the workers do not suffice for."""
+    needs = [[chain.groups.count(g) for g in range(len(held))] for chain in kinds]
+
+    def from_here(
+        chains: tuple[Chain, ...], first: int, left: list[int], more: int
+    ) -> Iterator[tuple[Chain, ...]]:
+        if not more:
+            used = [n - m for n, m in zip(held, left, strict=True)]
+            if all(n >= few for n, few in zip(used[1:], least[1:], strict=False)):
                 yield chains
+            return
+        for index in range(first, len(kinds)):
+            rest = [n - need for n, need in zip(left, needs[index], strict=True)]
+            if min(rest) >= 0:
+                yield from from_here((*chains, kinds[index]), index, rest, more - 1)
+
+    for width in range(1, widest + 1):
+        yield from from_here((), 0, list(held), width)
 
 
 def even_firsts(

@@ -25,6 +25,7 @@ MIXED_DEPTH_MAX = 64
 MIXES_MAX, TRIED_MAX, FINALISTS = 256, 96, 24
 UNFIT_MAX = 2000  # drafts that are looked at until one fits
 GROUPINGS_OF_ALL_MAX = 1500  # with so few, every draft is simulated with all its cuts
+LEFT_OUT_MAX = 4  # kinds; of more each is tried alone only
 HOPELESS = 1.25  # times the best: no other cuts make up for that
 ROUNDING = 1e-9
 
@@ -47,7 +48,7 @@ def best_mix(
     desk = _Desk(_together(task, groups), groups, {})
     found = _finalists(desk, _drafts(desk, groups_min))
     if groups_min < 2:
-        found += _alone(
+        found += _with_fewer(
             profiles, task, groups, min((plan.step_s for plan, _ in found), default=inf)
         )
     found.sort(key=lambda pair: pair[0].step_s)
@@ -79,21 +80,34 @@ def _together(task: Task, groups: Sequence[Group]) -> Task:
     return msgspec.structs.replace(task, microbatch_sizes=common, shardings=shardings)
 
 
-def _alone(
+def _with_fewer(
     profiles: Mapping[str, Profile], task: Task, groups: Sequence[Group], step_s: float
 ) -> list[tuple[Plan, tuple[Chain, ...]]]:
-    """Every group that could be faster than this if there were no other: the plain search has more ways."""
+    """Fewer kinds of workers that could be faster than this: a search among fewer has more ways.
+
+    Every one alone, and of a few also all but one: many are seldom slower without one of them.
+    """
+    every = range(len(groups))
+    kept = [(index,) for index in every]
+    if 2 < len(groups) <= LEFT_OUT_MAX:
+        kept += [(*every[:index], *every[index + 1 :]) for index in every]
     found, workers = [], sum(group.holding.workers for group in groups)
-    for index, group in enumerate(groups):
-        if task.global_batch * group.pace / group.holding.workers >= step_s:
+    for indices in kept:
+        pace = sum(groups[index].holding.workers / groups[index].pace for index in indices)
+        if task.global_batch / pace >= step_s:
             continue
-        only = msgspec.structs.replace(task, per_instance=group.holding.per_instance)
         try:
-            plan = best(profiles[group.holding.instance_type], only, group.holding.workers)
+            plan, chains = best_mix(profiles, task, [groups[index].holding for index in indices])
         except DoesNotFit:
             continue
         plan = msgspec.structs.replace(plan, workers=workers)
-        found.append((plan, (Chain((index,) * plan.way.depth),) * plan.width))
+        step_s = min(step_s, plan.step_s)
+        found.append(
+            (
+                plan,
+                tuple(Chain(tuple(indices[group] for group in chain.groups)) for chain in chains),
+            )
+        )
     return found
 
 

@@ -225,7 +225,7 @@ def test_a_worker_more_never_harms(seed):
 
 @pytest.mark.parametrize("seed", range(12))
 def test_unlike_workers_are_never_worse_than_some_of_them(seed):
-    """Larger footprints, where not everything can be tried: as fast as the best group alone, and batches are whole."""
+    """Larger footprints, where not everything can be tried: as fast as without any kind, or as one alone, and batches are whole."""
     rng = np.random.default_rng(seed)
     base = drawn_profile(rng, int(rng.integers(3, 12)), 0.0)
     profiles = {str(k): paced(base, rng) for k in range(3)}
@@ -244,3 +244,5 @@ def test_unlike_workers_are_never_worse_than_some_of_them(seed):
         only = msgspec.structs.replace(task, per_instance=one.per_instance)
         alone = book.best(profiles[one.instance_type], only, one.workers)
         assert plan.step_s <= alone.step_s * (1 + 1e-9)
+        fewer, _ = mixed.best_mix(profiles, task, [other for other in held if other is not one])
+        assert plan.step_s <= fewer.step_s * (1 + 1e-9)
