@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from agent import session
+from agent.pipeline.births import Unborn
 from agent.session import Session
 from agent.store.layers import share_of
 from agent.store.memory import Again, Copying
@@ -18,8 +19,10 @@ class Slow(Alone):
 
     def boundary(self, session, facts):
         super().boundary(session, facts)
-        _, pieces = share_of(session.settled(), 1, 0)
-        self.begun.append(([bytes(piece) for piece in pieces], Copying(lambda: pieces, Again())))
+        state = session.collected()
+        _, pieces = share_of(state.finish(), 1, 0)
+        now = [bytes(piece) for piece in pieces]
+        self.begun.append((now, Copying(lambda: share_of(state.finish(), 1, 0)[1], Again())))
 
     def settle(self):
         for _, copying in self.begun:
@@ -33,6 +36,7 @@ def slow():
     session.join(world)
     yield world
     session._sessions.clear()
+    session._unborn.clear()
     session._world = None
 
 
@@ -65,3 +69,18 @@ def test_the_script_gets_its_gradients_when_the_copy_is_done(slow: Slow, leave_a
     assert len(begun) >= 3
     for pieces, copying in begun:
         assert bytes(copying.whole) == b"".join(pieces)
+
+
+def test_layers_that_go_are_in_the_copy_all_the_same(slow: Slow) -> None:
+    """In the middle of a first step others may be wanted than those that a snapshot has begun with."""
+    unborn = Unborn(lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)))
+    session._unborn.append(unborn)
+    own = Session(unborn.model, microbatches=2)
+    own.bear(own.holdings.all)
+    for _ in own.steps(1):
+        own.bear(frozenset({"0"}))
+        assert own.holdings.here == {"0"}
+        break
+    (pieces, copying), *_ = slow.begun
+    assert b"".join(pieces).strip(b"\0")
+    assert bytes(copying.whole) == b"".join(pieces)
