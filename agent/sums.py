@@ -22,6 +22,7 @@ import torch
 from agent.errors import Misuse
 
 ALIGN_BYTES = 64
+PIECE_NUMBERS = 1 << 15
 
 
 class Sum:
@@ -189,10 +190,13 @@ class SumSpace:
         others = [None] * len(one.found) if other is None else other.found
         for index, (view, a, b) in enumerate(zip(into.views, one.found, others, strict=True)):
             into.present[index] |= a is not None or b is not None
-            found = 0 if a is None else a
-            if other is not None:
-                found = found + (0 if b is None else b)
-            view.add_(found)  # -0.0 becomes 0.0, as by adding a zero
+            # -0.0 becomes 0.0, as by adding a zero
+            if other is None:
+                view.add_(0 if a is None else a)
+            elif a is not None and b is not None:
+                _add_pair(view, a, b)
+            else:
+                view.add_((0 if a is None else a) + (0 if b is None else b))
 
     def add(self, left: Sum, right: Sum) -> None:
         """left += right"""
@@ -232,6 +236,16 @@ class SumSpace:
                 if buffer.dtype.is_floating_point:
                     change = change / microbatches
                 buffer.detach().add_(change)
+
+
+def _add_pair(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """into += a + b, in pieces that stay in the cache, where all lie in one row."""
+    if not (a.is_contiguous() and b.is_contiguous()):
+        into.add_(a + b)
+        return
+    rows = (torch.split(tensor.view(-1), PIECE_NUMBERS) for tensor in (into, a, b))
+    for piece, one, other in zip(*rows, strict=True):
+        piece.add_(one + other)
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -3,7 +3,7 @@
 import torch
 
 from agent.partial import Partial
-from agent.sums import Sum, SumSpace
+from agent.sums import PIECE_NUMBERS, Sum, SumSpace
 
 
 class Counted(torch.nn.Module):
@@ -50,3 +50,21 @@ def test_many_large_numbers_of_half_precision_are_finite() -> None:
     assert space.finite(total)
     total.views[0][0, 0] = float("inf")
     assert not space.finite(total)
+
+
+def test_a_pair_is_added_in_pieces_with_the_bits_of_the_whole() -> None:
+    """Large gradients, and such as do not lie in one row: (a + b) is added, never a and then b."""
+    model = torch.nn.Linear(PIECE_NUMBERS // 64 + 3, 131)
+    space, draw = SumSpace([model]), torch.Generator().manual_seed(0)
+    rows, columns = model.weight.shape
+    for turned in (False, True):
+        space.begin()
+        partial, expected = Partial(space, 4), torch.zeros(rows, columns)
+        for pair in range(2):
+            a, b = (torch.randn(columns, rows, generator=draw).T for _ in range(2))
+            expected = a + b if pair == 0 else expected + (a + b)
+            for microbatch, found in ((2 * pair, a), (2 * pair + 1, b)):
+                model.weight.grad = found if turned else found.contiguous()
+                partial.add(microbatch, 0.0, 0, 4)
+        (whole,) = partial.nodes(0, 4)
+        assert torch.equal(whole.views[0], expected)
