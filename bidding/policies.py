@@ -142,11 +142,23 @@ def study(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
 
 
 @compiled
+def outbids(world: World, delta: float) -> bool:
+    """Whether the price can take away a machine whose bid is so far above it."""
+    return bool(world.bids and delta < ANY_PRICE / 2)
+
+
+@compiled
+def known_delta(world: World, delta: float) -> int:
+    """Between the deltas that are known the nearest smaller one counts: the safe side. -1 below all."""
+    return int(np.searchsorted(world.deltas, delta + 1e-12, side="right") - 1)
+
+
+@compiled
 def beta_of(world: World, k: int, delta: float, hours: float, t: int) -> float:
     """BidBrain's chance of losing a machine of pool k within these hours, from prices and from capacity."""
     stays = np.exp(-world.hazard_per_h[k, t] * hours)
-    if world.bids and delta < ANY_PRICE / 2:
-        i = np.searchsorted(world.deltas, delta + 1e-12, side="right") - 1
+    if outbids(world, delta):
+        i = known_delta(world, delta)
         stays *= (1.0 - world.evicted_in_1h[k, i]) ** hours if i >= 0 else 0.0
     return float(1.0 - stays)
 
@@ -157,8 +169,8 @@ def hazard_of(world: World, k: int, bid: float, t: int) -> float:
     if is_reliable(world, k):
         return 0.0
     hazard, delta = world.hazard_per_h[k, t], bid - world.price[k, t]
-    if world.bids and delta < ANY_PRICE / 2:
-        i = np.searchsorted(world.deltas, delta + 1e-12, side="right") - 1
+    if outbids(world, delta):
+        i = known_delta(world, delta)
         beta = world.evicted_in_mood[k, world.mood[k, t], i] if i >= 0 else 1.0
         hazard += -np.log1p(-beta) if beta < 1.0 else LOST_PER_H_MAX
     return float(min(hazard, LOST_PER_H_MAX))

@@ -203,10 +203,8 @@ def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) 
                 "ignore"
             )  # about its own future; nothing that a person can act on
             before = python_drawn()
-            with (
-                functions_refused(),
-                attributes_kept(whole.model),
-            ):  # only its forward would be in the graph
+            # Of a function with a backward of its own only the forward would be in the graph.
+            with functions_refused(), attributes_kept(whole.model):
                 program = torch.export.export(whole, tuple(example), strict=False)
             _refuse_frozen(before)
             exported = program.module(check_guards=False)

@@ -41,6 +41,16 @@ def exhaustive(profile, task: Task, workers: int) -> float:
     return least
 
 
+def compare(profile, task: Task, workers: int, case: object = None) -> None:
+    """The search finds the very step that enumeration finds, or refuses where nothing fits."""
+    expected = exhaustive(profile, task, workers)
+    try:
+        found = book.best(profile, task, workers).step_s
+    except DoesNotFit:
+        found = np.inf
+    assert found == pytest.approx(expected, rel=1e-9), case
+
+
 @pytest.mark.parametrize("workers", [1, 2, 3, 5])
 @pytest.mark.parametrize("seed", range(8))
 def test_the_search_finds_what_enumeration_finds(seed, workers):
@@ -53,12 +63,7 @@ def test_the_search_finds_what_enumeration_finds(seed, workers):
         memory_bytes=float(rng.choice([6e7, 1.2e8, 16e9])),
     )
     task = Task(global_batch=int(rng.choice([8, 24, 32])), per_instance=int(rng.choice([1, 2])))
-    expected = exhaustive(profile, task, workers)
-    if np.isinf(expected):
-        with pytest.raises(DoesNotFit):
-            book.best(profile, task, workers)
-    else:
-        assert book.best(profile, task, workers).step_s == pytest.approx(expected, rel=1e-9)
+    compare(profile, task, workers)
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -171,13 +176,7 @@ def test_the_more_replicas_share_the_optimizer_the_less_each_keeps(seed):
         shardings=("none", "optimizer"),
         schedules=("1f1b", "gpipe"),
     )
-    workers = int(rng.integers(3, 9))
-    expected = exhaustive(profile, task, workers)
-    try:
-        found = book.best(profile, task, workers).step_s
-    except DoesNotFit:
-        found = np.inf
-    assert found == pytest.approx(expected, rel=1e-9)
+    compare(profile, task, workers=int(rng.integers(3, 9)))
 
 
 def test_offloading_is_the_last_resort():
