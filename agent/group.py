@@ -355,7 +355,8 @@ class Group(Crew):
         self._mesh.enter(order.layout.generation)
         self._deep.leave()
         inside, holder = self.me in order.layout.workers, self.me in order.holders
-        born = session.newborn and order.version == 0 and bool(order.holders)
+        # Where some have been sent their layers, these are had from them.
+        born = session.newborn and order.version == 0 and bool(order.holders) and not order.held
         self._holds, self._needs_state = holder or born, inside and not (holder or born)
         self.entered = order
         self._handover.enter(order, born=born)

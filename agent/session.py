@@ -133,6 +133,7 @@ class Session:
             unborn.used = self._fetch
         self._scaler = scaler_of(others)
         self.unbuilt, self.birth_mark = bool(_unborn), "-".join(each.mark for each in _unborn)
+        self._loaded = False  # what is here has come from others, or did once
         self._phase = "bound"  # made | bound | between | sharing | computing | shared | over
         self.space = SumSpace(modules)
         self.holdings = Holdings(self.objects, _unborn)
@@ -492,8 +493,10 @@ class Session:
 
     @property
     def newborn(self) -> bool:
-        """Whether what is not here can be born: it was handed over unbuilt, and no step has changed it."""
-        return self.unbuilt and self.version == 0 and self._phase != "shared"
+        """Whether what is not here can be born: it was handed over unbuilt, and no step has changed it. Who was sent
+        back to the beginning has had steps: what these have made of buffers, and of parameters of one number, is here.
+        """
+        return self.unbuilt and not self._loaded and self.version == 0 and self._phase != "shared"
 
     def bear(self, layers: frozenset[str]) -> None:
         """Have these layers with their initial values, and of those that can be born no others."""
@@ -571,7 +574,7 @@ class Session:
             self._keep(only)
             self.holdings.make_room(only)
         fill(gathered.layers.values(), gathered.read, self.objects, only, arena=self._arena)
-        self.version = version
+        self.version, self._loaded = version, True
 
     def _keep(self, layers: frozenset[str]) -> None:
         """Only these are here from now on. Whoever uses the model beside the step has the rest fetched."""

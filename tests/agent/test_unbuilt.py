@@ -140,6 +140,17 @@ def test_two_with_a_half_each_become_one_with_all(
     ends_alike(crew, alone, STEPS)
 
 
+def test_who_is_left_goes_back_to_the_beginning(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """The only owner of a half is lost while the backup is still of the beginning: the other one has had steps, which
+    have changed what is not born with the layers, the averages of its norms."""
+    begin(crew, 3, 2, backup_every_steps=100)
+    crew.reach(7)
+    assert {held.step for held in crew.of(BackupHeld)} == {0}
+    crew.kill(crew.ready[1])
+    ends_alike(crew, alone, STEPS)
+    assert len(crew.of(WorkerLost)) == 1
+
+
 @pytest.mark.parametrize("seed", range(1, 4))
 def test_chaos(crew: Crew, alone: tuple[list[str], bytes], seed: int) -> None:
     """Kills, joins and other depths, drawn from a seed, from before the first commit on."""
