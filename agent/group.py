@@ -237,9 +237,14 @@ class Group(Crew):
             self._holds, self.astray = False, True
 
     def _counted_among(self, order: Enter | None) -> Having | None:
-        if order is None or order is self.entered:
-            return self._handover.having if self._holds else None
-        return having(order) if self.me in order.holders else None
+        """Who has what of the state that is looked at; None where it is not the job's any more."""
+        if order is not None and order is not self.entered:
+            return having(order) if self.me in order.holders else None
+        if self._holds:
+            return self._handover.having
+        # A committed step is applied again: those of our chain are at the same one, others may be ahead.
+        chain = self.layout.replica_of(self.me).workers
+        return {one: held for one, held in self._handover.having.items() if one in chain}
 
     def _stop_or_save(self) -> None:
         self.go_on()

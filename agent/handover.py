@@ -113,7 +113,10 @@ class Handover:
             assert order is not None
             others = {worker: held for worker, held in known.items() if worker != self._crew.me}
             try:
-                gathered = self.pulling.look(layers, version, others, order.layout.generation)
+                if known:
+                    gathered = self.pulling.look(layers, version, others, order.layout.generation)
+                else:  # all begin with the backup, and have not fetched their layers of it yet
+                    gathered, _ = self._from_backup(tuple(sorted(layers)))
             except Interrupted:
                 continue
             session.borrow(gathered, layers)

@@ -1,9 +1,10 @@
-"""A script that looks at its whole model behind every step, and does with the result what scripts do.
+"""A script that looks at its whole model before and behind every step, and does with the result what scripts do.
 
 usage: evaluating_toy.py STEPS OUT
 
 Behind step 5 whoever has one of the places in OUT.late, counted over the layout's workers, waits until that file is
-gone. OUT.asking is there when the first of the others is about to look.
+gone. OUT.asking is there when the first of the others is about to look. If there is a file OUT.hold with a number in it,
+steps from that number on wait.
 """
 
 import sys
@@ -17,6 +18,13 @@ from agent import Session
 
 MICROBATCHES = 4
 LATE_AT = 5
+
+
+def held(step: int, out: str) -> bool:
+    try:
+        return step >= int(Path(f"{out}.hold").read_text())
+    except (FileNotFoundError, ValueError):
+        return False
 
 
 def wait_if_late(group, out: str) -> None:
@@ -39,6 +47,10 @@ def main(steps: int, out: str) -> None:
     session = Session(model, optimizer, plateau, microbatches=MICROBATCHES)
     x = torch.randn(MICROBATCHES, 8, 16, generator=torch.Generator().manual_seed(99))
     for step in session.steps(steps):
+        while held(step, out):
+            time.sleep(0.01)
+        with torch.no_grad():
+            before = float((model(x) - x.sin()).square().mean())
         for batch in session.share(list(x)):
             session.backward((model(batch) - batch.sin()).square().mean())
         optimizer.step()
@@ -49,7 +61,7 @@ def main(steps: int, out: str) -> None:
         plateau.step(found)
         if session.leader:
             rate = optimizer.param_groups[0]["lr"]
-            print(f"step {step} loss {session.loss!r} then {found!r} rate {rate!r}")  # noqa: T201 - as scripts do
+            print(f"step {step} from {before!r} loss {session.loss!r} then {found!r} rate {rate!r}")  # noqa: T201 - as scripts do
     if session.leader:
         torch.save(model.state_dict(), out)
 
