@@ -5,7 +5,7 @@ their place without being copied. `B + sums` is the newest committed version: ne
 to take it from load B and apply the sums again.
 """
 
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
 import numpy as np
@@ -17,6 +17,12 @@ from agent.store.shares import Extent, cut_up
 
 PAYLOAD_BYTES_MAX = 1 << 36
 LAYERS_MAX = 100_000
+
+Room = Callable[[int], memoryview]
+
+
+def anywhere(count: int) -> memoryview:
+    return np.empty(count, dtype=np.uint8).data
 
 
 class LoggedSum(msgspec.Struct, frozen=True):
@@ -54,10 +60,10 @@ class Saved(msgspec.Struct, frozen=True):
 class Assembly:
     """Slices that become a whole."""
 
-    def __init__(self, total: int) -> None:
+    def __init__(self, total: int, room: Room = anywhere) -> None:
         if not 0 <= total <= PAYLOAD_BYTES_MAX:
             raise WireError(f"a whole of {total} bytes is beyond the bounds")
-        self.body = np.empty(total, dtype=np.uint8).data
+        self.body = room(total)
         self._taken: dict[int, int] = {}
         self._bytes = 0
 
@@ -90,9 +96,16 @@ class StateAssembly:
     """A state in the making: every worker sends its share of every layer that it holds."""
 
     def __init__(
-        self, generation: int, version: int, workers: Iterable[str], *, final: bool
+        self,
+        generation: int,
+        version: int,
+        workers: Iterable[str],
+        room: Room = anywhere,
+        *,
+        final: bool,
     ) -> None:
         self.generation, self.version, self.final = generation, version, final
+        self._room = room
         self._awaited = set(workers)
         self._forms: dict[str, Layer] = {}
         self._bodies: dict[str, Assembly] = {}
@@ -141,7 +154,7 @@ class StateAssembly:
         if assembly is None:
             if len(self._bodies) >= LAYERS_MAX:
                 raise WireError(f"a state of more than {LAYERS_MAX} layers is beyond the bounds")
-            assembly = self._bodies[extent.layer] = Assembly(extent.of)
+            assembly = self._bodies[extent.layer] = Assembly(extent.of, self._room)
         if assembly.total != extent.of:
             raise WireError(
                 f"layer {extent.layer} of {extent.of} bytes, but others say {assembly.total}"

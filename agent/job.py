@@ -83,7 +83,7 @@ class Job:
         self.vault = Vault(order, place, out.report)
         self.vault.since = self.history.version
         self.roster = Roster(self.history, self._reports, self._lock)
-        self._round, self._alike = Round(), Alike()
+        self._round, self._alike = Round(self.vault.memory.take), Alike()
         self._tracing = Tracing(order.job)
         self._regrouping = Regrouping(
             self.history, self.roster, self.vault, self._reports, self._lock, self._give_up

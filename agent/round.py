@@ -1,13 +1,14 @@
 """The step in flight: who is prepared for its commit, and what has come of its sum. No torch here."""
 
-from agent.backup import Assembly
+from agent.backup import Assembly, Room
 from agent.errors import WireError
 from agent.layout import Layout
 from agent.protocol import Prepared
 
 
 class Round:
-    def __init__(self) -> None:
+    def __init__(self, room: Room) -> None:
+        self._room = room
         self._prepared: dict[str, Prepared] = {}
         self._sums: Assembly | None = None
 
@@ -18,7 +19,7 @@ class Round:
 
     def sums(self, total: int) -> Assembly:
         if self._sums is None:
-            self._sums = Assembly(total)
+            self._sums = Assembly(total, self._room)
         if self._sums.total != total:
             raise WireError(f"a sum of {total} bytes, but others say {self._sums.total}")
         return self._sums

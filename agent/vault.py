@@ -26,6 +26,7 @@ from agent.store import weights
 from agent.store.archive import Archive
 from agent.store.format import Manifest
 from agent.store.ladder import Rung
+from agent.store.memory import Returning
 from agent.store.sinks import DiskSink
 
 log = logging.getLogger(__name__)
@@ -58,6 +59,7 @@ class Vault:
         self.since = 0  # the version that this job's keeper went on from
         self._checkpoint_due_s = time.monotonic() + order.checkpoint_every_s
         self._writing = threading.Lock()
+        self.memory = Returning()  # for states and sums
         self._assembly: StateAssembly | None = None
         self._heard_s = 0.0  # when some of the assembly last came, or was asked for
         self.backup: Backup | None = None
@@ -117,7 +119,9 @@ class Vault:
             layout.generation, version, final=final
         ):
             return
-        self._assembly = StateAssembly(layout.generation, version, layout.workers, final=final)
+        self._assembly = StateAssembly(
+            layout.generation, version, layout.workers, self.memory.take, final=final
+        )
 
     def stop_asking(self) -> None:
         self._assembly = None
@@ -153,6 +157,7 @@ class Vault:
         if whole is None:
             return None
         self._assembly = None
+        self.memory.rest()
         self.backup = whole
         self.redo = [logged for logged in self.redo if logged.step >= whole.version]
         held = BackupHeld(

@@ -20,7 +20,7 @@ import msgspec
 import numpy as np
 
 from agent import faults
-from agent.checksum import PIECE_BYTES, Buffer, crc32c
+from agent.checksum import Buffer, crc32c
 from agent.errors import Refused, WireError
 from agent.protocol import Accepted, AnyMessage, Challenge, Dismissal, Message, Proof
 
@@ -29,6 +29,7 @@ PAYLOAD_BYTES_MAX = 1 << 36
 HANDSHAKE_BYTES_MAX = 1 << 12
 HANDSHAKE_S = 5.0
 ALIGN_BYTES = 64  # where payloads begin in memory, as all that torch allocates does
+PIECE_BYTES = 1 << 18  # summed while it is in the cache, and while more of it comes
 PIECES_PER_SEND = 512  # below every system's IOV_MAX
 
 _HEAD = struct.Struct("<IQI")

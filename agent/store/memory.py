@@ -7,7 +7,8 @@ gets ordinary pages.
 
 import mmap
 import threading
-from collections import deque
+import weakref
+from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
 
 import numpy as np
@@ -16,6 +17,7 @@ CHUNK_BYTES = 1 << 26
 ALIGN_BYTES = 64
 PIECE_BYTES = 1 << 23
 PAGE_BYTES = mmap.PAGESIZE
+RETURNING_BYTES_MIN = 1 << 16  # less is no page's business
 
 
 class Arena:
@@ -83,6 +85,32 @@ class Again:
     def give(self, memory: memoryview) -> None:
         """Nobody looks at it any more."""
         self._idle = memory
+
+
+class Returning:
+    """Memory that comes back by itself when the last view of it goes, for whoever wants as much: its first touch costs
+    more than what is received into it. What nobody has wanted between one `rest` and the next is given back.
+    """
+
+    def __init__(self) -> None:
+        self._idle: dict[int, list[memoryview]] = defaultdict(list)
+
+    def take(self, count: int) -> memoryview:
+        if count < RETURNING_BYTES_MIN:
+            return np.empty(count, dtype=np.uint8).data
+        idle = self._idle[count]
+        try:
+            area = idle.pop()
+        except IndexError:
+            area = fresh(count)
+        array = np.frombuffer(area, dtype=np.uint8)
+        weakref.finalize(array, idle.append, area).atexit = False
+        return array.data
+
+    def rest(self) -> None:
+        """To be called before much comes back that will be wanted soon."""
+        for idle in list(self._idle.values()):
+            idle.clear()
 
 
 class Copying:

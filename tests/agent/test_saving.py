@@ -2,6 +2,7 @@
 
 import random
 from pathlib import Path
+from resource import RUSAGE_THREAD, getrusage
 
 import numpy as np
 import pytest
@@ -168,6 +169,30 @@ def test_what_has_come_of_a_state_stays_when_it_is_asked_for_again(tmp_path: Pat
     form = lay_out("l", [("model/l", "U8", (64,))])
     last = Snapshot(generation=1, version=1, forms=(form,), extents=(), last=True, final=False)
     assert vault.take(last, memoryview(b""), "w", layout) is not None
+
+
+def test_a_state_lands_where_the_one_before_the_last_did(tmp_path: Path) -> None:
+    """No page of its memory has to be made first; and the newest state stays as it is."""
+    layout, vault, size = data_parallel(1, 2, ("w",)), vault_of(tmp_path, []), 1 << 26
+    form, made = lay_out("l", [("model/l", "U8", (size,))]), []
+    for version in range(6):
+        payload = memoryview(bytes([version]) * size)
+        before = getrusage(RUSAGE_THREAD).ru_minflt
+        vault.ask(layout, version)
+        share = Snapshot(
+            generation=1,
+            version=version,
+            forms=(form,),
+            extents=(Extent("l", 0, size, size),),
+            last=True,
+        )
+        old = vault.backup
+        vault.take(share, payload, "w", layout)
+        made.append(getrusage(RUSAGE_THREAD).ru_minflt - before)
+        assert old is None or bytes(old.bodies["l"][-9:]) == bytes([version - 1]) * 9
+        assert vault.backup is not None and vault.backup.bodies["l"] == payload
+        del old
+    assert max(made[2:]) < 10 < min(made[:2])
 
 
 def test_no_more_sums_are_logged_than_one_can_be_sent(tmp_path: Path) -> None:

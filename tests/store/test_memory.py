@@ -4,7 +4,7 @@ import threading
 
 import numpy as np
 
-from agent.store.memory import PIECE_BYTES, Again, Copying
+from agent.store.memory import PIECE_BYTES, RETURNING_BYTES_MIN, Again, Copying, Returning
 
 
 def test_whoever_has_time_copies():
@@ -52,3 +52,48 @@ def test_memory_is_used_again_by_one_at_a_time():
     one, other = again.take(500), again.take(500)
     one[0], other[0] = 1, 2
     assert one[0] == 1
+
+
+def _address(view: memoryview) -> int:
+    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
+
+
+def test_memory_comes_back_when_the_last_view_of_it_goes():
+    """Not before: somebody may look at a part of a part of it. Other sizes have memory of their own."""
+    memory, size = Returning(), RETURNING_BYTES_MIN
+    first = memory.take(size)
+    address, part = _address(first), first[10:][10:20]
+    part[:] = b"0123456789"
+    first.release()
+    second = memory.take(size)
+    second[:] = bytes(size)
+    assert bytes(part) == b"0123456789"
+    assert _address(second) != address
+    del part
+    assert _address(memory.take(size + 1)) != address
+    third = memory.take(size)
+    assert _address(third) == address
+    assert _address(memory.take(size)) != address
+
+
+def test_memory_that_nobody_wants_is_given_back():
+    """What has come back is there until the next rest, and no longer."""
+    memory, size = Returning(), RETURNING_BYTES_MIN
+    areas = [memory.take(size) for _ in range(3)]
+    held = areas.pop()
+    memory.rest()
+    areas.clear()
+    again = memory.take(size)
+    assert [len(idle) for idle in memory._idle.values()] == [1]
+    memory.rest()
+    assert not any(memory._idle.values())
+    del held, again
+    assert [len(idle) for idle in memory._idle.values()] == [2]
+
+
+def test_small_things_are_none_of_it():
+    """A page for each would be more than they are."""
+    memory = Returning()
+    view = memory.take(100)
+    del view
+    assert not memory._idle and memory.take(0).nbytes == 0
