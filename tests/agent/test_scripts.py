@@ -338,9 +338,10 @@ def test_reports_come_in_order(crew: Crew) -> None:
 
 
 ASTRAY = """
-import pathlib, sys, time
+import os, pathlib, sys, time
 for step in session.steps(8):
     for batch in session.share([x, x]):
+        pathlib.Path(sys.argv[1], f"{step}.{os.getpid()}").touch()
         while pathlib.Path(sys.argv[1], str(step)).exists():
             time.sleep(0.01)
         session.backward(model(batch).square().mean())
@@ -360,7 +361,9 @@ def test_what_fails_in_a_step_that_is_over_is_no_failure_of_the_script(
         (crew.folder / step).touch()
     script = START + ASTRAY.replace("what_nobody_meant(step)", what)
     first, second = crew.begin(2, script, str(crew.folder))
-    crew.reach(4)
+    # Left out before it has begun with the step, it would wait at the boundary, and nothing would fail.
+    begun = crew.folder / f"4.{crew.pids[second]}"
+    until("the middle of the step", begun.exists)
     with crew._lock:
         crew.ready.remove(second)
         crew.regroup("now")
