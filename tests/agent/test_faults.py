@@ -5,6 +5,7 @@ gate in the script sees to it that the job does not end before.
 """
 
 import ast
+import contextlib
 import itertools
 import random
 import signal
@@ -221,7 +222,9 @@ class Job:
         """Whoever is over, the armed one before others, is ended: the next fault meets as many as this one."""
         for name in [*armed, *self.crew.ready[self.steady :]]:
             if name in self.crew.ready and len(self.crew.ready) > self.steady:
-                self.crew.kill(name)
+                # By what happened to it, it may be gone already, and its loss on the way to us.
+                with contextlib.suppress(ProcessLookupError):
+                    self.crew.kill(name)
                 until(f"{name} to be gone", lambda name=name: name not in self.crew.ready)
 
     # --- the end --------------------------------------------------------------------------------------
