@@ -68,6 +68,7 @@ class Copies:
         self._states: dict[tuple[int, int, str], list[Kept]] = defaultdict(list)
         self._sums: dict[tuple[int, int, str], Kept] = {}
         self._backups = (-1, -1)  # the keeper's, as it said in the last two commits
+        self._roomy = True
 
     @property
     def any(self) -> bool:
@@ -113,6 +114,9 @@ class Copies:
     def take(self, whose: str, part: Part, data: memoryview) -> None:
         """Keep it, if there is room for it."""
         roomy = has_room()
+        if not roomy and self._roomy:
+            log.warning("memory is short: no copies are kept of what goes to the keeper")
+        self._roomy = roomy
         with self._changed:
             key = (part.step, part.generation, whose)
             if roomy and part.tag == SUM:

@@ -139,8 +139,6 @@ class Mesh:
             except WireError:
                 waiting.wait(min(DIAL_WAIT_S * (attempt + 1), 1.0))
                 continue
-            with self._changed:
-                self._dialing.discard(peer)
             self._receive(peer, connection)
             return
         with self._changed:
@@ -154,6 +152,7 @@ class Mesh:
         with self._changed:
             earlier = self._connections.get(peer)
             self._connections[peer] = connection
+            self._dialing.discard(peer)  # not sooner: two that replace each other may both be lost
             self._changed.notify_all()
         if earlier is not None:
             earlier.close()

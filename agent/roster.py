@@ -82,7 +82,7 @@ class Roster:
     def lose(self, worker: str, cause: LossCause, detail: str) -> None:
         """It is out, and never comes back."""
         owed_state = self._owes_state(worker)
-        member = self.remove(worker, f"it was declared lost ({cause})")
+        member = self.remove(worker, f"it was declared lost ({cause}: {detail})")
         if member is not None:
             self.recorders.lost(worker, time.monotonic(), announced=member.noticed)
             member.close()

@@ -27,6 +27,7 @@ from agent.worker import DISK_VARIABLE
 
 SECRET = "a secret of the deployment"
 PATIENCE_S = 60.0
+REPORTS_SHOWN = 20
 
 
 def until(what: str, look: Callable[[], Any], patience_s: float = PATIENCE_S) -> Any:
@@ -261,14 +262,25 @@ class Crew:
         return int(held or 0)
 
     def reach(self, step: int) -> None:
-        until(f"step {step} (at {self.step})", lambda: self._well() and self.step >= step)
-
-    def _well(self) -> bool:
-        assert not self.of(messages.WorkerFailed), self.of(messages.WorkerFailed)[0].detail
-        return True
+        self._until(f"step {step}", lambda: self.step >= step)
 
     def completed(self) -> messages.JobCompleted:
-        return until("the end", lambda: self._well() and self.of(messages.JobCompleted))[0]
+        return self._until("the end", lambda: self.of(messages.JobCompleted))[0]
+
+    def _until(self, what: str, look: Callable[[], Any]) -> Any:
+        """A failure of a script ends it, and whoever waits in vain says what has happened instead."""
+
+        def look_well() -> Any:
+            assert not self.of(messages.WorkerFailed), self.of(messages.WorkerFailed)[0].detail
+            return look()
+
+        try:
+            return until(what, look_well)
+        except AssertionError as error:
+            told = [r for r in self.reports if not isinstance(r, messages.JobProfiled)]
+            error.add_note(f"at step {self.step}; the last that was told:")
+            error.add_note("\n".join(repr(report)[:300] for report in told[-REPORTS_SHOWN:]))
+            raise
 
     def printed(self) -> list[str]:
         rows = self.client.xrange(f"orch:log:{self.job}")

@@ -2,7 +2,9 @@
 
 import socket
 import threading
+from collections.abc import Callable
 from pathlib import Path
+from typing import Any
 
 import pytest
 from crews import Crew, played_alone, until
@@ -24,6 +26,37 @@ def test_who_cannot_be_reached_is_complained_of(monkeypatch: pytest.MonkeyPatch)
     ours.want({"b": address})
     until("the complaint", lambda: broken == ["b"])
     ours.close()
+
+
+class Insistent(threading.Condition):
+    """Whenever a thread that dials lets go of it, somebody wants the same peer again."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.wants: Callable[[], None] = lambda: None
+        self.dialing: list[int] = []
+        self._insists = False
+
+    def __exit__(self, *args: Any) -> None:
+        super().__exit__(*args)
+        if threading.current_thread().name == "dial-b" and not self._insists:
+            self._insists = True
+            self.wants()
+            self.dialing.append(sum(thread.name == "dial-b" for thread in threading.enumerate()))
+            self._insists = False
+
+
+def test_who_is_wanted_again_while_a_connection_comes_about_is_dialled_once() -> None:
+    """Two connections would replace each other, on the two sides in either order: both could be closed."""
+    changed = Insistent()
+    ours = Mesh("a", "secret", "127.0.0.1", changed, lambda _: None)
+    theirs = Mesh("b", "secret", "127.0.0.1", threading.Condition(), lambda _: None)
+    changed.wants = lambda: ours.want({"b": theirs.address})
+    changed.wants()
+    until("the connection", lambda: ours.connection("b") and theirs.connection("a"))
+    assert set(changed.dialing) == {1}
+    ours.close()
+    theirs.close()
 
 
 BREAK = """
