@@ -152,6 +152,8 @@ class Paced(Report, frozen=True, kw_only=True):
 
 
 class BackupHeld(Report, frozen=True, kw_only=True):
+    """The newest state that the keeper has. Sent as often as `Progress`."""
+
     job: str
     step: int
     state_bytes: int

@@ -1,7 +1,7 @@
 """What the keeper says to the manager, and what scripts print: into Redis, in order, and not too often.
 
-Training never waits for it. While Redis is away, reports wait here; progress is folded into its newest
-value, and printed lines beyond the bound are counted and dropped.
+Training never waits for it. While Redis is away, reports wait here; what comes with every step is folded into its
+newest value, and printed lines beyond the bound are counted and dropped.
 """
 
 import logging
@@ -13,7 +13,7 @@ from typing import Any, Protocol
 import msgspec
 import redis
 
-from agent.messages import CheckpointWritten, JobProfiled, Progress, Report
+from agent.messages import BackupHeld, CheckpointWritten, JobProfiled, Progress, Report
 from agent.profile import Profile
 from agent.timeline import Timeline
 
@@ -25,7 +25,7 @@ LINES_WAITING_MAX = 10_000
 LINE_CHARS_MAX = 4_000
 REPORTS_WAITING_MAX = 100_000
 MANIFESTS_KEPT = 100
-PROGRESS_S = 0.25
+NEWEST_S = 0.25
 RETRY_S = 0.1
 PROFILE_KEPT_S = 30 * 24 * 3600
 TIMELINE_KEPT_S = 24 * 3600
@@ -50,8 +50,8 @@ class Outbox:
         self._client = client
         self._changed = threading.Condition()
         self._reports: deque[Report] = deque(maxlen=REPORTS_WAITING_MAX)
-        self._progress: dict[str, Progress] = {}
-        self._progress_due_s = 0.0
+        self._newest: dict[tuple[type, str], Progress | BackupHeld] = {}  # of each kind and job
+        self._newest_due_s = 0.0
         self._lines: deque[tuple[str, str, str]] = deque()
         self._timelines: dict[str, Timeline] = {}  # the newest of every job
         self._dropped = 0
@@ -63,10 +63,13 @@ class Outbox:
 
     def report(self, report: Report) -> None:
         with self._changed:
-            if isinstance(report, Progress):
-                self._progress[report.job] = report
+            if isinstance(report, Progress | BackupHeld):
+                waiting = bool(self._newest)
+                self._newest[type(report), report.job] = report
+                if waiting:
+                    return  # whoever delivers knows when these are due
             else:
-                self._fold_progress()  # what happened before is told before
+                self._fold_newest()  # what happened before is told before
                 self._reports.append(report)
                 self._said += 1
             self._changed.notify_all()
@@ -100,7 +103,7 @@ class Outbox:
         """Wait until everything said so far lies in Redis."""
         deadline_s = time.monotonic() + patience_s
         with self._changed:
-            self._fold_progress()
+            self._fold_newest()
             self._changed.notify_all()
             said = self._said
             while self._delivered < said:
@@ -116,22 +119,22 @@ class Outbox:
             self._changed.notify_all()
         self._thread.join(5.0)
 
-    def _fold_progress(self) -> None:
-        self._reports.extend(self._progress.values())
-        self._said += len(self._progress)
-        self._progress.clear()
+    def _fold_newest(self) -> None:
+        self._reports.extend(self._newest.values())
+        self._said += len(self._newest)
+        self._newest.clear()
 
     def _run(self) -> None:
         while True:
             with self._changed:
                 while not self._closed and not self._due():
-                    left_s = self._progress_due_s - time.monotonic()
-                    self._changed.wait(max(left_s, 0.001) if self._progress else None)
+                    left_s = self._newest_due_s - time.monotonic()
+                    self._changed.wait(max(left_s, 0.001) if self._newest else None)
                 if self._closed:
                     return
-                if self._progress and time.monotonic() >= self._progress_due_s:
-                    self._progress_due_s = time.monotonic() + PROGRESS_S
-                    self._fold_progress()
+                if self._newest and time.monotonic() >= self._newest_due_s:
+                    self._newest_due_s = time.monotonic() + NEWEST_S
+                    self._fold_newest()
                 reports, lines = list(self._reports), list(self._lines)
                 timelines = list(self._timelines.values())
                 self._reports.clear()
@@ -144,8 +147,8 @@ class Outbox:
                 self._changed.notify_all()
 
     def _due(self) -> bool:
-        progress = bool(self._progress) and time.monotonic() >= self._progress_due_s
-        return bool(self._reports or self._lines or self._timelines) or progress
+        newest = bool(self._newest) and time.monotonic() >= self._newest_due_s
+        return bool(self._reports or self._lines or self._timelines) or newest
 
     def _deliver(
         self,

@@ -1,0 +1,74 @@
+"""What the keeper tells the manager: in order, and no more of it than a person or a plan can use."""
+
+from collections.abc import Iterator
+
+import msgspec
+import pytest
+from crews import RedisProcess, until
+
+from agent.keeper import connect
+from agent.messages import AnyReport, BackupHeld, CheckpointFailed, Progress
+from agent.outbox import INBOX, Outbox
+
+pytestmark = pytest.mark.processes
+
+STEPS = 100
+
+
+@pytest.fixture
+def outbox(redis_process: RedisProcess) -> Iterator[Outbox]:
+    outbox = Outbox(connect(redis_process.url))
+    yield outbox
+    outbox.close()
+
+
+def told(server: RedisProcess) -> list[AnyReport]:
+    rows = connect(server.url).xrange(INBOX)
+    return [msgspec.json.decode(fields[b"e"], type=AnyReport) for _, fields in rows]
+
+
+def train(outbox: Outbox, steps: range) -> None:
+    """A backup after every step."""
+    for step in steps:
+        outbox.report(
+            Progress(
+                at_s=0.0, job="a", generation=1, step=step, steps_total=9, loss=0.0, step_s=0.0
+            )
+        )
+        outbox.report(BackupHeld(at_s=0.0, job="a", step=step, state_bytes=1))
+
+
+def test_what_comes_with_every_step_is_told_once_in_a_while(
+    outbox: Outbox, redis_process: RedisProcess
+) -> None:
+    """While Redis is away it does not pile up: the newest is told, and before what came after it."""
+    redis_process.kill()
+    train(outbox, range(STEPS))
+    failed = CheckpointFailed(at_s=0.0, job="a", step=STEPS, error="the disk is full")
+    outbox.report(failed)
+    train(outbox, range(STEPS, 2 * STEPS))
+    redis_process.start()
+    assert outbox.flush(30.0)
+    reports = told(redis_process)
+    assert len(reports) < STEPS / 5
+    at = reports.index(failed)
+    for kind in (Progress, BackupHeld):
+        before, after = (
+            [one.step for one in some if isinstance(one, kind)]
+            for some in (reports[:at], reports[at:])
+        )
+        assert before[-1] == STEPS - 1 and after[-1] == 2 * STEPS - 1
+        assert before + after == sorted(before + after)
+
+
+def test_the_newest_is_told_although_nothing_comes_after_it(
+    outbox: Outbox, redis_process: RedisProcess
+) -> None:
+    """Training may stand still behind it."""
+    train(outbox, range(STEPS))
+
+    def newest() -> bool:
+        last = {type(report): report for report in told(redis_process)}
+        return len(last) == 2 and all(report.step == STEPS - 1 for report in last.values())
+
+    until("the newest of both", newest)
