@@ -4,7 +4,7 @@ Whatever came later would be in no sum and in no state: every worker would train
 begin it anew.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 
 import torch
 
@@ -46,12 +46,26 @@ class Form:
         self._parts = [
             _Part(name, module) for model in models for name, module in model.named_modules()
         ]
+        self._unsaved = {
+            f"{part.name}.{key}" if part.name else key
+            for part in self._parts
+            for key in part.module._non_persistent_buffers_set
+        }
         self._params = _params(models)
         self._before = {name: _look(param) for name, param in self._params.items()}
 
     def check(self, step: int) -> None:
         if not all(part.same for part in self._parts):
             raise Misuse(f"step {step}: {self._what()}")
+
+    def check_written(self, step: int, names: Iterable[str]) -> None:
+        """`names` are what a step changes; buffers among them go on from there."""
+        if lost := sorted(self._unsaved.intersection(names)):
+            raise Misuse(
+                f"step {step}: the forward writes to the buffer {lost[0]!r}, which is not saved (persistent=False), "
+                "so whoever joins later would begin it anew: leave persistent=False out, or keep in a plain attribute "
+                "what no forward reads before it writes it"
+            )
 
     def _what(self) -> str:
         now = _params(self._models)

@@ -359,6 +359,7 @@ class Session:
                     self._world.gather(step, self._partial, self.total())
                     summed = self.space.summed(self.total())
                 self._check_finite(step, summed)
+                self._form.check_written(step, self.space.written(summed.present))
                 self._world.commit(step, summed)
                 self.eyes.seen.clear()
             except Interrupted:

@@ -215,6 +215,12 @@ class SumSpace:
                 )
         return out
 
+    def written(self, present: bytes) -> list[str]:
+        """The buffers that a step of the whole changes."""
+        first = len(self.params)
+        changed = zip(self.buffers, present[first:], strict=True)
+        return [name for name, one in changed if one]
+
     def finite(self, total: Sum) -> bool:
         return all(
             bool(torch.isfinite(total.flat[start:end].view(dtype).sum(dtype=_wide(dtype))))

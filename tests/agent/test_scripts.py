@@ -186,6 +186,16 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "refused",
         "the buffer 'seen' is torch.float32 [1], but was not there when Session(...) was made",
     ),
+    "a buffer that is not saved and goes on": (
+        START.replace(
+            "session = ",
+            "model.register_buffer('seen', torch.zeros(1), persistent=False)\n"
+            "model.register_forward_hook(lambda *_: (model.seen.add_(1.0), None)[1])\nsession = ",
+        )
+        + STEP,
+        "refused",
+        "step 0: the forward writes to the buffer 'seen', which is not saved (persistent=False)",
+    ),
     "gradients of several steps": (
         START + STEP.replace("optimizer.step()", "if step % 2: optimizer.step()"),
         "refused",
