@@ -145,7 +145,8 @@ def test_who_is_left_goes_back_to_the_beginning(crew: Crew, alone: tuple[list[st
     have changed what is not born with the layers, the averages of its norms."""
     begin(crew, 3, 2, backup_every_steps=100)
     crew.reach(7)
-    assert {held.step for held in crew.of(BackupHeld)} == {0}
+    (held,) = until("the backup", lambda: crew.of(BackupHeld))
+    assert held.step == 0
     crew.kill(crew.ready[1])
     ends_alike(crew, alone, STEPS)
     assert len(crew.of(WorkerLost)) == 1
