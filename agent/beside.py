@@ -65,6 +65,8 @@ class Beside:
             if name.startswith("__"):
                 continue
             for path, each in ((name, thing), *_inside(name, thing, caller)):
+                if isinstance(each, torch.amp.GradScaler) and each.is_enabled():
+                    _refuse_scaler(path, known=id(each) in known)
                 mark = None if id(each) in known else _mark(each, own, keys)
                 if mark is not None:
                     yield path, (each, mark)
@@ -77,6 +79,15 @@ def _parts(things: Iterable[object]) -> Iterator[object]:
         if isinstance(inner, list):
             yield from inner
             yield from _parts(inner)
+
+
+def _refuse_scaler(name: str, *, known: bool) -> None:
+    """At once: what it scales too much in the first step is no failure of that step."""
+    if not known:
+        raise Misuse(
+            f"`{name}` is a GradScaler that Session(...) does not know of, so whoever joins later would begin with "
+            f"another scale: {GIVE.format(name)}"
+        )
 
 
 def _inside(name: str, thing: object, caller: Caller) -> Iterator[tuple[str, object]]:

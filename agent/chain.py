@@ -23,10 +23,11 @@ from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.cut import build
 from agent.pipeline.execute import REACH
 from agent.pipeline.work import Worker
+from agent.scaling import measured
 from agent.shards import cut
 from agent.store.layers import REST, block_of
 from agent.store.memory import copy_bytes
-from agent.sums import Sum, Summed, SumSpace
+from agent.sums import Norm, Sum, Summed, SumSpace
 from agent.timeline import Notes
 
 Span = tuple[int, int, int]  # from, to, how many bytes
@@ -38,6 +39,7 @@ class Whole(msgspec.Struct, frozen=True):
     space: SumSpace
     holdings: Holdings
     total: Callable[[], Sum]
+    scaler: torch.amp.GradScaler | None
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -46,7 +48,7 @@ class Told(msgspec.Struct, frozen=True):
     loss: float
     finite: bool
     present: bytes
-    norms: list[float]
+    norms: list[Norm]
 
 
 class Chain:
@@ -150,7 +152,9 @@ class Chain:
         check: Callable[[], None],
     ) -> Summed:
         """The step, up to its sum."""
-        self._worker.compute(step, Flat(self.recording, batches), open_, check)
+        scaler = self._whole.scaler
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        self._worker.compute(step, Flat(self.recording, batches), open_, check, scale)
         told = {}
         for stage, sums in self._worker.sums.items():
             found = sums.reduce(self._channel, f"{step}/s{stage}")
@@ -207,7 +211,7 @@ class Chain:
         entries = [entry for entry in self._entries[stage] if entry]
         at = [index.get(entry) for entry in entries]
         present = bytes(0 if i is None else found.present[i - 1] for i in at)
-        norms: list[float] = []
+        norms: list[Norm] = []
         finite = True
         if self.held is not None:
             views = [
@@ -215,7 +219,7 @@ class Chain:
                 for entry, i, one in zip(entries, at, present, strict=True)
                 if i and one and self._is_param(entry)
             ]
-            norms = [float(norm) for norm in torch._foreach_norm(views)] if views else []
+            norms = measured(views, self._whole.scaler)
             finite = found.space.finite(found)
         last = stage == len(self._pieces) - 1
         return Told(float(found.loss) if last else 0.0, finite, present, norms)
@@ -258,7 +262,7 @@ class Chain:
             total.flat[target : target + size] = self._totals[stage].flat[source : source + size]
 
     def _put_together(self, total: Sum, told: dict[int, Told]) -> Summed:
-        index, norms, loss = self._index(self._space), {}, 0.0
+        index, norms, loss = self._index(self._space), dict[int, Norm](), 0.0
         everything = bytearray(len(self._whole.space.tensors))
         for stage, each in told.items():
             entries = [entry for entry in self._entries[stage] if entry]

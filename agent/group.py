@@ -194,7 +194,7 @@ class Group(Crew):
             layout,
             step,
             session.recording(),
-            Whole(session.space, session.holdings, session.total),
+            Whole(session.space, session.holdings, session.total, session.scaler),
             lambda: MeshChannel(
                 self._mesh,
                 self._changed,

@@ -7,6 +7,7 @@ has not got yet is away from the start; it can be born as long as no step has ch
 from collections import defaultdict
 from collections.abc import Collection, Mapping, Sequence
 
+import msgspec
 import torch
 
 from agent.away import is_away, nothing
@@ -14,6 +15,7 @@ from agent.errors import Misuse
 from agent.pipeline.births import Unborn
 from agent.shards import Stateful
 from agent.store.layers import block_of, collect
+from agent.sums import Norm
 
 
 class Holdings:
@@ -31,7 +33,8 @@ class Holdings:
             if isinstance(thing, torch.nn.Module):
                 self._note(thing)
         self.here: frozenset[str] | None = None
-        self.norms: dict[int, float] = {}  # of this step's gradients, wherever they are
+        self.norms: dict[int, Norm] = {}  # of this step's gradients, wherever they are
+        self.astray = False  # there are no gradients, for the job went on without this worker
         self.borrowed: frozenset[str] = frozenset()  # here for the script to look at
         self._all: frozenset[str] = frozenset()
         self._counted = 0
@@ -109,6 +112,12 @@ class Holdings:
                 if param.numel() > 1 and not is_away(param):
                     param.data = nothing(param)
 
+    def unscale(self, params: Collection[torch.Tensor]) -> None:
+        """The scaler has taken its scale out of these gradients."""
+        for param in params:
+            known = self.norms[id(param)]
+            self.norms[id(param)] = msgspec.structs.replace(known, norm=known.unscaled)
+
     def norm(self, params: Collection[torch.Tensor], norm_type: float) -> torch.Tensor:
         """The norm of all gradients, whoever has them: the bits that one process would have."""
         if norm_type != 2.0:
@@ -116,7 +125,7 @@ class Holdings:
                 f"clip_grad_norm_(norm_type={norm_type}): where each worker keeps its own layers only, the "
                 "norm of the gradients is known for norm_type=2"
             )
-        known = [self.norms[id(param)] for param in params if id(param) in self.norms]
+        known = [self.norms[id(param)].norm for param in params if id(param) in self.norms]
         dtype = next((param.dtype for param in params), torch.float32)
         total: torch.Tensor = torch.linalg.vector_norm(torch.tensor(known, dtype=dtype))
         return total

@@ -33,9 +33,8 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from agent import shards
+from agent import clipping, scaling, shards
 from agent.beside import Beside
-from agent.clipping import follow
 from agent.errors import Misuse, NotFinite, StateError
 from agent.faults import passing
 from agent.form import Form
@@ -43,9 +42,11 @@ from agent.given import check_names, check_unborn, scaler_of
 from agent.holdings import Holdings
 from agent.order import Streams, refuse_order
 from agent.partial import Partial
+from agent.pipeline import modes
 from agent.pipeline.births import Unborn
 from agent.pipeline.body import Body, Caller, Recording, outdated
 from agent.pipeline.record import CannotRecord
+from agent.pipeline.scaling import place
 from agent.schedule import Kind
 from agent.seen import Eyes
 from agent.store.layers import Collected, LiveLayer, collect, fill
@@ -94,7 +95,8 @@ def join(world: World) -> None:
     """Sessions made in this process from now on belong to `world`."""
     global _world  # noqa: PLW0603 - the script makes its session itself; there is no other way in
     _world = world
-    follow(lambda: _sessions[0].holdings if _sessions else None)
+    for each in (clipping, scaling):
+        each.follow(lambda: _sessions[0].holdings if _sessions else None)
 
 
 class Session:
@@ -131,7 +133,7 @@ class Session:
         check_unborn(_unborn, modules, others)
         for unborn in _unborn:
             unborn.used = self._fetch
-        self._scaler = scaler_of(others)
+        self.scaler = scaler_of(others)
         self.unbuilt, self.birth_mark = bool(_unborn), "-".join(each.mark for each in _unborn)
         self._loaded = False  # what is here has come from others, or did once
         self._phase = "bound"  # made | bound | between | sharing | computing | shared | over
@@ -327,12 +329,10 @@ class Session:
         step = self.version
         self.space.begin()
         self._partial.clear()
-        self.holdings.norms = {}
-        if self._scaler is not None:
+        self.holdings.norms, self.holdings.astray = {}, False
+        if self.scaler is not None:
             # It makes its scale when it is first asked, and whoever computes nothing would not ask.
-            self._scaler.scale(
-                torch.zeros((), device=next(iter(self.space.params.values())).device)
-            )
+            self.scaler.scale(torch.zeros((), device=next(iter(self.space.params.values())).device))
         try:
             summed = self._world.logged(step)
             if summed is None:
@@ -344,6 +344,7 @@ class Session:
             # The rest of the body runs out on nothing, and what it does is then overwritten. No zeros: an
             # optimizer would change the state by them, and others may be asking for it just now.
             self.space.begin()
+            self.holdings.astray = True
         self._world.settle()
         self._phase, self._asked = "shared", None
 
@@ -401,6 +402,7 @@ class Session:
     def backward(self, loss: torch.Tensor) -> None:
         """Gradients of `loss` / microbatches: the mean over the step is what is trained on."""
         if self._phase == "recording":
+            self._refuse_autocast()
             raise _Reached(loss)
         if self._phase != "computing":
             raise Misuse("session.backward(loss) belongs into a loop over session.share(...)")
@@ -412,9 +414,18 @@ class Session:
         (loss / self.microbatches).backward()  # type: ignore[no-untyped-call]
         if self.notes is not None:
             self.notes.lap(Kind.BACKWARD, self._microbatch)
-        scale = 1.0 if self._scaler is None else self._scaler.get_scale()
+        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
         self._microbatch_loss += float(loss.detach()) / scale
         self._backward_calls += 1
+
+    def _refuse_autocast(self) -> None:
+        """A stage's backward is under none; alone it would compute in half precision what the forward did not."""
+        if modes.nesting():
+            raise CannotRecord(
+                f"{place(2)}: session.backward(...) is called under an "
+                "autocast, which would change what the backward computes, and stages call it outside: put it behind "
+                "the `with`, or train with depth 1"
+            )
 
     def recording(self) -> Recording:
         """What the loop's body computes, as a graph. `CannotRecord` says in a line why it has none.
@@ -434,9 +445,8 @@ class Session:
         modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
         model = modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
         body = Body(caller)
-        body.refuse_scaling(known=self._scaler is not None)
         try:
-            found = body.record(model, self._run_recorded, batch)
+            found = body.record(model, self._run_recorded, batch, self.scaler)
         except Misuse:
             if self._streams is not None:
                 self._streams.refuse_draws()  # says better why
@@ -466,14 +476,14 @@ class Session:
     def _overflows(self) -> bool:
         """Whether it is the scale of the loss that was too large: the scaler sees that in the sum, which is the
         same everywhere, skips the step and takes a smaller one. A scale below 1 has made nothing larger."""
-        return self._scaler is not None and self._scaler.get_scale() >= 1.0
+        return self.scaler is not None and self.scaler.get_scale() >= 1.0
 
     def _install(self, summed: Summed) -> None:
         self.loss = float(summed.total.loss) / self.microbatches
         self.holdings.norms = {}
         if summed.held is not None:
             self._keep(summed.held)
-        if summed.finite or self._scaler is not None:
+        if summed.finite or self.scaler is not None:
             summed.total.space.install(summed.total, self.microbatches)
             self._unused = summed.finite  # of an overflow the scaler makes no use
             self.holdings.norms = summed.norms

@@ -48,6 +48,15 @@ class Contribution(msgspec.Struct, frozen=True):
     found: list[torch.Tensor | None]
 
 
+class Norm(msgspec.Struct, frozen=True):
+    """Of one gradient: as it is summed, and without the scale of the loss; and whether all its numbers are finite,
+    which their squares may not be. Both are looked at only where the loss is scaled."""
+
+    norm: float
+    unscaled: float = 0.0
+    finite: bool = True
+
+
 class Summed(msgspec.Struct, frozen=True):
     """The sum of a step: of everything, or (`held`) of the layers that this worker keeps.
 
@@ -58,7 +67,7 @@ class Summed(msgspec.Struct, frozen=True):
     finite: bool
     present: bytes
     held: frozenset[str] | None = None
-    norms: dict[int, float] = {}
+    norms: dict[int, Norm] = {}
 
 
 class SumSpace:

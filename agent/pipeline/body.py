@@ -39,6 +39,7 @@ from agent.pipeline.record import (
     record,
     streams_kept,
 )
+from agent.pipeline.scaling import Scaler
 
 MICROBATCH = "__microbatch__"
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -88,7 +89,13 @@ class Body:
         self._code = self._compile()
         self._names = _names(caller.frame)
 
-    def record(self, model: torch.nn.Module, run: Callable[..., Any], batch: object) -> Recording:
+    def record(
+        self,
+        model: torch.nn.Module,
+        run: Callable[..., Any],
+        batch: object,
+        scaler: Scaler | None = None,
+    ) -> Recording:
         """`run(body)` runs it, and gives the loss that was handed to `session.backward`."""
         leaves, spec = pytree.tree_flatten(batch)
         if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
@@ -109,7 +116,7 @@ class Body:
 
         try:
             with attributes_kept(model):
-                graph = record(model, loss_of, leaves)
+                graph = record(model, loss_of, leaves, scaler)
                 facts, loss = examined(graph, leaves)
         except CannotRecord as error:
             with self._failing_left_to_the_script():
@@ -198,23 +205,6 @@ class Body:
                 f"{self._at(self._loop)}: torch.utils.checkpoint is called with use_reentrant=True, which asks for "
                 "backward(), and stages ask for gradients: give it use_reentrant=False, or train with depth 1"
             ) from error
-
-    def refuse_scaling(self, *, known: bool) -> None:
-        """A scaler makes its scale when it is first asked, and changes it from step to step."""
-        names = [node for part in self._loop.whole.body for node in ast.walk(part)]
-        scaled = [
-            node
-            for node in names
-            if isinstance(node, ast.Name)
-            and isinstance(scaler := self._names.get(node.id), torch.amp.GradScaler)
-            and scaler.is_enabled()
-        ]
-        if scaled or known:
-            raise CannotRecord(
-                f"{self._at(scaled[0] if scaled else self._loop)}: a GradScaler scales the loss, and its scale "
-                "changes between steps. With it the model trains in one piece; in bfloat16, which needs none, it "
-                "can be cut into stages"
-            )
 
     def _play(self, batch: object) -> None:
         with contextlib.redirect_stdout(io.StringIO()):

@@ -20,6 +20,7 @@ from torch import fx
 
 from agent.away import stood_in
 from agent.errors import Misuse
+from agent.pipeline import modes
 from agent.pipeline.examine import CutPoint, Facts, cut_points, used
 from agent.pipeline.pieces import NOTHING, Boundary, Piece
 from agent.pipeline.stage import Stage
@@ -119,6 +120,9 @@ def _module(
     batch = tuple(i for i, node in enumerate(placeholders) if node in needed)
     for index in batch:
         known[placeholders[index]] = made.placeholder(placeholders[index].name)
+    autocast = modes.in_force(nodes, span.start)
+    if autocast is not None:
+        made.call_function(modes.enter, autocast)
     for node in mine:
         for source in node.all_input_nodes:
             if source not in known and source.op == "get_attr":
@@ -128,6 +132,8 @@ def _module(
             made.output(known[loss])
         else:
             known[node] = made.node_copy(node, known.__getitem__)
+    if modes.in_force(nodes, span.stop) is not None:
+        made.call_function(modes.leave, modes.outside(nodes))
     if after is not NOTHING:
         made.output(tuple(known[by_name[name]] for name in (*after.tensors, *after.plains)))
     return fx.GraphModule(graph, made), batch

@@ -6,6 +6,7 @@ A cut is refused where it would change the numbers:
 
 * a value that crosses shares its memory with something that is written to behind the cut;
 * a buffer is written to, and used on both sides;
+* an autocast casts a weight once, and uses that on both sides;
 * what would cross is neither a tensor nor plain numbers.
 """
 
@@ -19,6 +20,7 @@ import torch
 from torch import fx
 from torch.autograd.graph import saved_tensors_hooks
 
+from agent.pipeline import modes
 from agent.pipeline.record import CannotRecord, python_drawn, where
 
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
@@ -74,7 +76,12 @@ def examined(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> tuple[Fa
     facts = Facts(
         nodes=len(graph.graph.nodes),
         values=look.values(),
-        tied_down=(*look.writes(), *_buffer_uses(graph, written)),
+        tied_down=(
+            *look.writes(),
+            *look.casts.spans(),
+            *_switches(graph),
+            *_buffer_uses(graph, written),
+        ),
         draws=tuple(look.draws),
         written=written,
     )
@@ -103,7 +110,7 @@ def _looked(
     before = {name: buffer.clone() for name, buffer in graph.named_buffers()}
     stream, look = torch.get_rng_state(), _Look(graph)
     try:
-        with how:
+        with how, modes.kept():
             out = look.run(*example)
     finally:
         torch.set_rng_state(stream)
@@ -139,11 +146,13 @@ class _Look(fx.Interpreter):
         self._memories: dict[int, _Memory] = {}
         self._writes: dict[int, int] = {}  # last by first node
         self.draws: list[int] = []
+        self.casts = modes.Casts(graph.parameters())
 
     def run_node(self, n: fx.Node) -> Any:
         stream, others = torch.get_rng_state(), python_drawn()
         try:
-            out = super().run_node(n)
+            with self.casts.watching(self._index[n], n):
+                out = super().run_node(n)
         except Exception as error:
             raise CannotRecord(
                 f"{where(error)}: {n.format_node()} fails on the first microbatch: {error}"
@@ -215,6 +224,13 @@ class _Memory:
         """That of any tensor on it, since all of them count together; None if there is none any more."""
         alive = (tensor for ref in self.tensors if (tensor := ref()) is not None)
         return next((tensor._version for tensor in alive), None)
+
+
+def _switches(graph: fx.GraphModule) -> Iterator[tuple[int, int]]:
+    """A cut behind one would be the same as before it."""
+    for index, node in enumerate(graph.graph.nodes):
+        if modes.is_switch(node):
+            yield index, index + 1
 
 
 def _plain(value: Any) -> bool:

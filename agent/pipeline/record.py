@@ -1,10 +1,10 @@
 """The model and its loss as one graph, recorded without a change to the model.
 
 `torch.fx` runs the person's code once with placeholders. It is silent about some things that it gets
-wrong, so those are looked for here: what is drawn at random, computed without gradients or under an autocast
+wrong, so those are looked for here: what is drawn at random or computed without gradients
 while recording would be frozen into the graph or lost from it. A module in which that happens, or whose
 code asks for values that do not exist yet, is kept whole and called as it is: the graph then goes
-module by module around it. When the outermost code itself cannot be recorded so, `torch.export` is asked;
+module by module around it. What is computed under an autocast has nodes around it that switch it: see `modes`. When the outermost code itself cannot be recorded so, `torch.export` is asked;
 when that cannot either, the error names the line.
 """
 
@@ -12,7 +12,7 @@ import random
 import traceback
 import warnings
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from pathlib import Path
 from typing import Any
 
@@ -22,6 +22,8 @@ from torch import fx
 from torch.autograd.function import _SingleLevelFunction
 
 from agent.errors import Misuse
+from agent.pipeline.modes import Switches
+from agent.pipeline.scaling import Scaler, Scaling
 
 LossOf = Callable[..., torch.Tensor]
 LIBRARY = str(Path(torch.__file__).parent)
@@ -36,9 +38,10 @@ class CannotRecord(Misuse):
 class Recorded(torch.nn.Module):
     """What the step computes: from a microbatch to one number."""
 
-    def __init__(self, model: torch.nn.Module, loss_of: LossOf) -> None:
+    def __init__(self, model: torch.nn.Module, loss_of: LossOf, scaler: Scaler | None) -> None:
         super().__init__()
         self.model = model
+        self.scaling = None if scaler is None else Scaling(scaler)
         self._loss_of = (
             loss_of,
         )  # in a tuple, so that a loss that is a module is not a part of us
@@ -48,17 +51,23 @@ class Recorded(torch.nn.Module):
 
 
 def record(
-    model: torch.nn.Module, loss_of: LossOf, example: Sequence[torch.Tensor]
+    model: torch.nn.Module,
+    loss_of: LossOf,
+    example: Sequence[torch.Tensor],
+    scaler: Scaler | None = None,
 ) -> fx.GraphModule:
     """The graph of `loss_of(model, *batch)`; parameters keep their names behind `model.`"""
-    whole = Recorded(model, loss_of)
+    whole = Recorded(model, loss_of, scaler)
     kept: set[str] = set()
     for _ in range(1 + sum(1 for _ in model.modules())):
         tracer = _Tracer(frozenset(kept))
         try:
-            with streams_kept(), attributes_kept(whole.model):
+            scaling = whole.scaling.recorded(CannotRecord) if whole.scaling else nullcontext()
+            with streams_kept(), attributes_kept(whole.model), tracer.switches.watching(), scaling:
                 graph = tracer.trace(whole, {"batch": len(example)})
             return fx.GraphModule(whole, graph)
+        except CannotRecord:
+            raise
         except Exception as error:  # whatever the person's code raises
             if tracer.failed is None or tracer.failed in kept:
                 return _export(whole, example, error)
@@ -72,7 +81,8 @@ class _Tracer(fx.Tracer):
     def __init__(self, kept: frozenset[str]) -> None:
         super().__init__()
         self._kept = kept
-        self._outside = _modes()
+        self._grad = torch.is_grad_enabled()
+        self.switches = Switches()
         self.failed: str | None = None
 
     def trace(
@@ -96,6 +106,7 @@ class _Tracer(fx.Tracer):
         # Hooks of a backward belong to the call of the module, which is not there if it is taken apart.
         return (
             module_qualified_name in self._kept
+            or isinstance(m, Scaling)
             or bool(m._backward_hooks or m._backward_pre_hooks)
             or super().is_leaf_module(m, module_qualified_name)
         )
@@ -124,8 +135,9 @@ class _Tracer(fx.Tracer):
         return out
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        if _modes() != self._outside:
-            raise fx.proxy.TraceError("part of it runs under no_grad or autocast")
+        if torch.is_grad_enabled() != self._grad:
+            raise fx.proxy.TraceError("part of it runs under no_grad")
+        self.switches.write(self.graph)
         return super().create_node(*args, **kwargs)
 
     def _refuse_replaced(self, m: torch.nn.Module, before: list[torch.Tensor | None]) -> None:
@@ -135,15 +147,6 @@ class _Tracer(fx.Tracer):
     def _refuse_draws(self, before: tuple[object, ...]) -> None:
         if _drawn() != before:
             raise fx.proxy.TraceError("it draws random numbers that do not depend on its inputs")
-
-
-def _modes() -> tuple[object, ...]:
-    kinds = ("cpu", "cuda")
-    return (
-        torch.is_grad_enabled(),
-        *(torch.is_autocast_enabled(kind) for kind in kinds),
-        *(torch.get_autocast_dtype(kind) for kind in kinds),
-    )
 
 
 def _drawn() -> tuple[object, ...]:
@@ -197,6 +200,8 @@ def _put_back(now: dict[str, Any], before: dict[str, Any]) -> None:
 def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) -> fx.GraphModule:
     """The graph of single operators, for code that placeholders cannot run through."""
     whole.__class__ = Recorded
+    if whole.scaling is not None:
+        raise _cannot(first, first) from first  # it would write down the scale
     try:
         with streams_kept(), warnings.catch_warnings():
             warnings.simplefilter(
@@ -210,16 +215,20 @@ def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) 
             exported = program.module(check_guards=False)
     except Exception as error:
         why = error if isinstance(error, fx.proxy.TraceError) else first
-        raise CannotRecord(
-            f"{where(first)}: this line cannot be recorded ({_short(why)}), which cutting the model "
-            "into stages needs. Move it into a module of its own, or train with depth 1"
-        ) from error
+        raise _cannot(first, why) from error
     for node in exported.graph.nodes:
         if node.op in ("get_attr", "call_module"):
             _adopt(whole, exported, str(node.target))
     graph = fx.GraphModule(whole, exported.graph)
     graph.meta[FIXED] = True
     return graph
+
+
+def _cannot(error: Exception, why: Exception) -> CannotRecord:
+    return CannotRecord(
+        f"{where(error)}: this line cannot be recorded ({_short(why)}), which cutting the model "
+        "into stages needs. Move it into a module of its own, or train with depth 1"
+    )
 
 
 @contextmanager

@@ -11,6 +11,7 @@ The numbers are those of the model in one piece, to the bit:
 """
 
 from collections.abc import Callable, Sequence
+from contextlib import nullcontext
 from typing import Any
 
 import torch
@@ -23,6 +24,7 @@ from torch.distributed.pipelining._backward import (
 )
 
 from agent.errors import Misuse
+from agent.pipeline import modes
 from agent.pipeline.channel import Parcel
 from agent.pipeline.examine import unsaved
 from agent.pipeline.pieces import Piece
@@ -60,6 +62,7 @@ class Stage:
         self._written = [
             (self.module.get_buffer(name), _places(self.module, name)) for name in piece.written
         ]
+        self._switches = any(modes.is_switch(node) for node in self.module.graph.nodes)
         self._differentiates = False  # known to call autograd inside its forward
         self.shares = bool(piece.before.tied or piece.after.tied)
 
@@ -142,6 +145,7 @@ class Stage:
                 leaf = tensor.detach()
                 if name in before.differentiable:
                     held.leaves[name] = leaf.requires_grad_()
+                    leaf = leaf.view_as(leaf)  # of a leaf an autocast would keep what it casts
                 inputs.append(leaf)
             plain = held.parcel.plain
             inputs += plain if isinstance(plain, list) else []
@@ -154,7 +158,8 @@ class Stage:
             for owner, key in places:
                 owner._buffers[key] = copy
         try:
-            return self.module(*inputs)
+            with modes.kept() if self._switches else nullcontext():
+                return self.module(*inputs)
         finally:
             for index, (buffer, places) in enumerate(self._written):
                 for owner, key in places:

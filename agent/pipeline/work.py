@@ -73,8 +73,10 @@ class Worker:
         batches: Sequence[Sequence[Any]],
         open_: Callable[[int], None],
         check: Callable[[], None] = lambda: None,
+        scale: float = 1.0,
     ) -> None:
-        """Every microbatch of this worker, forward and back. `check` may raise what ends it."""
+        """Every microbatch of this worker, forward and back. `check` may raise what ends it; `scale` is that of the
+        loss, which is told without it."""
         for sums in self.sums.values():
             sums.begin()
         step = Step(
@@ -82,7 +84,7 @@ class Worker:
             first=self.replica.first,
             batches=batches,
             open=open_,
-            take=self._take,
+            take=lambda stage, microbatch, loss: self._take(stage, microbatch, loss / scale),
             check=check,
         )
         try:

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from crews import Crew, played_alone, until
+from crews import Crew, ends_alike, played_alone, until
 from torch import nn
 
 from agent.messages import Rewound, WorkerReady
@@ -52,8 +52,7 @@ def test_a_scaled_loss_is_what_torch_makes_of_it(tmp_path: Path) -> None:
 
 @pytest.mark.processes
 def test_whoever_comes_and_goes_the_scale_is_the_same(crew: Crew, tmp_path: Path) -> None:
-    """A kill, a newcomer and a replay of logged sums, overflows among them: lines and weights as alone. That
-    the script cannot be cut into stages is said with its line, and disturbs nothing."""
+    """A kill, a newcomer and a replay of logged sums, overflows among them: lines and weights as alone."""
     (tmp_path / "alone").mkdir()
     lines, weights = played_alone(TOY, tmp_path / "alone" / "out.pt", str(STEPS))
     out = crew.folder / "out.pt"
@@ -74,8 +73,164 @@ def test_whoever_comes_and_goes_the_scale_is_the_same(crew: Crew, tmp_path: Path
     assert set(crew.printed()) <= set(lines)
     assert out.read_bytes() == weights
     assert crew.of(Rewound) == []
-    whys = {ready.uncuttable for ready in crew.of(WorkerReady)}
-    assert any(why.startswith("train.py:31: a GradScaler scales the loss") for why in whys)
+
+
+HALF = Path(__file__).with_name("half_toy.py")
+HALF_STEPS = 40
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
+    return played_alone(HALF, tmp_path_factory.mktemp("alone") / "out.pt", str(HALF_STEPS))
+
+
+def begin(crew: Crew, count: int, depth: int, *, owned: bool, **options: object) -> list[str]:
+    crew.depth, crew.owned = depth, owned
+    out = str(crew.folder / "out.pt")
+    return crew.begin(count, HALF.read_text(), str(HALF_STEPS), out, **options)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("owned", [False, True])
+def test_a_scaled_loss_in_every_shape(
+    crew: Crew, alone: tuple[list[str], bytes], owned: bool
+) -> None:
+    """From chains of one to chains of four and back, at boundaries and in steps, some of which overflow: losses,
+    scales, norms and weights are those of one process."""
+    assert {"inf", "nan"} <= {line.split()[-1] for line in alone[0][12:]}, "it overflows on the way"
+    begin(crew, 4, 1, owned=owned)
+    for number, depth in enumerate((2, 4, 1, 3, 2, 4, 2), start=1):
+        crew.reach(4 * number)
+        crew.shape(depth, "now" if number % 2 else "boundary")
+    ends_alike(crew, alone, HALF_STEPS)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("owned", [False, True])
+@pytest.mark.parametrize("place", [0, 2])
+def test_the_scale_survives_the_loss_of_a_stage(
+    crew: Crew, alone: tuple[list[str], bytes], place: int, owned: bool
+) -> None:
+    """One of a chain of three is killed, a newcomer takes its place; then all are, and others apply the logged sums again
+    as a chain of two: what overflowed is found there as well."""
+    hold = Path(f"{crew.folder / 'out.pt'}.hold")
+    hold.write_text("25")
+    workers = begin(crew, 3, 3, owned=owned, backup_every_steps=40)
+    crew.reach(9)
+    crew.kill(workers[place])
+    workers += crew.start(1)
+    until("the newcomer", lambda: workers[-1] in crew.ready)
+    crew.reach(25)
+    crew.kill(*(worker for worker in workers if worker != workers[place]))
+    crew.depth, crew.settle = 2, 2
+    crew.start(2)
+    hold.unlink()
+    ends_alike(crew, alone, HALF_STEPS)
+
+
+USES = {
+    "without unscale_": (
+        "        scaler.unscale_(optimizer)\n        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n",
+        "        norm = 0.0\n",
+    ),
+    "clipped by the scale": (
+        "        scaler.unscale_(optimizer)\n        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)\n",
+        "        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5 * scaler.get_scale())\n",
+    ),
+    "a fused optimizer": ("lr=1e-2)", "lr=1e-2, fused=True)"),
+    "a step left out": (
+        "        scaler.step(optimizer)\n",
+        "        norm.isfinite() and scaler.step(optimizer)\n",
+    ),
+    "a block in float32": (
+        "        return x +",
+        "        with torch.autocast('cpu', enabled=False):\n            h = self.norm(x.float()).tanh()\n        return x +",
+    ),
+    "a scale asked before": (
+        "        for x in session",
+        "        scale = scaler.get_scale()\n        for x in session",
+        "scaler.scale(loss)",
+        "loss * scale",
+    ),
+    "a loss in a list": ("scaler.scale(loss)", "scaler.scale([loss])[0]"),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("use", USES)
+def test_whatever_a_script_does_with_its_scaler(crew: Crew, tmp_path: Path, use: str) -> None:
+    """Each of two keeps its own layers, and both decide alike."""
+    (tmp_path / "alone").mkdir()
+    script = tmp_path / "train.py"
+    text = HALF.read_text()
+    for before, after in zip(USES[use][::2], USES[use][1::2], strict=True):
+        assert before in text
+        text = text.replace(before, after)
+    script.write_text(text)
+    lines, weights = played_alone(script, tmp_path / "alone" / "out.pt", "30")
+    crew.depth, crew.owned = 2, True
+    crew.begin(2, script.read_text(), "30", str(crew.folder / "out.pt"))
+    ends_alike(crew, (lines, weights), 30)
+
+
+TWO = """
+    front, behind = [*model[:3].parameters()], [*model[3:].parameters()]
+    optimizer, second = torch.optim.AdamW(front, lr=1e-2), torch.optim.SGD(behind, lr=1e-2)
+"""
+
+
+@pytest.mark.processes
+def test_two_optimizers_skip_each_for_itself(crew: Crew, tmp_path: Path) -> None:
+    """What overflows in the one's layers is no reason for the other to skip, though its worker has none of them."""
+    (tmp_path / "alone").mkdir()
+    text = HALF.read_text().replace(
+        "    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)\n", TWO
+    )
+    text = text.replace("Session(model, optimizer,", "Session(model, optimizer, second,")
+    for call in ("        scaler.unscale_(optimizer)\n", "        scaler.step(optimizer)\n"):
+        text = text.replace(call, call + call.replace("optimizer", "second"))
+    script = tmp_path / "train.py"
+    script.write_text(text)
+    alone = played_alone(script, tmp_path / "alone" / "out.pt", "30")
+    crew.depth, crew.owned = 2, True
+    crew.begin(2, text, "30", str(crew.folder / "out.pt"))
+    ends_alike(crew, alone, 30)
+
+
+REFUSED = {
+    "scaler.get_scale() is asked": ("scaler.scale(loss)", "loss * scaler.get_scale()"),
+    "called under an autocast": (
+        "            session.backward(",
+        "                session.backward(",
+    ),
+}
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("why", REFUSED)
+def test_what_cannot_be_cut_says_its_line(crew: Crew, why: str) -> None:
+    """And trains on in one piece."""
+    script = HALF.read_text().replace(*REFUSED[why])
+    line = 1 + next(i for i, row in enumerate(script.splitlines()) if "session.backward" in row)
+    crew.begin(2, script, "12", str(crew.folder / "out.pt"))
+    assert crew.completed().step == 12
+    (told,) = {ready.uncuttable for ready in crew.of(WorkerReady) if why in ready.uncuttable}
+    assert told.startswith(f"train.py:{line}: ")
+
+
+@pytest.mark.processes
+def test_a_scaler_that_the_session_does_not_know_is_refused(tmp_path: Path) -> None:
+    """Its scale would be another one for whoever joins later."""
+    script = tmp_path / "train.py"
+    script.write_text(HALF.read_text().replace("optimizer, scaler, micro", "optimizer, micro"))
+    done = subprocess.run(
+        [sys.executable, str(script), "12", "out.pt"], capture_output=True, text=True, check=False
+    )
+    assert done.returncode
+    assert (
+        "`scaler` is a GradScaler that Session(...) does not know of"
+        in done.stderr.splitlines()[-1]
+    )
 
 
 FOR_EVER = """

@@ -1,0 +1,159 @@
+"""Autocast in a graph: nodes that switch it, so that each stage computes under what the script had set there.
+
+    enter     an outermost `with torch.autocast(...)` begins: what it casts of weights is kept until its end
+    change    another one inside of it, or the end of that
+    leave     the outermost ends
+
+A stage that begins between them enters anew, and leaves at its end. What is kept is not kept over a cut then, and a
+weight that was cast once for two uses has its gradients added in half precision: no cut goes between those (`Casts`).
+"""
+
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+from typing import Any
+
+import torch
+from torch import fx
+from torch.fx.node import has_side_effect
+from torch.utils._python_dispatch import TorchDispatchMode
+
+KINDS = ("cpu", "cuda")
+Modes = tuple[Any, ...]
+
+
+def current() -> Modes:
+    """What is set in this thread."""
+    kinds = ((torch.is_autocast_enabled(k), torch.get_autocast_dtype(k)) for k in KINDS)
+    return (torch.is_autocast_cache_enabled(), *(each for kind in kinds for each in kind))
+
+
+def nesting() -> int:
+    """In how many autocasts this thread is."""
+    count = torch.autocast_increment_nesting()
+    torch.autocast_decrement_nesting()
+    return count - 1
+
+
+@has_side_effect
+def change(cache: bool, *kinds: Any) -> None:
+    torch.set_autocast_cache_enabled(cache)
+    for kind, enabled, dtype in zip(KINDS, kinds[::2], kinds[1::2], strict=True):
+        torch.set_autocast_enabled(kind, enabled)
+        torch.set_autocast_dtype(kind, dtype)
+
+
+@has_side_effect
+def enter(*modes: Any) -> None:
+    torch.autocast_increment_nesting()
+    change(*modes)
+
+
+@has_side_effect
+def leave(*modes: Any) -> None:
+    if torch.autocast_decrement_nesting() == 0:
+        torch.clear_autocast_cache()
+    change(*modes)
+
+
+@contextmanager
+def kept() -> Iterator[None]:
+    """Whatever fails in between, all is as before."""
+    modes, before = current(), nesting()
+    try:
+        yield
+    finally:
+        while nesting() > before:
+            leave(*modes)
+        change(*modes)
+
+
+class Switches:
+    """Writes them into a graph while it is recorded."""
+
+    def __init__(self) -> None:
+        self._outside, self._nesting = current(), nesting()
+        self._region, self._begun = (
+            0,
+            0,
+        )  # the outermost autocast that the graph is in, and how many there were
+        self._modes = self._outside
+
+    @contextmanager
+    def watching(self) -> Iterator[None]:
+        """One right behind another one looks the same from inside."""
+        original = torch.autocast.__enter__
+
+        def counted(autocast: torch.autocast) -> Any:
+            self._begun += nesting() == self._nesting
+            return original(autocast)  # type: ignore[no-untyped-call]
+
+        torch.autocast.__enter__ = counted  # type: ignore[method-assign]
+        try:
+            yield
+        finally:
+            torch.autocast.__enter__ = original  # type: ignore[method-assign]
+
+    def write(self, graph: fx.Graph) -> None:
+        """What has to be switched before the next node."""
+        modes = current()
+        region = self._begun if nesting() > self._nesting else 0
+        if region == 0 and modes != self._outside:
+            raise fx.proxy.TraceError("part of it runs under an autocast that was set by hand")
+        if region != self._region:
+            if self._region:
+                graph.call_function(leave, self._outside)
+            if region:
+                graph.call_function(enter, modes)
+        elif modes != self._modes:
+            graph.call_function(change, modes)
+        self._region, self._modes = region, modes
+
+
+def is_switch(node: fx.Node) -> bool:
+    return node.op == "call_function" and node.target in (enter, change, leave)
+
+
+def in_force(nodes: list[fx.Node], at: int) -> tuple[Any, ...] | None:
+    """Of the autocast that a node is in: what is set, if it is in one."""
+    for node in reversed(nodes[:at]):
+        if is_switch(node):
+            return None if node.target is leave else node.args
+    return None
+
+
+def outside(nodes: list[fx.Node]) -> tuple[Any, ...]:
+    """What is set where none is."""
+    return next(node.args for node in nodes if node.target is leave)
+
+
+class Casts(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Which nodes cast which weights, by the autocast that they are in."""
+
+    def __init__(self, params: Iterator[torch.nn.Parameter]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._params = {id(param) for param in params if param.requires_grad}
+        self._found: dict[tuple[int, int], list[int]] = {}
+        self._region = self._node = 0
+
+    @contextmanager
+    def watching(self, index: int, node: fx.Node) -> Iterator[None]:
+        """While this node is run."""
+        self._region += node.target is enter
+        self._node = index
+        if nesting() == 0:
+            yield
+            return
+        torch.clear_autocast_cache()  # or the second use of a weight would not be seen
+        with self:
+            yield
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        if func is torch.ops.aten._to_copy.default and id(args[0]) in self._params:
+            self._found.setdefault((self._region, id(args[0])), []).append(self._node)
+        return func(*args, **(kwargs or {}))
+
+    def spans(self) -> list[tuple[int, int]]:
+        """From the first to the last of the nodes that use one cast."""
+        return [(nodes[0], nodes[-1]) for nodes in self._found.values() if nodes[0] < nodes[-1]]

@@ -1,0 +1,60 @@
+"""The scale of a loss in a recording: a node that asks the scaler, so that no graph contains what it was once."""
+
+import sys
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+
+from agent.errors import Misuse
+
+Scaler = torch.amp.GradScaler
+
+
+def place(up: int) -> str:
+    """The line that called the one who asks, or who is that much further up."""
+    frame = sys._getframe(up + 1)
+    return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
+
+
+class Scaling(torch.nn.Module):
+    """`scaler.scale(...)`, called as it is."""
+
+    def __init__(self, scaler: Scaler) -> None:
+        super().__init__()
+        self.scaler = scaler
+
+    def forward(self, outputs: torch.Tensor) -> torch.Tensor:
+        return self.scaler.scale(outputs)
+
+    @contextmanager
+    def recorded(self, refused: type[Misuse]) -> Iterator[None]:
+        """Meanwhile a call of `scale` is a call of this module, and nobody is told what the scale is."""
+
+        def scale(scaler: Scaler, outputs: Any) -> Any:
+            if not scaler.is_enabled():
+                return outputs
+            if scaler is not self.scaler:
+                raise refused(
+                    f"{place(1)}: another GradScaler than that of Session(...) scales the loss"
+                )
+            several = isinstance(outputs, list | tuple)
+            return type(outputs)(map(self, outputs)) if several else self(outputs)
+
+        def get_scale(scaler: Scaler) -> float:
+            if not scaler.is_enabled():
+                return 1.0
+            raise refused(
+                f"{place(1)}: scaler.get_scale() is asked in the loop over session.share(...), and the model cannot be cut into "
+                "stages with a number that changes from step to step: use scaler.scale(...) there, or ask before the "
+                "loop and use that"
+            )
+
+        before = Scaler.scale, Scaler.get_scale
+        Scaler.scale, Scaler.get_scale = scale, get_scale  # type: ignore[method-assign,assignment]
+        try:
+            yield
+        finally:
+            Scaler.scale, Scaler.get_scale = before  # type: ignore[method-assign]
