@@ -204,6 +204,7 @@ class Group(Crew):
             ),
         )
         if chain.held is not None:
+            session.part()
             self._handover.pull(chain.held)
             if not self._handover.having:  # nobody had anything, and now each has its own
                 self._handover.keep(self._deep.keepers())

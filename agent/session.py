@@ -33,7 +33,7 @@ import numpy as np
 import torch
 from torch.optim.optimizer import register_optimizer_step_pre_hook
 
-from agent import clipping, scaling, shards
+from agent import clipping, coupling, scaling, shards
 from agent.beside import Beside
 from agent.errors import Misuse, NotFinite, StateError
 from agent.faults import passing
@@ -160,6 +160,7 @@ class Session:
             False  # the loop over share, for what depends on the order of microbatches
         )
         self._streams: Streams | None = None
+        self._apart = False  # looked at, for what depends on all gradients
         if _sessions:
             raise Misuse("the script made a second session; one holds everything that is trained")
         _sessions.append(self)
@@ -426,6 +427,13 @@ class Session:
                 "autocast, which would change what the backward computes, and stages call it outside: put it behind "
                 "the `with`, or train with depth 1"
             )
+
+    def part(self) -> None:
+        """From now on each worker may have gradients of its own layers only."""
+        if not self._apart:
+            assert self._asked is not None
+            coupling.refuse(self.objects.values(), self._asked[0])
+            self._apart = True
 
     def recording(self) -> Recording:
         """What the loop's body computes, as a graph. `CannotRecord` says in a line why it has none.

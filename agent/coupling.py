@@ -1,0 +1,109 @@
+"""What looks at all gradients at once is wrong where a worker has those of its own layers only, and says nothing.
+
+Norms of one layer's tensors, as LAMB has, are of what is there. A norm of all of them is not, unless it is
+`clip_grad_norm_`'s. So an optimizer is tried on three tensors: what it makes of one may not depend on whether the
+others have gradients. And what the script itself reads of gradients is looked for in its source.
+"""
+
+import ast
+import inspect
+import linecache
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TypeGuard
+
+import torch
+
+from agent.errors import Misuse
+from agent.pipeline.body import Caller
+from agent.pipeline.record import streams_kept
+
+STEPS = 4
+PLACE = (
+    "and in this layout each worker keeps the layers of its own stages only. The norm of all gradients is "
+    "clip_grad_norm_(...)'s there; for anything else the workers need room for the whole state"
+)
+
+
+def refuse(things: Iterable[object], caller: Caller) -> None:
+    """Before anything is trained in such a layout."""
+    for thing in things:
+        if isinstance(thing, torch.optim.Optimizer) and not _each_alone(thing):
+            raise Misuse(
+                f"{type(thing).__name__} makes something else of a parameter when others have no gradients, {PLACE}"
+            )
+    file = caller.frame.f_code.co_filename
+    tree = ast.parse("".join(linecache.getlines(file, caller.frame.f_globals)))
+    own = {
+        name
+        for name, kind in caller.frame.f_globals.items()
+        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+    }
+    for node in _read(tree, own):
+        raise Misuse(
+            f"{Path(file).name}:{node.lineno}: `{ast.unparse(node)}` is read here, which may be the gradient of a layer "
+            f"that others have, {PLACE}"
+        )
+
+
+def _each_alone(optimizer: torch.optim.Optimizer) -> bool:
+    """Tried on a twin. One that cannot be made, or does not step by itself, is not known to."""
+    try:
+        with streams_kept():
+            together, apart = _tried(optimizer, others=True), _tried(optimizer, others=False)
+    except Exception:
+        return False
+    return all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
+
+
+def _tried(optimizer: torch.optim.Optimizer, *, others: bool) -> list[torch.Tensor]:
+    """What a few steps make of one tensor of three, and of the settings that belong to all."""
+    torch.manual_seed(0)
+    params = [torch.nn.Parameter(torch.randn(4, 4)) for _ in range(3)]
+    known = inspect.signature(type(optimizer)).parameters
+    settings = {k: v for k, v in optimizer.defaults.items() if k in known}
+    twin = type(optimizer)(params, **settings)
+    grads = torch.randn(STEPS, 3, 4, 4)
+    torch.manual_seed(1)  # what it draws for the others is not drawn where they are not
+    found = []
+    for step in range(STEPS):
+        for index, param in enumerate(params):
+            param.grad = grads[step, index].clone() if others or index == 1 else None
+        twin.step()
+        found.append(params[1].detach().clone())
+        found += [
+            torch.as_tensor(value, dtype=torch.float64)
+            for group in twin.param_groups
+            for value in group.values()
+            if isinstance(value, int | float)
+        ]
+    return found
+
+
+def _read(tree: ast.AST, optimizers: set[str]) -> Iterator[ast.Attribute]:
+    """Where gradients are read, but for whether they are there and for what is done to each in its place."""
+    for node in ast.iter_child_nodes(tree):
+        if isinstance(node, ast.ClassDef) and node.name in optimizers:
+            continue
+        if _is_gradient(node) and not (isinstance(tree, ast.Call) and tree.func is node):
+            yield node
+        elif not _harmless(node):
+            yield from _read(node, optimizers)
+
+
+def _is_gradient(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return (
+        isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Load)
+    )
+
+
+def _harmless(node: ast.AST) -> bool:
+    match node:
+        case ast.Compare(ops=[ast.Is() | ast.IsNot()]):
+            return True
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr=name, value=owner))):
+            bare = (
+                owner.value if isinstance(owner, ast.Attribute) and owner.attr == "data" else owner
+            )
+            return _is_gradient(bare) and name.endswith("_")
+    return False

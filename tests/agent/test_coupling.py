@@ -1,0 +1,95 @@
+"""What looks at all gradients at once: right where a worker has them all, and refused by name where it has a part."""
+
+from pathlib import Path
+
+import pytest
+from crews import Crew, ends_alike, played_alone, until
+
+from agent.messages import WorkerFailed
+
+pytestmark = pytest.mark.processes
+
+TOY = Path(__file__).with_name("wide.py")
+LAMB = """
+class Lamb(torch.optim.Optimizer):
+    def __init__(self, params, lr=1e-3, normed=False):
+        super().__init__(params, {"lr": lr, "normed": normed})
+
+    @torch.no_grad()
+    def step(self):
+        for group in self.param_groups:
+            params = [param for param in group["params"] if param.grad is not None]
+            norms = torch.stack([param.grad.norm() for param in params])
+            whole = norms.norm() if group["normed"] else torch.tensor(1.0)
+            for param in params:
+                state = self.state[param]
+                mean = state.setdefault("mean", torch.zeros_like(param))
+                mean.lerp_(param.grad / whole, 0.1)
+                param.sub_(mean * (param.norm() / mean.norm()) * group["lr"])
+
+
+"""
+CLIP = """\
+        total = sum(p.grad.norm() ** 2 for p in model.parameters() if p.grad is not None) ** 0.5
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad.mul_(1 / (1 + total))"""
+EACH = """\
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad.clamp_(-0.01, 0.01)"""
+
+
+def script(optimizer: str = "", clip: str = "") -> str:
+    """The toy with another optimizer, or another way to clip."""
+    text = TOY.read_text().replace("def main(", LAMB.lstrip() + "def main(")
+    for mark, row in ((" optimizer = ", f"    optimizer = {optimizer}"), ("clip_grad_norm_", clip)):
+        before = next(each for each in text.splitlines() if mark in each)
+        text = text.replace(before, row) if row.split("=")[-1].strip() else text
+    return text
+
+
+def played(crew: Crew, tmp_path: Path, text: str, *, owned: bool) -> None:
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "train.py").write_text(text)
+    alone = played_alone(tmp_path / "train.py", tmp_path / "alone" / "out.pt", "12")
+    crew.depth, crew.owned = 2, owned
+    crew.begin(2, text, "12", str(crew.folder / "out.pt"))
+    ends_alike(crew, alone, 12)
+
+
+@pytest.mark.parametrize(
+    "text", [script("Lamb(model.parameters())"), script(clip=EACH)], ids=["each norm", "each clamp"]
+)
+def test_what_looks_at_one_gradient_after_the_other(crew: Crew, tmp_path: Path, text: str) -> None:
+    """A layer is whole where it is kept."""
+    played(crew, tmp_path, text, owned=True)
+
+
+WHOLE = {
+    "Lamb makes something else of a parameter": script("Lamb(model.parameters(), normed=True)"),
+    "`p.grad` is read here": script(clip=CLIP),
+}
+
+
+@pytest.mark.parametrize("why", WHOLE)
+def test_a_norm_of_all_gradients_is_right_where_all_are(
+    crew: Crew, tmp_path: Path, why: str
+) -> None:
+    """Workers of a chain that keep the whole state have all gradients behind the loop."""
+    played(crew, tmp_path, WHOLE[why], owned=False)
+
+
+@pytest.mark.parametrize("why", WHOLE)
+def test_a_norm_of_all_gradients_is_refused_where_a_part_is(crew: Crew, why: str) -> None:
+    """Before a step is trained with the norm of a part, and by its name or line."""
+    crew.depth, crew.owned = 2, True
+    crew.begin(2, WHOLE[why], "12", str(crew.folder / "out.pt"))
+    failed = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    assert failed.kind == "refused"
+    assert why in failed.detail
+    assert crew.step == 0
+    if "read" in why:
+        rows = WHOLE[why].splitlines()
+        line = 1 + next(i for i, row in enumerate(rows) if "p.grad.norm()" in row)
+        assert f"train.py:{line}: " in failed.detail
