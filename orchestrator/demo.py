@@ -225,7 +225,7 @@ def _lock_is_free(places: Places) -> bool:
 def _house(folder: Path, console: Console) -> Iterator[Client]:
     places = Places(folder / "state")
     environment = {**os.environ, processes.MARK: places.identity}
-    arguments = [sys.executable, "-m", "orchestrator.house"]
+    arguments = [sys.executable, "-P", "-m", "orchestrator.house"]
     arguments += ["--config", str(folder / "orchestrator.toml")]
     house = processes.start(arguments, env=environment, log=folder / "house.log")
     try:

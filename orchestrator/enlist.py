@@ -77,9 +77,11 @@ def main() -> int:
         state_dir=options.house,
         redis_url=config.manager.redis_url or embedded,
         ray_address=options.ray,
-        config_path=options.config,
+        config_path=str(Path(options.config).absolute()) if options.config else None,
         house=options.life,
     )
+    # Ray has every actor look for modules where its driver stands first: no place for a person's own.
+    os.chdir(options.house)
     url = config.storage.checkpoint_url
     enlist(order, Storage(url=url, every_s=config.storage.copy_every_s) if url else None)
     return 0

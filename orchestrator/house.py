@@ -237,7 +237,7 @@ class House:
         # Under an init of its own, as on every machine: some of what Ray starts would outlive it by a minute.
         words = [
             "-m", "cloud.local.machine", str(os.getpid()),
-            sys.executable, "-m", "ray.scripts.scripts", "start", "--head", "--block",
+            sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block",
             f"--node-ip-address={ray.head_address}", f"--port={port}",
             f"--ray-client-server-port={self._free_port('ray.port', ray.head_address, 0)}",
             "--num-cpus=0", "--min-worker-port=0", "--max-worker-port=0",
@@ -335,7 +335,7 @@ class House:
         self, name: str, words: list[str], more: Mapping[str, str] | None = None
     ) -> "subprocess.Popen[bytes]":
         return processes.start(
-            [sys.executable, *words],
+            [sys.executable, "-P", *words],
             env={**self._env, **(more or {})},
             log=self.places.log(name),
             cwd=Path.cwd(),

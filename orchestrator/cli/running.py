@@ -109,7 +109,8 @@ def _start(desk: Desk, places: Places) -> House:
 def _spawn(desk: Desk, places: Places, *more: str) -> tuple["subprocess.Popen[bytes]", int]:
     """The process, and where in its log it begins."""
     places.make()
-    words = [sys.executable, "-m", "orchestrator.house", *more]
+    # -P: what lies in the folder where it is started is the person's own, whatever its name is.
+    words = [sys.executable, "-P", "-m", "orchestrator.house", *more]
     if desk.config_path is not None:
         words += ["--config", str(desk.config_path)]
     with places.log("house").open("ab") as sink:
