@@ -1,13 +1,11 @@
 """What a script keeps from step to step beside its session: whoever joins later would begin it anew.
 
 An average of the weights, a schedule, an iterator that batches are drawn from: looked for under the names that the
-script has where it calls `session.share(...)`, and in what objects of its own classes hold. What is the same object
-as before, and has moved on, is refused. Looked at in few steps only, ever more seldom.
+person's own code has (see `agent.own`). What is the same object as before, and has moved on, is refused. Looked at in few
+steps only, ever more seldom.
 """
 
-import sys
 from collections.abc import Iterable, Iterator, Mapping
-from pathlib import Path
 from types import GeneratorType
 from typing import Any
 
@@ -15,10 +13,10 @@ import torch
 from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
+from agent import own
 from agent.errors import Misuse
 from agent.pipeline.body import Caller
 
-OURS = str(Path(__file__).parent)
 NAMES_MAX = 10_000
 
 GIVE = "give it to the session, Session(model, optimizer, {}, ...)"
@@ -51,7 +49,6 @@ class Beside:
         self._before = found
 
     def _marked(self, caller: Caller) -> Iterator[tuple[str, tuple[object, Mark]]]:
-        names = {**caller.frame.f_globals, **caller.frame.f_locals}
         given = [*self._given.values()]
         known = {id(each) for each in [*given, *_parts(given)]}
         params = [
@@ -60,16 +57,15 @@ class Beside:
             if isinstance(thing, torch.nn.Module)
             for pair in thing.named_parameters()
         ]
-        own, keys = {id(param) for _, param in params}, {name for name, _ in params}
-        for name, thing in [*names.items()][:NAMES_MAX]:
+        mine, keys = {id(param) for _, param in params}, {name for name, _ in params}
+        for name, thing in [*own.names(caller.frame).items()][:NAMES_MAX]:
             if name.startswith("__"):
                 continue
-            for path, each in ((name, thing), *_inside(name, thing, caller)):
-                if isinstance(each, torch.amp.GradScaler) and each.is_enabled():
-                    _refuse_scaler(path, known=id(each) in known)
-                mark = None if id(each) in known else _mark(each, own, keys)
-                if mark is not None:
-                    yield path, (each, mark)
+            if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled():
+                _refuse_scaler(name, known=id(thing) in known)
+            mark = None if id(thing) in known else _mark(thing, mine, keys)
+            if mark is not None:
+                yield name, (thing, mark)
 
 
 def _parts(things: Iterable[object]) -> Iterator[object]:
@@ -90,25 +86,15 @@ def _refuse_scaler(name: str, *, known: bool) -> None:
         )
 
 
-def _inside(name: str, thing: object, caller: Caller) -> Iterator[tuple[str, object]]:
-    """What an object of the script's own classes has."""
-    file = getattr(sys.modules.get(type(thing).__module__), "__file__", None)
-    folder = Path(caller.frame.f_code.co_filename).parent
-    mine = type(thing).__module__ == "__main__" or (file and Path(file).parent == folder)
-    if mine and not isinstance(thing, torch.nn.Module | type):
-        for key, value in list(getattr(thing, "__dict__", {}).items()):
-            yield f"{name}.{key}", value
-
-
-def _mark(thing: object, own: set[int], keys: set[str]) -> Mark | None:
+def _mark(thing: object, mine: set[int], keys: set[str]) -> Mark | None:
     """How far it is; None for what is not looked at."""
     found: Mark | None = None
     match thing:
         case torch.nn.Module():
-            found = _versions([*thing.parameters()], own)
+            found = _versions([*thing.parameters()], mine)
         case dict() if thing.keys() & keys:
             values = [value for value in thing.values() if isinstance(value, torch.Tensor)]
-            found = _versions(values, own)
+            found = _versions(values, mine)
         case LRScheduler():
             found = (thing.last_epoch,)
         case _BaseDataLoaderIter():
@@ -120,16 +106,16 @@ def _mark(thing: object, own: set[int], keys: set[str]) -> Mark | None:
     return found
 
 
-def _versions(tensors: list[torch.Tensor], own: set[int]) -> Mark | None:
+def _versions(tensors: list[torch.Tensor], mine: set[int]) -> Mark | None:
     """Nothing of what is the model's own, under another name."""
-    if not tensors or any(id(tensor) in own for tensor in tensors):
+    if not tensors or any(id(tensor) in mine for tensor in tensors):
         return None
     return tuple((tensor, tensor._version) for tensor in tensors)
 
 
 def _progress(thing: Any) -> Mark | None:
     frame = thing.gi_frame
-    if frame is None or frame.f_code.co_filename.startswith(OURS):
+    if frame is None or frame.f_code.co_filename.startswith(own.OURS):
         return None
     return (frame.f_lasti, *frame.f_locals.values())
 

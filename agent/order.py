@@ -7,11 +7,11 @@ of the next, no count of those that were seen may, and no random stream of the s
 import ast
 import random
 from collections.abc import Iterator
-from typing import Any
 
 import numpy as np
 import torch
 
+from agent import own
 from agent.errors import Misuse
 from agent.pipeline.body import Caller, found_loop, read_first, uses
 
@@ -93,11 +93,11 @@ def _counted(loop: ast.For) -> Iterator[str]:
 
 
 class Streams:
-    """The script's own random streams, by the names that it has for them."""
+    """The person's own random streams, by the names that there are for them."""
 
     def __init__(self, caller: Caller) -> None:
-        names: dict[str, Any] = {**caller.frame.f_globals, **caller.frame.f_locals}
-        self._streams = {k: v for k, v in names.items() if isinstance(v, Stream)}
+        named = own.names(caller.frame)
+        self._streams = {name: each for name, each in named.items() if isinstance(each, Stream)}
         self._before = self._states()
 
     def _states(self) -> dict[str, str]:

@@ -1,8 +1,8 @@
 """What a loop's body reads besides its microbatch: recorded with other values it may be another graph.
 
     names          step, weight      numbers and words by value, all else by which object it is
-    places         cfg.alpha         attributes and items of what is named, as far as they are numbers or words
-    functions      loss_of(...)      the names that functions of the script read outside of themselves
+    places         cfg.alpha         attributes and items of what is named: numbers and words, and which function it is
+    functions      losses.of(...)    the names and places that functions of the person's own read outside of themselves
     modules        self.training     numbers and words in the modules that were taken apart, and what learns in them
 
 Modules that were kept whole are called as they are, and what they read is read anew every time.
@@ -11,17 +11,18 @@ Modules that were kept whole are called as they are, and what they read is read 
 import ast
 import dis
 import functools
-from collections.abc import Callable, Collection, Iterator, Sequence
-from pathlib import Path
+from collections import ChainMap
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
 import torch
 
+from agent.own import is_library
+
 PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
-LIBRARIES = str(Path(torch.__file__).parents[1])
 ABSENT = object()
-Place = Callable[[dict[str, Any]], Any]
+Place = Callable[[Mapping[str, Any]], Any]
 
 
 class Reads:
@@ -46,15 +47,9 @@ class Reads:
                 path = _path(node)
                 if path and path[0] in names and path[0] not in stored:
                     self._places.append(_place(path))
-        called = [
-            thing
-            for node in nodes
-            if isinstance(node, ast.Name)
-            and isinstance(thing := names.get(node.id), FunctionType)
-            and node.id not in stored
-        ]
         self._modules = list(_taken_apart(model, whole))
-        called += [forward for one in self._modules if (forward := _forward(one)) is not None]
+        called = [place(names) for place in self._places]
+        called += [each for one in self._modules for each in _methods(one)]
         self._functions = list(_reached(called))
         self._found = self._look(names)
 
@@ -89,11 +84,11 @@ def _path(node: ast.AST) -> list[Any]:
 def _place(path: list[Any]) -> Place:
     name, *steps = path
 
-    def look(names: dict[str, Any]) -> Any:
+    def look(names: Mapping[str, Any]) -> Any:
         value = names.get(name, ABSENT)
         for kind, key in steps:
             value = _attribute(value, key) if kind == "attribute" else _item(value, key)
-        return value if not steps or isinstance(value, PLAIN) else None
+        return value if not steps or isinstance(value, (*PLAIN, FunctionType)) else None
 
     return look
 
@@ -121,34 +116,60 @@ def _taken_apart(model: torch.nn.Module, whole: Collection[str]) -> Iterator[tor
             yield module
 
 
-def _forward(module: torch.nn.Module) -> FunctionType | None:
-    forward = type(module).forward
-    return forward if isinstance(forward, FunctionType) else None
+def _methods(module: torch.nn.Module) -> Iterator[FunctionType]:
+    """Its forward, and methods of its own with names that are used there."""
+    waiting, seen = ["forward"], set[str]()
+    while waiting:
+        name = waiting.pop()
+        if name in seen:
+            continue
+        seen.add(name)
+        for kind in type(module).__mro__:
+            method = vars(kind).get(name)
+            if isinstance(method, FunctionType) and not is_library(method.__code__.co_filename):
+                yield method
+                waiting += method.__code__.co_names
 
 
-def _reached(functions: Sequence[FunctionType]) -> Iterator[FunctionType]:
-    """These and what they call by name, as far as it is no library's."""
-    waiting, seen = list(functions), set[int]()
+def _reached(called: Sequence[Any]) -> Iterator[FunctionType]:
+    """Functions among these and what they call by name, as far as it is no library's."""
+    waiting, seen = list(called), set[int]()
     while waiting:
         function = waiting.pop()
-        if id(function) in seen or function.__code__.co_filename.startswith(LIBRARIES):
+        if not isinstance(function, FunctionType) or id(function) in seen:
             continue
         seen.add(id(function))
-        yield function
-        waiting += [value for value in _outside(function) if isinstance(value, FunctionType)]
+        if not is_library(function.__code__.co_filename):
+            yield function
+            waiting += _outside(function)
 
 
 @functools.cache
-def _globals(code: CodeType) -> tuple[str, ...]:
-    return tuple(step.argval for step in dis.get_instructions(code) if step.opname == "LOAD_GLOBAL")
+def _paths(code: CodeType) -> tuple[Place, ...]:
+    """`losses.weight` where it reads that: what it names outside of itself, and what lies there."""
+    found: list[list[Any]] = []
+    goes_on = False
+    for step in dis.get_instructions(code):
+        if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
+            found.append([step.argval])
+            goes_on = True
+        elif goes_on and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
+            found.append([*found[-1], ("attribute", step.argval)])
+        else:
+            goes_on = False
+    inner = (
+        place for each in code.co_consts if isinstance(each, CodeType) for place in _paths(each)
+    )
+    return (*map(_place, found), *inner)
 
 
 def _outside(function: FunctionType) -> list[Any]:
     """What a function reads by name outside of itself."""
-    found = [function.__globals__.get(name) for name in _globals(function.__code__)]
-    for cell in function.__closure__ or ():
+    cells: dict[str, Any] = {}
+    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
         try:
-            found.append(cell.cell_contents)
+            cells[name] = cell.cell_contents
         except ValueError:
-            found.append(None)  # not set yet
-    return found
+            cells[name] = None  # not set yet
+    names = ChainMap(cells, function.__globals__)
+    return [place(names) for place in _paths(function.__code__)]

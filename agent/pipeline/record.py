@@ -21,6 +21,7 @@ import torch
 from torch import fx
 from torch.autograd.function import _SingleLevelFunction
 
+from agent import own
 from agent.errors import Misuse
 from agent.pipeline.modes import Switches
 from agent.pipeline.scaling import Scaler, Scaling
@@ -275,7 +276,7 @@ def where(error: BaseException) -> str:
     ]
     if not frames:
         return "the model"
-    return f"{frames[-1].filename}:{frames[-1].lineno} in {frames[-1].name}"
+    return f"{own.shown(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}"
 
 
 def _short(error: BaseException) -> str:
