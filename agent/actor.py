@@ -78,7 +78,7 @@ class KeeperActor:
     def address(self) -> str:
         return self._keeper.address
 
-    def open_job(self, data: bytes, script: bytes) -> None:
+    def open_job(self, data: bytes, script: bytes | None = None) -> None:
         self._keeper.open_job(msgspec.json.decode(data, type=JobOrder), script)
 
     def regroup(self, job: str, layout: bytes, when: When) -> None:

@@ -22,6 +22,7 @@ from torch import fx
 from agent.board import Board
 from agent.errors import Misuse
 from agent.gauge import Batch, Clock, Gauge, How, Patience, since, spent_s
+from agent.own import is_own_class
 from agent.pipeline.cut import build, worth_cutting
 from agent.pipeline.examine import CutPoint, Facts, cut_points, examine
 from agent.pipeline.pieces import Piece
@@ -221,8 +222,14 @@ def cached(path: Path, key: str, measure: Callable[[], Profile]) -> Profile:
     return found
 
 
-def key_of(graph: fx.GraphModule, batches: Mapping[int, Batch], instance_type: str) -> str:
-    """Of the code, the shapes, the type of machine and the library: any other needs another profile."""
+def key_of(
+    graph: fx.GraphModule, batches: Mapping[int, Batch], instance_type: str, code: str = ""
+) -> str:
+    """Of the code, the shapes, the type of machine and the library: any other needs another profile.
+
+    What is called as it is shows in the graph by its name only: its settings go in, and `code` if any of it is the
+    person's own.
+    """
     shapes = [
         (name, tuple(tensor.shape), str(tensor.dtype))
         for name, tensor in [*graph.named_parameters(), *graph.named_buffers()]
@@ -230,7 +237,11 @@ def key_of(graph: fx.GraphModule, batches: Mapping[int, Batch], instance_type: s
     drawn = [
         (size, [(tuple(t.shape), str(t.dtype)) for t in batches[size]]) for size in sorted(batches)
     ]
-    text = repr((graph.code, shapes, drawn, instance_type, torch.__version__))
+    called = [node for node in graph.graph.nodes if node.op == "call_module"]
+    whole = [graph.get_submodule(str(node.target)) for node in called]
+    own = any(is_own_class(type(part)) for each in whole for part in each.modules())
+    kept = [*map(repr, whole), code if own else ""]
+    text = repr((graph.code, shapes, drawn, kept, instance_type, torch.__version__))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 

@@ -20,6 +20,7 @@ class Crew:
     """All of this is the script's thread's, but for `link`, `order`, and the mesh, whose threads wake it."""
 
     me: str
+    code = ""  # the checksum of the job's files
     link: Link
     order: Enter | None = None  # the newest that was heard of
     entered: Enter | None = None  # the one this worker is in

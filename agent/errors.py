@@ -6,6 +6,7 @@ AgentError
 ├── StateError               a state cannot be written down, or what was read does not fit
 ├── WireError                a connection broke, or what came over it makes no sense
 │   └── Refused              the other side knows us and does not want us
+├── ParcelError              what travels with a script makes no sense
 ├── Fenced                   somebody newer writes the commits of this job
 └── CheckpointError          a checkpoint is torn, or could not be written
 """
@@ -33,6 +34,10 @@ class WireError(AgentError):
 
 class Refused(WireError):  # noqa: N818
     """The other side knows us and does not want us."""
+
+
+class ParcelError(AgentError):
+    """What travels with a script makes no sense, or may not be put on a disk."""
 
 
 class Fenced(AgentError):  # noqa: N818

@@ -9,6 +9,7 @@ wait that belongs to an older one. State moves at step boundaries, and never int
 unfinished step.
 """
 
+import hashlib
 import threading
 import time
 from collections.abc import Callable, Sequence
@@ -102,11 +103,12 @@ class Group(Crew):
     # --- what the worker process uses ---------------------------------------------------------------
 
     def start(self) -> tuple[JobOrder, bytes]:
-        """Connect to the keeper; the order and the script."""
+        """Connect to the keeper; the order, and the script with what goes along."""
         self.link.start()
-        self._greeting, script = self.wait(lambda: self._welcome)
-        self.nan = self._greeting.order.nan
-        return self._greeting.order, script
+        self._greeting, payload = self.wait(lambda: self._welcome)
+        self._welcome = None
+        self.nan, self.code = self._greeting.order.nan, hashlib.sha256(payload).hexdigest()
+        return self._greeting.order, payload
 
     def close(self) -> None:
         self.link.close()

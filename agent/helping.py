@@ -144,7 +144,7 @@ class Helping:
             return
         passing("survey: called")
         recording = self._crew.session.recording()
-        if measuring.key_of(recording) != word.key:
+        if measuring.key_of(recording, self._crew.code) != word.key:
             return
         self.able = True
         word = self._ask(None)

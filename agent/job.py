@@ -177,7 +177,9 @@ class Job:
                 member.dismiss(why or "the job was closed")
                 return None
             roster.let_in(member)
-            member.post(Welcome(order=self.order, state_bytes=self._state_bytes()), self._script)
+            # Who comes again has its script, and it may be large.
+            script = self._script if hello.ready is None else b""
+            member.post(Welcome(order=self.order, state_bytes=self._state_bytes()), script)
             addresses = {m.worker: m.mesh_address for m in roster.members.values()}
             for each in roster.members.values():
                 each.post(Peers(addresses=addresses))

@@ -24,6 +24,7 @@ from agent.layout import Layout
 from agent.member import Member
 from agent.messages import AnyReport, JobCompleted, JobOrder, NoticeSeen, When
 from agent.outbox import Outbox
+from agent.parcel import submitted_key
 from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
 from agent.vault import Place
 from agent.wire import Connection, accept, job_secret
@@ -133,10 +134,13 @@ class Keeper:
 
     # --- what the manager says ----------------------------------------------------------------------
 
-    def open_job(self, order: JobOrder, script: bytes) -> None:
+    def open_job(self, order: JobOrder, script: bytes | None = None) -> None:
+        """With the script that was submitted, unless another is given."""
         self._wait_closed(order.job)
         if self._job(order.job) is not None:
             return
+        if script is None:
+            script = self._client.get(submitted_key(order.script_sha)) or b""
         note_open(self._client, order.job)
         self._client.set(_script_key(order.job), script)
         record = OpenJob(order=order)

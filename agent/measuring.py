@@ -66,11 +66,10 @@ def size_of(recording: Recording) -> int:
     return int(first.shape[0]) if first.dim() and first.shape[0] else 1
 
 
-def key_of(recording: Recording) -> str:
-    """Where a profile of this is found again."""
-    return calibrate.key_of(
-        recording.graph, {size_of(recording): recording.example}, machine_kind()
-    )
+def key_of(recording: Recording, code: str) -> str:
+    """Where a profile of this is found again. `code` is the checksum of the job's files."""
+    batches = {size_of(recording): recording.example}
+    return calibrate.key_of(recording.graph, batches, machine_kind(), code)
 
 
 def profile_of(

@@ -244,7 +244,7 @@ class Heard(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The payload is the script. `state_bytes` are what a newcomer will be sent of the state; 0 if that is not known."""
+    """The payload is the script with what goes along, as in `agent.parcel`, for who has not begun it. `state_bytes` are what a newcomer will be sent of the state; 0 if that is not known."""
 
     order: JobOrder
     state_bytes: int = 0

@@ -113,7 +113,7 @@ class Survey:
         """Unless it was measured before."""
         session = self._crew.session
         recording = session.recording()
-        key = measuring.key_of(recording)
+        key = measuring.key_of(recording, self._crew.code)
         if not self._measured_before(key):
             self.helpers.call(measuring.machine_kind(), key)
             left = (self._steps_total - session.version) * session.microbatches
@@ -122,6 +122,7 @@ class Survey:
                 profile = measuring.profile_of(
                     recording, things, self._job, left, self._crew.go_on, self.helpers.open
                 )
+                profile = msgspec.structs.replace(profile, key=key)
                 self._unmeasured, self._unprobed = False, profile
                 try:
                     self.helpers.dismiss()

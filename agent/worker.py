@@ -8,7 +8,6 @@ is warm. The process ends with the script; a worker that is no longer wanted end
 
 import argparse
 import ctypes
-import hashlib
 import os
 import runpy
 import sys
@@ -23,8 +22,8 @@ from typing import Literal
 import msgspec
 import torch
 
-from agent import session
-from agent.errors import Misuse, NotFinite, WireError
+from agent import parcel, session
+from agent.errors import Misuse, NotFinite, ParcelError, WireError
 from agent.group import Group
 from agent.messages import FailureKind, JobOrder, WorkerOrder
 from agent.output import LeaderOnly, Lines, Stream
@@ -38,6 +37,9 @@ DISK_VARIABLE = "SPOT_TEMP_DIR"
 DETAIL_CHARS_MAX = 60_000
 OURS = str(Path(__file__).parent)
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
+TAKEN = (
+    "a worker has another module of that name in use, which the script would get: rename this one"
+)
 
 Outcome = Literal["ended", "failed"]
 
@@ -83,9 +85,9 @@ def run(order: WorkerOrder, host: str) -> Outcome:
             os._exit(0)
 
     group = Group(order, host, ended)
-    job, script = group.start()
+    job, payload = group.start()
     lines = Lines(lambda batch: group.link.send(LinesMessage(lines=batch)))
-    failure = _perform(job, script, group, lines)
+    failure = _perform(job, payload, group, lines)
     lines.close()
     over.set()
     group.link.send(
@@ -96,23 +98,30 @@ def run(order: WorkerOrder, host: str) -> Outcome:
     return "ended" if failure is None else "failed"
 
 
-def _perform(job: JobOrder, script: bytes, group: Group, lines: Lines) -> _Failure | None:
-    if job.script_sha and hashlib.sha256(script).hexdigest() != job.script_sha:
+def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> _Failure | None:
+    if job.script_sha and group.code != job.script_sha:
         return _Failure("setup", f"{job.script}: what arrived is not what was submitted")
+    try:
+        came = parcel.read(payload, Path(job.script).name)
+    except ParcelError as error:
+        return _Failure("setup", f"{job.script}: {error}")
+    if taken := parcel.taken_names(came):
+        return _Failure("setup", f"{taken[0]}: {TAKEN}")
     # On the machine's own disk: what a killed worker leaves goes with the machine, or with the next worker.
-    disk = Path(os.environ.get(DISK_VARIABLE) or tempfile.gettempdir())
+    disk = Path(os.environ.get(DISK_VARIABLE) or tempfile.gettempdir()).absolute()
     with scratch("worker-", disk) as folder:
-        path = folder / Path(job.script).name
-        path.write_bytes(script)
+        path = parcel.unpack(came, folder)
         session.join(group)
         out = LeaderOnly(lines, lambda: group.leads)
-        with _as_script(path, job.argv, (Stream(out.add), Stream(lines.add))):
+        streams = Stream(out.add), Stream(lines.add)
+        with parcel.at_home(folder, path), _as_script(path, job.argv, streams):
             failure = _execute(path, group)
         # What a script said before it failed may help to see why.
         out.settle(passes=failure is not None or bool(group.leads))
         if failure is None:
             return None
-        detail = failure.detail.replace(str(path), job.script)[-DETAIL_CHARS_MAX:]
+        typed_in = job.script.removesuffix(came.script) if job.script.endswith(came.script) else ""
+        detail = failure.detail.replace(f"{folder}{os.sep}", typed_in)[-DETAIL_CHARS_MAX:]
         return _Failure(failure.kind, detail)
 
 

@@ -3,6 +3,7 @@ the manager's process, so that they work while the manager is away."""
 
 import fcntl
 import hashlib
+import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -11,6 +12,7 @@ from typing import Any
 import msgspec
 import redis
 
+from agent.parcel import submitted_key
 from agent.profile import Profile
 from agent.timeline import Timeline
 from cloud.errors import ProviderUnreachable
@@ -23,7 +25,10 @@ from orchestrator.view import Sentence, View
 INBOX = "orch:inbox"
 INBOX_MAX = 100_000
 CLOUD_S_MAX = 30.0
-SCRIPT_BYTES_MAX = 16 * 1024 * 1024
+SCRIPTS = "orch:scripts"
+SCRIPTS_MAX = 2000
+SCRIPTS_BYTES_MAX = 256 * 1024 * 1024
+PARCEL_BYTES_MAX = 72 * 1024 * 1024  # the names of files are in it, too
 
 
 class NotRunning(Exception):  # noqa: N818 - it names what is the case
@@ -117,14 +122,36 @@ class Client:
         return msgspec.json.decode(data, type=Profile) if data else None
 
     def put_script(self, data: bytes) -> str:
-        """Store a script under its own SHA-256 and return that."""
-        if len(data) > SCRIPT_BYTES_MAX:
-            raise ValueError(
-                f"the script has {len(data):,} bytes; at most {SCRIPT_BYTES_MAX:,} can be sent"
-            )
+        """Store a script, with what goes along, under its own SHA-256 and return that."""
+        if len(data) > PARCEL_BYTES_MAX:
+            raise ValueError(f"{len(data):,} bytes; at most {PARCEL_BYTES_MAX:,} can be sent")
         sha = hashlib.sha256(data).hexdigest()
-        self._redis.set(f"orch:script:{sha}", data)
+        self._redis.set(submitted_key(sha), data)
+        self._redis.zadd(SCRIPTS, {sha: time.time()})
+        self._forget_scripts(sha)
         return sha
+
+    def has_script(self, sha: str) -> bool:
+        return bool(self._redis.exists(submitted_key(sha)))
+
+    def _forget_scripts(self, newest: str) -> None:
+        """Of those that no job needs that is to begin, the newest stay. Who trains has a copy with its keeper."""
+        view = self.view()
+        if view is None:
+            return  # nobody says which jobs there are
+        needed = {newest, *(job.script_sha for job in view.jobs if job.ended_at_s is None)}
+        found: Any = self._redis.zrevrange(SCRIPTS, 0, -1)
+        stored = [name.decode() for name in found]
+        asked = self._redis.pipeline(transaction=False)
+        for sha in stored:
+            asked.strlen(submitted_key(sha))
+        kept, kept_bytes = 0, 0
+        for sha, size in zip(stored, asked.execute(), strict=True):
+            if sha in needed or (kept < SCRIPTS_MAX and kept_bytes + size <= SCRIPTS_BYTES_MAX):
+                kept, kept_bytes = kept + 1, kept_bytes + size
+            else:
+                self._redis.delete(submitted_key(sha))
+                self._redis.zrem(SCRIPTS, sha)
 
 
 @asynccontextmanager

@@ -211,6 +211,8 @@ class Limits(Section):
     """How long a machine that we asked for may be missing from the provider's list."""
     script_bytes: Annotated[int, Field(ge=1, le=64 * 1024**2)] = 1_048_576
     """Largest script that can be submitted."""
+    parcel_bytes: Annotated[int, Field(ge=1, le=64 * 1024**2)] = 33_554_432
+    """Most that goes to every worker of a job: the script, the modules beside it, and what --with names."""
 
 
 class Config(Section):

@@ -13,7 +13,8 @@ import msgspec
 import redis.asyncio
 
 from agent.actor import AgentActor
-from agent.messages import WorkerOrder
+from agent.messages import JobOrder, WorkerOrder
+from agent.parcel import submitted_key
 from orchestrator.actions import (
     CloseJob,
     OpenJob,
@@ -101,19 +102,18 @@ class RayEngine:
             if agent is None:
                 return _refuse(f"{action.machine_id} has no agent")
             return _taken(self._to_agent(agent, action), action.machine_id)
-        script: Any = None
-        if isinstance(action, OpenJob):
-            script = await self._store.get(f"orch:script:{action.order.script_sha}")
-            if script is None:
-                return _refuse(f"the script of {action.order.job} is not in the store")
-        return _taken(self._to_keeper(action, script), "the keeper")
+        if isinstance(action, OpenJob) and not await self._stored(action.order):
+            return _refuse(f"the script of {action.order.job} is not in the store")
+        return _taken(self._to_keeper(action), "the keeper")
 
-    def _to_keeper(
-        self, action: OpenJob | CloseJob | Regroup | WriteCheckpoint, script: bytes
-    ) -> Any:
+    async def _stored(self, order: JobOrder) -> bool:
+        """The keeper takes it from there: what goes along with a script may be large."""
+        return bool(await self._store.exists(submitted_key(order.script_sha)))
+
+    def _to_keeper(self, action: OpenJob | CloseJob | Regroup | WriteCheckpoint) -> Any:
         match action:
             case OpenJob():
-                return self._keeper.open_job.remote(msgspec.json.encode(action.order), script)
+                return self._keeper.open_job.remote(msgspec.json.encode(action.order))
             case CloseJob():
                 return self._keeper.close_job.remote(action.job)
             case Regroup():

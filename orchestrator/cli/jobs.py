@@ -1,13 +1,10 @@
 """Jobs: handing one in, watching it, reading what it says, stopping it and going on with it."""
 
-import ast
-import importlib.util
 import io
 import re
 import secrets
 import sys
 import time
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import datetime
@@ -32,7 +29,8 @@ from orchestrator.cli.desk import (
     command,
     write_json,
 )
-from orchestrator.client import SCRIPT_BYTES_MAX, Client
+from orchestrator.cli.packing import pack
+from orchestrator.client import Client
 from orchestrator.config import STORAGES, Config
 from orchestrator.events import AnyEvent, JobCancelled, JobResumed, JobSpec, JobSubmitted
 from orchestrator.live_table import ENDED, ended, follow
@@ -56,6 +54,15 @@ Job = Annotated[
     str | None, typer.Argument(help="Id of the job, or how it begins. Default: the newest.")
 ]
 
+With = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="PATH",
+        help="A file, a folder or a quoted pattern that goes along. More than once, if need be.",
+    ),
+]
+
 
 def add(app: typer.Typer) -> None:
     for function in (submit, logs, events, cost, cancel, resume):
@@ -72,6 +79,7 @@ def submit(  # noqa: PLR0913 - a parameter per option
         list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The script's own arguments.")
     ] = None,
     *,
+    with_: With = None,
     follow_it: Annotated[
         bool, typer.Option("--follow", "-f", help="Watch it until it ends.")
     ] = False,
@@ -108,18 +116,25 @@ def submit(  # noqa: PLR0913 - a parameter per option
         ),
     ] = None,
 ) -> None:
-    """Train a script on spot machines. Exit code with --follow: 0 succeeded, 100 the script failed."""
+    """Train a script on spot machines. Exit code with --follow: 0 succeeded, 100 the script failed.
+
+    Modules beside the script that it imports go along by themselves; data and settings that it reads by --with. On the
+    workers all lies as it does here, and the script runs as `python SCRIPT` would in this folder.
+    """
     options = {
         "slots_min": slots_min, "slots_max": slots_max, "max_failures": max_failures,
         "max_preemptions": max_preemptions, "nan": nan, "depth": depth,
         "haste": haste,
     }  # fmt: skip
     desk.options = {f"job.{key}": str(value) for key, value in options.items() if value is not None}
-    data = read_script(script, desk.config)
-    spec = with_limits(job_spec(desk.config, script, tuple(arguments or ())), budget, deadline)
+    argv = tuple(arguments or ())
+    packed = pack(script, desk.config, with_ or (), argv)
+    spec = with_limits(job_spec(desk.config, script, argv), budget, deadline)
     spec = msgspec.structs.replace(spec, from_url=stored_at(from_url))
     client = desk.client()
-    spec = msgspec.structs.replace(spec, script_sha=client.put_script(data))
+    for text in packed.shown():
+        desk.say(text)
+    spec = msgspec.structs.replace(spec, script_sha=client.put_script(packed.payload))
     client.post(JobSubmitted(at_s=time.time(), spec=spec))
     with _handed_in(desk, spec.job):
         job = _until_taken(client, spec.job)
@@ -130,7 +145,7 @@ def submit(  # noqa: PLR0913 - a parameter per option
             _follow(desk, client, spec.job)
             return
     desk.answer(
-        {"job": job, "id": spec.job},
+        {"job": job, "id": spec.job, "along": packed.value()},
         *(() if job else (Text("the manager is away; it takes the job up when it is back"),)),
         then=(f"orchestrator logs -f {spec.job}", f"orchestrator cancel {spec.job}"),
     )
@@ -148,69 +163,6 @@ def _handed_in(desk: Desk, job_id: str) -> Iterator[None]:
             then=(f"orchestrator logs -f {job_id}", f"orchestrator cancel {job_id}"),
         )
         raise typer.Exit(INTERRUPTED) from None
-
-
-def read_script(path: Path, config: Config) -> bytes:
-    """The script's bytes, if they can be a script; else one line that says what is wrong."""
-    most = min(config.limits.script_bytes, SCRIPT_BYTES_MAX)
-    try:
-        if path.is_dir():
-            raise CommandError(f"{path}: a directory; name the script in it", USAGE)
-        if path.exists() and not path.is_file():
-            raise CommandError(f"{path}: not a file", USAGE)
-        with path.open("rb") as stream:
-            data = stream.read(most + 1)
-    except FileNotFoundError:
-        raise CommandError(f"{path}: no such file", USAGE) from None
-    except (OSError, ValueError) as error:
-        reason = error.strerror if isinstance(error, OSError) else error
-        raise CommandError(f"{path}: cannot be read: {reason}", USAGE) from None
-    if len(data) > most:
-        raise CommandError(
-            f"{path}: larger than {most:,} bytes; a script is small (limits.script_bytes)", USAGE
-        )
-    _check_source(path, data)
-    _check_neighbours(path, data)
-    return data
-
-
-def _check_source(path: Path, data: bytes) -> None:
-    """A mistake of syntax is found here, before anything is bought for it."""
-    try:
-        with warnings.catch_warnings(action="ignore"):
-            compile(data, str(path), "exec", dont_inherit=True)
-    except SyntaxError as error:
-        where = f"{path}:{error.lineno}" if error.lineno else str(path)
-        raise CommandError(f"{where}: not Python: {error.msg}", USAGE) from None
-    except (ValueError, RecursionError, MemoryError) as error:
-        reason = str(error) or type(error).__name__
-        raise CommandError(f"{path}: not Python: {reason}", USAGE) from None
-
-
-def _check_neighbours(path: Path, data: bytes) -> None:
-    """What lies beside the script does not travel with it: found here, and not on machines that were bought for it."""
-    for line, name in _imported(ast.parse(data)):
-        beside = [path.with_name(f"{name}.py"), path.parent / name / "__init__.py"]
-        found = next((each for each in beside if each.is_file()), None)
-        if found is not None and importlib.util.find_spec(name) is None:
-            raise CommandError(
-                f"{path}:{line}: imports {found.relative_to(path.parent)}, which lies beside the script, and a script "
-                "travels as one file: put it into the script, or install it on the machines and here",
-                USAGE,
-            )
-
-
-def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
-    """The modules that a script asks for by name, but for those that it can do without."""
-    match tree:
-        case ast.Try(handlers=[_, *_]):
-            return
-        case ast.Import():
-            yield from ((tree.lineno, each.name.partition(".")[0]) for each in tree.names)
-        case ast.ImportFrom(level=0, module=str(module)):
-            yield tree.lineno, module.partition(".")[0]
-    for child in ast.iter_child_nodes(tree):
-        yield from _imported(child)
 
 
 def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
@@ -486,6 +438,10 @@ def resume(desk: Desk, job: Job = None) -> None:
     if one.status not in {"FAILED", "CANCELLED"}:
         raise CommandError(
             f"{one.id} is {one.status}; only what failed or was cancelled is resumed"
+        )
+    if not client.has_script(one.script_sha):
+        raise CommandError(
+            f"the script of {one.id} is not kept any more; submit it anew: orchestrator submit {one.script} --from URL"
         )
     client.post(JobResumed(at_s=time.time(), job=one.id, by=BY))
     _answer_change(desk, client, one.id, lambda now: now.status not in {"FAILED", "CANCELLED"})

@@ -3,6 +3,7 @@
 import hashlib
 import shlex
 import time
+from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Literal
 
@@ -13,7 +14,8 @@ from rich.text import Text
 
 from orchestrator.cli import tables
 from orchestrator.cli.desk import JOB_FAILED, USAGE, CommandError, Desk, command
-from orchestrator.cli.jobs import all_jobs, job_spec, read_script, with_limits
+from orchestrator.cli.jobs import With, all_jobs, job_spec, with_limits
+from orchestrator.cli.packing import pack
 from orchestrator.client import NotRunning
 from orchestrator.wording import clock, duration, pause, plural, usd
 
@@ -39,6 +41,7 @@ def plan(  # noqa: PLR0913 - a parameter per option
         list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The script's own arguments.")
     ] = None,
     *,
+    with_: With = None,
     on: Annotated[
         list[str] | None,
         typer.Option(
@@ -80,8 +83,8 @@ def plan(  # noqa: PLR0913 - a parameter per option
     from orchestrator.cli import planning
 
     config = desk.config
-    sha = hashlib.sha256(read_script(script, config)).hexdigest()
-    argv = tuple(arguments or ())
+    argv, words = tuple(arguments or ()), tuple(with_ or ())
+    sha = hashlib.sha256(pack(script, config, words, argv).payload).hexdigest()
     if step_s is not None and not 0 < step_s < 1e6:
         raise CommandError(f"--step-s {step_s:g}: seconds above 0", USAGE)
     try:
@@ -119,8 +122,14 @@ def plan(  # noqa: PLR0913 - a parameter per option
         *_verdict(purchase, work, cost, finish_s),
         *(_layouts(seen) if seen is not None else (Text(f"layout: {_unmeasured(script, running=client is not None)}", style="dim"),)),
         *(() if gantt is None else (Text(f"the predicted step: {gantt}"),)),
-        then=(shlex.join(["orchestrator", "submit", str(script), "--follow", *(["--", *argv] if argv else [])]),),
+        then=(_submission(script, words, argv),),
     )  # fmt: skip
+
+
+def _submission(script: Path, words: Sequence[str], argv: Sequence[str]) -> str:
+    along = [part for word in words for part in ("--with", word)]
+    rest = ["--", *argv] if argv else []
+    return shlex.join(["orchestrator", "submit", str(script), *along, "--follow", *rest])
 
 
 def _offers(rows: "list[Considered]") -> Table:

@@ -40,10 +40,13 @@ def until(what: str, look: Callable[[], Any], patience_s: float = PATIENCE_S) ->
     raise AssertionError(f"waited {patience_s:.0f} s in vain: {what}")
 
 
-def played_alone(script: Path, out: Path, *arguments: str) -> tuple[list[str], bytes]:
+def played_alone(
+    script: Path, out: Path, *arguments: str, cwd: Path | None = None
+) -> tuple[list[str], bytes]:
     """What a script prints and saves alone, without any manager. `out` is the last of its arguments."""
     done = subprocess.run(
         [sys.executable, str(script), *arguments, str(out)],
+        cwd=cwd,
         capture_output=True,
         text=True,
         check=True,
@@ -214,9 +217,9 @@ class Crew:
 
     # --- orders -------------------------------------------------------------------------------------
 
-    def open(self, script: str, *argv: str, **options: Any) -> None:
+    def open(self, script: str | bytes, *argv: str, **options: Any) -> None:
         order = JobOrder(job=self.job, script="train.py", script_sha="", argv=argv, **options)
-        self.keeper.open_job(order, script.encode())
+        self.keeper.open_job(order, script if isinstance(script, bytes) else script.encode())
 
     def start(self, count: int, faults: str = "", host: str = "127.0.0.1") -> list[str]:
         started = []
@@ -235,7 +238,7 @@ class Crew:
             started.append(worker)
         return started
 
-    def begin(self, count: int, script: str, *argv: str, **options: Any) -> list[str]:
+    def begin(self, count: int, script: str | bytes, *argv: str, **options: Any) -> list[str]:
         self.settle = count
         self.open(script, *argv, **options)
         return self.start(count)

@@ -19,13 +19,20 @@ MISTAKES = {
     "a binary script": (("submit", "binary.py"), 2, "binary.py:1: not Python: "),
     "a script with null bytes": (("submit", "null.py"), 2, "null.py: not Python"),
     "a script with a mistake of syntax": (("submit", "wrong.py"), 2, "wrong.py:2: not Python: "),
-    "a script that imports its neighbour": (
-        ("submit", "imports.py"), 2, "imports.py:2: imports mymodel.py, which lies beside the script",
+    "a neighbour with a mistake of syntax": (("submit", "imports.py"), 2, "mymodel.py:2: not Python: "),
+    "a mistake of syntax in a package": (("plan", "nested.py"), 2, "package/model.py:1: not Python: "),
+    "a neighbour with a name of ours": (
+        ("submit", "clouded.py"), 2, "clouded.py:1: imports cloud.py, which lies beside the script and has the name",
     ),
-    "a script that imports a folder": (
-        ("plan", "nested.py"), 2, "nested.py:2: imports package/__init__.py, which lies beside the script",
+    "a neighbour with a name of Python's": (("submit", "named.py"), 2, "named.py:2: imports code.py, which lies beside"),
+    "nothing of that name to go along": (("submit", "ok.py", "--with", "*.yaml"), 2, "--with *.yaml: no such file"),
+    "a queue that shall go along": (("submit", "ok.py", "--with", "queue"), 2, "--with queue: queue: not a file"),
+    "what lies elsewhere": (("submit", "ok.py", "--with", "/etc/hostname"), 2, "/etc/hostname: lies outside of "),
+    "what the manager keeps": (("submit", "ok.py", "--with", ".orchestrator"), 2, "what the manager keeps for itself"),
+    "more than can go along": (
+        ("submit", "ok.py", "--with", "bulk"), 2, "put data into object storage, and let the script fetch it from there; "
+        "the largest: bulk/much.bin 67,108,864",
     ),
-    "a script that can do without its neighbour": (("submit", "without.py"), 3, "start it with: orchestrator up"),
     "a script that is too large": (("submit", "large.py"), 2, "large.py: larger than 1,048,576 bytes"),
     "too large for the way to the workers": (
         ("submit", "huge.py", "--set", "limits.script_bytes=67108864"), 2, "huge.py: larger than 16,777,216 bytes",
@@ -71,14 +78,19 @@ def desk(shell):
     """A folder with everything that can be wrong with a script."""
     shell.script("ok.py")
     shell.script("wrong.py", "x = 1\ndef (:\n")
-    shell.script("mymodel.py")
+    shell.script("mymodel.py", "import json\nclass Net(:\n")
     (shell.folder / "package").mkdir()
-    shell.script("package/__init__.py")
+    shell.script("package/__init__.py", "")
+    shell.script("package/model.py", "def (")
+    shell.script("cloud.py")
+    shell.script("code.py")
     shell.script("imports.py", "import json\nfrom mymodel import Net\n")
     shell.script("nested.py", "def main():\n    import package.model\n")
-    shell.script(
-        "without.py", "import agent\ntry:\n    import mymodel\nexcept ImportError:\n    pass\n"
-    )
+    shell.script("clouded.py", "import cloud\n")
+    shell.script("named.py", "import agent\nimport code\n")
+    (shell.folder / ".orchestrator").mkdir()
+    (shell.folder / "bulk").mkdir()
+    os.truncate(shell.folder / shell.script("bulk/much.bin"), 64 << 20)
     shell.script("wrong.toml", '[job]\nslots_max = "x"\n')
     (shell.folder / "folder").mkdir()
     os.mkfifo(shell.folder / "queue")

@@ -182,6 +182,40 @@ def test_a_plan_takes_no_other_jobs_word_for_it(housed):
     assert "give --steps and --step-s" in housed("plan", "ok.py").out
 
 
+def test_what_goes_along_is_shown_and_part_of_what_is_planned(housed):
+    """Count, bytes and names before the order; a plan knows the job by all of its files."""
+    housed.script("several.py", "import neighbour\nprint('several')\n")
+    housed.script("neighbour.py", "x = 1\n")
+    housed.script("rate.txt", "0.1")
+    answer = housed("submit", "several.py", "--with", "rate.txt", "--follow")
+    assert answer.out.splitlines()[0] == "goes along 2 files, 9 bytes: neighbour.py, rate.txt"
+    document = housed("submit", "several.py", "--with", "rate.txt", "--json").json
+    assert document["along"]["files"] == {"neighbour.py": 6, "rate.txt": 3}
+    asked = ("plan", "several.py", "--with", "rate.txt", "--json")
+    assert housed(*asked).json["work"]["steps"] == 8
+    assert housed("plan", "several.py", "--json").json["work"]["steps"] is None
+    text = housed(*asked[:-1]).out
+    assert "Next: orchestrator submit several.py --with rate.txt --follow" in text.splitlines()[-1]
+    housed.script("neighbour.py", "x = 2\n")
+    assert housed(*asked).json["work"]["steps"] is None
+
+
+def test_scripts_are_kept_within_bounds(housed, submitted, monkeypatch):
+    """What a job needs that has not ended stays; of others the newest, and a job whose files are gone says so."""
+    housed.script("gone.py", WAITS + "\n# of a job that is cancelled\n")
+    gone = housed("submit", "gone.py", "--json").json["id"]
+    housed("cancel", gone)
+    store, client = housed.client()._redis, housed.client()
+    shas = {job.id: job.script_sha for job in client.view().jobs}
+    monkeypatch.setattr("orchestrator.client.SCRIPTS_BYTES_MAX", 1)
+    newest = client.put_script(b"# the newest")
+    assert client.has_script(newest)
+    assert client.has_script(shas[submitted])
+    assert not client.has_script(shas[gone])
+    assert store.zscore("orch:scripts", shas[gone]) is None
+    assert "is not kept any more" in housed("resume", gone).line
+
+
 def _launches(housed):
     rows = housed.client()._redis.xrange("orch:journal")
     return sum(b'"type":"Launch"' in row[b"a"] for _, row in rows)

@@ -59,3 +59,23 @@ def test_a_real_script_that_raises_shows_its_own_traceback(real):
     assert answer.code == 100, answer.out
     assert 'raise ValueError("on purpose")\nValueError: on purpose\n' in answer.out
     assert "Traceback (most recent call last):" in answer.out
+
+
+def test_a_real_script_of_several_files_is_trained(real):
+    """Its modules go along, and what is named; the manager's own modules of such names are in nobody's way. What fails in
+    another file is told by that file's name.
+    """
+    real.script("cloud.py")  # whatever lies beside the script
+    (real.folder / "lib").mkdir()
+    real.script(
+        "lib/several.py",
+        SCRIPT.replace("import sys", "import sys\nfrom wide import WIDTH\nWIDTH()"),
+    )
+    real.script("lib/wide.py", "def WIDTH():\n    assert open('conf.txt').read() == '7'\n")
+    real.script("conf.txt", "7")
+    answer = real("submit", "lib/several.py", "--with", "conf.*", "--follow", "--slots-max", "1")
+    assert answer.code == 0, answer.out
+    assert "goes along 2 files, " in answer.out
+    answer = real("submit", "lib/several.py", "--follow", "--slots-max", "1")
+    assert answer.code == 100, answer.out
+    assert 'File "lib/wide.py", line 2, in WIDTH' in answer.out

@@ -29,7 +29,7 @@ job: slots_min slots_max depth haste max_failures max_preemptions nan backup_eve
 storage: checkpoint_url copy_every_s
 local: enabled seed tempo prices billing
 dashboard: enabled host port
-limits: boot_timeout_s launch_grace_s script_bytes
+limits: boot_timeout_s launch_grace_s script_bytes parcel_bytes
 """
 
 

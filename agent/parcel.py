@@ -1,0 +1,135 @@
+"""What travels with a script: the files beside it, and where it lay among them. No torch here.
+
+    payload = the script's own bytes, where nothing else goes along
+            | mark, then in msgpack: the script's path, and of every file its path, bytes, and whether it is a program
+
+The same files give the same bytes, and so the same checksum, by which the payload is stored, and what was measured of
+a job is found again. Links and devices cannot be said in it, and a path leads nowhere but down.
+"""
+
+import importlib
+import linecache
+import os
+import sys
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager, suppress
+from importlib.machinery import all_suffixes
+from pathlib import Path, PurePosixPath
+
+import msgspec
+
+from agent.errors import ParcelError
+
+MARK = b"\0parcel 1\0"  # no Python source has a null byte in it
+FILES_MAX = 10_000
+
+
+def submitted_key(sha: str) -> str:
+    """Where in Redis a payload is, by its checksum."""
+    return f"orch:script:{sha}"
+
+
+class File(msgspec.Struct, frozen=True, array_like=True):
+    data: bytes
+    runs: bool = False  # a program, called by its name
+
+
+class Parcel(msgspec.Struct, frozen=True, array_like=True):
+    """Paths are relative, with slashes; `script` is one of them."""
+
+    script: str
+    files: dict[str, File]
+
+
+def pack(script: str, files: Mapping[str, File]) -> bytes:
+    parcel = Parcel(script, {path: files[path] for path in sorted(files)})
+    _check(parcel)
+    return MARK + msgspec.msgpack.encode(parcel)
+
+
+def read(payload: bytes, name: str) -> Parcel:
+    """What is in a payload. `name` is the script's, if it is alone in it."""
+    if not payload.startswith(MARK):
+        return Parcel(name, {name: File(payload)})
+    try:
+        parcel = msgspec.msgpack.decode(memoryview(payload)[len(MARK) :], type=Parcel)
+    except msgspec.MsgspecError as error:
+        raise ParcelError(f"what came with the script cannot be read: {error}") from error
+    _check(parcel)
+    return parcel
+
+
+def _check(parcel: Parcel) -> None:
+    if len(parcel.files) > FILES_MAX:
+        raise ParcelError(
+            f"{len(parcel.files):,} files; at most {FILES_MAX:,} travel with a script"
+        )
+    if parcel.script not in parcel.files:
+        raise ParcelError(f"{parcel.script} is not among the files that came with it")
+    for path in parcel.files:
+        above = [str(each) for each in PurePosixPath(path).parents]
+        if "\0" in path or any(part in ("", ".", "..") for part in path.split("/")):
+            raise ParcelError(f"{path!r} is no place for a file that travels with a script")
+        if any(each in parcel.files for each in above):
+            raise ParcelError(f"{path!r} lies in what is a file")
+
+
+def unpack(parcel: Parcel, folder: Path) -> Path:
+    """Put it all into an empty folder. Says where the script is."""
+    for path, file in parcel.files.items():
+        target = folder / path
+        target.parent.mkdir(parents=True, exist_ok=True)
+        flags = os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW
+        handle = os.open(target, flags, 0o700 if file.runs else 0o600)
+        with os.fdopen(handle, "wb") as sink:
+            sink.write(file.data)
+    return folder / parcel.script
+
+
+def taken_names(parcel: Parcel) -> list[str]:
+    """Files that lie beside the script and have the name of a module that this process has already: the script would
+    get that one."""
+    folder = PurePosixPath(parcel.script).parent
+    suffixes = tuple(all_suffixes())
+    found = []
+    for path in map(PurePosixPath, parcel.files):
+        package = path.name == "__init__.py" and path.parent.parent == folder != path.parent
+        module = path.parent == folder and path.name.endswith(suffixes)
+        name = path.parent.name if package else path.name.partition(".")[0]
+        if (package or module) and name in sys.modules and str(path) != parcel.script:
+            found.append(str(path))
+    return found
+
+
+@contextmanager
+def at_home(folder: Path, script: Path) -> Iterator[None]:
+    """As if somebody stood in `folder` and had started the script there by hand. What was imported from it is
+    forgotten at the end: the next one may have other modules of these names."""
+    path, modules, here = list(sys.path), dict(sys.modules), Path.cwd()
+    sys.path.insert(0, str(script.parent))
+    os.chdir(folder)
+    try:
+        yield
+    finally:
+        with suppress(OSError):  # it may be gone by now
+            os.chdir(here)
+        sys.path[:] = path
+        for name in [name for name, module in sys.modules.items() if _lies_in(folder, module)]:
+            del sys.modules[name]
+            if name in modules:
+                sys.modules[name] = modules[name]
+        for entry in [entry for entry in sys.path_importer_cache if _below(folder, entry)]:
+            del sys.path_importer_cache[entry]
+        for file in [file for file in linecache.cache if _below(folder, file)]:
+            del linecache.cache[file]
+        importlib.invalidate_caches()
+
+
+def _lies_in(folder: Path, module: object) -> bool:
+    own = getattr(module, "__dict__", {})  # some modules have an answer to everything
+    places = [own.get("__file__"), *(own.get("__path__") or ())]
+    return any(_below(folder, place) for place in places)
+
+
+def _below(folder: Path, place: object) -> bool:
+    return isinstance(place, str) and f"{place}{os.sep}".startswith(f"{folder}{os.sep}")

@@ -1,0 +1,122 @@
+"""The modules that lie beside a script and that it imports, found without running any of it.
+
+As Python looks for them when the script is started by hand: in the script's folder first. Of a package all modules are
+taken, since it may load them by names that nobody can see; what is reached by no import statement at all is for --with.
+"""
+
+import ast
+import importlib
+import importlib.util
+import os
+import sys
+import warnings
+from collections.abc import Iterator
+from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
+from pathlib import Path
+
+from orchestrator.cli.desk import USAGE, CommandError
+
+PRODUCT = Path(__file__).parents[2]
+OURS = ("agent", "bidding", "cloud", "orchestrator")
+MODULES = (".py", *EXTENSION_SUFFIXES)
+
+
+def check_source(path: str, data: bytes) -> ast.Module:
+    """A mistake of syntax is found here, before anything is bought for it."""
+    try:
+        with warnings.catch_warnings(action="ignore"):
+            compile(data, path, "exec", dont_inherit=True)
+            return ast.parse(data)
+    except SyntaxError as error:
+        where = f"{path}:{error.lineno}" if error.lineno else path
+        raise CommandError(f"{where}: not Python: {error.msg}", USAGE) from None
+    except (ValueError, RecursionError, MemoryError) as error:
+        reason = str(error) or type(error).__name__
+        raise CommandError(f"{path}: not Python: {reason}", USAGE) from None
+
+
+def neighbours(script: Path, data: bytes, typed: str) -> Iterator[Path]:
+    """Files below the script's folder, each once. `typed` is what the person calls the script."""
+    importlib.invalidate_caches()  # a file may be a moment old
+    folder = script.parent
+    known, waiting = {script}, [(typed, check_source(typed, data))]
+    while waiting:
+        place, tree = waiting.pop()
+        for line, name in _imported(tree):
+            for path in _found(folder, name, f"{place}:{line}"):
+                if path in known:
+                    continue
+                known.add(path)
+                yield path
+                shown = os.path.join(os.path.dirname(typed), path.relative_to(folder))  # noqa: PTH118, PTH120 - as it was typed
+                parsed = _parsed(path, shown, strictly=_is_asked_for(folder, name, path))
+                if parsed is not None:
+                    waiting.append((shown, parsed))
+
+
+def _imported(tree: ast.AST) -> Iterator[tuple[int, str]]:
+    """Modules by their whole names. Within a package they may be relative: all of it is taken anyway."""
+    for node in ast.walk(tree):
+        match node:
+            case ast.Import():
+                yield from ((node.lineno, each.name) for each in node.names)
+            case ast.ImportFrom(level=0, module=str(module)):
+                yield node.lineno, module
+                yield from ((node.lineno, f"{module}.{each.name}") for each in node.names)
+
+
+def _found(folder: Path, name: str, where: str) -> list[Path]:
+    """What is in `folder` of a module that is imported; of a package, all modules."""
+    top = name.partition(".")[0]
+    spec = PathFinder.find_spec(top, [str(folder)])
+    if spec is None:
+        return []
+    if spec.origin is None:  # a folder without __init__.py: whatever is installed comes before it
+        return [] if _installed(top) else _modules(folder / top)
+    path = Path(spec.origin)
+    if top in OURS and path.is_relative_to(PRODUCT):
+        return []
+    if top in OURS or top in sys.stdlib_module_names:
+        whose = "of this product's" if top in OURS else "of Python's own"
+        raise CommandError(
+            f"{where}: imports {path.relative_to(folder)}, which lies beside the script and has the name of a module "
+            f"{whose}: a worker has that one in use; rename it",
+            USAGE,
+        )
+    return _modules(path.parent) if spec.submodule_search_locations else [path]
+
+
+def _installed(top: str) -> bool:
+    try:
+        spec = importlib.util.find_spec(top)
+    except ValueError:  # a module of this process that nobody has found on a path
+        return True
+    return spec is not None and spec.origin is not None
+
+
+def _modules(package: Path) -> list[Path]:
+    found = []
+    for folder, inner, files in os.walk(package):
+        inner[:] = sorted(name for name in inner if name.isidentifier() and name != "__pycache__")
+        found += [Path(folder, name) for name in sorted(files) if name.endswith(MODULES)]
+    return found
+
+
+def _is_asked_for(folder: Path, name: str, path: Path) -> bool:
+    """Whether this import runs that file, and does not only bring it along."""
+    inside = path.relative_to(folder).with_suffix("").parts
+    module = inside[:-1] if inside[-1] == "__init__" else inside
+    return tuple(name.split("."))[: len(module)] == module
+
+
+def _parsed(path: Path, shown: str, *, strictly: bool) -> ast.Module | None:
+    if path.suffix != ".py":
+        return None
+    try:
+        return check_source(shown, path.read_bytes())
+    except OSError as error:
+        raise CommandError(f"{shown}: cannot be read: {error.strerror}", USAGE) from None
+    except CommandError:
+        if strictly:
+            raise
+        return None

@@ -1,0 +1,222 @@
+"""What goes to the workers of a job: the script, what it imports from beside it, and what --with names.
+
+A worker has it as it lies here, below the folder in which the command was typed (below the script's own, if the script
+lies elsewhere), and stands in that folder: the script runs there as `python SCRIPT` does here.
+"""
+
+import glob
+import os
+import re
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Never
+
+import msgspec
+from rich.text import Text
+
+from agent import parcel
+from agent.errors import ParcelError
+from orchestrator.cli.desk import USAGE, CommandError
+from orchestrator.cli.neighbours import check_source, neighbours
+from orchestrator.config import Config
+from orchestrator.wording import plural
+
+SHOWN_MAX = 8
+LARGEST_SHOWN = 3
+SCRIPT_BYTES_MAX = 16 * 1024 * 1024
+ELSEWHERE = "put data into object storage, and let the script fetch it from there"
+CACHES = ("__pycache__", "node_modules")
+SECRET = re.compile(
+    r"\.env(\..*)?|\.?(netrc|pgpass|npmrc|pypirc)|id_(rsa|dsa|ecdsa|ed25519).*|.*(secret|credential|password).*|kubeconfig"
+    r"|.*\.(pem|key|p12|pfx|jks|kdbx|keystore)|service[-_]account.*\.json",
+    re.IGNORECASE,
+)
+
+
+class Packed(msgspec.Struct, frozen=True, kw_only=True):
+    """`files` are those beside the script, and how large they are; `notes` is what a person has to know of them."""
+
+    payload: bytes
+    files: dict[str, int]
+    notes: tuple[str, ...] = ()
+
+    def shown(self) -> list[Text]:
+        texts = [Text(note, style="yellow") for note in self.notes]
+        if self.files:
+            size = sum(self.files.values())
+            what = f"{plural(len(self.files), 'file')}, {size:,} bytes: {_some(list(self.files))}"
+            texts.insert(0, Text.assemble(("goes along ", "green"), what))
+        return texts
+
+    def value(self) -> dict[str, object]:
+        return {"files": self.files, "bytes": sum(self.files.values()), "notes": self.notes}
+
+
+def pack(
+    script: Path, config: Config, words: Sequence[str] = (), argv: Sequence[str] = ()
+) -> Packed:
+    """Everything as it is now. `words` are what --with was given."""
+    data = read_script(script, config)
+    place = script.absolute().parent.resolve() / script.name
+    here = Path.cwd().resolve()
+    found = _Found(here if place.is_relative_to(here) else place.parent, config)
+    for path in (place, *neighbours(place, data, str(script))):
+        found.add(path)
+    for word in words:
+        found.named(word, here)
+    paths = {at: path for at, path in sorted(found.paths.items()) if path != place}
+    found.check_size()
+    if not paths:
+        return Packed(payload=data, files={}, notes=found.notes(here, argv))
+    files = {at: _read(path) for at, path in paths.items()}
+    at = place.relative_to(found.root).as_posix()
+    try:
+        payload = parcel.pack(at, {at: parcel.File(data), **files})
+    except (ParcelError, UnicodeEncodeError) as error:
+        raise CommandError(f"{script}: {error}", USAGE) from None
+    sizes = {path: len(file.data) for path, file in files.items()}
+    return Packed(payload=payload, files=sizes, notes=found.notes(here, argv))
+
+
+def read_script(path: Path, config: Config) -> bytes:
+    """The script's bytes, if they can be a script; else one line that says what is wrong."""
+    most = min(config.limits.script_bytes, SCRIPT_BYTES_MAX)
+    try:
+        if path.is_dir():
+            raise CommandError(f"{path}: a directory; name the script in it", USAGE)
+        if path.exists() and not path.is_file():
+            raise CommandError(f"{path}: not a file", USAGE)
+        with path.open("rb") as stream:
+            data = stream.read(most + 1)
+    except FileNotFoundError:
+        raise CommandError(f"{path}: no such file", USAGE) from None
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else error
+        raise CommandError(f"{path}: cannot be read: {reason}", USAGE) from None
+    if len(data) > most:
+        raise CommandError(
+            f"{path}: larger than {most:,} bytes; a script is small (limits.script_bytes)", USAGE
+        )
+    check_source(str(path), data)
+    return data
+
+
+class _Found:
+    """Files by where they lie below `root`."""
+
+    def __init__(self, root: Path, config: Config) -> None:
+        self.root, self._most = root, config.limits.parcel_bytes
+        self._state_dir = config.state_dir.resolve()
+        self.paths: dict[str, Path] = {}
+        self._left_out: list[str] = []
+        self._secrets: list[str] = []
+
+    def add(self, path: Path) -> None:
+        if not path.is_relative_to(self.root):
+            raise CommandError(
+                f"{path}: lies outside of {self.root}, which is what a worker has of this machine: submit from a "
+                "folder above the script and all that goes along",
+                USAGE,
+            )
+        self.paths[path.relative_to(self.root).as_posix()] = path
+
+    def named(self, word: str, here: Path) -> None:
+        """A file or a folder, or a pattern for some. What is named in so many words goes along, whatever it is."""
+        plain = here / Path(word).expanduser()
+        matching = glob.glob(word, root_dir=here, recursive=True)  # noqa: PTH207 - as a shell does
+        found = [plain] if os.path.lexists(plain) else [here / each for each in sorted(matching)]
+        if not found:
+            raise CommandError(f"--with {word}: no such file", USAGE)
+        for path in (_place(each) for each in found):
+            if path.resolve().is_relative_to(self._state_dir):
+                raise CommandError(f"--with {word}: what the manager keeps for itself", USAGE)
+            if path.is_dir():
+                self._walk(path)
+            elif not path.is_file():
+                raise CommandError(f"--with {word}: {path.name}: not a file", USAGE)
+            elif path.name != plain.name and SECRET.fullmatch(path.name):
+                self._left_out.append(self._at(path))
+            else:
+                self.add(path)
+                if SECRET.fullmatch(path.name):
+                    self._secrets.append(self._at(path))
+
+    def _walk(self, top: Path) -> None:
+        """All of a folder that a person has put there to be used."""
+        for folder, inner, files in os.walk(top, onerror=_unreadable):
+            kept = sorted(name for name in inner if self._is_wanted(Path(folder, name)))
+            inner[:] = kept
+            for path in (Path(folder, name) for name in sorted(files)):
+                if self._is_wanted(path):
+                    self.add(path)
+
+    def _is_wanted(self, path: Path) -> bool:
+        if path.name in CACHES or path.suffix == ".pyc":
+            return False
+        hidden = path.name.startswith(".") or SECRET.fullmatch(path.name) is not None
+        leads_out = path.is_symlink() and (
+            path.is_dir() or not path.resolve().is_relative_to(self.root)
+        )
+        machinery = (path / "pyvenv.cfg").exists() or path.resolve() == self._state_dir
+        wanted = not (hidden or leads_out or machinery) and (path.is_file() or path.is_dir())
+        if not wanted:
+            self._left_out.append(self._at(path))
+        return wanted
+
+    def _at(self, path: Path) -> str:
+        return (
+            path.relative_to(self.root).as_posix() if path.is_relative_to(self.root) else str(path)
+        )
+
+    def check_size(self) -> None:
+        """Before anything is read."""
+        sizes = {at: path.stat().st_size for at, path in self.paths.items()}
+        if len(sizes) <= parcel.FILES_MAX and sum(sizes.values()) <= self._most:
+            return
+        largest = sorted(sizes, key=lambda at: -sizes[at])[:LARGEST_SHOWN]
+        raise CommandError(
+            f"{plural(len(sizes), 'file')} with {sum(sizes.values()):,} bytes would go along, and at most "
+            f"{parcel.FILES_MAX:,} with {self._most:,} can (limits.parcel_bytes): {ELSEWHERE}; the largest: "
+            + ", ".join(f"{at} {sizes[at]:,}" for at in largest),
+            USAGE,
+        )
+
+    def notes(self, here: Path, argv: Sequence[str]) -> tuple[str, ...]:
+        found = []
+        if self._left_out:
+            found.append(
+                f"left out {_some(self._left_out)}: hidden, a secret by its name, a link that leads out, or an "
+                "installation; --with and its name sends it"
+            )
+        if self._secrets:
+            found.append(f"sent, though it looks like a secret: {_some(self._secrets)}")
+        stays = [word for word in argv if (here / word).is_file() and not Path(word).is_absolute()]
+        stays = [word for word in stays if self._at(_place(here / word)) not in self.paths]
+        if stays:
+            found.append(
+                f"{_some(stays)} is an argument of the script's and a file here; workers have it with: --with {stays[0]}"
+            )
+        return tuple(found)
+
+
+def _place(path: Path) -> Path:
+    """Where it lies, whatever links lead there; a link itself is at its own place."""
+    return (
+        Path(os.path.normpath(path.parent.resolve() / path.name)) if path.name else path.resolve()
+    )
+
+
+def _read(path: Path) -> parcel.File:
+    try:
+        return parcel.File(path.read_bytes(), os.access(path, os.X_OK))
+    except OSError as error:
+        _unreadable(error)
+
+
+def _unreadable(error: OSError) -> Never:
+    raise CommandError(f"{error.filename}: cannot be read: {error.strerror}", USAGE) from None
+
+
+def _some(names: Sequence[str]) -> str:
+    more = len(names) - SHOWN_MAX
+    return ", ".join([*names[:SHOWN_MAX], *([f"and {more:,} more"] if more > 0 else [])])

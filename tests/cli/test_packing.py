@@ -1,0 +1,165 @@
+"""What goes along with a script: what it imports, what is named, and never silently what should not."""
+
+import os
+from contextlib import chdir
+from pathlib import Path
+
+import pytest
+
+from agent.parcel import FILES_MAX, read, unpack
+from orchestrator.cli import packing
+from orchestrator.cli.desk import CommandError
+from orchestrator.cli.packing import Packed
+from orchestrator.config import Config
+
+CONFIG = Config()
+
+
+@pytest.fixture
+def home(tmp_path: Path) -> Path:
+    """A project with all that may lie about in one."""
+    folder = tmp_path / "project"
+    for path, text in {
+        "train.py": "import json, os.path\nfrom model import Net\nimport torch\nimport nets.deep as deep\n",
+        "model.py": "def make():\n    from utils.layers import Layer\n    try:\n        import maybe\n    except ImportError:\n        pass\n",
+        "maybe.py": "import train\n",
+        "unused.py": "",
+        "utils/layers.py": "import torch.nn\n",  # no __init__.py: a package all the same
+        "utils/__pycache__/layers.cpython-311.pyc": "",
+        "nets/__init__.py": "",
+        "nets/deep.py": "from . import shallow\nfrom ..nothing import x\nimport model\n",
+        "nets/shallow.py": "",
+        "nets/by_name.py": "old python:\n",  # whom nobody imports
+        "nets/words.txt": "",
+        "torch/readme.txt": "",  # no package, and an installed one has the name
+        "conf/base.yaml": "a: 1",
+        "conf/more/b.yaml": "",
+        "conf/notes.md": "",
+        "conf/server.pem": "",
+        "conf/.env": "TOKEN=1",
+        "conf/.git/config": "",
+        "conf/venv/pyvenv.cfg": "",
+        "conf/venv/lib/python3.11/os.py": "",
+        ".env": "TOKEN=1",
+        "prepare.sh": "#!/bin/sh\n",
+    }.items():
+        (folder / path).parent.mkdir(parents=True, exist_ok=True)
+        (folder / path).write_text(text)
+    (folder / "prepare.sh").chmod(0o700)
+    (folder / "conf" / "out").symlink_to("/etc/hostname")
+    (folder / "conf" / "loop").symlink_to("..")
+    (folder / "conf" / "same.yaml").symlink_to("base.yaml")
+    return folder
+
+
+IMPORTED = [
+    "maybe.py", "model.py", "nets/__init__.py", "nets/by_name.py", "nets/deep.py", "nets/shallow.py",
+    "utils/layers.py",
+]  # fmt: skip
+
+
+def pack(here: Path, script: str, *words: str, argv: tuple[str, ...] = ()) -> Packed:
+    with chdir(here):
+        return packing.pack(Path(script), CONFIG, words, argv)
+
+
+def test_what_is_imported_goes_along(home: Path) -> None:
+    """Through other modules, in functions, within packages; nothing that is installed, and no data."""
+    packed = pack(home, "train.py")
+    assert list(packed.files) == IMPORTED
+    assert packed.notes == ()
+    (shown,) = packed.shown()
+    assert shown.plain.startswith("goes along 7 files, ")
+    assert shown.plain.endswith(": maybe.py, model.py, nets/__init__.py, nets/by_name.py, nets/deep.py, "
+                                "nets/shallow.py, utils/layers.py")  # fmt: skip
+
+
+def test_a_script_alone_is_what_it_is(home: Path) -> None:
+    """Its bytes are the payload, as ever: it is found again by them."""
+    packed = pack(home, "unused.py")
+    assert (packed.payload, packed.files, packed.shown()) == (b"", {}, [])
+
+
+def test_a_worker_has_it_as_it_lies_here(home: Path, tmp_path: Path) -> None:
+    """Below the folder where the command was typed; for a script elsewhere, below its own."""
+    for here, script, expected in [
+        (home, "train.py", "train.py"),
+        (home.parent, "project/train.py", "project/train.py"),
+        (home.parent, str(home / "train.py"), "project/train.py"),
+        (home / "conf", "../train.py", "train.py"),
+        (Path("/"), str(home / "train.py"), str(home / "train.py")[1:]),
+    ]:
+        parcel = read(pack(here, script).payload, "")
+        assert parcel.script == expected
+        prefix = expected.removesuffix("train.py")
+        assert list(parcel.files) == sorted(f"{prefix}{path}" for path in ["train.py", *IMPORTED])
+
+
+def test_the_same_files_are_the_same_bytes(home: Path) -> None:
+    """Whenever they were written and however they are named; one byte of a neighbour more is another job's."""
+    one = pack(home, "train.py", "conf/base.yaml", "prepare.sh").payload
+    for path in home.rglob("*"):
+        os.utime(path, (0, 0), follow_symlinks=False)
+    assert pack(home, "./train.py", "prepare.sh", "conf/../conf/base.yaml").payload == one
+    (home / "utils" / "layers.py").write_text("import torch.nn \n")
+    assert pack(home, "train.py", "conf/base.yaml", "prepare.sh").payload != one
+
+
+def test_what_is_named_goes_along(home: Path, tmp_path: Path) -> None:
+    """A file, a folder, a pattern as in a shell; a program stays one."""
+    more = set(pack(home, "train.py", "conf/*.yaml", "prepare.sh", "nets").files) - set(IMPORTED)
+    assert more == {"conf/base.yaml", "conf/same.yaml", "prepare.sh", "nets/words.txt"}
+    deep = set(pack(home, "train.py", "conf/**/*.yaml").files) - set(IMPORTED)
+    assert deep == {"conf/base.yaml", "conf/same.yaml", "conf/more/b.yaml"}
+    folder = tmp_path / "there"
+    folder.mkdir()
+    unpack(read(pack(home, "train.py", "prepare.sh", "conf/same.yaml").payload, ""), folder)
+    assert os.access(folder / "prepare.sh", os.X_OK)
+    assert not os.access(folder / "train.py", os.X_OK)
+    assert not (folder / "conf" / "same.yaml").is_symlink()
+    assert (folder / "conf" / "same.yaml").read_text() == "a: 1"
+
+
+def test_what_should_not_go_along_is_left_out_and_said(home: Path) -> None:
+    """Secrets, histories, installations, and links that lead out of what was named."""
+    packed = pack(home, "train.py", "conf")
+    assert set(packed.files) - set(IMPORTED) == {
+        "conf/base.yaml", "conf/more/b.yaml", "conf/notes.md", "conf/same.yaml",
+    }  # fmt: skip
+    (note,) = packed.notes
+    for name in ("conf/.git", "conf/.env", "conf/server.pem", "conf/venv", "conf/out", "conf/loop"):
+        assert name in note
+    assert packed.shown()[1].plain == note
+    assert ".pem" in pack(home, "train.py", "conf/*").notes[0]
+
+
+def test_a_secret_that_is_named_goes_along_and_is_said(home: Path) -> None:
+    """In so many words; a pattern that matches it does not name it."""
+    packed = pack(home, "train.py", ".env")
+    assert ".env" in packed.files
+    assert packed.notes == ("sent, though it looks like a secret: .env",)
+    packed = pack(home, "train.py", "*", ".e*")
+    assert ".env" not in packed.files
+    assert ".env" in packed.notes[0]
+
+
+def test_an_argument_that_is_a_file_here_and_stays_here_is_said(home: Path) -> None:
+    """As when a shell has made several words of a pattern."""
+    words = ("conf/base.yaml", "conf/notes.md", "train.py", "no.yaml", "3")
+    (note,) = pack(home, "train.py", "conf/base.yaml", argv=words).notes
+    assert note.startswith("conf/notes.md is an argument of the script's and a file here")
+
+
+def test_a_folder_that_cannot_be_read_is_no_empty_folder(home: Path) -> None:
+    """Root reads everything, so it is a file in the place of one here, as in a race."""
+    with pytest.raises(CommandError, match="cannot be read"):
+        packing._unreadable(OSError(13, "Permission denied", "conf"))
+
+
+def test_too_many_files_are_refused(home: Path) -> None:
+    """However small they are."""
+    (home / "many").mkdir()
+    for number in range(FILES_MAX):
+        (home / "many" / str(number)).touch()
+    with pytest.raises(CommandError, match=f"at most {FILES_MAX:,} with 33,554,432 can"):
+        pack(home, "train.py", "many")
