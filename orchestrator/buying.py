@@ -58,15 +58,19 @@ def on_catalogue(state: State, event: CatalogueSeen) -> None:
 
 
 def on_quotes(state: State, out: list[AnyAction], event: QuotesSeen) -> None:
-    """The newest quote of each pool holds; running spot machines are charged the new price."""
+    """The newest quote of each pool holds; running spot machines are charged the new price.
+
+    Quotes are dated by the cloud, and no date is later than now: after one that is, or after a clock that was
+    set back, older prices would hold for as long as it takes to be that late again.
+    """
     provider = leases.provider_of(state, event.provider)
     provider.quoted_at_s, provider.stale = state.now_s, False
     for quote in event.quotes:
         known = state.pools.get(quote.pool.key)
-        price = quote.price_usd_per_h
-        if known is None or quote.at_s < known.quoted_at_s or not ledger.credible(price):
+        price, at_s = quote.price_usd_per_h, min(quote.at_s + state.skew_s, state.now_s)
+        if known is None or at_s < known.quoted_at_s or not ledger.credible(price):
             continue
-        known.quoted_at_s = quote.at_s
+        known.quoted_at_s = at_s
         state.unkept.append(quote)
         if known.spot_usd_per_h == price:
             continue

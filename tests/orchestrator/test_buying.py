@@ -11,7 +11,7 @@ from agent.profile import Link
 from cloud.model import Pool, Quote
 from orchestrator import buying
 from orchestrator.actions import Launch, Terminate
-from orchestrator.events import CatalogueSeen, QuotesSeen
+from orchestrator.events import CatalogueSeen, ManagerStarted, QuotesSeen
 from orchestrator.ledger import committed_usd, spent_usd
 from orchestrator.showing import view_of
 
@@ -111,6 +111,31 @@ def test_only_regions_where_the_data_may_be(hand: Any) -> None:
     launches = h.only(h.wait(2.0), Launch)
     assert launches
     assert {launch.request.pool.region for launch in launches} == {"east"}
+
+
+def test_a_quote_from_the_future_does_not_hold_for_ever(hand: Any) -> None:
+    """A price with a date that cannot be is a price all the same, and the next one takes its place."""
+    h = hand()
+    h.start()
+    pool, *_ = sold(h)
+    for at_s, price in ((h.at_s + 1e9, 0.05), (h.at_s, 0.02)):
+        quote = Quote(pool=pool, at_s=at_s, price_usd_per_h=price)
+        h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=(quote,)))
+    assert h.state.pools[pool.key].spot_usd_per_h == 0.02
+
+
+def test_prices_are_heard_after_the_clock_was_set_back(hand: Any) -> None:
+    """The manager starts again with a clock an hour behind, and so do the dates of quotes."""
+    h = hand()
+    h.start()
+    h.wait(7200.0)
+    pool, *_ = sold(h)
+    h.price(0.03, 0.06, 0.04, 0.07)
+    behind_s = h.at_s - 3600.0
+    h.see(ManagerStarted(at_s=behind_s, epoch=2, settings=h.settings))
+    quote = Quote(pool=pool, at_s=behind_s + 1.0, price_usd_per_h=0.05)
+    h.see(QuotesSeen(at_s=behind_s + 1.0, provider="local", quotes=(quote,)))
+    assert h.state.pools[pool.key].spot_usd_per_h == 0.05
 
 
 def test_moving_the_state_to_another_region_is_part_of_the_price(hand: Any) -> None:
