@@ -93,6 +93,8 @@ def parse_pipedream(text: str, source: str = "profile") -> Graph:
         edge, node = _EDGE.fullmatch(line), _NODE.fullmatch(line)
         if edge is not None:
             edges.append((edge[1], edge[2]))
+        elif node is not None and node["name"] in nodes:
+            raise ProfileError(f"{source}, line {number}: {node['name']} is there already; {AGAIN}")
         elif node is not None:
             nodes[node["name"]] = _node(node, f"{source}, line {number}")
         else:
@@ -103,7 +105,27 @@ def parse_pipedream(text: str, source: str = "profile") -> Graph:
         for end in edge_ends:
             if end not in nodes:
                 raise ProfileError(f"{source}: an edge names {end}, which is not there; {AGAIN}")
+    apart = _apart(nodes, edges)
+    if apart:
+        raise ProfileError(
+            f"{source}: no edge joins {apart} to the other layers: some are missing; {AGAIN}"
+        )
     return _ordered(nodes, edges, source)
+
+
+def _apart(nodes: dict[str, Node], edges: list[tuple[str, str]]) -> str:
+    """The first layer that nothing joins to the first one: a file that was cut off ends within its edges."""
+    beside: dict[str, list[str]] = {name: [] for name in nodes}
+    for before, behind in edges:
+        beside[before].append(behind)
+        beside[behind].append(before)
+    reached = dict.fromkeys([next(iter(nodes))])
+    found = list(reached)
+    for name in found:  # grows as it is read
+        new = [other for other in beside[name] if other not in reached]
+        reached.update(dict.fromkeys(new))
+        found += dict.fromkeys(new)
+    return next((name for name in nodes if name not in reached), "")
 
 
 def _node(found: re.Match[str], where: str) -> Node:

@@ -99,6 +99,18 @@ def test_a_bad_graph_is_refused_in_one_line(change, answer):
     assert "\n" not in str(refusal.value)
 
 
+def test_a_file_that_was_cut_off_at_the_end_of_a_line_is_refused():
+    """Without its last edges the layers would be there, and would have nothing to say to each other."""
+    with pytest.raises(ProfileError, match="no edge joins node3 to the other layers"):
+        profiles.parse_pipedream(GRAPH[: GRAPH.rindex("\t")])
+
+
+def test_a_layer_that_is_there_twice_is_refused():
+    """Of two files in one the first would be forgotten."""
+    with pytest.raises(ProfileError, match="line 2: node1 is there already"):
+        profiles.parse_pipedream(GRAPH.splitlines()[0] + "\n" + GRAPH)
+
+
 def test_all_measured_graphs_can_be_read(pipedream_profiles):
     """Every profile of the collection is a graph whose chain survives its text."""
     paths = sorted(pipedream_profiles.glob("*.txt"))
