@@ -2,12 +2,13 @@
 
 Real dumps overlap, are sorted newest first, and now and then hold a row that cannot be true. Rows are
 de-duplicated and sorted here; what is no price, or no time, or nobody could have meant (nothing, less
-than nothing, more than a hundred times on demand) is left out and counted.
+than nothing, more than a hundred times on demand) is left out, and so are the prices of other systems than
+Linux, which stand at the same moments. A time without a zone is UTC.
 """
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import datetime
+from datetime import UTC, datetime
 from pathlib import Path
 
 import msgspec
@@ -16,6 +17,7 @@ from cloud.local.market import Catalogue, Step
 from cloud.model import Pool
 
 ABSURD_RATIO = 100.0
+LINUX = "Linux/UNIX"
 
 
 class _Row(msgspec.Struct, frozen=True, rename="pascal"):
@@ -23,6 +25,7 @@ class _Row(msgspec.Struct, frozen=True, rename="pascal"):
     instance_type: str = ""
     spot_price: str | float = ""
     timestamp: str = ""
+    product_description: str = LINUX
 
 
 class _History(msgspec.Struct, frozen=True, rename="pascal"):
@@ -64,12 +67,12 @@ def prices(
 def _step(row: _Row, on_demand_usd_per_h: float) -> Step | None:
     try:
         price = float(row.spot_price)
-        at_s = datetime.fromisoformat(row.timestamp).timestamp()
+        at = datetime.fromisoformat(row.timestamp)
+        at_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
     except ValueError:
         return None
-    if not (math.isfinite(price) and 0 < price <= ABSURD_RATIO * on_demand_usd_per_h):
-        return None
-    return Step(at_s, price)
+    credible = math.isfinite(price) and 0 < price <= ABSURD_RATIO * on_demand_usd_per_h
+    return Step(at_s, price) if credible and row.product_description.startswith(LINUX) else None
 
 
 def _changes(steps: Sequence[Step]) -> Sequence[Step]:

@@ -1,6 +1,7 @@
 """The market is a function of its seed: what it does, to whom, and how fast."""
 
 import json
+import time
 from itertools import islice, pairwise
 from pathlib import Path
 
@@ -188,6 +189,27 @@ def test_recorded_prices_are_replayed(tmp_path: Path):
         Step(100.0 + 360.0, 0.04),
         Step(100.0 + 720.0, 0.05),
     ]
+
+
+def test_other_systems_are_left_out_and_times_without_a_zone_are_utc(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A dump without a filter holds Windows as well; where clocks are put forward an hour is one all the same."""
+    monkeypatch.setenv("TZ", "Europe/Berlin")
+    time.tzset()
+    named = {"AvailabilityZone": POOL.zone, "InstanceType": POOL.type}
+    rows = [
+        {**named, "Timestamp": "2026-03-29T01:30:00", "SpotPrice": "0.03", "ProductDescription": "Linux/UNIX"},
+        {**named, "Timestamp": "2026-03-29T03:30:00", "SpotPrice": "0.04", "ProductDescription": "Linux/UNIX"},
+        {**named, "Timestamp": "2026-03-29T03:30:00", "SpotPrice": "0.09", "ProductDescription": "Windows"},
+    ]  # fmt: skip
+    path = tmp_path / "prices.json"
+    path.write_text(json.dumps({"SpotPriceHistory": rows}))
+    try:
+        assert read_prices(path, LOCAL)[POOL] == [Step(0.0, 0.03), Step(7200.0, 0.04)]
+    finally:
+        monkeypatch.undo()
+        time.tzset()
 
 
 def test_a_market_goes_on_unless_it_is_another_one_or_long_gone():
