@@ -1,5 +1,6 @@
 """The edge of the bidder: reads histories from files and folders. Everything else here is pure."""
 
+import csv
 import math
 from collections.abc import Iterable
 from pathlib import Path
@@ -16,6 +17,7 @@ from bidding.history import (
     merge,
     read_aws,
     read_azure_daily,
+    read_azure_retail,
     read_csv,
     read_probe,
 )
@@ -25,10 +27,14 @@ from cloud.model import InstanceType, Pool
 
 FILES_MAX = 10_000
 SUFFIXES = (".json", ".csv", ".parquet")
+HEADER_MAX = 10_000
+COLUMNS = frozenset(("at", "cloud", "region", "zone", "type", "usd_per_h"))
 
 
 def read_prices(folder: Path) -> tuple[dict[Pool, Series], Repairs]:
-    """Every `.json` (describe-spot-price-history), `.csv` and `.parquet` below a folder as one history."""
+    """Every `.json` (describe-spot-price-history, Azure retail prices), `.csv` and `.parquet` below a folder
+    as one history.
+    """
     histories: list[History] = []
     repairs = Repairs()
     for path in _files(folder):
@@ -72,11 +78,13 @@ def _read(path: Path) -> tuple[dict[Pool, Series], Repairs]:
         return parquet.read(path.read_bytes()), Repairs()
     text = _text(path)
     if path.suffix == ".json":
-        return read_aws(text)
+        azure = '"Items"' in text and '"SpotPriceHistory"' not in text
+        return read_azure_retail(text) if azure else read_aws(text)
     header = text.lstrip("\ufeff").partition("\n")[0]
-    if header.startswith("Date,"):
+    columns = next(csv.reader([header[:HEADER_MAX]]), [])
+    if columns[:1] == ["Date"]:
         return read_azure_daily(text, path.stem)
-    if header.startswith("at,"):
+    if COLUMNS.issubset(columns):
         return read_csv(text)
     return {}, Repairs()
 
@@ -226,8 +234,10 @@ def read_markets(data: Path) -> tuple[dict[str, list[Listing]], Repairs]:
         if len({entry.pool.region for entry in both}) > 1:
             markets[f"all regions, prices + {nodes} capacity"] = both
     if not markets:
-        left_out = repairs.absurd + repairs.unreadable
-        rows = f" ({left_out} rows were no prices)" if left_out else ""
+        bad = repairs.absurd + repairs.unreadable
+        said = [f"{bad} rows were no prices"] if bad else []
+        said += [f"{repairs.other} were not of Linux in dollars per hour"] if repairs.other else []
+        rows = f" ({', '.join(said)})" if said else ""
         raise HistoryError(
             f"{data} holds no prices{rows}: give a folder with .json, .csv or .parquet price files"
         )

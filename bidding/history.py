@@ -6,6 +6,7 @@ overlap, repeat themselves, come unsorted and hold absurd rows.
 
 import csv
 import io
+import re
 from collections.abc import Iterable, Mapping
 from datetime import UTC, datetime
 
@@ -22,6 +23,8 @@ POINTS_MAX = 200_000  # per series; the oldest points go first
 USD_PER_H_MAX = 1_000.0  # no machine costs more; a row that says so is absurd
 AT_S_MAX = 4_102_444_800.0  # the year 2100: so is a later row, which may count milliseconds
 HOUR_S = 3600.0
+LINUX = "Linux/UNIX"
+REGION = re.compile(r"[a-z]+(-[a-z]+)+-\d+")
 
 
 class Series(msgspec.Struct, frozen=True, kw_only=True):
@@ -52,7 +55,10 @@ class Series(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Repairs(msgspec.Struct, frozen=True, kw_only=True):
-    """What a reader met: rows seen, and how many of them it had to drop or put in order."""
+    """What a reader met: rows seen, and how many of them it had to drop or put in order.
+
+    `other` are prices of something else: of systems that we do not start, or not in dollars per hour.
+    """
 
     rows: int = 0
     duplicate: int = 0
@@ -60,6 +66,7 @@ class Repairs(msgspec.Struct, frozen=True, kw_only=True):
     absurd: int = 0
     unreadable: int = 0
     over_bound: int = 0
+    other: int = 0
 
     def __add__(self, other: "Repairs") -> "Repairs":
         return Repairs(**{f: getattr(self, f) + getattr(other, f) for f in self.__struct_fields__})
@@ -110,7 +117,7 @@ def _series(rows: Mapping[float, float]) -> Series:
 
 
 def read_aws(text: str) -> tuple[dict[Pool, Series], Repairs]:
-    """What `aws ec2 describe-spot-price-history` prints. An empty file is an empty history."""
+    """What `aws ec2 describe-spot-price-history` prints, of Linux. An empty file is an empty history."""
     if not text.strip():
         return {}, Repairs()
     try:
@@ -121,14 +128,16 @@ def read_aws(text: str) -> tuple[dict[Pool, Series], Repairs]:
 
 
 def read_azure_retail(text: str) -> tuple[dict[Pool, Series], Repairs]:
-    """A page of the Azure retail prices API; only its Spot meters in US dollars per hour count."""
+    """A page of the Azure retail prices API; only its Spot meters of Linux in US dollars per hour count."""
     try:
         rows = msgspec.json.decode(text, type=dict[str, object]).get("Items", [])
     except msgspec.MsgspecError as e:
         raise HistoryError(f"not the JSON of the Azure retail prices API: {e}") from e
-    spot = (
-        [r for r in rows if "Spot" in str(r.get("skuName", ""))] if isinstance(rows, list) else []
-    )
+    spot = [
+        row
+        for row in (rows if isinstance(rows, list) else [])
+        if not isinstance(row, dict) or "Spot" in str(row.get("skuName", ""))
+    ]
     return _from_rows(spot, _azure_point)
 
 
@@ -168,14 +177,19 @@ def _table(text: str) -> Iterable[dict[str, str]]:
 def _from_rows(rows: Iterable[object], point: object) -> tuple[dict[Pool, Series], Repairs]:
     assert callable(point)
     points: list[Point] = []
-    unreadable = 0
+    unreadable = other = 0
     for row in rows:
         try:
-            points.append(point(row))
+            found = point(row)
         except (KeyError, TypeError, ValueError, AttributeError):
             unreadable += 1
+            continue
+        if found is None:
+            other += 1
+        else:
+            points.append(found)
     series, repairs = build(points)
-    return series, repairs + Repairs(rows=unreadable, unreadable=unreadable)
+    return series, repairs + Repairs(rows=unreadable + other, unreadable=unreadable, other=other)
 
 
 def _moment(text: str) -> float:
@@ -184,13 +198,23 @@ def _moment(text: str) -> float:
     return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
 
 
-def _aws_point(row: Mapping[str, str]) -> Point:
+def _aws_point(row: Mapping[str, str]) -> Point | None:
+    """Other systems cost more, at the same moments in the same zones. A local zone is of the region it is named after."""
+    if not row.get("ProductDescription", LINUX).startswith(LINUX):
+        return None
     zone = row["AvailabilityZone"]
-    pool = Pool("aws", zone[:-1], zone, row["InstanceType"])
+    region = REGION.match(zone)
+    pool = Pool("aws", region[0] if region else zone[:-1], zone, row["InstanceType"])
     return Point(pool, _moment(row["Timestamp"]), float(row["SpotPrice"]))
 
 
-def _azure_point(row: Mapping[str, str]) -> Point:
+def _azure_point(row: Mapping[str, str]) -> Point | None:
+    in_usd = (row.get("currencyCode", "USD"), row.get("unitOfMeasure", "1 Hour")) == (
+        "USD",
+        "1 Hour",
+    )
+    if not in_usd or "Windows" in row.get("productName", ""):
+        return None
     region = row["armRegionName"]
     pool = Pool("azure", region, region, row["armSkuName"])
     return Point(pool, _moment(row["effectiveStartDate"]), float(row["retailPrice"]))

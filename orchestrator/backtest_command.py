@@ -162,6 +162,7 @@ def _left_out(repairs: Repairs) -> str:
     """What of the files did not count; nothing is said where all of it did."""
     bad = repairs.absurd + repairs.unreadable
     said = [f"{bad:,} were no prices"] if bad else []
+    said += [f"{repairs.other:,} not of Linux in dollars per hour"] if repairs.other else []
     said += [f"{repairs.over_bound:,} were the oldest of too many"] if repairs.over_bound else []
     return f"; of {plural(repairs.rows, 'row')} {', '.join(said)} and left out" if said else ""
 

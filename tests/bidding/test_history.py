@@ -49,6 +49,49 @@ def test_aws_dumps_are_put_in_order_and_absurd_rows_are_counted():
     assert repairs.unsorted == 1
 
 
+def test_only_the_prices_of_linux_count():
+    """Dumps without a filter hold every system, at the same moments in the same zones."""
+    at = "2020-01-01T00:00:00.000Z"
+    rows = [{**aws_row(at, price), "ProductDescription": system} for system, price in
+            (("Windows", "0.9"), ("Linux/UNIX (Amazon VPC)", "0.3"), ("Red Hat Enterprise Linux", "0.5"))]  # fmt: skip
+    history, repairs = read_aws(json.dumps({"SpotPriceHistory": rows}))
+    assert history[POOL].value.tolist() == [0.3]
+    assert (repairs.rows, repairs.other, repairs.unreadable) == (3, 2, 0)
+
+
+def test_a_local_zone_is_of_the_region_it_is_named_after():
+    """What says in which regions a job may run holds for local zones as well."""
+    row = {**aws_row("2020-01-01T00:00:00Z", "1"), "AvailabilityZone": "us-west-2-lax-1a"}
+    (pool,) = read_aws(json.dumps({"SpotPriceHistory": [row]}))[0]
+    assert (pool.region, pool.zone) == ("us-west-2", "us-west-2-lax-1a")
+
+
+def test_azure_meters_in_other_moneys_and_of_windows_are_left_out():
+    """One machine has several spot meters; a page that holds no objects is counted, and fails nobody."""
+    item = {"armRegionName": "westeurope", "armSkuName": "NC6", "skuName": "NC6 Spot", "currencyCode": "USD",
+            "unitOfMeasure": "1 Hour", "productName": "Virtual Machines NC Series", "retailPrice": 0.1,
+            "effectiveStartDate": "2024-05-01T00:00:00Z"}  # fmt: skip
+    others = ({"productName": "Virtual Machines NC Series Windows", "retailPrice": 0.3},
+              {"currencyCode": "INR", "retailPrice": 8.3}, {"unitOfMeasure": "1 Month", "retailPrice": 73.0})  # fmt: skip
+    items = [item, *({**item, **other} for other in others), 7]
+    history, repairs = read_azure_retail(json.dumps({"Items": items}))
+    assert history[Pool("azure", "westeurope", "westeurope", "NC6")].value.tolist() == [0.1]
+    assert (repairs.rows, repairs.other, repairs.unreadable) == (5, 3, 1)
+
+
+def test_a_folder_may_hold_pages_of_azure_and_tables_with_columns_in_any_order(tmp_path):
+    """What is not recognised would be left out without a word."""
+    item = {"armRegionName": "westeurope", "armSkuName": "NC6", "skuName": "NC6 Spot", "retailPrice": 0.1,
+            "effectiveStartDate": "2024-05-01T00:00:00Z"}  # fmt: skip
+    (tmp_path / "page.json").write_text(json.dumps({"BillingCurrency": "USD", "Items": [item]}))
+    (tmp_path / "own.csv").write_text(
+        '"cloud",region,zone,type,at,usd_per_h\naws,us-x-1,us-x-1a,big,0,1\n'
+    )
+    history, repairs = read_prices(tmp_path)
+    assert list(history) == [POOL, Pool("azure", "westeurope", "westeurope", "NC6")]
+    assert repairs.rows == 2
+
+
 def test_an_empty_dump_is_an_empty_history():
     """A file of no bytes, which real dumps contain, is no error."""
     assert read_aws("")[0] == {}
