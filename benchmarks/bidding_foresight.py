@@ -1,6 +1,6 @@
 """Where does the gap to the clairvoyant bound come from? The manager's decision, told more and more.
 
-    bidding_foresight.py [starts]
+    bidding_foresight.py [starts [part of a market's name]]
 
 The bound knows which machines the cloud will take within their free hour. Here the same decision is
 given better hazards than it can have: those by age of the whole series (hindsight), and the truth
@@ -88,9 +88,10 @@ def figures(result: backtest.Result) -> list[str]:
 
 def main() -> None:
     count = int(sys.argv[1]) if len(sys.argv) > 1 else 500
+    part = sys.argv[2] if len(sys.argv) > 2 else ""
     rows = []
     for name, market, slots in real_markets():
-        if "capacity" not in name:
+        if "capacity" not in name or part not in name:
             continue
         work = backtest.Work(hours=20.0, slots=slots)
         starts = backtest.draw_starts(market, work, count, seed=0)

@@ -35,6 +35,7 @@ from bidding.strategies import STRATEGIES, WITH_DEADLINE, Strategy, plan_of
 COLUMNS = Outcome._fields
 DOLLARS, DONE, HELD = range(3)  # of a trace; from `HELD` on the slots of each pool
 RESAMPLES = 400
+SLOTS_MAX = 100_000
 RATIO_MAX = 99.0  # a bound of next to nothing counts as this far away
 MTTF_PRIOR_H = 8.0  # before any loss was seen
 
@@ -58,9 +59,10 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     patience: float = 6.0  # given up after this many times its hours
 
     def __post_init__(self) -> None:
-        if not 0 < self.hours < math.inf or self.slots < 1 or not 0 < self.scaling <= 1:
+        fine = 0 < self.hours < math.inf and 1 <= self.slots <= SLOTS_MAX
+        if not fine or not 0 < self.scaling <= 1:
             raise ConstraintError(
-                f"a job needs hours > 0, slots >= 1 and 0 < scaling <= 1, not hours={self.hours}, "
+                f"a job needs hours > 0, 1 <= slots <= {SLOTS_MAX} and 0 < scaling <= 1, not hours={self.hours}, "
                 f"slots={self.slots}, scaling={self.scaling}"
             )
 
@@ -242,6 +244,11 @@ def job_of(work: Work) -> Job:
 def draw_starts(market: Market, work: Work, count: int, seed: int) -> Ints:
     """Random ticks with a day of history before them and room for the job after them."""
     hour = HOUR_S / market.tick_s
+    if work.hours * hour < 1:
+        raise ConstraintError(
+            f"a job of {work.hours:g} h is over within one tick of {market.tick_s:g} s, and nothing is decided "
+            f"in between: give it {1 / hour:.2g} h or more"
+        )
     first, last = int(24 * hour), market.ticks - int(work.patience * work.hours * hour) - 1
     if last <= first:
         raise ConstraintError(

@@ -7,6 +7,10 @@ meet only in ways that cost more: stalls, capacity, poor scaling). V is a shorte
     idle(t)  = min( idle(t+1), start in any pool that has capacity )
     start    = mu start_h + either a stretch that is refunded or hold(t)
     hold(t)  = (p - mu) dt + min( idle(t+1), hold(t+1) if the pool still has capacity )
+Where less is left of a pool than n slots could fill, some machines are taken and the others stay (the newest
+go, so that where enough for n slots is left, nobody loses what he needed). No more than those are refunded: of
+r refunds that can be had in pool k at tick t each costs a fee f >= 0, and a fee r f is given back,
+    g(mu, f) = n V(mu, f) + mu W - sum r f        a bound again, whatever the fees; they are searched as well
 Under rules by the hour, hold goes hour by hour at the price of the hour's first tick, and an hour
 may end free wherever the price rises (some bid is outbid exactly there). g is concave: the best mu
 is searched, and whichever is found, the bound holds.
@@ -17,11 +21,13 @@ from typing import NamedTuple
 import numpy as np
 
 from bidding.billing import HOUR_S
-from bidding.compiled import Floats, Ints, compiled
+from bidding.compiled import Flags, Floats, Ints, compiled
 from bidding.market import Market
 
 GOLDEN = 0.6180339887498949
 PRECISION = 1e-4  # of the on-demand price: where the search for mu ends
+NOTHING = -1
+STEPS_UP, PATIENCE, HOPE, HOPE_LEAST = 600, 10, 0.5, 1e-3
 
 
 class Terms(NamedTuple):
@@ -29,8 +35,10 @@ class Terms(NamedTuple):
 
     usd_per_slot_h: Floats  # [pool, tick]
     capacity: Ints  # [pool, tick]
+    machine_slots: Ints  # [pool]
     speed: Floats  # [pool]
     on_demand_usd_per_work_h: float
+    on_demand_speed: float
     tick_h: float
     start_h: float
     free_ticks: int  # a stretch shorter than this is free when the cloud ends it
@@ -39,43 +47,88 @@ class Terms(NamedTuple):
 
 
 @compiled
-def _seconds(terms: Terms, mu: float, begin: int, end: int) -> float:
-    """V(mu) under a rule by the second."""
-    pools = terms.speed.shape[0]
-    n = end - begin
-    dt = terms.tick_h
-    idle = np.zeros(n + 1)
-    hold = np.zeros(pools)
-    reliable = 0.0
-    lost_at = np.full(pools, n + 1 + terms.free_ticks)  # where capacity is lost next
+def _taken(terms: Terms, k: int, t: int, slots: int) -> int:
+    """How many slots pool k takes at most from somebody with so many, as tick t begins."""
+    machines = min(terms.capacity[k, t - 1], -(-slots // terms.machine_slots[k]))
+    return int(max(0, machines - terms.capacity[k, t]) * terms.machine_slots[k])
+
+
+class _Path(NamedTuple):
+    """Of a shortest path: its value, the work it does, and how often it is given back money at [pool, tick]."""
+
+    value: float
+    work_h: float
+    refunds: Floats
+
+
+@compiled
+def _seconds(terms: Terms, mu: float, span: tuple[int, int], slots: int, fee: Floats) -> _Path:
+    """V(mu) under a rule by the second, where a refund from pool k as tick i begins costs `fee[k, i]`."""
+    begin, end = span
+    pools, n = terms.speed.shape[0], end - begin
+    dt, pace = terms.tick_h, terms.on_demand_speed
+    idle, hold, reliable = np.zeros(n + 1), np.zeros(pools), 0.0
+    never = n + 1 + terms.free_ticks
+    takes, following = np.full((pools, n + 1), never), np.full(pools, never)
+    what, until = np.full(n, NOTHING), np.zeros(n, np.int64)
+    stays = np.zeros((pools + 1, n), np.bool_)  # on demand last
     for i in range(n - 1, -1, -1):
         t = begin + i
-        reliable = (terms.on_demand_usd_per_work_h - mu) * dt + min(idle[i + 1], reliable)
-        best = min(idle[i + 1], mu * terms.start_h + reliable)
+        stays[pools, i] = i + 1 < n and reliable < idle[i + 1]
+        spent = (terms.on_demand_usd_per_work_h - mu) * pace * dt
+        reliable = spent + min(idle[i + 1], reliable)
+        idle[i] = idle[i + 1]
+        if mu * pace * terms.start_h + reliable < idle[i]:
+            idle[i], what[i], until[i] = mu * pace * terms.start_h + reliable, pools, 0
         for k in range(pools):
-            if terms.capacity[k, t] <= 0:
-                lost_at[k] = i
-                continue
-            gain = mu * terms.speed[k]
-            after = idle[i + 1]
-            if i + 1 < n and terms.capacity[k, t + 1] > 0:
-                after = min(after, hold[k])
-            hold[k] = (terms.usd_per_slot_h[k, t] - gain) * dt + after
-            stretch = lost_at[k] - i
-            value = hold[k]
-            if stretch < terms.free_ticks:
-                value = min(value, -gain * stretch * dt + idle[lost_at[k]])
-            best = min(best, gain * terms.start_h + value)
-        idle[i] = best
-    return float(idle[0])
+            if terms.capacity[k, t] > 0:
+                gain, after = mu * terms.speed[k], idle[i + 1]
+                if i + 1 < n and terms.capacity[k, t + 1] > 0:
+                    stays[k, i] = hold[k] < after
+                    after = min(after, hold[k])
+                hold[k] = (terms.usd_per_slot_h[k, t] - gain) * dt + after
+                value, j, given_back = hold[k], following[k], 0
+                while j - i < terms.free_ticks:
+                    refunded = -gain * (j - i) * dt + fee[k, j] + idle[j]
+                    if refunded < value:
+                        value, given_back = refunded, j
+                    j = never if terms.capacity[k, begin + j] <= 0 else takes[k, j]
+                if gain * terms.start_h + value < idle[i]:
+                    idle[i], what[i], until[i] = gain * terms.start_h + value, k, given_back
+            if i > 0 and _taken(terms, k, t, slots) > 0:
+                takes[k, i], following[k] = following[k], i
+    return _along(terms, float(idle[0]), what, until, stays)
+
+
+@compiled
+def _along(terms: Terms, value: float, what: Ints, until: Ints, stays: Flags) -> _Path:
+    """The path forwards."""
+    pools, n = terms.speed.shape[0], len(what)
+    refunds, work_h, i = np.zeros((pools, n + 1)), 0.0, 0
+    while i < n:
+        k = what[i]
+        if k == NOTHING:
+            i += 1
+            continue
+        speed = terms.on_demand_speed if k == pools else terms.speed[k]
+        first = i
+        if until[i] > 0:
+            i = until[i]
+            refunds[k, i] += 1.0
+        else:
+            while stays[k, i]:
+                i += 1
+            i += 1
+        work_h += speed * ((i - first) * terms.tick_h - terms.start_h)
+    return _Path(value, work_h, refunds)
 
 
 @compiled
 def _hour(
-    terms: Terms, k: int, at: tuple[int, int, int], idle: Floats, hours: Floats, mu: float
+    terms: Terms, k: int, at: tuple[int, int, int, int], idle: Floats, hours: Floats, mu: float
 ) -> float:
     """Least cost of an hour that begins now in pool k, and of all that follows it."""
-    t, i, n = at
+    t, i, n, slots = at
     p, gain = terms.usd_per_slot_h[k, t], mu * terms.speed[k]
     best = np.inf
     for j in range(1, terms.hour_ticks + 1):
@@ -84,7 +137,8 @@ def _hour(
             break
         gone = b < n and terms.capacity[k, t + j] <= 0
         outbid = b < n and terms.usd_per_slot_h[k, t + j] > terms.usd_per_slot_h[k, t + j - 1]
-        ended = j < terms.hour_ticks and (gone or outbid)
+        taken = b < n and _taken(terms, k, t + j, slots) > 0
+        ended = j < terms.hour_ticks and (taken or outbid)
         paid = 0.0 if terms.refund and ended else p
         best = min(best, (paid - gain) * j * terms.tick_h + idle[b])
         if gone:
@@ -95,20 +149,22 @@ def _hour(
 
 
 @compiled
-def _hourly(terms: Terms, mu: float, begin: int, end: int) -> float:
+def _hourly(terms: Terms, mu: float, span: tuple[int, int], slots: int) -> float:
     """V(mu) under a rule by the hour."""
+    begin, end = span
     pools = terms.speed.shape[0]
-    n = end - begin
+    n, pace = end - begin, terms.on_demand_speed
     idle = np.zeros(n + 1)
     hours = np.full((pools, n + 1), np.inf)
     reliable = 0.0
     for i in range(n - 1, -1, -1):
         t = begin + i
-        reliable = (terms.on_demand_usd_per_work_h - mu) * terms.tick_h + min(idle[i + 1], reliable)
-        best = min(idle[i + 1], mu * terms.start_h + reliable)
+        spent = (terms.on_demand_usd_per_work_h - mu) * pace * terms.tick_h
+        reliable = spent + min(idle[i + 1], reliable)
+        best = min(idle[i + 1], mu * pace * terms.start_h + reliable)
         for k in range(pools):
             if terms.capacity[k, t] > 0:
-                hours[k, i] = _hour(terms, k, (t, i, n), idle, hours, mu)
+                hours[k, i] = _hour(terms, k, (t, i, n, slots), idle, hours, mu)
                 best = min(best, mu * terms.speed[k] * terms.start_h + hours[k, i])
         idle[i] = best
     return float(idle[0])
@@ -117,10 +173,10 @@ def _hourly(terms: Terms, mu: float, begin: int, end: int) -> float:
 @compiled
 def _dual(terms: Terms, mu: float, span: tuple[int, int], work_h: float, slots: int) -> float:
     """g(mu)"""
-    begin, end = span
     if terms.hour_ticks > 0:
-        return slots * _hourly(terms, mu, begin, end) + mu * work_h
-    return slots * _seconds(terms, mu, begin, end) + mu * work_h
+        return slots * _hourly(terms, mu, span, slots) + mu * work_h
+    free = np.zeros((len(terms.speed), span[1] - span[0] + 1))
+    return slots * _seconds(terms, mu, span, slots, free).value + mu * work_h
 
 
 @compiled
@@ -140,6 +196,39 @@ def _bound(terms: Terms, span: tuple[int, int], work_h: float, slots: int) -> fl
             a = hi - GOLDEN * (hi - lo)
             ga = _dual(terms, a, span, work_h, slots)
         best = max(best, ga, gb)
+    if terms.free_ticks > 0 and slots > 1:
+        best = max(best, _with_fees(terms, span, work_h, slots, lo))
+    return best
+
+
+@compiled
+def _with_fees(terms: Terms, span: tuple[int, int], work_h: float, slots: int, mu: float) -> float:
+    """max over mu and the fees of g(mu, fees), as far as so many steps uphill lead: subgradients, by Polyak's rule."""
+    begin, end = span
+    room = np.full((len(terms.speed), end - begin + 1), float(slots))
+    for k in range(len(terms.speed)):
+        for i in range(1, end - begin):
+            room[k, i] = min(slots, _taken(terms, k, begin + i, slots))
+    scarce = (room > 0) & (room < slots)
+    best, best_mu, fee = 0.0, mu, np.zeros(room.shape)
+    best_fee, hope, failed = fee, HOPE, 0
+    least = HOPE_LEAST * terms.on_demand_usd_per_work_h * work_h
+    for _ in range(STEPS_UP if scarce.any() else 0):
+        path = _seconds(terms, mu, span, slots, fee)
+        now = slots * path.value + mu * work_h - float((fee * room * scarce).sum())
+        failed = 0 if now > best * (1 + HOPE_LEAST) else failed + 1
+        if now > best:
+            best, best_mu, best_fee = now, mu, fee
+        if failed > PATIENCE:
+            hope, failed, mu, fee = hope / 2, 0, best_mu, best_fee
+            continue
+        up_mu = work_h - slots * path.work_h
+        up_fee = (slots * path.refunds - room) * scarce
+        norm = up_mu * up_mu + float((up_fee * up_fee).sum())
+        if norm == 0.0 or hope < HOPE_LEAST:
+            break
+        step = (max(best, least) * (1 + hope) - now) / norm
+        mu, fee = max(0.0, mu + step * up_mu), np.maximum(0.0, fee + step * up_fee)
     return best
 
 
@@ -147,13 +236,14 @@ def terms_of(market: Market, start_s: float, refunds: bool = True) -> Terms:
     """Without `refunds` nothing is ever given back: what knowing prices and capacity alone is worth."""
     rule = market.rule
     hour_ticks = round(HOUR_S / market.tick_s)
+    per_work = market.on_demand_usd_per_h / (market.slots * market.speed)
     return Terms(
         usd_per_slot_h=market.price / market.slots[:, None],
         capacity=market.capacity,
+        machine_slots=market.slots,
         speed=market.speed,
-        on_demand_usd_per_work_h=float(
-            np.min(market.on_demand_usd_per_h / (market.slots * market.speed))
-        ),
+        on_demand_usd_per_work_h=float(per_work.min()),
+        on_demand_speed=float(market.speed[int(np.argmin(per_work))]),
         tick_h=market.tick_s / HOUR_S,
         start_h=start_s / HOUR_S,
         free_ticks=hour_ticks if refunds and rule.refund == "first_hour" else 0,

@@ -123,18 +123,37 @@ def evict(world: World, leases: Leases, t: int) -> tuple[int, float, float]:
         n, k = leases.machines[row], leases.pool[row]
         if n == 0 or is_reliable(world, k):
             continue
-        stay = n if world.price[k, t] <= leases.bid[row] else 0
-        stay = min(stay, place[k])
-        place[k] -= stay
-        if stay == n:
-            continue
-        lost = n - stay
-        usd, hours = refund(world, leases, row, t)
-        back_usd += lost * usd
-        back_h += lost * hours * world.slots[k]
-        leases.machines[row] = stay
-        gone += lost
+        lost = n if world.price[k, t] > leases.bid[row] else 0
+        place[k] -= n - lost
+        if lost > 0:
+            usd, hours = take(world, leases, row, lost, t)
+            gone, back_usd, back_h = gone + lost, back_usd + usd, back_h + hours
+    for k in range(len(place)):
+        while place[k] < 0 and not is_reliable(world, k):
+            row = newest(leases, k)
+            lost = min(leases.machines[row], -place[k])
+            place[k] += lost
+            usd, hours = take(world, leases, row, lost, t)
+            gone, back_usd, back_h = gone + lost, back_usd + usd, back_h + hours
     return gone, back_usd, back_h
+
+
+@compiled
+def newest(leases: Leases, k: int) -> int:
+    """The row of pool k that was bought last."""
+    found = -1
+    for row in range(LEASES_MAX):
+        if leases.machines[row] > 0 and leases.pool[row] == k:
+            found = row if found < 0 or leases.begun[row] > leases.begun[found] else found
+    return found
+
+
+@compiled
+def take(world: World, leases: Leases, row: int, lost: int, t: int) -> tuple[float, float]:
+    """So many machines of a row are gone: (dollars back, slot-hours back)."""
+    usd, hours = refund(world, leases, row, t)
+    leases.machines[row] -= lost
+    return lost * usd, lost * hours * world.slots[leases.pool[row]]
 
 
 @compiled

@@ -7,7 +7,7 @@ import pytest
 from bidding import backtest
 from bidding.acquire import decide
 from bidding.billing import AWS_TODAY, AZURE, cost_usd
-from bidding.engine import no_leases
+from bidding.engine import evict, no_leases
 from bidding.errors import ConstraintError, HistoryError
 from bidding.market import build
 from bidding.model import Demand, Holding, Limits, Offer
@@ -207,3 +207,26 @@ def test_near_the_end_of_a_job_both_look_as_far_ahead(today_market, left_h):
         bought = {a.pool: a.count for a in said.acquire if a.market == "spot"}
         assert bought == {market.pools[k]: n for k, n in enumerate(orders.buy[:-1]) if n > 0}
         assert len(said.release) == len(holdings) - int(orders.keep.sum())
+
+
+def test_the_cloud_takes_the_newest_machines_first(today_market):
+    """Rows of leases are used again: who was bought last goes first, wherever it stands."""
+    market = today_market(AWS_TODAY)
+    world, leases = backtest.world_of(market), no_leases()
+    t = int(np.flatnonzero(market.capacity[0] == 4)[100])
+    leases.bid[:3] = 1e6
+    leases.machines[:3], leases.begun[:3] = (1, 2, 2), (t - 1, t - 9, t - 5)
+    gone, _, _ = evict(world, leases, t)
+    assert (gone, leases.machines[:3].tolist()) == (1, [0, 2, 2])
+
+
+def test_a_job_that_is_over_within_a_tick_is_refused(today_market):
+    """Nothing would be decided in it: every strategy would be on demand, and late."""
+    with pytest.raises(ConstraintError, match="within one tick of 300 s"):
+        backtest.draw_starts(today_market(AWS_TODAY), backtest.Work(hours=0.01), 3, seed=0)
+
+
+def test_a_job_of_a_billion_slots_is_refused():
+    """A decision goes through them one by one."""
+    with pytest.raises(ConstraintError, match="1 <= slots <= 100000"):
+        backtest.Work(slots=10**9)
