@@ -54,73 +54,93 @@ def _taken(terms: Terms, k: int, t: int, slots: int) -> int:
 
 
 class _Path(NamedTuple):
-    """Of a shortest path: its value, the work it does, and how often it is given back money at [pool, tick]."""
+    """What a shortest path does: its work, and how often it is given back money at [pool, tick]."""
 
-    value: float
     work_h: float
     refunds: Floats
 
 
+class _Sheet(NamedTuple):
+    """What all paths through a span have in common, and room for one of them."""
+
+    fee: Floats  # [pool, tick]: what a refund costs
+    takes: Ints  # [pool, tick]: where that pool takes machines next
+    what: Ints  # [tick]: where to go from idle
+    until: Ints  # [tick]: and until when it is refunded
+    stays: Flags  # [pool, tick], on demand last: held goes on
+
+
 @compiled
-def _seconds(terms: Terms, mu: float, span: tuple[int, int], slots: int, fee: Floats) -> _Path:
-    """V(mu) under a rule by the second, where a refund from pool k as tick i begins costs `fee[k, i]`."""
+def _sheet(terms: Terms, span: tuple[int, int], slots: int) -> _Sheet:
     begin, end = span
     pools, n = terms.speed.shape[0], end - begin
+    takes = np.full((pools, n + 1), n + 1 + terms.free_ticks)
+    for k in range(pools):
+        for i in range(n - 2, -1, -1):
+            taken = _taken(terms, k, begin + i + 1, slots) > 0
+            takes[k, i] = i + 1 if taken else takes[k, i + 1]
+    stays = np.zeros((pools + 1, n), np.bool_)
+    return _Sheet(
+        np.zeros((pools, n + 1)), takes, np.zeros(n, np.int64), np.zeros(n, np.int64), stays
+    )
+
+
+@compiled
+def _seconds(terms: Terms, mu: float, span: tuple[int, int], sheet: _Sheet) -> float:
+    """V(mu) under a rule by the second; the path is written on the sheet."""
+    begin, end = span
+    pools, n, never = terms.speed.shape[0], end - begin, end - begin + 1 + terms.free_ticks
     dt, pace = terms.tick_h, terms.on_demand_speed
+    fee, takes, what, until, stays = sheet
     idle, hold, reliable = np.zeros(n + 1), np.zeros(pools), 0.0
-    never = n + 1 + terms.free_ticks
-    takes, following = np.full((pools, n + 1), never), np.full(pools, never)
-    what, until = np.full(n, NOTHING), np.zeros(n, np.int64)
-    stays = np.zeros((pools + 1, n), np.bool_)  # on demand last
     for i in range(n - 1, -1, -1):
         t = begin + i
         stays[pools, i] = i + 1 < n and reliable < idle[i + 1]
         spent = (terms.on_demand_usd_per_work_h - mu) * pace * dt
         reliable = spent + min(idle[i + 1], reliable)
-        idle[i] = idle[i + 1]
-        if mu * pace * terms.start_h + reliable < idle[i]:
-            idle[i], what[i], until[i] = mu * pace * terms.start_h + reliable, pools, 0
+        best, place, given_back = idle[i + 1], NOTHING, 0
+        if mu * pace * terms.start_h + reliable < best:
+            best, place = mu * pace * terms.start_h + reliable, pools
         for k in range(pools):
-            if terms.capacity[k, t] > 0:
-                gain, after = mu * terms.speed[k], idle[i + 1]
-                if i + 1 < n and terms.capacity[k, t + 1] > 0:
-                    stays[k, i] = hold[k] < after
-                    after = min(after, hold[k])
-                hold[k] = (terms.usd_per_slot_h[k, t] - gain) * dt + after
-                value, j, given_back = hold[k], following[k], 0
-                while j - i < terms.free_ticks:
-                    refunded = -gain * (j - i) * dt + fee[k, j] + idle[j]
-                    if refunded < value:
-                        value, given_back = refunded, j
-                    j = never if terms.capacity[k, begin + j] <= 0 else takes[k, j]
-                if gain * terms.start_h + value < idle[i]:
-                    idle[i], what[i], until[i] = gain * terms.start_h + value, k, given_back
-            if i > 0 and _taken(terms, k, t, slots) > 0:
-                takes[k, i], following[k] = following[k], i
-    return _along(terms, float(idle[0]), what, until, stays)
+            if terms.capacity[k, t] <= 0:
+                continue
+            gain, after = mu * terms.speed[k], idle[i + 1]
+            stays[k, i] = i + 1 < n and terms.capacity[k, t + 1] > 0 and hold[k] < after
+            if stays[k, i]:
+                after = hold[k]
+            hold[k] = (terms.usd_per_slot_h[k, t] - gain) * dt + after
+            value, j, back = hold[k], takes[k, i], 0
+            while j - i < terms.free_ticks:
+                refunded = -gain * (j - i) * dt + fee[k, j] + idle[j]
+                if refunded < value:
+                    value, back = refunded, j
+                j = never if terms.capacity[k, begin + j] <= 0 else takes[k, j]
+            if gain * terms.start_h + value < best:
+                best, place, given_back = gain * terms.start_h + value, k, back
+        idle[i], what[i], until[i] = best, place, given_back
+    return float(idle[0])
 
 
 @compiled
-def _along(terms: Terms, value: float, what: Ints, until: Ints, stays: Flags) -> _Path:
-    """The path forwards."""
-    pools, n = terms.speed.shape[0], len(what)
-    refunds, work_h, i = np.zeros((pools, n + 1)), 0.0, 0
+def _along(terms: Terms, sheet: _Sheet) -> _Path:
+    """The path on the sheet, forwards."""
+    pools, n = terms.speed.shape[0], len(sheet.what)
+    refunds, work_h, i = np.zeros(sheet.fee.shape), 0.0, 0
     while i < n:
-        k = what[i]
+        k, first = sheet.what[i], i
         if k == NOTHING:
             i += 1
             continue
-        speed = terms.on_demand_speed if k == pools else terms.speed[k]
-        first = i
-        if until[i] > 0:
-            i = until[i]
+        if sheet.until[i] > 0:
+            i = sheet.until[i]
             refunds[k, i] += 1.0
         else:
-            while stays[k, i]:
+            while sheet.stays[k, i]:
                 i += 1
             i += 1
+        speed = terms.on_demand_speed if k == pools else terms.speed[k]
         work_h += speed * ((i - first) * terms.tick_h - terms.start_h)
-    return _Path(value, work_h, refunds)
+    return _Path(work_h, refunds)
 
 
 @compiled
@@ -171,64 +191,72 @@ def _hourly(terms: Terms, mu: float, span: tuple[int, int], slots: int) -> float
 
 
 @compiled
-def _dual(terms: Terms, mu: float, span: tuple[int, int], work_h: float, slots: int) -> float:
+def _dual(
+    terms: Terms, mu: float, span: tuple[int, int], work: tuple[float, int], sheet: _Sheet
+) -> float:
     """g(mu)"""
+    work_h, slots = work
     if terms.hour_ticks > 0:
         return slots * _hourly(terms, mu, span, slots) + mu * work_h
-    free = np.zeros((len(terms.speed), span[1] - span[0] + 1))
-    return slots * _seconds(terms, mu, span, slots, free).value + mu * work_h
+    return slots * _seconds(terms, mu, span, sheet) + mu * work_h
 
 
 @compiled
 def _bound(terms: Terms, span: tuple[int, int], work_h: float, slots: int) -> float:
     """max over mu of g(mu), by golden section between free and well above on demand."""
+    sheet, work = _sheet(terms, span, slots), (work_h, slots)
     lo, hi = 0.0, 3.0 * terms.on_demand_usd_per_work_h
     a, b = hi - GOLDEN * (hi - lo), lo + GOLDEN * (hi - lo)
-    ga, gb = _dual(terms, a, span, work_h, slots), _dual(terms, b, span, work_h, slots)
+    ga, gb = _dual(terms, a, span, work, sheet), _dual(terms, b, span, work, sheet)
     best = max(0.0, ga, gb)
     while hi - lo > PRECISION * terms.on_demand_usd_per_work_h:
         if ga < gb:
             lo, a, ga = a, b, gb
             b = lo + GOLDEN * (hi - lo)
-            gb = _dual(terms, b, span, work_h, slots)
+            gb = _dual(terms, b, span, work, sheet)
         else:
             hi, b, gb = b, a, ga
             a = hi - GOLDEN * (hi - lo)
-            ga = _dual(terms, a, span, work_h, slots)
+            ga = _dual(terms, a, span, work, sheet)
         best = max(best, ga, gb)
     if terms.free_ticks > 0 and slots > 1:
-        best = max(best, _with_fees(terms, span, work_h, slots, lo))
+        best = max(best, _with_fees(terms, span, work, sheet, lo))
     return best
 
 
 @compiled
-def _with_fees(terms: Terms, span: tuple[int, int], work_h: float, slots: int, mu: float) -> float:
+def _with_fees(
+    terms: Terms, span: tuple[int, int], work: tuple[float, int], sheet: _Sheet, mu: float
+) -> float:
     """max over mu and the fees of g(mu, fees), as far as so many steps uphill lead: subgradients, by Polyak's rule."""
-    begin, end = span
-    room = np.full((len(terms.speed), end - begin + 1), float(slots))
+    (begin, end), (work_h, slots) = span, work
+    room = np.full(sheet.fee.shape, float(slots))
     for k in range(len(terms.speed)):
         for i in range(1, end - begin):
             room[k, i] = min(slots, _taken(terms, k, begin + i, slots))
     scarce = (room > 0) & (room < slots)
-    best, best_mu, fee = 0.0, mu, np.zeros(room.shape)
-    best_fee, hope, failed = fee, HOPE, 0
+    best, best_mu, best_fee = 0.0, mu, sheet.fee.copy()
+    hope, failed = HOPE, 0
     least = HOPE_LEAST * terms.on_demand_usd_per_work_h * work_h
     for _ in range(STEPS_UP if scarce.any() else 0):
-        path = _seconds(terms, mu, span, slots, fee)
-        now = slots * path.value + mu * work_h - float((fee * room * scarce).sum())
+        fees = float((sheet.fee * room * scarce).sum())
+        now = slots * _seconds(terms, mu, span, sheet) + mu * work_h - fees
         failed = 0 if now > best * (1 + HOPE_LEAST) else failed + 1
         if now > best:
-            best, best_mu, best_fee = now, mu, fee
+            best, best_mu, best_fee = now, mu, sheet.fee.copy()
         if failed > PATIENCE:
-            hope, failed, mu, fee = hope / 2, 0, best_mu, best_fee
+            hope, failed, mu = hope / 2, 0, best_mu
+            sheet.fee[:] = best_fee
             continue
+        path = _along(terms, sheet)
         up_mu = work_h - slots * path.work_h
         up_fee = (slots * path.refunds - room) * scarce
         norm = up_mu * up_mu + float((up_fee * up_fee).sum())
         if norm == 0.0 or hope < HOPE_LEAST:
             break
         step = (max(best, least) * (1 + hope) - now) / norm
-        mu, fee = max(0.0, mu + step * up_mu), np.maximum(0.0, fee + step * up_fee)
+        mu = max(0.0, mu + step * up_mu)
+        sheet.fee[:] = np.maximum(0.0, sheet.fee + step * up_fee)
     return best
 
 
