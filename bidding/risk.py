@@ -82,7 +82,16 @@ def informed_prior(
 
 @compiled
 def _first_above(values: Floats, at_s: Floats, samples_s: Floats, delta: float) -> Floats:
-    """For each sample, seconds until the price exceeds the price then by more than delta."""
+    """For each sample, seconds until the price exceeds the price then by more than delta.
+
+    What lies between a point and the next higher one is no higher than it: it is jumped over.
+    """
+    higher = np.empty(len(values), np.int64)
+    for i in range(len(values) - 1, -1, -1):
+        j = i + 1
+        while j < len(values) and values[j] <= values[i]:
+            j = higher[j]
+        higher[i] = j
     out = np.empty(len(samples_s))
     start = 0
     for i in range(len(samples_s)):
@@ -92,7 +101,7 @@ def _first_above(values: Floats, at_s: Floats, samples_s: Floats, delta: float) 
         limit = values[start] + delta
         j = start + 1
         while j < len(at_s) and values[j] <= limit:
-            j += 1
+            j = higher[j]
         out[i] = at_s[j] - t if j < len(at_s) else np.inf
     return out
 

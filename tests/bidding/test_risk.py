@@ -36,6 +36,24 @@ def test_beta_and_the_median_time_by_hand():
     assert table.median_s[1] == math.inf
 
 
+def test_the_median_time_is_the_one_found_by_looking_at_every_point():
+    """Prices that walk about, with the same price now and then: lives are looked up by jumps from high to higher."""
+    rng = np.random.default_rng(5)
+    at_s = np.cumsum(rng.integers(60, 4000, 400)).astype(float)
+    price = Series(at_s=at_s, value=np.round(1.0 + np.cumsum(0.02 * rng.standard_normal(400)), 2))
+    table = bid_table([price], 0.0, at_s[-1], deltas_usd_per_h=(0.005, 0.05, 0.2))
+    for delta, beta, median_s in zip(
+        table.delta_usd_per_h, table.beta, table.median_s, strict=True
+    ):
+        lives = []
+        for t in np.arange(0.0, at_s[-1] - H, 300.0):
+            now = price.at(t) + delta
+            later = at_s[(at_s > t) & (price.value > now)]
+            lives.append(later[0] - t if len(later) else math.inf)
+        assert median_s == pytest.approx(np.median(lives))
+        assert beta == pytest.approx((np.sum(np.array(lives) <= H) + 0.5) / (len(lives) + 1))
+
+
 def test_the_mood_of_a_price_says_when_a_low_bid_is_lost():
     """A price that moves every six hours, up after two falls, takes a low bid in the hour before a rise."""
     steps = np.where(np.arange(120) % 3 == 2, 0.02, -0.01)
