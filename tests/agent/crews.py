@@ -267,6 +267,9 @@ class Crew:
     def reach(self, step: int) -> None:
         self._until(f"step {step}", lambda: self.step >= step)
 
+    def _well(self) -> None:
+        assert not self.of(messages.WorkerFailed), self.of(messages.WorkerFailed)[0].detail
+
     def completed(self) -> messages.JobCompleted:
         return self._until("the end", lambda: self.of(messages.JobCompleted))[0]
 
@@ -274,7 +277,7 @@ class Crew:
         """A failure of a script ends it, and whoever waits in vain says what has happened instead."""
 
         def look_well() -> Any:
-            assert not self.of(messages.WorkerFailed), self.of(messages.WorkerFailed)[0].detail
+            self._well()
             return look()
 
         try:

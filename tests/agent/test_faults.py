@@ -112,8 +112,8 @@ class Trial(Crew):
 
     dice = random.Random(SEED)
 
-    def _well(self) -> bool:
-        return True
+    def _well(self) -> None:
+        """Whoever fails is one of them."""
 
     def _decide(self, report: AnyReport) -> None:
         if isinstance(report, WorkerReady) and report.worker not in self.ready:
