@@ -3,9 +3,9 @@
     python benchmarks/overhead.py [--step-ms 30 100 300] [--width 256 800] [--pairs 20]
 
 The worker of a crew takes turns with itself: some steps as one of the crew (commits by the keeper into Redis, the sum
-of every step and the whole state of every step to the keeper's memory), and as many in a world of one, where none of
-that exists. It is one process, since two that compute the same differ by as much as the bound from one start to the
-next. The first step of a turn counts for neither: what the one before leaves behind is paid where it belongs.
+of every step to the keeper's memory, and the whole state as often as the keeper asks for it, which is after every step
+unless the one before is still on its way), and as many in a world of one, where none of that exists. It is one process,
+since two that compute the same differ by as much as the bound from one start to the next. The first step of a turn counts for neither: what the one before leaves behind is paid where it belongs.
 Heartbeats go on in both; what they take of a processor is measured on its own, and added.
 
 The worker trains on one thread; its other threads, the keeper and Redis have the other cores, as the keeper and Redis have a
@@ -35,7 +35,11 @@ from agent.world import Alone
 class Turns:
     # The crew, or nobody else. Of the steps between its own the crew hears nothing.
     def __init__(self, crew):
-        self.crew, self.alone, self.on = crew, Alone(), True
+        self.crew, self.alone, self.on, self.states = crew, Alone(), True, 0
+        self.send, crew._snapshots.send_state = crew._snapshots.send_state, self.sent
+    def sent(self, *state, final):
+        self.states += 1
+        self.send(*state, final=final)
     def __getattr__(self, name):
         return getattr(self.crew if self.on else self.alone, name)
     def settle(self):
@@ -68,10 +72,10 @@ def course():
         for pair in range(pairs):
             for on in (True, False) if pair % 2 else (False, True):
                 yield on, data
-                taken = []
+                taken, states = [], turns.states
                 for _ in range(turn):
                     taken.append((yield on, data))
-                print(json.dumps([step_s, on, taken]), file=log)
+                print(json.dumps([step_s, on, taken, turns.states - states]), file=log)
     print(json.dumps(["end"]), file=log)
     while True:
         yield False, microbatches(4)
@@ -122,10 +126,12 @@ class Taken(NamedTuple):
 class Pair(NamedTuple):
     off: list[Taken]
     on: list[Taken]
+    states: int  # that were sent meanwhile
 
     def cost(self, clock: int) -> float:
+        """The mean over a turn: a state may come with some of its steps only."""
         on, off = (
-            statistics.median(taken[clock] for taken in steps) for steps in (self.on, self.off)
+            statistics.fmean(taken[clock] for taken in steps) for steps in (self.on, self.off)
         )
         return on - off
 
@@ -141,10 +147,17 @@ def measured(width: int, pairs: int, asked_s: Sequence[float]) -> tuple[float, l
         (_, beats), *turns, _ = [json.loads(line) for line in log.read_text().splitlines()]
     found = []
     for step_s in asked_s:
-        mine = [(on, [Taken(*one) for one in taken]) for of_s, on, taken in turns if of_s == step_s]
-        off, on = ([taken for was_on, taken in mine if was_on is which] for which in (False, True))
-        found.append([Pair(*both) for both in zip(off, on, strict=True)])
+        off, on = (
+            [turn[2:] for turn in turns if turn[:2] == [step_s, which]] for which in (False, True)
+        )
+        found.append(
+            [Pair(_taken(a), _taken(b), n) for (a, _), (b, n) in zip(off, on, strict=True)]
+        )
     return beats, found
+
+
+def _taken(steps: list[list[float]]) -> list[Taken]:
+    return [Taken(*step) for step in steps]
 
 
 def over(crew: Crew, log: Path) -> bool:
@@ -162,9 +175,10 @@ def show(pairs: list[Pair], beats: float) -> None:
     costs = sorted(pair.cost(0) / step_s + beats for pair in pairs)
     low, middle, high = (costs[len(costs) * part // 4] for part in (1, 2, 3))
     own, all_ = (statistics.median(pair.cost(clock) for pair in pairs) * 1e3 for clock in (1, 2))
+    states = statistics.fmean(pair.states / TURN for pair in pairs)
     print(
         f"    {spread(off):24}  {spread(on):24}  {middle:6.1%} ({low:.1%} .. {high:.1%})"
-        f"     {own:5.2f}  {all_:5.2f}"
+        f"     {own:5.2f}  {all_:5.2f}     {states:.2f}"
     )
 
 
@@ -177,8 +191,8 @@ def main() -> None:
     begun_s = time.monotonic()
     print(
         "ms per step, median (10th .. 90th percentile); what it costs, median (quarter .. three\n"
-        "quarters) of the pairs of turns, bound 2 %; and ms of processor time more, of the script's\n"
-        "thread and of the whole worker"
+        "quarters) of the pairs of turns, bound 2 %; ms of processor time more, of the script's thread\n"
+        "and of the whole worker; and states sent per step"
     )
     for width in options.width:
         beats, found = measured(width, options.pairs, [ms / 1e3 for ms in options.step_ms])
