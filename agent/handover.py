@@ -172,6 +172,7 @@ class Handover:
     def receive(self, order: Enter) -> None:
         """The state that the layout begins with; in layouts in which each keeps its own, what all need of it."""
         session = self._crew.session
+        self.pulling.clear()
         if order.layout.owned or (order.holders and order.held):
             self._start_with(order)
         elif order.holders:

@@ -79,6 +79,11 @@ class Pulling:
             self._shown = _offer(version, state)
             self._changed.notify_all()
 
+    def clear(self) -> None:
+        """What is here is given up for a state of any version, an earlier one maybe, and will have these once more."""
+        with self._changed:
+            self._offers, self._shown = {}, None
+
     def forget(self, version: int) -> None:
         """Nobody asks for older ones any more; what they hold in memory may go."""
         with self._changed:

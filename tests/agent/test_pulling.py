@@ -103,3 +103,28 @@ def test_what_is_shown_in_the_middle_of_a_step_is_no_state(pair: tuple[Mesh, Mes
     extra, _ = asker.mailbox["b", 2, 5, "give/1"]
     (form,) = msgspec.msgpack.decode(extra, type=Share).forms
     assert '["lr", 0.5]' in form.values
+
+
+def test_what_was_shown_before_the_state_was_given_up_is_forgotten(pair: tuple[Mesh, Mesh]) -> None:
+    """Who goes back and applies steps again comes to a version once more: who looks at it waits until it is there, and is
+    not told that the script has changed it."""
+    asker, answerer = pair
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    crew: Any = Ahead()
+    pulling = Pulling(crew, lambda: answerer, threading.Condition())
+    pulling.offer(5, collect({"model": model}))
+    pulling.show(5, collect({"model": model}))
+    with torch.no_grad():
+        model[0].weight.add_(1)
+    pulling.clear()
+    extra = msgspec.msgpack.encode(Ask(1, (("0", 0, 1),), look=True))
+    part = Part(generation=2, step=5, tag=ASK, extra=extra)
+    looking = threading.Thread(target=pulling.answer, args=("a", part))
+    looking.start()
+    with torch.no_grad():
+        model[0].weight.sub_(1)
+    pulling.show(5, collect({"model": model}))
+    looking.join()
+    until("what was looked at", lambda: ("b", 2, 5, "give/1") in asker.mailbox)
+    extra, _ = asker.mailbox["b", 2, 5, "give/1"]
+    assert msgspec.msgpack.decode(extra, type=Share).extents
