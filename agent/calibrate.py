@@ -20,6 +20,7 @@ import torch
 from torch import fx
 
 from agent.board import Board
+from agent.device import CPU, anywhere, clock_of, device_of, set_stream_state, stream_state
 from agent.errors import Misuse
 from agent.gauge import Batch, Clock, Gauge, How, Patience, since, spent_s
 from agent.own import is_own_class
@@ -87,6 +88,7 @@ def measure(
     clock: Clock = time.perf_counter,
 ) -> Profile:
     """A recorded model, section by section. Weights, buffers and random streams are left as they were."""
+    clock = clock_of(device_of(graph), clock)
     with _untouched(graph):
         return _measured(graph, facts, batches, (settings, optimizer, clock))
 
@@ -102,18 +104,19 @@ def gauging(
     """Parts of what somebody else measures, who gave the plan. All is left as it was, too."""
     with _untouched(graph):
         pieces = build(graph, facts, plan.afters)
-        how = How(plan.rounds, patience, time.perf_counter)
+        how = How(plan.rounds, patience, clock_of(device_of(graph), time.perf_counter))
         yield Gauge(pieces, [batches[size] for size in sorted(batches)], how)
 
 
 @contextmanager
 def _untouched(graph: fx.GraphModule) -> Iterator[None]:
     buffers = [(buffer, buffer.detach().clone()) for buffer in graph.buffers()]
-    stream = torch.get_rng_state()
+    device = device_of(graph)
+    stream = stream_state(device)
     try:
         yield
     finally:
-        torch.set_rng_state(stream)
+        set_stream_state(stream, device)
         graph.zero_grad(set_to_none=True)
         with torch.no_grad():
             for buffer, before in buffers:
@@ -150,7 +153,7 @@ def _measured(
         network=settings.network,
         network_from=settings.network_from,
         memory_bytes=settings.memory_bytes,
-        reserved_bytes=_libraries_bytes() + _work_bytes(sections, board, sizes),
+        reserved_bytes=_libraries_bytes(device_of(graph)) + _work_bytes(sections, board, sizes),
         apply_s_per_byte=apply_s_per_byte,
         send_s=statistics.mean(taking_in_s) if taking_in_s else 0.0,
         sections=tuple(sections),
@@ -241,7 +244,7 @@ def key_of(
     whole = [graph.get_submodule(str(node.target)) for node in called]
     own = any(is_own_class(type(part)) for each in whole for part in each.modules())
     kept = [*map(repr, whole), code if own else ""]
-    text = repr((graph.code, shapes, drawn, kept, instance_type, torch.__version__))
+    text = repr((anywhere(graph.code), shapes, drawn, kept, instance_type, torch.__version__))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
 
 
@@ -266,12 +269,15 @@ def _apart(
     return kept
 
 
-def _libraries_bytes() -> float:
+def _libraries_bytes(device: torch.device) -> float:
     """What is taken of the device and not by tensors; on a machine's own memory nobody can tell."""
-    if not torch.cuda.is_available():
+    if device == CPU:
         return 0.0
-    free, total = torch.cuda.mem_get_info()
-    return float(max(total - free - torch.cuda.memory_reserved(), 0))
+    try:
+        free, total = torch.accelerator.get_memory_info(device)
+        return float(max(total - free - torch.accelerator.memory_reserved(device), 0))
+    except RuntimeError:  # a device that does not say
+        return 0.0
 
 
 def _measure_apply(
@@ -306,7 +312,7 @@ def _measure_apply(
 
 def state_share(optimizer: torch.optim.Optimizer) -> float:
     """An optimizer's state as a share of the parameters, from one that is small."""
-    copy = torch.nn.Parameter(torch.zeros(64, 64))
+    copy = torch.nn.Parameter(torch.zeros(64, 64, device=CPU))
     return _state_bytes(_twin(optimizer, [copy])) / copy.nbytes
 
 

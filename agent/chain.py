@@ -88,9 +88,7 @@ class Chain:
     @property
     def busy_s(self) -> float:
         """What one microbatch of the last step took here."""
-        played = self._worker.executor
-        whole_s = played.spans[-1].end_s - played.spans[0].start_s
-        return (whole_s - played.waited_s) / self._worker.replica.count
+        return self._worker.executor.busy_s / self._worker.replica.count
 
     def note(self, notes: Notes) -> None:
         """What was done here in the last step. Microbatches are counted within the replica."""
@@ -219,6 +217,9 @@ class Chain:
                 for entry, i, one in zip(entries, at, present, strict=True)
                 if i and one and self._is_param(entry)
             ]
+            views = found.space.near(
+                views
+            )  # where one process takes them: they may round otherwise here
             norms = measured(views, self._whole.scaler)
             finite = found.space.finite(found)
         last = stage == len(self._pieces) - 1

@@ -14,6 +14,7 @@ from typing import TypeGuard
 
 import torch
 
+from agent.device import CPU
 from agent.errors import Misuse
 from agent.pipeline.body import Caller
 from agent.pipeline.record import streams_kept
@@ -49,7 +50,7 @@ def refuse(things: Iterable[object], caller: Caller) -> None:
 def _each_alone(optimizer: torch.optim.Optimizer) -> bool:
     """Tried on a twin. One that cannot be made, or does not step by itself, is not known to."""
     try:
-        with streams_kept():
+        with streams_kept(CPU):
             together, apart = _tried(optimizer, others=True), _tried(optimizer, others=False)
     except Exception:
         return False

@@ -11,6 +11,7 @@ from typing import Any
 from torch import fx
 
 from agent.chain import Chain, Whole
+from agent.device import anywhere
 from agent.errors import Misuse
 from agent.faults import passing
 from agent.layout import Layout
@@ -93,7 +94,7 @@ class Deep:
             return layout.cuts
         assert self._channel is not None
         first, *others = layout.workers
-        digest = hashlib.blake2b(recording.graph.code.encode(), digest_size=8).hexdigest()
+        digest = hashlib.blake2b(anywhere(recording.graph.code).encode(), digest_size=8).hexdigest()
         if first == self._me:
             cuts = self._sections.choose(recording, stages)
             for peer in others:

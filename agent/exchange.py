@@ -7,6 +7,7 @@ import torch
 
 from agent import tree
 from agent.crew import Crew
+from agent.device import CPU
 from agent.faults import passing
 from agent.partial import Partial
 from agent.protocol import Part
@@ -65,7 +66,7 @@ def _parts(
             continue
         present, payload = crew.take(peer, step, "part")
         nodes = tree.nodes_of(replica.first, replica.count, crew.layout.microbatches)
-        flat = torch.frombuffer(payload, dtype=torch.uint8) if size else torch.empty(0)
+        flat = torch.frombuffer(payload, dtype=torch.uint8) if size else torch.empty(0, device=CPU)
         for index, node in enumerate(nodes):
             parts[node] = flat[index * size : (index + 1) * size]
         masks.append(present)

@@ -10,7 +10,7 @@ import torch
 
 from agent.errors import Misuse
 
-Look = tuple[bool, torch.dtype, torch.Size]
+Look = tuple[bool, torch.dtype, torch.Size, torch.device]
 
 
 class _Part:
@@ -83,7 +83,7 @@ class Form:
                 f"joins later would not know. Leave it in, {STILL}"
             )
         for name, param in now.items():
-            trains, dtype, shape = self._before[name]
+            trains, dtype, shape, device = self._before[name]
             if param.requires_grad != trains:
                 did = "began to train" if param.requires_grad else "stopped training"
                 return (
@@ -94,6 +94,11 @@ class Form:
                 return (
                     f"the parameter {name!r} is {_said((param.dtype, param.shape))}, but was {_said((dtype, shape))} "
                     "when Session(...) was made: model.to(...), .double() or .half() belong before it"
+                )
+            if param.device != device:
+                return (
+                    f"the parameter {name!r} is on {param.device}, but was on {device} when Session(...) was made: "
+                    "model.to(device) belongs before it"
                 )
         return self._what_buffer()
 
@@ -119,7 +124,7 @@ STILL = "and keep it still with a learning rate of 0"
 
 
 def _look(param: torch.Tensor) -> Look:
-    return param.requires_grad, param.dtype, param.shape
+    return param.requires_grad, param.dtype, param.shape, param.device
 
 
 def _looks(module: torch.nn.Module) -> list[Look]:

@@ -15,11 +15,12 @@ import torch
 
 from agent.away import any_away, stood_in
 from agent.board import OWNER, ROUND, Alone, Board, Round, Times
+from agent.device import where
 from agent.faults import passing
 from agent.pipeline.channel import Parcel
 from agent.pipeline.pieces import Piece
 from agent.pipeline.stage import Stage
-from agent.pipeline.wires import pack, unpack
+from agent.pipeline.wires import asked_for, pack, unpack
 from agent.sums import Contribution, Sum, SumSpace
 from agent.wire import room
 from agent.workspace import most_bytes
@@ -221,16 +222,14 @@ def one_round(
 
 
 def since(start_s: float, clock: Clock) -> float:
-    if torch.cuda.is_available():
-        torch.cuda.synchronize()
     return clock() - start_s
 
 
-def _taking_s(space: SumSpace, loss: float, clock: Clock) -> float:
+def _taking_s(space: SumSpace, loss: float | torch.Tensor, clock: Clock) -> float:
     """A step adds up every two microbatches, and then their sums: half of both for each."""
     one, seconds = space.take(loss), []
-    next_ = Contribution(loss, [None if each is None else each.clone() for each in one.found])
-    into, other = Sum(space), Sum(space)
+    next_ = Contribution(one.loss, [None if each is None else each.clone() for each in one.found])
+    into, other = Sum(space, space.device), Sum(space, space.device)
     for _ in range(2):  # the first write touches the memory
         start_s = clock()
         space.join(into, one, next_)
@@ -290,8 +289,8 @@ def _stash_bytes(piece: Piece, arrived: Parcel | None, example: Batch) -> float:
 
 def _taking_in_s(parcel: Parcel, how: How) -> float:
     """A message is sent by a thread of its own, but taken apart by the worker that waits for it."""
-    device = next((str(t.device) for t in parcel.tensors if t is not None), "cpu")
-    extra, lying = pack(parcel)
+    device = where(parcel.tensors)
+    extra, lying = pack(parcel, asked_for(parcel))
     sent = b"".join(lying)
     payload, times = room(len(sent)), list[float]()
     payload[:] = sent

@@ -21,6 +21,7 @@ from agent.chain import Chain, Whole
 from agent.copies import Copies
 from agent.crew import Crew
 from agent.deep import Deep
+from agent.device import settle
 from agent.errors import WireError
 from agent.faults import passing
 from agent.handover import Handover, Having, having
@@ -69,6 +70,7 @@ class Group(Crew):
     def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
         super().__init__()
         self._job, self.me, self._machine_id = order.job, order.worker, order.machine_id
+        self.slot = order.slot
         self._handover = Handover(self, Pulling(self, lambda: self._mesh, self._changed))
         self._copies = Copies(self, self.me, self._changed)
         self._snapshots = Snapshots(self, self._handover, self._copies)
@@ -201,6 +203,7 @@ class Group(Crew):
                 self._mesh,
                 self._changed,
                 layout.generation,
+                device=session.space.device,
                 patience_s=threading.TIMEOUT_MAX / 2,  # the keeper says when it is over
                 check=self.go_on,
             ),
@@ -265,6 +268,7 @@ class Group(Crew):
         if self.session.notes is not None:
             self.session.notes.skip()
         if self._computed:
+            settle(self.session.space.device)
             self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
         exchange.gather(self, step, partial, total, lambda t: self._preparing.slice(step, t))
         self._noting.tell(step)

@@ -15,6 +15,7 @@ from agent.mesh import STATE
 from agent.protocol import Enter, Held, Holding, LayersAsked, Part, State
 from agent.pulling import Pulling, covers
 from agent.session import Session
+from agent.staging import here
 from agent.store.layers import REST, share_of, with_settings
 from agent.store.shares import Gathered, Share, whole
 from agent.world import Interrupted
@@ -101,8 +102,8 @@ class Handover:
         the job goes on from what is here; False if it does not.
         """
         session = self._crew.session
-        here, version = session.holdings, session.next_version
-        layers = here.lacking(here.all) - here.borrowed
+        held, version = session.holdings, session.next_version
+        layers = held.lacking(held.all) - held.borrowed
         if not layers:
             return True
         if session.newborn:
@@ -127,10 +128,10 @@ class Handover:
 
     def held(self, session: Session) -> Held | None:
         """Which layers are here; None is all, and so is what can be born."""
-        here = session.holdings.here
-        if here is None or session.newborn:
+        layers = session.holdings.here
+        if layers is None or session.newborn:
             return None
-        return Held(tuple(sorted(here)), len(session.holdings.all))
+        return Held(tuple(sorted(layers)), len(session.holdings.all))
 
     def say_held(self) -> None:
         self.promised, session = None, self._crew.session
@@ -165,8 +166,9 @@ class Handover:
             tag=STATE,
             extra=msgspec.msgpack.encode(share),
         )
+        lying = here(pieces)
         for receiver in receivers:
-            self._crew.send(receiver, part, pieces)
+            self._crew.send(receiver, part, lying)
             passing("morph: part sent")
 
     def receive(self, order: Enter) -> None:

@@ -140,7 +140,8 @@ class Helping:
     def help(self) -> None:
         """Until there is nothing left to do."""
         word = self._hear()
-        if not isinstance(word, Call) or word.instance_type != measuring.machine_kind():
+        kind = measuring.machine_kind(self._crew.session.space.device)
+        if not isinstance(word, Call) or word.instance_type != kind:
             return
         passing("survey: called")
         recording = self._crew.session.recording()

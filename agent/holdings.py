@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from agent.away import is_away, nothing
+from agent.device import CPU
 from agent.errors import Misuse
 from agent.pipeline.births import Unborn
 from agent.shards import Stateful
@@ -126,6 +127,8 @@ class Holdings:
                 "norm of the gradients is known for norm_type=2"
             )
         known = [self.norms[id(param)].norm for param in params if id(param) in self.norms]
-        dtype = next((param.dtype for param in params), torch.float32)
-        total: torch.Tensor = torch.linalg.vector_norm(torch.tensor(known, dtype=dtype))
+        first = next(iter(params), None)
+        dtype, device = (torch.float32, CPU) if first is None else (first.dtype, first.device)
+        norms = torch.tensor(known, dtype=dtype, device=device)
+        total: torch.Tensor = torch.linalg.vector_norm(norms)
         return total

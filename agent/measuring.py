@@ -16,6 +16,7 @@ import torch
 from agent import calibrate
 from agent.board import Board
 from agent.calibrate import Plan, Settings
+from agent.device import CPU, device_of, memory_bytes, name_of, where
 from agent.gauge import Gauge, Patience
 from agent.messages import Unbuilt
 from agent.pipeline.body import Recording
@@ -27,21 +28,14 @@ WITHIN = Link(bandwidth_bytes_per_s=5e9, latency_s=3e-5)
 NETWORK = Network(intra=WITHIN, inter=BETWEEN, reduce_intra=WITHIN, reduce_inter=BETWEEN)
 
 
-def machine_kind() -> str:
-    """What two machines of one kind have in common, as far as a worker can see."""
-    if torch.cuda.is_available():
-        return torch.cuda.get_device_name()
+def machine_kind(device: torch.device = CPU) -> str:
+    """What two machines of one kind have in common, as far as a worker can see that computes on this device."""
+    if device != CPU:
+        return name_of(device)
     lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
     names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
     name = next(names, platform.machine())
     return f"{os.cpu_count()} x {name}, {torch.get_num_threads()} at work"
-
-
-def memory_bytes() -> float:
-    """Of the device that a worker has, whatever else is on it."""
-    if torch.cuda.is_available():
-        return float(torch.cuda.mem_get_info()[1])
-    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
 
 
 def unbuilt(things: Iterable[object], mark: str) -> Unbuilt | None:
@@ -57,7 +51,8 @@ def unbuilt(things: Iterable[object], mark: str) -> Unbuilt | None:
     state = max((calibrate.state_share(each) for each in optimizers), default=0.0)
     for param in [param for model in models for param in model.parameters()]:
         training_bytes += param.nbytes * (2 + state if param.requires_grad else 1)
-    return Unbuilt(training_bytes=int(training_bytes), room_bytes=int(memory_bytes()), mark=mark)
+    room_bytes = int(memory_bytes(where(param for model in models for param in model.parameters())))
+    return Unbuilt(training_bytes=int(training_bytes), room_bytes=room_bytes, mark=mark)
 
 
 def size_of(recording: Recording) -> int:
@@ -69,7 +64,8 @@ def size_of(recording: Recording) -> int:
 def key_of(recording: Recording, code: str) -> str:
     """Where a profile of this is found again. `code` is the checksum of the job's files."""
     batches = {size_of(recording): recording.example}
-    return calibrate.key_of(recording.graph, batches, machine_kind(), code)
+    kind = machine_kind(device_of(recording.graph))
+    return calibrate.key_of(recording.graph, batches, kind, code)
 
 
 def profile_of(
@@ -81,6 +77,7 @@ def profile_of(
     opened: Callable[[Plan, Board], None],
 ) -> Profile:
     """Measured here and now; `things` are what the session holds, the optimizer among them."""
+    device = device_of(recording.graph)
     optimizers = [thing for thing in things if isinstance(thing, torch.optim.Optimizer)]
     return calibrate.measure(
         recording.graph,
@@ -88,8 +85,8 @@ def profile_of(
         {size_of(recording): recording.example},
         Settings(
             model=model,
-            instance_type=machine_kind(),
-            memory_bytes=memory_bytes(),
+            instance_type=machine_kind(device),
+            memory_bytes=memory_bytes(device),
             network=NETWORK,
             microbatches_left=microbatches_left,
             check=check,

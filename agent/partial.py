@@ -1,13 +1,19 @@
 """The sums of a step that a worker has so far."""
 
+from collections.abc import Sequence
+
+import torch
+
 from agent import tree
+from agent.device import CPU, settle
 from agent.sums import Contribution, Sum, SumSpace
 
 
 class Partial:
     """The sums of a step that this worker has so far, as nodes of the canonical tree.
 
-    They outlive a change of layout: a survivor computes only what nobody has computed for it yet.
+    They outlive a change of layout: a survivor computes only what nobody has computed for it yet. They lie on the
+    device that computes them; what others are told is a copy in host memory.
     """
 
     def __init__(self, space: SumSpace, microbatches: int) -> None:
@@ -15,6 +21,8 @@ class Partial:
         self._microbatches = microbatches
         self._held: dict[tree.Node, Sum | Contribution] = {}
         self._spare: list[Sum] = []
+        self._copies: list[Sum] = []
+        self._copied = 0  # how many copies are in use
 
     def reserve(self) -> None:
         """Have the memory of a sum before there is one."""
@@ -24,6 +32,7 @@ class Partial:
     def clear(self) -> None:
         self._spare += [held for held in self._held.values() if isinstance(held, Sum)]
         self._held.clear()
+        self._copied = 0
 
     def missing(self, first: int, count: int) -> list[int]:
         nodes = tree.nodes_of(first, count, self._microbatches)
@@ -31,7 +40,7 @@ class Partial:
             leaf for node in nodes for leaf in tree.missing(node, self._held, self._microbatches)
         ]
 
-    def add(self, microbatch: int, loss: float, first: int, count: int) -> None:
+    def add(self, microbatch: int, loss: float | torch.Tensor, first: int, count: int) -> None:
         """Take in what the model's gradients hold now, and add up what is complete by it."""
         within, node = range(first, first + count), tree.lowest((0, microbatch), self._microbatches)
         self._held[node] = self.space.take(loss)
@@ -78,7 +87,7 @@ class Partial:
         return left
 
     def _room(self) -> Sum:
-        return self._spare.pop() if self._spare else Sum(self.space)
+        return self._spare.pop() if self._spare else Sum(self.space, self.space.device)
 
     def _family(
         self, node: tree.Node, within: range
@@ -90,7 +99,21 @@ class Partial:
         return family if covered.start in within and covered[-1] in within else None
 
     def nodes(self, first: int, count: int) -> list[Sum]:
-        return [self._whole(node) for node in tree.nodes_of(first, count, self._microbatches)]
+        """In host memory."""
+        found = [self._whole(node) for node in tree.nodes_of(first, count, self._microbatches)]
+        return found if self.space.device == CPU else self._fetched(found)
+
+    def _fetched(self, sums: Sequence[Sum]) -> list[Sum]:
+        """On the stream that has added them up: there is nothing else for the device to do meanwhile."""
+        while len(self._copies) < self._copied + len(sums):
+            self._copies.append(Sum(self.space))
+        found = self._copies[self._copied : self._copied + len(sums)]
+        self._copied += len(sums)
+        for copy, node in zip(found, sums, strict=True):
+            copy.flat.copy_(node.flat, non_blocking=True)
+            copy.present[:] = node.present
+        settle(self.space.device)
+        return found
 
     def _whole(self, node: tree.Node) -> Sum:
         """The sum of a node; its halves may come from different layouts, and are added now."""

@@ -19,6 +19,7 @@ import msgspec
 from agent.errors import Misuse, WireError
 from agent.mesh import ASK, Mesh
 from agent.protocol import Part
+from agent.staging import Piece, here
 from agent.store.format import share
 from agent.store.layers import Collected, LiveLayer
 from agent.store.shares import Extent, Gathered, Share
@@ -154,11 +155,11 @@ class Pulling:
 
     def _reply(self, connection: Connection, part: Part, ask: Ask, found: Offer) -> None:
         reply = Part(generation=part.generation, step=part.step, tag=f"give/{ask.serial}")
-        pieces: list[memoryview] = []
+        pieces: list[Piece] = []
         if found.state.updates() == found.updates:
             answer, pieces = _answer(found.state, ask)
             reply = msgspec.structs.replace(reply, extra=msgspec.msgpack.encode(answer))
-        connection.send(reply, *pieces)
+        connection.send(reply, *here(pieces))
 
     def _find(self, version: int, *, look: bool) -> Offer | None:
         if version in self._offers:
@@ -184,9 +185,7 @@ def covers(having: Known, every: Collection[str]) -> bool:
     return together >= set(every)
 
 
-def share_among(
-    live: Iterable[LiveLayer], having: Known, me: str
-) -> tuple[Share, list[memoryview]]:
+def share_among(live: Iterable[LiveLayer], having: Known, me: str) -> tuple[Share, list[Piece]]:
     """What one of those who have them sends of these layers."""
     found = {}
     for layer in live:
@@ -196,14 +195,14 @@ def share_among(
     return _share(found)
 
 
-def _answer(state: Collected, ask: Ask) -> tuple[Share, list[memoryview]]:
+def _answer(state: Collected, ask: Ask) -> tuple[Share, list[Piece]]:
     live = {layer.form.name: layer for layer in state.only([n for n, *_ in ask.wanted]).finish()}
     return _share({name: (live[name], index, of) for name, index, of in ask.wanted})
 
 
-def _share(parts: Mapping[str, tuple[LiveLayer, int, int]]) -> tuple[Share, list[memoryview]]:
+def _share(parts: Mapping[str, tuple[LiveLayer, int, int]]) -> tuple[Share, list[Piece]]:
     """Of each layer share `index` of so many, and its form with the first."""
-    forms, extents, pieces = [], list[Extent](), list[memoryview]()
+    forms, extents, pieces = [], list[Extent](), list[Piece]()
     for name, (layer, index, of) in parts.items():
         size = layer.form.layer_bytes
         low, high = share(size, of, index)

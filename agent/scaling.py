@@ -10,6 +10,7 @@ from collections.abc import Callable
 
 import torch
 
+from agent.device import CPU
 from agent.holdings import Holdings
 from agent.sums import Norm
 
@@ -24,10 +25,12 @@ def measured(gradients: list[torch.Tensor], scaler: Scaler | None) -> list[Norm]
     norms = [float(norm) for norm in torch._foreach_norm(gradients)]
     if scaler is None:
         return [Norm(norm) for norm in norms]
-    inverse = torch.tensor(scaler.get_scale(), dtype=torch.float64).reciprocal().float()
+    device = gradients[0].device
+    scale = torch.tensor(scaler.get_scale(), dtype=torch.float64, device=CPU)
+    inverse = scale.reciprocal().float().to(device)
     found = []
     for gradient, norm in zip(gradients, norms, strict=True):
-        copy, overflown = gradient.clone(), torch.zeros(1)
+        copy, overflown = gradient.clone(), torch.zeros(1, device=device)
         torch._amp_foreach_non_finite_check_and_unscale_([copy], overflown, inverse)
         found.append(Norm(norm, float(torch._foreach_norm([copy])[0]), not overflown))
     return found

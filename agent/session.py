@@ -35,6 +35,7 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from agent import clipping, coupling, scaling, shards
 from agent.beside import Beside
+from agent.device import number_of, settle
 from agent.errors import Misuse, NotFinite, StateError
 from agent.faults import passing
 from agent.form import Form
@@ -77,7 +78,8 @@ def unbuilt(factory: Callable[[], Model]) -> Model:
     """The model that `factory` builds. In a job no worker needs to have room for all of it: the values of a layer
     are made on those who keep it, and are the ones that a single process would have made.
 
-    Whatever gives or changes values (initialisers, `.to(...)`) belongs into `factory`. Alone it is simply called.
+    Whatever gives or changes values (initialisers, `.to(dtype)`) belongs into `factory`. Alone it is simply called. Such
+    a model trains on the CPU.
     """
     if _world is None or isinstance(_world, Alone):
         return factory()
@@ -133,7 +135,7 @@ class Session:
         check_unborn(_unborn, modules, others)
         for unborn in _unborn:
             unborn.used = self._fetch
-        self.scaler = scaler_of(others)
+        self.scaler, self._scale = scaler_of(others), 1.0
         self.unbuilt, self.birth_mark = bool(_unborn), "-".join(each.mark for each in _unborn)
         self._loaded = False  # what is here has come from others, or did once
         self._phase = "bound"  # made | bound | between | sharing | computing | shared | over
@@ -146,8 +148,8 @@ class Session:
         self._world = _world if _world is not None else Alone()
         self._facts = Facts(microbatches, 0)
         self.notes: Notes | None = None  # of the step in flight, if somebody asked for its timeline
-        self._microbatch, self._microbatch_loss = 0, 0.0
-        self._backward_calls = 0
+        self._microbatch = self._backward_calls = 0
+        self._microbatch_loss: float | torch.Tensor = 0.0
         self._kept: Collected | None = None
         self._arena = Arena()  # where optimizer state goes that there is no memory for yet
         self._kept_versions: list[int] = []
@@ -334,6 +336,7 @@ class Session:
         if self.scaler is not None:
             # It makes its scale when it is first asked, and whoever computes nothing would not ask.
             self.scaler.scale(torch.zeros((), device=next(iter(self.space.params.values())).device))
+            self._scale = self.scaler.get_scale()  # which changes behind the loop only
         try:
             summed = self._world.logged(step)
             if summed is None:
@@ -411,12 +414,13 @@ class Session:
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
             raise Misuse(f"session.backward(loss): the loss must be one number, not {what}")
         if self.notes is not None:
+            settle(self.space.device)
             self.notes.lap(Kind.FORWARD, self._microbatch)
         (loss / self.microbatches).backward()  # type: ignore[no-untyped-call]
         if self.notes is not None:
+            settle(self.space.device)
             self.notes.lap(Kind.BACKWARD, self._microbatch)
-        scale = 1.0 if self.scaler is None else self.scaler.get_scale()
-        self._microbatch_loss += float(loss.detach()) / scale
+        self._microbatch_loss += number_of(loss) / self._scale
         self._backward_calls += 1
 
     def _refuse_autocast(self) -> None:
@@ -484,7 +488,7 @@ class Session:
     def _overflows(self) -> bool:
         """Whether it is the scale of the loss that was too large: the scaler sees that in the sum, which is the
         same everywhere, skips the step and takes a smaller one. A scale below 1 has made nothing larger."""
-        return self.scaler is not None and self.scaler.get_scale() >= 1.0
+        return self.scaler is not None and self._scale >= 1.0
 
     def _install(self, summed: Summed) -> None:
         self.loss = float(summed.total.loss) / self.microbatches

@@ -10,19 +10,22 @@ from collections.abc import Callable
 from functools import partial
 
 import msgspec
+import torch
 
 from agent.copies import Copies
 from agent.crew import Crew
+from agent.device import CPU
 from agent.faults import passing
 from agent.handover import Handover
 from agent.protocol import Snapshot
 from agent.pulling import covers, share_among
+from agent.staging import Fetch, Piece, pinned
 from agent.store.layers import Collected, LiveLayer, share_of
 from agent.store.memory import Again, Copying
 from agent.store.shares import Share, batches
 from agent.world import Interrupted
 
-Shared = tuple[Share, list[memoryview]]
+Shared = tuple[Share, list[Piece]]
 
 CHUNK_BYTES = 1 << 20  # so that what is urgent can pass in between
 
@@ -38,7 +41,7 @@ class Snapshots:
     def settle(self) -> None:
         """Return when nothing of the state is being copied any more: it is about to change."""
         if self._copying is not None:
-            self._copying.finish()
+            self._copying.let_change()
             self._copying = None
 
     def due(self) -> bool:
@@ -62,12 +65,12 @@ class Snapshots:
         self.settle()
         shares = list[Share]()  # mine, as soon as it is known
 
-        def sources() -> list[memoryview]:
+        def sources() -> list[Piece]:
             share, pieces = shared(state.finish())
             shares.append(share)
             return pieces
 
-        self._copying = copying = Copying(sources, self._again)
+        self._copying = copying = self._copying_of(sources)
         if final:
             copying.finish()
         passing("save: snapshot begun")
@@ -83,6 +86,19 @@ class Snapshots:
         if layout.sole and not final:
             keep = partial(self._copies.share, layout, version, len(session.holdings.all))
         self._beside(partial(self._stream, begun, copying, shares, keep))
+
+    def _copying_of(self, sources: Callable[[], list[Piece]]) -> Copying:
+        device = self._crew.session.space.device
+        if device == CPU:
+            return Copying(sources, self._again)
+        return Copying(
+            sources,
+            self._again,
+            far=lambda pairs: Fetch(
+                [(a, torch.frombuffer(m, dtype=torch.uint8)) for a, m in pairs]
+            ),
+            room=lambda count: pinned(count, device).numpy().data,
+        )
 
     def _shared(self, *, final: bool) -> Callable[[list[LiveLayer]], Shared] | None:
         """What my share of a state is, as it is shared out now."""

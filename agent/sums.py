@@ -9,16 +9,18 @@ workers exchange and all that the keeper's redo log holds:
                afterwards  buffer = start + sum / M  (floats: the mean change)
                            buffer = start + sum      (integers: the count goes on)
 
-Numbers of one type lie together, so that adding two sums is one operation per type. Whether anything
+Numbers of one type lie together, so that adding two sums is one operation per type. What one worker adds up of its
+own microbatches stays on the device that it computes on; what is added over workers is in host memory. Whether anything
 was contributed to an entry at all is kept apart in `present`: a parameter that no microbatch used
 has no gradient, which is not the same as a gradient of zero.
 """
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
 import torch
 
+from agent.device import CPU, home
 from agent.errors import Misuse
 
 ALIGN_BYTES = 64
@@ -26,11 +28,12 @@ PIECE_NUMBERS = 1 << 15
 
 
 class Sum:
-    """One flat buffer of a space, and which of its entries were contributed to."""
+    """One flat buffer of a space, and which of its entries were contributed to. In host memory, if nothing is said."""
 
-    def __init__(self, space: "SumSpace") -> None:
+    def __init__(self, space: "SumSpace", on: torch.device = CPU) -> None:
         self.space = space
-        self.flat = torch.zeros(space.total_bytes, dtype=torch.uint8)
+        pinned = on == CPU != space.device  # so that the device copies from and to it by itself
+        self.flat = torch.zeros(space.total_bytes, dtype=torch.uint8, device=on, pin_memory=pinned)
         self.present = bytearray(len(space.tensors))
         self.loss, *self.views = (
             self.flat[start:end].view(dtype).view(shape)
@@ -44,7 +47,7 @@ class Sum:
 class Contribution(msgspec.Struct, frozen=True):
     """What one microbatch adds to each entry, where its backward left it: not copied yet."""
 
-    loss: float
+    loss: float | torch.Tensor
     found: list[torch.Tensor | None]
 
 
@@ -112,9 +115,11 @@ class SumSpace:
         self.tensors = [*params.values(), *buffers.values()]
         self._lay_out()
         self._before = [buffer.detach().clone() for buffer in buffers.values()]
+        self.device = home(self.tensors)
+        self._there: Sum | None = None  # where the sum of a step lies on the device
 
     def _lay_out(self) -> None:
-        loss = torch.zeros(1, dtype=torch.float64)
+        loss = torch.zeros(1, dtype=torch.float64, device=CPU)
         order = sorted(range(len(self.tensors) + 1), key=lambda i: (-self._of(i, loss).itemsize, i))
         self.places: list[tuple[int, int, torch.dtype, torch.Size]] = [
             (0, 0, torch.uint8, torch.Size())
@@ -153,23 +158,33 @@ class SumSpace:
                 buffer.detach().copy_(found.detach())
                 owner[key] = buffer
 
-    def take(self, loss: float) -> Contribution:
+    def take(self, loss: float | torch.Tensor) -> Contribution:
         """What one microbatch has left in the model, which is as it was before."""
         found: list[torch.Tensor | None] = []
         for name, param in self.params.items():
             if param.grad is not None and param.grad.is_sparse:
                 raise Misuse(f"{name} has a sparse gradient; make its layer with sparse=False")
-            found.append(None if param.grad is None else param.grad.detach().to("cpu"))
+            found.append(None if param.grad is None else param.grad.detach().to(self.device))
             param.grad = None
         self._bring_home()
-        for before, buffer in zip(self._before, self.buffers.values(), strict=True):
-            # By value: batch norm writes its running sums without a trace in the version counter.
-            if torch.equal(buffer, before):
+        pairs = list(zip(self._before, self.buffers.values(), strict=True))
+        for (before, buffer), same in zip(pairs, self._unchanged(pairs), strict=True):
+            if same:
                 found.append(None)
                 continue
-            found.append((buffer.detach() - before).to("cpu"))
+            found.append((buffer.detach() - before).to(self.device))
             buffer.detach().copy_(before)
+        if isinstance(loss, torch.Tensor):
+            loss = loss.to(self.device)
         return Contribution(loss=loss, found=found)
+
+    def _unchanged(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[bool]:
+        """By value: batch norm writes its running sums without a trace in the version counter. A device is asked once."""
+        if self.device == CPU:
+            yield from (torch.equal(buffer, before) for before, buffer in pairs)
+        elif pairs:
+            same = [(buffer == before).all().to(self.device) for before, buffer in pairs]
+            yield from torch.stack(same).tolist()
 
     def write(self, into: Sum, one: Contribution) -> None:
         """into = one"""
@@ -242,15 +257,26 @@ class SumSpace:
 
     def install(self, total: Sum, microbatches: int) -> None:
         """Gradients into the model, as views of the sum; the buffers' changes applied."""
+        views = self._near(total)
         for index, param in enumerate(self.params.values()):
-            view = total.views[index]
-            param.grad = view.to(param.device) if total.present[index] else None
+            param.grad = views[index].to(param.device) if total.present[index] else None
         for index, buffer in enumerate(self.buffers.values()):
             if total.present[len(self.params) + index]:
-                change = total.views[len(self.params) + index].to(buffer.device)
+                change = views[len(self.params) + index].to(buffer.device)
                 if buffer.dtype.is_floating_point:
                     change = change / microbatches
                 buffer.detach().add_(change)
+
+    def near(self, views: list[torch.Tensor]) -> list[torch.Tensor]:
+        return views if self.device == CPU else [view.to(self.device) for view in views]
+
+    def _near(self, total: Sum) -> list[torch.Tensor]:
+        """The entries of a sum where the model is. It is waited for: the next sum may come into the same memory."""
+        if self.device == CPU:
+            return total.views
+        self._there = self._there or Sum(self, self.device)
+        self._there.flat.copy_(total.flat)
+        return self._there.views
 
 
 def _add_pair(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:

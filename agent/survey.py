@@ -115,7 +115,7 @@ class Survey:
         recording = session.recording()
         key = measuring.key_of(recording, self._crew.code)
         if not self._measured_before(key):
-            self.helpers.call(measuring.machine_kind(), key)
+            self.helpers.call(measuring.machine_kind(session.space.device), key)
             left = (self._steps_total - session.version) * session.microbatches
             things = session.objects.values()
             try:

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 import torch
 
-from agent import parcel, session
+from agent import device, parcel, session
 from agent.errors import Misuse, NotFinite, ParcelError, WireError
 from agent.group import Group
 from agent.messages import FailureKind, JobOrder, WorkerOrder
@@ -112,6 +112,7 @@ def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> _Fail
     with scratch("worker-", disk) as folder:
         path = parcel.unpack(came, folder)
         session.join(group)
+        device.take(group.slot)
         out = LeaderOnly(lines, lambda: group.leads)
         streams = Stream(out.add), Stream(lines.add)
         with parcel.at_home(folder, path), _as_script(path, job.argv, streams):

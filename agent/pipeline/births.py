@@ -132,8 +132,8 @@ def _built(factory: Callable[[], Model], tape: Tape) -> Model:
         if "meta" not in str(error).lower():
             raise
         raise CannotPlayBack(
-            f"the model's constructor looks at values that it has just made ({error}), so it cannot be "
-            f"built in parts: leave that to the first step, or {BUILT}"
+            f"the model's constructor looks at values that it has just made, or brings them to a device ({error}), so "
+            f"it cannot be built in parts: leave the one to the first step; for the other, and else, {BUILT}"
         ) from error
 
 

@@ -28,6 +28,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
+from agent.device import device_of
 from agent.errors import Misuse
 from agent.pipeline.examine import Facts, examined, unsaved
 from agent.pipeline.reads import Reads
@@ -183,7 +184,7 @@ class Body:
             for key, buffer in module._buffers.items()
             if buffer is not None
         ]
-        with streams_kept(), self._reentrant_refused():
+        with streams_kept(device_of(model)), self._reentrant_refused():
             try:
                 with unsaved():
                     loss = run()

@@ -19,6 +19,7 @@ import torch
 from torch import fx
 
 from agent.away import stood_in
+from agent.device import clock_of, device_of, set_stream_state, stream_state
 from agent.errors import Misuse
 from agent.pipeline import modes
 from agent.pipeline.examine import CutPoint, Facts, cut_points, used
@@ -102,6 +103,7 @@ def _piece(
         written=tuple(name for name, _ in module.named_buffers() if name in facts.written),
         tied=tied,
         names={name: mine[id(whole[name])] for name in tied if id(whole[name]) in mine},
+        device=device_of(graph),
     )
 
 
@@ -202,19 +204,21 @@ def measured(
 
     Every round goes through all pieces, so that a disturbance is not all of one piece's rounds.
     """
-    stream, found = torch.get_rng_state(), [math.inf] * len(pieces)
+    device = pieces[0].device
+    clock = clock_of(device, time.perf_counter)
+    stream, found = stream_state(device), [math.inf] * len(pieces)
     for _ in range(rounds):
         arrived = None
         for index, piece in enumerate(pieces):
             with stood_in(piece.module):
                 stage = Stage(piece, microbatches=1)
-                start_s = time.perf_counter()
+                start_s = clock()
                 sent = stage.forward(0, arrived, example)
                 stage.backward(0, stage.ones_for(sent))
-                found[index] = min(found[index], time.perf_counter() - start_s)
+                found[index] = min(found[index], clock() - start_s)
                 stage.module.zero_grad()
             arrived = sent
-    torch.set_rng_state(stream)
+    set_stream_state(stream, device)
     return found
 
 

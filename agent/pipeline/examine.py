@@ -20,6 +20,7 @@ import torch
 from torch import fx
 from torch.autograd.graph import saved_tensors_hooks
 
+from agent.device import device_of, set_stream_state, stream_state
 from agent.pipeline import modes
 from agent.pipeline.record import CannotRecord, python_drawn, where
 
@@ -108,12 +109,13 @@ def _looked(
 ) -> tuple["_Look", frozenset[str], Any]:
     """And the buffers that were written to, which are as they were before, and what came out."""
     before = {name: buffer.clone() for name, buffer in graph.named_buffers()}
-    stream, look = torch.get_rng_state(), _Look(graph)
+    device, look = device_of(graph), _Look(graph)
+    stream = stream_state(device)
     try:
         with how, modes.kept():
             out = look.run(*example)
     finally:
-        torch.set_rng_state(stream)
+        set_stream_state(stream, device)
         written = frozenset(
             name for name, buffer in graph.named_buffers() if not torch.equal(buffer, before[name])
         )
@@ -140,7 +142,7 @@ class _Look(fx.Interpreter):
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)  # which lets go of what no node needs any more
-        self._nodes = list(graph.graph.nodes)
+        self._device, self._nodes = device_of(graph), list(graph.graph.nodes)
         self._index = {node: index for index, node in enumerate(self._nodes)}
         self._values: list[Value] = []
         self._memories: dict[int, _Memory] = {}
@@ -149,7 +151,7 @@ class _Look(fx.Interpreter):
         self.casts = modes.Casts(graph.parameters())
 
     def run_node(self, n: fx.Node) -> Any:
-        stream, others = torch.get_rng_state(), python_drawn()
+        stream, others = stream_state(self._device), python_drawn()
         try:
             with self.casts.watching(self._index[n], n):
                 out = super().run_node(n)
@@ -162,7 +164,7 @@ class _Look(fx.Interpreter):
                 f"{n.target} draws from Python's or numpy's random stream, which does not travel from "
                 "stage to stage: draw from torch instead, or train with depth 1"
             )
-        if not torch.equal(torch.get_rng_state(), stream):
+        if not torch.equal(stream_state(self._device), stream):
             self.draws.append(self._index[n])
         self._note(n, out)
         return out

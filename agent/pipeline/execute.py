@@ -19,6 +19,7 @@ from typing import Any
 import msgspec
 import torch
 
+from agent.device import CPU, Mark, Watch
 from agent.pipeline.channel import Channel, Key, Parcel
 from agent.pipeline.stage import Stage
 from agent.schedule import Action, Kind, Schedule
@@ -46,7 +47,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     first: int
     batches: Sequence[Sequence[Any]]
     open: Callable[[int], None]
-    take: Callable[[Stage, int, float], None]
+    take: Callable[[Stage, int, float | torch.Tensor], None]
     check: Callable[[], None]
 
 
@@ -114,8 +115,16 @@ class Executor:
         self._channel, self._peers, self._reach = channel, peers, reach
         self._local: dict[str, Parcel] = {}
         self._step = ""
+        self._watch = Watch(next(iter(stages.values())).piece.device)
         self.spans: list[Span] = []  # of the last step
         self.waited_s = 0.0
+
+    @property
+    def busy_s(self) -> float:
+        """What the last step took without waiting for others."""
+        if self._watch.device != CPU:  # which may be busy while the host waits
+            return sum(span.end_s - span.start_s for span in self.spans)
+        return self.spans[-1].end_s - self.spans[0].start_s - self.waited_s
 
     def run(self, step: Step) -> None:
         """Every action of the program, each once."""
@@ -125,17 +134,21 @@ class Executor:
         left = list(self._program.actions)
         done: set[Action] = set()
         counts = Counts()
-        self.spans, self.waited_s, self._step = [], 0.0, step.name
+        told: list[tuple[Action, Mark, Mark]] = []
+        self.waited_s, self._step = 0.0, step.name
         self._local.clear()
+        self._watch.begin()
         while left:
             step.check()
             index = self._next(left, done, counts)
             action = left.pop(index)
-            start_s = time.perf_counter()
+            start = self._watch.mark()
             self._perform(action, step)
-            self.spans.append(Span(action, start_s, time.perf_counter()))
+            told.append((action, start, self._watch.mark()))
             counts.count(action.kind)
             done.add(action)
+        at = self._watch.seconds
+        self.spans = [Span(action, at(start), at(end)) for action, start, end in told]
 
     def clear(self) -> None:
         """The step is given up."""

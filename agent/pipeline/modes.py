@@ -17,7 +17,8 @@ from torch import fx
 from torch.fx.node import has_side_effect
 from torch.utils._python_dispatch import TorchDispatchMode
 
-KINDS = ("cpu", "cuda")
+_accelerator = torch.accelerator.current_accelerator()
+KINDS = ("cpu", "cuda" if _accelerator is None else _accelerator.type)
 Modes = tuple[Any, ...]
 
 

@@ -3,8 +3,10 @@
 from collections.abc import Mapping
 
 import msgspec
+import torch
 from torch import fx
 
+from agent.device import CPU
 from agent.pipeline.examine import Value
 
 
@@ -44,3 +46,4 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     written: tuple[str, ...]  # its buffers that the forward writes to
     tied: Mapping[str, tuple[int, ...]]  # every parameter of several stages, and which they are
     names: Mapping[str, str]  # of those that this stage uses: what it calls them itself
+    device: torch.device = CPU  # of the whole model: a stage may have nothing that tells

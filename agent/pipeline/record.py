@@ -22,6 +22,7 @@ from torch import fx
 from torch.autograd.function import _SingleLevelFunction
 
 from agent import own
+from agent.device import device_of, set_stream_state, stream_state
 from agent.errors import Misuse
 from agent.pipeline.modes import Switches
 from agent.pipeline.scaling import Scaler, Scaling
@@ -61,10 +62,15 @@ def record(
     whole = Recorded(model, loss_of, scaler)
     kept: set[str] = set()
     for _ in range(1 + sum(1 for _ in model.modules())):
-        tracer = _Tracer(frozenset(kept))
+        tracer = _Tracer(frozenset(kept), device_of(model))
         try:
             scaling = whole.scaling.recorded(CannotRecord) if whole.scaling else nullcontext()
-            with streams_kept(), attributes_kept(whole.model), tracer.switches.watching(), scaling:
+            with (
+                streams_kept(device_of(model)),
+                attributes_kept(whole.model),
+                tracer.switches.watching(),
+                scaling,
+            ):
                 graph = tracer.trace(whole, {"batch": len(example)})
             return fx.GraphModule(whole, graph)
         except CannotRecord:
@@ -79,9 +85,9 @@ def record(
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True  # a buffer's value is not a constant
 
-    def __init__(self, kept: frozenset[str]) -> None:
+    def __init__(self, kept: frozenset[str], device: torch.device) -> None:
         super().__init__()
-        self._kept = kept
+        self._kept, self._device = kept, device
         self._grad = torch.is_grad_enabled()
         self.switches = Switches()
         self.failed: str | None = None
@@ -98,7 +104,7 @@ class _Tracer(fx.Tracer):
         space: dict[str, Any] = {"forward": Recorded.forward}
         exec(f"def fixed(self, {names}): return forward(self, {names})", space)  # noqa: S102
         root.__class__ = type("Recorded", (Recorded,), {"forward": space["fixed"]})
-        before = _drawn()
+        before = _drawn(self._device)
         graph = super().trace(root)
         self._refuse_draws(before)
         return graph
@@ -125,7 +131,7 @@ class _Tracer(fx.Tracer):
             if next(m.parameters(), None) is not None or next(m.buffers(), None) is not None:
                 raise
             return forward(*args, **kwargs)  # a loss without state, made beside the model
-        before, buffers = _drawn(), [*m._buffers.values()]
+        before, buffers = _drawn(self._device), [*m._buffers.values()]
         try:
             out = super().call_module(m, forward, args, kwargs)
             self._refuse_draws(before)
@@ -146,13 +152,13 @@ class _Tracer(fx.Tracer):
             raise fx.proxy.TraceError("it puts another buffer in the place of one")
 
     def _refuse_draws(self, before: tuple[object, ...]) -> None:
-        if _drawn() != before:
+        if _drawn(self._device) != before:
             raise fx.proxy.TraceError("it draws random numbers that do not depend on its inputs")
 
 
-def _drawn() -> tuple[object, ...]:
+def _drawn(device: torch.device) -> tuple[object, ...]:
     """Where the random streams stand."""
-    return torch.get_rng_state().numpy().tobytes(), python_drawn()
+    return stream_state(device).numpy().tobytes(), python_drawn()
 
 
 def python_drawn() -> tuple[object, ...]:
@@ -162,17 +168,17 @@ def python_drawn() -> tuple[object, ...]:
 
 
 @contextmanager
-def streams_kept() -> Iterator[None]:
+def streams_kept(device: torch.device) -> Iterator[None]:
     """Recording leaves no trace in the random streams."""
     torch_state, python_state, numpy_state = (
-        torch.get_rng_state(),
+        stream_state(device),
         random.getstate(),
         np.random.get_state(),
     )
     try:
         yield
     finally:
-        torch.set_rng_state(torch_state)
+        set_stream_state(torch_state, device)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
 
@@ -204,7 +210,7 @@ def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) 
     if whole.scaling is not None:
         raise _cannot(first, first) from first  # it would write down the scale
     try:
-        with streams_kept(), warnings.catch_warnings():
+        with streams_kept(device_of(whole.model)), warnings.catch_warnings():
             warnings.simplefilter(
                 "ignore"
             )  # about its own future; nothing that a person can act on

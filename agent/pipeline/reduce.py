@@ -42,7 +42,7 @@ class StageSums:
         self.space.begin()
         self._partial.clear()
 
-    def take(self, microbatch: int, loss: float) -> None:
+    def take(self, microbatch: int, loss: float | torch.Tensor) -> None:
         passing("step: stage played", self.space.params)
         self._partial.add(microbatch, loss, self._own.first, self._own.count)
 

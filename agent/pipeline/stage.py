@@ -23,6 +23,7 @@ from torch.distributed.pipelining._backward import (
     stage_backward_weight,
 )
 
+from agent.device import number_of, set_stream_state, stream_state
 from agent.errors import Misuse
 from agent.pipeline import modes
 from agent.pipeline.channel import Parcel
@@ -42,7 +43,7 @@ class Held:
         self.buffers: list[torch.Tensor] = []
         self.roots: tuple[list[GradientEdge], list[torch.Tensor]] = ([], [])
         self.groups: list[dict[str, Any]] | None = None
-        self.loss = 0.0
+        self.loss: float | torch.Tensor = 0.0
 
     def let_go(self) -> None:
         """Forget the graph of the forward, of which a recompute makes another."""
@@ -90,12 +91,12 @@ class Stage:
             stream = arriving.clone()  # `set_rng_state` reads from where the storage begins
         elif self.piece.draws and seed is not None:
             seed()
-            stream = torch.get_rng_state()
+            stream = stream_state(self.piece.device)
         held = Held(arrived, tuple(batch[i] for i in self.piece.batch), stream)
         self._held[microbatch] = held
         tensors, plains = self._run(held) if keep else self._run_untraced(held)
         if self.piece.after.stream:
-            tensors.append(torch.get_rng_state() if self.piece.draws else stream)
+            tensors.append(stream_state(self.piece.device) if self.piece.draws else stream)
         return Parcel(tensors=tuple(tensors), plain=plains)
 
     def recompute(self, microbatch: int) -> None:
@@ -123,7 +124,7 @@ class Stage:
 
     def _run(self, held: Held) -> tuple[list[torch.Tensor | None], list[Any]]:
         if self.piece.draws and held.stream is not None:
-            torch.set_rng_state(held.stream)
+            set_stream_state(held.stream, self.piece.device)
         inputs = self._inputs(held)
         out = self._with_buffers(held, inputs)
         if self.piece.last:
@@ -172,7 +173,7 @@ class Stage:
         if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
             what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
             raise Misuse(f"the loss must be one number, not {what}")
-        held.loss = float(loss.detach())
+        held.loss = number_of(loss)
         if loss.requires_grad:
             scaled = loss / self._microbatches
             held.roots = ([get_gradient_edge(scaled)], [torch.ones_like(scaled)])
@@ -290,7 +291,7 @@ class Stage:
         ones = [torch.ones_like(found[name]) for name in after.differentiable]
         return Parcel(tensors=(*ones, *(None for _ in after.tied)))
 
-    def release(self, microbatch: int) -> float:
+    def release(self, microbatch: int) -> float | torch.Tensor:
         """The microbatch is done: its loss, and into the buffers what it made of them."""
         held = self._held.pop(microbatch)
         with torch.no_grad():

@@ -5,7 +5,8 @@ A thread of its own sends, and the mesh's threads receive, so both overlap with 
     the places of the tensors and what is plain (msgpack, in `Part.extra`) | tensors, each on 64 bytes
 
 A tensor that fills its memory is sent as it lies there and given back with the same strides. Tensors begin on
-64 bytes on arrival as well, as all that torch allocates does: a matrix product may round otherwise.
+64 bytes on arrival as well, as all that torch allocates does: a matrix product may round otherwise. What was on a
+device is on the receiver's device again; on its way from there it is copied beside what the device computes.
 """
 
 import contextlib
@@ -18,14 +19,17 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
+from agent.device import CPU, where
 from agent.errors import WireError
 from agent.mesh import Mesh
 from agent.pipeline.channel import Key, Parcel
 from agent.protocol import Part
 from agent.shards import DTYPES, DTYPES_BY_NAME
+from agent.staging import Away, Piece, here, mark, there
 from agent.wire import ALIGN_BYTES
 
 QUEUED_MAX = 4096
+Event = torch.Event | None
 T = TypeVar("T")
 _encode = msgspec.msgpack.Encoder().encode
 
@@ -33,7 +37,7 @@ _encode = msgspec.msgpack.Encoder().encode
 class Place(msgspec.Struct, frozen=True, array_like=True):
     """Where a tensor lies in a frame; `dense` says that its strides can be had without a copy.
 
-    What is the same all along an axis is sent once, and expanded to `whole` again.
+    What is the same all along an axis is sent once, and expanded to `whole` again. What was `away` was on a device.
     """
 
     dtype: str
@@ -42,6 +46,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     start: int
     dense: bool
     whole: tuple[int, ...]
+    away: bool = False
 
 
 class Manifest(msgspec.Struct, frozen=True, array_like=True):
@@ -65,13 +70,13 @@ class MeshChannel:
         changed: threading.Condition,
         generation: int,
         *,
-        device: str = "cpu",
+        device: torch.device = CPU,
         patience_s: float = 60.0,
         check: Callable[[], None] = lambda: None,
     ) -> None:
         self._mesh, self._changed, self._generation = mesh, changed, generation
         self._device, self._patience_s, self._check = device, patience_s, check
-        self._queue: queue.Queue[tuple[str, str, Parcel] | None] = queue.Queue(QUEUED_MAX)
+        self._queue: queue.Queue[tuple[str, str, Parcel, Event] | None] = queue.Queue(QUEUED_MAX)
         self._broken: WireError | None = None
         self._thread = threading.Thread(target=self._deliver, name="pipeline-send", daemon=True)
         self._thread.start()
@@ -80,7 +85,7 @@ class MeshChannel:
         if self._broken is not None:
             raise self._broken
         try:
-            self._queue.put_nowait((peer, tag, parcel))
+            self._queue.put_nowait((peer, tag, parcel, asked_for(parcel)))
         except queue.Full:
             raise WireError(
                 f"{QUEUED_MAX} messages are queued already: {peer} takes none"
@@ -137,9 +142,9 @@ class MeshChannel:
 
     def _deliver(self) -> None:
         while (item := self._queue.get()) is not None and self._broken is None:
-            peer, tag, parcel = item
+            peer, tag, parcel, behind = item
             try:
-                extra, pieces = pack(parcel)
+                extra, pieces = pack(parcel, behind)
                 part = Part(generation=self._generation, step=0, tag=tag, extra=extra)
                 self._hand_over(peer, part, pieces)
             except Exception as error:  # nobody else would hear of it
@@ -164,34 +169,52 @@ def _go_on() -> None:
     """Sending goes on whoever is interrupted: it ends with the channel."""
 
 
-def pack(parcel: Parcel) -> tuple[bytes, list[memoryview]]:
+def asked_for(parcel: Parcel) -> Event:
+    """A mark behind which the tensors are there, if a device computes them."""
+    device = where(parcel.tensors)
+    return None if device == CPU else mark(device)
+
+
+def pack(parcel: Parcel, behind: Event) -> tuple[bytes, list[memoryview]]:
     """The frame of a parcel, without copying tensors that fill their memory."""
     places: list[Place | None] = []
-    pieces: list[memoryview] = []
+    pieces: list[Piece] = []
     at = 0
     for tensor in parcel.tensors:
         if tensor is None:
             places.append(None)
             continue
-        once = _once(tensor.detach().to("cpu"))
+        once = _once(tensor.detach())
+        away = not once.is_cpu
         lying, dense = _as_it_lies(once)
-        data: Any = lying.view(-1).view(torch.uint8).numpy()
         dtype, shape, whole = DTYPES[once.dtype], tuple(once.shape), tuple(tensor.shape)
-        places.append(Place(dtype, shape, tuple(once.stride()), at, dense, whole))
+        places.append(Place(dtype, shape, tuple(once.stride()), at, dense, whole, away))
         padding = -once.nbytes % ALIGN_BYTES
-        pieces += [memoryview(data), memoryview(bytes(padding))]
+        if away:
+            assert behind is not None
+            pieces.append(Away(lying, 0, once.nbytes, behind))
+        else:
+            pieces.append(lying.contiguous().view(-1).view(torch.uint8).numpy().data)
+        pieces.append(memoryview(bytes(padding)))
         at += once.nbytes + padding
-    return _encode(Manifest(tuple(places), parcel.plain)), pieces
+    return _encode(Manifest(tuple(places), parcel.plain)), here(pieces)
 
 
-def unpack(extra: bytes, payload: memoryview, device: str) -> Parcel:
+def unpack(extra: bytes, payload: memoryview, device: torch.device) -> Parcel:
     """The inverse of `pack`."""
     manifest = _decode(extra)
-    memory = torch.frombuffer(payload, dtype=torch.uint8) if payload else torch.empty(0)
+    if payload:
+        memory = torch.frombuffer(payload, dtype=torch.uint8)
+    else:
+        memory = torch.empty(0, dtype=torch.uint8, device=CPU)
     if memory.data_ptr() % ALIGN_BYTES:
         memory = memory.clone()
+    near = memory
+    if device != CPU and any(place is not None and place.away for place in manifest.places):
+        near = there(memory, device)
     tensors = tuple(
-        None if place is None else _laid_out(place, memory).to(device) for place in manifest.places
+        None if place is None else _laid_out(place, near if place.away else memory)
+        for place in manifest.places
     )
     return Parcel(tensors=tensors, plain=manifest.plain)
 
@@ -204,12 +227,12 @@ def _once(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def _as_it_lies(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
-    """The elements in the order of memory, and whether they fill it."""
+    """The elements in the order of memory, and whether they fill it; if not, they have to be laid out."""
     order = sorted(range(tensor.dim()), key=lambda axis: -tensor.stride()[axis])
     lying = tensor.permute(order)
     if lying.is_contiguous():
         return lying, True
-    return tensor.contiguous(), False
+    return tensor, False
 
 
 def _laid_out(place: Place, memory: torch.Tensor) -> torch.Tensor:
@@ -219,6 +242,6 @@ def _laid_out(place: Place, memory: torch.Tensor) -> torch.Tensor:
     if place.dense:
         tensor = flat.as_strided(place.shape, place.stride)
     else:
-        tensor = torch.empty_strided(place.shape, place.stride, dtype=dtype)
+        tensor = torch.empty_strided(place.shape, place.stride, dtype=dtype, device=memory.device)
         tensor.copy_(flat.view(place.shape))
     return tensor.expand(place.whole)

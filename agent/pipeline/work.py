@@ -7,6 +7,8 @@ parameters of this worker's stages, and it is for the caller to apply them.
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
+import torch
+
 from agent.layout import Layout
 from agent.pipeline.channel import Channel
 from agent.pipeline.execute import Executor, Program, Step
@@ -93,5 +95,5 @@ class Worker:
             self.executor.clear()
             raise
 
-    def _take(self, stage: Stage, microbatch: int, loss: float) -> None:
+    def _take(self, stage: Stage, microbatch: int, loss: float | torch.Tensor) -> None:
         self.sums[stage.piece.index].take(microbatch, loss)

@@ -14,8 +14,10 @@ from typing import Any
 import msgspec
 import torch
 
+from agent.device import CPU, where
 from agent.errors import StateError
 from agent.shards import DTYPES, DTYPES_BY_NAME, Stateful, bytes_of
+from agent.staging import Away, Piece, mark
 from agent.store import values
 from agent.store.format import Layer, Manifest, lay_out, share
 from agent.store.memory import Arena
@@ -28,24 +30,32 @@ Group = Callable[[str], str]
 
 
 class LiveLayer(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer as it is now: its form, and the live tensors in the order of the form."""
+    """A layer as it is now: its form, and the live tensors in the order of the form.
+
+    Those on a device are as they are behind `mark`.
+    """
 
     form: Layer
     tensors: tuple[torch.Tensor, ...]
+    mark: torch.Event | None = None
 
-    def pieces(self, start: int, end: int) -> list[memoryview]:
+    def pieces(self, start: int, end: int) -> list[Piece]:
         """The live memory of the bytes `start .. end - 1`."""
-        found = []
+        found: list[Piece] = []
         for entry, tensor in zip(self.form.tensors, self.tensors, strict=True):
-            low, high = max(start, entry.start), min(end, entry.end)
-            if low < high:
-                found.append(bytes_of(tensor)[low - entry.start : high - entry.start])
+            low, high = max(start, entry.start) - entry.start, min(end, entry.end) - entry.start
+            if low >= high:
+                continue
+            if self.mark is None or tensor.is_cpu:
+                found.append(bytes_of(tensor)[low:high])
+            else:
+                found.append(Away(tensor, low, high, self.mark))
         return found
 
 
-def share_of(live: Iterable[LiveLayer], holders: int, index: int) -> tuple[Share, list[memoryview]]:
+def share_of(live: Iterable[LiveLayer], holders: int, index: int) -> tuple[Share, list[Piece]]:
     """What holder `index` of so many sends of these layers: the share, and its bytes end to end."""
-    forms, extents, pieces = [], list[Extent](), list[memoryview]()
+    forms, extents, pieces = [], list[Extent](), list[Piece]()
     for layer in live:
         size = layer.form.layer_bytes
         low, high = share(size, holders, index)
@@ -103,13 +113,14 @@ class _Draft:
             )
         return {"$map": items}
 
-    def finish(self, name: str, settings: "_Draft | None") -> LiveLayer:
+    def finish(self, name: str, settings: "_Draft | None", mark: torch.Event | None) -> LiveLayer:
         live, told = self.tensors, self.values
         if settings is not None:
             live, told = {**live, **settings.tensors}, {**told, **settings.values}
         forms = [(key, DTYPES[item.dtype], tuple(item.shape)) for key, item in live.items()]
         form = lay_out(name, forms, json.dumps(told), self.aliases)
-        return LiveLayer(form=form, tensors=tuple(live[entry.name] for entry in form.tensors))
+        tensors = tuple(live[entry.name] for entry in form.tensors)
+        return LiveLayer(form=form, tensors=tensors, mark=mark)
 
 
 def layers_of(objects: Mapping[str, Stateful], group: Group = block_of) -> list[LiveLayer]:
@@ -121,10 +132,19 @@ class Collected:
     """Which tensors and values make up the state: enough to give them their form later.
 
     The form takes as long as the collecting, and need not be made while a step waits. What is set for optimizers is
-    known of all layers, whichever are among these."""
+    known of all layers, whichever are among these. On a device it is what is there behind `mark`."""
 
-    def __init__(self, drafts: Mapping[str, _Draft], settings: Mapping[str, _Draft]) -> None:
-        self._drafts, self._settings = drafts, settings
+    def __init__(
+        self,
+        drafts: Mapping[str, _Draft],
+        settings: Mapping[str, _Draft],
+        mark: torch.Event | None = None,
+    ) -> None:
+        self._drafts, self._settings, self._mark = drafts, settings, mark
+
+    @property
+    def device(self) -> torch.device | None:
+        return None if self._mark is None else self._mark.device
 
     def _all(self) -> Iterator[tuple[str, _Draft]]:
         for name, draft in self._drafts.items():
@@ -149,16 +169,18 @@ class Collected:
 
     def joined(self, others: "Collected") -> "Collected":
         """These layers and those, with what was set for optimizers when these were collected."""
-        return Collected({**self._drafts, **others._drafts}, self._settings)
+        mark = others._mark or self._mark  # the later one
+        return Collected({**self._drafts, **others._drafts}, self._settings, mark)
 
     def only(self, layers: Container[str]) -> "Collected":
         """Some of the layers; of the others there may be nothing here."""
         drafts = {name: draft for name, draft in self._drafts.items() if name in layers}
-        return Collected(drafts, self._settings)
+        return Collected(drafts, self._settings, self._mark)
 
     def finish(self) -> list[LiveLayer]:
         return [
-            draft.finish(name, self._settings.get(name)) for name, draft in self._drafts.items()
+            draft.finish(name, self._settings.get(name), self._mark)
+            for name, draft in self._drafts.items()
         ]
 
 
@@ -178,7 +200,8 @@ def collect(objects: Mapping[str, Stateful], group: Group = block_of) -> Collect
         elif not isinstance(thing, torch.nn.Module):
             draft = drafts[REST]
             draft.values[key] = values.strip(thing.state_dict(), key, draft.copy)
-    return Collected(drafts, settings)
+    device = where(names)
+    return Collected(drafts, settings, None if device == CPU else mark(device))
 
 
 def _modules(objects: Mapping[str, Stateful]) -> dict[str, torch.nn.Module]:
@@ -341,7 +364,7 @@ class _Loading:
         self._seen.add((target.data_ptr(), entry.name))
         memory = target
         if target.device.type != "cpu" or not target.is_contiguous():
-            memory = torch.empty(target.shape, dtype=target.dtype)
+            memory = torch.empty(target.shape, dtype=target.dtype, device=CPU)
             self._late.append((target, memory))
         self.wants.append(self._index.want(name, memory_of(memory)))
 
@@ -386,7 +409,7 @@ class _Loading:
             memory = self._arena.take(entry.end - entry.start)
             tensor = torch.frombuffer(memory, dtype=dtype).view(entry.shape)
         else:
-            tensor = torch.empty(entry.shape, dtype=dtype)
+            tensor = torch.empty(entry.shape, dtype=dtype, device=CPU)
         self.take(name, tensor)
         return tensor
 

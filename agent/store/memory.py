@@ -10,6 +10,7 @@ import threading
 import weakref
 from collections import defaultdict, deque
 from collections.abc import Callable, Sequence
+from typing import Any, Protocol
 
 import numpy as np
 
@@ -76,10 +77,10 @@ class Again:
     def __init__(self) -> None:
         self._idle: memoryview | None = None
 
-    def take(self, count: int) -> memoryview:
+    def take(self, count: int, make: Callable[[int], memoryview] = fresh) -> memoryview:
         idle, self._idle = self._idle, None
         if idle is None or not count <= idle.nbytes <= 2 * count:
-            return fresh(count)
+            return make(count)
         return idle[:count]
 
     def give(self, memory: memoryview) -> None:
@@ -113,13 +114,39 @@ class Returning:
             idle.clear()
 
 
+class Elsewhere(Protocol):
+    """Copies that a device makes by itself."""
+
+    def hold_back(self) -> None: ...
+
+    def wait(self) -> None: ...
+
+
+class Lying(Protocol):
+    """Bytes somewhere: what is no `memoryview` is for a device to copy."""
+
+    @property
+    def nbytes(self) -> int: ...
+
+
+Far = Callable[[Sequence[tuple[Any, memoryview]]], Elsewhere]
+
+
 class Copying:
     """Bytes on their way into `whole`, end to end. Whoever has time finds out which they are, and copies the next piece
-    of them.
+    of them. What lies on a device is left to `far`, and `room` then makes memory that a device can write to.
     """
 
-    def __init__(self, sources: Callable[[], Sequence[memoryview]], again: Again) -> None:
+    def __init__(
+        self,
+        sources: Callable[[], Sequence[Lying]],
+        again: Again,
+        far: Far | None = None,
+        room: Callable[[int], memoryview] = fresh,
+    ) -> None:
         self._sources, self._again = sources, again
+        self._far, self._room = far, room
+        self._elsewhere: Elsewhere | None = None
         self._begun, self._beginning = False, threading.Lock()
         self._left = deque[tuple[memoryview, memoryview]]()
         self._unfinished, self._changed = 0, threading.Condition()
@@ -129,17 +156,35 @@ class Copying:
             if self._begun:
                 return
             sources = self._sources()
-            self.whole, at = self._again.take(sum(source.nbytes for source in sources)), 0
+            count, at = sum(source.nbytes for source in sources), 0
+            self.whole, away = self._again.take(count, self._room), list[tuple[Any, memoryview]]()
             del self._sources  # and with it whatever they are found from
             for source in sources:
+                if not isinstance(source, memoryview):
+                    away.append((source, self.whole[at : at + source.nbytes]))
+                    at += source.nbytes
+                    continue
                 for start in range(0, source.nbytes, PIECE_BYTES):
                     piece = source[start : start + PIECE_BYTES]
                     self._left.append((piece, self.whole[at : at + piece.nbytes]))
                     at += piece.nbytes
+            if away and self._far is not None:
+                self._elsewhere = self._far(away)
             self._unfinished, self._begun = len(self._left), True
 
     def finish(self) -> None:
         """Copy whatever nobody copies yet; return when all is done."""
+        self._copy()
+        if self._elsewhere is not None:
+            self._elsewhere.wait()
+
+    def let_change(self) -> None:
+        """Return when this thread may change the sources: what a device still copies, it changes behind that."""
+        self._copy()
+        if self._elsewhere is not None:
+            self._elsewhere.hold_back()
+
+    def _copy(self) -> None:
         self._begin()
         while self._left:
             try:

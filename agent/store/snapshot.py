@@ -21,7 +21,9 @@ from typing import Literal
 import msgspec
 import torch
 
+from agent.device import CPU
 from agent.shards import Stateful
+from agent.staging import Away, Fetch, pinned
 from agent.store.format import ALIGN_BYTES, File, Layer, file_of, share
 from agent.store.layers import Collected, Group, LiveLayer, block_of, collect
 from agent.store.memory import fresh
@@ -32,7 +34,7 @@ PIECE_BYTES = 1 << 23
 WAIT_S = 600.0
 _TRIES = 4
 Phase = Literal["idle", "warming", "planning", "copying", "delivering", "closed"]
-_NO_MEMORY = torch.empty(0, dtype=torch.uint8)
+_NO_MEMORY = torch.empty(0, dtype=torch.uint8, device=CPU)
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -78,16 +80,17 @@ class _Order(msgspec.Struct, frozen=True):
 
 
 class _Copy(msgspec.Struct, frozen=True):
-    """Bytes `low .. high - 1` of a live tensor, and where they go."""
+    """Bytes of a live tensor, and where they go: `low .. high - 1` of one on the host."""
 
-    source: torch.Tensor
+    source: torch.Tensor | Away
     low: int
     high: int
     target: torch.Tensor
 
     def perform(self) -> None:
+        assert isinstance(self.source, torch.Tensor)
         flat = self.source.reshape(-1).view(torch.uint8)
-        self.target.copy_(flat[self.low : self.high], non_blocking=True)
+        self.target.copy_(flat[self.low : self.high])
 
 
 class Snapshotter:
@@ -114,7 +117,8 @@ class Snapshotter:
         self._needed = 0
         self._copies: deque[_Copy] = deque()
         self._unfinished = 0
-        self._device = _DeviceCopies() if torch.cuda.is_available() else None
+        self._device: torch.device | None = None  # where the newest state is, if not on the CPU
+        self._fetch: Fetch | None = None
         self._hooks = [
             thing.register_step_pre_hook(lambda *_: self.before_update())
             for thing in objects.values()
@@ -132,10 +136,9 @@ class Snapshotter:
         collected = collect(self._objects, self._group)
         sizes = collected.sizes().items()
         needed = sum(_aligned(end - at) for at, end in (self._range(*item) for item in sizes))
+        self._device = collected.device
         if self._memories[1].numel() < needed:
             return self._ask("warming", needed, None)
-        if self._device is not None:
-            self._device.mark()
         return self._ask("planning", needed, _Order(version, generation, collected))
 
     def take(self, version: int, generation: int) -> None:
@@ -167,8 +170,8 @@ class Snapshotter:
         self._wait(lambda: self._phase != "planning")
         self._copy_all()
         self._wait(lambda: not self._unfinished)
-        if self._device is not None:
-            self._device.hold_back()
+        if self._fetch is not None:
+            self._fetch.hold_back()
 
     def wait(self, wait_s: float = WAIT_S) -> None:
         """Return when the last snapshot that began is delivered; raise what went wrong with it."""
@@ -203,11 +206,10 @@ class Snapshotter:
 
     def _warm(self) -> None:
         """The first touch of memory is slower than many copies, so it is no step's business."""
-        pinned = self._device is not None
         for at in (1, 0):
             self._memories[at] = _NO_MEMORY  # the old goes before the new comes
-            if pinned:
-                self._memories[at] = torch.empty(self._needed, dtype=torch.uint8, pin_memory=True)
+            if self._device is not None:
+                self._memories[at] = pinned(self._needed, self._device)
             elif self._needed:
                 self._memories[at] = torch.frombuffer(fresh(self._needed), dtype=torch.uint8)
                 self._memories[at].zero_()
@@ -215,17 +217,17 @@ class Snapshotter:
     def _take(self, order: _Order) -> None:
         with torch.no_grad():
             shares, copies = self._plan(order.collected.finish())
-            if self._device is not None:
-                self._device.start([copy for copy in copies if copy.source.is_cuda])
+            far = [(copy.source, copy.target) for copy in copies if isinstance(copy.source, Away)]
+            self._fetch = Fetch(far) if far else None
             with self._changed:
-                self._copies.extend(copy for copy in copies if not copy.source.is_cuda)
+                self._copies.extend(copy for copy in copies if not isinstance(copy.source, Away))
                 self._unfinished = len(self._copies)
                 self._phase = "copying"
                 self._changed.notify_all()
             self._copy_all()
         self._wait(lambda: not self._unfinished)
-        if self._device is not None:
-            self._device.wait()
+        if self._fetch is not None:
+            self._fetch.wait()
         self._set("delivering")
         snapshot = Snapshot(version=order.version, generation=order.generation, shares=shares)
         self.newest = snapshot
@@ -267,34 +269,6 @@ class Snapshotter:
                 raise TimeoutError(f"a snapshot was {self._phase} for more than {wait_s} s")
 
 
-class _DeviceCopies:
-    """Copies from accelerator to pinned memory, beside the computation."""
-
-    def __init__(self) -> None:
-        self._stream = torch.cuda.Stream()  # type: ignore[no-untyped-call]
-        self._marked = torch.cuda.Event()  # type: ignore[no-untyped-call]
-        self._copied = torch.cuda.Event()  # type: ignore[no-untyped-call]
-
-    def mark(self) -> None:
-        """What the device has been told so far comes before the copies."""
-        self._marked.record()
-
-    def start(self, copies: Sequence[_Copy]) -> None:
-        self._stream.wait_event(self._marked)
-        with torch.cuda.stream(self._stream):
-            for copy in copies:
-                copy.perform()
-                copy.source.record_stream(self._stream)
-            self._copied.record()
-
-    def hold_back(self) -> None:
-        """What the device is told from now on comes after the copies."""
-        torch.cuda.current_stream().wait_event(self._copied)
-
-    def wait(self) -> None:
-        self._copied.synchronize()
-
-
 def _aligned(count: int) -> int:
     return -(-count // ALIGN_BYTES) * ALIGN_BYTES
 
@@ -304,6 +278,10 @@ def _copies_of(layer: LiveLayer, start: int, end: int, target: torch.Tensor) -> 
     copies = []
     for entry, tensor in zip(layer.form.tensors, layer.tensors, strict=True):
         low, high = max(entry.start, start), min(entry.end, end)
+        if low < high and layer.mark is not None and not tensor.is_cpu:
+            away = Away(tensor, low - entry.start, high - entry.start, layer.mark)
+            copies.append(_Copy(away, 0, 0, target[low - start : high - start]))
+            continue
         # A tensor that does not lie end to end is laid out once, not once per piece.
         step = PIECE_BYTES if tensor.is_contiguous() else max(high - low, 1)
         for first in range(low, high, step):

@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Any
 
@@ -41,12 +41,17 @@ def until(what: str, look: Callable[[], Any], patience_s: float = PATIENCE_S) ->
 
 
 def played_alone(
-    script: Path, out: Path, *arguments: str, cwd: Path | None = None
+    script: Path,
+    out: Path,
+    *arguments: str,
+    cwd: Path | None = None,
+    env: Mapping[str, str] = os.environ,
 ) -> tuple[list[str], bytes]:
     """What a script prints and saves alone, without any manager. `out` is the last of its arguments."""
     done = subprocess.run(
         [sys.executable, str(script), *arguments, str(out)],
         cwd=cwd,
+        env=env,
         capture_output=True,
         text=True,
         check=True,

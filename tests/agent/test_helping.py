@@ -183,7 +183,7 @@ def test_a_leader_that_is_lost(crew: Crew, alone: bytes) -> None:
 
 UNLIKE = """
 if me != "w1":
-    measuring.machine_kind = lambda: "another kind of machine"
+    measuring.machine_kind = lambda _: "another kind of machine"
 """
 CANNOT = """
 if me != "w1":

@@ -1,0 +1,147 @@
+"""The device that a worker computes on. On a CPU nothing here does anything.
+
+Said in torch's generic words (`torch.accelerator`), so that no kind of accelerator is named. A device is *ahead* of
+nobody: it does what it was told some time later, and whoever wants to know a time or to read memory has to wait.
+"""
+
+import os
+import re
+import time
+from collections.abc import Callable, Iterable
+from contextlib import suppress
+
+import torch
+
+from agent.errors import Misuse
+
+CPU = torch.device("cpu")
+NUMBERED = re.compile(r"device\(type='(\w+)', index=\d+\)")
+
+
+def device_of(module: torch.nn.Module) -> torch.device:
+    """Where a model is."""
+    return where([*module.parameters(), *module.buffers()])
+
+
+def where(tensors: Iterable[torch.Tensor | None]) -> torch.device:
+    """Where the first of these is that is on a device at all."""
+    found = (each for each in tensors if each is not None and not each.is_cpu and not each.is_meta)
+    return next((tensor.device for tensor in found), CPU)
+
+
+def home(tensors: Iterable[torch.Tensor]) -> torch.device:
+    """Where these are trained: on one device, though some may stay on the CPU."""
+    found = {tensor.device for tensor in tensors if tensor.device.type not in ("cpu", "meta")}
+    if len(found) > 1:
+        names = " and on ".join(sorted(map(str, found)))
+        raise Misuse(
+            f"Session: the model lies on {names}; a worker has one device. Put all of it on one, and have more "
+            "workers instead: a model that is too large for one is cut into stages"
+        )
+    return next(iter(found), CPU)
+
+
+def take(slot: int) -> None:
+    """What a script calls "cuda", without a number, is from now on the device of this slot of the machine."""
+    if torch.accelerator.is_available() and (count := torch.accelerator.device_count()) > 1:
+        torch.accelerator.set_device_index(slot % count)
+
+
+def settle(device: torch.device) -> None:
+    """Return when the device has done all that it was told."""
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def clock_of(device: torch.device, clock: Callable[[], float]) -> Callable[[], float]:
+    """A clock that shows when the device was through, not when it was told."""
+    if device.type == "cpu":
+        return clock
+
+    def settled() -> float:
+        settle(device)
+        return clock()
+
+    return settled
+
+
+def number_of(loss: torch.Tensor) -> float | torch.Tensor:
+    """A loss as a float64; where it is on a device, without waiting for it."""
+    one = loss.detach()
+    return float(one) if one.is_cpu else one.reshape(()).to(torch.float64)
+
+
+def anywhere(code: str) -> str:
+    """Code in which a device may be named with its number, without that: others have other numbers."""
+    return NUMBERED.sub(r"device(type='\1')", code)
+
+
+def name_of(device: torch.device) -> str:
+    """What two devices of one kind have in common."""
+    module = torch.get_device_module(device)
+    return (
+        str(module.get_device_name(device)) if hasattr(module, "get_device_name") else device.type
+    )
+
+
+def memory_bytes(device: torch.device) -> float:
+    """Of the device, whatever else is on it; of the machine, where it does not say."""
+    if device != CPU:
+        with suppress(RuntimeError):
+            return float(torch.accelerator.get_memory_info(device)[1])
+    return float(os.sysconf("SC_PAGE_SIZE") * os.sysconf("SC_PHYS_PAGES"))
+
+
+# --- random numbers -------------------------------------------------------------------------------------
+
+
+def stream_state(device: torch.device) -> torch.Tensor:
+    """Where torch's random stream stands: the CPU's, and behind it the device's own."""
+    state = torch.get_rng_state()
+    if device.type == "cpu":
+        return state
+    return torch.cat([state, torch.get_device_module(device).get_rng_state(device).cpu()])
+
+
+def set_stream_state(state: torch.Tensor, device: torch.device) -> None:
+    if device.type == "cpu":
+        torch.set_rng_state(state)
+        return
+    length = torch.get_rng_state().numel()
+    torch.set_rng_state(state[:length].clone())  # which is read from where the storage begins
+    torch.get_device_module(device).set_rng_state(state[length:].clone(), device)
+
+
+# --- time -----------------------------------------------------------------------------------------------
+
+Mark = float | torch.Event
+
+
+class Watch:
+    """When something was done, by the clock of the host. A device is asked for marks, and only later when they were."""
+
+    def __init__(self, device: torch.device) -> None:
+        self.device = device
+        self._began: tuple[torch.Event, float] | None = None
+
+    def begin(self) -> None:
+        if self.device != CPU:
+            event = self._event()
+            event.synchronize()
+            self._began = event, time.perf_counter()
+
+    def mark(self) -> Mark:
+        return time.perf_counter() if self.device == CPU else self._event()
+
+    def seconds(self, mark: Mark) -> float:
+        if isinstance(mark, float):
+            return mark
+        assert self._began is not None
+        first, began_s = self._began
+        mark.synchronize()
+        return began_s + first.elapsed_time(mark) / 1e3
+
+    def _event(self) -> torch.Event:
+        event = torch.Event(self.device, enable_timing=True)
+        event.record(torch.accelerator.current_stream(self.device))
+        return event

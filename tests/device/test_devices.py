@@ -1,0 +1,163 @@
+"""A model on an accelerator: whoever comes and goes, losses and weights are those of one process with one device.
+
+Where torch finds none, it is one that is simulated (`late.cpp`). That one copies as late as it may, lets nobody else read its
+memory, and says so when a stream has not waited for another.
+"""
+
+import signal
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Accelerator
+from crews import Crew, ends_alike, played_alone, until
+
+from agent.messages import JobCompleted, WorkerFailed, WorkerReady
+
+pytestmark = [pytest.mark.processes, pytest.mark.timeout(600)]
+
+TOY = Path(__file__).with_name("device_toy.py")
+STEPS, PATIENCE_S = 20, 240.0
+
+Alone = tuple[list[str], bytes]
+
+
+@pytest.fixture(scope="module")
+def alone(
+    accelerator: Accelerator, tmp_path_factory: pytest.TempPathFactory
+) -> dict[str, tuple[list[str], bytes]]:
+    """What the script prints and saves alone."""
+    folder = tmp_path_factory.mktemp("alone")
+
+    def played(kind: str) -> Alone:
+        return played_alone(TOY, folder / "out.pt", kind, str(STEPS), env=accelerator.env)
+
+    return {kind: played(kind) for kind in ("plain", "scaled")}
+
+
+def begin(
+    crew: Crew, count: int, kind: str = "plain", depth: int = 1, *, owned: bool = False
+) -> list[str]:
+    crew.depth, crew.owned = depth, owned
+    return crew.begin(count, TOY.read_text(), kind, str(STEPS), str(crew.folder / "out.pt"))
+
+
+def failed(crew: Crew) -> bool:
+    assert not crew.of(WorkerFailed), crew.of(WorkerFailed)[0].detail
+    return False
+
+
+def reach(crew: Crew, step: int) -> None:
+    """Each worker imports torch anew, and the simulated device is slow."""
+    until(f"step {step}", lambda: failed(crew) or crew.step >= step, PATIENCE_S)
+
+
+@pytest.mark.parametrize("kind", ["plain", "scaled"])
+def test_replicas_come_and_go(crew: Crew, alone: dict[str, Alone], kind: str) -> None:
+    """A kill, a newcomer, and all of them lost: the state comes from those who are left, then from the keeper."""
+    hold = Path(f"{crew.folder / 'out.pt'}.hold")
+    hold.write_text("5")
+    workers = begin(crew, 3, kind)
+    reach(crew, 5)
+    crew.kill(workers[0])
+    hold.write_text("10")
+    workers += crew.start(1)
+    reach(crew, 10)
+    crew.kill(*workers[1:], how=signal.SIGKILL)
+    crew.settle = 2
+    crew.start(2)
+    hold.unlink()
+    until("the end", lambda: failed(crew) or crew.of(JobCompleted), PATIENCE_S)
+    ends_alike(crew, alone[kind], STEPS)
+
+
+@pytest.mark.parametrize("owned", [False, True])
+def test_every_shape_and_back(crew: Crew, alone: dict[str, Alone], owned: bool) -> None:
+    """1 x 3, 3 x 1, 2 x 1 and back: activations, random streams, sums and layers go from device to device."""
+    begin(crew, 3, owned=owned)
+    for number, depth in enumerate((3, 1, 2, 3), start=1):
+        reach(crew, 4 * number)
+        crew.shape(depth, "now" if number % 2 else "boundary")
+    until("the end", lambda: failed(crew) or crew.of(JobCompleted), PATIENCE_S)
+    ends_alike(crew, alone["plain"], STEPS)
+    told = [ready for ready in crew.of(WorkerReady) if ready.stages_max > 1]
+    assert [ready.uncuttable for ready in told] == [""]
+
+
+WAITING = """
+import torch
+from agent import Session
+
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1)).to("late")
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches={microbatches})
+batches = list(torch.ones({microbatches}, 4, 8, device="late"))
+for step in session.steps(4):
+    before = torch.late.waited()
+    for x in session.share(batches):
+        session.backward(model(x).square().mean())
+    optimizer.step()
+    if step:
+        print(torch.late.waited() - before)
+"""
+
+
+def test_a_microbatch_waits_for_nothing(accelerator: Accelerator, tmp_path: Path) -> None:
+    """How often the host waits for the device in a step does not depend on the number of microbatches."""
+    if accelerator.name != "late":
+        pytest.skip(f"{accelerator.name} does not tell how often somebody waited for it")
+    found = []
+    for microbatches in (2, 16):
+        script = tmp_path / f"train{microbatches}.py"
+        script.write_text(WAITING.format(microbatches=microbatches))
+        done = subprocess.run(
+            [sys.executable, str(script)],
+            env=accelerator.env,
+            check=True,
+            capture_output=True,
+            text=True,
+        )
+        found.append(done.stdout.split())
+    assert found[0] == found[1]
+    assert len(found[0]) == 3
+
+
+MOVED = """
+import torch
+from agent import Session
+device = torch.accelerator.current_accelerator().type
+model = torch.nn.Linear(4, 1)
+session = Session(model, torch.optim.SGD(model.parameters(), lr=0.1), microbatches=1)
+model.to(device)
+for step in session.steps(2):
+    for x in session.share([torch.ones(2, 4, device=device)]):
+        session.backward(model(x).sum())
+"""
+TWO = """
+import torch
+from agent import Session
+device = torch.accelerator.current_accelerator().type
+model = torch.nn.Sequential(torch.nn.Linear(4, 4).to(f"{device}:0"), torch.nn.Linear(4, 1).to(f"{device}:1"))
+Session(model, torch.optim.SGD(model.parameters(), lr=0.1), microbatches=1)
+"""
+
+
+@pytest.mark.parametrize(
+    ("script", "said"),
+    [(MOVED, "when Session(...) was made"), (TWO, "a worker has one device")],
+)
+def test_where_a_model_cannot_be_is_said(
+    accelerator: Accelerator, tmp_path: Path, script: str, said: str
+) -> None:
+    """A model that moves after its session was made, and one on two devices, are refused in one line."""
+    if script == TWO and accelerator.name != "late":
+        pytest.skip("needs two devices; the simulated one has them")
+    path = tmp_path / "train.py"
+    path.write_text(script)
+    done = subprocess.run(
+        [sys.executable, str(path)], env=accelerator.env, capture_output=True, text=True
+    )
+    assert done.returncode
+    assert said in done.stderr.splitlines()[-1]

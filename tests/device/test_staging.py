@@ -1,0 +1,26 @@
+"""What goes between a device and the host: each function of `staging_script.py`, in a process that has the device."""
+
+import ast
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from conftest import Accelerator
+
+SCRIPT = Path(__file__).with_name("staging_script.py")
+NAMES = [
+    node.name
+    for node in ast.parse(SCRIPT.read_text()).body
+    if isinstance(node, ast.FunctionDef) and ast.get_docstring(node)
+]
+
+pytestmark = pytest.mark.processes
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_between_device_and_host(accelerator: Accelerator, name: str) -> None:
+    done = subprocess.run(
+        [sys.executable, str(SCRIPT), name], env=accelerator.env, capture_output=True, text=True
+    )
+    assert not done.returncode, done.stderr
