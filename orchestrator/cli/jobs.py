@@ -29,7 +29,7 @@ from orchestrator.cli.desk import (
     command,
     write_json,
 )
-from orchestrator.cli.packing import pack
+from orchestrator.cli.packing import Packed, pack
 from orchestrator.client import Client
 from orchestrator.config import STORAGES, Config
 from orchestrator.events import AnyEvent, JobCancelled, JobResumed, JobSpec, JobSubmitted
@@ -131,6 +131,10 @@ def submit(  # noqa: PLR0913 - a parameter per option
     packed = pack(script, desk.config, with_ or (), argv)
     spec = with_limits(job_spec(desk.config, script, argv), budget, deadline)
     spec = msgspec.structs.replace(spec, from_url=stored_at(from_url))
+    _hand_in(desk, script, packed, spec, follow_it=follow_it)
+
+
+def _hand_in(desk: Desk, script: Path, packed: Packed, spec: JobSpec, *, follow_it: bool) -> None:
     client = desk.client()
     for text in packed.shown():
         desk.say(text)

@@ -17,6 +17,7 @@ from orchestrator.cli.desk import JOB_FAILED, USAGE, CommandError, Desk, command
 from orchestrator.cli.jobs import With, all_jobs, job_spec, with_limits
 from orchestrator.cli.packing import pack
 from orchestrator.client import NotRunning
+from orchestrator.events import JobSpec
 from orchestrator.wording import clock, duration, pause, plural, usd
 
 if TYPE_CHECKING:
@@ -79,26 +80,41 @@ def plan(  # noqa: PLR0913 - a parameter per option
         )
         footprint.answer(desk, asked)
         return
+    if step_s is not None and not 0 < step_s < 1e6:
+        raise CommandError(f"--step-s {step_s:g}: seconds above 0", USAGE)
+    argv, words = tuple(arguments or ()), tuple(with_ or ())
+    spec = with_limits(job_spec(desk.config, script, argv), budget, deadline)
+    _look_ahead(desk, _Ahead(script, words, spec, steps, step_s, gantt))
+
+
+class _Ahead(msgspec.Struct, frozen=True):
+    """What is asked of a script: what goes along with it, its limits, what is known of its work, where to draw."""
+
+    script: Path
+    words: tuple[str, ...]
+    spec: JobSpec
+    steps: int | None
+    step_s: float | None
+    gantt: Path | None
+
+
+def _look_ahead(desk: Desk, asked: _Ahead) -> None:
     from orchestrator.buying import think
     from orchestrator.cli import planning
 
-    config = desk.config
-    argv, words = tuple(arguments or ()), tuple(with_ or ())
-    sha = hashlib.sha256(pack(script, config, words, argv).payload).hexdigest()
-    if step_s is not None and not 0 < step_s < 1e6:
-        raise CommandError(f"--step-s {step_s:g}: seconds above 0", USAGE)
+    config, script, argv, gantt = desk.config, asked.script, asked.spec.argv, asked.gantt
+    sha = hashlib.sha256(pack(script, config, asked.words, argv).payload).hexdigest()
     try:
         client = desk.client()
     except NotRunning:
         client = None
     sold = planning.market_now(config, client)
     known = all_jobs(client) if client is not None else ()
-    work = planning.work_of(known, sha, argv, steps, step_s)
+    work = planning.work_of(known, sha, argv, asked.steps, asked.step_s)
     model = planning.model_of(client, known, sha, argv) if client is not None else None
     if gantt is not None and model is None:
         raise CommandError(f"--gantt {gantt}: {_unmeasured(script, running=client is not None)}")
-    spec = with_limits(job_spec(config, script, argv), budget, deadline)
-    state, job = planning.ask_the_brain(config, sold, spec, work, model)
+    state, job = planning.ask_the_brain(config, sold, asked.spec, work, model)
     if job.status == "FAILED":
         desk.answer(
             {"script": str(script), "refused": job.because}, Text(f"refused: {job.because}")
@@ -122,7 +138,7 @@ def plan(  # noqa: PLR0913 - a parameter per option
         *_verdict(purchase, work, cost, finish_s),
         *(_layouts(seen) if seen is not None else (Text(f"layout: {_unmeasured(script, running=client is not None)}", style="dim"),)),
         *(() if gantt is None else (Text(f"the predicted step: {gantt}"),)),
-        then=(_submission(script, words, argv),),
+        then=(_submission(script, asked.words, argv),),
     )  # fmt: skip
 
 
