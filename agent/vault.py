@@ -62,6 +62,8 @@ class Vault:
         self.memory = Returning()  # for states and sums
         self._assembly: StateAssembly | None = None
         self._heard_s = 0.0  # when some of the assembly last came, or was asked for
+        self._begun_s = 0.0  # when the first of it came
+        self._rested_s = 0.0  # until then none is asked for, if there is room for sums
         self.backup: Backup | None = None
         self.redo: list[LoggedSum] = []
 
@@ -81,30 +83,37 @@ class Vault:
         return self.backup is not None and len(self.redo) < self._bound
 
     @property
-    def _every(self) -> int:
-        """After how many steps a new state is asked for: the sums may have about as many bytes as the state,
-        and be so many that whoever takes the job up again can be sent them all."""
-        steps = min(self._order.backup_every_steps, REDO_STEPS)
+    def _room(self) -> int:
+        """How many sums are held without haste: about as many bytes as the state has, and so few that whoever takes the
+        job up again can be sent them all."""
         if self.backup is None or not self.redo:
-            return steps
+            return REDO_STEPS
         room = ROOM_FACTOR * max(REDO_BYTES_FREE, self.backup.state_bytes)
-        return max(1, min(steps, int(room / max(1, self.redo[-1].body.nbytes))))
+        return max(1, min(REDO_STEPS, int(room / max(1, self.redo[-1].body.nbytes))))
+
+    @property
+    def _every(self) -> int:
+        """After how many steps a new state is asked for."""
+        return min(self._order.backup_every_steps, self._room)
 
     @property
     def _bound(self) -> int:
-        return REDO_MAX_FACTOR * self._every
+        """A state that takes longer than the steps between two is no reason to wait as long as there is room."""
+        return max(REDO_MAX_FACTOR * self._every, self._room)
 
     @property
     def wants(self) -> bool:
-        """Whether a new state should be asked for now. One of which nothing comes any more is asked for again."""
-        assembly = self._assembly
-        late = self.backup is None or len(self.redo) >= self._every
-        lost = (
-            assembly is not None
-            and not assembly.final
-            and time.monotonic() > self._heard_s + LOST_S
-        )
-        return late and (assembly is None or lost)
+        """Whether a new state should be asked for now. One of which nothing comes any more is asked for again.
+
+        Who sends a state computes more slowly meanwhile: for as long as the last one took there is none.
+        """
+        if self.backup is not None and len(self.redo) < self._every:
+            return False
+        now_s = time.monotonic()
+        if self._assembly is not None:
+            return not self._assembly.final and now_s > self._heard_s + LOST_S
+        short = self.backup is None or 2 * len(self.redo) >= self._bound
+        return short or now_s >= self._rested_s
 
     def lags(self, layout: Layout) -> bool:
         """Whether the backup is of another layout, in one where neighbours have copies of what came since their own
@@ -119,12 +128,14 @@ class Vault:
             layout.generation, version, final=final
         ):
             return
+        self._begun_s = 0.0
         self._assembly = StateAssembly(
             layout.generation, version, layout.workers, self.memory.take, final=final
         )
 
     def stop_asking(self) -> None:
-        self._assembly = None
+        """Another layout begins: what a state took in the one before says nothing of it."""
+        self._assembly, self._rested_s = None, 0.0
 
     def _match(self, message: Snapshot, layout: Layout) -> StateAssembly | None:
         assembly = self._assembly
@@ -137,6 +148,7 @@ class Vault:
         ):
             return None
         self._heard_s = time.monotonic()
+        self._begun_s = self._begun_s or self._heard_s
         return assembly
 
     def place(self, message: Snapshot, layout: Layout) -> memoryview | None:
@@ -157,6 +169,7 @@ class Vault:
         if whole is None:
             return None
         self._assembly = None
+        self._rested_s = self._heard_s + (self._heard_s - self._begun_s)
         self.memory.rest()
         self.backup = whole
         self.redo = [logged for logged in self.redo if logged.step >= whole.version]

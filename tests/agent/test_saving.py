@@ -3,6 +3,7 @@
 import random
 from pathlib import Path
 from resource import RUSAGE_THREAD, getrusage
+from types import SimpleNamespace
 
 import numpy as np
 import pytest
@@ -138,8 +139,8 @@ def begun(version: int, step: int) -> Snapshot:
 def test_a_state_that_is_on_its_way_is_not_asked_for_again(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, lost_s: float
 ) -> None:
-    """One that comes slowly is waited for, over as many steps as it takes; one of which nothing has come for
-    a while is asked for again, at every step or as soon as nothing is committed any more."""
+    """One that comes slowly is waited for, over as many steps as there is room for sums; one of which nothing has come
+    for a while is asked for again, at every step or as soon as nothing is committed any more."""
     monkeypatch.setattr(vault_module, "LOST_S", lost_s)
     layout, vault, asked = (
         data_parallel(1, 2, ("w",)),
@@ -147,14 +148,49 @@ def test_a_state_that_is_on_its_way_is_not_asked_for_again(
         [],
     )
     vault.adopt(saved(0))
-    for step in range(4):
-        vault.log(LoggedSum(step, b"", memoryview(bytes(8))))
+    body = np.empty(REDO_BYTES_FREE // 8, dtype=np.uint8).data
+    for step in range(8):
+        assert vault.open
+        vault.log(LoggedSum(step, b"", body))
         if vault.wants:
             asked.append(step)
             vault.ask(layout, step + 1)
-    assert asked == ([0] if lost_s > 0 else [0, 1, 2, 3])
+    assert asked == ([0] if lost_s > 0 else list(range(8)))
     assert not vault.open
     assert vault.wants == (lost_s < 0)
+
+
+@pytest.mark.parametrize(
+    ("step_s", "asked"), [(10, list(range(20))), (6, [*range(0, 20, 2)]), (1, [0, 7, 14])]
+)
+def test_a_state_that_takes_long_is_asked_for_seldom(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, step_s: int, asked: list[int]
+) -> None:
+    """After it comes as long a time without any, so that short steps are not slowed down without end; they are
+    committed all the same. Where a step takes longer than both, the state of every step is asked for."""
+    now_s = 0
+    clock = SimpleNamespace(monotonic=lambda: now_s, time=lambda: now_s)
+    monkeypatch.setattr(vault_module, "time", clock)
+    layout, vault = data_parallel(1, 2, ("w",)), vault_of(tmp_path, [], backup_every_steps=1)
+    vault.adopt(saved(0))
+    found, form, coming = [], lay_out("l", [("model/l", "U8", (4,))]), list[Snapshot]()
+    for now_s in range(1, 20 * step_s + 1):
+        if coming:
+            vault.take(coming.pop(0), memoryview(b"x"), "w", layout)
+        if (now_s - 1) % step_s == 0:
+            step = (now_s - 1) // step_s
+            assert vault.open
+            vault.log(LoggedSum(step, b"", memoryview(bytes(8))))
+            if vault.wants:
+                found.append(step)
+                vault.ask(layout, step + 1)
+                coming = [one_of_four(form, step + 1, at) for at in range(4)]
+    assert found == asked
+
+
+def one_of_four(form: Layer, version: int, at: int) -> Snapshot:
+    extents = (Extent("l", at, 1, 4),)
+    return Snapshot(generation=1, version=version, forms=(form,), extents=extents, last=at == 3)
 
 
 def test_what_has_come_of_a_state_stays_when_it_is_asked_for_again(tmp_path: Path) -> None:
