@@ -31,7 +31,6 @@ from typing import Any, TypeVar
 import msgspec
 import numpy as np
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from agent import clipping, coupling, scaling, shards
 from agent.beside import Beside
@@ -41,6 +40,7 @@ from agent.faults import passing
 from agent.form import Form
 from agent.given import check_names, check_unborn, scaler_of
 from agent.holdings import Holdings
+from agent.optimizers import Optimizers
 from agent.order import Streams, refuse_order
 from agent.partial import Partial
 from agent.pipeline import modes
@@ -141,7 +141,7 @@ class Session:
         self._phase = "bound"  # made | bound | between | sharing | computing | shared | over
         self.space = SumSpace(modules)
         self.holdings = Holdings(self.objects, _unborn)
-        self._form, self._unused = Form(modules), False
+        self._form = Form(modules)
         self._beside, self.eyes = Beside(self.objects), Eyes(modules)
         self._total: Sum | None = None
         self._partial = Partial(self.space, microbatches)
@@ -156,8 +156,7 @@ class Session:
         self._asked: tuple[Caller, Sequence[object]] | None = None  # who shares what just now
         self._recording: Recording | None = None
         self._watched: set[int] = set()
-        self._trained = self._counted()
-        self._strangers = register_optimizer_step_pre_hook(self._refuse_stranger)
+        self._optimizers = Optimizers(self.objects, self.space.params, lambda: self.version)
         self._looked_at = (
             False  # the loop over share, for what depends on the order of microbatches
         )
@@ -242,7 +241,7 @@ class Session:
 
     def _over(self) -> None:
         self._phase, self._kept = "over", None
-        self._strangers.remove()
+        self._optimizers.close()
         self._world.finish(self, self._facts)
 
     def share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
@@ -264,9 +263,7 @@ class Session:
             )
         self._phase = "sharing"
         self._form.check(self.version)
-        self._check_used()
-        self._check_optimizers()
-        self._check_schedules()
+        self._optimizers.check()
         frame = sys._getframe(1)
         caller = Caller(frame, frame.f_lasti)
         self._beside.look(caller, self.version)
@@ -276,57 +273,6 @@ class Session:
             self._looked_at, self._streams = True, Streams(caller)
             refuse_order(caller)
         return self._share(batches)
-
-    def _check_optimizers(self) -> None:
-        """A newcomer makes its optimizers as the script begins with them."""
-        if self._counted() != self._trained:
-            raise Misuse(
-                f"step {self.version}: parameters were added to an optimizer after Session(...) was made, which "
-                "whoever joins later would not know. Add them before, with a learning rate of 0 until then"
-            )
-
-    def _check_used(self) -> None:
-        """Gradients are a step's own: what the one before has left is neither added to, nor part of the state."""
-        grads = [p.grad for p in self.space.params.values()] if self._unused else []
-        left = any(grad is not None and bool(grad.any()) for grad in grads)
-        if left and any(isinstance(o, torch.optim.Optimizer) for o in self.objects.values()):
-            raise Misuse(
-                f"step {self.version}: the gradients of step {self.version - 1} are still there, and no optimizer has "
-                "used them; session.share(...) begins new ones. To train on more at once give Session(...) more "
-                "microbatches; to leave a step out, call optimizer.zero_grad()"
-            )
-        self._unused = False
-
-    def _counted(self) -> list[int]:
-        return [
-            len(group["params"])
-            for thing in self.objects.values()
-            if isinstance(thing, torch.optim.Optimizer)
-            for group in thing.param_groups
-        ]
-
-    def _refuse_stranger(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Its state would stay behind when others take over from this worker."""
-        if any(thing is optimizer for thing in self.objects.values()):
-            self._unused = False
-            return
-        mine = {id(param) for param in self.space.params.values()}
-        if any(id(param) in mine for group in optimizer.param_groups for param in group["params"]):
-            raise Misuse(
-                f"step {self.version}: an optimizer that Session(...) was not given trains its parameters: "
-                "Session(model, optimizer, other, ...)"
-            )
-
-    def _check_schedules(self) -> None:
-        """A newcomer would begin a schedule that is not part of the state from its first step."""
-        kinds = torch.nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
-        if all(isinstance(thing, kinds) for thing in self.objects.values()):
-            for thing in self.objects.values():
-                if getattr(getattr(thing, "step", None), "_wrapped_by_lr_sched", False):
-                    raise Misuse(
-                        f"step {self.version}: the optimizer has a schedule that Session(...) was not given, so "
-                        "whoever joins later would train at another rate: Session(model, optimizer, scheduler, ...)"
-                    )
 
     def _share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         step = self.version
@@ -497,7 +443,7 @@ class Session:
             self._keep(summed.held)
         if summed.finite or self.scaler is not None:
             summed.total.space.install(summed.total, self.microbatches)
-            self._unused = summed.finite  # of an overflow the scaler makes no use
+            self._optimizers.unused = summed.finite  # of an overflow the scaler makes no use
             self.holdings.norms = summed.norms
         else:
             self.space.begin()  # a skipped step is committed, and changes nothing
