@@ -57,7 +57,7 @@ class Beside:
             if isinstance(thing, torch.nn.Module)
             for pair in thing.named_parameters()
         ]
-        mine, keys = {id(param) for _, param in params}, {name for name, _ in params}
+        mine, keys = {_memory(param) for _, param in params}, {name for name, _ in params}
         for name, thing in [*own.names(caller.frame).items()][:NAMES_MAX]:
             if name.startswith("__"):
                 continue
@@ -107,10 +107,13 @@ def _mark(thing: object, mine: set[int], keys: set[str]) -> Mark | None:
 
 
 def _versions(tensors: list[torch.Tensor], mine: set[int]) -> Mark | None:
-    """Nothing of what is the model's own, under another name."""
-    if not tensors or any(id(tensor) in mine for tensor in tensors):
-        return None
-    return tuple((tensor, tensor._version) for tensor in tensors)
+    """Nothing of what is the model's own, under another name: a `state_dict()` that is kept goes along with it."""
+    others = [tensor for tensor in tensors if _memory(tensor) not in mine]
+    return tuple((tensor, tensor._version) for tensor in others) or None
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    return int(tensor.untyped_storage()._cdata)
 
 
 def _progress(thing: Any) -> Mark | None:

@@ -2,18 +2,18 @@
 
 Norms of one layer's tensors, as LAMB has, are of what is there. A norm of all of them is not, unless it is
 `clip_grad_norm_`'s. So an optimizer is tried on three tensors: what it makes of one may not depend on whether the
-others have gradients. And what the script itself reads of gradients is looked for in its source.
+others have gradients. And what the person's own code reads of gradients is looked for in its source.
 """
 
 import ast
 import inspect
 import linecache
 from collections.abc import Iterable, Iterator
-from pathlib import Path
 from typing import TypeGuard
 
 import torch
 
+from agent import own
 from agent.device import CPU
 from agent.errors import Misuse
 from agent.pipeline.body import Caller
@@ -29,32 +29,32 @@ PLACE = (
 def refuse(things: Iterable[object], caller: Caller) -> None:
     """Before anything is trained in such a layout."""
     for thing in things:
-        if isinstance(thing, torch.optim.Optimizer) and not _each_alone(thing):
+        if isinstance(thing, torch.optim.Optimizer) and (why := _why_not(thing)):
+            raise Misuse(f"{type(thing).__name__} {why}, {PLACE}")
+    for file, there in own.sources(caller.frame).items():
+        optimizers = {
+            name
+            for name, kind in there.items()
+            if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
+        }
+        tree = ast.parse("".join(linecache.getlines(file, dict(there))))
+        for node in _read(tree, optimizers):
             raise Misuse(
-                f"{type(thing).__name__} makes something else of a parameter when others have no gradients, {PLACE}"
+                f"{own.shown(file)}:{node.lineno}: `{ast.unparse(node)}` is read here, which may be the gradient of a "
+                f"layer that others have, {PLACE}"
             )
-    file = caller.frame.f_code.co_filename
-    tree = ast.parse("".join(linecache.getlines(file, caller.frame.f_globals)))
-    own = {
-        name
-        for name, kind in caller.frame.f_globals.items()
-        if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
-    }
-    for node in _read(tree, own):
-        raise Misuse(
-            f"{Path(file).name}:{node.lineno}: `{ast.unparse(node)}` is read here, which may be the gradient of a layer "
-            f"that others have, {PLACE}"
-        )
 
 
-def _each_alone(optimizer: torch.optim.Optimizer) -> bool:
-    """Tried on a twin. One that cannot be made, or does not step by itself, is not known to."""
+def _why_not(optimizer: torch.optim.Optimizer) -> str:
+    """Tried on a twin. One that cannot be made, or does not step by itself, is not known to be right."""
     try:
         with streams_kept(CPU):
             together, apart = _tried(optimizer, others=True), _tried(optimizer, others=False)
-    except Exception:
-        return False
-    return all(torch.equal(a, b) for a, b in zip(together, apart, strict=True))
+    except Exception as error:
+        return f"could not be tried on tensors of its own ({type(error).__name__}: {error})"
+    if all(torch.equal(a, b) for a, b in zip(together, apart, strict=True)):
+        return ""
+    return "makes something else of a parameter when others have no gradients"
 
 
 def _tried(optimizer: torch.optim.Optimizer, *, others: bool) -> list[torch.Tensor]:
@@ -63,6 +63,8 @@ def _tried(optimizer: torch.optim.Optimizer, *, others: bool) -> list[torch.Tens
     params = [torch.nn.Parameter(torch.randn(4, 4)) for _ in range(3)]
     known = inspect.signature(type(optimizer)).parameters
     settings = {k: v for k, v in optimizer.defaults.items() if k in known}
+    if "capturable" in settings:
+        settings["capturable"] = False  # which is for devices
     twin = type(optimizer)(params, **settings)
     grads = torch.randn(STEPS, 3, 4, 4)
     torch.manual_seed(1)  # what it draws for the others is not drawn where they are not

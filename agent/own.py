@@ -6,11 +6,13 @@ what called it, in the script, in every module of its own that was imported, and
 
 import sys
 import sysconfig
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, ModuleType
 
 import torch
+
+from agent.parcel import contents
 
 OURS = str(Path(__file__).parent)
 PYTHON = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
@@ -48,23 +50,44 @@ def names(frame: FrameType) -> dict[str, object]:
     return found
 
 
-def _elsewhere(frame: FrameType) -> Iterator[tuple[str, dict[str, object]]]:
-    """What called it, and the modules that were imported, as far as they lie beside the script or the loop."""
-    main = _main()
-    folders = f"{_folder(main)}/", f"{Path(frame.f_code.co_filename).parent}/"
+def sources(frame: FrameType) -> dict[str, Mapping[str, object]]:
+    """The files of all that, each with what its module has names for."""
+    found: dict[str, Mapping[str, object]] = {frame.f_code.co_filename: frame.f_globals}
+    found |= {caller.f_code.co_filename: caller.f_globals for caller in _callers(frame)}
+    return found | {file: there for file, _, there in _modules(frame)}
 
-    def beside(file: str) -> bool:
-        return file.startswith(folders) and not is_library(file)
 
-    caller = frame.f_back
-    while caller is not None:
-        if caller.f_locals is not caller.f_globals and beside(caller.f_code.co_filename):
+def _elsewhere(frame: FrameType) -> Iterator[tuple[str, Mapping[str, object]]]:
+    for caller in _callers(frame):
+        if caller.f_locals is not caller.f_globals:
             yield caller.f_code.co_name, caller.f_locals
+    for file, name, there in _modules(frame):
+        if there is not frame.f_globals:
+            yield Path(file).stem if name == "__main__" else name, there
+
+
+def _beside(frame: FrameType) -> Callable[[str], bool]:
+    """Whether a file lies beside the script or the loop."""
+    folders = f"{_folder(_main())}/", f"{Path(frame.f_code.co_filename).parent}/"
+    return lambda file: file.startswith(folders) and not is_library(file)
+
+
+def _callers(frame: FrameType) -> Iterator[FrameType]:
+    caller, beside = frame.f_back, _beside(frame)
+    while caller is not None:
+        if beside(caller.f_code.co_filename):
+            yield caller
         caller = caller.f_back
+
+
+def _modules(frame: FrameType) -> Iterator[tuple[str, str, Mapping[str, object]]]:
+    """File, name and contents of those that were imported."""
+    beside = _beside(frame)
     for name, module in [*sys.modules.items()]:
-        file = str(getattr(module, "__file__", None))
-        if beside(file) and vars(module) is not frame.f_globals:
-            yield Path(file).stem if module is main else name, vars(module)
+        there = contents(module)
+        file = str(there.get("__file__"))
+        if beside(file):
+            yield file, name, there
 
 
 def _main() -> ModuleType | None:

@@ -15,6 +15,7 @@ from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, suppress
 from importlib.machinery import all_suffixes
 from pathlib import Path, PurePosixPath
+from typing import Any
 
 import msgspec
 
@@ -125,8 +126,17 @@ def at_home(folder: Path, script: Path) -> Iterator[None]:
         importlib.invalidate_caches()
 
 
+def contents(module: object) -> Mapping[str, Any]:
+    """Without asking it: some modules have an answer to everything, and some are loaded when they are first asked."""
+    try:
+        found: Mapping[str, Any] = object.__getattribute__(module, "__dict__")
+    except AttributeError:
+        return {}
+    return found
+
+
 def _lies_in(folder: Path, module: object) -> bool:
-    own = getattr(module, "__dict__", {})  # some modules have an answer to everything
+    own = contents(module)
     places = [own.get("__file__"), *(own.get("__path__") or ())]
     return any(_below(folder, place) for place in places)
 

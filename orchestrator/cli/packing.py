@@ -5,6 +5,7 @@ lies elsewhere), and stands in that folder: the script runs there as `python SCR
 """
 
 import glob
+import itertools
 import os
 import re
 from collections.abc import Sequence
@@ -108,8 +109,8 @@ class _Found:
         self.root, self._most = root, config.limits.parcel_bytes
         self._state_dir = config.state_dir.resolve()
         self.paths: dict[str, Path] = {}
-        self._left_out: list[str] = []
-        self._secrets: list[str] = []
+        self._left_out: dict[str, None] = {}
+        self._secrets: dict[str, None] = {}
 
     def add(self, path: Path) -> None:
         if not path.is_relative_to(self.root):
@@ -118,28 +119,38 @@ class _Found:
                 "folder above the script and all that goes along",
                 USAGE,
             )
-        self.paths[path.relative_to(self.root).as_posix()] = path
+        self.paths[self._at(path)] = path
+        if SECRET.fullmatch(path.name):
+            self._secrets[self._at(path)] = None
 
     def named(self, word: str, here: Path) -> None:
         """A file or a folder, or a pattern for some. What is named in so many words goes along, whatever it is."""
         plain = here / Path(word).expanduser()
+        literal = os.path.lexists(plain)
         matching = glob.glob(word, root_dir=here, recursive=True)  # noqa: PTH207 - as a shell does
-        found = [plain] if os.path.lexists(plain) else [here / each for each in sorted(matching)]
+        found = [plain] if literal else [here / each for each in sorted(matching)]
         if not found:
             raise CommandError(f"--with {word}: no such file", USAGE)
-        for path in (_place(each) for each in found):
+        for each in found:
+            if not literal and not self._is_met(each, here, word):
+                continue
+            path = _place(each)
             if path.resolve().is_relative_to(self._state_dir):
                 raise CommandError(f"--with {word}: what the manager keeps for itself", USAGE)
             if path.is_dir():
                 self._walk(path)
             elif not path.is_file():
                 raise CommandError(f"--with {word}: {path.name}: not a file", USAGE)
-            elif path.name != plain.name and SECRET.fullmatch(path.name):
-                self._left_out.append(self._at(path))
             else:
                 self.add(path)
-                if SECRET.fullmatch(path.name):
-                    self._secrets.append(self._at(path))
+
+    def _is_met(self, match: Path, here: Path, word: str) -> bool:
+        """Whether a match of a pattern goes along: as it would if the folder before the pattern had been named."""
+        named = itertools.takewhile(lambda part: not glob.has_magic(part), Path(word).parts)
+        base = Path(os.path.normpath(here.joinpath(*named)))
+        path = Path(os.path.normpath(match))
+        inner = [each for each in (*reversed(path.parents), path) if base in each.parents]
+        return all(self._is_wanted(each) for each in inner)
 
     def _walk(self, top: Path) -> None:
         """All of a folder that a person has put there to be used."""
@@ -160,7 +171,7 @@ class _Found:
         machinery = (path / "pyvenv.cfg").exists() or path.resolve() == self._state_dir
         wanted = not (hidden or leads_out or machinery) and (path.is_file() or path.is_dir())
         if not wanted:
-            self._left_out.append(self._at(path))
+            self._left_out[self._at(path)] = None
         return wanted
 
     def _at(self, path: Path) -> str:
@@ -185,11 +196,11 @@ class _Found:
         found = []
         if self._left_out:
             found.append(
-                f"left out {_some(self._left_out)}: hidden, a secret by its name, a link that leads out, or an "
+                f"left out {_some([*self._left_out])}: hidden, a secret by its name, a link that leads out, or an "
                 "installation; --with and its name sends it"
             )
         if self._secrets:
-            found.append(f"sent, though it looks like a secret: {_some(self._secrets)}")
+            found.append(f"sent, though it looks like a secret: {_some([*self._secrets])}")
         stays = [word for word in argv if (here / word).is_file() and not Path(word).is_absolute()]
         stays = [word for word in stays if self._at(_place(here / word)) not in self.paths]
         if stays:

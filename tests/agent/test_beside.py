@@ -59,6 +59,12 @@ REFUSED = {
         "`average`",
         "state_dict and load_state_dict",
     ),
+    "an average among what is the model's": (
+        "average = {**model.state_dict(), 'bias': model.bias.detach().clone()}",
+        "average['bias'].mul_(0.9).add_(model.bias.detach(), alpha=0.1)",
+        "`average`",
+        "state_dict and load_state_dict",
+    ),
     "an average in an object": (
         f"trainer.shadow = {COPY}",
         BLEND.format("trainer.shadow"),
@@ -98,6 +104,11 @@ ALLOWED = {
     "a teacher that stays": ("teacher = copy.deepcopy(model)", "", "teacher(x)"),
     "a copy of every step": ("", "", f"before = {COPY}"),
     "an iterator of every step": ("", "", "it = iter(data); next(it)"),
+    "a state dict that is kept": (
+        "kept = model.state_dict(); kept['bias'] = torch.zeros(1); model.load_state_dict(kept)",
+        "",
+        "",
+    ),
     "the model by another name": ("core = torch.nn.ModuleList([model])", "", ""),
     "a compiled model": ("fast = torch.compile(model, backend='eager')", "", ""),
 }

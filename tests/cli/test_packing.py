@@ -138,9 +138,22 @@ def test_a_secret_that_is_named_goes_along_and_is_said(home: Path) -> None:
     packed = pack(home, "train.py", ".env")
     assert ".env" in packed.files
     assert packed.notes == ("sent, though it looks like a secret: .env",)
+    (home / "credentials.py").write_text("")
+    (home / "unused.py").write_text("import credentials")
+    assert pack(home, "unused.py").notes == ("sent, though it looks like a secret: credentials.py",)
     packed = pack(home, "train.py", "*", ".e*")
     assert ".env" not in packed.files
     assert ".env" in packed.notes[0]
+
+
+@pytest.mark.parametrize("pattern", ["*", "**/*", "./**", "conf/*", "conf/**/*", "../project/con*"])
+def test_a_pattern_sends_no_more_than_the_folder_before_it_does(home: Path, pattern: str) -> None:
+    """Neither what is in a folder that would be left out, nor what lies behind a link."""
+    (home / "conf" / "secrets").mkdir()
+    (home / "conf" / "secrets" / "a.txt").write_text("TOKEN=1")
+    (home / "conf" / "venv" / "a.txt").write_text("")
+    sent = {path for path in pack(home, "train.py", pattern).files if path.startswith("conf/")}
+    assert sent == {"conf/base.yaml", "conf/more/b.yaml", "conf/notes.md", "conf/same.yaml"}
 
 
 def test_an_argument_that_is_a_file_here_and_stays_here_is_said(home: Path) -> None:
