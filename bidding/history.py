@@ -15,7 +15,8 @@ import numpy as np
 from numpy.typing import NDArray
 
 from bidding.errors import HistoryError
-from cloud.model import Pool
+from cloud.clock import utc_s
+from cloud.model import LINUX, Pool
 
 Floats = NDArray[np.float64]
 
@@ -23,7 +24,6 @@ POINTS_MAX = 200_000  # per series; the oldest points go first
 USD_PER_H_MAX = 1_000.0  # no machine costs more; a row that says so is absurd
 AT_S_MAX = 4_102_444_800.0  # the year 2100: so is a later row, which may count milliseconds
 HOUR_S = 3600.0
-LINUX = "Linux/UNIX"
 REGION = re.compile(r"[a-z]+(-[a-z]+)+-\d+")
 
 
@@ -193,9 +193,7 @@ def _from_rows(rows: Iterable[object], point: object) -> tuple[dict[Pool, Series
 
 
 def _moment(text: str) -> float:
-    """Seconds since 1970 of an ISO 8601 moment; without a zone it is UTC."""
-    at = datetime.fromisoformat(text)
-    return (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+    return utc_s(datetime.fromisoformat(text))
 
 
 def _aws_point(row: Mapping[str, str]) -> Point | None:

@@ -2,6 +2,7 @@
 
 import time
 from collections.abc import Callable
+from datetime import UTC, datetime
 from typing import Protocol
 
 
@@ -42,3 +43,8 @@ class VirtualClock:
 
     def advance_to(self, at_s: float) -> None:
         self._now_s = max(self._now_s, at_s)
+
+
+def utc_s(moment: datetime) -> float:
+    """Seconds since 1970. Clouds mean UTC, also where they do not say so."""
+    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

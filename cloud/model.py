@@ -16,6 +16,8 @@ EndedBy = Literal["user", "provider"]
 
 DEPLOYMENT_TAG = "orchestrator-deployment"
 """The tag that makes a machine ours; its value names the deployment."""
+LINUX = "Linux/UNIX"
+"""How AWS begins the names of the systems that we start; prices of others stand at the same moments."""
 
 
 class Pool(msgspec.Struct, frozen=True, order=True):

@@ -8,16 +8,16 @@ Linux, which stand at the same moments. A time without a zone is UTC.
 
 import math
 from collections.abc import Mapping, Sequence
-from datetime import UTC, datetime
+from datetime import datetime
 from pathlib import Path
 
 import msgspec
 
+from cloud.clock import utc_s
 from cloud.local.market import Catalogue, Step
-from cloud.model import Pool
+from cloud.model import LINUX, Pool
 
 ABSURD_RATIO = 100.0
-LINUX = "Linux/UNIX"
 
 
 class _Row(msgspec.Struct, frozen=True, rename="pascal"):
@@ -67,8 +67,7 @@ def prices(
 def _step(row: _Row, on_demand_usd_per_h: float) -> Step | None:
     try:
         price = float(row.spot_price)
-        at = datetime.fromisoformat(row.timestamp)
-        at_s = (at if at.tzinfo else at.replace(tzinfo=UTC)).timestamp()
+        at_s = utc_s(datetime.fromisoformat(row.timestamp))
     except ValueError:
         return None
     credible = math.isfinite(price) and 0 < price <= ABSURD_RATIO * on_demand_usd_per_h
