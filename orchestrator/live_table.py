@@ -116,6 +116,8 @@ def panel(view: View, job: JobView) -> RenderableType:
     facts.add_row("money", _money(job))
     facts.add_row("", _beside(job))
     facts.add_row("so far", _so_far(job))
+    if job.export_uri:
+        facts.add_row("model", job.export_uri)
     said = sentences_of(view, job.id)[-SENTENCES_SHOWN:]
     return Group(head, _bar(job), facts, *(_sentence(one) for one in said))
 
@@ -154,7 +156,8 @@ def _bar(job: JobView) -> RenderableType:
 
 
 def _layout(job: JobView) -> str:
-    parts = [f"[bold]{job.layout or 'none yet'}[/]", plural(job.machines, "machine")]
+    none = "none any more" if ended(job) else "none yet"
+    parts = [f"[bold]{job.layout or none}[/]", plural(job.machines, "machine")]
     if job.step_s > 0:
         parts.append(f"{pause(job.step_s)} per step")
     return " · ".join([*parts, f"generation {job.generation}"])

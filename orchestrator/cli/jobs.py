@@ -301,7 +301,7 @@ def find(client: Client, name: str | None) -> JobView:
     """The job that is meant: by id, by how its id begins, or the newest."""
     known = sorted(all_jobs(client), key=lambda job: job.submitted_at_s)
     if not known:
-        raise CommandError("there is no job yet; submit one: orchestrator submit examples/gpt.py")
+        raise CommandError("there is no job yet; submit one: orchestrator submit SCRIPT")
     if name is None:
         return known[-1]
     exact = [job for job in known if job.id == name]

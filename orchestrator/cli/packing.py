@@ -18,7 +18,7 @@ from rich.text import Text
 from agent import parcel
 from agent.errors import ParcelError
 from orchestrator.cli.desk import USAGE, CommandError
-from orchestrator.cli.neighbours import check_source, neighbours
+from orchestrator.cli.neighbours import neighbours
 from orchestrator.config import Config
 from orchestrator.wording import plural
 
@@ -80,7 +80,7 @@ def pack(
 
 
 def read_script(path: Path, config: Config) -> bytes:
-    """The script's bytes, if they can be a script; else one line that says what is wrong."""
+    """The script's bytes, if there are any and not too many; else one line that says what is wrong."""
     most = min(config.limits.script_bytes, SCRIPT_BYTES_MAX)
     try:
         if path.is_dir():
@@ -98,7 +98,6 @@ def read_script(path: Path, config: Config) -> bytes:
         raise CommandError(
             f"{path}: larger than {most:,} bytes; a script is small (limits.script_bytes)", USAGE
         )
-    check_source(str(path), data)
     return data
 
 

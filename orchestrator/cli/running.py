@@ -74,7 +74,7 @@ def up(desk: Desk) -> None:
         },
         told,
         page,
-        then=("orchestrator submit examples/gpt.py --follow", "orchestrator down"),
+        then=("orchestrator submit SCRIPT --follow", "orchestrator down"),
     )
 
 
@@ -229,7 +229,7 @@ def _next_of(view: View | None) -> tuple[str, ...]:
     live = [job for job in view.jobs if job.ended_at_s is None] if view else []
     if live:
         return (f"orchestrator logs -f {live[-1].id}",)
-    return ("orchestrator submit examples/gpt.py --follow",)
+    return ("orchestrator submit SCRIPT --follow",)
 
 
 def down(

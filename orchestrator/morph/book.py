@@ -32,7 +32,6 @@ SAME = 1e-9  # ways that differ by less are told apart by their order only
 class Book(msgspec.Struct, frozen=True, kw_only=True):
     """`plans[n]` is the layout for n workers; None where nothing fits."""
 
-    model: str
     plans: tuple[Plan | None, ...]
     fewest: int  # workers with which anything fits; 0 if none do
     missing: str  # what to say where nothing fits
@@ -47,7 +46,7 @@ class Book(msgspec.Struct, frozen=True, kw_only=True):
             raise DoesNotFit(_no_workers(self.fewest))
         plan = self.plans[min(workers, self.workers_max)]
         if plan is None:
-            raise DoesNotFit(f"{self.model} on {plural(workers, 'worker')}: {self.missing}")
+            raise DoesNotFit(f"on {plural(workers, 'worker')}: {self.missing}")
         return plan
 
 
@@ -79,7 +78,7 @@ def book(profile: Profile, task: Task, workers_max: int) -> Book:
     missing = ""
     if fewest != 1:
         missing = f"at least {fewest} are needed" if fewest else smallest(tables, task, workers_max)
-    return Book(model=profile.model, plans=(None, *plans), fewest=fewest, missing=missing)
+    return Book(plans=(None, *plans), fewest=fewest, missing=missing)
 
 
 def best(profile: Profile, task: Task, workers: int) -> Plan:

@@ -30,14 +30,16 @@ STEADY = ("gpipe", "1f1b", "varuna", "interleaved", "zero-bubble", "modulo")
 MODULO = ("interleaved", "modulo")  # stage s is on worker s mod p: each worker hosts several chunks
 SPLIT = ("zero-bubble", "modulo")  # backwards in halves
 CHUNKS = 2
+Again = bool | tuple[bool, ...]  # of all stages, or of each
 CACHED_SCHEDULES = 64
 
 
 @lru_cache(maxsize=CACHED_SCHEDULES)
 def make(
-    name: str, workers: int, microbatches: int, *, recompute: bool = False, chunks: int = CHUNKS
+    name: str, workers: int, microbatches: int, *, recompute: Again = False, chunks: int = CHUNKS
 ) -> Schedule:
-    """The schedule of this name for a pipeline of so many workers; recompute never on the last stage.
+    """The schedule of this name for a pipeline of so many workers; recompute on those stages of which it is said, or
+    on all, but never on the last.
 
     `chunks` is how many stages a worker hosts, and matters to modulo placement only.
     """
@@ -49,7 +51,7 @@ def make(
 
 
 def pack(
-    name: str, workers: int, microbatches: int, *, recompute: bool = False, chunks: int = CHUNKS
+    name: str, workers: int, microbatches: int, *, recompute: Again = False, chunks: int = CHUNKS
 ) -> Programs:
     """The programs of `make`, as the engine reads them."""
     if workers < 1 or microbatches < 1:
@@ -57,7 +59,7 @@ def pack(
             f"{name}: a pipeline of {workers} workers with {microbatches} microbatches cannot run; "
             "both must be at least 1"
         )
-    again = _all_but_last(workers, recompute and name not in (*MODULO, *SPLIT))
+    again = _all_but_last(workers, name not in (*MODULO, *SPLIT) and recompute)
     match name:
         case "gpipe":
             codes, offsets = programs.gpipe(workers, microbatches, again)
@@ -196,8 +198,12 @@ def _chain(stages: int) -> tuple[tuple[int, ...], ...]:
     return tuple((stage,) for stage in range(stages))
 
 
-def _all_but_last(stages: int, recompute: bool) -> Flags:
-    again = np.full(stages, recompute)
+def _all_but_last(stages: int, recompute: Again) -> Flags:
+    if not isinstance(recompute, bool) and len(recompute) != stages:
+        raise ScheduleError(
+            f"recompute is said of {len(recompute)} stages, and there are {stages}: one word for each"
+        )
+    again = np.broadcast_to(np.array(recompute, bool), stages).copy()
     again[-1] = False
     return again
 

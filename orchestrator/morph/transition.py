@@ -20,6 +20,7 @@ from agent.profile import Profile
 from orchestrator.morph.compiled import Codes, Flags, Reals
 from orchestrator.morph.errors import DoesNotFit
 from orchestrator.morph.plans import Plan
+from orchestrator.wording import pause
 
 BACKUP = ""
 WORTH = 0.97  # Rubick's gate: so much of all time must be left for training
@@ -194,11 +195,16 @@ def worthwhile(now: Situation) -> Verdict:
         return Verdict(go=True, because="nothing is trained as it is: this morph is forced")
     stay = now.calm_s * now.steps_per_s
     move = max(now.calm_s - now.pause_s, 0.0) * now.steps_per_s_after
+    if now.steps_per_s_after <= now.steps_per_s:
+        return Verdict(
+            go=False,
+            because=f"it would train no faster: {now.steps_per_s_after:.4g} instead of {now.steps_per_s:.4g} steps/s",
+        )
     if move <= stay:
         return Verdict(
             go=False,
             because=(
-                f"{now.pause_s:.3g} s of pause would not be won back: {now.steps_per_s_after:.4g} "
+                f"a pause of {pause(now.pause_s)} would not be won back: {now.steps_per_s_after:.4g} "
                 f"instead of {now.steps_per_s:.4g} steps/s for the {now.calm_s:.3g} s until the "
                 "next change"
             ),

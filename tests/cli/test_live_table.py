@@ -116,9 +116,12 @@ def test_a_job_that_has_no_steps_yet_is_shown():
     early = seen(
         steps_total=0, step=0, loss=None, layout="", eta_s=None, recoveries_s=(), status="PENDING"
     )
-    over = seen(status="FAILED", failures=2, because="[red]no[/] markup", ended_at_s=60.0)
+    over = seen(
+        status="FAILED", failures=2, because="[red]no[/] markup", layout="", ended_at_s=60.0
+    )
     _, text = watched(Told(None, early, over), force_terminal=True, color_system=None)
     assert "none yet" in text
+    assert "none any more" in text
     assert "2 script failures" in text
     assert "[red]no[/] markup" in text
 

@@ -1,5 +1,7 @@
 """Schedules against the answers that are known by calculation."""
 
+from collections import Counter
+
 import numpy as np
 import pytest
 
@@ -139,6 +141,27 @@ def test_pipedream_round_robin(replicas):
         i for i, action in enumerate(schedule.program(0)) if action.kind == Kind.BACKWARD
     )
     assert admitted == -(-sum(replicas) // replicas[0])
+
+
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna"])
+@pytest.mark.parametrize("asked", [(True, False, True, True), (False, True, False, False)])
+def test_each_stage_recomputes_or_does_not(name, asked):
+    """As it is said of each; the last stage never does. What the others do is the same."""
+    found = schedules.make(name, 4, 6, recompute=asked)
+    plain = schedules.make(name, 4, 6)
+    for stage in range(4):
+        actions = found.program(stage)
+        again = [action.microbatch for action in actions if action.kind == Kind.RECOMPUTE]
+        few = 5 if name == "gpipe" else 6  # its last one is still there
+        assert len(again) == len(set(again)) == (few if asked[stage] and stage < 3 else 0)
+        rest = [action for action in actions if action.kind != Kind.RECOMPUTE]
+        assert Counter(rest) == Counter(plain.program(stage))
+
+
+def test_recompute_is_said_of_as_many_stages_as_there_are():
+    """Or of all of them."""
+    with pytest.raises(ScheduleError, match="of 2 stages, and there are 4"):
+        schedules.make("1f1b", 4, 6, recompute=(True, False))
 
 
 @pytest.mark.parametrize("name", schedules.STEADY)

@@ -211,6 +211,9 @@ def test_a_gain_must_pay_for_its_pause():
     verdict = transition.worthwhile(situation(calm_s=100.0))
     assert not verdict.go
     assert "would not be won back" in verdict.because
+    slower = transition.worthwhile(situation(steps_per_s_after=situation().steps_per_s))
+    assert not slower.go
+    assert "no faster" in slower.because
     forced = transition.worthwhile(situation(steps_per_s=0.0, trained_s=0.0, calm_s=1.0))
     assert forced.go
     assert not transition.worthwhile(situation(morphs=13)).go

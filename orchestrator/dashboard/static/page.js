@@ -168,7 +168,7 @@ function job(view, one, points) {
 
 function jobs(view, losses) {
   if (!view.jobs.length) {
-    return [el("div", { class: "card empty" }, "No job yet. Submit one: ", el("code", {}, "orchestrator submit examples/gpt.py"))];
+    return [el("div", { class: "card empty" }, "No job yet. Submit one: ", el("code", {}, "orchestrator submit SCRIPT"))];
   }
   const order = [...view.jobs].sort((a, b) => (a.ended_at_s !== null) - (b.ended_at_s !== null) || b.submitted_at_s - a.submitted_at_s);
   return order.map((one) => job(view, one, losses[one.id]));
