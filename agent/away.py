@@ -11,10 +11,10 @@ from contextlib import contextmanager
 import torch
 
 
-def nothing(param: torch.Tensor) -> torch.Tensor:
-    """What a parameter like this holds while it is away. It may be on the meta device."""
+def nothing(param: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
+    """What a parameter like this holds while it is away: where it is, or on `device`."""
     floating = param.dtype.is_floating_point or param.dtype.is_complex
-    device = "cpu" if param.is_meta else param.device
+    device = param.device if device is None else device
     one = torch.full((), float("nan") if floating else 0, dtype=param.dtype, device=device)
     return one.expand(param.shape)
 

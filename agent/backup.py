@@ -12,17 +12,13 @@ import numpy as np
 
 from agent.errors import WireError
 from agent.store.format import Layer
-from agent.store.memory import copy_bytes
+from agent.store.memory import copy_bytes, ordinary
 from agent.store.shares import Extent, cut_up
 
 PAYLOAD_BYTES_MAX = 1 << 36
 LAYERS_MAX = 100_000
 
 Room = Callable[[int], memoryview]
-
-
-def anywhere(count: int) -> memoryview:
-    return np.empty(count, dtype=np.uint8).data
 
 
 class LoggedSum(msgspec.Struct, frozen=True):
@@ -60,7 +56,7 @@ class Saved(msgspec.Struct, frozen=True):
 class Assembly:
     """Slices that become a whole."""
 
-    def __init__(self, total: int, room: Room = anywhere) -> None:
+    def __init__(self, total: int, room: Room = ordinary) -> None:
         if not 0 <= total <= PAYLOAD_BYTES_MAX:
             raise WireError(f"a whole of {total} bytes is beyond the bounds")
         self.body = room(total)
@@ -100,7 +96,7 @@ class StateAssembly:
         generation: int,
         version: int,
         workers: Iterable[str],
-        room: Room = anywhere,
+        room: Room = ordinary,
         *,
         final: bool,
     ) -> None:
@@ -163,4 +159,4 @@ class StateAssembly:
 
 
 def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, dtype=np.uint8).ctypes.data)
+    return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])

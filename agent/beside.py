@@ -5,7 +5,9 @@ person's own code has (see `agent.own`). What is the same object as before, and 
 steps only, ever more seldom.
 """
 
+from collections import deque
 from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
 from types import GeneratorType
 from typing import Any
 
@@ -14,6 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from agent import own
+from agent.carried import STATE, counted, refuse_carried
 from agent.errors import Misuse
 from agent.pipeline.body import Caller
 
@@ -21,9 +24,24 @@ NAMES_MAX = 10_000
 
 GIVE = "give it to the session, Session(model, optimizer, {}, ...)"
 ANEW = "make the microbatches of a step anew from its number"
-STATE = "keep it in something with state_dict and load_state_dict, and give that to Session(...)"
 
 Mark = tuple[Any, ...]
+
+
+class Written:
+    """How often each of these tensors was written to; what has come or gone since is not asked."""
+
+    def __init__(self, things: Iterable[object], mine: set[int]) -> None:
+        tensors = [t for t in islice(things, NAMES_MAX) if isinstance(t, torch.Tensor)]
+        self._tensors = [t for t in tensors if t.is_cpu and _memory(t) not in mine]
+        self._versions = {id(tensor): tensor._version for tensor in self._tensors}
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Written)
+        both = self._versions.keys() & other._versions.keys()
+        return all(self._versions[one] == other._versions[one] for one in both)
+
+    __hash__ = None  # type: ignore[assignment]
 
 
 class Beside:
@@ -31,13 +49,16 @@ class Beside:
 
     def __init__(self, given: Mapping[str, object]) -> None:
         self._given = given
-        self._calls = 0
+        self._calls, self._counts = 0, set[str]()
         self._before: dict[str, tuple[object, Mark]] = {}
 
     def look(self, caller: Caller, step: int) -> None:
         self._calls += 1
         if self._calls & (self._calls - 1):
             return
+        if self._calls == 1:
+            refuse_carried(caller)
+            self._counts = counted(own.sources(caller.frame))
         found = dict(self._marked(caller))
         for name, (thing, mark) in found.items():
             before = self._before.get(name)
@@ -51,21 +72,25 @@ class Beside:
     def _marked(self, caller: Caller) -> Iterator[tuple[str, tuple[object, Mark]]]:
         given = [*self._given.values()]
         known = {id(each) for each in [*given, *_parts(given)]}
-        params = [
-            pair
-            for thing in given
-            if isinstance(thing, torch.nn.Module)
-            for pair in thing.named_parameters()
-        ]
-        mine, keys = {_memory(param) for _, param in params}, {name for name, _ in params}
-        for name, thing in [*own.names(caller.frame).items()][:NAMES_MAX]:
-            if name.startswith("__"):
+        models = [thing for thing in given if isinstance(thing, torch.nn.Module)]
+        keys = {name for model in models for name, _ in model.named_parameters()}
+        tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
+        mine = {_memory(tensor) for tensor in tensors}
+        found = own.names(caller.frame)
+        names = [*found.items()][:NAMES_MAX]
+        # What is in a thing that the session has is for that thing to tell.
+        inside = tuple(f"{name}." for name, thing in names if id(thing) in known)
+        for name, thing in names:
+            if name.startswith(("__", *inside)):
                 continue
             if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled():
                 _refuse_scaler(name, known=id(thing) in known)
             mark = None if id(thing) in known else _mark(thing, mine, keys)
             if mark is not None:
                 yield name, (thing, mark)
+            owner, _, attribute = name.rpartition(".")
+            if attribute in self._counts and isinstance(thing, int | float):
+                yield name, (found.get(owner), (thing,))
 
 
 def _parts(things: Iterable[object]) -> Iterator[object]:
@@ -95,6 +120,12 @@ def _mark(thing: object, mine: set[int], keys: set[str]) -> Mark | None:
         case dict() if thing.keys() & keys:
             values = [value for value in thing.values() if isinstance(value, torch.Tensor)]
             found = _versions(values, mine)
+        case dict():
+            found = (Written(thing.values(), mine),)
+        case list() | deque():
+            found = (len(thing), Written(thing, mine))
+        case torch.Tensor() | tuple():
+            found = (Written([thing] if isinstance(thing, torch.Tensor) else thing, mine),)
         case LRScheduler():
             found = (thing.last_epoch,)
         case _BaseDataLoaderIter():
@@ -120,7 +151,8 @@ def _progress(thing: Any) -> Mark | None:
     frame = thing.gi_frame
     if frame is None or frame.f_code.co_filename.startswith(own.OURS):
         return None
-    return (frame.f_lasti, *frame.f_locals.values())
+    inner = thing.gi_yieldfrom  # what it hands on, `yield from loader` for one
+    return (frame.f_lasti, *frame.f_locals.values(), *(_mark(inner, set(), set()) or ()))
 
 
 def _same(one: Mark, other: Mark) -> bool:
@@ -130,14 +162,11 @@ def _same(one: Mark, other: Mark) -> bool:
 def _equal(a: Any, b: Any) -> bool:
     if isinstance(a, tuple) and isinstance(b, tuple):
         return _same(a, b)
-    plain = int | float | str | bytes
+    plain = int | float | str | bytes | Written
     return a is b or (isinstance(a, plain) and isinstance(b, plain) and a == b)
 
 
 def _advice(name: str, thing: object) -> str:
-    match thing:
-        case torch.nn.Module() | LRScheduler():
-            return GIVE.format(name)
-        case dict():
-            return STATE
-    return ANEW
+    if isinstance(thing, torch.nn.Module | LRScheduler):
+        return GIVE.format(name)
+    return ANEW if hasattr(thing, "__next__") else STATE

@@ -20,9 +20,9 @@ import torch
 from torch import fx
 
 from agent.board import Board
-from agent.device import CPU, anywhere, clock_of, device_of, set_stream_state, stream_state
+from agent.device import CPU, anywhere, clock_of, device_of, stream_kept
 from agent.errors import Misuse
-from agent.gauge import Batch, Clock, Gauge, How, Patience, since, spent_s
+from agent.gauge import Batch, Clock, Gauge, How, Patience, spent_s
 from agent.own import is_own_class
 from agent.pipeline.cut import build, worth_cutting
 from agent.pipeline.examine import CutPoint, Facts, cut_points, examine
@@ -111,12 +111,10 @@ def gauging(
 @contextmanager
 def _untouched(graph: fx.GraphModule) -> Iterator[None]:
     buffers = [(buffer, buffer.detach().clone()) for buffer in graph.buffers()]
-    device = device_of(graph)
-    stream = stream_state(device)
     try:
-        yield
+        with stream_kept(device_of(graph)):
+            yield
     finally:
-        set_stream_state(stream, device)
         graph.zero_grad(set_to_none=True)
         with torch.no_grad():
             for buffer, before in buffers:
@@ -305,7 +303,7 @@ def _measure_apply(
     for _ in range(max(rounds, 1)):
         start_s = clock()
         twin.step()
-        times.append(since(start_s, clock))
+        times.append(clock() - start_s)
     size = sum(copy.nbytes for copy in copies)
     return statistics.median(times) / size, _state_bytes(twin) / size
 

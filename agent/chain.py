@@ -116,14 +116,15 @@ class Chain:
         return sorted(mine, key=lambda entry: places[entry][0])
 
     def _kept(self, place: int) -> frozenset[str]:
-        """The layers that a place of the chain keeps. What no stage uses stays with the last."""
+        """The layers that a place of the chain keeps. What no stage uses stays with the last. A module that has
+        nothing but buffers of no state is no layer that anybody could be asked for."""
         known = self._whole.holdings.layer_of
         used = [{known[id(t)] for t in _tensors(p.module) if id(t) in known} for p in self._pieces]
         every = self._whole.holdings.all
         kept = {REST} & every
         for stage, layers in enumerate(used):
             if self._hosts[stage] == place:
-                kept |= layers
+                kept |= layers & every
         if self._hosts[-1] == place:
             kept |= every - set().union(*used)
         return frozenset(kept)
@@ -217,10 +218,8 @@ class Chain:
                 for entry, i, one in zip(entries, at, present, strict=True)
                 if i and one and self._is_param(entry)
             ]
-            views = found.space.near(
-                views
-            )  # where one process takes them: they may round otherwise here
-            norms = measured(views, self._whole.scaler)
+            # Where one process takes them: they may round otherwise here.
+            norms = measured(found.space.near(views), self._whole.scaler)
             finite = found.space.finite(found)
         last = stage == len(self._pieces) - 1
         return Told(float(found.loss) if last else 0.0, finite, present, norms)

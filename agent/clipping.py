@@ -5,6 +5,7 @@ the order in which one process would. Nothing waits for others here, and nothing
 """
 
 import functools
+import math
 from collections.abc import Callable, Iterable
 
 import torch
@@ -30,12 +31,15 @@ def follow(holdings: Callable[[], Holdings | None]) -> None:
         if here is None or not here.norms:
             return _original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
-        total = here.norm(params, norm_type)
-        if error_if_nonfinite and not torch.isfinite(total):
-            raise RuntimeError(
-                f"the norm of the gradients is {float(total)}, so they cannot be clipped"
-            )
-        torch.nn.utils.clip_grads_with_norm_(params, max_norm, total, foreach)
+        with here.ours():
+            total = here.norm(params, norm_type)
+            if error_if_nonfinite and not torch.isfinite(total):
+                raise RuntimeError(
+                    f"the norm of the gradients is {float(total)}, so they cannot be clipped"
+                )
+            torch.nn.utils.clip_grads_with_norm_(params, max_norm, total, foreach)
+        if max_norm != math.inf:  # which is for a look at the norm
+            here.clip(params)
         return total
 
     torch.nn.utils.clip_grad_norm_ = clip_grad_norm_

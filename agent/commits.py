@@ -49,6 +49,12 @@ class History:
         """In which the newest was committed; -1 if none was."""
         return self._newest.generation
 
+    def wrote(self, generation: int, step: int) -> bool:
+        """Whether this step, played in this generation, is the newest that was committed. Of older ones nobody asks but
+        who slept through them: others have done them since.
+        """
+        return (generation, step + 1) == (self.generation, self.version)
+
     @property
     def loss(self) -> float:
         return self._newest.loss or 0.0

@@ -4,16 +4,22 @@ import threading
 from collections.abc import Callable
 from typing import TypeVar
 
-from agent.errors import WireError
+from agent.errors import Misuse, WireError
 from agent.layout import Layout
 from agent.link import Link
 from agent.mesh import Mesh
 from agent.protocol import Enter, Part
 from agent.session import Session
 from agent.wire import Connection
-from agent.world import Interrupted
+from agent.world import Interrupted, Left
 
 T = TypeVar("T")
+
+ENDS = (
+    "step {}: the scripts of others have left their loop over session.steps(...) here, and that of this worker goes on. "
+    "Whether it stops has to be the same on every worker: session.leader may not decide that, and what is counted for "
+    "it from step to step, a best loss for one, belongs into Session(model, optimizer, ...)"
+)
 
 
 class Crew:
@@ -24,6 +30,7 @@ class Crew:
     link: Link
     order: Enter | None = None  # the newest that was heard of
     entered: Enter | None = None  # the one this worker is in
+    over: int | None = None  # the version with which others have left their loops
     _mesh: Mesh
     _session: Session | None = None
 
@@ -51,7 +58,11 @@ class Crew:
         return order is not None and order.layout.generation > since
 
     def go_on(self, generation: int | None = None) -> None:
-        """Raise `Interrupted` if there is another way to go."""
+        """Raise `Interrupted` if there is another way to go, and what else there is if there is none."""
+        if self.over is not None and self.over <= self.link.step:
+            if self.session.played:
+                raise Misuse(ENDS.format(self.over))
+            raise Left
         if self.superseded(generation):
             raise Interrupted
 
@@ -66,6 +77,11 @@ class Crew:
                 self._mesh.drop(peer, connection)
             else:
                 return
+
+    def wake(self) -> None:
+        """Have the script's thread look again."""
+        with self._changed:
+            self._changed.notify_all()
 
     def has(self, peer: str, step: int, tag: str) -> bool:
         """Whether `take` would not wait."""

@@ -1,24 +1,23 @@
 """Where a worker is in a layout of deep chains, and what of that outlives a layout.
 
 A chain is made anew for each layout, and for each graph that the script's loop turns out to compute. Who is first
-in the layout chooses where the graph is cut, if the layout does not say so, and tells the others.
+in the layout chooses where the graph is cut, if the layout does not say so, and tells the others; with that goes what
+it has found out about the graph, so that whoever records the loop later does not run it for that.
 """
 
-import hashlib
 from collections.abc import Callable
-from typing import Any
 
+import msgspec
 from torch import fx
 
 from agent.chain import Chain, Whole
-from agent.device import anywhere
 from agent.errors import Misuse
 from agent.faults import passing
 from agent.layout import Layout
-from agent.pipeline.body import Recording
-from agent.pipeline.channel import Parcel
+from agent.pipeline.body import Recording, Told
+from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.cut import balance, build, measured, worth_cutting
-from agent.pipeline.examine import CutPoint, cut_points
+from agent.pipeline.examine import CutPoint, Facts, cut_points
 from agent.pipeline.wires import MeshChannel
 
 
@@ -45,6 +44,40 @@ class Sections:
         self._graph, self._points = recording.graph, points
 
 
+class Word(msgspec.Struct, frozen=True):
+    """What the first worker of a layout has to say of its recording: which graph it is, and where it is cut."""
+
+    mark: str
+    cuts: tuple[int, ...]
+    facts: Facts
+
+
+class FirstWord:
+    """... on its way to the others, once in a chain."""
+
+    def __init__(self, channel: Channel, workers: tuple[str, ...], tag: str) -> None:
+        self._channel, self._workers, self._tag = channel, workers, tag
+        self._word: Word | None = None
+
+    def say(self, word: Word) -> None:
+        parcel = Parcel(tensors=(), plain=msgspec.msgpack.encode(word))  # once for all
+        for peer in self._workers[1:]:
+            self._channel.send(peer, self._tag, parcel)
+
+    def heard(self) -> Word:
+        if self._word is None:
+            parcel = self._channel.receive(self._workers[0], self._tag)
+            assert isinstance(parcel.plain, bytes)
+            self._word = msgspec.msgpack.decode(parcel.plain, type=Word)
+        return self._word
+
+    def facts(self, mark: str) -> Facts | None:
+        """What is known of this graph, if it has come already: nobody waits for that."""
+        if self._word is None and not self._channel.ready(self._workers[0], self._tag):
+            return None
+        return self.heard().facts if self.heard().mark == mark else None
+
+
 class Deep:
     """What a worker keeps of deep layouts, from one to the next."""
 
@@ -65,7 +98,7 @@ class Deep:
         self,
         layout: Layout,
         step: int,
-        recording: Recording,
+        recorded: Callable[[Told], Recording],
         whole: Whole,
         channel: Callable[[], MeshChannel],
     ) -> Chain:
@@ -75,9 +108,11 @@ class Deep:
             self._generation = layout.generation
         if self._channel is None:
             self._channel = channel()
+        word = FirstWord(self._channel, layout.workers, f"recorded/{step}")
+        recording = recorded(word.facts)
         # Numbers that the body reads and that are not in its graph make another recording of the same graph.
         if self._chain is None or self._chain.recording.graph is not recording.graph:
-            cuts = self._cuts(layout, step, recording)
+            cuts = self._cuts(layout, recording, word)
             self._chain = Chain(layout, self._me, recording, cuts, self._channel, whole)
         return self._chain
 
@@ -86,27 +121,23 @@ class Deep:
         assert self._chain is not None
         return dict(self._chain.keepers())
 
-    def _cuts(self, layout: Layout, step: int, recording: Recording) -> tuple[int, ...]:
+    def _cuts(self, layout: Layout, recording: Recording, word: FirstWord) -> tuple[int, ...]:
         """Those of the layout, if they are of this graph; else the first worker chooses for all."""
         stages = layout.schedule_of(layout.replica_of(self._me)).stages
         known = {point.after for point in cut_points(recording.facts)}
-        if len(layout.cuts) == stages - 1 and known.issuperset(layout.cuts):
-            return layout.cuts
-        assert self._channel is not None
-        first, *others = layout.workers
-        digest = hashlib.blake2b(anywhere(recording.graph.code).encode(), digest_size=8).hexdigest()
-        if first == self._me:
-            cuts = self._sections.choose(recording, stages)
-            for peer in others:
-                parcel = Parcel(tensors=(), plain=[digest, list(cuts)])
-                self._channel.send(peer, f"cuts/{step}", parcel)
+        told = len(layout.cuts) == stages - 1 and known.issuperset(layout.cuts)
+        if layout.workers[0] == self._me:
+            cuts = layout.cuts if told else self._sections.choose(recording, stages)
+            word.say(Word(recording.mark, cuts, recording.facts))
             passing("morph: cuts told")
             return cuts
-        told: Any = self._channel.receive(first, f"cuts/{step}").plain
+        if told:
+            return layout.cuts
+        heard = word.heard()
         passing("morph: cuts told")
-        if told[0] != digest:
+        if heard.mark != recording.mark:
             raise Misuse(
-                f"the loop over session.share(...) computes something else here than on {first}: a script has "
-                "to do the same on every worker, or cannot be cut into stages"
+                f"the loop over session.share(...) computes something else here than on {layout.workers[0]}: a script "
+                "has to do the same on every worker, or cannot be cut into stages"
             )
-        return tuple(told[1])
+        return heard.cuts

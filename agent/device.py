@@ -7,8 +7,8 @@ nobody: it does what it was told some time later, and whoever wants to know a ti
 import os
 import re
 import time
-from collections.abc import Callable, Iterable
-from contextlib import suppress
+from collections.abc import Callable, Iterable, Iterator
+from contextlib import contextmanager, suppress
 
 import torch
 
@@ -101,6 +101,16 @@ def stream_state(device: torch.device) -> torch.Tensor:
     if device.type == "cpu":
         return state
     return torch.cat([state, torch.get_device_module(device).get_rng_state(device).cpu()])
+
+
+@contextmanager
+def stream_kept(device: torch.device) -> Iterator[None]:
+    """What is drawn inside leaves no trace."""
+    state = stream_state(device)
+    try:
+        yield
+    finally:
+        set_stream_state(state, device)
 
 
 def set_stream_state(state: torch.Tensor, device: torch.device) -> None:

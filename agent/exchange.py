@@ -1,8 +1,7 @@
 """The sum of a step over chains of one: reduce-scatter and all-gather, in the order of the canonical tree."""
 
-from collections.abc import Callable, Iterable
+from collections.abc import Callable
 
-import numpy as np
 import torch
 
 from agent import tree
@@ -13,13 +12,13 @@ from agent.partial import Partial
 from agent.protocol import Part
 from agent.shards import cut
 from agent.store.memory import copy_bytes
-from agent.sums import Sum
+from agent.sums import Sum, union
 
 
 def gather(
     crew: Crew, step: int, partial: Partial, total: Sum, reduced: Callable[[Sum], None]
 ) -> None:
-    """Sum over everyone into `total`; `reduced` is called when one's own slice of it is there and on its way."""
+    """Sum over everyone into `total`; `reduced` is called when one's own slice of it is there and on its way to others."""
     layout = crew.layout
     peers = [worker for worker in layout.workers if worker != crew.me]
     spans = {
@@ -28,7 +27,7 @@ def gather(
     }
     own = layout.replica_of(crew.me)
     mine = partial.nodes(own.first, own.count)
-    present = _union(node.present for node in mine)
+    present = union(node.present for node in mine)
     for peer in peers:
         part = Part(generation=layout.generation, step=step, tag="part", extra=present)
         crew.send(peer, part, [node.memory(*spans[peer]) for node in mine])
@@ -47,11 +46,12 @@ def gather(
     summed = Part(generation=layout.generation, step=step, tag="sum")
     for peer in peers:
         crew.send(peer, summed, [total.memory(start, end)])
-    reduced(total)
+    if peers:
+        reduced(total)
     for peer in peers:
         _, payload = crew.take(peer, step, "sum")
         copy_bytes(payload, total.memory(*spans[peer]))
-    total.present[:] = _union(masks)
+    total.present[:] = union(masks)
 
 
 def _parts(
@@ -71,8 +71,3 @@ def _parts(
             parts[node] = flat[index * size : (index + 1) * size]
         masks.append(present)
     return parts, masks
-
-
-def _union(masks: Iterable[bytes | bytearray]) -> bytes:
-    rows = [np.frombuffer(mask, dtype=np.uint8) for mask in masks]
-    return bytes(np.bitwise_or.reduce(rows)) if rows else b""

@@ -192,26 +192,26 @@ def one_round(
             start_s = clock()
             if halved:
                 stage.forward(0, arrived, example, keep=False)
-                times.untraced.append(since(start_s, clock))
+                times.untraced.append(clock() - start_s)
                 stage.clear()
                 start_s = clock()
             arrived = stage.forward(0, arrived, example)
             if not halved:
-                times.forward.append(since(start_s, clock))
+                times.forward.append(clock() - start_s)
         back = None if pieces[-1].last or arrived is None else stages[-1].ones_for(arrived)
         for stage, space in zip(reversed(stages), reversed(spaces), strict=True):
             check()
             start_s = clock()
             if halved:
                 back, whole = stage.input_gradient(0, back)
-                times.input_gradient.append(since(start_s, clock))
+                times.input_gradient.append(clock() - start_s)
                 start_s = clock()
                 if not whole:
                     stage.weight_gradient(0)
-                times.weight_gradient.append(since(start_s, clock))
+                times.weight_gradient.append(clock() - start_s)
             else:
                 back = stage.backward(0, back)
-                times.backward.append(since(start_s, clock))
+                times.backward.append(clock() - start_s)
             loss = stage.release(0)
             if not halved:
                 times.taking.append(_taking_s(space, loss, clock))
@@ -219,10 +219,6 @@ def one_round(
     for listed in times[1:-1]:
         listed.reverse()
     return times
-
-
-def since(start_s: float, clock: Clock) -> float:
-    return clock() - start_s
 
 
 def _taking_s(space: SumSpace, loss: float | torch.Tensor, clock: Clock) -> float:
@@ -234,7 +230,7 @@ def _taking_s(space: SumSpace, loss: float | torch.Tensor, clock: Clock) -> floa
         start_s = clock()
         space.join(into, one, next_)
         space.add(into, other)
-        seconds.append(since(start_s, clock))
+        seconds.append(clock() - start_s)
     return seconds[1] / 2
 
 
@@ -262,7 +258,7 @@ def _forwards_s(
     for microbatch in range(HELD):
         start_s = clock()
         stage.forward(microbatch, parcel, example)
-        found.append(since(start_s, clock))
+        found.append(clock() - start_s)
         if not held:
             stage.clear()
     stage.clear()
@@ -297,5 +293,5 @@ def _taking_in_s(parcel: Parcel, how: How) -> float:
     for _ in range(how.rounds + 1):
         start_s = how.clock()
         unpack(extra, payload, device)
-        times.append(since(start_s, how.clock))
+        times.append(how.clock() - start_s)
     return statistics.median(times[1:] or times)

@@ -41,6 +41,7 @@ from agent.protocol import (
     Held,
     Hello,
     Noticed,
+    Over,
     Part,
     PeerBroken,
     Peers,
@@ -133,7 +134,7 @@ class Group(Crew):
         return None if self._notice_at_s is None else self._notice_at_s - time.time()
 
     def boundary(self, session: Session, facts: Facts) -> None:
-        self._session = session
+        self._session, self.link.step = session, -1
         if self._survey.ready is None:
             warm(session, self._landing, self._greeting.state_bytes)
         self._survey.introduce(facts)
@@ -176,7 +177,7 @@ class Group(Crew):
         return self._range()
 
     def _range(self) -> tuple[int, int]:
-        mine = self.layout.replica_of(self.me)
+        mine, self.link.step = self.layout.replica_of(self.me), self.session.version
         return mine.first, mine.count
 
     def _answer_peer(self, peer: str, part: Part) -> None:
@@ -197,7 +198,7 @@ class Group(Crew):
         chain = self._deep.chain(
             layout,
             step,
-            session.recording(),
+            session.recording,
             Whole(session.space, session.holdings, session.total, session.scaler),
             lambda: MeshChannel(
                 self._mesh,
@@ -278,6 +279,8 @@ class Group(Crew):
         if summed.held is not None:
             promised = Held(tuple(sorted(summed.held)), len(self.session.holdings.all))
             self._handover.promised = promised
+        if len(self.layout.workers) == 1:  # one message behind the other: nobody waits for its sum
+            self._preparing.slice(step, summed.total)
         self._preparing.say(step, summed, promised)
         while True:
             self.wait(
@@ -302,10 +305,13 @@ class Group(Crew):
     def settle(self) -> None:
         self._snapshots.settle()
 
-    def finish(self, session: Session, facts: Facts) -> None:  # noqa: ARG002
+    def finish(self, session: Session, facts: Facts) -> bool:  # noqa: ARG002
+        self.link.step, last = -1, session.version
         while not self._done:
             try:
                 self._come_in(session)
+                if session.version < last:
+                    return False
                 if self.layout.owned:
                     self._gather_behind(session)
                 sent_at = self.link.connects
@@ -313,9 +319,12 @@ class Group(Crew):
                 self.wait(partial(self._over_or_forgotten, sent_at))
             except Interrupted:
                 continue
+            if self._snapshots.failed:
+                raise WireError("the last state could not be sent")
+        return True
 
     def _over_or_forgotten(self, sent_at: int) -> bool:
-        return self._done or self.link.connects != sent_at
+        return self._done or self._snapshots.failed or self.link.connects != sent_at
 
     def _gather_behind(self, session: Session) -> None:
         """What comes behind the loop may use all of the model, unless nobody has room for that."""
@@ -393,6 +402,9 @@ class Group(Crew):
         session = self._session
         return (-1, None) if session is None else (session.version, session.kept)
 
+    def past(self, version: int) -> bool:
+        return self._session is not None and self._session.given >= version
+
     # --- what arrives, on other threads -------------------------------------------------------------
 
     def _hello(self) -> Hello:
@@ -440,6 +452,8 @@ class Group(Crew):
                     self._notice_at_s = message.deadline_s
                 case Done():
                     self._done = True
+                case Over():
+                    self.over = message.version
                 case _:
                     raise WireError(f"the keeper sent {type(message).__name__}")
             self._changed.notify_all()
@@ -458,7 +472,8 @@ class Group(Crew):
         self._mesh.forget(before - set(order.addresses))
         self._mesh.want(order.addresses)
         self._snapshots.asked_at = order.version if order.snapshot else None
-        self._committed = order.version
+        # Not more: who slept while others did a step is told the version, and not that its own was committed.
+        self._committed = min(self._committed, order.version)
         self._redo.clear()
 
     def _peer_broke(self, peer: str) -> None:

@@ -13,7 +13,7 @@ from agent.crew import Crew
 from agent.faults import passing
 from agent.mesh import STATE
 from agent.protocol import Enter, Held, Holding, LayersAsked, Part, State
-from agent.pulling import Pulling, covers
+from agent.pulling import Changed, Pulling, covers
 from agent.session import Session
 from agent.staging import here
 from agent.store.layers import REST, share_of, with_settings
@@ -120,6 +120,10 @@ class Handover:
                     gathered, _ = self._from_backup(tuple(sorted(layers)))
             except Interrupted:
                 continue
+            except Changed:
+                if self._crew.me in order.layout.workers:
+                    raise
+                return False  # nobody waits for who is left out: they have gone on
             session.borrow(gathered, layers)
             return True
         return False
@@ -188,19 +192,22 @@ class Handover:
         """What the keeper has, and of which version; these layers of it, where nobody is sent more."""
         generation = self._crew.generation
         if layers:
-            self.state = None
+            self._crew.wait(
+                lambda: (self._take_state(generation),)
+            )  # what came of another question
             self._crew.link.send(LayersAsked(generation=generation, layers=layers))
-        state, payload = self._crew.wait(
-            lambda: (
-                self.state
-                if self.state is not None and self.state[0].generation == generation
-                else None
-            )
-        )
-        self.state = None
+        state, payload = self._crew.wait(lambda: self._take_state(generation))
         gathered = Gathered()
         gathered.add(Share(forms=state.layers, extents=whole(state.layers)), payload)
         return gathered, state.version
+
+    def _take_state(self, generation: int) -> tuple[State, memoryview] | None:
+        """What came for a newer layout, into which we shall be called, stays for that one. The lock is held."""
+        came = self.state
+        if came is None or came[0].generation > generation:
+            return None
+        self.state = None
+        return came if came[0].generation == generation else None
 
     def _start_with(self, order: Enter) -> None:
         """What belongs to no stage, and what optimizers are set to. Layers are asked for when it is known which

@@ -5,7 +5,8 @@ has not got yet is away from the start; it can be born as long as no step has ch
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
+from contextlib import contextmanager
 
 import msgspec
 import torch
@@ -17,6 +18,8 @@ from agent.pipeline.births import Unborn
 from agent.shards import Stateful
 from agent.store.layers import block_of, collect
 from agent.sums import Norm
+
+Mark = tuple[int, int]  # which tensor, and how often it was written to
 
 
 class Holdings:
@@ -35,6 +38,9 @@ class Holdings:
                 self._note(thing)
         self.here: frozenset[str] | None = None
         self.norms: dict[int, Norm] = {}  # of this step's gradients, wherever they are
+        self._as_told: list[Mark] = []  # the gradients here that these norms are of
+        self._touched = False  # they are others now
+        self._clipped: set[int] = set()  # so are those of these parameters, wherever they are
         self.astray = False  # there are no gradients, for the job went on without this worker
         self.borrowed: frozenset[str] = frozenset()  # here for the script to look at
         self._all: frozenset[str] = frozenset()
@@ -113,6 +119,25 @@ class Holdings:
                 if param.numel() > 1 and not is_away(param):
                     param.data = nothing(param)
 
+    def hear(self, norms: dict[int, Norm]) -> None:
+        """Norms of the gradients as they are now."""
+        self.norms, self._touched, self._clipped = norms, False, set()
+        self._as_told = self._marks()
+
+    def _marks(self) -> list[Mark]:
+        params = [param for layer in self._params.values() for param in layer] if self.norms else []
+        return [(id(p.grad), p.grad._version) for p in params if p.grad is not None]
+
+    @contextmanager
+    def ours(self) -> Iterator[None]:
+        """What becomes of gradients in here is known of their norms."""
+        self._touched |= self._marks() != self._as_told
+        yield
+        self._as_told = self._marks()
+
+    def clip(self, params: Collection[torch.Tensor]) -> None:
+        self._clipped |= {id(param) for param in params}
+
     def unscale(self, params: Collection[torch.Tensor]) -> None:
         """The scaler has taken its scale out of these gradients."""
         for param in params:
@@ -120,11 +145,17 @@ class Holdings:
             self.norms[id(param)] = msgspec.structs.replace(known, norm=known.unscaled)
 
     def norm(self, params: Collection[torch.Tensor], norm_type: float) -> torch.Tensor:
-        """The norm of all gradients, whoever has them: the bits that one process would have."""
+        """The norm of all gradients, whoever has them: the bits that one process would have, or none."""
         if norm_type != 2.0:
             raise Misuse(
                 f"clip_grad_norm_(norm_type={norm_type}): where each worker keeps its own layers only, the "
                 "norm of the gradients is known for norm_type=2"
+            )
+        if self._touched or any(id(param) in self._clipped for param in params):
+            raise Misuse(
+                "clip_grad_norm_(...): where each worker keeps its own layers only, the norm is known of the gradients as "
+                "they come out of session.share(...), and something has changed them since: clip by the norm once, and "
+                "do what else changes gradients behind it"
             )
         known = [self.norms[id(param)].norm for param in params if id(param) in self.norms]
         first = next(iter(params), None)

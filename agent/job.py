@@ -205,6 +205,7 @@ class Job:
         with self._lock:
             self.roster.lose_the_silent(now_s, late_s)
             self.roster.lose_the_suspected(now_s)
+            self.roster.tell_of_ends()
             self._regrouping.look(now_s, late_s)
             if self.vault.due() and not self.closed:
                 self.vault.write_beside()
@@ -225,7 +226,7 @@ class Job:
 
     def receive(self, member: Member, message: AnyMessage, payload: memoryview) -> None:
         if isinstance(message, Beat):
-            member.beat(message.microbatch_s)
+            member.beat(message.microbatch_s, message.step)
             return
         if isinstance(message, ProfileAsked):  # without the lock: Redis may be away
             self._look_up(member, message.key)
@@ -268,7 +269,8 @@ class Job:
             case CopiedState() | CopiedSum() | CopiesSent():
                 self._regrouping.salvage(member, message, payload)
             case PeerBroken():
-                if self._is_of_layout(message.generation):
+                here = message.peer in self.roster.members  # else it is known to be gone
+                if here and self._is_of_layout(message.generation):
                     due_s = time.monotonic() + PEER_GRACE_S
                     self.roster.suspicions.hear(message.peer, member.worker, due_s)
             case Lines():
@@ -295,6 +297,8 @@ class Job:
 
     def _on_snapshot(self, member: Member, message: Snapshot, payload: memoryview) -> None:
         if self.roster.layout is not None:
+            if message.final:
+                member.left = message.version
             whole = self.vault.take(message, payload, member.worker, self.roster.layout)
             if whole is not None and message.final:
                 self._ending.begin(whole)
@@ -331,7 +335,7 @@ class Job:
             self._on_failed(member, "refused", unlike)
         elif self._is_current(message.generation, message.step):
             self._round.prepared(member.worker, message)
-        elif message.step < self.history.version:
+        elif self.history.wrote(message.generation, message.step):
             member.post(Commit(generation=message.generation, version=self.history.version))
 
     def _next_commit(self) -> commits.Commit | None:

@@ -39,7 +39,7 @@ class Link:
         self._connection: Connection | None = None
         self._closed = threading.Event()
         self.connects = 0  # whoever waits for an answer sees by this that it must ask again
-        self.microbatch_s = 0.0
+        self.microbatch_s, self.step = 0.0, -1
 
     def start(self) -> None:
         """Connect (waiting as long as patience lasts) and listen from then on."""
@@ -108,4 +108,4 @@ class Link:
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):
-            self.send(Beat(microbatch_s=self.microbatch_s))
+            self.send(Beat(microbatch_s=self.microbatch_s, step=self.step))

@@ -36,14 +36,18 @@ class Member:
         self.noticed = False  # the cloud has said that its machine goes
         self.ready: Ready | None = hello.ready
         self.microbatch_s = 0.0
+        self.step = -1  # that it is in the middle of
+        self.left: int | None = None  # the version with which its script left its loop
         self.heard_bytes = -1
         self.heard_s = 0.0
         self.connection = connection
         self._waiting: queue.Queue[Outgoing | None] = queue.Queue(WAITING_MAX)
+        self._posting, self._behind = threading.Lock(), 0  # how many are not sent yet
         threading.Thread(target=self._send, name=f"to-{self.worker}", daemon=True).start()
 
-    def beat(self, microbatch_s: float) -> None:
+    def beat(self, microbatch_s: float, step: int) -> None:
         """Smoothed: a single step says little about how fast a worker is."""
+        self.step = step
         if not self.microbatch_s:
             self.microbatch_s = microbatch_s
         self.microbatch_s += SMOOTHING * (microbatch_s - self.microbatch_s)
@@ -65,10 +69,15 @@ class Member:
         self.holds(version, self._promised or self.held)
 
     def post(self, message: Message, *payload: Buffer) -> None:
-        try:
-            self._waiting.put_nowait(Outgoing(message, payload))
-        except queue.Full:
-            self.connection.close()  # it has not read for thousands of messages
+        """On this thread if nothing is before it: a commit does not wait for another one to wake."""
+        with self._posting:
+            if not self._behind and not payload and self.connection.send_now(message):
+                return
+            try:
+                self._waiting.put_nowait(Outgoing(message, payload))
+                self._behind += 1
+            except queue.Full:
+                self.connection.close()  # it has not read for thousands of messages
 
     def dismiss(self, why: str) -> None:
         """Say so, then hang up."""
@@ -99,4 +108,6 @@ class Member:
                 self.connection.send(out.message, *out.payload)
             except WireError:
                 break  # the thread that receives sees the same, and tells the job
+            with self._posting:
+                self._behind -= 1
         self.connection.close()

@@ -9,7 +9,9 @@ of newer ones are held until their time comes. The mesh itself never waits: what
 import logging
 import socket
 import threading
+import time
 from collections.abc import Callable, Iterable, Mapping
+from itertools import count
 
 from agent.errors import Refused, WireError
 from agent.protocol import AnyMessage, Part, PeerHello
@@ -18,8 +20,9 @@ from agent.wire import Connection, accept, dial
 log = logging.getLogger(__name__)
 
 HELD_PARTS_MAX = 4096
-DIALS_MAX = 50
+DIAL_S = 8.0  # for whoever is being dialled, and does not answer
 DIAL_WAIT_S = 0.05
+LOOK_S = 0.5
 ASK = "ask"  # how the tags begin of what is answered at once
 STATE = "state"  # the tag of a share of a whole state
 KEEP = "keep"  # the tag of what nobody waits for, and which is kept
@@ -45,15 +48,17 @@ class Mesh:
         self.keep: Callable[[str, Part, memoryview], None] | None = None
         self.place: Callable[[Part, int], memoryview | None] = lambda *_: None
         self._connections: dict[str, Connection] = {}
+        self._serials, self._newest = count(1), dict[str, int]()  # of dials: ours, and each peer's
         self._dialing: set[str] = set()
         self._wanted: set[str] = set()
         self._generation = -1
-        self._closed = False
+        self._closed = threading.Event()
         self.mailbox: dict[Key, tuple[bytes, memoryview]] = {}
         self.dropped = 0
         self._listener = socket.create_server((host, 0))
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         threading.Thread(target=self._listen, name="mesh-accept", daemon=True).start()
+        threading.Thread(target=self._watch, name="mesh-watch", daemon=True).start()
 
     def want(self, addresses: Mapping[str, str]) -> None:
         """Connect to these, ahead of need. Of two workers the one with the smaller name dials."""
@@ -96,17 +101,25 @@ class Mesh:
 
     def close(self) -> None:
         with self._changed:
-            self._closed = True
+            self._closed.set()
             peers = list(self._connections)
         self._listener.close()
         self.forget(peers)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            with self._changed:
+                lost = [(peer, one) for peer, one in self._connections.items() if one.unheard]
+            for peer, connection in lost:
+                log.warning("nothing that is sent to %s arrives", peer)
+                self.drop(peer, connection)
 
     def _listen(self) -> None:
         while True:
             try:
                 sock, _ = self._listener.accept()
             except OSError as error:
-                if self._closed:
+                if self._closed.is_set():
                     return
                 log.warning("a caller could not be let in: %s", error)
                 threading.Event().wait(DIAL_WAIT_S)
@@ -124,32 +137,41 @@ class Mesh:
         if not isinstance(hello, PeerHello):
             connection.close()
             return
-        self._receive(hello.worker, connection)
+        self._receive(hello.worker, connection, hello.serial)
 
     def _dial(self, peer: str, address: str) -> None:
-        waiting = threading.Event()
-        for attempt in range(DIALS_MAX):
+        until_s, attempt = time.monotonic() + DIAL_S, 0
+        while time.monotonic() < until_s:
+            attempt, serial = attempt + 1, next(self._serials)
             with self._changed:
-                if self._closed or peer not in self._wanted:
+                if self._closed.is_set() or peer not in self._wanted:
                     break
             try:
-                connection = dial(address, self._secret, PeerHello(worker=self._worker))
+                hello = PeerHello(worker=self._worker, serial=serial)
+                connection = dial(address, self._secret, hello)
             except Refused:
                 break
             except WireError:
-                waiting.wait(min(DIAL_WAIT_S * (attempt + 1), 1.0))
+                self._closed.wait(min(DIAL_WAIT_S * attempt, 1.0))
                 continue
-            self._receive(peer, connection)
+            self._receive(peer, connection, 0)
             return
         with self._changed:
             self._dialing.discard(peer)
-            report = peer in self._wanted and not self._closed
+            report = peer in self._wanted and not self._closed.is_set()
         if report:
             self._broken(peer)
 
-    def _receive(self, peer: str, connection: Connection) -> None:
-        """Everything that comes from `peer`, until the connection ends."""
+    def _receive(self, peer: str, connection: Connection, serial: int) -> None:
+        """Everything that comes from `peer`, until the connection ends. A dial that it gave up long ago, and that we
+        come to late, takes no place of a newer one.
+        """
         with self._changed:
+            if serial < self._newest.get(peer, 0):
+                connection.close()
+                return
+            self._newest[peer] = serial
+            connection.probe()
             earlier = self._connections.get(peer)
             self._connections[peer] = connection
             self._dialing.discard(peer)  # not sooner: two that replace each other may both be lost
@@ -174,7 +196,7 @@ class Mesh:
             known = self._connections.get(peer) is connection
             if known:
                 del self._connections[peer]
-            report = known and not self._closed
+            report = known and not self._closed.is_set()
             self._changed.notify_all()
         if report:
             self._broken(peer)

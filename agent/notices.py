@@ -16,14 +16,14 @@ import http.client
 import os
 import threading
 from collections.abc import Callable, Mapping
-from datetime import UTC, datetime
+from datetime import datetime
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal
 from urllib.parse import urlsplit
 
 import msgspec
 
-from cloud.clock import Clock, SystemClock
+from cloud.clock import Clock, SystemClock, utc_s
 from cloud.model import Notice, NoticeKind
 
 METADATA_URL = "http://169.254.169.254"
@@ -238,18 +238,13 @@ def _decode(said: bytes, kind: type[Any]) -> Any:
 
 def _iso_s(text: str) -> float | None:
     try:
-        return _utc_s(datetime.fromisoformat(text))
+        return utc_s(datetime.fromisoformat(text))
     except ValueError:
         return None
 
 
 def _http_s(text: str) -> float | None:
     try:
-        return _utc_s(parsedate_to_datetime(text))
+        return utc_s(parsedate_to_datetime(text))
     except ValueError:
         return _iso_s(text)
-
-
-def _utc_s(moment: datetime) -> float:
-    """Both clouds mean UTC, also where they do not say so."""
-    return (moment if moment.tzinfo else moment.replace(tzinfo=UTC)).timestamp()

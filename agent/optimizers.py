@@ -20,8 +20,9 @@ class Optimizers:
         objects: Mapping[str, Stateful],
         params: Mapping[str, torch.Tensor],
         step: Callable[[], int],
+        astray: Callable[[], bool],
     ) -> None:
-        self._objects, self._params, self._step = objects, params, step
+        self._objects, self._params, self._step, self._astray = objects, params, step, astray
         self.unused = False  # there are gradients, and no optimizer has been at work since
         self._trained = self._counted()
         self._strangers = register_optimizer_step_pre_hook(self._look)
@@ -62,6 +63,9 @@ class Optimizers:
 
     def _look(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
         """The state of one that is not ours would stay behind when others take over from this worker."""
+        if self._astray():  # these gradients are none
+            for param in self._params.values():
+                param.grad = None
         if any(thing is optimizer for thing in self._objects.values()):
             self.unused = False
             return

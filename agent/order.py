@@ -7,13 +7,19 @@ of the next, no count of those that were seen may, and no random stream of the s
 import ast
 import random
 from collections.abc import Iterator
+from pathlib import Path
 
 import numpy as np
 import torch
 
 from agent import own
 from agent.errors import Misuse
-from agent.pipeline.body import Caller, found_loop, read_first, uses
+from agent.pipeline.body import Caller, found_loop, read_behind, read_first, stored_in, uses
+
+ELSEWISE = (
+    "session.loss is the mean loss of the step; what else is wanted of all its microbatches has to be computed from "
+    "them behind the loop"
+)
 
 Stream = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
@@ -31,12 +37,17 @@ def refuse_order(caller: Caller) -> None:
             "of which others have others: put it into the microbatch"
         )
     inside = list(uses([loop.whole.target, *loop.whole.body]))
-    stored = {name for name, is_stored, _ in inside if is_stored}
-    carried = read_first(inside, stored & into_loss)
+    carried = read_first(inside, stored_in(loop) & into_loss)
     if carried is not None:
         raise Misuse(
             f"{loop.place}: `{carried.id}` goes from one microbatch into the loss of the next, which another "
             "worker may have: begin anew with every microbatch"
+        )
+    behind = read_behind(loop)
+    if behind is not None:
+        raise Misuse(
+            f"{Path(loop.file).name}:{behind.lineno}: `{behind.id}` is set in the loop over session.share(...), where "
+            f"every worker has other microbatches, so behind it there is this worker's only: {ELSEWISE}"
         )
 
 

@@ -16,6 +16,7 @@ from agent.parcel import contents
 
 OURS = str(Path(__file__).parent)
 PYTHON = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+DEPTH_MAX = 3  # objects in objects of one's own
 INSTALLED = ("/site-packages/", "/dist-packages/")
 
 
@@ -43,11 +44,28 @@ def names(frame: FrameType) -> dict[str, object]:
     found: dict[str, object] = {**frame.f_globals, **frame.f_locals}
     for where, there in _elsewhere(frame):
         found |= {f"{where}.{key}": value for key, value in there.items() if key[:2] != "__"}
-    for name, thing in [*found.items()]:
-        if is_own_class(type(thing)) and not isinstance(thing, torch.nn.Module | type):
-            inside = [*getattr(thing, "__dict__", {}).items()]
-            found |= {f"{name}.{key}": value for key, value in inside}
+    around, known = found, set[int]()
+    for _ in range(DEPTH_MAX):
+        own = {id(thing): (name, thing) for name, thing in around.items() if _is_own(thing)}
+        around = {
+            f"{name}.{key}": value
+            for each, (name, thing) in own.items()
+            if each not in known
+            for key, value in [*getattr(thing, "__dict__", {}).items()]
+        }
+        known |= own.keys()
+        found |= around
     return found
+
+
+def _is_own(thing: object) -> bool:
+    return is_own_class(type(thing)) and not isinstance(thing, torch.nn.Module | type)
+
+
+def frames(frame: FrameType) -> Iterator[FrameType]:
+    """Where a frame is, and what of the person's own called it."""
+    yield frame
+    yield from _callers(frame)
 
 
 def sources(frame: FrameType) -> dict[str, Mapping[str, object]]:

@@ -79,9 +79,10 @@ class Ready(Message, frozen=True, kw_only=True):
 
 
 class Beat(Message, frozen=True, kw_only=True):
-    """Alive; and how long a microbatch took lately (0 if none was computed)."""
+    """Alive; how long a microbatch took lately (0 if none was computed), and the step that it is in the middle of."""
 
     microbatch_s: float = 0.0
+    step: int = -1
 
 
 class Slice(Message, frozen=True, kw_only=True):
@@ -338,11 +339,20 @@ class Done(Message, frozen=True, kw_only=True):
     """The final state is in safe hands; the script may go on behind its loop."""
 
 
+class Over(Message, frozen=True, kw_only=True):
+    """With this version the script of others has left its loop, and this worker is in the step behind it."""
+
+    version: int
+
+
 # --- worker to worker ------------------------------------------------------------------------------
 
 
 class PeerHello(Message, frozen=True, kw_only=True):
+    """`serial` grows from one dial of this worker to the next."""
+
     worker: str
+    serial: int
 
 
 class Part(Message, frozen=True, kw_only=True):
@@ -392,6 +402,7 @@ AnyMessage = (
     | Noticed
     | ProfileKnown
     | Done
+    | Over
     | PeerHello
     | Part
 )

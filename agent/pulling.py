@@ -3,7 +3,8 @@
 Asked for are exactly the layers that are needed, each in shares from all who have it. Answers come from live
 memory, on a thread of their own: a version does not change in memory before everyone in the layout has prepared
 the next, so before whoever asks has been answered. A version that the script has changed all the same is
-refused.
+refused. Who was left out of the layout is waited for by nobody: so each answer is followed by a word that nothing
+changed while it was sent, and without that word it is not used.
 
 Who only looks at weights may have them from the middle of a script's step, as soon as they are right. A state
 is whole at the step's boundary only: what a schedule or an optimizer is set to may still change behind a look.
@@ -29,6 +30,10 @@ OFFERS_MAX = 2
 LOOK_AGAIN_S = 0.05
 
 Known = Mapping[str, frozenset[str] | None]  # who has which layers; None is all
+
+
+class Changed(Misuse):
+    """What was asked for is not there any more, as it was."""
 
 
 class Ask(msgspec.Struct, frozen=True):
@@ -57,6 +62,9 @@ class Crew(Protocol):
 
     def now(self) -> tuple[int, Collected | None]:
         """The version that the session is at, and its state as it was when that began."""
+
+    def past(self, version: int) -> bool:
+        """Whether the script may be changing that version, or has."""
 
 
 class Pulling:
@@ -125,8 +133,8 @@ class Pulling:
         for peer in asks:
             tag = f"give/{self._serial}"
             extra, payload = self._crew.take(peer, version, tag, generation)
-            if not extra:
-                raise Misuse(
+            if not extra or not self._crew.take(peer, version, f"{tag}/so", generation)[0]:
+                raise Changed(
                     f"the model was changed on {peer} while it was used here: where each worker keeps its own "
                     "layers only, use the model behind optimizer.step(), or on all workers alike"
                 )
@@ -141,8 +149,6 @@ class Pulling:
                 if self._crew.generation > part.generation:
                     return
                 self._changed.wait(LOOK_AGAIN_S)
-        if found.state.updates() != found.updates and self._crew.generation > part.generation:
-            return  # we are steps ahead, in a layout that whoever asks has not heard of or is not in
         connection = self._mesh().connection(peer)
         if connection is None:
             return
@@ -155,11 +161,19 @@ class Pulling:
 
     def _reply(self, connection: Connection, part: Part, ask: Ask, found: Offer) -> None:
         reply = Part(generation=part.generation, step=part.step, tag=f"give/{ask.serial}")
-        pieces: list[Piece] = []
-        if found.state.updates() == found.updates:
+        so = self._is_as_it_was(found)
+        if so:
             answer, pieces = _answer(found.state, ask)
-            reply = msgspec.structs.replace(reply, extra=msgspec.msgpack.encode(answer))
-        connection.send(reply, *here(pieces))
+            extra = msgspec.msgpack.encode(answer)
+            connection.send(msgspec.structs.replace(reply, extra=extra), *here(pieces))
+            reply = msgspec.structs.replace(reply, tag=f"{reply.tag}/so")
+            so = self._is_as_it_was(found)
+        if not so and self._crew.generation > part.generation:
+            return  # we are steps ahead, in a layout that whoever asks has not heard of
+        connection.send(msgspec.structs.replace(reply, extra=b"so" if so else b""))
+
+    def _is_as_it_was(self, offer: Offer) -> bool:
+        return not self._crew.past(offer.version) and offer.state.updates() == offer.updates
 
     def _find(self, version: int, *, look: bool) -> Offer | None:
         if version in self._offers:

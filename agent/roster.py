@@ -12,6 +12,7 @@ from agent.commits import History
 from agent.layout import Layout
 from agent.member import Member
 from agent.messages import LossCause
+from agent.protocol import Over
 from agent.recorders import Recorders
 from agent.reports import Reports
 from agent.suspicions import Suspicions
@@ -61,6 +62,13 @@ class Roster:
         if len(parts) == len(found) > 0 and len(together) < parts[0].of:
             return ()
         return tuple(found)
+
+    def tell_of_ends(self) -> None:
+        """Whoever is in a step that others will not have, since their scripts have left their loops, waits in vain."""
+        left = [member.left for member in self.inside() if member.left is not None]
+        for member in self.inside() if left else ():
+            if member.step >= min(left):
+                member.post(Over(version=min(left)))
 
     def refused(self, worker: str) -> str | None:
         """Why this worker is not let in, if it is not."""

@@ -7,6 +7,7 @@ take the same scales.
 
 import functools
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import torch
 
@@ -47,8 +48,9 @@ def follow(holdings: Callable[[], Holdings | None]) -> None:
         found_inf: torch.Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
-        found = _original(self, optimizer, inv_scale, found_inf, allow_fp16)
         here = holdings()
+        with nullcontext() if here is None else here.ours():
+            found = _original(self, optimizer, inv_scale, found_inf, allow_fp16)
         params = [param for group in optimizer.param_groups for param in group["params"]]
         known = [] if here is None else [param for param in params if id(param) in here.norms]
         if here is not None and here.astray:

@@ -35,7 +35,7 @@ import torch
 from agent import clipping, coupling, scaling, shards
 from agent.beside import Beside
 from agent.device import number_of, settle
-from agent.errors import Misuse, NotFinite, StateError
+from agent.errors import Misuse, NotFinite, StateError, WireError
 from agent.faults import passing
 from agent.form import Form
 from agent.given import check_names, check_unborn, scaler_of
@@ -45,7 +45,7 @@ from agent.order import Streams, refuse_order
 from agent.partial import Partial
 from agent.pipeline import modes
 from agent.pipeline.births import Unborn
-from agent.pipeline.body import Body, Caller, Recording, outdated
+from agent.pipeline.body import Body, Caller, Recording, Told, nobody, outdated
 from agent.pipeline.record import CannotRecord
 from agent.pipeline.scaling import place
 from agent.schedule import Kind
@@ -55,10 +55,14 @@ from agent.store.memory import Arena, copy_bytes
 from agent.store.shares import Gathered
 from agent.sums import Sum, Summed, SumSpace
 from agent.timeline import Notes
+from agent.within import Within
 from agent.world import Abandoned, Alone, Facts, Interrupted, World
 
 Batch = TypeVar("Batch")
 Model = TypeVar("Model", bound=torch.nn.Module)
+
+
+SENT_BACK = "others were lost with what only they had, and a loop that is left does no step again"
 
 
 class _Reached(BaseException):
@@ -78,8 +82,8 @@ def unbuilt(factory: Callable[[], Model]) -> Model:
     """The model that `factory` builds. In a job no worker needs to have room for all of it: the values of a layer
     are made on those who keep it, and are the ones that a single process would have made.
 
-    Whatever gives or changes values (initialisers, `.to(dtype)`) belongs into `factory`. Alone it is simply called. Such
-    a model trains on the CPU.
+    Whatever gives or changes values (initialisers, `.to(dtype)`) belongs into `factory`, and so does, last, `.to(device)`.
+    Alone it is simply called.
     """
     if _world is None or isinstance(_world, Alone):
         return factory()
@@ -124,7 +128,8 @@ class Session:
         self.microbatches = microbatches
         self.seed = seed
         self.loss = float("nan")
-        self.version = 0
+        self.version, self.played = 0, False  # the latter: the script has been through a step here
+        self.given = -1  # the newest version whose gradients the script has got, and changes it by
         self.objects: dict[str, shards.Stateful] = {"model": model}
         for index, thing in enumerate(others, start=1):
             if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
@@ -156,11 +161,14 @@ class Session:
         self._asked: tuple[Caller, Sequence[object]] | None = None  # who shares what just now
         self._recording: Recording | None = None
         self._watched: set[int] = set()
-        self._optimizers = Optimizers(self.objects, self.space.params, lambda: self.version)
+        self._optimizers = Optimizers(
+            self.objects, self.space.params, lambda: self.version, lambda: self.holdings.astray
+        )
         self._looked_at = (
             False  # the loop over share, for what depends on the order of microbatches
         )
         self._streams: Streams | None = None
+        self._within: Within | None = None
         self._apart = False  # looked at, for what depends on all gradients
         if _sessions:
             raise Misuse("the script made a second session; one holds everything that is trained")
@@ -203,7 +211,10 @@ class Session:
     def steps(self, total: int) -> Iterator[int]:
         """The steps that are still to do, up to `total`."""
         if self._phase != "made":
-            raise Misuse("session.steps() was called twice; a script has one training loop")
+            raise Misuse(
+                "session.steps() was called twice; a script has one training loop, over the steps of all epochs: "
+                "epoch, place = divmod(step, steps_per_epoch)"
+            )
         self._facts = Facts(self.microbatches, total)
         self._form.check(self.version)
         while True:
@@ -212,7 +223,10 @@ class Session:
             self._world.boundary(self, self._facts)
             self._arena = Arena()
             if self.version >= total:
-                break
+                self._phase, self._kept = "over", None
+                if self._finished():
+                    break
+                continue  # sent back to before the end
             self._kept_versions = self.collected().versions()
             self.seed_for(self.version, self.microbatches)
             self._phase = "between"
@@ -225,8 +239,7 @@ class Session:
                     f"step {self.version} ended without a complete loop over session.share(...): "
                     "every step needs one, run to its end"
                 )
-            self.version += 1
-        self._over()
+            self.version, self.played = self.version + 1, True
 
     def close(self) -> None:
         """The script has ended. If it left its loop early, what it has now is the end."""
@@ -237,12 +250,20 @@ class Session:
         if self._phase in ("between", "shared"):
             self.holdings.give_back()
             self.version += self._phase == "shared"
-            self._over()
+            self._kept = None
+            self.leave()
 
-    def _over(self) -> None:
-        self._phase, self._kept = "over", None
+    def leave(self) -> None:
+        """Before the last step, as the script has, or as others have: with the version that there is."""
+        self._phase = "over"
+        if not self._finished():
+            raise WireError(SENT_BACK)
+
+    def _finished(self) -> bool:
+        if not self._world.finish(self, self._facts):
+            return False
         self._optimizers.close()
-        self._world.finish(self, self._facts)
+        return True
 
     def share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         """This worker's microbatches of the step. When the loop ends, the gradients are there."""
@@ -250,6 +271,11 @@ class Session:
             raise Misuse(
                 "session.share(...) belongs into the body of `for step in session.steps(...)`, "
                 "once per step"
+            )
+        if not hasattr(batches, "__len__") or not hasattr(batches, "__getitem__"):
+            raise Misuse(
+                f"session.share(batches): a {type(batches).__name__} cannot be asked for one of its microbatches, "
+                "of which each worker has others: give the microbatches of this step in a list"
             )
         if len(batches) != self.microbatches:
             raise Misuse(
@@ -268,10 +294,11 @@ class Session:
         caller = Caller(frame, frame.f_lasti)
         self._beside.look(caller, self.version)
         self.eyes.look(self.version, batches, whole=self.holdings.here is None)
-        self._asked, self._streams = (caller, batches), None
+        self._asked, self._streams, self._within = (caller, batches), None, None
         if not self._looked_at:
             self._looked_at, self._streams = True, Streams(caller)
             refuse_order(caller)
+            self._within = Within(caller)
         return self._share(batches)
 
     def _share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
@@ -291,9 +318,9 @@ class Session:
             self._install(summed)
             passing("step: installed")
         except Abandoned:
-            # The rest of the body runs out on nothing, and what it does is then overwritten. No zeros: an
-            # optimizer would change the state by them, and others may be asking for it just now.
-            self.space.begin()
+            # The rest of the body runs out on zeros, and what it does is then overwritten. No optimizer sees them:
+            # it would change the state by them, and others may be asking for it just now.
+            self.space.blank()
             self.holdings.astray = True
         self._world.settle()
         self._phase, self._asked = "shared", None
@@ -329,6 +356,8 @@ class Session:
             self._take(step, microbatch, first, count)
         if self._streams is not None:
             self._streams.refuse_draws()
+        if self._within is not None:
+            self._within.refuse_kept()
         if kept is not None and kept.updates() != before:
             raise Misuse(
                 f"step {step}: the model or the optimizer was changed in the loop over session.share(...), where "
@@ -385,8 +414,8 @@ class Session:
             coupling.refuse(self.objects.values(), self._asked[0])
             self._apart = True
 
-    def recording(self) -> Recording:
-        """What the loop's body computes, as a graph. `CannotRecord` says in a line why it has none.
+    def recording(self, told: Told = nobody) -> Recording:
+        """What the loop's body computes, as a graph. `CannotRecord` says in a line why it has none. For `told` see `Body`.
 
         It can be had from the first `share` on, and is made anew when the body would read other numbers.
         """
@@ -395,16 +424,16 @@ class Session:
         if self._asked is not None:
             caller, batches = self._asked
             if self._recording is None or outdated(self._recording, caller):
-                self._record(caller, batches[0])
+                self._record(caller, batches, told)
         assert self._recording is not None
         return self._recording
 
-    def _record(self, caller: Caller, batch: object) -> None:
+    def _record(self, caller: Caller, batches: Sequence[object], told: Told) -> None:
         modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
         model = modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
         body = Body(caller)
         try:
-            found = body.record(model, self._run_recorded, batch, self.scaler)
+            found = body.record(model, self._run_recorded, batches, self.scaler, told)
         except Misuse:
             if self._streams is not None:
                 self._streams.refuse_draws()  # says better why
@@ -437,6 +466,7 @@ class Session:
         return self.scaler is not None and self._scale >= 1.0
 
     def _install(self, summed: Summed) -> None:
+        self.given = self.version
         self.loss = float(summed.total.loss) / self.microbatches
         self.holdings.norms = {}
         if summed.held is not None:
@@ -444,7 +474,7 @@ class Session:
         if summed.finite or self.scaler is not None:
             summed.total.space.install(summed.total, self.microbatches)
             self._optimizers.unused = summed.finite  # of an overflow the scaler makes no use
-            self.holdings.norms = summed.norms
+            self.holdings.hear(summed.norms)
         else:
             self.space.begin()  # a skipped step is committed, and changes nothing
 
@@ -543,7 +573,7 @@ class Session:
             self._keep(only)
             self.holdings.make_room(only)
         fill(gathered.layers.values(), gathered.read, self.objects, only, arena=self._arena)
-        self.version, self._loaded = version, True
+        self.version, self.given, self._loaded = version, -1, True
 
     def _keep(self, layers: frozenset[str]) -> None:
         """Only these are here from now on. Whoever uses the model beside the step has the rest fetched."""

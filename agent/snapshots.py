@@ -36,6 +36,7 @@ class Snapshots:
         self.asked_at: int | None = None  # the version that the keeper wants
         self._copying: Copying | None = None
         self._again = Again()
+        self.failed = False  # on a thread beside the script's, with the last state of all
         self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []  # threads that are through
 
     def settle(self) -> None:
@@ -137,6 +138,12 @@ class Snapshots:
             self._send_all(begun, shares[0], copying.whole, keep)
         except Interrupted:
             return
+        except Exception:
+            self.failed = (
+                begun.final
+            )  # of others the keeper sees that they do not come, and asks again
+            self._crew.wake()
+            raise
         if (
             keep is None and not self._crew.session.unbuilt
         ):  # where room is short, none is held for the next

@@ -18,8 +18,10 @@ has no gradient, which is not the same as a gradient of zero.
 from collections.abc import Callable, Iterable, Iterator, Sequence
 
 import msgspec
+import numpy as np
 import torch
 
+from agent.away import is_away
 from agent.device import CPU, home
 from agent.errors import Misuse
 
@@ -49,6 +51,12 @@ class Contribution(msgspec.Struct, frozen=True):
 
     loss: float | torch.Tensor
     found: list[torch.Tensor | None]
+
+
+def union(masks: Iterable[bytes | bytearray]) -> bytes:
+    """What any of several sums was contributed to, as each has it in `present`."""
+    rows = [np.frombuffer(mask, dtype=np.uint8) for mask in masks]
+    return bytes(np.bitwise_or.reduce(rows)) if rows else b""
 
 
 class Norm(msgspec.Struct, frozen=True):
@@ -147,6 +155,12 @@ class SumSpace:
         self._bring_home()
         for index, buffer in enumerate(self.buffers.values()):
             self._before[index].copy_(buffer)
+
+    def blank(self) -> None:
+        """The step is given up: gradients that say nothing, for a script that looks at some."""
+        self.begin()
+        for param in self.params.values():
+            param.grad = None if is_away(param) else torch.zeros_like(param)
 
     def _bring_home(self) -> None:
         """A forward may have put another tensor in the place of a buffer: it is the buffer that has its value then."""

@@ -1,7 +1,9 @@
 """Two workers whose connection broke each say so of the other, and only one of them can be gone.
 
-The one that most complain about is lost, once the oldest complaint has had its time: a worker that died is found
-by its own connection to the keeper before that. What the lost one said, and what was said of it, is dropped.
+The one with most broken connections is lost, whoever told of them, once the oldest complaint has had its time: a worker
+that died is found by its own connection to the keeper before that. What reaches nobody complains of everybody, and
+maybe nobody of it. Of those with as many it is the one that most complain about. What the lost one said, and what was
+said of it, is dropped.
 """
 
 from collections import Counter
@@ -27,6 +29,8 @@ class Suspicions:
         """Who is to be given up now, and the word of whom that rests on."""
         if not any(due_s <= now_s for due_s in self._due_s.values()):
             return None
-        counts = Counter(accused for accused, _ in self._due_s)
-        worst = max(counts, key=lambda worker: (counts[worker], worker))
-        return next(pair for pair in self._due_s if pair[0] == worst)
+        broken = {frozenset(pair) for pair in self._due_s}
+        counts = Counter(worker for pair in broken for worker in pair)
+        accused = Counter(worker for worker, _ in self._due_s)
+        worst = max(counts, key=lambda worker: (counts[worker], accused[worker], worker))
+        return worst, min(one for pair in broken if worst in pair for one in pair - {worst})

@@ -8,11 +8,13 @@ encrypted nor signed: machines of one job belong on one private network.
 """
 
 import contextlib
+import fcntl
 import hashlib
 import hmac
 import os
 import socket
 import struct
+import termios
 import threading
 from collections.abc import Callable
 
@@ -31,8 +33,13 @@ HANDSHAKE_S = 5.0
 ALIGN_BYTES = 64  # where payloads begin in memory, as all that torch allocates does
 PIECE_BYTES = 1 << 18  # summed while it is in the cache, and while more of it comes
 PIECES_PER_SEND = 512  # below every system's IOV_MAX
+FREE_BYTES = 1 << 12  # every socket has room for, if nothing waits in it
+UNHEARD_MAX = 4  # times that the same bytes were sent in vain: three seconds on a quick network, more on a slow one
 
 _HEAD = struct.Struct("<IQI")
+# How `struct tcp_info` begins: two states, then what was sent again and what was probed, in vain.
+_TCP_INFO = struct.Struct("BBBB")
+_PROBING = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}  # in seconds
 _encode = msgspec.msgpack.Encoder().encode
 _decode = msgspec.msgpack.Decoder(AnyMessage).decode
 
@@ -64,6 +71,25 @@ class Connection:
     def local_host(self) -> str:
         return str(self._sock.getsockname()[0])
 
+    def probe(self) -> None:
+        """Have the system ask the other machine for a sign while nobody says anything."""
+        with contextlib.suppress(OSError, AttributeError):  # closed already; or another system
+            self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
+            for name, wanted in _PROBING.items():
+                self._sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), wanted)
+
+    @property
+    def unheard(self) -> bool:
+        """Whether the other machine has not acknowledged anything for some time, as far as the system says. One whose
+        process reads nothing does acknowledge.
+        """
+        try:
+            told = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
+        except (OSError, AttributeError):  # closed, which is seen by others; or another system
+            return False
+        _, _, retransmits, probes = _TCP_INFO.unpack(told)
+        return bool(max(retransmits, probes) >= UNHEARD_MAX)
+
     def send(self, message: Message, *payload: Buffer) -> None:
         meta = _encode(message)
         pieces = [memoryview(piece).cast("B") for piece in payload if memoryview(piece).nbytes]
@@ -80,6 +106,25 @@ class Connection:
             except (OSError, ValueError) as error:
                 self.close()
                 raise WireError(f"sending {type(message).__name__} failed: {error}") from error
+
+    def send_now(self, message: Message) -> bool:
+        """Send it if there is room for it, without waiting for anything."""
+        meta = _encode(message)
+        frame = _HEAD.pack(len(meta), 0, crc32c(0, meta)) + meta
+        if len(frame) > FREE_BYTES or faults.trap is not None:
+            return False
+        if not self._sending.acquire(blocking=False):
+            return False
+        try:
+            if _unsent(self._sock):
+                return False
+            if self._sock.send(frame, socket.MSG_DONTWAIT) < len(frame):
+                self.close()  # half a message; there was room for all of it
+        except (OSError, ValueError):
+            return False  # whoever sends or receives sees it as well
+        finally:
+            self._sending.release()
+        return True
 
     def receive(
         self, place: Placer | None = None, meta_bytes_max: int = META_BYTES_MAX
@@ -147,6 +192,12 @@ def room(count: int) -> memoryview:
     found = np.empty(count + ALIGN_BYTES, dtype=np.uint8)
     start = -found.ctypes.data % ALIGN_BYTES
     return found[start : start + count].data
+
+
+def _unsent(sock: socket.socket) -> int:
+    """Bytes that the other side has not confirmed."""
+    (count,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
+    return int(count)
 
 
 def _send_all(sock: socket.socket, pieces: list[memoryview]) -> None:

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 import torch
 
-from agent import device, parcel, session
+from agent import device, own, parcel, session
 from agent.errors import Misuse, NotFinite, ParcelError, WireError
 from agent.group import Group
 from agent.messages import FailureKind, JobOrder, WorkerOrder
@@ -30,12 +30,12 @@ from agent.output import LeaderOnly, Lines, Stream
 from agent.protocol import Ended, Failed
 from agent.protocol import Lines as LinesMessage
 from agent.scratch import scratch
+from agent.world import Left
 
 GOODBYE_S = 5.0
 MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
 DISK_VARIABLE = "SPOT_TEMP_DIR"
 DETAIL_CHARS_MAX = 60_000
-OURS = str(Path(__file__).parent)
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
 TAKEN = (
     "a worker has another module of that name in use, which the script would get: rename this one"
@@ -141,6 +141,8 @@ def _play(path: Path, group: Group) -> _Failure | None:
         except SystemExit as end:
             if end.code not in (None, 0):
                 return _Failure("exit", f"the script ended itself with {end.code!r}")
+        except Left:
+            session.made()[0].leave()
         if not session.made():
             return _Failure(
                 "no_session",
@@ -185,7 +187,7 @@ def own_traceback(error: BaseException) -> str:
             [
                 frame
                 for frame in part.stack
-                if not frame.filename.startswith((OURS, "<frozen runpy>"))
+                if not frame.filename.startswith((own.OURS, "<frozen runpy>"))
             ]
         )
         part = part.__cause__ or part.__context__

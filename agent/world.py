@@ -21,6 +21,10 @@ class Abandoned(Exception):  # noqa: N818
     """The job went on without this worker: the step in flight here has no meaning any more."""
 
 
+class Left(BaseException):
+    """The others' scripts have left their loops where this worker came in: it has no step to do."""
+
+
 class Facts(msgspec.Struct, frozen=True):
     """What the others need to know about a session."""
 
@@ -70,8 +74,9 @@ class World(Protocol):
     def settle(self) -> None:
         """Return when nobody reads the state any more: the script is about to change it, or it is loaded."""
 
-    def finish(self, session: "Session", facts: Facts) -> None:
-        """The loop is over: put the final state into safe hands."""
+    def finish(self, session: "Session", facts: Facts) -> bool:
+        """The loop is over: put the final state into safe hands. False if the session was sent back instead, for what
+        only others had was lost with them: its last steps are to be done again."""
 
 
 class Alone:
@@ -111,5 +116,5 @@ class Alone:
     def settle(self) -> None:
         return None
 
-    def finish(self, session: "Session", facts: Facts) -> None:  # noqa: ARG002
-        return None
+    def finish(self, session: "Session", facts: Facts) -> bool:  # noqa: ARG002
+        return True

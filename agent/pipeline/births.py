@@ -22,6 +22,7 @@ from torch.utils import swap_tensors
 from torch.utils._pytree import tree_map_only
 
 from agent.away import is_away, nothing
+from agent.device import CPU
 from agent.errors import Misuse
 from agent.pipeline.tape import CannotPlayBack, Constants, Known, Line, Tape, inits_written
 
@@ -40,6 +41,11 @@ class Unborn(Generic[Model]):
 
     def __init__(self, factory: Callable[[], Model]) -> None:
         _give_back_at_once()
+        if (default := torch.get_default_device()) != CPU:
+            raise CannotPlayBack(
+                f"torch.set_default_device({str(default)!r}) has values drawn on that device, which cannot be done in "
+                f"parts: bring the model there with .to(...) within the function, or {BUILT}"
+            )
         stream, tape = torch.get_rng_state(), Tape()
         self.model = _built(factory, tape)
         if not torch.equal(torch.get_rng_state(), stream):
@@ -59,7 +65,9 @@ class Unborn(Generic[Model]):
         self._params = [param for param in self.model.parameters() if param.is_meta]
         beside = list(_beside(self.model))
         self._known: dict[int, Known] = {id(t): tape.known(t) for t in (*self._params, *beside)}
+        self._places = {one: tape.place_of(known) for one, known in self._known.items()}
         self._refuse_views(beside)
+        self._refuse_other_parameters()
         tape.forget()
         self._begin(beside)
         self.model.register_forward_pre_hook(lambda *_: self.used())
@@ -71,6 +79,19 @@ class Unborn(Generic[Model]):
             raise CannotPlayBack(
                 f"the model keeps a view of one of its parameters beside it: make it in forward, or {BUILT}"
             )
+
+    def _refuse_other_parameters(self) -> None:
+        """On some devices torch makes new parameters of those that are brought there, and ties end: a single process
+        would train another model than the one that is built here."""
+        if torch.__future__.get_swap_module_params_on_conversion():
+            return
+        for place in {self._places[id(param)] for param in self._params} - {CPU}:
+            there = torch.empty(0, device=place)
+            if not torch._has_compatible_shallow_copy_type(torch.empty(0, device=CPU), there):
+                raise CannotPlayBack(
+                    f".to({str(place)!r}) makes new parameters there, and ends ties: say torch.__future__."
+                    f"set_swap_module_params_on_conversion(True) before it, or {BUILT}"
+                )
 
     def _begin(self, beside: Sequence[torch.Tensor]) -> None:
         """All of it once, and what is small stays."""
@@ -85,9 +106,10 @@ class Unborn(Generic[Model]):
     ) -> None:
         for tensor in tensors:
             known = self._known[id(tensor)]
-            value = known.of(real[known.number]) if known.number in wanted else nothing(tensor)
-            if known.number in wanted and known.view is not None:
-                value = value.clone()
+            if known.number in wanted:
+                value = self._made(tensor, real)
+            else:
+                value = nothing(tensor, self._places[id(tensor)])
             if isinstance(tensor, torch.nn.Parameter):
                 value = torch.nn.Parameter(value, tensor.requires_grad)
             try:
@@ -96,6 +118,12 @@ class Unborn(Generic[Model]):
                 raise CannotPlayBack(
                     f"something besides the model holds on to one of its tensors ({error}): {BUILT}"
                 ) from error
+
+    def _made(self, tensor: torch.Tensor, real: dict[int, torch.Tensor]) -> torch.Tensor:
+        """What has been played for it, where it belongs."""
+        known, place = self._known[id(tensor)], self._places[id(tensor)]
+        value = known.of(real[known.number])
+        return value.clone() if known.view is not None and place == CPU else value.to(place)
 
     @property
     def params(self) -> tuple[torch.nn.Parameter, ...]:
@@ -119,9 +147,7 @@ class Unborn(Generic[Model]):
         with _kept(self._lines, self._threads):
             real = _played(_leading(self._lines, self._roots, wanted), wanted, _draw_again)
         for param in lacking:
-            known = self._known[id(param)]
-            value = known.of(real[known.number])
-            param.data = value if known.view is None else value.clone()
+            param.data = self._made(param, real)
 
 
 def _built(factory: Callable[[], Model], tape: Tape) -> Model:
@@ -132,8 +158,8 @@ def _built(factory: Callable[[], Model], tape: Tape) -> Model:
         if "meta" not in str(error).lower():
             raise
         raise CannotPlayBack(
-            f"the model's constructor looks at values that it has just made, or brings them to a device ({error}), so "
-            f"it cannot be built in parts: leave the one to the first step; for the other, and else, {BUILT}"
+            f"the model's constructor looks at values that it has just made ({error}), so it cannot be built in "
+            f"parts: leave that to the first step, or {BUILT}"
         ) from error
 
 

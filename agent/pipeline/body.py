@@ -15,9 +15,11 @@ behind `session.backward(...)`.
 
 import ast
 import contextlib
+import hashlib
 import io
 import linecache
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
 from pathlib import Path
 from types import CodeType, FrameType
 from typing import Any
@@ -28,12 +30,13 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
-from agent.device import device_of
+from agent.device import anywhere, device_of
 from agent.errors import Misuse
-from agent.pipeline.examine import Facts, examined, unsaved
+from agent.pipeline.examine import Facts, examined
 from agent.pipeline.reads import Reads
 from agent.pipeline.record import (
     FIXED,
+    LOOKS,
     CannotRecord,
     attributes_kept,
     functions_refused,
@@ -41,6 +44,7 @@ from agent.pipeline.record import (
     streams_kept,
 )
 from agent.pipeline.scaling import Scaler
+from agent.pipeline.witness import unsaved
 
 MICROBATCH = "__microbatch__"
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -61,8 +65,11 @@ class Recording(msgspec.Struct, frozen=True):
 
     def same_as(self, other: "Recording") -> bool:
         """Constants have no values in the code, so a graph that has any is like no other."""
-        code = self.graph.code
-        return code == other.graph.code and "_tensor_constant" not in code
+        return self.graph.code == other.graph.code and not _has_constants(self.graph)
+
+    @property
+    def mark(self) -> str:
+        return mark_of(self.graph)
 
     def flatten(self, batch: object) -> tuple[torch.Tensor, ...]:
         leaves, spec = pytree.tree_flatten(batch)
@@ -78,7 +85,31 @@ class Recording(msgspec.Struct, frozen=True):
                     f"session.share(batches): a microbatch of {shapes[0]}, and the loop could be recorded for "
                     f"{shapes[1]} only, since it asks how large its inputs are: make all alike, or train with depth 1"
                 )
+        looks = self.graph.meta.get(LOOKS)
+        if looks is not None and (place := looks.differs(leaves)):
+            raise CannotRecord(
+                f"session.share(batches): {place} looks at what is in a microbatch, whether any of it is masked for one, and "
+                "finds something else than it found in the one that was recorded: make all alike, or train with depth 1"
+            )
         return tuple(leaves)
+
+
+def _has_constants(graph: fx.GraphModule) -> bool:
+    return "_tensor_constant" in graph.code
+
+
+def mark_of(graph: fx.GraphModule) -> str:
+    """The same for whoever computes the same, on whichever device."""
+    return hashlib.blake2b(anywhere(graph.code).encode(), digest_size=8).hexdigest()
+
+
+Told = Callable[[str], Facts | None]
+Looked = tuple[fx.GraphModule, Facts, Any]
+
+
+def nobody(mark: str) -> Facts | None:  # noqa: ARG001
+    """Nobody else has looked at this graph."""
+    return None
 
 
 class Body:
@@ -94,11 +125,13 @@ class Body:
         self,
         model: torch.nn.Module,
         run: Callable[..., Any],
-        batch: object,
+        batches: Sequence[object],
         scaler: Scaler | None = None,
+        told: Told = nobody,
     ) -> Recording:
-        """`run(body)` runs it, and gives the loss that was handed to `session.backward`."""
-        leaves, spec = pytree.tree_flatten(batch)
+        """`run(body)` runs it, and gives the loss that was handed to `session.backward`. `told` may know what another
+        worker has found out about the graph of this mark: the body is not run then, for it was there."""
+        leaves, spec = pytree.tree_flatten(batches[0])
         if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
             kinds = sorted({type(leaf).__name__ for leaf in leaves})
             raise CannotRecord(
@@ -112,19 +145,46 @@ class Body:
         self._refuse_hooks(model)
         leaves = [leaf.clone() for leaf in leaves]  # the body may write into its microbatch
 
-        def own() -> Any:
-            return loss_of(None, *(leaf.clone() for leaf in leaves))
+        def own(batch: Sequence[torch.Tensor] = leaves) -> Any:
+            return loss_of(None, *(leaf.clone() for leaf in batch))
+
+        def recorded(fixed: bool) -> Looked:
+            with attributes_kept(model):
+                graph = record(model, loss_of, leaves, scaler, fixed=fixed)
+                known = None if _has_constants(graph) else told(mark_of(graph))
+                return (graph, known, None) if known else (graph, *examined(graph, leaves))
 
         try:
-            with attributes_kept(model):
-                graph = record(model, loss_of, leaves, scaler)
-                facts, loss = examined(graph, leaves)
+            graph, facts, loss = self._recorded(recorded, partial(self._run_twice, model, own))
+        except CannotRecord as error:
+            raise CannotRecord(self._short(str(error))) from error
+        found = Recording(graph, facts, tuple(leaves), spec, self._reads(graph, model))
+        if graph.meta.get(FIXED) and loss is not None and isinstance(batches, list | tuple):
+            for other in [found.flatten(batch) for batch in batches[1:]][:1]:
+                # What was taken from the first one shows.
+                loss = self._again(model, partial(graph, *other))
+                self._compare(loss, self._again(model, partial(own, other)))
+        return found
+
+    def _recorded(self, recorded: Callable[[bool], Looked], run: Callable[[], Any]) -> Looked:
+        """With placeholders, and where these lead astray with tensors as they are. The loss is that of the loop itself;
+        there is none if somebody has looked before."""
+        try:
+            graph, facts, loss = recorded(False)
         except CannotRecord as error:
             with self._failing_left_to_the_script():
-                self._run_twice(model, own)
-            raise CannotRecord(self._short(str(error))) from error
-        self._compare(loss, self._run_twice(model, own))
-        return Recording(graph, facts, tuple(leaves), spec, self._reads(graph, model))
+                run()
+            try:
+                graph, facts, loss = recorded(True)
+            except CannotRecord:
+                raise error from None
+        if loss is None:
+            return graph, facts, None
+        found = run()
+        if not _alike(loss, found) and not graph.meta.get(FIXED):
+            graph, facts, loss = recorded(True)
+        self._compare(loss, found)
+        return graph, facts, loss
 
     @contextlib.contextmanager
     def _failing_left_to_the_script(self) -> Iterator[None]:
@@ -150,13 +210,10 @@ class Body:
     def _compare(self, loss: Any, again: Any) -> None:
         """The recording computes what the body computes: code that asks what its inputs are sees placeholders
         while it is recorded, and may take another way with them."""
-        if not isinstance(loss, torch.Tensor) or not isinstance(again, torch.Tensor):
-            return  # `session.backward` says what a loss has to be
-        one, other = loss.detach(), again.detach()
-        if not _same(one, other):
+        if not _alike(loss, again):
             raise CannotRecord(
                 f"{self._at(self._loop)}: recorded, this loop computes another loss than it does when it is run "
-                f"({float(one.mean())}, not {float(other.mean())}): something in it asks what its inputs are, and "
+                f"({float(loss.detach().mean())}, not {float(again.detach().mean())}): something in it asks what its inputs are, and "
                 "is told something else by a placeholder. Train with depth 1"
             )
 
@@ -165,8 +222,7 @@ class Body:
         with attributes_kept(model):
             one, before = self._again(model, run), _attributes(model)
             other, after = self._again(model, run), _attributes(model)
-        tensors = isinstance(one, torch.Tensor) and isinstance(other, torch.Tensor)
-        if tensors and not _same(one.detach(), other.detach()):
+        if not _alike(one, other):
             kept = sorted(name for name in after if after[name] is not before.get(name))
             what = " and ".join(f"`{name}`" for name in kept[:2]) or "something"
             raise Misuse(
@@ -233,8 +289,11 @@ class Body:
         return text.replace(self._file, Path(self._file).name)
 
 
-def _same(one: torch.Tensor, other: torch.Tensor) -> bool:
-    return torch.equal(one.nan_to_num(), other.nan_to_num())
+def _alike(one: Any, other: Any) -> bool:
+    """What is no loss is left to `session.backward`, which says what it has to be."""
+    if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
+        return True
+    return torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
 
 
 def _attributes(model: torch.nn.Module) -> dict[str, Any]:
@@ -367,19 +426,11 @@ def _refuse(loop: Loop, at: Callable[[Any], str]) -> None:
             )
     for part in body:
         _refuse_effects(part, at)
-    inside = list(uses([loop.whole.target, *body]))
-    stored = {name for name, is_stored, _ in inside if is_stored}
-    carried = read_first(inside, stored)
+    carried = read_first(list(uses([loop.whole.target, *body])), stored_in(loop))
     if carried is not None:
         raise CannotRecord(
             f"{at(carried)}: `{carried.id}` goes from one microbatch to the next, which are not computed in "
             "one place when the model is cut into stages"
-        )
-    behind = read_first(list(_around(loop)), stored)
-    if behind is not None:
-        raise CannotRecord(
-            f"{at(behind)}: `{behind.id}` is set in the loop over session.share(...), whose body is not run "
-            "for every microbatch when the model is cut into stages. Behind it, session.loss is the loss"
         )
 
 
@@ -440,6 +491,17 @@ def _around(loop: Loop) -> Iterator[Use]:
     ]
     first = min((node.lineno for node in again), default=loop.lineno)
     yield from (use for use in found if first <= use[2].lineno and _at(use[2]) < start)
+
+
+def stored_in(loop: Loop) -> set[str]:
+    """The names that the loop sets."""
+    inside = uses([loop.whole.target, *loop.whole.body])
+    return {name for name, is_stored, _ in inside if is_stored}
+
+
+def read_behind(loop: Loop) -> ast.Name | None:
+    """What the loop sets, and the code around it reads before it sets it anew."""
+    return read_first(list(_around(loop)), stored_in(loop))
 
 
 def _at(node: ast.Name) -> tuple[int, int]:

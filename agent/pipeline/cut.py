@@ -19,7 +19,7 @@ import torch
 from torch import fx
 
 from agent.away import stood_in
-from agent.device import clock_of, device_of, set_stream_state, stream_state
+from agent.device import clock_of, device_of, stream_kept
 from agent.errors import Misuse
 from agent.pipeline import modes
 from agent.pipeline.examine import CutPoint, Facts, cut_points, used
@@ -152,7 +152,7 @@ def _owners(
     for node in nodes:
         places = [node] if node.op == "call_module" else list(node.users)
         for tensor in used(graph, node):
-            if id(tensor) in names:
+            if id(tensor) in names and places:  # it may be fetched, and used nowhere
                 stages = found.setdefault(names[id(tensor)], set())
                 stages |= {stage_of[position[place]] for place in places}
     return {name: sorted(stages) for name, stages in found.items()}
@@ -205,20 +205,19 @@ def measured(
     Every round goes through all pieces, so that a disturbance is not all of one piece's rounds.
     """
     device = pieces[0].device
-    clock = clock_of(device, time.perf_counter)
-    stream, found = stream_state(device), [math.inf] * len(pieces)
-    for _ in range(rounds):
-        arrived = None
-        for index, piece in enumerate(pieces):
-            with stood_in(piece.module):
-                stage = Stage(piece, microbatches=1)
-                start_s = clock()
-                sent = stage.forward(0, arrived, example)
-                stage.backward(0, stage.ones_for(sent))
-                found[index] = min(found[index], clock() - start_s)
-                stage.module.zero_grad()
-            arrived = sent
-    set_stream_state(stream, device)
+    clock, found = clock_of(device, time.perf_counter), [math.inf] * len(pieces)
+    with stream_kept(device):
+        for _ in range(rounds):
+            arrived = None
+            for index, piece in enumerate(pieces):
+                with stood_in(piece.module):
+                    stage = Stage(piece, microbatches=1)
+                    start_s = clock()
+                    sent = stage.forward(0, arrived, example)
+                    stage.backward(0, stage.ones_for(sent))
+                    found[index] = min(found[index], clock() - start_s)
+                    stage.module.zero_grad()
+                arrived = sent
     return found
 
 

@@ -12,17 +12,17 @@ A cut is refused where it would change the numbers:
 
 import weakref
 from collections.abc import Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, nullcontext
 from typing import Any
 
 import msgspec
 import torch
 from torch import fx
-from torch.autograd.graph import saved_tensors_hooks
 
-from agent.device import device_of, set_stream_state, stream_state
+from agent.device import device_of, stream_kept, stream_state
 from agent.pipeline import modes
 from agent.pipeline.record import CannotRecord, python_drawn, where
+from agent.pipeline.witness import unsaved
 
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
@@ -81,6 +81,7 @@ def examined(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> tuple[Fa
             *look.writes(),
             *look.casts.spans(),
             *_switches(graph),
+            *modes.without_grad(graph.graph.nodes),
             *_buffer_uses(graph, written),
         ),
         draws=tuple(look.draws),
@@ -89,33 +90,16 @@ def examined(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> tuple[Fa
     return facts, out
 
 
-@contextmanager
-def unsaved() -> Iterator[None]:
-    """Forwards with gradients enabled, but nothing is kept for a backward."""
-    with saved_tensors_hooks(_drop, _dropped):
-        yield
-
-
-def _drop(tensor: torch.Tensor) -> None:
-    """What a graph saves that nobody will go back through."""
-
-
-def _dropped(_: None) -> torch.Tensor:
-    raise RuntimeError("the forward differentiates something itself")
-
-
 def _looked(
     graph: fx.GraphModule, example: Sequence[torch.Tensor], how: AbstractContextManager[None]
 ) -> tuple["_Look", frozenset[str], Any]:
     """And the buffers that were written to, which are as they were before, and what came out."""
     before = {name: buffer.clone() for name, buffer in graph.named_buffers()}
-    device, look = device_of(graph), _Look(graph)
-    stream = stream_state(device)
+    look = _Look(graph)
     try:
-        with how, modes.kept():
+        with stream_kept(device_of(graph)), how, modes.kept():
             out = look.run(*example)
     finally:
-        set_stream_state(stream, device)
         written = frozenset(
             name for name, buffer in graph.named_buffers() if not torch.equal(buffer, before[name])
         )
@@ -148,10 +132,10 @@ class _Look(fx.Interpreter):
         self._memories: dict[int, _Memory] = {}
         self._writes: dict[int, int] = {}  # last by first node
         self.draws: list[int] = []
+        self._stream, self._others = stream_state(self._device), python_drawn()
         self.casts = modes.Casts(graph.parameters())
 
     def run_node(self, n: fx.Node) -> Any:
-        stream, others = stream_state(self._device), python_drawn()
         try:
             with self.casts.watching(self._index[n], n):
                 out = super().run_node(n)
@@ -159,13 +143,15 @@ class _Look(fx.Interpreter):
             raise CannotRecord(
                 f"{where(error)}: {n.format_node()} fails on the first microbatch: {error}"
             ) from error
-        if python_drawn() != others:
+        if python_drawn() != self._others:
             raise CannotRecord(
                 f"{n.target} draws from Python's or numpy's random stream, which does not travel from "
                 "stage to stage: draw from torch instead, or train with depth 1"
             )
-        if not torch.equal(stream_state(self._device), stream):
+        stream = stream_state(self._device)
+        if not torch.equal(stream, self._stream):
             self.draws.append(self._index[n])
+            self._stream = stream
         self._note(n, out)
         return out
 

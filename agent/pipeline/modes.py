@@ -4,11 +4,13 @@
     change    another one inside of it, or the end of that
     leave     the outermost ends
 
+    grad      gradients are wanted from here on, or no more
+
 A stage that begins between them enters anew, and leaves at its end. What is kept is not kept over a cut then, and a
 weight that was cast once for two uses has its gradients added in half precision: no cut goes between those (`Casts`).
 """
 
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 from typing import Any
 
@@ -56,13 +58,19 @@ def leave(*modes: Any) -> None:
     change(*modes)
 
 
+@has_side_effect
+def grad(enabled: bool) -> None:
+    torch.set_grad_enabled(enabled)
+
+
 @contextmanager
 def kept() -> Iterator[None]:
     """Whatever fails in between, all is as before."""
-    modes, before = current(), nesting()
+    modes, before, enabled = current(), nesting(), torch.is_grad_enabled()
     try:
         yield
     finally:
+        torch.set_grad_enabled(enabled)
         while nesting() > before:
             leave(*modes)
         change(*modes)
@@ -73,11 +81,8 @@ class Switches:
 
     def __init__(self) -> None:
         self._outside, self._nesting = current(), nesting()
-        self._region, self._begun = (
-            0,
-            0,
-        )  # the outermost autocast that the graph is in, and how many there were
-        self._modes = self._outside
+        self._region = self._begun = 0  # which outermost autocast it is in, and how many there were
+        self._modes, self._grad = self._outside, torch.is_grad_enabled()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -108,10 +113,28 @@ class Switches:
         elif modes != self._modes:
             graph.call_function(change, modes)
         self._region, self._modes = region, modes
+        if torch.is_grad_enabled() != self._grad:
+            self._grad = not self._grad
+            graph.call_function(grad, (self._grad,))
 
 
 def is_switch(node: fx.Node) -> bool:
     return node.op == "call_function" and node.target in (enter, change, leave)
+
+
+def switches(node: fx.Node) -> bool:
+    """Autocasts or gradients."""
+    return is_switch(node) or (node.op == "call_function" and node.target is grad)
+
+
+def without_grad(nodes: Iterable[fx.Node]) -> Iterator[tuple[int, int]]:
+    """From where gradients are not wanted to where they are again."""
+    first = None
+    for index, node in enumerate(nodes):
+        if node.op == "call_function" and node.target is grad:
+            if first is not None:
+                yield first, index
+            first = None if node.args[0] else index
 
 
 def in_force(nodes: list[fx.Node], at: int) -> tuple[Any, ...] | None:

@@ -4,16 +4,16 @@
 wrong, so those are looked for here: what is drawn at random or computed without gradients
 while recording would be frozen into the graph or lost from it. A module in which that happens, or whose
 code asks for values that do not exist yet, is kept whole and called as it is: the graph then goes
-module by module around it. What is computed under an autocast has nodes around it that switch it: see `modes`. When the outermost code itself cannot be recorded so, `torch.export` is asked;
-when that cannot either, the error names the line.
+module by module around it. What is computed under an autocast has nodes around it that switch it: see `modes`.
+
+When the outermost code itself cannot be recorded so, or most of the model would be one node, it is run on a microbatch as it is: see
+`witness`. When that does not help either, the error names the line.
 """
 
 import random
 import traceback
-import warnings
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from pathlib import Path
 from typing import Any
 
 import numpy as np
@@ -22,15 +22,16 @@ from torch import fx
 from torch.autograd.function import _SingleLevelFunction
 
 from agent import own
-from agent.device import device_of, set_stream_state, stream_state
+from agent.device import device_of, stream_kept, stream_state
 from agent.errors import Misuse
 from agent.pipeline.modes import Switches
 from agent.pipeline.scaling import Scaler, Scaling
+from agent.pipeline.witness import HERE, LIBRARY, Witness, refuse_replaced
 
 LossOf = Callable[..., torch.Tensor]
-LIBRARY = str(Path(torch.__file__).parent)
 FIXED = "shapes are fixed"  # in the `meta` of a graph: sizes are constants in it
-HERE = str(Path(__file__).parents[1])
+LOOKS = "looks"  # and this is what of a microbatch's values is
+LUMP = 0.2  # of a model's parameters may be in one node
 
 
 class CannotRecord(Misuse):
@@ -57,29 +58,128 @@ def record(
     loss_of: LossOf,
     example: Sequence[torch.Tensor],
     scaler: Scaler | None = None,
+    *,
+    fixed: bool = False,
 ) -> fx.GraphModule:
-    """The graph of `loss_of(model, *batch)`; parameters keep their names behind `model.`"""
-    whole = Recorded(model, loss_of, scaler)
-    kept: set[str] = set()
-    for _ in range(1 + sum(1 for _ in model.modules())):
-        tracer = _Tracer(frozenset(kept), device_of(model))
+    """The graph of `loss_of(model, *batch)`; parameters keep their names behind `model.`
+
+    With placeholders it holds for microbatches of any shape, so they are tried first, unless `fixed` says that they
+    are of no use. If most of the model would be one node then, it is run on the example as it is.
+    """
+    first = None
+    if not fixed:
         try:
-            scaling = whole.scaling.recorded(CannotRecord) if whole.scaling else nullcontext()
-            with (
-                streams_kept(device_of(model)),
-                attributes_kept(whole.model),
-                tracer.switches.watching(),
-                scaling,
-            ):
-                graph = tracer.trace(whole, {"batch": len(example)})
-            return fx.GraphModule(whole, graph)
+            graph = _attempts(_on_placeholders, Recorded(model, loss_of, scaler), example)
         except CannotRecord:
             raise
         except Exception as error:  # whatever the person's code raises
-            if tracer.failed is None or tracer.failed in kept:
-                return _export(whole, example, error)
-            kept.add(tracer.failed)
+            first = error
+        else:
+            if _lump(graph) <= LUMP:
+                return graph
+    try:
+        other = _attempts(_on_example, Recorded(model, loss_of, scaler), example)
+    except CannotRecord:
+        raise
+    except Exception as error:
+        if first is None and not fixed:
+            return graph
+        raise _cannot(error) from error
+    return other if first or fixed or _lump(other) < _lump(graph) else graph
+
+
+Attempt = Callable[[Recorded, Sequence[torch.Tensor], frozenset[str]], fx.GraphModule]
+
+
+def _attempts(attempt: Attempt, whole: Recorded, example: Sequence[torch.Tensor]) -> fx.GraphModule:
+    """Module by module around what has to be kept whole."""
+    kept: set[str] = set()
+    for _ in range(1 + sum(1 for _ in whole.modules())):
+        scaling = whole.scaling.recorded(CannotRecord) if whole.scaling else nullcontext()
+        try:
+            with streams_kept(device_of(whole)), attributes_kept(whole), scaling:
+                return attempt(whole, example, frozenset(kept))
+        except _Failed as failed:
+            if failed.module is None or failed.module in kept:
+                raise failed.error from None
+            kept.add(failed.module)
     raise AssertionError("every module is kept whole, and still one fails")
+
+
+class _Failed(Exception):  # noqa: N818 - a reason to try it otherwise
+    """While this module was taken apart; None stands for the code around all of them."""
+
+    def __init__(self, error: Exception, module: str | None) -> None:
+        self.error, self.module = error, module
+
+
+def _on_placeholders(
+    whole: Recorded, example: Sequence[torch.Tensor], kept: frozenset[str]
+) -> fx.GraphModule:
+    tracer = _Tracer(kept, device_of(whole))
+    try:
+        with tracer.switches.watching():
+            return fx.GraphModule(whole, tracer.trace(whole, {"batch": len(example)}))
+    except CannotRecord:
+        raise
+    except Exception as error:
+        raise _Failed(error, tracer.failed) from error
+
+
+def _on_example(
+    whole: Recorded, example: Sequence[torch.Tensor], kept: frozenset[str]
+) -> fx.GraphModule:
+    witness = Witness(whole, kept, is_leaf)
+    before = python_drawn()
+    try:
+        with buffers_kept(whole), witness.switches.watching():
+            graph, looks = witness.trace([tensor.clone() for tensor in example])
+        _refuse_frozen(before)
+    except CannotRecord:
+        raise
+    except Exception as error:
+        raise _Failed(error, witness.failed) from error
+    found = fx.GraphModule(whole, graph)
+    found.meta |= {FIXED: True, LOOKS: looks}
+    return found
+
+
+def _refuse_frozen(before: tuple[object, ...]) -> None:
+    if python_drawn() != before:
+        raise fx.proxy.TraceError("it draws from Python's or numpy's random stream")
+
+
+def _lump(graph: fx.GraphModule) -> float:
+    """How much of the model is in its largest node, of what could be taken apart."""
+    modules = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
+    sizes = [
+        sum(param.numel() for param in module.parameters())
+        for module in map(graph.get_submodule, modules)
+        if next(module.children(), None) is not None
+    ]
+    total = sum(param.numel() for param in graph.parameters())
+    return max(sizes, default=0) / max(total, 1)
+
+
+def is_leaf(m: torch.nn.Module, name: str) -> bool:
+    """Called as it is: torch's own modules, and what has hooks of its backward, which belong to the call."""
+    return (
+        isinstance(m, Scaling)
+        or bool(m._backward_hooks or m._backward_pre_hooks)
+        or fx.Tracer().is_leaf_module(m, name)
+    )
+
+
+@contextmanager
+def buffers_kept(whole: torch.nn.Module) -> Iterator[None]:
+    """What a forward writes to them is not seen."""
+    before = [(buffer, buffer.detach().clone()) for buffer in whole.buffers()]
+    try:
+        yield
+    finally:
+        with torch.no_grad():
+            for buffer, value in before:
+                buffer.copy_(value)
 
 
 class _Tracer(fx.Tracer):
@@ -110,13 +210,7 @@ class _Tracer(fx.Tracer):
         return graph
 
     def is_leaf_module(self, m: torch.nn.Module, module_qualified_name: str) -> bool:
-        # Hooks of a backward belong to the call of the module, which is not there if it is taken apart.
-        return (
-            module_qualified_name in self._kept
-            or isinstance(m, Scaling)
-            or bool(m._backward_hooks or m._backward_pre_hooks)
-            or super().is_leaf_module(m, module_qualified_name)
-        )
+        return module_qualified_name in self._kept or is_leaf(m, module_qualified_name)
 
     def call_module(
         self,
@@ -135,7 +229,7 @@ class _Tracer(fx.Tracer):
         try:
             out = super().call_module(m, forward, args, kwargs)
             self._refuse_draws(before)
-            self._refuse_replaced(m, buffers)
+            refuse_replaced(m, buffers)
         except Exception:
             self.failed = self.failed or path
             raise
@@ -146,10 +240,6 @@ class _Tracer(fx.Tracer):
             raise fx.proxy.TraceError("part of it runs under no_grad")
         self.switches.write(self.graph)
         return super().create_node(*args, **kwargs)
-
-    def _refuse_replaced(self, m: torch.nn.Module, before: list[torch.Tensor | None]) -> None:
-        if any(a is not b for a, b in zip(before, m._buffers.values(), strict=False)):
-            raise fx.proxy.TraceError("it puts another buffer in the place of one")
 
     def _refuse_draws(self, before: tuple[object, ...]) -> None:
         if _drawn(self._device) != before:
@@ -170,15 +260,11 @@ def python_drawn() -> tuple[object, ...]:
 @contextmanager
 def streams_kept(device: torch.device) -> Iterator[None]:
     """Recording leaves no trace in the random streams."""
-    torch_state, python_state, numpy_state = (
-        stream_state(device),
-        random.getstate(),
-        np.random.get_state(),
-    )
+    python_state, numpy_state = random.getstate(), np.random.get_state()
     try:
-        yield
+        with stream_kept(device):
+            yield
     finally:
-        set_stream_state(torch_state, device)
         random.setstate(python_state)
         np.random.set_state(numpy_state)
 
@@ -204,36 +290,9 @@ def _put_back(now: dict[str, Any], before: dict[str, Any]) -> None:
             now[key] = value
 
 
-def _export(whole: Recorded, example: Sequence[torch.Tensor], first: Exception) -> fx.GraphModule:
-    """The graph of single operators, for code that placeholders cannot run through."""
-    whole.__class__ = Recorded
-    if whole.scaling is not None:
-        raise _cannot(first, first) from first  # it would write down the scale
-    try:
-        with streams_kept(device_of(whole.model)), warnings.catch_warnings():
-            warnings.simplefilter(
-                "ignore"
-            )  # about its own future; nothing that a person can act on
-            before = python_drawn()
-            # Of a function with a backward of its own only the forward would be in the graph.
-            with functions_refused(), attributes_kept(whole.model):
-                program = torch.export.export(whole, tuple(example), strict=False)
-            _refuse_frozen(before)
-            exported = program.module(check_guards=False)
-    except Exception as error:
-        why = error if isinstance(error, fx.proxy.TraceError) else first
-        raise _cannot(first, why) from error
-    for node in exported.graph.nodes:
-        if node.op in ("get_attr", "call_module"):
-            _adopt(whole, exported, str(node.target))
-    graph = fx.GraphModule(whole, exported.graph)
-    graph.meta[FIXED] = True
-    return graph
-
-
-def _cannot(error: Exception, why: Exception) -> CannotRecord:
+def _cannot(error: Exception) -> CannotRecord:
     return CannotRecord(
-        f"{where(error)}: this line cannot be recorded ({_short(why)}), which cutting the model "
+        f"{where(error)}: this line cannot be recorded ({_short(error)}), which cutting the model "
         "into stages needs. Move it into a module of its own, or train with depth 1"
     )
 
@@ -253,24 +312,6 @@ def functions_refused(kind: type = torch.autograd.Function) -> Iterator[None]:
         yield
     finally:
         del _SingleLevelFunction.apply  # type: ignore[attr-defined]
-
-
-def _refuse_frozen(before: tuple[object, ...]) -> None:
-    if python_drawn() != before:
-        raise fx.proxy.TraceError("it draws from Python's or numpy's random stream")
-
-
-def _adopt(whole: Recorded, exported: torch.nn.Module, name: str) -> None:
-    """What `torch.export` made of the code itself, constants and inner graphs, becomes ours."""
-    path, _, last = name.rpartition(".")
-    owner = whole.get_submodule(path)
-    if hasattr(owner, last):
-        return
-    thing = getattr(exported.get_submodule(path), last)
-    if isinstance(thing, torch.Tensor):
-        owner.register_buffer(last, thing, persistent=False)
-    else:
-        owner.add_module(last, thing)
 
 
 def where(error: BaseException) -> str:

@@ -16,7 +16,7 @@ from agent.partial import Partial
 from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.stage import Stage
 from agent.shards import cut
-from agent.sums import Sum, SumSpace
+from agent.sums import Sum, SumSpace, union
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
@@ -57,7 +57,7 @@ class StageSums:
         }
         total = self._total = self._total or Sum(self.space)
         total.present[:] = bytes(len(total.present))
-        present = _union([total.present, *(node.present for node in mine)])
+        present = union([total.present, *(node.present for node in mine)])
         for share in self._peers:
             slices = tuple(node.flat[slice(*spans[share.peer])] for node in mine)
             channel.send(share.peer, f"{mark}/part", Parcel(tensors=slices, plain=present))
@@ -74,7 +74,7 @@ class StageSums:
             assert piece is not None and isinstance(parcel.plain, bytes)
             total.flat[slice(*spans[share.peer])] = piece
             masks.append(parcel.plain)
-        total.present[:] = _union(masks)
+        total.present[:] = union(masks)
         return total
 
     def _fold(
@@ -116,7 +116,3 @@ def tell_tied(
                 if first not in sums:
                     (gradient,) = channel.receive(hosts[first], tag).tensors
                 sums[stage].stage.tied_param(name).grad = gradient
-
-
-def _union(masks: Sequence[bytes | bytearray]) -> bytes:
-    return bytes(int(any(column)) for column in zip(*masks, strict=True))

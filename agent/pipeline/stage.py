@@ -27,8 +27,8 @@ from agent.device import number_of, set_stream_state, stream_state
 from agent.errors import Misuse
 from agent.pipeline import modes
 from agent.pipeline.channel import Parcel
-from agent.pipeline.examine import unsaved
 from agent.pipeline.pieces import Piece
+from agent.pipeline.witness import unsaved
 
 Gradients = dict[str, torch.Tensor]
 
@@ -63,7 +63,7 @@ class Stage:
         self._written = [
             (self.module.get_buffer(name), _places(self.module, name)) for name in piece.written
         ]
-        self._switches = any(modes.is_switch(node) for node in self.module.graph.nodes)
+        self._switches = any(modes.switches(node) for node in self.module.graph.nodes)
         self._differentiates = False  # known to call autograd inside its forward
         self.shares = bool(piece.before.tied or piece.after.tied)
 
@@ -216,7 +216,9 @@ class Stage:
     def weight_gradient(self, microbatch: int) -> None:
         held = self._held[microbatch]
         if held.groups is not None:
-            stage_backward_weight(iter(self._params.values()), held.groups)
+            # A weight of several uses is found out along the way from one to the next, which others need as well.
+            again = any(len(group["intermediates"]) > 1 for group in held.groups)
+            stage_backward_weight(iter(self._params.values()), held.groups, retain_graph=again)
         else:
             self._differentiate(held, [])
         held.roots, held.groups = ([], []), None
@@ -227,7 +229,7 @@ class Stage:
         nodes = _nodes(held.leaves.values())
         reverse = construct_reverse_graph([edge.node for edge in edges])
         weights = [node for node in _nodes(self._params.values()) if node in reverse]
-        groups = get_param_groups(nodes, weights, reverse)
+        groups = _joined(get_param_groups(nodes, weights, reverse))
         hooks = []
         for group in groups:
             group["intermediates"] = list(group["intermediates"])
@@ -303,6 +305,20 @@ class Stage:
         """The step is given up: nothing of it stays."""
         self._held.clear()
         self.module.zero_grad(set_to_none=True)
+
+
+def _joined(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
+    """Groups with a node in common as one: torch may leave them apart, and a weight that is in two counts twice."""
+    joined: list[dict[str, Any]] = []
+    for group in groups:
+        one, apart = group, []
+        for other in joined:
+            if one["intermediates"].isdisjoint(other["intermediates"]):
+                apart.append(other)
+            else:
+                one = {key: one[key] | other[key] for key in ("params", "intermediates")}
+        joined = [*apart, one]
+    return joined
 
 
 def _noter(grads: list[Any], index: int) -> Callable[[Any], None]:

@@ -11,10 +11,15 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
+from agent.device import CPU
 from agent.errors import Misuse
 
 LOOKING_INITS = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
+META = torch.device("meta")
+TO_COPY = torch.ops.aten._to_copy.default
 IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
+DEVICE = torch.Tensor.device.__get__
+META, TOLD = torch.device("meta"), torch.device("cpu", 0)  # nobody else says it with a number
 
 Stream = tuple[torch.Generator, torch.Tensor]
 
@@ -61,18 +66,25 @@ class Line:
 class Constants(TorchFunctionMode):
     """`torch.tensor(...)` has values from the start: they are kept, and copied when it is its turn.
 
-    Code that asks whether a tensor is without values would leave it so, and nobody would notice.
+    Code that asks whether a tensor is without values would leave it so, and nobody would notice. Whoever asks where
+    one is, is told what a single device would tell: a library that finds itself on the meta device initialises nothing.
     """
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
+        args, kwargs = tree_map_only(
+            torch.device, lambda each: META if each == TOLD else each, (args, kwargs or {})
+        )
+        if func == DEVICE:
+            device = func(*args)
+            return TOLD if device == META else device
         if func == IS_META:  # a new wrapper every time, so not the same object
             raise CannotPlayBack(
                 "the model's constructor asks whether its tensors have values: if that is an initialiser of "
                 "torch.nn.init, call it by that name, so that it can be written down"
             )
         if func is not torch.tensor:
-            return func(*args, **(kwargs or {}))
-        return func(*args, **{**(kwargs or {}), "device": "cpu"}).to("meta")
+            return func(*args, **kwargs)
+        return func(*args, **{**kwargs, "device": "cpu"}).to("meta")
 
 
 class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
@@ -82,16 +94,27 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.lines: list[Line] = []
         self.roots: list[int] = []  # the first number on the memory of each
+        self.places: dict[
+            int, torch.device
+        ] = {}  # of memories that were brought to a device, by their first number
         # Held on to, so that no identity is taken for another: tensors may be given other memory.
         self._alive: list[tuple[torch.Tensor, torch.UntypedStorage]] = []
         self._numbers: dict[int, int] = {}
         self._first: dict[int, int] = {}
 
     def __torch_dispatch__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
-        named = dict(kwargs or {})
+        with torch._C.DisableTorchFunction():
+            return self._written_down(func, args, dict(kwargs or {}))
+
+    def _written_down(self, func: Any, args: Any, named: dict[str, Any]) -> Any:
         before = tree_map_only(torch.Tensor, self.known, (args, named))
+        place = self._place(func, before)
+        if func is TO_COPY and known_in(before):
+            named["device"] = META
         out = func(*args, **named)
         made = [self._made(tensor) for tensor in tensors(out)]
+        if place != CPU:
+            self.places.update((self.roots[number], place) for number in made)
         if any(each >= 0 for each in made) or known_in(before):
             taken, named = before
             if "device" in named:
@@ -101,16 +124,37 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
             self.lines.append(line)
         return out
 
+    def _place(self, func: Any, taken: tuple[Any, dict[str, Any]]) -> torch.device:
+        """Where what is made has to be in the end. All is made on the CPU, and brought there when it is whole."""
+        known = known_in(taken)
+        if func is TO_COPY and known:
+            asked = taken[1].get("device")
+            return self.place_of(known[0]) if asked is None or asked == META else asked
+        if not func.is_view:
+            self._refuse_placed(known)
+        return CPU
+
+    def _refuse_placed(self, known: list[Known]) -> None:
+        for place in filter(lambda place: place != CPU, map(self.place_of, known)):
+            raise CannotPlayBack(
+                f"the model's constructor computes with what it has brought to {place}: values are made on the CPU. "
+                "Bring the model there last, as in unbuilt(lambda: Model(...).to(device))"
+            )
+
+    def place_of(self, known: Known) -> torch.device:
+        return self.places.get(self.roots[known.number], CPU)
+
     def write_down(self, operation: Any, tensor: torch.Tensor, args: Any, kwargs: Any) -> None:
         """An operation that fills a tensor and makes no new one."""
         known = self.known(tensor)
+        self._refuse_placed([known])
         line = Line(operation, (known, *args), kwargs, [-1])
         line.wrote = {self.roots[known.number]}
         self.lines.append(line)
 
     def known(self, tensor: torch.Tensor) -> Any:
         """`nn.Parameter(tensor)` is another tensor on the same memory, made behind our back."""
-        if tensor.device.type != "meta":
+        if not _unmade(tensor):
             return tensor
         number = self._numbers.get(id(tensor))
         memory = tensor.untyped_storage()._cdata
@@ -128,7 +172,7 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return Known(number, None if same and still else place)
 
     def _made(self, tensor: torch.Tensor) -> int:
-        if tensor.device.type != "meta":
+        if not _unmade(tensor):
             return -1
         number, storage = self._numbers.get(id(tensor)), tensor.untyped_storage()
         if number is not None and self._alive[number][1]._cdata == storage._cdata:
@@ -149,7 +193,7 @@ def inits_written(tape: Tape) -> Iterator[None]:
 
     def written(original: Any) -> Any:
         def write(tensor: torch.Tensor, *args: Any, **kwargs: Any) -> torch.Tensor:
-            if tensor.device.type != "meta":
+            if not _unmade(tensor):
                 return original(tensor, *args, **kwargs)  # type: ignore[no-any-return]
             tape.write_down(original, tensor, args, kwargs)
             return tensor
@@ -176,6 +220,11 @@ def _written(func: Any, taken: tuple[Any, dict[str, Any]]) -> list[int]:
         if argument.alias_info is not None and argument.alias_info.is_write
     ]
     return [known.number for known in known_in(into)]
+
+
+def _unmade(tensor: torch.Tensor) -> bool:
+    with torch._C.DisableTorchFunction():
+        return tensor.device == META
 
 
 def tensors(out: Any) -> list[torch.Tensor]:

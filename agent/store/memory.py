@@ -21,6 +21,10 @@ PAGE_BYTES = mmap.PAGESIZE
 RETURNING_BYTES_MIN = 1 << 16  # less is no page's business
 
 
+def ordinary(count: int) -> memoryview:
+    return np.empty(count, dtype=np.uint8).data
+
+
 class Arena:
     """Hands out memory that is never taken back one by one: it goes when the last view of it goes."""
 
@@ -98,7 +102,7 @@ class Returning:
 
     def take(self, count: int) -> memoryview:
         if count < RETURNING_BYTES_MIN:
-            return np.empty(count, dtype=np.uint8).data
+            return ordinary(count)
         idle = self._idle[count]
         try:
             area = idle.pop()

@@ -16,6 +16,8 @@ from agent.store.format import Layer
 from agent.store.memory import copy_bytes
 from agent.store.reading import Want
 
+MUCH = 4  # a part of a batch
+
 
 class Extent(msgspec.Struct, frozen=True):
     """`size` bytes of a layer from `start` on; the layer has `of` bytes in all."""
@@ -40,17 +42,26 @@ def whole(layers: Iterable[Layer]) -> tuple[Extent, ...]:
 
 
 def batches(extents: Iterable[Extent], bytes_max: int) -> Iterator[tuple[Extent, ...]]:
-    """The same bytes in the same order, in batches of at most so many; what is larger is cut."""
+    """The same bytes in the same order, in batches of at most so many; what is larger is cut.
+
+    What makes much of a batch is one by itself: bytes of a single layer land in their place, others are carried there.
+    """
     batch, room = list[Extent](), bytes_max
     for extent in extents:
-        at = extent.start
-        while at < extent.start + extent.size:
-            size = min(room, extent.start + extent.size - at)
-            batch.append(Extent(extent.layer, at, size, extent.of))
-            at, room = at + size, room - size
-            if not room:
+        at, end = extent.start, extent.start + extent.size
+        while at < end:
+            size = min(end - at, bytes_max)
+            much = MUCH * size >= bytes_max
+            if batch and (much or size > room):
                 yield tuple(batch)
                 batch, room = [], bytes_max
+            piece = Extent(extent.layer, at, size, extent.of)
+            at += size
+            if much:
+                yield (piece,)
+            else:
+                batch.append(piece)
+                room -= size
     if batch:
         yield tuple(batch)
 

@@ -84,7 +84,7 @@ def test_eyes_load_nothing() -> None:
 
 
 SCRIPT = """
-import sys, time, pathlib
+import itertools, sys, time, pathlib
 import numpy as np
 import torch
 from agent import Session
@@ -92,13 +92,13 @@ torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = Session(model, optimizer, microbatches=2)
-count, stream, hold = 0, np.random.default_rng(0), pathlib.Path(sys.argv[1])
+counts, stream, hold = itertools.count(1), np.random.default_rng(0), pathlib.Path(sys.argv[1])
 def batches(step):
     while step == 4 and hold.exists():
         time.sleep(0.01)
     return [torch.full((2, 4), step + 1.0 + i) for i in range(2)]
 for step in session.steps(9):
-    count += 1
+    count = next(counts)
     for x in session.share(batches(step)):
         session.backward(model(x).square().mean() / 100)
     optimizer.step()

@@ -21,8 +21,18 @@ def endless():
     while True:
         for one in data:
             yield one
+def handed_on():
+    while True:
+        yield from data
 class Trainer:
     pass
+class Average:
+    def __init__(self):
+        self.shadow = {{k: v.clone() for k, v in model.state_dict().items()}}
+    def state_dict(self):
+        return {{"shadow": self.shadow}}
+    def load_state_dict(self, state):
+        self.shadow = state["shadow"]
 trainer = Trainer()
 def batches(step):
     return [torch.full((2, 4), step + 1.0)] * 2
@@ -65,10 +75,28 @@ REFUSED = {
         "`average`",
         "state_dict and load_state_dict",
     ),
+    "a tensor that shrinks": (
+        "factor = torch.ones(())",
+        "factor.mul_(0.9)",
+        "`factor`",
+        "state_dict and load_state_dict",
+    ),
+    "a tensor in a list": (
+        "factors = [torch.ones(())]",
+        "factors[0].mul_(0.9)",
+        "`factors`",
+        "state_dict and load_state_dict",
+    ),
     "an average in an object": (
         f"trainer.shadow = {COPY}",
         BLEND.format("trainer.shadow"),
         "`trainer.shadow`",
+        "state_dict and load_state_dict",
+    ),
+    "an average in an object of an object": (
+        "trainer.average = Average()",
+        BLEND.format("trainer.average.shadow"),
+        "`trainer.average.shadow`",
         "state_dict and load_state_dict",
     ),
     "a schedule of the loss": (
@@ -84,6 +112,12 @@ REFUSED = {
         "anew from its number",
     ),
     "a generator": (f"it = endless(); {BATCHES.format('it')}", "", "`it`", "anew from its number"),
+    "a generator that hands on": (
+        f"it = handed_on(); {BATCHES.format('it')}",
+        "",
+        "`it`",
+        "anew from its number",
+    ),
     "an iterator of a list": (
         f"it = iter(list(data)); {BATCHES.format('it')}",
         "",
@@ -99,9 +133,24 @@ REFUSED = {
 }
 ALLOWED = {
     "an average that is given": (AVERAGE, "average, ", "average.update_parameters(model)"),
+    "an average of one's own that is given": (
+        "average = Average()",
+        "average, ",
+        BLEND.format("average.shadow"),
+    ),
     "a schedule that is given": (PLATEAU, "plateau, ", "plateau.step(session.loss)"),
     "a schedule of schedules": (WARM, "both, ", "both.step()"),
-    "a teacher that stays": ("teacher = copy.deepcopy(model)", "", "teacher(x)"),
+    "what is made anew in its place": (
+        "last = {}; kept = [None]",
+        "",
+        "last['rows'] = torch.ones(2).mul_(step); kept[0] = last['rows']",
+    ),
+    "the model's buffers": (
+        "norm = torch.nn.BatchNorm1d(4); model.norm = norm; own = list(model.buffers())",
+        "",
+        "norm(torch.ones(2, 4))",
+    ),
+    "a teacher that stays": ("teacher = copy.deepcopy(model)", "", "teacher(batches(0)[0])"),
     "a copy of every step": ("", "", f"before = {COPY}"),
     "an iterator of every step": ("", "", "it = iter(data); next(it)"),
     "a state dict that is kept": (

@@ -93,3 +93,33 @@ def test_a_norm_of_all_gradients_is_refused_where_a_part_is(crew: Crew, why: str
         rows = WHOLE[why].splitlines()
         line = 1 + next(i for i, row in enumerate(rows) if "p.grad.norm()" in row)
         assert f"train.py:{line}: " in failed.detail
+
+
+TWICE = """\
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)
+        nn.utils.clip_grad_norm_(model[1:].parameters(), 0.05)"""
+BEFORE = """\
+        nn.utils.clip_grad_value_(model.parameters(), 1e-3)
+        nn.utils.clip_grad_norm_(model.parameters(), 0.1)"""
+APART = """\
+        nn.utils.clip_grad_norm_(model.parameters(), float("inf"))
+        nn.utils.clip_grad_norm_(model[:3].parameters(), 0.05)
+        nn.utils.clip_grad_norm_(model[3].parameters(), 0.02)
+        nn.utils.clip_grad_value_(model.parameters(), 1e-3)"""
+
+
+@pytest.mark.parametrize("clip", [TWICE, BEFORE], ids=["twice", "behind another"])
+def test_the_norm_of_gradients_that_were_changed_is_refused_where_a_part_is(
+    crew: Crew, clip: str
+) -> None:
+    """Nobody has told the norms of what they have become."""
+    crew.depth, crew.owned = 2, True
+    crew.begin(2, script(clip=clip), "12", str(crew.folder / "out.pt"))
+    failed = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    assert failed.kind == "refused"
+    assert "something has changed them since" in failed.detail
+
+
+def test_gradients_may_be_clipped_in_parts_and_otherwise_behind(crew: Crew, tmp_path: Path) -> None:
+    """A look at the norm of all, norms of several parts, and what changes each gradient behind them are right."""
+    played(crew, tmp_path, script(clip=APART), owned=True)

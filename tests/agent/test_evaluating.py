@@ -48,6 +48,63 @@ def test_a_worker_is_lost_while_others_look_at_its_layers(
     assert len(crew.of(WorkerLost)) == 1
 
 
+SLOW = """
+    world = session._world
+    answer = world._handover.pulling.answer
+
+    def late(peer, part):
+        left = Path(f"{out}.left")
+        while left.exists() and peer in left.read_text().split() and session.version < LATE_AT + 2:
+            time.sleep(0.01)
+        answer(peer, part)
+
+    world._handover.pulling.answer = late
+"""
+
+
+LOOKED = """
+        if step == LATE_AT:
+            Path(f"{out}.looked.{session._world.me}").touch()
+"""
+
+
+def test_who_is_left_out_looks_too_late(crew: Crew, tmp_path: Path) -> None:
+    """Two of four are given back while all look at the model, and the other two, whom they ask, do not wait for them: what
+    they would see is changed. That is no mistake of the script, and the job goes on."""
+    out = crew.folder / "out.pt"
+    script, made = TOY.read_text(), "microbatches=MICROBATCHES)\n"
+    script = script.replace("square().mean())\n", "square().mean()) if step == LATE_AT else 1.0\n")
+    script = script.replace(
+        ") if step == LATE_AT else 1.0\n        optimizer", ")\n        optimizer"
+    )
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "train.py").write_text(script)
+    script = script.replace(made, made + SLOW).replace(
+        "        plateau.step", LOOKED + "        plateau.step"
+    )
+    alone = played_alone(tmp_path / "alone" / "train.py", tmp_path / "alone" / "out.pt", str(STEPS))
+    Path(f"{out}.late").write_text("2 3")
+    Path(f"{out}.hold").write_text(str(LATE_AT + 3))
+    crew.depth, crew.owned = 2, True
+    crew.begin(4, script, str(STEPS), str(out))
+    crew.reach(LATE_AT + 1)
+    until("the first to look", Path(f"{out}.asking").exists)
+    with crew._lock:
+        left = crew.ready[2:]
+        Path(f"{out}.left").write_text(" ".join(left))
+        del crew.ready[2:]
+        crew.regroup("now")
+    job = crew.keeper._jobs["job"]
+    until("the new layout", lambda: job.roster.layout.generation == crew.generation)
+    Path(f"{out}.late").unlink()
+    looked = [Path(f"{out}.looked.{worker}") for worker in left]
+    crew._until("those who leave", lambda: all(each.exists() for each in looked))
+    Path(f"{out}.hold").unlink()
+    assert crew.completed().step == STEPS
+    assert out.read_bytes() == alone[1]
+    assert crew.of(Rewound) == crew.of(WorkerLost) == []
+
+
 @pytest.mark.parametrize("backup_every", [LATE_AT, 100])
 def test_all_are_lost_and_those_who_come_look_at_what_they_catch_up_with(
     crew: Crew, alone: tuple[list[str], bytes], backup_every: int

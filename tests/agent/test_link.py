@@ -25,7 +25,7 @@ def test_who_cannot_take_in_what_it_hears_does_not_go_on_saying_that_it_is_well(
 
     with socket.create_server(("127.0.0.1", 0)) as server:
         address = f"127.0.0.1:{server.getsockname()[1]}"
-        link = Link(address, "secret", lambda: PeerHello(worker="w1"), stumble, end)
+        link = Link(address, "secret", lambda: PeerHello(worker="w1", serial=1), stumble, end)
         starting = threading.Thread(target=link.start)
         starting.start()
         keeper, _ = accept(server.accept()[0], lambda _: "secret")

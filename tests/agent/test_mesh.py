@@ -9,16 +9,19 @@ from typing import Any
 import pytest
 from crews import Crew, played_alone, until
 
-from agent import mesh
+from agent import mesh, wire
+from agent.errors import WireError
 from agent.mesh import Mesh
 from agent.messages import Rewound, WorkerLost
+from agent.protocol import Part, PeerHello
+from agent.wire import dial
 
 TOY = Path(__file__).with_name("toy.py")
 
 
 def test_who_cannot_be_reached_is_complained_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Nobody listens at a peer's address: when the dialling ends, that is a broken connection."""
-    monkeypatch.setattr(mesh, "DIALS_MAX", 2)
+    monkeypatch.setattr(mesh, "DIAL_S", 0.1)
     with socket.create_server(("127.0.0.1", 0)) as closed:
         address = f"127.0.0.1:{closed.getsockname()[1]}"
     broken: list[str] = []
@@ -55,6 +58,42 @@ def test_who_is_wanted_again_while_a_connection_comes_about_is_dialled_once() ->
     changed.wants()
     until("the connection", lambda: ours.connection("b") and theirs.connection("a"))
     assert set(changed.dialing) == {1}
+    ours.close()
+    theirs.close()
+
+
+def test_a_dial_that_was_given_up_takes_no_place_of_a_newer_one() -> None:
+    """Whoever was busy for longer than a handshake waits for comes to two dials of the same peer at once, and to the
+    one that is over last: the connection that the peer has stays."""
+    broken: list[str] = []
+    ours = Mesh("b", "secret", "127.0.0.1", threading.Condition(), broken.append)
+    newer = dial(ours.address, "secret", PeerHello(worker="a", serial=2))
+    known = until("the connection", lambda: ours.connection("a"))
+    given_up = dial(ours.address, "secret", PeerHello(worker="a", serial=1))
+    with pytest.raises(WireError):
+        given_up.receive()
+    given_up.close()
+    newer.send(Part(generation=0, step=0, tag="still here"))
+    until("what is sent by it", lambda: ("a", 0, 0, "still here") in ours.mailbox)
+    assert ours.connection("a") is known
+    assert broken == []
+    ours.close()
+    newer.close()
+
+
+def test_who_acknowledges_nothing_is_complained_of(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Of a connection on which the same bytes are sent again and again the system knows: it is told, though nobody reset
+    anything, and whoever is blocked in sending wakes up."""
+    broken: list[str] = []
+    ours = Mesh("a", "secret", "127.0.0.1", threading.Condition(), broken.append)
+    theirs = Mesh("b", "secret", "127.0.0.1", threading.Condition(), lambda _: None)
+    ours.want({"b": theirs.address})
+    connection = until("the connection", lambda: ours.connection("b"))
+    assert not connection.unheard
+    monkeypatch.setattr(wire, "UNHEARD_MAX", 0)  # as if there had been as many tries
+    until("the complaint", lambda: broken == ["b"])
+    with pytest.raises(WireError):
+        connection.send(Part(generation=0, step=0, tag="in vain"))
     ours.close()
     theirs.close()
 

@@ -1,5 +1,6 @@
 """Moments that are hard to meet by chance: the script, or a fault, holds a worker or ends it just there."""
 
+import signal
 from pathlib import Path
 
 import msgspec
@@ -7,7 +8,7 @@ import pytest
 from crews import Crew, ends_alike, played_alone, until
 
 from agent.faults import Fault, Plan
-from agent.messages import CheckpointWritten, Recalled, Rewound, WorkerLost
+from agent.messages import CheckpointWritten, Recalled, Rewound, WorkerLost, WorkerReady
 
 pytestmark = pytest.mark.processes
 
@@ -179,3 +180,47 @@ def test_who_has_the_copies_dies_while_a_new_keeper_asks_for_them(
     (rewound,) = mortal.of(Rewound)
     assert (rewound.from_step, rewound.to_step) == (17, saved.step)
     assert out.read_bytes() == alone[1]
+
+
+def test_who_slept_through_steps_of_others_does_not_do_them_again(
+    mortal: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """A worker that trains alone is stopped in a step and given up; another one goes on, and then the keeper is restarted,
+    which knows of no ghosts. The first wakes up and is prepared for its step: it does not hear that it was committed,
+    or it would lead through all that the other has done, and print and save it once more."""
+    out = mortal.folder / "out.pt"
+    Path(f"{out}.hold").write_text("6")
+    (ghost,) = mortal.begin(1, TOY.read_text(), str(STEPS), str(out))
+    mortal.reach(6)
+    mortal.kill(ghost, how=signal.SIGSTOP)
+    until("the loss", lambda: mortal.of(WorkerLost))
+    mortal.start(1)
+    Path(f"{out}.hold").write_text("12")
+    mortal.reach(12)
+    with mortal.on_hold():
+        mortal.keeper.kill()
+        mortal.keeper.start()
+        Path(f"{out}.hold").unlink()
+        mortal.reach(20)
+        came = len(mortal.of(WorkerReady))
+        mortal.kill(ghost, how=signal.SIGCONT)
+        until("the ghost", lambda: ghost in [r.worker for r in mortal.of(WorkerReady)[came:]])
+        mortal.reach(STEPS - 1)
+    ends_alike(mortal, alone, STEPS)
+
+
+def test_memory_runs_out_while_the_last_state_is_sent(
+    crew: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """Nobody asks for it again: the worker is lost, and another one brings the job to its end."""
+    failing = Fault(point="save: share sent", passing=2, kind="memory")  # behind the first backup
+    plan = Plan(who="first", ledger=str(crew.folder / "ledger"), faults=(failing,))
+    crew.settle = 1
+    out = crew.folder / "out.pt"
+    crew.open(TOY.read_text(), str(STEPS), str(out), backup_every_steps=1000)
+    (first,) = crew.start(1, msgspec.json.encode(plan).decode())
+    until("the loss", lambda: first in [lost.worker for lost in crew.of(WorkerLost)])
+    crew.start(1)
+    assert crew.completed().step == STEPS
+    assert out.read_bytes() == alone[1]
+    assert crew.of(Rewound) == []

@@ -11,7 +11,7 @@ from crews import until
 
 from agent.mesh import ASK, Mesh
 from agent.protocol import Part
-from agent.pulling import Ask, Pulling
+from agent.pulling import Ask, Changed, Pulling
 from agent.store.layers import Collected, collect
 from agent.store.shares import Share
 
@@ -24,6 +24,9 @@ class Ahead:
     def now(self) -> tuple[int, Collected | None]:
         return -1, None
 
+    def past(self, version: int) -> bool:
+        return False
+
 
 @pytest.fixture
 def pair() -> Iterator[tuple[Mesh, Mesh]]:
@@ -35,6 +38,41 @@ def pair() -> Iterator[tuple[Mesh, Mesh]]:
     yield meshes[0], meshes[1]
     for mesh in meshes:
         mesh.close()
+
+
+def test_what_changes_while_it_is_sent_is_not_used(pair: tuple[Mesh, Mesh]) -> None:
+    """Nobody waits for who was left out: the answer may be of two versions, and says so behind itself."""
+    asker, answerer = pair
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    crew: Any = Ahead()
+    pulling = Pulling(crew, lambda: answerer, threading.Condition())
+    pulling.show(5, collect({"model": model}))
+    connection = answerer.connection("a")
+    assert connection is not None
+    send = connection.send
+
+    def send_and_go_on(message: Any, *pieces: Any) -> None:
+        send(message, *pieces)
+        crew.past = lambda version: version <= 5
+
+    connection.send = send_and_go_on  # type: ignore[method-assign]
+    extra = msgspec.msgpack.encode(Ask(1, (("0", 0, 1),), look=True))
+    pulling.answer("a", Part(generation=2, step=5, tag=ASK, extra=extra))
+    waiting: Any = Waiting(asker)
+    with pytest.raises(Changed):
+        Pulling(waiting, lambda: asker, asker._changed).look({"0"}, 5, {"b": None}, 2)
+
+
+class Waiting(Ahead):
+    """Somebody who has asked."""
+
+    def __init__(self, mesh: Mesh) -> None:
+        self._mesh = mesh
+
+    def send(self, peer: str, part: Part, pieces: list[memoryview]) -> None: ...
+
+    def take(self, peer: str, step: int, tag: str, generation: int) -> tuple[bytes, memoryview]:
+        return until(tag, lambda: self._mesh.mailbox.pop((peer, generation, step, tag), None))
 
 
 @pytest.mark.parametrize("generation", [1, 2])

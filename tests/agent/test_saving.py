@@ -28,7 +28,7 @@ from agent.store.archive import KEEP, Archive
 from agent.store.format import PARTS, Layer, lay_out
 from agent.store.ladder import Rung
 from agent.store.layers import LiveLayer, fill, layers_of, share_of
-from agent.store.shares import Extent, Gathered, Share, batches, whole
+from agent.store.shares import MUCH, Extent, Gathered, Share, batches, whole
 from agent.store.sinks import MemorySink
 from agent.store.weights import digest, weights_of, write
 from agent.vault import REDO_BYTES_FREE
@@ -293,6 +293,23 @@ def test_shares_in_any_order_make_the_whole(
     assert {name: bytes(body) for name, body in backup.bodies.items()} == {
         name: body for name, body in data.items() if body
     }
+
+
+@given(
+    st.lists(st.integers(0, 5000), max_size=6), st.integers(1, 1000).map(lambda size: size * MUCH)
+)
+def test_much_of_a_layer_is_sent_by_itself(sizes: list[int], bytes_max: int) -> None:
+    """It then lands where it belongs, and nobody carries it there; only little pieces share a message."""
+    extents = [Extent(str(at), 7, size, size + 9) for at, size in enumerate(sizes)]
+    sent = list(batches(extents, bytes_max))
+    pieces = [piece for batch in sent for piece in batch]
+    for extent in extents:
+        of_it = [piece for piece in pieces if piece.layer == extent.layer]
+        starts = [7, *(piece.start + piece.size for piece in of_it)]
+        assert starts == [*(piece.start for piece in of_it), 7 + extent.size]
+    assert [int(piece.layer) for piece in pieces] == sorted(int(piece.layer) for piece in pieces)
+    assert all(0 < sum(piece.size for piece in batch) <= bytes_max for batch in sent)
+    assert all(len(batch) == 1 or max(p.size for p in batch) * MUCH < bytes_max for batch in sent)
 
 
 def _live(name: str, body: bytes) -> LiveLayer:

@@ -78,6 +78,18 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "refused",
         "session.share",
     ),
+    "a loader": (
+        START
+        + "loader = torch.utils.data.DataLoader(torch.ones(4, 4), batch_size=2)\n"
+        + "for step in session.steps(2):\n    for b in session.share(loader): pass\n",
+        "refused",
+        "a DataLoader cannot be asked for one of its microbatches",
+    ),
+    "pairs": (
+        START + "for step in session.steps(2):\n    for b in session.share(zip([x, x])): pass\n",
+        "refused",
+        "a zip cannot be asked for one of its microbatches",
+    ),
     "wrong count": (
         START + "for step in session.steps(2):\n    for b in session.share([x]): pass\n",
         "refused",
@@ -289,6 +301,42 @@ def test_a_loop_may_be_left_early(crew: Crew) -> None:
     assert crew.printed() == ["behind the loop"]
 
 
+def test_a_loop_that_only_one_leaves_is_refused(crew: Crew) -> None:
+    """The others would wait for it for ever, in a step that it will not do."""
+    leaves = STEP + "    if session.leader and step == 1: break\n"
+    crew.begin(2, START + leaves)
+    report = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    assert report.kind == "refused"
+    assert "step 2: the scripts of others have left their loop" in report.detail.splitlines()[-1]
+
+
+LEAVES = """
+import os, pathlib, sys, time
+hold = pathlib.Path(sys.argv[1])
+for step in session.steps(8):
+    hold.with_name(f"{step}.{os.getpid()}").touch()
+    for b in session.share([x, x, x]): session.backward(model(b).square().mean())
+    optimizer.step()
+    while step == 3 and hold.exists():
+        time.sleep(0.01)
+    if step == 3: break
+"""
+
+
+def test_who_comes_where_the_others_have_left_their_loop_leaves_it_too(crew: Crew) -> None:
+    """It has the state of the end, and not been in the step that ended it: it would begin one more."""
+    hold = crew.folder / "hold"
+    hold.touch()
+    crew.begin(2, START.replace("=2", "=3") + LEAVES, str(hold))
+    crew.reach(4)
+    (newcomer,) = crew.start(1)
+    until("the newcomer", lambda: newcomer in crew.ready)
+    crew.regroup("now")
+    hold.unlink()
+    assert crew.completed().step == 4
+    assert hold.with_name(f"4.{crew.pids[newcomer]}").exists()
+
+
 def test_what_is_set_before_the_share_is_set_once(crew: Crew) -> None:
     """A newcomer that takes the state in the middle of a step does not take half a step with it."""
     script = START + textwrap.dedent(
@@ -354,8 +402,8 @@ for step in session.steps(8):
         pathlib.Path(sys.argv[1], f"{step}.{os.getpid()}").touch()
         while pathlib.Path(sys.argv[1], str(step)).exists():
             time.sleep(0.01)
-        session.backward(model(batch).square().mean())
-    if model.weight.grad is None:
+        session.backward(model(batch).sum())
+    if not model.weight.grad.any():
         what_nobody_meant(step)
     optimizer.step()
 """
@@ -365,7 +413,7 @@ for step in session.steps(8):
 def test_what_fails_in_a_step_that_is_over_is_no_failure_of_the_script(
     crew: Crew, what: str
 ) -> None:
-    """Whoever is left out in the middle of a step runs the rest of the body on no gradients: if that fails or
+    """Whoever is left out in the middle of a step runs the rest of the body on zeros: if that fails or
     ends the loop, a worker is lost, and the job neither fails nor ends by it."""
     for step in ("4", "6"):
         (crew.folder / step).touch()

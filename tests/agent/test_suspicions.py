@@ -25,6 +25,29 @@ def test_the_one_that_most_complain_about_is_lost() -> None:
     assert said.lost(9.0) is None
 
 
+def test_who_reaches_nobody_is_lost_though_only_it_complains() -> None:
+    """What it sends arrives nowhere, and it is the only one that sees so: the others are well."""
+    said = Suspicions()
+    for peer in "bc":
+        said.hear(peer, "a", 1.0)
+    assert said.lost(1.0) == ("a", "b")
+    said.drop("a")
+    assert said.lost(9.0) is None
+
+
+def test_two_that_are_gone_are_lost_and_not_those_who_say_so() -> None:
+    """As many broken connections on both sides: the word of others counts."""
+    said = Suspicions()
+    for gone in "ab":
+        for by in "cd":
+            said.hear(gone, by, 1.0)
+    assert said.lost(1.0) == ("b", "c")
+    said.drop("b")
+    assert said.lost(1.0) == ("a", "c")
+    said.drop("a")
+    assert said.lost(9.0) is None
+
+
 def test_another_generation_starts_anew() -> None:
     """Complaints of an older layout are about connections that are made again."""
     said = Suspicions()

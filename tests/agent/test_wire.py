@@ -2,18 +2,21 @@
 
 import contextlib
 import resource
+import select
 import socket
 import threading
 from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from crews import until
 
 from agent.errors import Refused, WireError
-from agent.protocol import AnyMessage, Beat, PeerHello, Slice
-from agent.wire import Connection, accept, dial, job_secret
+from agent.member import Member
+from agent.protocol import AnyMessage, Beat, Commit, Hello, Lines, PeerHello, Redo, Slice
+from agent.wire import FREE_BYTES, Connection, accept, dial, job_secret
 
-HELLO = PeerHello(worker="w1")
+HELLO = PeerHello(worker="w1", serial=1)
 
 
 @pytest.fixture
@@ -159,6 +162,52 @@ def test_a_closed_connection_wakes_who_receives(pair: tuple[Connection, Connecti
     left.close()
     waiting.join(10)
     assert not waiting.is_alive()
+
+
+def test_who_sends_now_waits_for_nobody(pair: tuple[Connection, Connection]) -> None:
+    """While something of before has not been taken, nothing is sent; and nothing that may be too much at once."""
+    left, right = pair
+    assert left.send_now(Beat())
+    assert right.receive()[0] == Beat()
+    assert not left.send_now(Lines(lines=("a" * FREE_BYTES,)))
+    left._sock.setblocking(False)
+    filled = 0
+    with pytest.raises(BlockingIOError):
+        while True:
+            filled += left._sock.send(bytes(1 << 16))
+    left._sock.setblocking(True)
+    assert not left.send_now(Beat())
+    while not select.select([], [left._sock], [], 0)[1]:
+        filled -= len(right._sock.recv(1 << 16))
+    assert not left.send_now(Beat())  # there is room, for how much of it is not known
+    while filled:
+        filled -= len(right._sock.recv(min(filled, 1 << 20)))
+    until("what has come to be confirmed", lambda: left.send_now(Beat()))
+    assert right.receive()[0] == Beat()
+
+
+def test_who_sends_now_does_not_pass_whoever_is_sending(
+    pair: tuple[Connection, Connection],
+) -> None:
+    """Half of its message may be on its way."""
+    left, _ = pair
+    with left._sending:
+        assert not left.send_now(Beat())
+    left.close()
+    assert not left.send_now(Beat())
+
+
+def test_what_is_posted_comes_in_its_order(pair: tuple[Connection, Connection]) -> None:
+    """Whether it is sent at once or waits for what is before it."""
+    left, right = pair
+    member = Member(left, Hello(job="job", worker="w", machine_id="m", mesh_address=""))
+    for step in range(300):
+        member.post(Redo(generation=1, step=step, present=b""), b"payload")
+        member.post(Commit(generation=1, version=step))
+    found = [right.receive()[0] for _ in range(600)]
+    assert [one.step for one in found if isinstance(one, Redo)] == [*range(300)]
+    assert [type(one) for one in found] == [Redo, Commit] * 300
+    member.close()
 
 
 def test_a_connection_that_another_thread_closed_is_known_by_one_error(

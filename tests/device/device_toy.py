@@ -1,8 +1,9 @@
 """A script as a person would write it for whatever accelerator there is: tied weights, batch norm, dropout, clipping.
 
-usage: device_toy.py plain|scaled STEPS OUT
+usage: device_toy.py plain|scaled|unbuilt STEPS OUT
 
-`scaled` is half precision with a scaled loss, and everything on the device if nothing is said.
+`scaled` is half precision with a scaled loss, and everything on the device if nothing is said. `unbuilt` is `plain` with a
+model that is handed over unbuilt.
 If there is a file OUT.hold with a number in it, steps from that number on wait.
 """
 
@@ -14,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent import Session
+from agent import Session, unbuilt
 
 MICROBATCHES = 6
 DEVICE = torch.accelerator.current_accelerator().type
@@ -60,13 +61,16 @@ def held(step: int, out: str) -> bool:
         return False
 
 
-def save(model: nn.Module, out: str) -> None:
-    torch.save({name: value.cpu() for name, value in model.state_dict().items()}, out)
+def save(model: nn.Module, out: str, leader: bool) -> None:
+    state = {name: value.cpu() for name, value in model.state_dict().items()}
+    if leader:
+        torch.save(state, out)
 
 
 def main(kind: str, steps: int, out: str) -> None:
     torch.manual_seed(0)
-    model = Tied().to(DEVICE)
+    make = unbuilt if kind == "unbuilt" else lambda build: build()
+    model = make(lambda: Tied().to(DEVICE))
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     half = kind == "scaled"
@@ -94,8 +98,10 @@ def main(kind: str, steps: int, out: str) -> None:
             scheduler.step()
         if session.leader:
             print(f"step {step} loss {session.loss!r}")  # noqa: T201 - as scripts do
-    if session.leader:
-        save(model, out)
+        if kind == "unbuilt" and step == steps - 1:  # behind the loop nobody has all of it
+            save(model, out, session.leader)
+    if kind != "unbuilt":
+        save(model, out, session.leader)
 
 
 if __name__ == "__main__":

@@ -33,7 +33,7 @@ def alone(
     def played(kind: str) -> Alone:
         return played_alone(TOY, folder / "out.pt", kind, str(STEPS), env=accelerator.env)
 
-    return {kind: played(kind) for kind in ("plain", "scaled")}
+    return {kind: played(kind) for kind in ("plain", "scaled", "unbuilt")}
 
 
 def begin(
@@ -83,6 +83,22 @@ def test_every_shape_and_back(crew: Crew, alone: dict[str, Alone], owned: bool) 
     ends_alike(crew, alone["plain"], STEPS)
     told = [ready for ready in crew.of(WorkerReady) if ready.stages_max > 1]
     assert [ready.uncuttable for ready in told] == [""]
+
+
+def test_what_is_born_there_is_that_of_one_process(crew: Crew, alone: dict[str, Alone]) -> None:
+    """A model handed over unbuilt: its layers are made in host memory and brought to their device, by whoever has them
+    in the first layout; they go on in another, and all are made anew of the backup when nobody is left."""
+    workers = begin(crew, 3, "unbuilt", 3, owned=True)
+    reach(crew, 4)
+    crew.shape(2)
+    reach(crew, 8)
+    crew.kill(workers[1])
+    reach(crew, 11)
+    crew.kill(*workers[::2])
+    crew.settle = 2
+    crew.start(2)
+    until("the end", lambda: failed(crew) or crew.of(JobCompleted), PATIENCE_S)
+    ends_alike(crew, alone["unbuilt"], STEPS)
 
 
 WAITING = """
@@ -144,16 +160,43 @@ Session(model, torch.optim.SGD(model.parameters(), lr=0.1), microbatches=1)
 """
 
 
+BORN = """
+import torch
+from agent.pipeline.births import Unborn
+from torch import nn
+device = torch.accelerator.current_accelerator().type
+class Late(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer = nn.Linear(4, 4).to(device)
+        nn.init.zeros_(self.layer.bias)
+{}
+"""
+COMPUTED = BORN.format("Unborn(Late)")
+BY_DEFAULT = BORN.format("torch.set_default_device(device); Unborn(lambda: nn.Linear(4, 4))")
+UNTIED = BORN.format(
+    "torch.__future__.set_swap_module_params_on_conversion(False); Unborn(lambda: nn.Linear(4, 4).to(device))"
+)
+
+
 @pytest.mark.parametrize(
     ("script", "said"),
-    [(MOVED, "when Session(...) was made"), (TWO, "a worker has one device")],
+    [
+        (MOVED, "when Session(...) was made"),
+        (TWO, "a worker has one device"),
+        (COMPUTED, "Bring the model there last"),
+        (BY_DEFAULT, "values drawn on that device"),
+        (UNTIED, "makes new parameters there"),
+    ],
 )
 def test_where_a_model_cannot_be_is_said(
     accelerator: Accelerator, tmp_path: Path, script: str, said: str
 ) -> None:
-    """A model that moves after its session was made, and one on two devices, are refused in one line."""
-    if script == TWO and accelerator.name != "late":
-        pytest.skip("needs two devices; the simulated one has them")
+    """What moves after its session was made, is on two devices, or would be another model there, is refused in one line."""
+    if script in (TWO, UNTIED) and accelerator.name != "late":
+        pytest.skip(
+            f"{accelerator.name} may be one device only, and keeps parameters; the simulated one is not so"
+        )
     path = tmp_path / "train.py"
     path.write_text(script)
     done = subprocess.run(

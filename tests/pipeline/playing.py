@@ -207,14 +207,18 @@ def alone(factory, draw, microbatches: int, steps: int):
     opt = optimizer(model.parameters())
     session._sessions.clear()
     own = session.Session(model, opt, microbatches=microbatches, seed=SEED)
-    losses = []
-    for step in own.steps(steps):
-        for x, y in own.share(batches(draw, step, microbatches)):
-            own.backward(loss_of(model, x, y))
-        opt.step()
-        losses.append(own.loss)
+    losses = list(_losses(own, model, opt, draw, steps))
     session._sessions.clear()
     return losses, model.state_dict(), own
+
+
+def _losses(own, model, opt, draw, steps: int):
+    """Handed on one by one: a script that keeps them from step to step is refused."""
+    for step in own.steps(steps):
+        for batch in own.share(batches(draw, step, own.microbatches)):
+            own.backward(loss_of(model, *batch))
+        opt.step()
+        yield own.loss
 
 
 class Turns:
@@ -266,7 +270,7 @@ def together(
     *,
     steps: int,
     cuts: Sequence[int] | None = None,
-    recompute: bool = False,
+    recompute: schedules.Again = False,
     reach: int = 1,
     opener: Callable[[int, int], None],
 ):

@@ -38,6 +38,21 @@ class Peculiar(nn.Module):
             nn.init.trunc_normal_(module.bias, std=0.02)
 
 
+class Asking(nn.Module):
+    """Initialises only where it has been told that there is memory, as libraries do."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.linear = nn.Linear(4, 4)
+        if torch.tensor([]).device != torch.device("meta"):
+            nn.init.normal_(self.linear.weight)
+        if self.linear.bias.device.type != "meta":
+            nn.init.ones_(self.linear.bias)
+        device = self.linear.weight.device
+        self.noise = nn.Parameter(torch.randn(4, device=device))
+        self.register_buffer("mask", torch.ones(4, device=device) * self.noise.detach().to(device))
+
+
 class Looking(nn.Module):
     def __init__(self) -> None:
         super().__init__()
@@ -59,7 +74,10 @@ class Viewing(nn.Module):
         self.first = self.weight.data[0]
 
 
-FACTORIES = {name: factory for name, (factory, _) in MODELS.items()} | {"peculiar": Peculiar}
+FACTORIES = {name: factory for name, (factory, _) in MODELS.items()} | {
+    "peculiar": Peculiar,
+    "asking": Asking,
+}
 
 
 def unborn_of(name: str) -> Unborn[nn.Module]:

@@ -69,6 +69,7 @@ def layouts(draw):
     if name in MODULO:
         counts = [count * depth for count in counts]
     stages = depth * (2 if name in MODULO else 1)
+    again = st.booleans() | st.tuples(*[st.booleans()] * depth)
     places = draw(st.lists(st.integers(0, 10_000), min_size=stages - 1, max_size=stages - 1))
     return (
         model,
@@ -76,7 +77,7 @@ def layouts(draw):
         depth,
         tuple(counts),
         places,
-        draw(st.booleans()),
+        draw(again),
         draw(st.sampled_from([1, 8])),
     )
 

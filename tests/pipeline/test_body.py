@@ -10,8 +10,8 @@ import torch
 
 from agent import session
 from agent.errors import Misuse
-from agent.pipeline.body import Recording
-from agent.pipeline.examine import cut_points
+from agent.pipeline.body import Recording, Told, nobody
+from agent.pipeline.examine import Facts, cut_points
 from agent.pipeline.record import CannotRecord
 from agent.world import Alone
 
@@ -27,7 +27,7 @@ session = Session(model, optimizer, microbatches=2)
 def batches(step):
     rows = torch.Generator().manual_seed(step)
     return [(torch.randn(5, 4, generator=rows), torch.arange(5) % 3) for _ in range(2)]
-weight, seen, running = 0.5, [], 0.0
+weight, kept, running = 0.5, {}, 0.0
 def train(x, y):
     session.backward(functional.cross_entropy(model(x), y))
 for step in session.steps(3):
@@ -89,7 +89,7 @@ BAD = {
     ),
     "a trace": (
         "    for x, y in session.share(batches(step)):\n"
-        "        seen.append(len(x))\n"
+        "        kept.update(last=x)\n"
         "        session.backward(functional.cross_entropy(model(x), y))\n",
         ":18: this line does something besides the loss",
     ),
@@ -97,28 +97,14 @@ BAD = {
         "    for x, y in session.share(batches(step)):\n"
         "        loss = functional.cross_entropy(model(x), y)\n"
         "        session.backward(loss)\n"
-        "        seen.append(loss.item())\n",
+        "        kept.update(last=loss)\n",
         "train.py:20: this line comes behind session.backward(...)",
-    ),
-    "used behind the loop": (
-        "    for x, y in session.share(batches(step)):\n"
-        "        loss = functional.cross_entropy(model(x), y)\n"
-        "        session.backward(loss)\n"
-        "    seen.append(loss.item())\n",
-        "train.py:20: `loss` is set in the loop",
     ),
     "carried over": (
         "    for x, y in session.share(batches(step)):\n"
         "        running += 1.0\n"
         "        session.backward(functional.cross_entropy(model(x), y))\n",
         "train.py:18: `running` goes from one microbatch to the next",
-    ),
-    "carried over a step": (
-        "    seen.append(running)\n"
-        "    for x, y in session.share(batches(step)):\n"
-        "        running = 1.0\n"
-        "        session.backward(functional.cross_entropy(model(x), y) * running)\n",
-        "train.py:17: `running` is set in the loop",
     ),
     "two losses": (
         "    for x, y in session.share(batches(step)):\n"
@@ -151,10 +137,11 @@ class Recorder(Alone):
     def __init__(self) -> None:
         self.found: list[Recording] = []
         self.failed = ""
+        self.told: Told = nobody
 
     def share(self) -> tuple[int, int]:
         try:
-            self.found.append(session.made()[0].recording())
+            self.found.append(session.made()[0].recording(self.told))
         except CannotRecord as error:
             self.failed = str(error)
         return super().share()
@@ -190,6 +177,44 @@ def test_a_loop_is_recorded(tmp_path: Path, recorder: Recorder, case: str) -> No
 
 def recording_batch(case: str, x: torch.Tensor, y: torch.Tensor) -> object:
     return {"x": x, "y": y} if case == "a dict" else (x, y)
+
+
+COUNTED = START.replace("torch.nn.ReLU()", "Counted()").replace(
+    "torch.manual_seed(0)",
+    """
+class Counted(torch.nn.Module):
+    def forward(self, x):
+        with open(__file__ + ".runs", "a") as runs:
+            runs.write(type(x).__name__ + " ")
+        return x.relu()
+torch.manual_seed(0)
+""",
+)
+
+
+@pytest.mark.parametrize("same", [True, False])
+def test_what_another_worker_found_out_is_not_found_out_again(
+    tmp_path: Path, recorder: Recorder, same: bool
+) -> None:
+    """Who is told about the graph records it, and runs neither it nor the body; of another graph nothing is taken over."""
+    run(tmp_path, GOOD["plain"], COUNTED)
+    (first,) = {id(found): found for found in recorder.found}.values()
+    session._sessions.clear()
+    (runs,) = tmp_path.glob("*.runs")
+    runs.unlink()
+    asked, recorder.found = list[str](), []
+
+    def told(mark: str) -> Facts | None:
+        asked.append(mark)
+        return first.facts if same else None
+
+    recorder.told = told
+    run(tmp_path, GOOD["plain"], COUNTED)
+    (second,) = {id(found): found for found in recorder.found}.values()
+    assert asked == [first.mark] == [second.mark]
+    assert (second.facts is first.facts) == same
+    steps, trained, looked = 3, 2, 2  # two microbatches a step; a look at the body is two runs
+    assert runs.read_text().split().count("Tensor") == steps * trained + (0 if same else looked)
 
 
 @pytest.mark.parametrize("case", BAD)
@@ -278,15 +303,52 @@ def test_whatever_the_body_reads_is_looked_at_again(
 def test_a_recording_that_computes_something_else_is_none(
     tmp_path: Path, recorder: Recorder
 ) -> None:
-    """Code that asks whether it has a tensor has none while it is recorded: the loss of a microbatch tells."""
+    """Code that asks whether somebody listens is told so while it is recorded: the loss of a microbatch tells."""
     loop = """
     for x, y in session.share(batches(step)):
-        factor = 2.0 if isinstance(x, torch.Tensor) else 1.0
+        heard = type(x) is not torch.Tensor or torch.overrides._get_current_function_mode_stack()
+        factor = 1.0 if heard else 2.0
         session.backward(functional.cross_entropy(model(x), y) * factor)
     """
     run(tmp_path, loop)
     assert recorder.failed.startswith("train.py:18: recorded, this loop computes another loss")
     assert recorder.found == []
+
+
+def test_who_asks_whether_it_has_a_tensor_has_one(tmp_path: Path, recorder: Recorder) -> None:
+    """Where placeholders are told something else, the loop is recorded on tensors as they are."""
+    loop = """
+    for x, y in session.share(batches(step)):
+        factor = 2.0 if type(x) is torch.Tensor else 1.0
+        session.backward(functional.cross_entropy(model(x), y) * factor)
+    """
+    names = run(tmp_path, loop)
+    assert recorder.failed == ""
+    x, y = names["batches"](0)[0]
+    expected = torch.nn.functional.cross_entropy(names["model"](x), y) * 2.0
+    assert torch.equal(recorder.found[0].graph(x, y), expected)
+
+
+def test_a_look_at_a_microbatch_is_a_look_at_each(tmp_path: Path, recorder: Recorder) -> None:
+    """What a loop asks of the values of its microbatch has the same answer for each, or it is not cut."""
+    loop = """
+    for x, y in session.share(batches(step)):
+        if (x > {}).all():
+            x = x * 2
+        session.backward(functional.cross_entropy(model(x), y))
+    """
+    run(tmp_path, loop.format(-100))
+    assert recorder.failed == ""
+    y = torch.zeros(5, dtype=torch.int64)
+    recorder.found[0].flatten((torch.zeros(5, 4), y))
+    with pytest.raises(CannotRecord, match=r"train\.py:19 looks at what is in a microbatch"):
+        recorder.found[0].flatten((torch.full((5, 4), -101.0), y))
+    session._sessions.clear()
+    mixed = START.replace(
+        "[(torch.randn(5, 4, generator=rows)", "[(torch.randn(5, 4, generator=rows) + 200 * each"
+    )
+    run(tmp_path, loop.format(100), mixed.replace("for _ in range(2)]", "for each in range(2)]"))
+    assert "train.py:19 looks at what is in a microbatch" in recorder.failed
 
 
 def test_a_recording_of_fixed_shapes_says_so(tmp_path: Path, recorder: Recorder) -> None:

@@ -69,8 +69,8 @@ def test_what_cannot_be_recorded_is_kept_whole(part):
     assert torch.equal(graph(X, Y), expected)
 
 
-def test_the_outermost_code_goes_to_export():
-    """Code outside all modules that needs real values is recorded operator by operator."""
+def test_the_outermost_code_runs_on_tensors():
+    """Code outside all modules that asks for sizes, or computes without gradients, is recorded while it runs."""
 
     def with_shape(model, x, y):
         if x.shape[0] > 2:
@@ -89,9 +89,10 @@ def test_a_line_that_cannot_be_recorded_is_named():
     """When nothing helps, the error names file and line, and says what to do."""
 
     def branching(model, x, y):
+        x = model(x)
         if x.sum() > 0:
             x = x * 2
-        return F.cross_entropy(model(x), y)
+        return F.cross_entropy(x, y)
 
     with pytest.raises(CannotRecord, match=r"test_record\.py:\d+ in branching.*depth 1"):
         record(made(chain), branching, (X, Y))
@@ -117,8 +118,13 @@ class Rounding(nn.Module):
         return ROUND(x)
 
 
-def test_a_backward_of_ones_own_is_not_lost():
-    """In a module it is called as it is; where only torch.export could record, which would drop it, it is refused."""
+def with_shape(model, x, y):
+    return F.cross_entropy(model(ROUND(x) * 2 if x.shape[0] > 2 else x), y)
+
+
+@pytest.mark.parametrize("loss_of", [loss_of, with_shape])
+def test_a_backward_of_ones_own_is_not_lost(loss_of):
+    """It is called as it is, in a module that is kept whole and where the code runs on tensors."""
     model = made(lambda: chain(Rounding()))
     graph = record(model, loss_of, (X, Y))
     graph(X, Y).backward()
@@ -126,12 +132,6 @@ def test_a_backward_of_ones_own_is_not_lost():
     model.zero_grad()
     loss_of(model, X, Y).backward()
     assert all(torch.equal(a, b.grad) for a, b in zip(found, model.parameters(), strict=True))
-
-    def with_shape(model, x, y):
-        return F.cross_entropy(model(x * 2 if x.shape[0] > 2 else x), y)
-
-    with pytest.raises(CannotRecord, match="Straight has a backward of its own"):
-        record(model, with_shape, (X, Y))
     assert ROUND(X).equal(X.round())
 
 
@@ -176,6 +176,20 @@ def test_stages_own_their_parameters_only():
     held = [id(p) for piece in pieces for p in piece.module.parameters()]
     assert set(held) == {id(p) for p in model.parameters()}
     assert len(held) == len(set(held)) + 1
+
+
+def test_what_is_fetched_and_not_used_belongs_to_no_cut():
+    """An export fetches every parameter, also one that this loss does not depend on."""
+
+    def with_shape(model, x, y):
+        return F.cross_entropy(model(x * 2 if x.shape[0] > 2 else x), y)
+
+    model = made(chain)
+    model.register_parameter("unused", nn.Parameter(torch.ones(2)))
+    graph = record(model, with_shape, (X, Y))
+    facts = examine(graph, (X, Y))
+    pieces = build(graph, facts, choose(graph, facts, (X, Y), 2))
+    assert [piece.tied for piece in pieces] == [{}, {}]
 
 
 def test_balance_finds_the_best_cuts():

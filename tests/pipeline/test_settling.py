@@ -58,10 +58,13 @@ def train(leave_at: int) -> torch.nn.Module:
     return model
 
 
+@pytest.mark.usefixtures("slow")
 @pytest.mark.parametrize("leave_at", [2, 9])
-def test_the_script_gets_its_gradients_when_the_copy_is_done(slow: Slow, leave_at: int) -> None:
+def test_the_script_gets_its_gradients_when_the_copy_is_done(leave_at: int) -> None:
     """Neither the optimizer nor a script that has left its loop can reach into a snapshot that has begun."""
     train(leave_at)
+    slow = session._world
+    assert isinstance(slow, Slow)
     slow.settle()
     begun = (
         slow.begun[:-1] if leave_at == 9 else slow.begun

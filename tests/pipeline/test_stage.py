@@ -27,6 +27,20 @@ class Force(nn.Module):
         return self.out(force)
 
 
+class Shared(nn.Module):
+    """Weights of two uses: each in its own way is found out together with others. `order` is that of the weights."""
+
+    def __init__(self, order: str) -> None:
+        super().__init__()
+        self.into, self.between, self.out = nn.Linear(6, 6), nn.Linear(6, 6), nn.Linear(6, 5)
+        for name in order:
+            self.register_parameter(name, nn.Parameter(torch.randn(6)))
+
+    def forward(self, x):
+        h = torch.tanh(self.into(x)) + (self.p + self.q) + (self.q + self.r)
+        return self.out(torch.tanh(self.between(h * self.s)) + self.s)
+
+
 class Kept:
     """Stands in a graph for a tensor that is saved for the backward. Its own graph would make a circle."""
 
@@ -72,3 +86,18 @@ def test_an_error_in_a_forward_comes_up():
     piece, *_ = build(graph, facts, [cut_points(facts)[-1].after])
     with pytest.raises(RuntimeError, match="shapes cannot be multiplied"):
         Stage(piece, microbatches=1).forward(0, None, (x[:, :3], y), keep=False)
+
+
+@pytest.mark.parametrize("order", ["pqrs", "rpqs", "qrps", "srqp"])
+def test_in_halves_each_weight_has_the_gradient_of_the_whole(order):
+    """Weights with a use in common count once, in whatever order they come, and no half needs what another has
+    given back."""
+    losses, expected, own = alone(lambda: Shared(order), rows, 3, 2)
+    _, facts, _ = graph_of(lambda: Shared(order), rows)
+    for point in cut_points(facts):
+        found, states, _ = together(
+            lambda: Shared(order), rows, "zero-bubble", 2, (3,),
+            steps=2, cuts=[point.after], opener=own.seed_for,
+        )  # fmt: skip
+        assert found == losses
+        assert same_weights(states, expected) == []

@@ -1,0 +1,177 @@
+"""What goes on from step to step under a name of the script's own: a best loss, a count, a factor that shrinks.
+
+It is in no state, so whoever joins later has it as the script begins with it. Names are looked for in the source, since a
+number does not tell where it comes from: in the loop over the steps, those that a turn reads before it sets them. Times may
+go on; they are others on every machine anyway.
+"""
+
+import ast
+import linecache
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from types import FrameType
+from typing import TypeGuard
+
+from agent import own
+from agent.errors import Misuse
+from agent.pipeline.body import Caller, Function, found_loop, stored_in, uses
+
+STATE = "keep it in something with state_dict and load_state_dict, and give that to Session(...)"
+LEAVE = ast.Break | ast.Continue | ast.Return | ast.Raise
+CLOCKS = {"time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "now"}
+
+
+def refuse_carried(caller: Caller) -> None:
+    """In the function that has the loop over `session.share(...)`, and in those that called it."""
+    share = found_loop(caller)
+    within = (
+        stored_in(share) if share is not None else set[str]()
+    )  # which is looked for in `order.py`
+    for frame in own.frames(caller.frame):
+        loop = _loop_at(frame)
+        found = None if loop is None else _carried(loop, within)
+        within = set[str]()
+        if found is not None:
+            raise Misuse(
+                f"{own.shown(frame.f_code.co_filename)}:{found.lineno}: `{found.id}` goes on from step to step, and "
+                "Session(...) does not know of it, so whoever joins later would begin it anew: compute it from the "
+                f"step, or {STATE}"
+            )
+
+
+def counted(files: Iterable[str]) -> set[str]:
+    """The attributes that count, `self.seen += 1`, or change by what they are: `if found < self.best: self.best = found`."""
+    trees = (_parsed(file) for file in files)
+    return {name for tree in trees if tree is not None for name in _counted(tree)}
+
+
+def _counted(tree: ast.AST) -> Iterator[str]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.AugAssign(target=ast.Attribute(attr=name), value=ast.Constant()):
+                yield name
+            case ast.Assign(targets=[ast.Attribute(attr=name)], value=value) if name in _asked_for(
+                value
+            ):
+                yield name
+            case ast.If(test=test, body=body):
+                inside = (each for part in body for each in ast.walk(part))
+                yield from _asked_for(test) & {each.attr for each in inside if _is_set(each)}
+            case _:
+                pass
+
+
+def _asked_for(value: ast.AST) -> set[str]:
+    return {each.attr for each in ast.walk(value) if isinstance(each, ast.Attribute)}
+
+
+def _is_set(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
+
+
+def _loop_at(frame: FrameType) -> ast.For | ast.While | None:
+    """The outermost loop that the frame is in, of those in its function."""
+    tree, found = _parsed(frame.f_code.co_filename), None
+    for node in _around(tree, frame.f_lineno) if tree is not None else ():
+        if isinstance(node, Function):
+            found = None
+        elif isinstance(node, ast.For | ast.While):
+            found = found or node
+    return found
+
+
+def _around(tree: ast.AST, line: int) -> Iterator[ast.AST]:
+    """From the outside to the inside."""
+    for node in ast.iter_child_nodes(tree):
+        if getattr(node, "lineno", line) <= line <= (getattr(node, "end_lineno", line) or line):
+            yield node
+            yield from _around(node, line)
+
+
+def _carried(loop: ast.For | ast.While, without: set[str]) -> ast.Name | None:
+    found = list(uses([loop]))
+    names = {name for name, is_stored, _ in found if is_stored} - _times(loop) - without
+    return _Turn(names).read_first([loop], set[str]())
+
+
+class _Turn:
+    """One time through the loop over the steps. What is set in it under a condition only may be that of an earlier step."""
+
+    def __init__(self, names: set[str]) -> None:
+        self._names = names
+        self._under: dict[str, set[str]] = {}  # what is set where the same was asked before
+
+    def read_first(self, body: list[ast.stmt], known: set[str]) -> ast.Name | None:
+        """The first of the names that is read where it may not be set. `known` are set already, and will be."""
+        for part in body:
+            match part:
+                case ast.If():
+                    found = self._asked(part, known)
+                case ast.For() | ast.While() | ast.With() | ast.Try():
+                    inner = [each for each in ast.iter_child_nodes(part) if _is_block(each)]
+                    outer = [each for each in ast.iter_child_nodes(part) if not _is_block(each)]
+                    if isinstance(part, ast.For):
+                        outer = [part.iter, part.target]
+                    found = self._read(outer, known) or self.read_first(inner, known)
+                case _:
+                    found = self._read([part], known)
+            if found is not None:
+                return found
+        return None
+
+    def _read(self, nodes: list[ast.AST], known: set[str]) -> ast.Name | None:
+        for name, is_stored, node in uses(nodes):
+            if is_stored:
+                known.add(name)
+            elif name in self._names - known:
+                return node
+        return None
+
+    def _asked(self, part: ast.If, known: set[str]) -> ast.Name | None:
+        test = ast.dump(part.test)
+        yes = self._under[test] = known | self._under.get(test, set())
+        no = set(known)
+        found = self._read([part.test], known) or self.read_first(part.body, yes)
+        found = found or self.read_first(part.orelse, no)
+        ends = [isinstance(each[-1], LEAVE) if each else False for each in (part.body, part.orelse)]
+        known |= (yes | no) if all(ends) else no if ends[0] else yes if ends[1] else yes & no
+        return found
+
+
+def _is_block(node: ast.AST) -> TypeGuard[ast.stmt]:
+    return isinstance(node, ast.stmt | ast.ExceptHandler)
+
+
+def _times(loop: ast.AST) -> set[str]:
+    """The names that a clock has told, or that were computed from these."""
+    told: set[str] = set()
+    sets = [n for n in ast.walk(loop) if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign)]
+    while True:
+        more = {
+            name
+            for node in sets
+            if node.value is not None and (_is_time(node.value) or told & _names(node.value))
+            for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
+            for name in _names(target)
+        }
+        if more <= told:
+            return told
+        told |= more
+
+
+def _names(node: ast.AST) -> set[str]:
+    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _is_time(node: ast.AST) -> bool:
+    calls = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
+    return any((getattr(f, "attr", None) or getattr(f, "id", None)) in CLOCKS for f in calls)
+
+
+def _parsed(file: str) -> ast.Module | None:
+    if not Path(file).is_file():
+        return None
+    try:
+        return ast.parse("".join(linecache.getlines(file)))
+    except SyntaxError:
+        return None

@@ -1,0 +1,418 @@
+"""A graph written down while the code runs on a real microbatch.
+
+Code that asks how large its inputs are, makes tensors of that size, or keeps what it computes in objects of its own,
+as libraries of models do, cannot run on placeholders. Here it runs on tensors as they are: every function of torch that it
+calls is a node, with what it was given; every module of torch's own is one as well, and so is a module that has to be kept whole.
+What it asks for besides tensors is in the graph as a number:
+
+* **sizes**: the graph is for microbatches of these shapes;
+* **values** that come from the microbatch alone, whether there is padding in it for one: the question is kept with its answer
+  (`Looks`), and asked of every microbatch anew;
+* **values** that come from weights, buffers or random numbers: the module in which that happens is kept whole.
+"""
+
+import operator
+import traceback
+import weakref
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from pathlib import Path
+from typing import Any
+
+import torch
+from torch import fx
+from torch.autograd.function import _SingleLevelFunction
+from torch.autograd.graph import saved_tensors_hooks
+from torch.overrides import TorchFunctionMode
+from torch.utils._python_dispatch import TorchDispatchMode
+
+from agent import own
+from agent.device import device_of, stream_state
+from agent.pipeline import modes
+
+LIBRARY = str(Path(torch.__file__).parent)
+HERE = str(Path(__file__).parents[1])
+PLAIN = (int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device)
+WORDS = (torch.memory_format, torch.layout)
+
+
+def _names(text: str) -> frozenset[str]:
+    return frozenset(text.split())
+
+
+# What is asked of a tensor without looking at its values. All that is called `is_...` is, too, but for `is_nonzero`.
+ABOUT = _names(
+    "shape size dim ndim ndimension numel nelement stride storage_offset dtype device layout type requires_grad grad_fn "
+    "_version untyped_storage storage data_ptr element_size itemsize nbytes names output_nr __len__ __hash__ get_device "
+    "dense_dim sparse_dim has_names result_type can_cast promote_types qscheme _backward_hooks"
+)
+# What has as many numbers as its input's values say.
+COUNTED = _names(
+    "nonzero nonzero_numpy argwhere masked_select unique unique_consecutive bincount _unique2"
+)
+TraceError = fx.proxy.TraceError
+
+
+@contextmanager
+def unsaved() -> Iterator[None]:
+    """Forwards with gradients enabled, but nothing is kept for a backward."""
+    with saved_tensors_hooks(_drop, _dropped):
+        yield
+
+
+def _drop(tensor: torch.Tensor) -> None:
+    """What a graph saves that nobody will go back through."""
+
+
+def _dropped(_: None) -> torch.Tensor:
+    raise RuntimeError("the forward differentiates something itself")
+
+
+class Looks:
+    """What was asked of the values of a microbatch, and what the answers were."""
+
+    def __init__(
+        self, graph: fx.GraphModule, places: Sequence[str], answers: Sequence[Any]
+    ) -> None:
+        self._graph, self._places, self._answers = graph, places, answers
+
+    def differs(self, batch: Sequence[torch.Tensor]) -> str:
+        """The line that is told something else by this microbatch; nothing if there is none."""
+        with torch.no_grad():
+            found = self._graph(*batch)
+        asked = zip(found, self._answers, self._places, strict=True)
+        return next((place for one, other, place in asked if one != other), "")
+
+
+class Witness(TorchFunctionMode):
+    """Runs the code once, and writes down what it calls. `failed` is the module that has to be kept whole."""
+
+    def __init__(
+        self, whole: torch.nn.Module, kept: frozenset[str], is_leaf: Callable[..., bool]
+    ) -> None:
+        super().__init__()
+        self.graph = fx.Graph()
+        self.failed: str | None = None
+        self._device = device_of(whole)
+        self.switches = modes.Switches()
+        self._whole, self._kept, self._is_leaf = whole, kept, is_leaf
+        self._paths = {id(module): path for path, module in whole.named_modules()}
+        self._attributes = dict(_attributes(whole))
+        self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node, int]] = {}
+        self._inside = 0  # a node's own code is running
+        self._unseen = _Unseen(lambda: self._inside > 0)
+        self._input = fx.Graph()  # what comes of the microbatch alone
+        self._inputs: dict[fx.Node, fx.Node] = {}
+        self._asked: list[tuple[fx.Node, str, Any]] = []
+
+    def trace(self, example: Sequence[torch.Tensor]) -> tuple[fx.Graph, Looks | None]:
+        for index, tensor in enumerate(example):
+            node = self.graph.placeholder(f"batch_{index}")
+            self._inputs[node] = self._input.placeholder(node.name)
+            self._remember(tensor, node)
+        with self._calls(), self._unseen, self:
+            loss = self._whole(*example)
+        self.switches.write(self.graph)
+        self.graph.output(self._taken(loss))
+        if not self._asked:
+            return self.graph, None
+        self._input.output(tuple(node for node, _, _ in self._asked))
+        _, places, answers = zip(*self._asked, strict=True)
+        return self.graph, Looks(fx.GraphModule(self._whole, self._input), places, answers)
+
+    # --- what is called -------------------------------------------------------------------------------
+
+    def __torch_function__(
+        self, func: Any, types: Any, args: Any = (), kwargs: Mapping[str, Any] | None = None
+    ) -> Any:
+        kwargs = dict(kwargs or {})
+        name = func.__name__
+        if name in ("__get__", "__set__", "__delete__"):
+            name = func.__self__.__name__
+        if self._inside or name in ABOUT or (name.startswith("is_") and name != "is_nonzero"):
+            return func(*args, **kwargs)
+        if func.__name__ == "__set__":
+            raise TraceError(f"it sets `{name}` of a tensor")
+        if func.__name__ == "__get__":
+            return self._call("call_function", getattr, func, args, (args[0], name), {})
+        if name == "__setitem__":
+            return self._call("call_function", operator.setitem, func, args, args, kwargs)
+        if getattr(torch.Tensor, name, None) is func:
+            return self._call("call_method", name, func, args, args, kwargs)
+        return self._call("call_function", func, func, args, args, kwargs)
+
+    def _call(self, op: str, target: Any, func: Any, given: Any, args: Any, kwargs: Any) -> Any:
+        tensors = _tensors((args, kwargs))
+        taken = (self._taken(args), self._taken(kwargs)) if tensors else None
+        versions = [tensor._version for tensor in tensors]
+        stream = stream_state(self._device)
+        with self._own_code():
+            out = func(*given, **kwargs)
+        if out is NotImplemented or (not tensors and not _tensors(out)):
+            return out
+        taken = taken or (self._taken(args), self._taken(kwargs))
+        pure = all(node in self._inputs for node in _nodes(taken))
+        pure = pure and all(map(self._as_it_was, tensors, versions))
+        pure = pure and torch.equal(stream_state(self._device), stream)
+        if pure:
+            self._renew(tensors)
+        answer = _answer(target if isinstance(target, str) else func.__name__, args, kwargs, out)
+        if answer is not None:
+            self._look(op, target, taken, pure, answer)
+            if not _tensors(out):
+                return out
+        self._remember(out, self._create(op, target, *taken, pure))
+        return out
+
+    def _create(self, op: str, target: Any, args: Any, kwargs: Any, pure: bool) -> fx.Node:
+        self.switches.write(self.graph)
+        node = self.graph.create_node(op, target, args, kwargs)
+        if pure:
+            self._inputs[node] = self._input.node_copy(node, self._inputs.__getitem__)
+        return node
+
+    def _look(self, op: str, target: Any, given: tuple[Any, Any], pure: bool, answer: Any) -> None:
+        """Code is told a value, and may go one way or the other by it."""
+        if not pure or not _is_plain(answer[1]):
+            raise TraceError("it looks at values that are computed")
+        made = self._input.create_node(
+            op, target, *fx.node.map_arg(given, self._inputs.__getitem__)
+        )
+        if answer[0] == "sizes":
+            made = self._input.call_function(_sizes, (made,))
+        self._asked.append((made, _place(), answer[1]))
+
+    # --- modules and functions with a backward of their own -------------------------------------------
+
+    @contextmanager
+    def _calls(self) -> Iterator[None]:
+        original = torch.nn.Module.__call__
+
+        def call(module: torch.nn.Module, *args: Any, **kwargs: Any) -> Any:
+            if self._inside:
+                return original(module, *args, **kwargs)
+            return self._module(module, original, args, kwargs)
+
+        def apply(cls: type, *args: Any, **kwargs: Any) -> Any:
+            function = super(_SingleLevelFunction, cls).apply  # type: ignore[misc]
+            if self._inside:
+                return function(*args, **kwargs)
+            return self._call("call_function", _applied(cls), function, args, args, kwargs)
+
+        torch.nn.Module.__call__ = call  # type: ignore[method-assign]
+        _SingleLevelFunction.apply = classmethod(apply)  # type: ignore[attr-defined]
+        try:
+            yield
+        finally:
+            torch.nn.Module.__call__ = original  # type: ignore[method-assign]
+            del _SingleLevelFunction.apply  # type: ignore[attr-defined]
+
+    def _module(
+        self, module: torch.nn.Module, original: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        path = self._paths.get(id(module))
+        if path is None:  # a loss without state, made beside the model
+            return original(module, *args, **kwargs)
+        if path and (path in self._kept or self._is_leaf(module, path)):
+            taken, named = self._taken(args), self._taken(kwargs)
+            with self._own_code():
+                out = original(module, *args, **kwargs)
+            self._remember(out, self._create("call_module", path, taken, named, pure=False))
+            return out
+        buffers = [*module._buffers.values()]
+        try:
+            out = original(module, *args, **kwargs)
+            refuse_replaced(module, buffers)
+        except Exception:
+            self.failed = self.failed or path or None
+            raise
+        return out
+
+    @contextmanager
+    def _own_code(self) -> Iterator[None]:
+        self._inside += 1
+        try:
+            yield
+        finally:
+            self._inside -= 1
+
+    # --- tensors and nodes ----------------------------------------------------------------------------
+
+    def _taken(self, value: Any) -> Any:
+        """What a node is given: nodes in the place of tensors."""
+        match value:
+            case torch.Tensor():
+                return self._node(value)
+            case tuple() if hasattr(value, "_fields"):
+                return type(value)(*map(self._taken, value))
+            case list() | tuple():
+                return (list if isinstance(value, list) else tuple)(map(self._taken, value))
+            case dict():
+                return {key: self._taken(each) for key, each in value.items()}
+            case slice():
+                return slice(*map(self._taken, (value.start, value.stop, value.step)))
+        number = getattr(value, "shape", None) == () and hasattr(value, "item")  # of numpy's
+        if number or isinstance(value, PLAIN + WORDS):
+            return value.item() if number else value
+        raise TraceError(f"a {type(value).__name__} goes into what it calls")
+
+    def _node(self, tensor: torch.Tensor) -> fx.Node:
+        known = self._known.get(id(tensor))
+        if known is not None and known[0]() is tensor:
+            return known[1]
+        path = self._attributes.get(id(tensor))
+        if path is None:
+            if tensor.requires_grad or self._unseen.made(tensor) or _wrapped(tensor):
+                raise TraceError("it computes in a way that cannot be followed")
+            path = f"_tensor_constant{len(self._attributes)}"
+            setattr(self._whole, path, tensor)
+            self._attributes[id(tensor)] = path
+        self.switches.write(self.graph)
+        node = self.graph.get_attr(path)
+        if path.startswith("_tensor_constant"):
+            self._inputs[node] = self._input.get_attr(path)
+            self._remember(tensor, node)
+        return node
+
+    def _as_it_was(self, tensor: torch.Tensor, version: int) -> bool:
+        """Nothing has been written to it that did not come of the microbatch alone."""
+        known = self._known.get(id(tensor))
+        return known is None or known[2] == version
+
+    def _renew(self, tensors: Sequence[torch.Tensor]) -> None:
+        """What was written to these came of the microbatch, too."""
+        for tensor in tensors:
+            ref, node, _ = self._known[id(tensor)]
+            self._known[id(tensor)] = ref, node, tensor._version
+
+    def _remember(self, value: Any, node: fx.Node) -> None:
+        """Which node a tensor comes from; of several that come at once each has a node of its own."""
+        match value:
+            case torch.Tensor():
+                self._known[id(value)] = weakref.ref(value), node, value._version
+            case dict():
+                for key, each in value.items():
+                    self._remember_item(each, node, key)
+            case list() | tuple():
+                for index, each in enumerate(value):
+                    self._remember_item(each, node, index)
+            case _ if not isinstance(value, PLAIN):
+                raise TraceError(f"a {type(value).__name__} comes out of what it calls")
+
+    def _remember_item(self, value: Any, node: fx.Node, key: Any) -> None:
+        if not isinstance(value, PLAIN):
+            pure = node in self._inputs
+            self._remember(
+                value, self._create("call_function", operator.getitem, (node, key), {}, pure)
+            )
+
+
+def refuse_replaced(module: torch.nn.Module, before: list[torch.Tensor | None]) -> None:
+    if any(a is not b for a, b in zip(module._buffers.values(), before, strict=False)):
+        raise TraceError("it puts another buffer in the place of one")
+
+
+class _Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tensors that were made while nothing that is written down was running."""
+
+    def __init__(self, seen: Callable[[], bool]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._seen = seen
+        self._made: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def made(self, tensor: torch.Tensor) -> bool:
+        ref = self._made.get(id(tensor))
+        return ref is not None and ref() is tensor
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if not self._seen():
+            self._made.update({id(tensor): weakref.ref(tensor) for tensor in _tensors(out)})
+        return out
+
+
+def _answer(name: str, args: Any, kwargs: Mapping[str, Any], out: Any) -> tuple[str, Any] | None:
+    """What a call tells of values: what is no tensor, or how many there are."""
+    if _counts(name, args, kwargs):
+        return "sizes", _sizes(out)
+    return None if out is None or _tensors(out) else ("value", out)
+
+
+def _counts(name: str, args: Any, kwargs: Mapping[str, Any]) -> bool:
+    match name:
+        case "__getitem__":
+            return any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1:]))
+        case "repeat_interleave" | "tensor_split":
+            return len(args) + len(kwargs) == 1 or len(_tensors((args, kwargs))) > 1
+        case "one_hot":
+            return bool(kwargs.get("num_classes", args[1] if len(args) > 1 else -1) < 0)
+        case "where":
+            return len(args) == 1
+    return name in COUNTED
+
+
+def _is_plain(value: Any) -> bool:
+    if isinstance(value, list | tuple):
+        return all(map(_is_plain, value))
+    return isinstance(value, PLAIN)
+
+
+def _sizes(value: Any) -> Any:
+    return [tuple(tensor.shape) for tensor in _tensors(value)]
+
+
+def _tensors(value: Any) -> list[torch.Tensor]:
+    match value:
+        case torch.Tensor():
+            return [value]
+        case list() | tuple():
+            return [tensor for each in value for tensor in _tensors(each)]
+        case dict():
+            return _tensors([*value.values()])
+        case slice():
+            return _tensors([value.start, value.stop, value.step])
+    return []
+
+
+def _nodes(value: Any) -> list[fx.Node]:
+    found: list[fx.Node] = []
+    fx.node.map_arg(value, found.append)
+    return found
+
+
+def _attributes(whole: torch.nn.Module) -> Iterator[tuple[int, str]]:
+    """The tensors that modules have, by name: the first that is found."""
+    seen: set[int] = set()
+    for path, module in whole.named_modules():
+        for tensors in (module._parameters, module._buffers, vars(module)):
+            for key, tensor in tensors.items():
+                if isinstance(tensor, torch.Tensor) and id(tensor) not in seen:
+                    seen.add(id(tensor))
+                    yield id(tensor), f"{path}.{key}" if path else key
+
+
+def _wrapped(tensor: torch.Tensor) -> bool:
+    return bool(torch._C._functorch.is_functorch_wrapped_tensor(tensor))
+
+
+def _applied(cls: Any) -> Callable[..., Any]:
+    def applied(*args: Any, **kwargs: Any) -> Any:
+        return cls.apply(*args, **kwargs)
+
+    applied.__name__, applied.__qualname__, applied.__module__ = (
+        cls.__name__,
+        cls.__qualname__,
+        cls.__module__,
+    )
+    return applied
+
+
+def _place() -> str:
+    """The line that asks, from the folder of its library on."""
+    stack = traceback.extract_stack()
+    frames = [frame for frame in stack if not frame.filename.startswith((LIBRARY, HERE, "<"))]
+    if not frames:
+        return "the model"
+    return f"{own.shown(frames[-1].filename).split('-packages/')[-1]}:{frames[-1].lineno}"

@@ -1,0 +1,129 @@
+"""What a script counts from step to step is no part of the state: it is refused in the first steps, or does not go on."""
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import session
+from agent.errors import Misuse
+from agent.world import Alone
+
+SCRIPT = """
+import copy, time
+import torch
+from agent import Session
+class Stopper:
+    def __init__(self):
+        self.best, self.bad, self.given = 9.9e9, 0, False
+    def least(self, found):
+        self.best = min(self.best, found)
+    def look(self, found):
+        if found < self.best:
+            self.best = found
+        self.bad += 1
+class Kept(Stopper):
+    def state_dict(self):
+        return dict(vars(self))
+    def load_state_dict(self, state):
+        vars(self).update(state)
+class Trainer:
+    def __init__(self):
+        self.stopper = Stopper()
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+x, kept = torch.ones(2, 4), Kept()
+session = Session(model, optimizer, kept, microbatches=1)
+def share(step):
+    for each in session.share([x]):
+        session.backward(model(each).square().mean())
+    optimizer.step()
+def train(before, trainer):
+    best, factor, count, losses, began_s, waited_s = 9.9e9, 1.0, 0, [], time.time(), 0.0
+    for step in session.steps(4):
+        {before}
+        share(step)
+        {behind}
+train(0, Trainer())
+"""
+REFUSED = {
+    "a best loss": ("", "best = min(best, session.loss)", "train.py:35: `best` goes on"),
+    "a factor that shrinks": ("", "factor *= 0.9", "train.py:35: `factor` goes on"),
+    "a count": ("count += 1", "", "train.py:33: `count` goes on"),
+    "the last of something": (
+        "print(before); before = session.loss",
+        "",
+        "train.py:33: `before` goes on",
+    ),
+    "what the first step of an epoch sets": (
+        "if step % 2 == 0: order = [step, step]",
+        "print(order[step % 2])",
+        "train.py:35: `order` goes on",
+    ),
+    "a list of losses": ("", "losses.append(session.loss)", "step 1: `train.losses` goes on"),
+    "a best loss in an object": (
+        "",
+        "trainer.stopper.look(session.loss)",
+        "step 1: `train.trainer.stopper.best` goes on",
+    ),
+    "the least in an object": (
+        "",
+        "trainer.stopper.least(session.loss)",
+        "step 1: `train.trainer.stopper.best` goes on",
+    ),
+}
+ALLOWED = {
+    "what is given": ("", "kept.look(session.loss)"),
+    "what every step sets anew": ("count = 0; count += 1; losses = []; losses.append(count)", ""),
+    "what is set in either case": (
+        "if step % 2 == 0: order = [1]\n        else: order = [2]",
+        "print(order)",
+    ),
+    "what is set in the same case": (
+        "if step % 2 == 0: order = [1]",
+        "if step % 2 == 0: print(order)",
+    ),
+    "what is set in the case that goes on": (
+        "if step == 3: break\n        else: order = [2]",
+        "print(order)",
+    ),
+    "what is set in other blocks": (
+        "with torch.no_grad(): order = [1]",
+        "print(order)\n        try: other = 1\n        except ValueError: other = 2\n        print(other)",
+    ),
+    "time": ("", "waited_s += time.time() - began_s; began_s = time.time()"),
+    "what a comprehension names": ("", "best = [count for count in range(step)]"),
+    "what is counted within a step": ("", "for index in range(3): factor = index + 1.0"),
+}
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    session._sessions.clear()
+    session.join(Alone())
+    yield
+    session._sessions.clear()
+    session._world = None
+
+
+def run(folder: Path, before: str, behind: str) -> None:
+    script = folder / "train.py"
+    script.write_text(SCRIPT.format(before=before or "pass", behind=behind or "pass"))
+    runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_goes_on_is_refused(tmp_path: Path, case: str) -> None:
+    """By its name, in the first step if the source shows it; also where it is another function that has the loop."""
+    *parts, name = REFUSED[case]
+    with pytest.raises(Misuse, match="goes on from step to step") as error:
+        run(tmp_path, *parts)
+    assert str(error.value).startswith(name)
+    assert "state_dict and load_state_dict" in str(error.value)
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_what_does_not_is_not(tmp_path: Path, case: str) -> None:
+    """Nor is what the session has, nor what a clock has told, which is others' on every machine."""
+    run(tmp_path, *ALLOWED[case])

@@ -1,0 +1,111 @@
+"""What a script collects of its microbatches is only this worker's part of them: refused by its name in the first step."""
+
+import runpy
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+from agent import session
+from agent.errors import Misuse
+from agent.world import Alone
+
+SCRIPT = """
+import collections
+import torch
+from agent import Session
+class Meter:
+    def __init__(self):
+        self.sum, self.last = 0.0, None
+    def update(self, value):
+        self.sum += value
+class Trainer:
+    def __init__(self):
+        self.meter = Meter()
+    def train(self, x):
+        loss = model(x).square().mean()
+        session.backward(loss)
+        {inside}
+class Data:
+    def __init__(self):
+        self.found = {{}}
+    def __len__(self):
+        return 2
+    def __getitem__(self, index):
+        return self.found.setdefault(index, torch.full((2, 4), index + 1.0))
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+trainer, data, meter = Trainer(), Data(), Meter()
+losses, hidden, stats = [], [0.0, 0.0], collections.defaultdict(float)
+session = Session(model, optimizer, microbatches=2)
+for step in session.steps(2):
+    total, own = 0.0, []
+    for x in session.share(data):
+        {body}
+    optimizer.step()
+    {behind}
+"""
+LOSS = "loss = model(x).square().mean(); session.backward(loss)"
+REFUSED = {
+    "a total": (f"{LOSS}; total += loss.item()", "", "print(total)", "train.py:34: `total`"),
+    "the last loss": (LOSS, "", "print(loss.item())", "train.py:34: `loss`"),
+    "a list": (f"{LOSS}; losses.append(loss.item())", "", "", "`losses`"),
+    "a list of every step": (
+        f"{LOSS}; own.append(loss.item())",
+        "",
+        "print(sum(own))",
+        "`own`",
+    ),
+    "a state for the next step": (f"{LOSS}; hidden[0] = loss.detach()", "", "", "`hidden`"),
+    "a count in a dict": (f"{LOSS}; stats['loss'] += loss.item()", "", "", "`stats`"),
+    "a meter": (f"{LOSS}; meter.update(loss.item())", "", "", "`meter.sum`"),
+    "a meter, where another function is the body": (
+        "trainer.train(x)",
+        "self.meter.update(loss.item())",
+        "",
+        "`trainer.meter.sum`",
+    ),
+}
+ALLOWED = {
+    "a name of another use": (LOSS, "", "loss = session.loss; print(loss)"),
+    "what is printed": (f"{LOSS}; print(loss.item())", "", ""),
+    "what was loaded": (LOSS, "", "print(data.found)"),
+    "what every microbatch sets anew": ("trainer.train(x)", "self.meter.last = loss", ""),
+    "a list of every microbatch": (
+        "parts = []; parts.append(model(x).square().mean()); session.backward(sum(parts))",
+        "",
+        "",
+    ),
+    "what is counted behind the loop": (LOSS, "", "meter.update(session.loss)"),
+}
+
+
+@pytest.fixture(autouse=True)
+def alone() -> Iterator[None]:
+    session._sessions.clear()
+    session.join(Alone())
+    yield
+    session._sessions.clear()
+    session._world = None
+
+
+def run(folder: Path, body: str, inside: str, behind: str) -> None:
+    script = folder / "train.py"
+    filled = SCRIPT.format(body=body, inside=inside or "pass", behind=behind or "pass")
+    script.write_text(filled)
+    runpy.run_path(str(script), run_name="__main__")
+
+
+@pytest.mark.parametrize("case", REFUSED)
+def test_what_is_collected_in_the_loop_is_refused(tmp_path: Path, case: str) -> None:
+    """Whoever has other microbatches would have another total; a script that trains alone is told as well."""
+    *parts, name = REFUSED[case]
+    with pytest.raises(Misuse, match="in the loop over session") as error:
+        run(tmp_path, *parts)
+    assert str(error.value).startswith(name)
+
+
+@pytest.mark.parametrize("case", ALLOWED)
+def test_what_is_of_one_microbatch_only_is_not(tmp_path: Path, case: str) -> None:
+    """Nor what is no count of microbatches."""
+    run(tmp_path, *ALLOWED[case])
