@@ -59,23 +59,27 @@ class Step:
     def taken(self):
         return [now - then for now, then in zip(Step().clocks, self.clocks)]
 
+def helped():
+    # Processor seconds that the keeper and Redis have had: the kernel's clock of another process.
+    return sum(time.clock_gettime(~pid << 3 | 2) for pid in helpers)
+
 def course():
     # What comes next, in the crew or not; what it took is sent back.
     for _ in range(6):
         yield True, microbatches(128)  # the first is recorded and measured
     sent = Step()
     for _ in range(1000):
-        turns.crew.link.send(Beat(microbatch_s=0.0))
+        session._world.crew.link.send(Beat(microbatch_s=0.0))
     print(json.dumps(["beats", sent.taken()[2] / 1000 / BEAT_S]), file=log)
     for step_s in asked:
         data = yield from scaled(step_s)
         for pair in range(pairs):
             for on in (True, False) if pair % 2 else (False, True):
                 yield on, data
-                taken, states = [], turns.states
+                taken, states, before = [], session._world.states, helped()
                 for _ in range(turn):
                     taken.append((yield on, data))
-                print(json.dumps([step_s, on, taken, turns.states - states]), file=log)
+                print(json.dumps([step_s, on, taken, session._world.states - states, helped() - before]), file=log)
     print(json.dumps(["end"]), file=log)
     while True:
         yield False, microbatches(4)
@@ -97,17 +101,18 @@ def microbatches(rows):
     return torch.randn(4 * rows, width, generator=torch.Generator().manual_seed(1)).chunk(4)
 
 log = open(sys.argv[1], "w", buffering=1)
-width, pairs, turn, asked = json.loads(sys.argv[2])
+width, pairs, turn, asked, helpers = json.loads(sys.argv[2])
 torch.manual_seed(0)
 model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 session = Session(model, optimizer, microbatches=4)
-turns = session._world = Turns(session._world)
-after, begun = course().send, None
+world = Turns(session._world)
+session._world, world.begun, after = world, None, course().send
+del world  # what is measured goes on from step to step, and is nothing that a session would look for
 for _ in session.steps(1_000_000):
-    on, data = after(begun and begun.taken())
-    turns.turn(session, on)
-    begun = Step()
+    on, data = after(session._world.begun and session._world.begun.taken())
+    session._world.turn(session, on)
+    session._world.begun = Step()
     for x in session.share(data):
         session.backward((model(x) - x).square().mean())
     optimizer.step()
@@ -127,6 +132,7 @@ class Pair(NamedTuple):
     off: list[Taken]
     on: list[Taken]
     states: int  # that were sent meanwhile
+    helped_s: float  # processor seconds that a step has had more from the keeper and Redis
 
     def cost(self, clock: int) -> float:
         """The mean over a turn: a state may come with some of its steps only."""
@@ -141,7 +147,8 @@ def measured(width: int, pairs: int, asked_s: Sequence[float]) -> tuple[float, l
     with tempfile.TemporaryDirectory(prefix="overhead-") as name, crew_of() as crew:
         log = Path(name) / "log"
         log.touch()
-        settings = json.dumps([width, pairs, TURN, asked_s])
+        helpers = [crew.keeper.process.pid, crew.redis.process.pid]
+        settings = json.dumps([width, pairs, TURN, asked_s, helpers])
         crew.begin(1, SCRIPT, str(log), settings, backup_every_steps=1)
         until("the last turn", lambda: over(crew, log), patience_s=3600)
         (_, beats), *turns, _ = [json.loads(line) for line in log.read_text().splitlines()]
@@ -151,7 +158,10 @@ def measured(width: int, pairs: int, asked_s: Sequence[float]) -> tuple[float, l
             [turn[2:] for turn in turns if turn[:2] == [step_s, which]] for which in (False, True)
         )
         found.append(
-            [Pair(_taken(a), _taken(b), n) for (a, _), (b, n) in zip(off, on, strict=True)]
+            [
+                Pair(_taken(a), _taken(b), states, (had_on - had_off) / TURN)
+                for (a, _, had_off), (b, states, had_on) in zip(off, on, strict=True)
+            ]
         )
     return beats, found
 
@@ -175,10 +185,11 @@ def show(pairs: list[Pair], beats: float) -> None:
     costs = sorted(pair.cost(0) / step_s + beats for pair in pairs)
     low, middle, high = (costs[len(costs) * part // 4] for part in (1, 2, 3))
     own, all_ = (statistics.median(pair.cost(clock) for pair in pairs) * 1e3 for clock in (1, 2))
+    helped = statistics.median(pair.helped_s for pair in pairs) * 1e3
     states = statistics.fmean(pair.states / TURN for pair in pairs)
     print(
         f"    {spread(off):24}  {spread(on):24}  {middle:6.1%} ({low:.1%} .. {high:.1%})"
-        f"     {own:5.2f}  {all_:5.2f}     {states:.2f}"
+        f"     {own:5.2f}  {all_:5.2f}  {helped:5.2f}     {states:.2f}"
     )
 
 
@@ -191,8 +202,8 @@ def main() -> None:
     begun_s = time.monotonic()
     print(
         "ms per step, median (10th .. 90th percentile); what it costs, median (quarter .. three\n"
-        "quarters) of the pairs of turns, bound 2 %; ms of processor time more, of the script's thread\n"
-        "and of the whole worker; and states sent per step"
+        "quarters) of the pairs of turns, bound 2 %; ms of processor time more, of the script's thread,\n"
+        "of the whole worker, and of keeper and Redis, which are on its cores here; and states sent per step"
     )
     for width in options.width:
         beats, found = measured(width, options.pairs, [ms / 1e3 for ms in options.step_ms])
