@@ -33,7 +33,7 @@ class Written:
 
     def __init__(self, things: Iterable[object], mine: set[int]) -> None:
         tensors = [t for t in islice(things, NAMES_MAX) if isinstance(t, torch.Tensor)]
-        self._tensors = [t for t in tensors if t.is_cpu and _memory(t) not in mine]
+        self._tensors = [tensor for tensor in tensors if _memory(tensor) not in mine]
         self._versions = {id(tensor): tensor._version for tensor in self._tensors}
 
     def __eq__(self, other: object) -> bool:
@@ -124,8 +124,10 @@ def _mark(thing: object, mine: set[int], keys: set[str]) -> Mark | None:
             found = (Written(thing.values(), mine),)
         case list() | deque():
             found = (len(thing), Written(thing, mine))
-        case torch.Tensor() | tuple():
-            found = (Written([thing] if isinstance(thing, torch.Tensor) else thing, mine),)
+        case torch.Tensor():
+            found = (Written([thing], mine),)
+        case tuple():
+            found = (Written(thing, mine),)
         case LRScheduler():
             found = (thing.last_epoch,)
         case _BaseDataLoaderIter():
@@ -144,7 +146,11 @@ def _versions(tensors: list[torch.Tensor], mine: set[int]) -> Mark | None:
 
 
 def _memory(tensor: torch.Tensor) -> int:
-    return int(tensor.untyped_storage()._cdata)
+    """What tells it from other memory; a sparse tensor, for one, is several, and none of them is a model's."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:
+        return id(tensor)
 
 
 def _progress(thing: Any) -> Mark | None:

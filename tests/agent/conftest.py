@@ -1,7 +1,8 @@
 """What the tests of the training side share: one Redis and one nursery, and a fresh crew for each."""
 
+import runpy
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
@@ -13,6 +14,25 @@ import msgspec  # noqa: E402
 import wide  # noqa: E402
 from crews import Crew, KeeperProcess, Nursery, RedisProcess  # noqa: E402
 from managed import KIND, Managed  # noqa: E402
+
+from agent import session  # noqa: E402
+from agent.world import Alone  # noqa: E402
+
+
+@pytest.fixture
+def by_hand(tmp_path: Path) -> Iterator[Callable[[str], None]]:
+    """Runs a script of this text in this process, as `python train.py` does."""
+
+    def run(text: str) -> None:
+        script = tmp_path / "train.py"
+        script.write_text(text)
+        runpy.run_path(str(script), run_name="__main__")
+
+    session._sessions.clear()
+    session.join(Alone())
+    yield run
+    session._sessions.clear()
+    session._world = None
 
 
 @pytest.fixture(scope="session")

@@ -1,14 +1,10 @@
 """What a script counts from step to step is no part of the state: it is refused in the first steps, or does not go on."""
 
-import runpy
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from agent import session
 from agent.errors import Misuse
-from agent.world import Alone
 
 SCRIPT = """
 import copy, time
@@ -98,32 +94,21 @@ ALLOWED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    session._sessions.clear()
-    session.join(Alone())
-    yield
-    session._sessions.clear()
-    session._world = None
-
-
-def run(folder: Path, before: str, behind: str) -> None:
-    script = folder / "train.py"
-    script.write_text(SCRIPT.format(before=before or "pass", behind=behind or "pass"))
-    runpy.run_path(str(script), run_name="__main__")
+def filled(before: str, behind: str) -> str:
+    return SCRIPT.format(before=before or "pass", behind=behind or "pass")
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_goes_on_is_refused(tmp_path: Path, case: str) -> None:
+def test_what_goes_on_is_refused(by_hand: Callable[[str], None], case: str) -> None:
     """By its name, in the first step if the source shows it; also where it is another function that has the loop."""
     *parts, name = REFUSED[case]
     with pytest.raises(Misuse, match="goes on from step to step") as error:
-        run(tmp_path, *parts)
+        by_hand(filled(*parts))
     assert str(error.value).startswith(name)
     assert "state_dict and load_state_dict" in str(error.value)
 
 
 @pytest.mark.parametrize("case", ALLOWED)
-def test_what_does_not_is_not(tmp_path: Path, case: str) -> None:
+def test_what_does_not_is_not(by_hand: Callable[[str], None], case: str) -> None:
     """Nor is what the session has, nor what a clock has told, which is others' on every machine."""
-    run(tmp_path, *ALLOWED[case])
+    by_hand(filled(*ALLOWED[case]))

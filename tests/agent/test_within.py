@@ -1,14 +1,10 @@
 """What a script collects of its microbatches is only this worker's part of them: refused by its name in the first step."""
 
-import runpy
-from collections.abc import Iterator
-from pathlib import Path
+from collections.abc import Callable
 
 import pytest
 
-from agent import session
 from agent.errors import Misuse
-from agent.world import Alone
 
 SCRIPT = """
 import collections
@@ -80,32 +76,22 @@ ALLOWED = {
 }
 
 
-@pytest.fixture(autouse=True)
-def alone() -> Iterator[None]:
-    session._sessions.clear()
-    session.join(Alone())
-    yield
-    session._sessions.clear()
-    session._world = None
-
-
-def run(folder: Path, body: str, inside: str, behind: str) -> None:
-    script = folder / "train.py"
-    filled = SCRIPT.format(body=body, inside=inside or "pass", behind=behind or "pass")
-    script.write_text(filled)
-    runpy.run_path(str(script), run_name="__main__")
+def filled(body: str, inside: str, behind: str) -> str:
+    return SCRIPT.format(body=body, inside=inside or "pass", behind=behind or "pass")
 
 
 @pytest.mark.parametrize("case", REFUSED)
-def test_what_is_collected_in_the_loop_is_refused(tmp_path: Path, case: str) -> None:
+def test_what_is_collected_in_the_loop_is_refused(
+    by_hand: Callable[[str], None], case: str
+) -> None:
     """Whoever has other microbatches would have another total; a script that trains alone is told as well."""
     *parts, name = REFUSED[case]
     with pytest.raises(Misuse, match="in the loop over session") as error:
-        run(tmp_path, *parts)
+        by_hand(filled(*parts))
     assert str(error.value).startswith(name)
 
 
 @pytest.mark.parametrize("case", ALLOWED)
-def test_what_is_of_one_microbatch_only_is_not(tmp_path: Path, case: str) -> None:
+def test_what_is_of_one_microbatch_only_is_not(by_hand: Callable[[str], None], case: str) -> None:
     """Nor what is no count of microbatches."""
-    run(tmp_path, *ALLOWED[case])
+    by_hand(filled(*ALLOWED[case]))
