@@ -4,7 +4,8 @@ Asked for are exactly the layers that are needed, each in shares from all who ha
 memory, on a thread of their own: a version does not change in memory before everyone in the layout has prepared
 the next, so before whoever asks has been answered. A version that the script has changed all the same is
 refused. Who was left out of the layout is waited for by nobody: so each answer is followed by a word that nothing
-changed while it was sent, and without that word it is not used.
+changed while it was sent, and without that word it is not used; and who asks for a version that the layout is past
+is told so.
 
 Who only looks at weights may have them from the middle of a script's step, as soon as they are right. A state
 is whole at the step's boundary only: what a schedule or an optimizer is set to may still change behind a look.
@@ -72,6 +73,7 @@ class Pulling:
         self._crew, self._mesh, self._changed = crew, mesh, changed
         self._offers: dict[int, Offer] = {}
         self._shown: Offer | None = None
+        self._past = (-1, 0)  # in this layout nobody needs a version before this one
         self._serial = 0
 
     def offer(self, version: int, state: Collected) -> None:
@@ -94,9 +96,11 @@ class Pulling:
             self._offers, self._shown = {}, None
 
     def forget(self, version: int) -> None:
-        """Nobody asks for older ones any more; what they hold in memory may go."""
+        """Nobody in the layout asks for older ones any more; what they hold in memory may go."""
         with self._changed:
+            self._past = (self._crew.generation, version)
             self._offers = {v: offer for v, offer in self._offers.items() if v >= version}
+            self._changed.notify_all()
 
     def pull(self, layers: Collection[str], version: int, known: Known) -> Gathered:
         """The state of these layers, from those who are known to have them."""
@@ -148,6 +152,8 @@ class Pulling:
             while (found := self._find(part.step, look=ask.look)) is None:
                 if self._crew.generation > part.generation:
                     return
+                if self._is_past(part):
+                    break
                 self._changed.wait(LOOK_AGAIN_S)
         connection = self._mesh().connection(peer)
         if connection is None:
@@ -159,10 +165,14 @@ class Pulling:
             if not isinstance(error, WireError | MemoryError):
                 raise
 
-    def _reply(self, connection: Connection, part: Part, ask: Ask, found: Offer) -> None:
+    def _is_past(self, part: Part) -> bool:
+        generation, version = self._past
+        return generation == part.generation and part.step < version
+
+    def _reply(self, connection: Connection, part: Part, ask: Ask, found: Offer | None) -> None:
         reply = Part(generation=part.generation, step=part.step, tag=f"give/{ask.serial}")
-        so = self._is_as_it_was(found)
-        if so:
+        so = found is not None and self._is_as_it_was(found)
+        if found is not None and so:
             answer, pieces = _answer(found.state, ask)
             extra = msgspec.msgpack.encode(answer)
             connection.send(msgspec.structs.replace(reply, extra=extra), *here(pieces))

@@ -97,6 +97,30 @@ def test_who_asks_in_a_layout_that_is_over_is_not_told_of_a_mistake(
     assert (("b", generation, 5, "give/1") in asker.mailbox) == (generation == 2)
 
 
+def test_who_asks_for_a_version_that_the_layout_is_past_is_told(pair: tuple[Mesh, Mesh]) -> None:
+    """Only who was left out can come so late, and would wait for ever. In a layout that is not entered yet the
+    version may come again: nothing is said before."""
+    asker, answerer = pair
+    crew: Any = Ahead()
+    pulling = Pulling(crew, lambda: answerer, threading.Condition())
+    model = torch.nn.Sequential(torch.nn.Linear(2, 2))
+    pulling.offer(5, collect({"model": model}))
+    pulling.forget(6)
+    ask = msgspec.msgpack.encode(Ask(1, (("0", 0, 1),), look=True))
+    waits = threading.Thread(
+        target=pulling.answer, args=("a", Part(generation=3, step=5, tag=ASK, extra=ask))
+    )
+    waits.start()
+    pulling.answer("a", Part(generation=2, step=5, tag=ASK, extra=ask))
+    waiting: Any = Waiting(asker)
+    with pytest.raises(Changed):
+        Pulling(waiting, lambda: asker, asker._changed).look({"0"}, 5, {"b": None}, 2)
+    assert ("b", 3, 5, "give/1") not in asker.mailbox
+    pulling.offer(5, collect({"model": model}))
+    waits.join()
+    until("the answer", lambda: ("b", 3, 5, "give/1") in asker.mailbox)
+
+
 def test_who_asks_for_what_is_not_here_hears_that_the_connection_broke(
     pair: tuple[Mesh, Mesh],
 ) -> None:
