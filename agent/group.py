@@ -159,6 +159,7 @@ class Group(Crew):
                 payload, present = self._redo.take(step)
                 return self.session.summed(payload, present)
             chain = self._prepare_chain(step)
+            self._redo.meet(step, entered.layout.replica_of(self.me).workers)
             payload, present = self._redo.take(step, chain.spans)
             return chain.again(step, payload, present)
         except Interrupted:

@@ -1,7 +1,11 @@
 """The sums of committed steps that a worker applies again, asked of the keeper one by one."""
 
+from collections.abc import Iterable
+
 from agent.crew import Crew
-from agent.protocol import Redo, RedoAsked
+from agent.protocol import Part, Redo, RedoAsked
+
+TAG = "redo"
 
 Payload = tuple[memoryview, bytes]  # the sum, and what was contributed to
 
@@ -20,6 +24,16 @@ class Redoing:
 
     def clear(self) -> None:
         self._come.clear()
+
+    def meet(self, step: int, chain: Iterable[str]) -> None:
+        """Nobody's commit holds anybody back here, and who is a step ahead has changed what others of the chain, whose
+        scripts look at the whole model, want of it: so all go on from a version together."""
+        others = [worker for worker in chain if worker != self._crew.me]
+        here = Part(generation=self._crew.generation, step=step, tag=TAG)
+        for peer in others:
+            self._crew.send(peer, here, [])
+        for peer in others:
+            self._crew.take(peer, step, TAG)
 
     def take(self, step: int, spans: tuple[tuple[int, int], ...] = ()) -> Payload:
         """The sum of this step, or these bytes of it."""

@@ -54,7 +54,7 @@ SLOW = """
 
     def late(peer, part):
         left = Path(f"{out}.left")
-        while left.exists() and peer in left.read_text().split() and session.version < LATE_AT + 2:
+        while left.exists() and peer in left.read_text().split() and session.version < LATE_AT + AHEAD:
             time.sleep(0.01)
         answer(peer, part)
 
@@ -68,9 +68,10 @@ LOOKED = """
 """
 
 
-def test_who_is_left_out_looks_too_late(crew: Crew, tmp_path: Path) -> None:
+@pytest.mark.parametrize("ahead", [2, 3])
+def test_who_is_left_out_looks_too_late(crew: Crew, tmp_path: Path, ahead: int) -> None:
     """Two of four are given back while all look at the model, and the other two, whom they ask, do not wait for them: what
-    they would see is changed. That is no mistake of the script, and the job goes on."""
+    they would see is changed, or nothing that is known any more. That is no mistake of the script, and the job goes on."""
     out = crew.folder / "out.pt"
     script, made = TOY.read_text(), "microbatches=MICROBATCHES)\n"
     script = script.replace("square().mean())\n", "square().mean()) if step == LATE_AT else 1.0\n")
@@ -79,12 +80,12 @@ def test_who_is_left_out_looks_too_late(crew: Crew, tmp_path: Path) -> None:
     )
     (tmp_path / "alone").mkdir()
     (tmp_path / "alone" / "train.py").write_text(script)
-    script = script.replace(made, made + SLOW).replace(
+    script = script.replace(made, made + SLOW.replace("AHEAD", str(ahead))).replace(
         "        plateau.step", LOOKED + "        plateau.step"
     )
     alone = played_alone(tmp_path / "alone" / "train.py", tmp_path / "alone" / "out.pt", str(STEPS))
     Path(f"{out}.late").write_text("2 3")
-    Path(f"{out}.hold").write_text(str(LATE_AT + 3))
+    Path(f"{out}.hold").write_text(str(LATE_AT + ahead + 1))
     crew.depth, crew.owned = 2, True
     crew.begin(4, script, str(STEPS), str(out))
     crew.reach(LATE_AT + 1)
@@ -131,3 +132,38 @@ def test_all_are_lost_and_those_who_come_look_at_what_they_catch_up_with(
     assert out.read_bytes() == alone[1]
     assert crew.of(Rewound) == []
     assert {lost.worker for lost in crew.of(WorkerLost)} == set(first)
+
+
+BEFORE = "        with torch.no_grad():\n            before"
+DAWDLES = """        world = session._world
+        if world.entered and world.me in world.layout.workers[1::2]:
+            time.sleep(0.05)
+"""
+
+
+def test_who_applies_steps_again_waits_for_who_still_looks(crew: Crew, tmp_path: Path) -> None:
+    """All are lost, and those who come apply steps again. Of each chain one is faster, and its half of the model would be
+    of the next version before the other, whose script looks at it once a step, has asked for it."""
+    out = crew.folder / "out.pt"
+    script = TOY.read_text().replace("plateau.step(found)", "plateau.step(before)")
+    behind = script.index("        with torch.no_grad():\n            found")
+    script = script[:behind] + script[script.index("        plateau.step") :]
+    script = script.replace(" then {found!r}", "")
+    (tmp_path / "alone").mkdir()
+    (tmp_path / "alone" / "train.py").write_text(script)
+    alone = played_alone(tmp_path / "alone" / "train.py", tmp_path / "alone" / "out.pt", str(STEPS))
+    hold = Path(f"{out}.hold")
+    hold.write_text(str(LATE_AT))
+    crew.depth, crew.owned = 2, True
+    script = script.replace(BEFORE, DAWDLES + BEFORE)
+    first = crew.begin(4, script, str(STEPS), str(out), backup_every_steps=100)
+    crew.reach(LATE_AT)
+    crew.kill(*first)
+    crew.settle = 4
+    crew.start(4)
+    until("the others", lambda: len(set(crew.ready) - set(first)) == 4)
+    hold.unlink()
+    assert crew.completed().step == STEPS
+    assert set(crew.printed()) <= set(alone[0])
+    assert out.read_bytes() == alone[1]
+    assert crew.of(Rewound) == []
