@@ -27,7 +27,7 @@ from agent.own import is_own_class
 from agent.pipeline.cut import build, worth_cutting
 from agent.pipeline.examine import CutPoint, Facts, cut_points, examine
 from agent.pipeline.pieces import Piece
-from agent.pipeline.record import LossOf, record
+from agent.pipeline.record import LossOf, buffers_kept, record
 from agent.profile import Network, NetworkFrom, Profile, Section, parse, render
 
 ROUNDS = 5
@@ -110,16 +110,11 @@ def gauging(
 
 @contextmanager
 def _untouched(graph: fx.GraphModule) -> Iterator[None]:
-    buffers = [(buffer, buffer.detach().clone()) for buffer in graph.buffers()]
     try:
-        with stream_kept(device_of(graph)):
+        with buffers_kept(graph), stream_kept(device_of(graph)):
             yield
     finally:
         graph.zero_grad(set_to_none=True)
-        with torch.no_grad():
-            for buffer, before in buffers:
-                if not torch.equal(buffer, before):
-                    buffer.copy_(before)
 
 
 def _measured(

@@ -23,10 +23,7 @@ CLOCKS = {"time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_
 
 def refuse_carried(caller: Caller) -> None:
     """In the function that has the loop over `session.share(...)`, and in those that called it."""
-    share = found_loop(caller)
-    within = (
-        stored_in(share) if share is not None else set[str]()
-    )  # which is looked for in `order.py`
+    within = stored_in(found_loop(caller))  # what becomes of those is looked for in `order.py`
     for frame in own.frames(caller.frame):
         loop = _loop_at(frame)
         found = None if loop is None else _carried(loop, within)

@@ -70,8 +70,7 @@ def frames(frame: FrameType) -> Iterator[FrameType]:
 
 def sources(frame: FrameType) -> dict[str, Mapping[str, object]]:
     """The files of all that, each with what its module has names for."""
-    found: dict[str, Mapping[str, object]] = {frame.f_code.co_filename: frame.f_globals}
-    found |= {caller.f_code.co_filename: caller.f_globals for caller in _callers(frame)}
+    found = {each.f_code.co_filename: each.f_globals for each in frames(frame)}
     return found | {file: there for file, _, there in _modules(frame)}
 
 

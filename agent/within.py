@@ -20,9 +20,9 @@ NAMES_MAX = 10_000
 
 class Within:
     def __init__(self, caller: Caller) -> None:
-        self._caller, loop = caller, found_loop(caller)
+        self._caller = caller
         # What the body itself sets anew is looked for in the source: it may be nobody's behind the loop.
-        self._set = stored_in(loop) if loop is not None else set[str]()
+        self._set = stored_in(found_loop(caller))
         self._held: list[object] = []  # so that nothing new has the identity of what was there
         self._before = dict(self._marks())
 

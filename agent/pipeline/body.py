@@ -493,8 +493,10 @@ def _around(loop: Loop) -> Iterator[Use]:
     yield from (use for use in found if first <= use[2].lineno and _at(use[2]) < start)
 
 
-def stored_in(loop: Loop) -> set[str]:
-    """The names that the loop sets."""
+def stored_in(loop: Loop | None) -> set[str]:
+    """The names that the loop sets, if one was found."""
+    if loop is None:
+        return set()
     inside = uses([loop.whole.target, *loop.whole.body])
     return {name for name, is_stored, _ in inside if is_stored}
 

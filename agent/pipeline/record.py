@@ -172,14 +172,15 @@ def is_leaf(m: torch.nn.Module, name: str) -> bool:
 
 @contextmanager
 def buffers_kept(whole: torch.nn.Module) -> Iterator[None]:
-    """What a forward writes to them is not seen."""
+    """What a forward writes to them is not seen; one that it did not write to does not count as written."""
     before = [(buffer, buffer.detach().clone()) for buffer in whole.buffers()]
     try:
         yield
     finally:
         with torch.no_grad():
             for buffer, value in before:
-                buffer.copy_(value)
+                if not torch.equal(buffer, value):
+                    buffer.copy_(value)
 
 
 class _Tracer(fx.Tracer):

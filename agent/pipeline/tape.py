@@ -15,11 +15,10 @@ from agent.device import CPU
 from agent.errors import Misuse
 
 LOOKING_INITS = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
-META = torch.device("meta")
+META, TOLD = torch.device("meta"), torch.device("cpu", 0)  # nobody else says it with a number
 TO_COPY = torch.ops.aten._to_copy.default
 IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
 DEVICE = torch.Tensor.device.__get__
-META, TOLD = torch.device("meta"), torch.device("cpu", 0)  # nobody else says it with a number
 
 Stream = tuple[torch.Generator, torch.Tensor]
 
@@ -94,9 +93,8 @@ class Tape(TorchDispatchMode):  # type: ignore[no-untyped-call]
         super().__init__()  # type: ignore[no-untyped-call]
         self.lines: list[Line] = []
         self.roots: list[int] = []  # the first number on the memory of each
-        self.places: dict[
-            int, torch.device
-        ] = {}  # of memories that were brought to a device, by their first number
+        # Of memories that were brought to a device, by their first number.
+        self.places: dict[int, torch.device] = {}
         # Held on to, so that no identity is taken for another: tensors may be given other memory.
         self._alive: list[tuple[torch.Tensor, torch.UntypedStorage]] = []
         self._numbers: dict[int, int] = {}
