@@ -148,9 +148,12 @@ class Armed:
 def _happen(kind: Kind, point: str, params: Mapping[str, Any] | None) -> None:
     global trap  # noqa: PLW0603 - as `_armed`
     match kind:
-        case "kill" | "stop" | "term":
-            names = {"kill": signal.SIGKILL, "stop": signal.SIGSTOP, "term": signal.SIGTERM}
-            os.kill(os.getpid(), names[kind])
+        case "kill":
+            os.kill(os.getpid(), signal.SIGKILL)
+        case "term":
+            os.kill(os.getpid(), signal.SIGTERM)
+        case "stop":  # to this thread, which stops all at once: another one would have to wake first
+            signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         case "hang":
             threading.Event().wait(HANG_S)
             _fail(f"nobody ended what hung at {point!r}")

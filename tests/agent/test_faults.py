@@ -7,6 +7,7 @@ gate in the script sees to it that the job does not end before.
 import ast
 import contextlib
 import itertools
+import os
 import random
 import signal
 import subprocess
@@ -421,6 +422,36 @@ def test_what_is_not_armed_does_nothing() -> None:
     """In a process that nobody has armed, points are passed and nothing happens."""
     for point in faults.POINTS:
         faults.passing(point)
+
+
+STOPS = """
+import threading
+from agent import faults
+
+def run():
+    while True:
+        faults.passing("step: prepared")
+
+threading.Thread(target=run).start()
+"""
+
+
+@pytest.mark.processes
+def test_who_is_stopped_at_a_point_does_not_run_on(tmp_path: Path) -> None:
+    """The system wakes some other thread to stop a process, and the one that asked for it might pass a thousand points
+    before that: it would be dead, and not stopped, where the next of them kills it."""
+    stop, kill = (
+        Fault(point="step: prepared", passing=number, kind=kind)
+        for number, kind in enumerate(("stop", "kill"), start=1)
+    )
+    for number in range(5):
+        plan = Plan(who=str(number), ledger=str(tmp_path / str(number)), faults=(stop, kill))
+        armed = {**os.environ, faults.VARIABLE: msgspec.json.encode(plan).decode()}
+        stopped = subprocess.Popen([sys.executable, "-c", STOPS], env=armed)
+        until("it to be stopped", lambda pid=stopped.pid: _state(pid) in "TZ")
+        assert _state(stopped.pid) == "T"
+        stopped.send_signal(signal.SIGCONT)
+        assert stopped.wait(60) == -signal.SIGKILL
 
 
 def test_a_fault_is_of_a_point_that_exists() -> None:
