@@ -10,8 +10,9 @@ import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any
+from typing import Any, ClassVar
 
+import explain
 import msgspec
 import redis
 
@@ -37,7 +38,10 @@ def until(what: str, look: Callable[[], Any], patience_s: float = PATIENCE_S) ->
         if found := look():
             return found
         time.sleep(0.01)
-    raise AssertionError(f"waited {patience_s:.0f} s in vain: {what}")
+    error = AssertionError(f"waited {patience_s:.0f} s in vain: {what}")
+    for crew in list(Crew.alive):
+        error.add_note(crew.what_happened())
+    raise error
 
 
 def played_alone(
@@ -190,6 +194,8 @@ class KeeperProcess:
 class Crew:
     """One job. Reports come out of Redis; whoever is lost or ready makes a new layout, as in the brain."""
 
+    alive: ClassVar[list["Crew"]] = []
+
     def __init__(
         self, redis_process: RedisProcess, nursery: Nursery, folder: Path, keeper: Any = None
     ) -> None:
@@ -217,6 +223,7 @@ class Crew:
         self._held = False
         self._after = "0"
         self._closed = threading.Event()
+        self.alive.append(self)
         self._thread = threading.Thread(target=self._manage, daemon=True)
         self._thread.start()
 
@@ -279,19 +286,24 @@ class Crew:
         return self._until("the end", lambda: self.of(messages.JobCompleted))[0]
 
     def _until(self, what: str, look: Callable[[], Any]) -> Any:
-        """A failure of a script ends it, and whoever waits in vain says what has happened instead."""
+        """A failure of a script ends it."""
 
         def look_well() -> Any:
             self._well()
             return look()
 
-        try:
-            return until(what, look_well)
-        except AssertionError as error:
-            told = [r for r in self.reports if not isinstance(r, messages.JobProfiled)]
-            error.add_note(f"at step {self.step}; the last that was told:")
-            error.add_note("\n".join(repr(report)[:300] for report in told[-REPORTS_SHOWN:]))
-            raise
+        return until(what, look_well)
+
+    def what_happened(self) -> str:
+        """For whoever waits in vain: what was told last, and what each process is about."""
+        told = [r for r in self.reports if not isinstance(r, messages.JobProfiled)]
+        lines = ["the last that was told:", *(repr(r)[:300] for r in told[-REPORTS_SHOWN:])]
+        pids = [*self.pids.items()]
+        if isinstance(self.keeper, Keeper):
+            lines += ["=== the keeper", *explain.of_keeper(self.keeper), explain.own_threads()]
+        else:
+            pids.append(("the keeper", self.keeper.process.pid))
+        return "\n".join([*lines, explain.ask(pids)])
 
     def printed(self) -> list[str]:
         rows = self.client.xrange(f"orch:log:{self.job}")
@@ -371,6 +383,7 @@ class Crew:
             self.regroup(when)
 
     def close(self) -> None:
+        self.alive.remove(self)
         self._closed.set()
         self._thread.join(10)
         self.keeper.close()

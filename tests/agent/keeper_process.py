@@ -6,10 +6,13 @@ python keeper_process.py REDIS_URL CHECKPOINTS SECRET_FILE STORAGE    (prints it
 import sys
 import threading
 
+import explain
+
 from agent.actor import KeeperActor
 
 
 def main() -> None:
+    explain.listen()
     redis_url, checkpoints, secret, storage = sys.argv[1:]
     keeper = KeeperActor(redis_url, checkpoints, "127.0.0.1", secret, storage.encode())
     for line in sys.stdin:

@@ -3,11 +3,11 @@
 python nursery.py < lines of JSON: {"order": ..., "host": ..., "faults": ...} > lines with the pids
 """
 
-import faulthandler
 import os
 import signal
 import sys
 
+import explain
 import msgspec
 
 from agent import faults, worker
@@ -28,7 +28,7 @@ def main() -> None:
         pid = os.fork()
         if pid == 0:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
-            faulthandler.register(signal.SIGUSR1, all_threads=True)
+            explain.listen()
             if birth.faults:
                 faults.arm(birth.faults)
             code = 0

@@ -18,6 +18,7 @@ from pathlib import Path
 import msgspec
 import pytest
 from crews import Crew, KeeperProcess, Nursery, RedisProcess, until
+from explain import state_of
 
 import agent
 from agent import faults
@@ -379,7 +380,7 @@ def _keeper_suffers(job: Job, keeper: KeeperProcess, suffered: int, due: list[Fa
                     ),
                 )
         if fault.kind == "stop":
-            until("the keeper to be stopped", lambda: _state(keeper.process.pid) == "T")
+            until("the keeper to be stopped", lambda: state_of(keeper.process.pid) == "T")
             keeper.process.send_signal(signal.SIGCONT)
     keeper.process.wait(30)
     return suffered + len(due)
@@ -393,10 +394,6 @@ def _renew(keeper: KeeperProcess, plan: str) -> None:
     keeper.kill()
     keeper.faults = plan
     keeper.start()
-
-
-def _state(pid: int) -> str:
-    return Path(f"/proc/{pid}/stat").read_text().rpartition(") ")[2][0]
 
 
 def test_every_point_is_in_a_test_and_in_the_code() -> None:
@@ -448,8 +445,8 @@ def test_who_is_stopped_at_a_point_does_not_run_on(tmp_path: Path) -> None:
         plan = Plan(who=str(number), ledger=str(tmp_path / str(number)), faults=(stop, kill))
         armed = {**os.environ, faults.VARIABLE: msgspec.json.encode(plan).decode()}
         stopped = subprocess.Popen([sys.executable, "-c", STOPS], env=armed)
-        until("it to be stopped", lambda pid=stopped.pid: _state(pid) in "TZ")
-        assert _state(stopped.pid) == "T"
+        until("it to be stopped", lambda pid=stopped.pid: state_of(pid) in "TZ")
+        assert state_of(stopped.pid) == "T"
         stopped.send_signal(signal.SIGCONT)
         assert stopped.wait(60) == -signal.SIGKILL
 
