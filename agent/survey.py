@@ -136,7 +136,7 @@ class Survey:
         self._unmeasured = False
 
     def _say(self, what: str) -> None:
-        print(f"{self._crew.me}: {what}", file=sys.__stderr__)
+        sys.stderr.write(f"{what}\n")  # which is told in the job's log, under the worker's name
 
     def _measured_before(self, key: str) -> bool:
         link = self._crew.link

@@ -19,7 +19,7 @@ Key = tuple[str, str]  # peer, tag
 
 
 class Parcel(msgspec.Struct, frozen=True, kw_only=True):
-    """What goes in one message. A tensor may be missing; `plain` is whatever msgpack can say."""
+    """What goes in one message. A tensor may be missing; `plain` is what msgpack can say, types and devices."""
 
     tensors: tuple[torch.Tensor | None, ...]
     plain: object = None

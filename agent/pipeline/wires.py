@@ -31,7 +31,25 @@ from agent.wire import ALIGN_BYTES
 QUEUED_MAX = 4096
 Event = torch.Event | None
 T = TypeVar("T")
-_encode = msgspec.msgpack.Encoder().encode
+DTYPE, DEVICE = 1, 2  # words of their own, among what is plain
+
+
+def _say(value: object) -> msgspec.msgpack.Ext:
+    """What msgpack has no word for. A device is told without its number: the receiver has one of its own."""
+    match value:
+        case torch.dtype():
+            return msgspec.msgpack.Ext(DTYPE, str(value).removeprefix("torch.").encode())
+        case torch.device():
+            return msgspec.msgpack.Ext(DEVICE, value.type.encode())
+    raise NotImplementedError(f"{type(value).__name__} crosses no cut")
+
+
+def _hear(code: int, data: memoryview) -> object:
+    name = str(data, "ascii")
+    return getattr(torch, name) if code == DTYPE else torch.device(name)
+
+
+_encode = msgspec.msgpack.Encoder(enc_hook=_say).encode
 
 
 class Place(msgspec.Struct, frozen=True, array_like=True):
@@ -54,7 +72,7 @@ class Manifest(msgspec.Struct, frozen=True, array_like=True):
     plain: Any
 
 
-_decode = msgspec.msgpack.Decoder(Manifest).decode
+_decode = msgspec.msgpack.Decoder(Manifest, ext_hook=_hear).decode
 
 
 class MeshChannel:

@@ -19,6 +19,7 @@ from agent.profile import Profile, render
 from orchestrator.cli import tables
 from orchestrator.cli.desk import USAGE, CommandError, Desk, command
 from orchestrator.cli.jobs import find
+from orchestrator.cli.tracing import unmeasured
 from orchestrator.morph import mixed, profiles
 from orchestrator.morph.errors import DoesNotFit, MorphError
 from orchestrator.morph.formations import Chain
@@ -263,9 +264,7 @@ def _found(desk: Desk, source: str | None, of_text: tuple[int, float, float]) ->
         job = find(desk.client(), source)
         measured = desk.client().profile(job.id)
         if measured is None:
-            raise CommandError(
-                f"{job.id} has not been measured: its first worker does so in its first step"
-            )
+            raise CommandError(f"{job.id}: {unmeasured(job)}")
         return measured
     if not profiles.is_pipedream(path):
         return load(path)

@@ -8,6 +8,7 @@ import numpy as np
 import typer
 
 from agent.layout import Replica
+from agent.messages import UNRECORDED
 from agent.profile import Profile
 from agent.schedule import Kind
 from agent.timeline import Timeline
@@ -19,6 +20,7 @@ from orchestrator.morph.engine import Costs
 from orchestrator.morph.gantt import Panel
 from orchestrator.morph.plans import Way
 from orchestrator.morph.simulator import Bar, timeline
+from orchestrator.view import JobView
 
 PATIENCE_S, LOOK_S = 120.0, 0.2
 
@@ -48,8 +50,17 @@ def trace(
     desk.answer(
         {"job": one.id, "step": seen.step, "took_s": took_s, "predicted": profile is not None, "file": str(out)},
         f"step {seen.step} of {one.id} took {took_s:.3g} s: {out}",
-        *(() if profile else ("nothing is predicted: the model has not been measured yet",)),
+        *(() if profile else (f"nothing is predicted: {unmeasured(one)}",)),
     )  # fmt: skip
+
+
+def unmeasured(job: JobView) -> str:
+    """Why nothing is known of its model, as far as that is known."""
+    if job.step == 0:
+        return "the model has not been measured yet; its first worker does so in its first step"
+    if job.uncuttable not in ("", UNRECORDED):
+        return f"the model was not measured: {job.uncuttable}"
+    return f"the model was not measured; its workers say why in: orchestrator logs {job.id}"
 
 
 def _ask(client: Client, job: str) -> Timeline:

@@ -7,8 +7,10 @@ from xml.etree import ElementTree
 import msgspec
 import pytest
 from test_cli_market import SVG, measured
+from test_live_table import JOB
 
 from agent.profile import parse, render
+from orchestrator.cli.tracing import unmeasured
 
 TEXT = """node1 -- Input0 -- forward_compute_time=0.000, backward_compute_time=0.000, activation_size=0.0, parameter_size=0.000
 node2 -- Conv2d(3, 64) -- forward_compute_time=20.0, backward_compute_time=40.0, activation_size=6400.0, parameter_size=1000.000
@@ -135,3 +137,16 @@ def test_without_a_manager_a_jobs_profile_is_not_there(shell):
     """The default is the newest job's, and jobs are with the manager."""
     assert shell("profile").code == 3
     assert "--gbit-per-s and --memory-gib" in shell("profile", "a.txt", "--memory-gib", "0").line
+
+
+@pytest.mark.parametrize(
+    ("told", "why"),
+    [
+        ({"step": 0}, "in its first step"),
+        ({"uncuttable": "train.py:9: float(loss)"}, "train.py:9"),
+        ({"uncuttable": ""}, "orchestrator logs gpt-1"),
+    ],
+)
+def test_a_job_that_was_not_measured_says_why(told, why):
+    """It has not begun, it cannot be cut, or measuring failed: a job that trains is not promised its first step."""
+    assert why in unmeasured(msgspec.structs.replace(JOB, **told))

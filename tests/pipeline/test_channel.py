@@ -60,9 +60,10 @@ def test_what_is_sent_arrives(pair):
     """Values, types, shapes and strides are the same on arrival; what is missing stays missing."""
     a, b = pair
     sent = tensors()
-    a.send("b", "x", Parcel(tensors=sent, plain=[3, "word", None, [1.5, True]]))
+    plain = [3, "word", None, [1.5, True], torch.bfloat16, torch.device("cpu")]
+    a.send("b", "x", Parcel(tensors=sent, plain=plain))
     got = b.receive("a", "x")
-    assert got.plain == [3, "word", None, [1.5, True]]
+    assert got.plain == plain
     for before, after in zip(sent, got.tensors, strict=True):
         if before is None:
             assert after is None
