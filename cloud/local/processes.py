@@ -32,12 +32,13 @@ def living(inits: Mapping[str, int]) -> set[int]:
     return found - zombies - {os.getpid()}
 
 
-def kill(inits: Mapping[str, int]) -> None:
+def kill(inits: Mapping[str, int], patience_s: float | None = None) -> None:
     """SIGKILL everything on these machines, again and again until a look finds nothing left.
 
     The inits go last: as long as they live, what their dying children leave behind stays theirs.
     """
-    deadline_s = time.monotonic() + PATIENCE_S
+    patience_s = PATIENCE_S if patience_s is None else patience_s
+    deadline_s = time.monotonic() + patience_s
     while time.monotonic() < deadline_s:
         found = living(inits)
         if not found:
@@ -45,7 +46,7 @@ def kill(inits: Mapping[str, int]) -> None:
         for pid in (found - set(inits.values())) or found:
             _send(pid, signal.SIGKILL)
         time.sleep(PASS_S)
-    raise TimeoutError(f"processes {sorted(living(inits))} outlived SIGKILL for {PATIENCE_S} s")
+    raise TimeoutError(f"processes {sorted(living(inits))} outlived SIGKILL for {patience_s} s")
 
 
 def _send(pid: int, number: signal.Signals) -> None:

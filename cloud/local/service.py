@@ -29,6 +29,7 @@ DISKS_KEPT = 32
 SHORT_PATH = 24
 RECORD_S = 5.0
 SHUTDOWN_S = 3.0
+INSIST_S = 1.0  # nobody is served meanwhile
 
 
 def read_boot_env(path: Path) -> dict[str, str]:
@@ -162,8 +163,14 @@ class LocalCloud:
                 loop.call_later(SHUTDOWN_S, self._insist, machine_id)
 
     def _insist(self, machine_id: str) -> None:
-        if machine_id in self._hosts:
-            processes.kill({machine_id: self._hosts[machine_id].init.pid})
+        """A busy computer may take long to end what was killed; all other machines go on meanwhile."""
+        if machine_id not in self._hosts:
+            return
+        try:
+            processes.kill({machine_id: self._hosts[machine_id].init.pid}, INSIST_S)
+        except TimeoutError as error:
+            print(f"{machine_id}: {error}; it is killed again", file=sys.stderr, flush=True)  # noqa: T201
+            asyncio.get_running_loop().call_later(SHUTDOWN_S, self._insist, machine_id)
 
     async def _perform(self, changes: list[Change]) -> None:
         for change in changes:
@@ -173,7 +180,12 @@ class LocalCloud:
                 except (OSError, ValueError) as error:
                     print(f"{change.machine.id} did not start: {error}", file=sys.stderr)  # noqa: T201
                     self.core.revoke([change.machine.id], self.clock.now_s(), 0.0)
-        await self._kill([change.machine_id for change in changes if isinstance(change, Evicted)])
+        evicted = [change.machine_id for change in changes if isinstance(change, Evicted)]
+        try:
+            await self._kill(evicted)
+        except TimeoutError:
+            for machine_id in evicted:
+                self._insist(machine_id)
 
     def _wanted(self, machine: Machine) -> bool:
         return self.core.machine(machine.id).state == "running"

@@ -10,9 +10,12 @@ from pathlib import Path
 import msgspec
 import pytest
 from msgspec.structs import replace
-from running_cloud import SLEEPING, RunningCloud, alive_on, request, until
+from running_cloud import QUIET, SLEEPING, RunningCloud, alive_on, request, until
 
+from cloud.clock import SystemClock
 from cloud.errors import NoCapacity, NotOurs, ProviderUnreachable, Throttled, TokenSpent
+from cloud.local import processes, service
+from cloud.local.__main__ import arguments, service_of
 from cloud.local.provider import LocalProvider
 from cloud.model import Machine
 
@@ -143,6 +146,44 @@ def test_a_machine_that_does_not_listen_is_killed(new_cloud: NewCloud):
     pids = tree_of(cloud, given)
     ask(cloud, lambda provider: provider.terminate([given.id]))
     until("every process to be gone", gone(pids))
+
+
+def test_a_machine_that_dies_slowly_takes_no_other_along(tmp_path: Path, monkeypatch):
+    """No time to kill one in, as on a busy computer: the cloud goes on, and kills it when there is some."""
+    boot = tmp_path / "boot.sh"
+    boot.write_text(SLEEPING)
+    boot.chmod(0o700)
+    words = ["--dir", str(tmp_path), "--boot-script", str(boot), *QUIET]
+    monkeypatch.setattr(processes, "PATIENCE_S", 0.0)
+    monkeypatch.setattr(service, "INSIST_S", 0.0)
+    monkeypatch.setattr(service, "SHUTDOWN_S", 0.02)
+
+    async def play() -> None:
+        clock = SystemClock()
+        cloud = service_of(arguments().parse_args(words), clock)
+        running = asyncio.create_task(cloud.run())
+        slow, other = (cloud.core.launch(request(token), clock.now_s()) for token in ("a", "b"))
+        cloud.nudge()
+        async with asyncio.timeout(30):
+            while set(cloud._hosts) != {slow.id, other.id}:
+                await asyncio.sleep(0.02)
+            pid = cloud._hosts[slow.id].init.pid
+            cloud.core.revoke([slow.id], clock.now_s(), 0.0)
+            cloud.nudge()
+            while str(pid) not in tmp_path.joinpath("said").read_text():
+                await asyncio.sleep(0.02)
+            assert set(cloud._hosts) == {slow.id, other.id}
+            monkeypatch.undo()
+            while slow.id in cloud._hosts:
+                await asyncio.sleep(0.02)
+        assert set(cloud._hosts) == {other.id}
+        assert not running.done()
+        running.cancel()
+        await cloud.stop()
+
+    with (tmp_path / "said").open("w") as said:
+        monkeypatch.setattr(service.sys, "stderr", said)
+        asyncio.run(play())
 
 
 def test_a_machine_whose_script_ends_is_switched_off(new_cloud: NewCloud):
