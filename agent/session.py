@@ -46,7 +46,7 @@ from agent.partial import Partial
 from agent.pipeline import modes
 from agent.pipeline.births import Unborn
 from agent.pipeline.body import Body, Caller, Recording, Told, nobody, outdated
-from agent.pipeline.record import CannotRecord
+from agent.pipeline.record import CannotRecord, Filled, attributes_kept
 from agent.pipeline.scaling import place
 from agent.schedule import Kind
 from agent.seen import Eyes
@@ -146,7 +146,7 @@ class Session:
         self._phase = "bound"  # made | bound | between | sharing | computing | shared | over
         self.space = SumSpace(modules)
         self.holdings = Holdings(self.objects, _unborn)
-        self._form = Form(modules)
+        self._form, self._filled = Form(modules), Filled(modules)
         self._beside, self.eyes = Beside(self.objects), Eyes(modules)
         self._total: Sum | None = None
         self._partial = Partial(self.space, microbatches)
@@ -330,12 +330,14 @@ class Session:
             try:
                 first, count = self._world.share()
                 passing("step: share opened")
+                self._filled.begin((self._world.deep, first, count))
                 if self._world.deep:
                     summed = self._world.play(step, batches)
                 else:
                     yield from self._run_body(step, batches, first, count)
                     self._world.gather(step, self._partial, self.total())
                     summed = self.space.summed(self.total())
+                self._filled.look()
                 self._check_finite(step, summed)
                 self._form.check_written(step, self.space.written(summed.present))
                 self._world.commit(step, summed)
@@ -433,7 +435,9 @@ class Session:
         model = modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
         body = Body(caller)
         try:
-            found = body.record(model, self._run_recorded, batches, self.scaler, told)
+            with attributes_kept(model):
+                self._filled.empty()
+                found = body.record(model, self._run_recorded, batches, self.scaler, told)
         except Misuse:
             if self._streams is not None:
                 self._streams.refuse_draws()  # says better why

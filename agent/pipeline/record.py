@@ -283,6 +283,39 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
             _put_back(module._buffers, buffers)
 
 
+class Filled:
+    """What forwards put into the attributes of modules: a loss of theirs, a mask that is made once. A loop is recorded as
+    if there had been no forward, so that whoever has run some records what whoever has run none does."""
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        self._modules = [module for model in models for module in model.modules()]
+        self._roles = set[object]()
+        self._before: list[dict[str, Any]] = []
+        self._first: dict[tuple[int, str], tuple[bool, Any]] = {}  # what was there, if anything was
+
+    def begin(self, role: object) -> None:
+        """Whoever has done the same before comes by the same modules."""
+        known, self._before = role in self._roles, []
+        self._roles.add(role)
+        if not known:
+            self._before = [dict(vars(module)) for module in self._modules]
+
+    def look(self) -> None:
+        """Nothing but forwards have been since."""
+        for index, before in enumerate(self._before):
+            for key, value in vars(self._modules[index]).items():
+                if before.get(key) is not value:
+                    self._first.setdefault((index, key), (key in before, before.get(key)))
+        self._before = []
+
+    def empty(self) -> None:
+        for (index, key), (was_there, value) in self._first.items():
+            if was_there:
+                vars(self._modules[index])[key] = value
+            else:
+                vars(self._modules[index]).pop(key, None)
+
+
 def _put_back(now: dict[str, Any], before: dict[str, Any]) -> None:
     for key in now.keys() - before.keys():
         del now[key]
