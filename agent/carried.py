@@ -6,6 +6,7 @@ go on; they are others on every machine anyway.
 """
 
 import ast
+import functools
 import linecache
 from collections.abc import Iterable, Iterator
 from pathlib import Path
@@ -38,11 +39,15 @@ def refuse_carried(caller: Caller) -> None:
 
 def counted(files: Iterable[str]) -> set[str]:
     """The attributes that count, `self.seen += 1`, or change by what they are: `if found < self.best: self.best = found`."""
-    trees = (_parsed(file) for file in files)
-    return {name for tree in trees if tree is not None for name in _counted(tree)}
+    return {name for file in files for name in _counted(_source(file))}
 
 
-def _counted(tree: ast.AST) -> Iterator[str]:
+@functools.lru_cache(own.SOURCES_MAX)
+def _counted(source: str) -> frozenset[str]:
+    return frozenset(_counting(_parsed(source)))
+
+
+def _counting(tree: ast.AST) -> Iterator[str]:
     for node in ast.walk(tree):
         match node:
             case ast.AugAssign(target=ast.Attribute(attr=name), value=ast.Constant()):
@@ -68,8 +73,8 @@ def _is_set(node: ast.AST) -> TypeGuard[ast.Attribute]:
 
 def _loop_at(frame: FrameType) -> ast.For | ast.While | None:
     """The outermost loop that the frame is in, of those in its function."""
-    tree, found = _parsed(frame.f_code.co_filename), None
-    for node in _around(tree, frame.f_lineno) if tree is not None else ():
+    tree, found = _parsed(_source(frame.f_code.co_filename)), None
+    for node in _around(tree, frame.f_lineno):
         if isinstance(node, Function):
             found = None
         elif isinstance(node, ast.For | ast.While):
@@ -165,10 +170,12 @@ def _is_time(node: ast.AST) -> bool:
     return any((getattr(f, "attr", None) or getattr(f, "id", None)) in CLOCKS for f in calls)
 
 
-def _parsed(file: str) -> ast.Module | None:
-    if not Path(file).is_file():
-        return None
+def _source(file: str) -> str:
+    return "".join(linecache.getlines(file)) if Path(file).is_file() else ""
+
+
+def _parsed(source: str) -> ast.Module:
     try:
-        return ast.parse("".join(linecache.getlines(file)))
+        return own.parsed(source)
     except SyntaxError:
-        return None
+        return ast.Module(body=[], type_ignores=[])

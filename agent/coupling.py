@@ -37,7 +37,7 @@ def refuse(things: Iterable[object], caller: Caller) -> None:
             for name, kind in there.items()
             if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
         }
-        tree = ast.parse("".join(linecache.getlines(file, dict(there))))
+        tree = own.parsed("".join(linecache.getlines(file, dict(there))))
         for node in _read(tree, optimizers):
             raise Misuse(
                 f"{own.shown(file)}:{node.lineno}: `{ast.unparse(node)}` is read here, which may be the gradient of a "

@@ -4,6 +4,8 @@ A state that would be lost, or a stream that would be another, may lie in any of
 what called it, in the script, in every module of its own that was imported, and in what objects of its classes have.
 """
 
+import ast
+import functools
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
@@ -18,6 +20,8 @@ OURS = str(Path(__file__).parent)
 PYTHON = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
 DEPTH_MAX = 3  # objects in objects of one's own
 INSTALLED = ("/site-packages/", "/dist-packages/")
+SOURCES_MAX = 64
+_libraries: dict[str, object] = {}  # modules by name, once they are known to be none of these
 
 
 def is_library(file: str | None) -> bool:
@@ -62,6 +66,20 @@ def _is_own(thing: object) -> bool:
     return is_own_class(type(thing)) and not isinstance(thing, torch.nn.Module | type)
 
 
+def asking() -> FrameType | None:
+    """Where the person's own code is just now, and has called ours."""
+    frame: FrameType | None = sys._getframe()
+    while frame is not None and is_library(frame.f_code.co_filename):
+        frame = frame.f_back
+    return frame
+
+
+@functools.lru_cache(SOURCES_MAX)
+def parsed(source: str) -> ast.Module:
+    """For everyone who looks at it, and changes nothing."""
+    return ast.parse(source)
+
+
 def frames(frame: FrameType) -> Iterator[FrameType]:
     """Where a frame is, and what of the person's own called it."""
     yield frame
@@ -100,11 +118,23 @@ def _callers(frame: FrameType) -> Iterator[FrameType]:
 def _modules(frame: FrameType) -> Iterator[tuple[str, str, Mapping[str, object]]]:
     """File, name and contents of those that were imported."""
     beside = _beside(frame)
+    yield from (each for each in unknown_modules() if beside(each[0]))
+
+
+def unknown_modules() -> list[tuple[str, str, Mapping[str, object]]]:
+    """Those that are not known to be libraries. There are thousands, and the first look at each of them is the dear one:
+    who can do it while nobody waits."""
+    found = []
     for name, module in [*sys.modules.items()]:
+        if _libraries.get(name) is module:
+            continue
         there = contents(module)
-        file = str(there.get("__file__"))
-        if beside(file):
-            yield file, name, there
+        file = there.get("__file__")
+        if isinstance(file, str) and is_library(file):
+            _libraries[name] = module
+        else:
+            found.append((str(file), name, there))
+    return found
 
 
 def _main() -> ModuleType | None:

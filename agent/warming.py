@@ -2,10 +2,13 @@
 
 The first touch of a page costs more than what is then done with it, and most of all on a virtual machine that never had
 that page before. In the first step of a layout everybody waits for the last, so it is touched while the others train on.
+So are the script's sources, in which its first step looks for what may not be in them.
 """
 
 import threading
 
+from agent import own
+from agent.carried import counted
 from agent.copies import has_room
 from agent.mesh import STATE
 from agent.protocol import Part
@@ -42,6 +45,9 @@ class Landing:
 
 def warm(session: Session, landing: Landing, state_bytes: int) -> None:
     """Get ready for a state of so many bytes, if the machine has memory to spare. Of 0 bytes nothing is known."""
+    frame = own.asking()
+    if frame is not None:
+        counted(own.sources(frame))
     beside = max(state_bytes - session.state_bytes, 0)  # what an optimizer has beside the weights
     needed = state_bytes + beside + STEP_FACTOR * session.space.total_bytes
     if not state_bytes or session.unbuilt or not has_room(needed):

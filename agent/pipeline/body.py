@@ -15,6 +15,7 @@ behind `session.backward(...)`.
 
 import ast
 import contextlib
+import functools
 import hashlib
 import io
 import linecache
@@ -30,6 +31,7 @@ from torch import fx
 from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
+from agent import own
 from agent.device import anywhere, device_of
 from agent.errors import Misuse
 from agent.pipeline.examine import Facts, examined
@@ -47,6 +49,7 @@ from agent.pipeline.scaling import Scaler
 from agent.pipeline.witness import unsaved
 
 MICROBATCH = "__microbatch__"
+LOOPS_MAX = 4
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -353,8 +356,14 @@ def found_loop(caller: Caller) -> Loop | None:
 def _find(caller: Caller) -> Loop:
     code = caller.frame.f_code
     source = "".join(linecache.getlines(code.co_filename, caller.frame.f_globals))
-    line, end_line, _, end_column = list(code.co_positions())[caller.at // 2]
-    tree = ast.parse(source)
+    return _found(code, code.co_filename, caller.at, source)
+
+
+@functools.lru_cache(LOOPS_MAX)
+def _found(code: CodeType, file: str, at: int, source: str) -> Loop:
+    """Asked for by everyone who looks at the loop."""
+    line, end_line, _, end_column = list(code.co_positions())[at // 2]
+    tree = own.parsed(source)
     for node, scope in _within(tree, tree):
         if isinstance(node, ast.For) and any(
             _ends(call, (end_line, end_column)) for call in ast.walk(node.iter)
@@ -363,10 +372,10 @@ def _find(caller: Caller) -> Loop:
                 node,
                 _single(source, node, (end_line, end_column)),
                 scope,
-                code.co_filename,
+                file,
             )
     raise CannotRecord(
-        f"{Path(code.co_filename).name}:{line}: cutting the model into stages needs a loop that can "
+        f"{Path(file).name}:{line}: cutting the model into stages needs a loop that can "
         "be found in the script's source: `for ... in session.share(...):`"
     )
 

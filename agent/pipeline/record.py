@@ -32,6 +32,7 @@ LossOf = Callable[..., torch.Tensor]
 FIXED = "shapes are fixed"  # in the `meta` of a graph: sizes are constants in it
 LOOKS = "looks"  # and this is what of a microbatch's values is
 LUMP = 0.2  # of a model's parameters may be in one node
+TORCHS = fx.Tracer()  # knows which modules are torch's own
 
 
 class CannotRecord(Misuse):
@@ -166,7 +167,7 @@ def is_leaf(m: torch.nn.Module, name: str) -> bool:
     return (
         isinstance(m, Scaling)
         or bool(m._backward_hooks or m._backward_pre_hooks)
-        or fx.Tracer().is_leaf_module(m, name)
+        or TORCHS.is_leaf_module(m, name)
     )
 
 
@@ -226,8 +227,10 @@ class _Tracer(fx.Tracer):
             if next(m.parameters(), None) is not None or next(m.buffers(), None) is not None:
                 raise
             return forward(*args, **kwargs)  # a loss without state, made beside the model
-        before, buffers = _drawn(self._device), [*m._buffers.values()]
         try:
+            if self.is_leaf_module(m, path):  # it is not run, so there is nothing to look for
+                return super().call_module(m, forward, args, kwargs)
+            before, buffers = _drawn(self._device), [*m._buffers.values()]
             out = super().call_module(m, forward, args, kwargs)
             self._refuse_draws(before)
             refuse_replaced(m, buffers)

@@ -5,10 +5,11 @@ import runpy
 import sys
 from collections.abc import Iterator
 from pathlib import Path
+from types import ModuleType
 
 import pytest
 
-from agent import parcel
+from agent import own, parcel
 from agent.errors import Misuse
 
 NORM = """
@@ -89,3 +90,17 @@ def test_a_module_that_is_loaded_when_it_is_asked_is_not_asked(folder: Path) -> 
     assert "__file__" in parcel.contents(module)
     with pytest.raises(RuntimeError, match="nobody wanted"):
         _ = module.anything
+
+
+def test_a_module_that_takes_the_name_of_a_library_is_looked_at(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Libraries are known by their names, and the person's own may come in the place of one."""
+    library = ModuleType("norms_of_this")
+    library.__file__ = "/usr/lib/site-packages/norms_of_this.py"
+    monkeypatch.setitem(sys.modules, "norms_of_this", library)
+    own.unknown_modules()
+    assert "norms_of_this" not in [name for _, name, _ in own.unknown_modules()]
+    del sys.modules["norms_of_this"]
+    with pytest.raises(Misuse, match=r"norms_of_this\.py:\d+: `p\.grad` is read here"):
+        run(folder, imports="import norms_of_this")
