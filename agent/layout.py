@@ -33,7 +33,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     cuts       nodes of the recorded graph behind which it is cut, one less than there are stages. Empty, or
                not of this graph: the first worker measures, balances, and tells the others.
     schedule   its name, for people
-    recompute  forwards keep only their inputs (never on the last stage)
+    recompute  of each stage, whether its forwards keep only their inputs (the last one's never do); of none if empty
     owned      a worker keeps the layers of its stages only, because all of them do not fit. Every copy less is
                one that cannot be recovered from, so this is for models that need it.
     schedules  the programs, one for each number of microbatches that a replica has. A replica that finds
@@ -45,7 +45,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     replicas: tuple[Replica, ...]
     cuts: tuple[int, ...] = ()
     schedule: str = "1f1b"
-    recompute: bool = False
+    recompute: tuple[bool, ...] = ()
     owned: bool = False
     schedules: tuple[Schedule, ...] = ()
 
@@ -72,6 +72,11 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def _check_schedules(self) -> None:
         if self.depth > 1 and any(replica.count == 0 for replica in self.replicas):
             raise ValueError(f"generation {self.generation}: a chain of workers has no microbatch")
+        if len(self.recompute) not in (0, self.depth):
+            raise ValueError(
+                f"generation {self.generation}: recompute is said of {len(self.recompute)} stages, "
+                f"and a chain has {self.depth}"
+            )
         for schedule in self.schedules:
             if schedule.workers != self.depth:
                 raise ValueError(

@@ -111,10 +111,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=CACHED_SCHEDULES)
-def one_f_one_b(workers: int, microbatches: int, *, recompute: bool = False) -> Schedule:
+def one_f_one_b(workers: int, microbatches: int, *, recompute: tuple[bool, ...] = ()) -> Schedule:
     """1F1B with a flush: what a chain plays when it is told nothing else.
 
-    Worker s starts with min(P - 1 - s, M) forwards; from then on a backward follows each forward.
+    Worker s starts with min(P - 1 - s, M) forwards; from then on a backward follows each forward, behind a
+    recompute where that is said of s.
     """
     programs: list[list[Action]] = []
     for stage in range(workers):
@@ -124,7 +125,7 @@ def one_f_one_b(workers: int, microbatches: int, *, recompute: bool = False) -> 
             if turn < microbatches:
                 program.append(Action(Kind.FORWARD, stage, turn))
             if turn >= warm:
-                if recompute and stage < workers - 1:
+                if recompute and recompute[stage] and stage < workers - 1:
                     program.append(Action(Kind.RECOMPUTE, stage, turn - warm))
                 program.append(Action(Kind.BACKWARD, stage, turn - warm))
         programs.append(program)

@@ -42,7 +42,7 @@ from agent.pipeline.work import Worker
 from agent.profile import Link, Network, Profile
 from agent.worker import keep_memory
 from orchestrator.morph import book, costing, schedules, search
-from orchestrator.morph.plans import Cost, Plan, Way
+from orchestrator.morph.plans import Cost, Plan, Way, all_but_last
 from orchestrator.morph.search import Task
 
 LINK = Link(bandwidth_bytes_per_s=1.25e9, latency_s=100e-6)
@@ -269,7 +269,8 @@ def _together(tasks) -> None:
 def planned(profile, task, name, depth, width, recompute) -> Plan:
     """This layout with the stages that the planner gives it, priced in full."""
     tables = costing.tables(profile)
-    way = Way(schedule=name, depth=depth, microbatch_size=SIZE, recompute=recompute)
+    again = all_but_last(depth) if recompute else ()
+    way = Way(schedule=name, depth=depth, microbatch_size=SIZE, recompute=again)
     full = schedules.pack(name, depth, MICROBATCHES, recompute=recompute)
     firsts = search.Splitter(tables).firsts(way, search.peaks(way, full))
     plan = Plan(

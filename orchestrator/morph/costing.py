@@ -15,7 +15,7 @@ import msgspec
 import numpy as np
 
 from agent.profile import Link, Profile
-from orchestrator.morph.compiled import Reals
+from orchestrator.morph.compiled import Codes, Reals
 from orchestrator.morph.plans import Way
 
 Firsts = tuple[int, ...]
@@ -83,20 +83,26 @@ def _sums(values: Reals) -> Reals:
     return np.concatenate([zero, np.cumsum(values, axis=-1)], axis=-1)
 
 
+def _between(sums: Reals, edges: Codes) -> Reals:
+    """What lies between each edge and the next."""
+    found: Reals = sums[edges[1:]] - sums[edges[:-1]]
+    return found
+
+
 def seconds(tables: Tables, firsts: Firsts, way: Way) -> Reals:
     """What each kind of action takes at each stage, [kind, stage]."""
     edges = np.array([*firsts, len(tables.entry) - 1])
     row = tables.size(way.microbatch_size)
-    forward = np.diff(tables.forward[row, edges])
-    backward = np.diff(tables.backward[row, edges])
-    first = np.diff(tables.input_gradient[row, edges])
-    second = np.diff(tables.weight_gradient[row, edges])
+    forward = _between(tables.forward[row], edges)
+    backward = _between(tables.backward[row], edges)
+    first = _between(tables.input_gradient[row], edges)
+    second = _between(tables.weight_gradient[row], edges)
     found = np.stack([forward, backward, first, second, forward])
     if way.schedule == "gpipe":
         # It holds every microbatch of the step. The others use again what an earlier one has let go.
-        found[0] += np.diff(tables.fresh[row, edges])
+        found[0] += _between(tables.fresh[row], edges)
     if way.recompute:
-        found[0, :-1] = np.diff(tables.untraced[row, edges])[:-1]
+        found[0] = np.where(way.recompute, _between(tables.untraced[row], edges), found[0])
     send_s = tables.profile.send_s
     if send_s and way.depth > 1:
         # A thread of its own sends; whoever waits for a message takes it apart.
@@ -183,7 +189,7 @@ def tails(
     Replicas that are `apart` are never all on one machine, however few they are.
     """
     edges = np.array([*firsts, len(tables.entry) - 1])
-    size_bytes = np.diff(tables.parameters[edges])
+    size_bytes = _between(tables.parameters, edges)
     links = [
         reduce_link(tables, way, FAR if apart and width > 1 else int(width), per_instance)
         for width in widths
@@ -202,7 +208,7 @@ def tails(
 
 def _overlapped(
     tables: Tables,
-    edges: Reals,
+    edges: Codes,
     way: Way,
     widths: Reals,
     links: list[tuple[Link, float]],
@@ -223,14 +229,14 @@ def _overlapped(
 def memory_bytes(tables: Tables, firsts: Firsts, way: Way, widths: Reals, peaks: Reals) -> Reals:
     """[stage, width]; `peaks` are the microbatches stashed [0] and the weight-gradients owed [1]."""
     edges = np.array([*firsts, len(tables.entry) - 1])
-    weights = np.diff(tables.weights[edges])[:, None]
-    optimizer = np.diff(tables.optimizer[edges])[:, None]
-    live = np.diff(tables.stash[edges])[:, None] * way.microbatch_size
+    weights = _between(tables.weights, edges)[:, None]
+    optimizer = _between(tables.optimizer, edges)[:, None]
+    live = _between(tables.stash, edges)[:, None] * way.microbatch_size
     entry = tables.entry[edges[:-1], None] * way.microbatch_size
     leaving = tables.entry[edges[1:], None] * way.microbatch_size
     stash = peaks[0] * live
     if way.recompute:
-        stash[:-1] = (peaks[0] * entry + live)[:-1]
+        stash = np.where(np.array(way.recompute)[:, None], peaks[0] * entry + live, stash)
     state = 2 * weights
     if way.sharding != "offload":
         state = state + optimizer / (widths if way.sharding == "optimizer" else 1)

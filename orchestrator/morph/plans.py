@@ -1,5 +1,6 @@
 """What the planner answers: layouts with their price in time and memory, and the sentence that says why."""
 
+from itertools import pairwise
 from typing import Literal
 
 import msgspec
@@ -19,7 +20,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
     schedule: str
     depth: int
     microbatch_size: int
-    recompute: bool = False
+    recompute: tuple[bool, ...] = ()  # of each stage; of none if empty, and never of the last
     chunks: int = 1
     sharding: Sharding = "none"
     placement: Placement = "chain"
@@ -33,10 +34,25 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
         if self.chunks > 1:
             words.append(f"{self.chunks} chunks")
         if self.recompute:
-            words.append("recompute")
+            words.append(_recomputed(self.recompute))
         if self.sharding != "none":
             words.append("sharded optimizer" if self.sharding == "optimizer" else "offload")
         return f"{', '.join(words)}, microbatches of {self.microbatch_size}"
+
+
+def all_but_last(stages: int) -> tuple[bool, ...]:
+    """The stages that may recompute."""
+    return (*[True] * (stages - 1), False)
+
+
+def _recomputed(again: tuple[bool, ...]) -> str:
+    """Where it is not on every stage that may, on which: runs of them from first to last."""
+    if again == all_but_last(len(again)):
+        return "recompute"
+    edges = [i for i, (a, b) in enumerate(pairwise((False, *again))) if a != b]
+    runs = [(first, end - 1) for first, end in zip(edges[::2], edges[1::2], strict=True)]
+    listed = " and ".join(f"{a}" if a == b else f"{a} to {b}" for a, b in runs)
+    return f"recompute on stage{'s' * (sum(again) > 1)} {listed}"
 
 
 class Cost(msgspec.Struct, frozen=True, kw_only=True):

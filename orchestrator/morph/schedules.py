@@ -30,7 +30,7 @@ STEADY = ("gpipe", "1f1b", "varuna", "interleaved", "zero-bubble", "modulo")
 MODULO = ("interleaved", "modulo")  # stage s is on worker s mod p: each worker hosts several chunks
 SPLIT = ("zero-bubble", "modulo")  # backwards in halves
 CHUNKS = 2
-Again = bool | tuple[bool, ...]  # of all stages, or of each
+Again = bool | tuple[bool, ...]  # of all stages, or of each; of none if empty
 CACHED_SCHEDULES = 64
 
 
@@ -199,11 +199,11 @@ def _chain(stages: int) -> tuple[tuple[int, ...], ...]:
 
 
 def _all_but_last(stages: int, recompute: Again) -> Flags:
-    if not isinstance(recompute, bool) and len(recompute) != stages:
+    if recompute and not isinstance(recompute, bool) and len(recompute) != stages:
         raise ScheduleError(
             f"recompute is said of {len(recompute)} stages, and there are {stages}: one word for each"
         )
-    again = np.broadcast_to(np.array(recompute, bool), stages).copy()
+    again = np.broadcast_to(np.array(recompute or False, bool), stages).copy()
     again[-1] = False
     return again
 

@@ -21,7 +21,7 @@ from orchestrator.morph import costing, engine, partition, schedules, simulator
 from orchestrator.morph.compiled import Codes, Reals
 from orchestrator.morph.costing import Firsts, Tables
 from orchestrator.morph.errors import BatchError
-from orchestrator.morph.plans import Cost, Placement, Sharding, Way
+from orchestrator.morph.plans import Cost, Placement, Sharding, Way, all_but_last
 
 RUNNERS_UP = 3
 WORKERS_MAX = 20_000
@@ -140,7 +140,7 @@ def _ways(
                         schedule=name,
                         depth=depth,
                         microbatch_size=size,
-                        recompute=recompute,
+                        recompute=all_but_last(depth) if recompute else (),
                         chunks=chunks,
                         sharding=sharding,
                         placement=placement,
@@ -152,7 +152,7 @@ class Splitter:
 
     def __init__(self, tables: Tables) -> None:
         self.tables = tables
-        self._balanced: dict[tuple[int, int, int, bool], Firsts | None] = {}
+        self._balanced: dict[tuple[int, int, int, tuple[bool, ...]], Firsts | None] = {}
 
     def firsts(self, way: Way, peaks: Reals, width: int = 1) -> Firsts | None:
         """The best grouping; if it does not fit so many replicas, the best that does; None if none does."""
@@ -278,8 +278,7 @@ def _first_that_fits(
 
 def busy(way: Way, costs: engine.Costs) -> Reals:
     """What each worker computes a microbatch, over its chunks."""
-    again = costs.seconds[engine.RECOMPUTE] * way.recompute
-    again[-1] = 0
+    again = costs.seconds[engine.RECOMPUTE] * np.array(way.recompute or 0.0)
     backward = costs.seconds[engine.BACKWARD]
     if way.schedule in schedules.SPLIT:
         backward = costs.seconds[engine.INPUT_GRADIENT] + costs.seconds[engine.WEIGHT_GRADIENT]
@@ -386,7 +385,7 @@ def priced_ways(tables: Tables, task: Task, workers: int, fastest: int = 0) -> I
     splitter, limit_s = Splitter(tables), [np.inf] * max(fastest, 1)
     roomy: set[Way] = set()
     for way in ways(task, tables.profile, workers):
-        plain = msgspec.structs.replace(way, recompute=False)
+        plain = msgspec.structs.replace(way, recompute=())
         if way.recompute and plain in roomy:
             continue  # it would do more work to save memory that is there
         fits = True

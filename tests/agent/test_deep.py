@@ -64,7 +64,7 @@ def test_the_manager_says_what_is_played(
     crew.options = {
         "schedule": name,
         "cuts": (10_000,),
-        "recompute": recompute,
+        "recompute": (recompute, False),
         "schedules": (schedules.make(name, 2, 6, recompute=recompute),),
     }
     begin(crew, 2, 2)

@@ -1,10 +1,13 @@
 """Schedules against the answers that are known by calculation."""
 
 from collections import Counter
+from itertools import product
 
+import msgspec
 import numpy as np
 import pytest
 
+from agent.layout import Layout, Replica
 from agent.schedule import Kind, unfold
 from orchestrator.morph import schedules, simulator
 from orchestrator.morph.errors import ScheduleError
@@ -156,6 +159,23 @@ def test_each_stage_recomputes_or_does_not(name, asked):
         assert len(again) == len(set(again)) == (few if asked[stage] and stage < 3 else 0)
         rest = [action for action in actions if action.kind != Kind.RECOMPUTE]
         assert Counter(rest) == Counter(plain.program(stage))
+
+
+@pytest.mark.parametrize("again", [(), *product((False, True), repeat=3)])
+def test_a_chain_that_is_told_no_program_recomputes_where_it_is_said(again):
+    """What workers then play is what the planner prices, action by action; another number of words is refused."""
+    replicas = (
+        Replica(workers=("a", "b", "c"), first=0, count=2),
+        Replica(workers=("d", "e", "f"), first=2, count=5),
+    )
+    layout = Layout(generation=1, microbatches=7, replicas=replicas, recompute=again)
+    told = msgspec.json.decode(msgspec.json.encode(layout), type=Layout)
+    for replica in replicas:
+        played = told.schedule_of(replica)
+        priced = schedules.make("1f1b", 3, replica.count, recompute=again)
+        assert (played.codes, played.offsets) == (priced.codes, priced.offsets)
+    with pytest.raises(ValueError, match="recompute is said of 2 stages, and a chain has 3"):
+        msgspec.structs.replace(layout, recompute=(True, False))
 
 
 def test_recompute_is_said_of_as_many_stages_as_there_are():
