@@ -88,8 +88,8 @@ class Offsite:
 
     def _pin(self) -> None:
         """What is being copied, or is next, must not go meanwhile."""
-        wanted = [one.manifest.version for one in (self._working, self._next) if one is not None]
-        self._source.pinned = min(wanted, default=None)
+        offers = (self._working, self._next)
+        self._source.pinned = frozenset(one.manifest.version for one in offers if one is not None)
 
     def _work(self) -> None:
         while (offer := self._take()) is not None:
@@ -135,7 +135,7 @@ class Offsite:
             redo=0,
         )
         copy(state, self._source.sink, [target])
-        target.prune()
+        target.prune(self._generation)
         self._copied = version
         self._report(
             CheckpointCopied(

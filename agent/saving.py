@@ -6,6 +6,7 @@ of the workers.
 """
 
 import json
+import logging
 from collections.abc import Iterator
 from contextlib import suppress
 
@@ -17,6 +18,8 @@ from agent.store.archive import Archive, Mark, assemble, write_parts
 from agent.store.errors import Damaged, Full
 from agent.store.format import SUMS, File, Layer, Manifest, file_of, lay_out
 from agent.store.reading import Want, read
+
+log = logging.getLogger(__name__)
 
 
 def sums_layer(redo: tuple[LoggedSum, ...]) -> Layer:
@@ -42,18 +45,43 @@ def save(archive: Archive, generation: int, saved: Saved) -> Manifest:
     mark = Mark(saved.reached, generation)
     if (written := _written(archive, mark)) is not None:
         return written
+    try:
+        manifest = _write(archive, generation, saved)
+    except Full:
+        if not _made_room(archive, generation):
+            raise
+        manifest = _write(archive, generation, saved)
+    try:
+        archive.prune(generation)
+    except CheckpointError as error:  # the version is there all the same
+        log.warning("%s: what is old is still there: %s", archive.job, error)
+    return manifest
+
+
+def _write(archive: Archive, generation: int, saved: Saved) -> Manifest:
+    """All of it or nothing: what an attempt that failed has left would be there for ever, after every attempt."""
     parts = write_parts(archive.sink, _files(saved))
     sums = (sums_layer(saved.redo),) if saved.redo else ()
     layers = (*saved.backup.layers, *sums)
     manifest = assemble(archive.job, saved.reached, generation, layers, parts, redo=len(saved.redo))
     try:
         made = archive.commit(manifest)
-    except Full:
+    except CheckpointError:
         with suppress(CheckpointError):
-            archive.discard(parts)
+            archive.withdraw(manifest)
         raise
-    archive.prune()
-    return manifest if made else archive.read(mark)
+    return manifest if made else archive.read(Mark(saved.reached, generation))
+
+
+def _made_room(archive: Archive, generation: int) -> bool:
+    """Whether some of what fills the disk was left by us, for nobody."""
+    went = False
+    for clear in (archive.sweep, archive.prune):
+        try:
+            went |= clear(generation)
+        except CheckpointError as error:
+            log.warning("%s: what nobody needs is still there: %s", archive.job, error)
+    return went
 
 
 def _written(archive: Archive, mark: Mark) -> Manifest | None:

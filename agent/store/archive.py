@@ -39,13 +39,14 @@ from agent.store.format import (
     decode,
     encode,
 )
-from agent.store.sinks import Sink
+from agent.store.sinks import DRAFT, Sink
 
 log = logging.getLogger(__name__)
 
 KEEP = 2
 TRIES = 16  # manifests that are looked at before the job is said to have none
 BAD_KEPT = 16
+_PART = re.compile(rf"{PARTS}/(\d{{10}})/.+")
 _NUMBERED = re.compile(r"(\d{10})-(\d{10})\.json")
 
 
@@ -79,7 +80,7 @@ def write_parts(sink: Sink, files: Iterable[File]) -> tuple[Part, ...]:
             parts.append(file.part)
             sink.put(file.part.key, file.pieces)
         sink.settle()
-    except CheckpointError:
+    except Exception:
         # Half a share is of no use to anybody, least of all on a disk that is full.
         with suppress(CheckpointError):
             sink.delete([part.key for part in parts])
@@ -122,7 +123,7 @@ class Archive:
         self.sink = sink
         self.job = job
         self._keep = keep
-        self.pinned: int | None = None  # a version that is being read, and is not to go
+        self.pinned: frozenset[int] = frozenset()  # versions whose files are being read
 
     def begin(self, generation: int, version: int) -> None:
         """Generation `generation` goes on from `version`: what older ones write after it is void."""
@@ -133,10 +134,12 @@ class Archive:
 
     def take_over(self, version: int) -> int:
         """Become the writer that goes on from `version`: a generation that nobody has had."""
+        generation = 0
         for _ in range(TRIES):
             folders = (CLAIMS, MANIFESTS, FENCES, FLOORS)
             marks = [mark for folder in folders for mark in self._marks(folder)]
-            generation = 1 + max((mark.generation for mark in marks), default=0)
+            # One that is taken may not be in the list yet.
+            generation = 1 + max((mark.generation for mark in marks), default=generation)
             # Fences of two versions are two files: of two who begin at once, both would create theirs.
             if self.sink.create(Mark(0, generation).key(CLAIMS), b"{}"):
                 self.sink.create(Mark(version, generation).key(FENCES), b"{}")
@@ -159,6 +162,10 @@ class Archive:
             self.discard(manifest.parts)
         passing("keeper: manifest written")
         return made
+
+    def withdraw(self, manifest: Manifest) -> None:
+        """It may have come into being although its writer heard of an error: it goes, and then its parts."""
+        self.sink.delete([manifest.key, *(part.key for part in manifest.parts)])
 
     def discard(self, parts: Iterable[Part]) -> None:
         """Delete what was written for a version that will not be committed."""
@@ -194,12 +201,19 @@ class Archive:
         for folder in {part.key.rpartition("/")[0] for part in manifest.parts}:
             sizes.update(self.sink.sizes(folder))
         for part in manifest.parts:
-            if sizes.get(part.key) != part.file_bytes:
+            if part.key not in sizes:
+                self._look_for(part)
+            elif sizes[part.key] != part.file_bytes:
                 raise Damaged(
-                    f"{key}: {part.key} has {sizes.get(part.key, 'no')} bytes, "
+                    f"{key}: {part.key} has {sizes[part.key]} bytes, "
                     f"its manifest says {part.file_bytes}"
                 )
         return manifest
+
+    def _look_for(self, part: Part) -> None:
+        """A list may lag behind what it lists: whether a file is there is asked of the file itself."""
+        with self.sink.open(part.key) as read:
+            read(part.file_bytes - 1, [memoryview(bytearray(1))])
 
     def set_aside(self, mark: Mark, why: str) -> None:
         """A version that cannot be read no longer counts; the one before it is the newest then."""
@@ -208,25 +222,53 @@ class Archive:
             self.sink.create(mark.key(BAD), json.dumps({"why": why}).encode())
             self.sink.delete([mark.key(MANIFESTS)])
 
-    def prune(self) -> None:
-        """Keep the newest versions. What a manifest that counts names is never deleted."""
+    def prune(self, generation: int = 0) -> bool:
+        """Keep the newest versions. What a manifest that counts names is never deleted. Says whether files went.
+
+        Who has begun `generation` is not somebody newer to itself, though it may not have written anything yet."""
         kept = self.marks()[: self._keep]
         if len(kept) < self._keep:
-            return
-        pinned = self.pinned
-        oldest = kept[-1].version if pinned is None else min(kept[-1].version, pinned)
-        floor = Mark(oldest, max(mark.generation for mark in kept))
+            return False
+        floor = Mark(kept[-1].version, max(mark.generation for mark in kept))
         self.sink.create(floor.key(FLOORS), b"{}")
-        parts = self.sink.sizes(PARTS)
+        parts = self._parts()
         # Whoever is newer and has written one of these has begun before, and is seen now; it may lie below our floor.
-        if any(fence.generation > floor.generation for fence in self._marks(FENCES)):
-            return
-        void = set(self._marks(MANIFESTS)) - set(self.marks())
+        if self._superseded(max(generation, floor.generation)):
+            return False
+        written = self.sink.sizes(MANIFESTS)
+        void = set(marks_in(MANIFESTS, written)) - set(self.marks())
         self.sink.delete([mark.key(MANIFESTS) for mark in sorted(void)])
+        self.sink.delete([key for key in written if key.endswith(DRAFT)])
         # What no manifest names at or above the floor may be a writer's who is still at work.
-        self.sink.delete([key for key in parts if int(key.split("/")[1]) < floor.version])
+        below = [key for key, version in parts.items() if version < floor.version]
+        self.sink.delete(below)
         self._prune_marks(floor)
         passing("keeper: pruned")
+        return bool(below)
+
+    def sweep(self, generation: int) -> bool:
+        """Delete what no manifest names: of writers that were killed, as nobody else writes now. Whether there was any.
+
+        An older writer that is still at work, though nobody knows of it, hears that its files are missing."""
+        parts = self._parts()
+        if self._superseded(generation):
+            return False
+        manifests = [
+            decode(self.sink.get(mark.key(MANIFESTS)), mark.key(MANIFESTS))
+            for mark in self._marks(MANIFESTS)
+        ]
+        named = {part.key for manifest in manifests for part in manifest.parts}
+        self.sink.delete(parts.keys() - named)
+        return bool(parts.keys() - named)
+
+    def _parts(self) -> dict[str, int]:
+        """By key, the versions that they were written for; without those that are being read."""
+        found = {key: _PART.fullmatch(key) for key in self.sink.sizes(PARTS)}
+        versions = {key: int(match[1]) for key, match in found.items() if match}
+        return {key: version for key, version in versions.items() if version not in self.pinned}
+
+    def _superseded(self, generation: int) -> bool:
+        return any(fence.generation > generation for fence in self._marks(FENCES))
 
     def _prune_marks(self, floor: Mark) -> None:
         """Older floors say less; of the fences below the floor, the newest generation says it all."""
@@ -254,7 +296,9 @@ def copy(manifest: Manifest, source: Sink, targets: Sequence[Archive]) -> None:
     for target in targets:
         present = target.sink.sizes(PARTS)
         for part in manifest.parts:
-            if part.key not in present:
+            if present.get(part.key) != part.file_bytes:
+                if part.key in present:  # no sink of ours leaves half a file; another tool may
+                    target.sink.delete([part.key])
                 data = source.get(part.key)
                 if block_crcs([data]) != part.blocks:
                     raise Damaged(f"{source.name}/{part.key} does not have its checksums")

@@ -7,12 +7,14 @@ there already; `Archive.commit` finds out that it was its own.
 """
 
 import importlib
+import re
+import time
 from collections.abc import Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from datetime import timedelta
 from pathlib import Path
 from typing import Any
-from urllib.parse import urlsplit
+from urllib.parse import unquote, urlsplit
 
 from agent.checksum import Buffer
 from agent.store.errors import Damaged, Full, Unavailable
@@ -22,6 +24,7 @@ RETRIES_MAX = 8
 RETRY_S_MAX = 60.0
 REQUEST_S_MAX = 60.0
 PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
+FILE = re.compile(r"file:(//[^/]*)?")
 SCHEMES = ("s3", "s3a", "az", "abfs", "abfss", "azure", "adl", "gs")
 
 
@@ -49,8 +52,10 @@ class Retries:
 def open_sink(place: str, **options: Any) -> Sink:
     """The sink at a path or URI: a folder, `memory:`, `s3://bucket/prefix`, `az://container/prefix`."""
     parts = urlsplit(place)
-    if parts.scheme in ("", "file"):
-        return DiskSink(Path(parts.path or place))
+    if parts.scheme == "file":
+        return DiskSink(Path(unquote(FILE.sub("", place))))
+    if not parts.scheme:  # `#`, `?` and `%` are letters like others in a folder's name
+        return DiskSink(Path(place))
     if parts.scheme == "memory":
         return MemorySink()
     if parts.scheme not in SCHEMES:
@@ -92,12 +97,19 @@ class ObjectSink:
         """A put is answered when it is safe."""
 
     def create(self, key: str, data: bytes) -> bool:
-        with self._mapped(key):
-            try:
-                self._obstore.put(self._store, check_key(key), data, mode="create")
-            except self._obstore.exceptions.AlreadyExistsError:
-                return False
-        return True
+        """409 and 412 are one error here, and the first may be an answer to whoever comes at the same time as others,
+        of whom none has succeeded: what is said to be there is looked for."""
+        for attempt in range(Retries.count_max):
+            with self._mapped(key):
+                try:
+                    self._obstore.put(self._store, check_key(key), data, mode="create")
+                except self._obstore.exceptions.AlreadyExistsError:
+                    if self._is_there(key):
+                        return False
+                else:
+                    return True
+            time.sleep(min(Retries.pause_s * 2**attempt, Retries.pause_s_max))
+        raise Unavailable(f"{self.name}/{key}: the store says that it is there, and it is not")
 
     @contextmanager
     def open(self, key: str) -> Iterator[Read]:
@@ -125,6 +137,12 @@ class ObjectSink:
 
     def _range(self, key: str, start: int, end: int) -> memoryview:
         return memoryview(self._obstore.get_range(self._store, key, start=start, end=end))
+
+    def _is_there(self, key: str) -> bool:
+        try:
+            return self._length(key) >= 0
+        except FileNotFoundError:
+            return False
 
     def _length(self, key: str) -> int:
         return int(self._obstore.head(self._store, key)["size"])

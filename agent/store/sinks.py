@@ -14,7 +14,7 @@ import re
 import threading
 import uuid
 from collections.abc import Callable, Iterable, Iterator, Sequence
-from contextlib import AbstractContextManager, contextmanager
+from contextlib import AbstractContextManager, contextmanager, suppress
 from pathlib import Path
 from typing import Protocol
 
@@ -50,7 +50,7 @@ class Sink(Protocol):
     def get(self, key: str) -> bytes: ...
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Key and length of every file below a folder."""
+        """Key and length of every file below a folder, drafts of writers that were killed among them."""
 
     def delete(self, keys: Iterable[str]) -> None:
         """What is not there is deleted already."""
@@ -156,7 +156,7 @@ class DiskSink:
 
     def _place(self, key: str, pieces: Sequence[Buffer]) -> bool:
         path = self.root / check_key(key)
-        draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}{DRAFT}")
+        draft = path.with_name(f"{path.name}.{uuid.uuid4().hex[:8]}{DRAFT}")
         with _mapped(path):
             self._folder(path.parent)
             try:
@@ -213,12 +213,8 @@ class DiskSink:
             return path.read_bytes()
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        found = {}
         with _mapped(self.root / prefix):
-            for path in (self.root / prefix).rglob("*"):
-                if not path.name.startswith(".") and path.is_file():
-                    found[path.relative_to(self.root).as_posix()] = path.stat().st_size
-        return found
+            return dict(_files_below(self.root / prefix, prefix))
 
     def delete(self, keys: Iterable[str]) -> None:
         for key in keys:
@@ -226,7 +222,24 @@ class DiskSink:
             with _mapped(path):
                 path.unlink(missing_ok=True)
                 if path.parent.parent.name == "parts":
-                    _remove_if_empty(path.parent)
+                    self._remove_if_empty(path.parent)
+
+    def _remove_if_empty(self, folder: Path) -> None:
+        with suppress(OSError):  # something else lies in it, or it is gone
+            folder.rmdir()
+            with self._lock:
+                self._unflushed.discard(folder)
+
+
+def _files_below(folder: Path, key: str) -> Iterator[tuple[str, int]]:
+    """What goes meanwhile was not there. A folder that we may not look into is no empty one."""
+    with suppress(FileNotFoundError), os.scandir(folder) as entries:
+        for entry in entries:
+            if entry.is_dir(follow_symlinks=False):
+                yield from _files_below(folder / entry.name, f"{key}/{entry.name}")
+            elif entry.is_file() and not entry.name.startswith("."):
+                with suppress(FileNotFoundError):
+                    yield f"{key}/{entry.name}", entry.stat().st_size
 
 
 def _write_all(handle: int, views: list[memoryview]) -> None:
@@ -250,17 +263,6 @@ def _fill_each(handle: int, offset: int, views: list[memoryview], path: Path) ->
                 raise Damaged(f"{path} ends at {offset + filled}")
             filled += count
         offset += view.nbytes
-
-
-def _remove_if_empty(folder: Path) -> None:
-    """Drafts of writers that were killed lie in it as well."""
-    try:
-        if all(path.name.endswith(DRAFT) for path in folder.iterdir()):
-            for path in folder.iterdir():
-                path.unlink(missing_ok=True)
-            folder.rmdir()
-    except (FileNotFoundError, OSError):
-        return  # somebody else removed it, or writes into it again
 
 
 def _flush(folder: Path) -> None:

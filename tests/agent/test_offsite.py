@@ -157,7 +157,8 @@ def test_a_copy_for_which_there_is_no_memory_is_reported_and_not_the_last_one(
 def test_a_store_that_hangs_holds_up_nothing(
     tmp_path: Path, troubled: tuple[Troubled, list[Report], Offsite]
 ) -> None:
-    """Versions are written and pruned meanwhile; the one that is being copied stays, then comes the newest."""
+    """Versions are written and pruned meanwhile; the one that is being copied stays, and the one that is next, which is
+    the newest. None stays for their sake."""
     sink, said, copies = troubled
     sink.open_again.clear()
     source = copies._source
@@ -166,6 +167,9 @@ def test_a_store_that_hangs_holds_up_nothing(
         if version == 1:
             until("the copy to begin", lambda: sink.asked)
     assert not of(said, CheckpointCopied)
+    assert {path.name for path in (tmp_path / PARTS).iterdir()} == {
+        f"{version:010d}" for version in (1, 6, 7)
+    }
     sink.open_again.set()
     until("the newest copy", lambda: len(of(said, CheckpointCopied)) == 2)
     assert [report.step for report in of(said, CheckpointCopied)] == [1, 7]  # type: ignore[attr-defined]

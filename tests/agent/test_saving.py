@@ -1,6 +1,10 @@
 """Versions of a job on a real disk: whole or not there, and the one before when one is damaged."""
 
 import random
+import shutil
+from collections.abc import Callable, Sequence
+from contextlib import suppress
+from functools import partial
 from pathlib import Path
 from resource import RUSAGE_THREAD, getrusage
 from types import SimpleNamespace
@@ -16,7 +20,8 @@ from safetensors.torch import load_file
 from agent import saving
 from agent import vault as vault_module
 from agent.backup import Assembly, Backup, LoggedSum, Saved, StateAssembly
-from agent.errors import WireError
+from agent.checksum import Buffer
+from agent.errors import CheckpointError, WireError
 from agent.layout import data_parallel
 from agent.member import WAITING_MAX
 from agent.messages import CheckpointFailed, CheckpointWritten, Report
@@ -25,11 +30,12 @@ from agent.recovery import Shelf, newest
 from agent.saving import save
 from agent.shards import bytes_of, weights_sha
 from agent.store.archive import KEEP, Archive
-from agent.store.format import PARTS, Layer, lay_out
+from agent.store.errors import Full, Unavailable
+from agent.store.format import FLOORS, PARTS, Layer, lay_out
 from agent.store.ladder import Rung
 from agent.store.layers import LiveLayer, fill, layers_of, share_of
 from agent.store.shares import MUCH, Extent, Gathered, Share, batches, whole
-from agent.store.sinks import MemorySink
+from agent.store.sinks import DRAFT, DiskSink, MemorySink
 from agent.store.weights import digest, weights_of, write
 from agent.vault import REDO_BYTES_FREE
 
@@ -76,14 +82,127 @@ def test_a_damaged_one_is_passed_over(tmp_path: Path, damage: object, victim: st
 
 def test_only_the_newest_few_are_kept(tmp_path: Path) -> None:
     """Older ones go, files and all; nothing else is left over."""
-    draft = tmp_path / PARTS / "0000000001" / ".of-a-writer-that-was-killed.part"
-    draft.parent.mkdir(parents=True)
-    draft.write_bytes(b"")
-    for version in range(1, 7):
+    for version in (1, 2):  # of the second, nothing else is written
+        draft = tmp_path / PARTS / f"000000000{version}" / "of-a-writer-that-was-killed.part"
+        draft.parent.mkdir(parents=True)
+        draft.write_bytes(b"")
+    for version in (1, 3, 4, 5, 6, 7):
         save(disk(tmp_path), 1, saved(version, redo=version % 2))
     files = [path for path in tmp_path.rglob("*") if path.is_file()]
     assert len([path for path in files if path.parent.name == "manifests"]) == KEEP
-    assert len({path.parent.name for path in files if path.suffix == ".safetensors"}) == KEEP
+    assert len({path.parent.name for path in files if PARTS in path.parts}) == KEEP
+
+
+class Narrow(DiskSink):
+    """A folder on a disk with so much room for all that lies in it; somebody else's files take some of it."""
+
+    def __init__(self, root: Path, room: int) -> None:
+        super().__init__(root)
+        self.room, self.others, self.dies_after = room, 0, -1
+
+    @property
+    def used(self) -> int:
+        return sum(path.stat().st_size for path in self.root.rglob("*") if path.is_file())
+
+    def _place(self, key: str, pieces: Sequence[Buffer]) -> bool:
+        size = sum(memoryview(piece).nbytes for piece in pieces)
+        if not self.dies_after:
+            draft = self.root / f"{key}.0badcafe{DRAFT}"
+            draft.parent.mkdir(parents=True, exist_ok=True)
+            draft.write_bytes(b"x" * min(size // 2, max(0, self.room - self.others - self.used)))
+            raise KeyboardInterrupt
+        self.dies_after -= 1
+        if self.used + self.others + size > self.room:
+            raise Full(f"{key}: No space left on device")
+        return super()._place(key, pieces)
+
+    def die(self, after: int, act: Callable[[], object]) -> None:
+        """Its process is killed in the middle of writing, and cleans up nothing."""
+        delete, self.dies_after = self.delete, after
+        self.delete = lambda _: None  # type: ignore[method-assign]
+        with suppress(KeyboardInterrupt, CheckpointError):
+            act()
+        self.delete, self.dies_after = delete, -1  # type: ignore[method-assign]
+
+
+def bytes_of_one(folder: Path) -> int:
+    sink = Narrow(folder, 1 << 30)
+    save(Archive(sink, "job"), 1, saved(3, redo=1))
+    return sink.used
+
+
+def test_what_killed_keepers_have_left_makes_room(tmp_path: Path) -> None:
+    """There is room for three versions and a half, and each of three keepers was killed in the middle of one."""
+    room = bytes_of_one(tmp_path / "one") * 7 // 2
+    sink = Narrow(tmp_path / "disk", room)
+    archive = Archive(sink, "job")
+    for version in (1, 2):
+        save(archive, 1, saved(version, redo=1))
+    for version in (3, 4, 5):
+        sink.die(2, lambda version=version: save(archive, 1, saved(version, redo=1)))  # type: ignore[misc]
+    for version in (6, 7, 8):
+        save(archive, 1, saved(version, redo=1))
+    assert same(recalled(archive), saved(8, redo=1))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_a_disk_that_is_full_again_and_again(tmp_path: Path, seed: int) -> None:
+    """Others fill it and make room, keepers are killed: as soon as there is room there is a new version, the newest that
+    was written is read back each time, and there is never more than a few versions' worth of files."""
+    dice, newest, generation = random.Random(seed), 0, 0
+    one = bytes_of_one(tmp_path / "one")
+    sink = Narrow(tmp_path / "disk", 4 * one)
+    archive = Archive(sink, "job")
+    for version in range(1, 40):
+        if not generation or dice.random() < 0.1:
+            sink.others = 0
+            generation = archive.take_over(version)
+        sink.others = dice.choice([0, 0, one, 2 * one, 3 * one, 4 * one])
+        attempt = partial(save, archive, generation, saved(version, redo=1))
+        if dice.random() < 0.3:
+            sink.die(dice.randrange(6), attempt)
+        else:
+            try:
+                attempt()
+                newest = version + 1
+            except Full:
+                assert sink.others
+        found = recalled(archive)
+        assert found is not None or not newest
+        if found is not None:
+            assert found.reached in (newest, version + 1)  # who dies may have got so far
+            newest = found.reached
+            assert same(found, saved(newest - 1, redo=1))
+        assert sink.used <= 4 * one
+
+
+def test_an_attempt_that_fails_at_its_end_leaves_nothing(tmp_path: Path) -> None:
+    """The parts are there and the manifest cannot be: each attempt would leave a whole state behind."""
+
+    class Refusing(DiskSink):
+        def create(self, key: str, data: bytes) -> bool:
+            super().create(key, data)
+            raise Unavailable(f"{key}: Input/output error")
+
+    sink = Refusing(tmp_path)
+    for version in range(3):
+        with pytest.raises(Unavailable):
+            save(Archive(sink, "job"), 1, saved(version))
+    assert sink.sizes(PARTS) == {}
+    assert recalled(disk(tmp_path)) is None
+
+
+def test_what_cannot_be_pruned_is_a_checkpoint_all_the_same(tmp_path: Path) -> None:
+    """The version is there and is told of, although what is old could not be deleted."""
+    said: list[Report] = []
+    vault = vault_of(tmp_path, said)
+    for version in (3, 4):
+        assert vault.write(saved(version))
+    shutil.rmtree(tmp_path / "job" / FLOORS)
+    (tmp_path / "job" / FLOORS).symlink_to(tmp_path / "nowhere" / "else")
+    assert vault.write(saved(5))
+    assert [type(report) for report in said] == [CheckpointWritten] * 3
+    assert same(recalled(disk(tmp_path / "job")), saved(5))
 
 
 def test_a_folder_that_cannot_be_made_is_a_checkpoint_that_failed(tmp_path: Path) -> None:

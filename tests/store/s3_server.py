@@ -1,6 +1,6 @@
 """A small real object store on loopback, speaking as much of S3's language as our sink uses.
 
-Faults are scripted: the next n requests are answered 503, or are performed and their answer is lost.
+Faults are scripted: the next n requests are refused, or are performed and their answer is lost or breaks off.
 """
 
 import threading
@@ -34,10 +34,13 @@ class S3Server:
     def __init__(self):
         self.files = {}
         self.uploads = {}
-        self.lock = threading.Lock()
-        self.refuse = 0  # so many requests more are answered 503,
+        self.lock = threading.RLock()
+        self.refusal = 503
+        self.refuse = 0  # so many requests more are refused,
         self.spare = 0  # once so many have been answered well
         self.lose = 0  # so many writes more are performed, and answered 503
+        self.conflicts = 0  # so many conditional writes more are answered 409, and not performed
+        self.cut = 0  # so many answers more with content end in the middle of it
         self.requests = 0
         self.bytes_out = 0
         owner = self
@@ -88,7 +91,7 @@ class _Handler(BaseHTTPRequestHandler):
                 state.spare -= 1
             elif state.refuse:
                 state.refuse -= 1
-                self._answer(503, _error("SlowDown"))
+                self._answer(state.refusal, _error("SlowDown"))
                 return False
         return True
 
@@ -100,7 +103,15 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Content-Length", str(len(body)))
         self.end_headers()
         if self.command != "HEAD":
-            self.wfile.write(body)
+            self.wfile.write(body[: len(body) // 2] if self._cuts(code) else body)
+
+    def _cuts(self, code):
+        state = self.server_state
+        with state.lock:
+            cuts = state.cut > 0 and self.command == "GET" and code < 300
+            state.cut -= cuts
+        self.close_connection |= cuts
+        return cuts
 
     def _written(self, code=200, body=b"", **headers):
         with self.server_state.lock:
@@ -116,6 +127,9 @@ class _Handler(BaseHTTPRequestHandler):
             if "uploadId" in self.query:
                 parts = state.uploads[self.query["uploadId"]]
                 parts[int(self.query["partNumber"])] = self.body
+            elif self.headers.get("If-None-Match") == "*" and state.conflicts:
+                state.conflicts -= 1
+                return self._answer(409, _error("ConditionalRequestConflict"))
             elif self.headers.get("If-None-Match") == "*" and self.key in state.files:
                 return self._answer(412, _error("PreconditionFailed"))
             else:

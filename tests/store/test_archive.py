@@ -12,7 +12,7 @@ from agent.store.archive import Archive, Mark, copy, counts
 from agent.store.errors import CheckpointError, Damaged, Full, Outdated
 from agent.store.format import CLAIMS, FENCES, FLOORS, MANIFESTS, PARTS
 from agent.store.ladder import Rung, recover, stored
-from agent.store.sinks import DiskSink, MemorySink
+from agent.store.sinks import DRAFT, DiskSink, MemorySink
 
 
 def save(archive, version, generation=1, seed=None):
@@ -168,6 +168,85 @@ def test_pruning_keeps_the_newest_and_their_files(sink):
     assert len(sink.sizes(FLOORS)) == 1
 
 
+def test_what_is_being_read_stays_and_what_came_after_it_does_not(sink):
+    """However long the reading takes: its files are spared, and nothing else is kept for its sake."""
+    archive = Archive(sink, "job", keep=2)
+    slow = save(archive, 1)
+    archive.pinned = frozenset([1])
+    for version in range(2, 9):
+        save(archive, version)
+        archive.prune()
+    named = {part.key for mark in archive.marks() for part in archive.read(mark).parts}
+    assert set(sink.sizes(PARTS)) == named | {part.key for part in slow.parts}
+    assert [mark.version for mark in archive.marks()] == [8, 7]
+    archive.pinned = frozenset()
+    archive.prune()
+    assert set(sink.sizes(PARTS)) == named
+
+
+def test_what_nobody_names_is_swept(disk):
+    """What killed writers have left goes, drafts too; versions, what is being read, and files of others stay."""
+    archive = Archive(disk, "job")
+    generation = archive.take_over(0)
+    whole = save(archive, 3, generation)
+    write_state(disk, make_state(9), version=4)
+    reading = write_state(disk, make_state(9), version=2)
+    archive.pinned = frozenset([2])
+    (disk.root / f"{PARTS}/0000000004/a.0badcafe{DRAFT}").write_bytes(b"half")
+    (disk.root / f"{PARTS}/notes.txt").write_bytes(b"somebody's own")
+    assert archive.sweep(generation)
+    stay = {part.key for part in (*whole.parts, *reading.parts)}
+    assert set(disk.sizes(PARTS)) == stay | {f"{PARTS}/notes.txt"}
+    assert not archive.sweep(generation)
+    archive.prune()
+    check_newest(archive, 3)
+
+
+def test_who_was_replaced_sweeps_nothing(sink):
+    """The newer writer's files have no manifest yet."""
+    old, new = Archive(sink, "job"), Archive(sink, "job")
+    generation = old.take_over(0)
+    new.take_over(5)
+    write_state(sink, make_state(6), version=6)
+    before = sink.sizes(PARTS)
+    assert not old.sweep(generation)
+    assert sink.sizes(PARTS) == before
+
+
+class Lagging(MemorySink):
+    """It lists what there was when it last looked."""
+
+    seen = None
+
+    def sizes(self, prefix):
+        now = super().sizes(prefix)
+        if self.seen is None:
+            return now
+        return {key: size for key, size in now.items() if key in self.seen}
+
+    def look(self, *folders):
+        self.seen = {key for folder in folders for key in super(Lagging, self).sizes(folder)}
+
+
+def test_a_list_that_lags_behind_damages_nothing():
+    """A part that is not listed yet is asked for itself: its version is not set aside."""
+    sink = Lagging()
+    archive = Archive(sink, "job")
+    save(archive, 3)
+    save(archive, 4)
+    sink.look(MANIFESTS)
+    check_newest(archive, 4)
+    assert [mark.version for mark in archive.marks()] == [4, 3]
+
+
+def test_a_list_that_lags_behind_keeps_nobody_from_beginning():
+    """Claims that are not listed yet are found taken, one after the other."""
+    sink = Lagging()
+    taken = [Archive(sink, "job").take_over(0) for _ in range(2)]
+    sink.look()
+    assert Archive(sink, "job").take_over(5) not in taken
+
+
 def test_a_slow_writer_below_the_floor_does_no_harm():
     """Its parts were pruned while it wrote; its manifest is refused, or void if it slips in."""
     sink = MemorySink()
@@ -319,6 +398,16 @@ def test_a_version_is_carried_from_sink_to_sink(disk):
         for target in targets:
             check_newest(target, 4)
     assert disk.get(manifest.key) == memory.get(manifest.key)
+
+
+def test_half_a_file_is_no_copy(disk):
+    """Somebody else's tool has left the first half of a part where the copy goes: it is written again."""
+    memory = MemorySink()
+    manifest = save(Archive(memory, "job"), 4)
+    part = max(manifest.parts, key=lambda part: part.file_bytes)
+    disk.put(part.key, [memory.get(part.key)[: part.file_bytes // 2]])
+    copy(manifest, memory, [Archive(disk, "job")])
+    check_newest(Archive(disk, "job"), 4)
 
 
 def test_a_damaged_copy_is_not_carried_on(disk):

@@ -1,11 +1,14 @@
 """One contract for all sinks, and what is special about some of them."""
 
+import contextlib
+import ctypes
 import os
 import resource
 import signal
 import subprocess
 import sys
 import threading
+from pathlib import Path
 
 import pytest
 from s3_server import S3Server, s3_sink
@@ -127,9 +130,61 @@ def test_a_folder_that_cannot_be_written_is_unavailable(tmp_path):
         DiskSink(tmp_path / "disk").put("parts/0000000001/a", [b"x"])
 
 
+def test_a_folder_that_may_not_be_read_is_no_empty_one(tmp_path, monkeypatch):
+    """Else a job whose checkpoints were made unreadable would begin anew, as if there were none."""
+    monkeypatch.chdir(tmp_path)  # so that nobody need be let into the folders above
+    tmp_path.chmod(0o755)
+    sink = DiskSink(Path("disk"))
+    sink.put("parts/0000000001/a", [b"abc"])
+    (tmp_path / "disk/parts").chmod(0)
+    with as_somebody_else(), pytest.raises(Unavailable, match="Permission denied"):
+        sink.sizes("parts")
+
+
+@contextlib.contextmanager
+def as_somebody_else():
+    """Root may read everything; this thread is not root to the file system meanwhile."""
+    libc = ctypes.CDLL(None)
+    before = libc.setfsuid(65534)
+    try:
+        yield
+    finally:
+        libc.setfsuid(before)
+
+
+def test_files_that_go_while_they_are_listed_were_not_there(disk):
+    """Somebody prunes meanwhile. What is said of the files that stay is true each time."""
+    disk.put("parts/0000000001/stays", [b"abc"])
+    come = [f"parts/0000000001/{at}" for at in range(64)]
+    ended = threading.Event()
+
+    def come_and_go():
+        while not ended.is_set():
+            for key in come:
+                (disk.root / key).touch()
+            disk.delete(come)
+
+    thread = threading.Thread(target=come_and_go)
+    thread.start()
+    try:
+        for _ in range(300):
+            assert disk.sizes("parts")["parts/0000000001/stays"] == 3
+    finally:
+        ended.set()
+        thread.join()
+
+
+@pytest.mark.parametrize("name", ["a b", "run#3", "what?", "100%25", "ü"])
+def test_a_folder_may_have_any_name(tmp_path, name):
+    """As a path, and as the URI that a report names it by."""
+    DiskSink(tmp_path / name).put("parts/0000000001/a", [b"abc"])
+    for place in (str(tmp_path / name), (tmp_path / name).as_uri()):
+        assert open_sink(place).sizes("parts") == {"parts/0000000001/a": 3}
+
+
 @pytest.mark.processes
 def test_a_writer_that_is_killed_leaves_no_file(tmp_path):
-    """SIGKILL in the middle of a put: the file is not there, and its draft goes with its folder."""
+    """SIGKILL in the middle of a put: the file is not there, and its draft is listed, so that it can be deleted."""
     program = (
         "import sys, pathlib\n"
         "from agent.store.sinks import DiskSink\n"
@@ -145,11 +200,10 @@ def test_a_writer_that_is_killed_leaves_no_file(tmp_path):
         assert writer.stdout.readline() == b"half\n"
         writer.kill()
     sink = DiskSink(tmp_path)
-    assert sink.sizes("parts") == {}
-    (draft,) = (tmp_path / "parts/0000000001").iterdir()
-    assert draft.name.endswith(DRAFT)
-    sink.put("parts/0000000001/b", [b"x"])
-    sink.delete(["parts/0000000001/b"])
+    (draft,) = sink.sizes("parts")
+    assert draft.startswith("parts/0000000001/a.")
+    assert draft.endswith(DRAFT)
+    sink.delete([draft])
     assert not (tmp_path / "parts/0000000001").exists()
 
 
@@ -167,10 +221,11 @@ def test_without_obstore_the_error_says_what_to_install(monkeypatch):
         open_sink("s3://bucket/prefix")
 
 
-def test_a_store_that_answers_503_is_asked_again(hurried):
-    """A few 503s in a row are ridden out by every operation."""
+@pytest.mark.parametrize("code", [429, 500, 503])
+def test_a_store_that_refuses_for_a_while_is_asked_again(hurried, code):
+    """A few refusals in a row are ridden out by every operation."""
     with S3Server() as server:
-        sink = s3_sink(server)
+        sink, server.refusal = s3_sink(server), code
         for operation in (
             lambda: sink.put("parts/0000000001/a", [b"abc"]),
             lambda: sink.create("manifests/m", b"1"),
@@ -202,3 +257,35 @@ def test_only_the_range_that_is_asked_for_travels(hurried):
         with sink.open("parts/0000000001/a") as read:
             read(1000, [memoryview(bytearray(100))])
         assert server.bytes_out == 100
+
+
+def test_who_creates_while_others_do_is_told_the_truth(hurried):
+    """409 is an answer to somebody who comes while others create the file, and none of them may have succeeded."""
+    with S3Server() as server:
+        sink = s3_sink(server)
+        server.conflicts = 3
+        assert sink.create("fences/mine", b"1")
+        assert server.files["fences/mine"] == b"1"
+        server.conflicts = 1
+        assert not sink.create("fences/mine", b"2")
+        server.conflicts = 1000
+        with pytest.raises(Unavailable, match="says that it is there, and it is not"):
+            sink.create("fences/other", b"1")
+
+
+def test_an_answer_that_breaks_off_is_no_file(hurried):
+    """Half of it comes and the connection ends: it is asked for again, and what is given is whole."""
+    with S3Server() as server:
+        sink = s3_sink(server)
+        whole = os.urandom(100_000)
+        sink.put("parts/0000000001/a", [whole])
+        server.cut = 2
+        assert sink.get("parts/0000000001/a") == whole
+        server.cut, back = 2, bytearray(50_000)
+        with sink.open("parts/0000000001/a") as read:
+            read(7, [memoryview(back)])
+        assert back == whole[7:50_007]
+        assert not server.cut
+        server.cut = 1000
+        with pytest.raises(Unavailable):
+            sink.get("parts/0000000001/a")
