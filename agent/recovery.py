@@ -2,7 +2,8 @@
 
 `ladder.recover` decides between what workers have in host memory, what the disk has, and what lies elsewhere. What
 turns out to be damaged
-while it is read is set aside, and the decision is made again without it.
+while it is read is set aside, and the decision is made again without it. So it is with what cannot be read, once nobody
+has the patience to ask for it again; but what could not be read is never taken for what is not there.
 """
 
 import logging
@@ -14,7 +15,7 @@ from agent import saving
 from agent.backup import Saved
 from agent.errors import CheckpointError
 from agent.store.archive import TRIES, Archive, Mark
-from agent.store.errors import Damaged
+from agent.store.errors import Damaged, Unavailable
 from agent.store.format import Manifest
 from agent.store.ladder import Rung, Source, recover, stored
 
@@ -35,11 +36,17 @@ class Found(msgspec.Struct, frozen=True):
     because: str
 
 
-def newest(shelves: Sequence[Shelf], committed: int, copied: Saved | None = None) -> Found:
+def newest(
+    shelves: Sequence[Shelf], committed: int, copied: Saved | None = None, *, patient: bool = True
+) -> Found:
     """The best version of all that lies on the shelves, and of what workers had in host memory."""
     limits: list[int | None] = [None] * len(shelves)
+    unread = list[CheckpointError]()
     for _ in range(TRIES):
-        held = [_look(shelf, limit) for shelf, limit in zip(shelves, limits, strict=True)]
+        held = [
+            _look(shelf, limit, None if patient else unread)
+            for shelf, limit in zip(shelves, limits, strict=True)
+        ]
         there = [at for at, manifest in enumerate(held) if manifest is not None]
         manifests = [manifest for manifest in held if manifest is not None]
         sources = [
@@ -48,6 +55,8 @@ def newest(shelves: Sequence[Shelf], committed: int, copied: Saved | None = None
         ]
         if copied is not None:
             sources.append(_source(copied))
+        if not sources and unread:
+            raise unread[0]
         if not sources:
             return Found(None, "nothing is stored")
         top = max(sources, key=lambda source: source.newest)
@@ -63,6 +72,11 @@ def newest(shelves: Sequence[Shelf], committed: int, copied: Saved | None = None
             mark = Mark(chosen.version, chosen.generation)
             shelf.archive.set_aside(mark, str(error))
             limits[there[at]] = chosen.version - 1
+        except Unavailable as error:
+            if patient:
+                raise
+            unread.append(error)
+            limits[there[at]] = chosen.version - 1
     raise CheckpointError(f"{TRIES} versions were damaged, and no more were looked at")
 
 
@@ -76,5 +90,12 @@ def _source(copied: Saved) -> Source:
     )
 
 
-def _look(shelf: Shelf, limit: int | None) -> Manifest | None:
-    return shelf.archive.newest(not_above=limit)
+def _look(shelf: Shelf, limit: int | None, unread: list[CheckpointError] | None) -> Manifest | None:
+    """What lies there. Why something cannot be read is noted in `unread`, or else an error."""
+    try:
+        return shelf.archive.newest(limit, unread)
+    except CheckpointError as error:
+        if unread is None:
+            raise
+        unread.append(error)
+        return None

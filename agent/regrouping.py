@@ -37,7 +37,7 @@ log = logging.getLogger(__name__)
 RECONNECT_S = 3.0  # how long a restarted keeper waits for the workers of the running layout
 RETRY_S = 5.0
 EVERYTHING = ((0, None),)
-RECALLS_ELSEWHERE = 3  # tries, before what the disk has must do
+RECALLS_PATIENT = 3  # tries, before what can be read must do
 
 
 class Regrouping:
@@ -231,8 +231,8 @@ class Regrouping:
         found, vault, copied = None, self._vault, self._copied()
         for attempt in count():
             try:
-                elsewhere = attempt < RECALLS_ELSEWHERE
-                found = vault.recall(self._history.version, elsewhere=elsewhere, copied=copied)
+                patient = attempt < RECALLS_PATIENT
+                found = vault.recall(self._history.version, patient=patient, copied=copied)
                 break
             except (CheckpointError, OSError, MemoryError) as error:
                 self._reports.recall_failed(str(error) or type(error).__name__)

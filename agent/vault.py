@@ -37,6 +37,7 @@ REDO_STEPS = (
     1000  # each sum is a file of a version on the disk, and a message to whoever replays it
 )
 ROOM_FACTOR = 1.01  # a sum is padded, and may be a little larger than its part of the state
+AGAIN_S = 60.0  # after a version that could not be written, however seldom there shall be one
 LOST_S = 10.0  # without a byte of a state that was asked for
 
 
@@ -191,15 +192,25 @@ class Vault:
         """The version that what is in memory leads to."""
         return None if self.backup is None else self.backup.version + len(self.redo)
 
-    def recall(self, committed: int, *, elsewhere: bool, copied: Saved | None = None) -> Found:
-        """Beside the job: the best of what workers had, of the versions on the disk and, if need be, elsewhere."""
+    def recall(self, committed: int, *, patient: bool, copied: Saved | None = None) -> Found:
+        """Beside the job: the best of what workers had, of the versions on the disk and, if need be, elsewhere.
+
+        Who is patient hears of what cannot be read, and asks again; else what can be read must do."""
         if copied is not None and copied.reached >= committed:
             return recovery.newest([], committed, copied)
         shelves = [Shelf(Rung.DISK, self._archive)]
-        newest = self._archive.newest()
-        if elsewhere or newest is None:
+        newest = self._newest_here(patient=patient)
+        if patient or newest is None:
             shelves += self._elsewhere(committed, newest)
-        return recovery.newest(shelves, committed, copied)
+        return recovery.newest(shelves, committed, copied, patient=patient)
+
+    def _newest_here(self, *, patient: bool) -> Manifest | None:
+        try:
+            return self._archive.newest()
+        except CheckpointError:
+            if patient:
+                raise
+            return None
 
     def _elsewhere(self, committed: int, newest: Manifest | None) -> list[Shelf]:
         """Where else to look; nowhere if the disk has it all, or if there cannot be anything."""
@@ -249,10 +260,10 @@ class Vault:
         """Beside the job. Full disks are reported, and do not stop training."""
         with self._writing:
             try:
-                if self._generation is None:
-                    self._generation = self._archive.take_over(self.since)
-                manifest = saving.save(self._archive, self._generation, saved)
+                manifest = saving.save(self._archive, self._taken_over(), saved)
             except (CheckpointError, OSError, MemoryError) as error:
+                again_s = time.monotonic() + AGAIN_S
+                self._checkpoint_due_s = min(self._checkpoint_due_s, again_s)
                 return self._failed(saved.reached, error)
         written = CheckpointWritten(
             at_s=time.time(),
@@ -265,6 +276,13 @@ class Vault:
         if self._offsite is not None:
             self._offsite.offer(manifest, self.since, last=last)
         return True
+
+    def _taken_over(self) -> int:
+        """Our generation in the archive."""
+        generation = self._generation
+        if generation is None:
+            generation = self._generation = self._archive.take_over(self.since)
+        return generation
 
     def _failed(self, step: int, error: Exception) -> Literal[False]:
         why = str(error) or type(error).__name__

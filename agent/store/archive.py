@@ -177,18 +177,27 @@ class Archive:
         found = [mark for mark in self._marks(MANIFESTS) if counts(mark, fences, floors)]
         return sorted(found, reverse=True)
 
-    def newest(self, not_above: int | None = None) -> Manifest | None:
+    def newest(
+        self, not_above: int | None = None, passed_over: list[CheckpointError] | None = None
+    ) -> Manifest | None:
         """The newest version whose manifest is sound and whose files are there, in full length."""
-        return next(self.sound(not_above), None)
+        return next(self.sound(not_above, passed_over), None)
 
-    def sound(self, not_above: int | None = None) -> Iterator[Manifest]:
-        """All such versions, newest first. Those that are not are set aside on the way."""
+    def sound(
+        self, not_above: int | None = None, passed_over: list[CheckpointError] | None = None
+    ) -> Iterator[Manifest]:
+        """All such versions, newest first. Those that are not are set aside on the way. One that cannot be read now is an
+        error; or else that is noted in `passed_over`, and the one before it is next."""
         for mark in self.marks()[:TRIES]:
             if not_above is None or mark.version <= not_above:
                 try:
                     manifest = self.read(mark)
                 except Damaged as error:
                     self.set_aside(mark, str(error))
+                except Unavailable as error:
+                    if passed_over is None:
+                        raise
+                    passed_over.append(error)
                 else:
                     yield manifest
 

@@ -1,6 +1,8 @@
 """Copies that outlive the manager's machine: made beside training, and found when nothing else is left."""
 
 import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
 from pathlib import Path
 
 import pytest
@@ -17,7 +19,7 @@ from agent.store.archive import Archive, Mark
 from agent.store.errors import Unavailable
 from agent.store.format import PARTS
 from agent.store.ladder import Rung
-from agent.store.sinks import MemorySink
+from agent.store.sinks import DiskSink, MemorySink, Read
 
 
 def of(said: list[Report], kind: type) -> list[Report]:
@@ -221,9 +223,79 @@ def test_storage_is_asked_only_if_the_disk_does_not_have_it_all(tmp_path: Path) 
     storage = Storage(url="file:///proc/nowhere", every_s=0.0)
     vault = vault_of(tmp_path, [], storage)
     save(disk(tmp_path / "job"), 1, saved(5))
-    assert same(vault.recall(5, elsewhere=True).saved, saved(5))
-    assert same(vault.recall(9, elsewhere=False).saved, saved(5))
-    assert vault_of(tmp_path / "empty", [], storage).recall(0, elsewhere=True).saved is None
+    assert same(vault.recall(5, patient=True).saved, saved(5))
+    assert same(vault.recall(9, patient=False).saved, saved(5))
+    assert vault_of(tmp_path / "empty", [], storage).recall(0, patient=True).saved is None
+
+
+class BadDisk(DiskSink):
+    """Of some files the disk gives an error, each time that they are read."""
+
+    bad = ""
+
+    @contextmanager
+    def open(self, key: str) -> Iterator[Read]:
+        self._touch(key)
+        with super().open(key) as read:
+            yield read
+
+    def get(self, key: str) -> bytes:
+        self._touch(key)
+        return super().get(key)
+
+    def sizes(self, prefix: str) -> dict[str, int]:
+        self._touch(prefix)
+        return super().sizes(prefix)
+
+    def _touch(self, key: str) -> None:
+        if self.bad and self.bad in key:
+            raise Unavailable(f"{self.root / key}: Input/output error")
+
+
+@pytest.mark.parametrize("bad", ["parts/0000000005/0-", "manifests/0000000005"])
+def test_a_version_that_the_disk_does_not_give_is_passed_over_in_the_end(
+    tmp_path: Path, bad: str
+) -> None:
+    """Whoever is patient is told of it; then it is the version before, and nothing is deleted for it."""
+    sink = BadDisk(tmp_path)
+    archive = Archive(sink, "job")
+    for version in (3, 5):
+        save(archive, 1, saved(version))
+    sink.bad = bad
+    shelves = [Shelf(Rung.DISK, archive)]
+    with pytest.raises(Unavailable, match="Input/output error"):
+        newest(shelves, 5)
+    found = newest(shelves, 5, patient=False)
+    assert same(found.saved, saved(3))
+    assert "2 committed steps are lost" in found.because
+    sink.bad = ""
+    assert same(newest(shelves, 5).saved, saved(5))
+
+
+@pytest.mark.parametrize("bad", ["parts/", "manifests", "fences"])
+def test_a_disk_that_gives_nothing_is_not_an_empty_one(tmp_path: Path, bad: str) -> None:
+    """The copy elsewhere will do, once nobody is patient any more; without one the job does not begin anew."""
+    sink = BadDisk(tmp_path / "here")
+    archive, there = Archive(sink, "job"), disk(tmp_path / "there")
+    save(archive, 1, saved(5))
+    sink.bad = bad
+    shelves = [Shelf(Rung.DISK, archive), Shelf(Rung.OBJECT, there)]
+    with pytest.raises(Unavailable, match="Input/output error"):
+        newest(shelves, 5, patient=False)
+    save(there, 1, saved(4))
+    assert same(newest(shelves, 5, patient=False).saved, saved(4))
+
+
+def test_a_disk_that_gives_nothing_gives_way_to_the_storage(tmp_path: Path) -> None:
+    """The whole way of it: three times the person hears of it, then the job goes on from the copy."""
+    storage = Storage(url=(tmp_path / "there").as_uri(), every_s=0.0)
+    vault = vault_of(tmp_path / "here", [], storage)
+    save(storage.archive("job"), 1, saved(4))
+    (tmp_path / "here" / "job").mkdir(parents=True)
+    (tmp_path / "here" / "job" / "manifests").write_text("in the way")
+    with pytest.raises(Unavailable, match="Not a directory"):
+        vault.recall(5, patient=True)
+    assert same(vault.recall(5, patient=False).saved, saved(4))
 
 
 def test_a_job_goes_on_from_what_another_one_stored(tmp_path: Path) -> None:
@@ -231,8 +303,8 @@ def test_a_job_goes_on_from_what_another_one_stored(tmp_path: Path) -> None:
     old = Archive(disk(tmp_path / "old").sink, "old")
     save(old, 1, saved(8))
     vault = vault_of(tmp_path / "here", [], from_url=(tmp_path / "old").as_uri())
-    assert same(vault.recall(0, elsewhere=True).saved, saved(8))
+    assert same(vault.recall(0, patient=True).saved, saved(8))
     assert old.marks() == [Mark(8, 1)]
     other = vault_of(tmp_path / "here", [], from_url="s4://nowhere/old")
     with pytest.raises(CheckpointError, match="s4://nowhere/old"):
-        other.recall(0, elsewhere=True)
+        other.recall(0, patient=True)
