@@ -11,13 +11,16 @@ to_torch     a folder for `torch.distributed.checkpoint`: every module under its
 import argparse
 import json
 import os
+import shutil
 import sys
 import uuid
 import warnings
+from contextlib import suppress
 from pathlib import Path
 from typing import Any
 
 import torch
+from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.state_dict_saver import save as torch_save_checkpoint
 
 from agent.errors import CheckpointError
@@ -29,6 +32,8 @@ from agent.store.layers import REST, memory_of
 from agent.store.objects import open_sink
 from agent.store.reading import Index, Want, read
 from agent.store.sinks import Sink
+
+METADATA = ".metadata"  # torch's own name; it reads no folder without it
 
 
 def weights(sink: Sink, manifest: Manifest, name: str = "model") -> dict[str, torch.Tensor]:
@@ -56,18 +61,33 @@ def save_weights(path: Path, sink: Sink, manifest: Manifest, name: str = "model"
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)
-    except OSError as error:
-        raise CheckpointError(f"{path}: {error.strerror or error}") from error
+    except Exception as error:  # each library has errors of its own for a disk that is full
+        raise _not_written(path, error) from error
     finally:
-        draft.unlink(missing_ok=True)
+        with suppress(OSError):  # there is no folder that it could lie in
+            draft.unlink(missing_ok=True)
 
 
 def to_torch(folder: Path, sink: Sink, manifest: Manifest) -> None:
-    """Write the whole state as a checkpoint of torch.distributed."""
-    with warnings.catch_warnings():
-        # It warns that no process group is there, which is just what `no_dist` says.
-        warnings.filterwarnings("ignore", "torch.distributed is disabled")
-        torch_save_checkpoint(nested(sink, manifest), checkpoint_id=folder, no_dist=True)
+    """Write the whole state as a checkpoint of torch.distributed: all of it, or what was there before stays."""
+    state, draft = nested(sink, manifest), folder / f".{uuid.uuid4().hex[:8]}"
+    try:
+        with warnings.catch_warnings():
+            # It warns that no process group is there, which is just what `no_dist` says.
+            warnings.filterwarnings("ignore", "torch.distributed is disabled")
+            torch_save_checkpoint(state, checkpoint_id=draft, no_dist=True)
+        (folder / METADATA).unlink(missing_ok=True)  # without it nothing here is a checkpoint
+        for path in sorted(draft.iterdir(), key=lambda path: path.name == METADATA):
+            path.replace(folder / path.name)
+    except (Exception, CheckpointException) as error:
+        raise _not_written(folder, error) from error
+    finally:
+        shutil.rmtree(draft, ignore_errors=True)
+
+
+def _not_written(path: Path, error: BaseException) -> CheckpointError:
+    why = error.strerror if isinstance(error, OSError) else None
+    return CheckpointError(f"{path}: {why or str(error).strip().splitlines()[-1]}")
 
 
 def nested(sink: Sink, manifest: Manifest) -> dict[str, Any]:

@@ -1,5 +1,9 @@
 """What others read: plain weights, and torch's own checkpoint."""
 
+import contextlib
+import resource
+import signal
+
 import pytest
 import torch
 from models import make, same
@@ -70,3 +74,37 @@ def test_the_command_writes_the_newest_version(tmp_path, capsys, monkeypatch):
     monkeypatch.setattr("sys.argv", ["export", str(tmp_path / "nobody"), str(out)])
     assert main() == 1
     assert "no version of a job lies there" in capsys.readouterr().err
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "folder"])
+def test_a_disk_that_fills_leaves_what_was_there(saved, tmp_path, name):
+    """One line for the person, whichever library writes; what was exported before is whole, and nothing else lies there."""
+    _, sink, manifest = saved
+    out = tmp_path / "out" / name
+    write = to_torch if name == "folder" else save_weights
+    write(out, sink, manifest)
+    before = content(tmp_path)
+    with files_of_at_most(700), pytest.raises(CheckpointError) as caught:
+        write(out, sink, manifest)
+    assert str(out) in str(caught.value)
+    assert "\n" not in str(caught.value)
+    assert content(tmp_path) == before
+    write(out, sink, manifest)
+    assert content(tmp_path).keys() == before.keys()
+
+
+def content(folder):
+    return {str(path): path.is_file() and path.read_bytes() for path in folder.rglob("*")}
+
+
+@contextlib.contextmanager
+def files_of_at_most(count):
+    """As on a disk that is full: what goes beyond is refused by the system."""
+    limits = resource.getrlimit(resource.RLIMIT_FSIZE)
+    before = signal.signal(signal.SIGXFSZ, signal.SIG_IGN)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (count, limits[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, limits)
+        signal.signal(signal.SIGXFSZ, before)
