@@ -57,7 +57,7 @@ class Beside:
         if self._calls & (self._calls - 1):
             return
         if self._calls == 1:
-            refuse_carried(caller)
+            refuse_carried(caller, self._given.values())
             self._counts = counted(own.sources(caller.frame))
         found = dict(self._marked(caller))
         for name, (thing, mark) in found.items():
@@ -90,7 +90,9 @@ class Beside:
                 yield name, (thing, mark)
             owner, _, attribute = name.rpartition(".")
             if attribute in self._counts and isinstance(thing, int | float):
-                yield name, (found.get(owner), (thing,))
+                holder = found.get(owner)  # none, where a name is only called as an attribute is
+                if own.is_own_class(type(holder)):
+                    yield name, (holder, (thing,))
 
 
 def _parts(things: Iterable[object]) -> Iterator[object]:

@@ -13,21 +13,29 @@ from pathlib import Path
 from types import FrameType
 from typing import TypeGuard
 
+import numpy as np
+
 from agent import own
 from agent.errors import Misuse
-from agent.pipeline.body import Caller, Function, found_loop, stored_in, uses
+from agent.pipeline.body import Caller, Function, Loop, found_loop, stored_in, uses
 
 STATE = "keep it in something with state_dict and load_state_dict, and give that to Session(...)"
 LEAVE = ast.Break | ast.Continue | ast.Return | ast.Raise
 CLOCKS = {"time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "now"}
 
 
-def refuse_carried(caller: Caller) -> None:
-    """In the function that has the loop over `session.share(...)`, and in those that called it."""
+def refuse_carried(caller: Caller, given: Iterable[object]) -> None:
+    """In the function that has the loop over `session.share(...)`, and in those that called it. What the objects have that
+    the session was given is theirs."""
+    theirs = {id(value) for each in given for value in getattr(each, "__dict__", {}).values()}
     within = stored_in(found_loop(caller))  # what becomes of those is looked for in `order.py`
     for frame in own.frames(caller.frame):
         loop = _loop_at(frame)
         found = None if loop is None else _carried(loop, within)
+        if loop is not None and found is None:
+            names = {**frame.f_globals, **frame.f_locals}
+            items = _carried_items(loop, found_loop(caller))
+            found = next((each for each in items if _counts(names.get(each.id), theirs)), None)
         within = set[str]()
         if found is not None:
             raise Misuse(
@@ -94,6 +102,48 @@ def _carried(loop: ast.For | ast.While, without: set[str]) -> ast.Name | None:
     found = list(uses([loop]))
     names = {name for name, is_stored, _ in found if is_stored} - _times(loop) - without
     return _Turn(names).read_first([loop], set[str]())
+
+
+def _carried_items(loop: ast.For | ast.While, share: Loop | None) -> Iterator[ast.Name]:
+    """What has an item that becomes another by what it is: `kept["best"] = min(kept["best"], found)`, `sums[i] += x`."""
+    names = {name for name, is_stored, _ in uses([loop]) if is_stored}
+    told = _times(loop)
+    for node in _outside(loop, share):
+        match node:
+            case ast.AugAssign(target=ast.Subscript() as item, value=value):
+                items = {ast.dump(_read(item))}
+            case ast.Assign(targets=[ast.Subscript() as item], value=value):
+                items = _items(value)
+            case ast.If(test=value, body=[ast.Assign(targets=[ast.Subscript() as item]), *_]):
+                items = _items(value)
+            case _:
+                continue
+        if not isinstance(item.value, ast.Name) or item.value.id in names:
+            continue
+        if ast.dump(_read(item)) in items and not _is_time(value) and not told & _names(value):
+            yield item.value
+
+
+def _read(item: ast.Subscript) -> ast.Subscript:
+    return ast.Subscript(item.value, item.slice, ast.Load())
+
+
+def _items(value: ast.AST) -> set[str]:
+    return {ast.dump(each) for each in ast.walk(value) if isinstance(each, ast.Subscript)}
+
+
+def _outside(loop: ast.AST, share: Loop | None) -> Iterator[ast.AST]:
+    """What is in the loop over `session.share(...)` is looked for in `within.py`."""
+    for node in ast.iter_child_nodes(loop):
+        if share is None or not isinstance(node, ast.For) or node.lineno != share.lineno:
+            yield node
+            yield from _outside(node, share)
+
+
+def _counts(thing: object, theirs: set[int]) -> bool:
+    """Tensors are looked at while they are written to; a group of parameters is the optimizer's."""
+    plain = isinstance(thing, list | dict | np.ndarray) and id(thing) not in theirs
+    return plain and not (isinstance(thing, dict) and "params" in thing)
 
 
 class _Turn:

@@ -12,7 +12,7 @@ import torch
 from agent import Session
 class Stopper:
     def __init__(self):
-        self.best, self.bad, self.given = 9.9e9, 0, False
+        self.best, self.bad, self.given, self.table = 9.9e9, 0, False, {{"best": 2}}
     def least(self, found):
         self.best = min(self.best, found)
     def look(self, found):
@@ -30,6 +30,7 @@ class Trainer:
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 x, kept = torch.ones(2, 4), Kept()
+table, momentum, memory, group = {{"best": 9.9e9, 0: 0, 1: 0, "s": 0.0}}, [0.0], {{}}, optimizer.param_groups[0]
 session = Session(model, optimizer, kept, microbatches=1)
 def share(step):
     for each in session.share([x]):
@@ -44,19 +45,30 @@ def train(before, trainer):
 train(0, Trainer())
 """
 REFUSED = {
-    "a best loss": ("", "best = min(best, session.loss)", "train.py:35: `best` goes on"),
-    "a factor that shrinks": ("", "factor *= 0.9", "train.py:35: `factor` goes on"),
-    "a count": ("count += 1", "", "train.py:33: `count` goes on"),
+    "a best loss": ("", "best = min(best, session.loss)", "train.py:36: `best` goes on"),
+    "a factor that shrinks": ("", "factor *= 0.9", "train.py:36: `factor` goes on"),
+    "a count": ("count += 1", "", "train.py:34: `count` goes on"),
     "the last of something": (
         "print(before); before = session.loss",
         "",
-        "train.py:33: `before` goes on",
+        "train.py:34: `before` goes on",
     ),
     "what the first step of an epoch sets": (
         "if step % 2 == 0: order = [step, step]",
         "print(order[step % 2])",
-        "train.py:35: `order` goes on",
+        "train.py:36: `order` goes on",
     ),
+    "a best loss in a dict": (
+        "",
+        "if session.loss < table['best']: table['best'] = session.loss",
+        "train.py:36: `table` goes on",
+    ),
+    "a momentum in a list": (
+        "",
+        "momentum[0] = 0.9 * momentum[0] + model.weight.grad",
+        "train.py:36: `momentum` goes on",
+    ),
+    "a count of each": ("", "table[step % 2] += 1", "train.py:36: `table` goes on"),
     "a list of losses": ("", "losses.append(session.loss)", "step 1: `train.losses` goes on"),
     "a best loss in an object": (
         "",
@@ -70,6 +82,14 @@ REFUSED = {
     ),
 }
 ALLOWED = {
+    "a setting of the optimizer": ("group['lr'] *= 0.9", ""),
+    "what an object that is given has": ("kept.table['best'] = min(kept.table['best'], 1)", ""),
+    "what is computed once": (
+        "if step % 2 not in memory: memory[step % 2] = step % 2",
+        "print(memory[step % 2])",
+    ),
+    "times in a dict": ("", "table['s'] += time.time() - began_s"),
+    "a name that is called as a count is": ("bad = step", "print(bad)"),
     "what is given": ("", "kept.look(session.loss)"),
     "what every step sets anew": ("count = 0; count += 1; losses = []; losses.append(count)", ""),
     "what is set in either case": (
