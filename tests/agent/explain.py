@@ -36,15 +36,13 @@ def listen() -> None:
 
 
 def _known(frame: FrameType | None) -> Iterator[str]:
-    from agent.actor import KeeperActor
-    from agent.group import Group
-
     while frame is not None:
         for value in frame.f_locals.values():
-            if isinstance(value, Group):
-                return (yield from _of_worker(value))
-            if isinstance(value, KeeperActor):
-                return (yield from of_keeper(value._keeper))
+            match type(value).__name__:  # nothing is imported here: the keeper knows no torch
+                case "Group":
+                    return (yield from _of_worker(value))
+                case "KeeperActor":
+                    return (yield from of_keeper(value._keeper))
         frame = frame.f_back
 
 
