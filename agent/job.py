@@ -127,6 +127,13 @@ class Job:
         for member in members:
             member.dismiss("the job was closed")
 
+    def forsake(self) -> None:
+        """The keeper ends, and nobody is told: whoever is here waits for the next one."""
+        with self._lock:
+            self._shut()
+            for member in self.roster.members.values():
+                member.close()
+
     def _shut(self) -> None:
         self.closed = True
         self._regrouping.close()

@@ -69,10 +69,15 @@ class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
     closing: bool = False  # until its state is on the disk
 
 
+class Closed(WireError):  # noqa: N818 - it names what happened
+    """Of a keeper whose threads are to end."""
+
+
 class Keeper:
     def __init__(self, client: Any, place: Place, host: str, secret: str) -> None:
         self._client, self._place, self._secret = client, place, secret
-        self._commits: CommitLog = PatientLog(RedisCommitLog(client))
+        self._closed = threading.Event()
+        self._commits: CommitLog = PatientLog(RedisCommitLog(client), self._patiently)
         self._outbox = Outbox(client)
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
@@ -80,7 +85,6 @@ class Keeper:
         self._kept: dict[str, Job] = {}  # closed, and not on the disk
         self._closing: dict[str, threading.Thread] = {}
         self._connections: set[Connection] = set()
-        self._closed = threading.Event()
         self._handshakes = threading.Semaphore(HANDSHAKES_MAX)
         self._listener = self._listen_again(host)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
@@ -176,28 +180,34 @@ class Keeper:
         with self._lock:
             if name not in self._jobs or name in self._closing:
                 return
-            thread = threading.Thread(target=self._close, args=(name,), name="close", daemon=True)
+            thread = threading.Thread(
+                target=self._close_beside, args=(name,), name="close", daemon=True
+            )
             self._closing[name] = thread
             thread.start()
+
+    def _close_beside(self, name: str) -> None:
+        with contextlib.suppress(Closed):
+            self._close(name)
 
     def _close(self, name: str) -> None:
         """What could not be put on the disk stays in memory, in case that the job is opened again."""
         job = self._jobs[name]
-        _patiently(self._save)(msgspec.structs.replace(self._open[name], closing=True))
+        self._patiently(self._save)(msgspec.structs.replace(self._open[name], closing=True))
         job.close()
         try:
             away = job.put_away()
         except Exception:
             log.exception("%s could not be put on the disk", name)
             away = False
-        _patiently(self._strike)(name)
+        self._patiently(self._strike)(name)
         with self._lock:
             if not away:
                 self._kept[name] = job
                 while len(self._kept) > KEPT_MAX:
                     del self._kept[next(iter(self._kept))]
             del self._jobs[name], self._open[name], self._closing[name]
-        _patiently(note_closed)(self._client, self._place.checkpoints, name, time.time())
+        self._patiently(note_closed)(self._client, self._place.checkpoints, name, time.time())
 
     def _strike(self, name: str) -> None:
         self._client.hdel(OPEN_JOBS, name)
@@ -234,11 +244,27 @@ class Keeper:
 
     def _completed(self, report: JobCompleted) -> None:
         record = self._open.get(report.job)
-        if record is not None and not record.closing:
-            _patiently(self._save)(msgspec.structs.replace(record, completed=report))
-        self._outbox.report(report)
+        with contextlib.suppress(Closed):
+            if record is not None and not record.closing:
+                self._patiently(self._save)(msgspec.structs.replace(record, completed=report))
+            self._outbox.report(report)
+
+    def _patiently(self, call: Callable[..., Any]) -> Callable[..., Any]:
+        """Again and again while Redis is away. A thread that waits for it ends with us."""
+
+        def patient(*arguments: Any) -> Any:
+            while not self._closed.is_set():
+                try:
+                    return call(*arguments)
+                except redis.RedisError as error:
+                    log.warning("Redis does not take commits: %s", error)
+                    self._closed.wait(TICK_S)
+            raise Closed("this keeper is closed")
+
+        return patient
 
     def close(self) -> None:
+        """All threads of ours end, and the next keeper finds what Redis and the disk have: as if we had been killed."""
         self._closed.set()
         with contextlib.suppress(OSError):  # it was not listening any more
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -247,6 +273,9 @@ class Keeper:
         self._outbox.close()
         with self._lock:
             connections, closing = list(self._connections), list(self._closing.values())
+            jobs = [*self._jobs.values(), *self._kept.values()]
+        for job in jobs:
+            job.forsake()
         for connection in connections:
             connection.close()
         for thread in closing:
@@ -297,6 +326,8 @@ class Keeper:
                 self._hear_agent(connection)
             elif isinstance(hello, Hello):
                 self._hear_worker(connection, hello)
+        except Closed:
+            return
         finally:
             connection.close()
             with self._lock:
@@ -365,22 +396,12 @@ class Keeper:
 class PatientLog:
     """A commit log that waits for Redis. Only somebody newer can say no."""
 
-    def __init__(self, log_: RedisCommitLog) -> None:
-        self.take = _patiently(log_.take)
-        self.write = _patiently(log_.write)
-        self.rewind = _patiently(log_.rewind)
-
-
-def _patiently(call: Callable[..., Any]) -> Callable[..., Any]:
-    def patient(*arguments: Any) -> Any:
-        while True:
-            try:
-                return call(*arguments)
-            except redis.RedisError as error:
-                log.warning("Redis does not take commits: %s", error)
-                time.sleep(TICK_S)
-
-    return patient
+    def __init__(
+        self, log_: RedisCommitLog, patiently: Callable[[Callable[..., Any]], Callable[..., Any]]
+    ) -> None:
+        self.take = patiently(log_.take)
+        self.write = patiently(log_.write)
+        self.rewind = patiently(log_.rewind)
 
 
 def _placer(job: Job, member: Member) -> Callable[[AnyMessage, int], memoryview | None]:

@@ -11,6 +11,8 @@ import msgspec
 import pytest
 import redis
 from crews import SECRET, Crew, Nursery, RedisProcess, played_alone, until
+from redis.backoff import NoBackoff
+from redis.retry import Retry
 
 from agent import vault
 from agent.commits import Commit, RedisCommitLog
@@ -133,6 +135,28 @@ def test_nobody_waits_for_a_job_that_is_being_closed(
     keeper.open_job(order(), b"")
     assert is_open(refusing)
     assert not keeper._jobs["job"].closed
+
+
+def test_a_keeper_that_is_closed_leaves_no_thread_behind(
+    redis_process: RedisProcess, nursery: Nursery, tmp_path: Path
+) -> None:
+    """While a commit waits for a Redis that does not come back, and workers are connected."""
+    before = set(threading.enumerate())
+    at_once = Retry(NoBackoff(), 0)  # it says that nobody is there
+    client = redis.Redis.from_url(redis_process.url, retry=at_once)
+    keeper = Keeper(client, Place(checkpoints=tmp_path / "checkpoints"), "127.0.0.1", SECRET)
+    crew = Crew(redis_process, nursery, tmp_path, keeper)
+    crew.client = client
+    try:
+        crew.begin(2, TOY.read_text(), "100000", "0.005", str(tmp_path / "out.pt"))
+        crew.reach(3)
+        redis_process.kill()
+        job = keeper._jobs["job"]
+        for _ in range(20):
+            until("a commit that waits", lambda: job._committing)
+    finally:
+        crew.close()
+    until("all threads to end", lambda: set(threading.enumerate()) <= before, 20.0)
 
 
 def test_who_was_fenced_goes_on_when_it_is_asked_again(
