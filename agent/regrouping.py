@@ -293,7 +293,8 @@ class Regrouping:
             self.apply()
             return
         inside = [m for m in roster.members.values() if m.generation == layout.generation]
-        if not inside and roster.complete:
+        if not inside and roster.complete:  # written down, and told to nobody
+            roster.started = False
             self._start()
             return
         holding = any(m.version == version for m in inside)

@@ -131,7 +131,9 @@ class Roster:
         if any(member.version != self._history.version for member in inside):
             return True
         # Of the newest version they may have some layers only, and be about to fetch the others.
-        return not layout.owned and any(member.held is not None for member in inside)
+        if layout.owned:  # nobody here knows what each needs: behind their first step they have it
+            return self._history.generation != layout.generation
+        return any(member.held is not None for member in inside)
 
     def _awaited(self, member: Member) -> bool:
         """Whether others wait for it: in the layout, in the one that comes next, or for the state that it has."""

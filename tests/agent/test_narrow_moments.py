@@ -8,6 +8,7 @@ import pytest
 from crews import Crew, ends_alike, played_alone, until
 
 from agent.faults import Fault, Plan
+from agent.keeper import OPEN_JOBS, OpenJob
 from agent.messages import CheckpointWritten, Recalled, Rewound, WorkerLost, WorkerReady
 
 pytestmark = pytest.mark.processes
@@ -130,6 +131,41 @@ def test_who_has_fetched_layers_gives_them_in_a_layout_that_it_has_not_entered(
     ends_alike(crew, alone, STEPS)
 
 
+HESITATES = """
+    world = session._world
+    pull = world._handover.pull
+
+    def hesitate(layers):
+        while world.me == "w3" and Path(f"{out}.late").exists():
+            Path(f"{out}.lacking").touch()
+            time.sleep(0.01)
+        pull(layers)
+
+    world._handover.pull = hesitate
+"""
+
+
+def test_who_is_left_out_is_lost_before_its_layers_were_asked_for(
+    crew: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """One of two that each keep their own makes room for a newcomer, which has said that it has the version, if none
+    of those layers: the manager hears that somebody waits for what is lost."""
+    out = crew.folder / "out.pt"
+    crew.depth, crew.owned, crew.options = 2, True, {"cuts": BLOCKS[:1]}
+    first, second = crew.begin(2, script_with(HESITATES), str(STEPS), str(out))
+    crew.reach(9)
+    (third,) = crew.start(1)
+    until("the newcomer", lambda: third in crew.ready)
+    Path(f"{out}.late").touch()
+    lay_out(crew, [first, third], 2)
+    until("the newcomer to lack its layers", Path(f"{out}.lacking").exists)
+    crew.kill(second)
+    until("the loss", lambda: crew.of(WorkerLost))
+    Path(f"{out}.late").unlink()
+    ends_alike(crew, alone, STEPS)
+    assert [(lost.worker, lost.owed_state) for lost in crew.of(WorkerLost)] == [(second, True)]
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_the_keeper_and_the_only_owner_of_layers_are_killed_at_once(
     mortal: Crew, alone: tuple[list[str], bytes], place: int
@@ -150,6 +186,31 @@ def test_the_keeper_and_the_only_owner_of_layers_are_killed_at_once(
     assert recalled.step == 17
     assert "from a peer's host memory" in recalled.because
     assert [lost.worker for lost in mortal.of(WorkerLost)] == [workers[place]]
+
+
+def test_a_layout_was_written_down_and_told_to_nobody(
+    mortal: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """The keeper goes in between, and one of two who each had their own layers. The next keeper has to read what is
+    in host memory first, and tells of the layout then."""
+    mortal.owned, mortal.depth, mortal.options = True, 2, {"cuts": BLOCKS[:1]}
+    out = mortal.folder / "out.pt"
+    Path(f"{out}.hold").write_text("12")
+    first, second = mortal.begin(2, TOY.read_text(), str(STEPS), str(out))
+    mortal.reach(12)
+    mortal.keeper.kill()
+    mortal.kill(second)
+    with mortal._lock:
+        mortal.ready[:], mortal.generation = [first], mortal.generation + 1
+        record = msgspec.json.decode(mortal.client.hget(OPEN_JOBS, "job"), type=OpenJob)
+        record = msgspec.structs.replace(record, layout=mortal._layout())
+        mortal.client.hset(OPEN_JOBS, "job", msgspec.json.encode(record))
+    mortal.keeper.start()
+    Path(f"{out}.hold").unlink()
+    ends_alike(mortal, alone, STEPS)
+    (recalled,) = mortal.of(Recalled)
+    assert recalled.step == 12
+    assert mortal.of(WorkerLost) == []
 
 
 def test_who_has_the_copies_dies_while_a_new_keeper_asks_for_them(
