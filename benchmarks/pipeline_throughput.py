@@ -2,7 +2,7 @@
 
     python benchmarks/pipeline_throughput.py [--rounds 7] [--only pipeline|data|memory]
 
-* pipeline: two workers, two stages, 1F1B; against `torch.distributed.pipelining.Schedule1F1B` over gloo,
+* pipeline: two workers, two stages, 1F1B, and with the backward split in halves; against `torch.distributed.pipelining.Schedule1F1B` over gloo,
   and against the bubble bound  T1 / P * (M + P - 1) / M  of the same work in one process (T1).
 * data: two workers, one stage; against `DistributedDataParallel` over gloo with `no_sync`.
 * memory: the most that a fresh process of each kind ever held, and how much of it came after the imports.
@@ -40,6 +40,7 @@ from agent.pipeline.record import record
 from agent.pipeline.wires import MeshChannel
 from agent.pipeline.work import Worker
 from agent.worker import keep_memory
+from orchestrator.morph.schedules import make
 
 WIDTH, BLOCKS, ROWS, WORDS, CLASSES = 256, 6, 8, 32, 64
 MICROBATCHES = 8
@@ -75,7 +76,7 @@ def batches():
 class Ours:
     """Our worker with `depth` stages and the rest replicas."""
 
-    def __init__(self, rank: int, depth: int, links: dict) -> None:
+    def __init__(self, rank: int, depth: int, links: dict, schedule: str = "1f1b") -> None:
         self.rank, self.links = rank, links
         _, _, self.batches = batches()
         counts = [MICROBATCHES // (WORKERS // depth)] * (WORKERS // depth)
@@ -90,10 +91,9 @@ class Ours:
             own = choose(graph, facts, self.batches[0], depth) if rank == 0 else ()
             links["cuts"] = told(own)
         pieces = build(graph, facts, links["cuts"])
-        schedule = layout.schedule_of(layout.replica_of(f"w{rank}"))  # 1F1B
-        place = rank % depth
+        played, place = make(schedule, depth, counts[0]), rank % depth
         self.worker = Worker(
-            layout, f"w{rank}", schedule, {place: pieces[place]}, links["channel"](depth)
+            layout, f"w{rank}", played, {place: pieces[place]}, links["channel"](depth)
         )
         params = [p for stage in self.worker.stages.values() for p in stage.module.parameters()]
         self.optimizer = torch.optim.SGD(params, lr=0.01)
@@ -177,6 +177,8 @@ def contender(name: str, rank: int, links: dict):
     match name:
         case "ours-pipeline":
             return Ours(rank, WORKERS, links)
+        case "ours-zero-bubble":
+            return Ours(rank, WORKERS, links, "zero-bubble")
         case "ours-data":
             return Ours(rank, 1, links)
         case "torch-pipeline":
@@ -271,7 +273,8 @@ def line(what: str, values: list[float], unit: str, reach: str = "") -> None:
 
 
 def compare(ours: str, theirs: str, rounds: int, reach: str) -> None:
-    names = [ours, theirs, "one"] if ours == "ours-pipeline" else [ours, theirs]
+    split = "ours-zero-bubble"
+    names = [ours, split, theirs, "one"] if ours == "ours-pipeline" else [ours, theirs]
     seen = play(names, rounds)
     times = seen[0][0]
     cpu = {
@@ -281,8 +284,9 @@ def compare(ours: str, theirs: str, rounds: int, reach: str) -> None:
     for name in names:
         line(f"{name}, a step", [1e3 * value for value in times[name]], "ms")
         line(f"{name}, processor time of all workers", [1e3 * value for value in cpu[name]], "ms")
-    pairs = list(zip(times[ours], times[theirs], strict=True))
-    line(f"{ours}: throughput over {theirs}", [b / a for a, b in pairs], "x", reach)
+    for name in [each for each in names if each.startswith("ours")]:
+        pairs = zip(times[name], times[theirs], strict=True)
+        line(f"{name}: throughput over {theirs}", [b / a for a, b in pairs], "x", reach)
     if "one" in names:
         bubble = (MICROBATCHES + WORKERS - 1) / MICROBATCHES / WORKERS
         for name, goal in ((ours, "(reach 0.85)"), (theirs, "")):

@@ -52,9 +52,11 @@ SLOW = """
     world = session._world
     answer = world._handover.pulling.answer
 
-    def late(peer, part):
+    def late(peer, part):  # of those who stay, to those who leave; these answer one another
         left = Path(f"{out}.left")
-        while left.exists() and peer in left.read_text().split() and session.version < LATE_AT + AHEAD:
+        while left.exists() and peer in (names := left.read_text().split()) and world.me not in names:
+            if session.version >= LATE_AT + AHEAD:
+                break
             time.sleep(0.01)
         answer(peer, part)
 
