@@ -12,6 +12,7 @@ from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 
 import torch
+from torch.optim.swa_utils import AveragedModel
 
 from agent import own
 from agent.device import CPU
@@ -20,9 +21,14 @@ from agent.pipeline.body import Caller
 from agent.pipeline.record import streams_kept
 
 STEPS = 4
+APART = "and in this layout each worker keeps the layers of its own stages only"
 PLACE = (
-    "and in this layout each worker keeps the layers of its own stages only. The norm of all gradients is "
-    "clip_grad_norm_(...)'s there; for anything else the workers need room for the whole state"
+    f"{APART}. The norm of all gradients is clip_grad_norm_(...)'s there; for anything else the workers need room for "
+    "the whole state"
+)
+ROOM = (
+    f"{APART}. An object of your own with a state_dict may average model.state_dict() instead; for this one the workers "
+    "need room for the whole state"
 )
 
 
@@ -31,6 +37,8 @@ def refuse(things: Iterable[object], caller: Caller) -> None:
     for thing in things:
         if isinstance(thing, torch.optim.Optimizer) and (why := _why_not(thing)):
             raise Misuse(f"{type(thing).__name__} {why}, {PLACE}")
+        if isinstance(thing, AveragedModel):
+            raise Misuse(f"{type(thing).__name__} takes in all weights one by one, {ROOM}")
     for file, there in own.sources(caller.frame).items():
         optimizers = {
             name

@@ -66,9 +66,21 @@ def test_what_looks_at_one_gradient_after_the_other(crew: Crew, tmp_path: Path, 
     played(crew, tmp_path, text, owned=True)
 
 
+AVERAGE = "    average = torch.optim.swa_utils.AveragedModel(model)\n"
+AVERAGED = (
+    script()
+    .replace("    session = ", f"{AVERAGE}    session = ")
+    .replace("optimizer, microbatches", "optimizer, average, microbatches")
+    .replace(
+        "        if session.leader",
+        "        average.update_parameters(model)\n        if session.leader",
+    )
+    .replace("model.state_dict()", "average.state_dict()")
+)
 WHOLE = {
     "Lamb makes something else of a parameter": script("Lamb(model.parameters(), normed=True)"),
     "`p.grad` is read here": script(clip=CLIP),
+    "AveragedModel takes in all weights": AVERAGED,
 }
 
 
