@@ -157,6 +157,7 @@ class House:
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
+            "RAY_worker_niceness": "0",  # of manager and keeper; Ray's default is 15
             "OMP_NUM_THREADS": "1",
             "PYTHONUNBUFFERED": "1",
         }
