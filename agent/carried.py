@@ -28,13 +28,14 @@ def refuse_carried(caller: Caller, given: Iterable[object]) -> None:
     """In the function that has the loop over `session.share(...)`, and in those that called it. What the objects have that
     the session was given is theirs."""
     theirs = {id(value) for each in given for value in getattr(each, "__dict__", {}).values()}
-    within = stored_in(found_loop(caller))  # what becomes of those is looked for in `order.py`
+    share = found_loop(caller)
+    within = stored_in(share)  # what becomes of those is looked for in `order.py`
     for frame in own.frames(caller.frame):
         loop = _loop_at(frame)
         found = None if loop is None else _carried(loop, within)
         if loop is not None and found is None:
             names = {**frame.f_globals, **frame.f_locals}
-            items = _carried_items(loop, found_loop(caller))
+            items = _carried_items(loop, share)
             found = next((each for each in items if _counts(names.get(each.id), theirs)), None)
         within = set[str]()
         if found is not None:
