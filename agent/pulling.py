@@ -171,8 +171,8 @@ class Pulling:
 
     def _reply(self, connection: Connection, part: Part, ask: Ask, found: Offer | None) -> None:
         reply = Part(generation=part.generation, step=part.step, tag=f"give/{ask.serial}")
-        so = found is not None and self._is_as_it_was(found)
-        if found is not None and so:
+        so = False
+        if found is not None and self._is_as_it_was(found):
             answer, pieces = _answer(found.state, ask)
             extra = msgspec.msgpack.encode(answer)
             connection.send(msgspec.structs.replace(reply, extra=extra), *here(pieces))
