@@ -152,9 +152,8 @@ def _happen(kind: Kind, point: str, params: Mapping[str, Any] | None) -> None:
             os.kill(os.getpid(), signal.SIGKILL)
         case "term":
             os.kill(os.getpid(), signal.SIGTERM)
-        case (
-            "stop"
-        ):  # to this thread, which stops all at once: another one would have to wake first
+        case "stop":
+            # To this thread, which stops all at once: another one would have to wake first.
             signal.pthread_kill(threading.get_ident(), signal.SIGSTOP)
         case "hang":
             threading.Event().wait(HANG_S)

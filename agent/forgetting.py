@@ -37,14 +37,8 @@ def forget(client: Any, checkpoints: Path, job: str) -> None:
     folder = checkpoints / job
     if folder.parent != checkpoints or not folder.is_dir():
         return
-    for part in (
-        MANIFESTS,
-        PARTS,
-        FENCES,
-        FLOORS,
-        CLAIMS,
-        BAD,
-    ):  # no manifest points at what is gone
+    # In this order no manifest points at what is gone.
+    for part in (MANIFESTS, PARTS, FENCES, FLOORS, CLAIMS, BAD):
         shutil.rmtree(folder / part, ignore_errors=True)
     if not any(folder.iterdir()):
         folder.rmdir()

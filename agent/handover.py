@@ -192,9 +192,8 @@ class Handover:
         """What the keeper has, and of which version; these layers of it, where nobody is sent more."""
         generation = self._crew.generation
         if layers:
-            self._crew.wait(
-                lambda: (self._take_state(generation),)
-            )  # what came of another question
+            # What came of another question is dropped.
+            self._crew.wait(lambda: (self._take_state(generation),))
             self._crew.link.send(LayersAsked(generation=generation, layers=layers))
         state, payload = self._crew.wait(lambda: self._take_state(generation))
         gathered = Gathered()

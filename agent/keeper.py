@@ -95,9 +95,8 @@ class Keeper:
 
     def _listen_again(self, host: str) -> socket.socket:
         """On the port of the keeper before us; the first one takes any."""
-        house = str(
-            self._place.checkpoints.resolve()
-        )  # two houses on one Redis do not fight over a port
+        # Two houses on one Redis do not fight over a port.
+        house = str(self._place.checkpoints.resolve())
         port = int(self._client.hget(PORTS, house) or 0)
         deadline_s = time.monotonic() + BIND_PATIENCE_S
         while True:

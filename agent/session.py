@@ -164,9 +164,7 @@ class Session:
         self._optimizers = Optimizers(
             self.objects, self.space.params, lambda: self.version, lambda: self.holdings.astray
         )
-        self._looked_at = (
-            False  # the loop over share, for what depends on the order of microbatches
-        )
+        self._looked_at = False  # the loop, for what depends on the order of microbatches
         self._streams: Streams | None = None
         self._within: Within | None = None
         self._apart = False  # looked at, for what depends on all gradients

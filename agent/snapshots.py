@@ -139,14 +139,12 @@ class Snapshots:
         except Interrupted:
             return
         except Exception:
-            self.failed = (
-                begun.final
-            )  # of others the keeper sees that they do not come, and asks again
+            # Of others the keeper sees that they do not come, and asks again.
+            self.failed = begun.final
             self._crew.wake()
             raise
-        if (
-            keep is None and not self._crew.session.unbuilt
-        ):  # where room is short, none is held for the next
+        # Where room is short, none is held for the next.
+        if keep is None and not self._crew.session.unbuilt:
             self._again.give(copying.whole)
 
     def _send_all(

@@ -66,10 +66,8 @@ def keep_memory() -> None:
 
     glibc's own settings give the end of the heap back at 128 KiB, and map whatever is large. See mallopt(3).
     """
-    mallopt = getattr(
-        ctypes.CDLL(None), "mallopt", None
-    )  # there is none where the C library is another
-    if mallopt is not None:
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # another C library has none
         for setting, nbytes in MALLOC.items():
             mallopt(setting, nbytes)
 

@@ -63,9 +63,7 @@ class Question(msgspec.Struct, frozen=True, kw_only=True):
     stages_max: int = 1
     uncuttable: str = ""
     state_bytes: float = 0.0
-    training_bytes: float = (
-        0.0  # of a model that is built where it is kept; 0 if workers build all of it
-    )
+    training_bytes: float = 0.0  # of a model that is built where it is kept; 0 if all build it
     room_bytes: float = 0.0  # of the worker that has the least
     before: Layout | None = None
     before_plan: Plan | None = None

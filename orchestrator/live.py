@@ -187,9 +187,8 @@ class LiveWorld:
                 )
                 known = quotes
                 now_s = self._clock.now_s()
-                if (
-                    fresh or now_s >= told_at_s + QUOTES_TOLD_S
-                ):  # silence would be taken for a fault
+                # Silence would be taken for a fault.
+                if fresh or now_s >= told_at_s + QUOTES_TOLD_S:
                     told_at_s = now_s
                     await self._tell(
                         QuotesSeen(at_s=self._clock.now_s(), provider=name, quotes=fresh)

@@ -24,9 +24,7 @@ class Settings(msgspec.Struct, frozen=True, kw_only=True):
     quote_max_age_s: float | None = None  # None: prices come by themselves and are never old
 
     control_period_s: float = 2.0
-    listing_period_s: float = (
-        2.0  # how often the provider's list is asked for; 10,000 machines are a long list
-    )
+    listing_period_s: float = 2.0  # of the provider's list, which is long for 10,000 machines
     rethink_s: float = 2.0  # how often a job that has what it wants looks at the market again
     reserve_s: float = 300.0
     drain_s: float = 60.0

@@ -215,9 +215,7 @@ class Job(msgspec.Struct, kw_only=True):
     layout: Layout | None = None  # the one asked for last
     acknowledged: int = 0  # the newest generation that committed a step
     serving: dict[str, None] = {}  # workers whose loss stops the step that is being computed
-    urgent: bool = (
-        False  # somebody who was serving is gone and no layout without them was asked for
-    )
+    urgent: bool = False  # who was serving is gone, and no layout without them was asked for
     settle_at_s: float | None = None
     microbatches: int = 0
     steps_total: int = 0

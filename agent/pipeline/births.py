@@ -59,9 +59,8 @@ class Unborn(Generic[Model]):
             )
         self.used: Callable[[], None] = _too_early
         self._lines, self._roots = tape.lines, tape.roots
-        self._threads = (
-            torch.get_num_threads()
-        )  # where they share an operation, they share its rounding
+        # Where they share an operation, they share its rounding.
+        self._threads = torch.get_num_threads()
         self._params = [param for param in self.model.parameters() if param.is_meta]
         beside = list(_beside(self.model))
         self._known: dict[int, Known] = {id(t): tape.known(t) for t in (*self._params, *beside)}

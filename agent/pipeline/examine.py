@@ -70,9 +70,8 @@ def examined(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> tuple[Fa
     them is not a number, which shows in every buffer that the forward writes to."""
     try:
         look, written, out = _looked(graph, example, unsaved())
-    except (
-        CannotRecord
-    ):  # a forward that differentiates something itself needs what is saved for that
+    except CannotRecord:
+        # A forward that differentiates something itself needs what is saved for that.
         look, written, out = _looked(graph, example, nullcontext())
     facts = Facts(
         nodes=len(graph.graph.nodes),
@@ -160,9 +159,8 @@ class _Look(fx.Interpreter):
         for key, memory in list(self._memories.items()):
             version = memory.version()
             if version is None:
-                del self._memories[
-                    key
-                ]  # nobody can write to it any more, and its address may come again
+                # Nobody can write to it any more, and its address may come again.
+                del self._memories[key]
             elif version != memory.seen:
                 if self._nodes[memory.first].op == "placeholder":
                     raise CannotRecord(

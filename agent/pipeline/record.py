@@ -46,9 +46,7 @@ class Recorded(torch.nn.Module):
         super().__init__()
         self.model = model
         self.scaling = None if scaler is None else Scaling(scaler)
-        self._loss_of = (
-            loss_of,
-        )  # in a tuple, so that a loss that is a module is not a part of us
+        self._loss_of = (loss_of,)  # in a tuple: a loss that is a module is no part of us
 
     def forward(self, *batch: Any) -> torch.Tensor:
         return self._loss_of[0](self.model, *batch)

@@ -118,9 +118,8 @@ async def _machines(desk: Desk, *, end: bool) -> list[Leftover]:
     async with local_cloud(client.house()) as cloud:
         grace_s = desk.config.limits.launch_grace_s
         listed = [one for one in await cloud.machines() if one.ended_at_s is None]
-        claimed = await claimed_tokens(
-            client.house().redis_url
-        )  # after the list: newer intents count
+        # After the list: newer intents count.
+        claimed = await claimed_tokens(client.house().redis_url)
         strange = [
             one for one in listed
             if one.token not in claimed and time.time() - one.launched_at_s > grace_s

@@ -297,9 +297,8 @@ def _lead_and_lag(way: Way, costs: engine.Costs) -> tuple[Reals, Reals]:
     forward, backward = costs.seconds[[engine.FORWARD, engine.BACKWARD], : way.depth]
     fill = np.concatenate([[0.0], np.cumsum(forward + hop[0])[:-1]])
     if way.schedule == "gpipe" and way.recompute:
-        fill[:-1] -= costs.seconds[
-            engine.RECOMPUTE, : way.depth - 1
-        ]  # its last microbatch needs none
+        # Its last microbatch needs none.
+        fill[:-1] -= costs.seconds[engine.RECOMPUTE, : way.depth - 1]
     lag = np.concatenate([[0.0], np.cumsum(backward)[:-1]]) + np.cumsum(hop[1])
     return fill + lag, lag
 
@@ -307,9 +306,8 @@ def _lead_and_lag(way: Way, costs: engine.Costs) -> tuple[Reals, Reals]:
 def _held_back(curve: Curve, shares: Codes) -> Reals:
     """The bound above for the first stages of all workers, [worker, share]."""
     own = curve.lead[:, None] + curve.busy[:, None] * shares
-    if (
-        curve.way.schedule not in schedules.SPLIT
-    ):  # its last weight-gradients delay nobody but their worker
+    # The last weight-gradients of a split backward delay nobody but their worker.
+    if curve.way.schedule not in schedules.SPLIT:
         own = np.maximum.accumulate(own[::-1], axis=0)[::-1]
     bound: Reals = own - curve.lag[:, None]
     return bound
