@@ -111,6 +111,11 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
 
 
 @lru_cache(maxsize=CACHED_SCHEDULES)
+def recomputing(stages: int, said: tuple[bool, ...] = ()) -> tuple[bool, ...]:
+    """Which stages do, by what is said of each, or of none. The last never does."""
+    return (*(said[:-1] or [False] * (stages - 1)), False)
+
+
 def one_f_one_b(workers: int, microbatches: int, *, recompute: tuple[bool, ...] = ()) -> Schedule:
     """1F1B with a flush: what a chain plays when it is told nothing else.
 
@@ -118,14 +123,14 @@ def one_f_one_b(workers: int, microbatches: int, *, recompute: tuple[bool, ...] 
     recompute where that is said of s.
     """
     programs: list[list[Action]] = []
-    for stage in range(workers):
+    for stage, again in enumerate(recomputing(workers, recompute)):
         warm = min(workers - 1 - stage, microbatches)
         program = []
         for turn in range(microbatches + warm):
             if turn < microbatches:
                 program.append(Action(Kind.FORWARD, stage, turn))
             if turn >= warm:
-                if recompute and recompute[stage] and stage < workers - 1:
+                if again:
                     program.append(Action(Kind.RECOMPUTE, stage, turn - warm))
                 program.append(Action(Kind.BACKWARD, stage, turn - warm))
         programs.append(program)

@@ -271,7 +271,7 @@ def planned(profile, task, name, depth, width, recompute) -> Plan:
     tables = costing.tables(profile)
     again = all_but_last(depth) if recompute else ()
     way = Way(schedule=name, depth=depth, microbatch_size=SIZE, recompute=again)
-    full = schedules.pack(name, depth, MICROBATCHES, recompute=recompute)
+    full = schedules.pack(name, depth, MICROBATCHES, recompute=again)
     firsts = search.Splitter(tables).firsts(way, search.peaks(way, full))
     plan = Plan(
         way=way,

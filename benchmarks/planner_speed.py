@@ -72,7 +72,7 @@ def show(name: str, found: Timed, reach_s: float, peer: str = "") -> None:
 def simulated() -> None:
     for share, reach_s in ((683, 0.4e-3), (228, 0.15e-3)):
         for name, again in (("varuna", True), ("1f1b", False), ("1f1b", True), ("gpipe", True)):
-            programs = schedules.pack(name, 36, share, recompute=again)
+            programs = schedules.pack(name, 36, share, recompute=(again,) * 36)
             wire = np.zeros((2, 36, 3))
             wire[:, :, 0], wire[:, :, 1] = 0.01, 0.001
             costs = simulator.costs(simulator.uniform(36, 0.04, 0.08), wire=wire)

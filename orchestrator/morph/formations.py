@@ -108,8 +108,9 @@ def even_firsts(
     programs = schedules.pack(way.schedule, way.depth, share, recompute=way.recompute)
     stash, entry = search.peaks(way, programs)[0].copy(), np.zeros(way.depth)
     if way.recompute:
-        pace[:-1] *= 1 + base.untraced[row, -1] / max(seconds[-1], 1e-300)
-        entry[:-1], stash[:-1] = stash[:-1], 1
+        where = np.array(way.recompute)
+        pace[where] *= 1 + base.untraced[row, -1] / max(seconds[-1], 1e-300)
+        entry[where], stash[where] = stash[where], 1
     room, held = _room(groups, way, chains), _state(base, way, len(chains))
     load = partition.Load(
         seconds, held, base.stash * m, base.entry * m, pace, stash, entry, np.array(room)

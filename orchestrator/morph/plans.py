@@ -5,6 +5,7 @@ from typing import Literal
 
 import msgspec
 
+from agent.schedule import recomputing
 from orchestrator.wording import plural
 
 Sharding = Literal["none", "optimizer", "offload"]
@@ -42,7 +43,7 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
 
 def all_but_last(stages: int) -> tuple[bool, ...]:
     """The stages that may recompute."""
-    return (*[True] * (stages - 1), False)
+    return recomputing(stages, (True,) * stages)
 
 
 def _recomputed(again: tuple[bool, ...]) -> str:

@@ -20,7 +20,7 @@ from functools import lru_cache
 
 import numpy as np
 
-from agent.schedule import KIND_SHIFT, STAGE_SHIFT, Kind, Schedule
+from agent.schedule import KIND_SHIFT, STAGE_SHIFT, Kind, Schedule, recomputing
 from orchestrator.morph import engine, programs
 from orchestrator.morph.compiled import Codes, Flags, Reals
 from orchestrator.morph.engine import Programs
@@ -30,17 +30,21 @@ STEADY = ("gpipe", "1f1b", "varuna", "interleaved", "zero-bubble", "modulo")
 MODULO = ("interleaved", "modulo")  # stage s is on worker s mod p: each worker hosts several chunks
 SPLIT = ("zero-bubble", "modulo")  # backwards in halves
 CHUNKS = 2
-Again = bool | tuple[bool, ...]  # of all stages, or of each; of none if empty
 CACHED_SCHEDULES = 64
 
 
 @lru_cache(maxsize=CACHED_SCHEDULES)
 def make(
-    name: str, workers: int, microbatches: int, *, recompute: Again = False, chunks: int = CHUNKS
+    name: str,
+    workers: int,
+    microbatches: int,
+    *,
+    recompute: tuple[bool, ...] = (),
+    chunks: int = CHUNKS,
 ) -> Schedule:
-    """The schedule of this name for a pipeline of so many workers; recompute on those stages of which it is said, or
-    on all, but never on the last.
+    """The schedule of this name for a pipeline of so many workers.
 
+    `recompute` has a word for each stage, if one does; backwards in halves and several chunks go without.
     `chunks` is how many stages a worker hosts, and matters to modulo placement only.
     """
     codes, offsets, _ = pack(name, workers, microbatches, recompute=recompute, chunks=chunks)
@@ -51,7 +55,12 @@ def make(
 
 
 def pack(
-    name: str, workers: int, microbatches: int, *, recompute: Again = False, chunks: int = CHUNKS
+    name: str,
+    workers: int,
+    microbatches: int,
+    *,
+    recompute: tuple[bool, ...] = (),
+    chunks: int = CHUNKS,
 ) -> Programs:
     """The programs of `make`, as the engine reads them."""
     if workers < 1 or microbatches < 1:
@@ -59,7 +68,7 @@ def pack(
             f"{name}: a pipeline of {workers} workers with {microbatches} microbatches cannot run; "
             "both must be at least 1"
         )
-    again = _all_but_last(workers, name not in (*MODULO, *SPLIT) and recompute)
+    again = _again(workers, () if name in (*MODULO, *SPLIT) else recompute)
     match name:
         case "gpipe":
             codes, offsets = programs.gpipe(workers, microbatches, again)
@@ -198,14 +207,12 @@ def _chain(stages: int) -> tuple[tuple[int, ...], ...]:
     return tuple((stage,) for stage in range(stages))
 
 
-def _all_but_last(stages: int, recompute: Again) -> Flags:
-    if recompute and not isinstance(recompute, bool) and len(recompute) != stages:
+def _again(stages: int, recompute: tuple[bool, ...]) -> Flags:
+    if len(recompute) not in (0, stages):
         raise ScheduleError(
             f"recompute is said of {len(recompute)} stages, and there are {stages}: one word for each"
         )
-    again = np.broadcast_to(np.array(recompute or False, bool), stages).copy()
-    again[-1] = False
-    return again
+    return np.array(recomputing(stages, recompute))
 
 
 def _assemble(

@@ -207,8 +207,9 @@ class Splitter:
         pace, stash, entry = np.ones(stages), peaks[0].copy(), np.zeros(stages)
         if way.recompute:
             again = tables.untraced[row, -1] / max(seconds[-1], 1e-300)
-            pace[:-1] += again
-            stash[:-1], entry[:-1] = 1, peaks[0, :-1]
+            where = np.array(way.recompute)
+            pace[where] += again
+            stash[where], entry[where] = 1, peaks[0, where]
         optimizer = (
             tables.optimizer / {"none": 1, "optimizer": width, "offload": np.inf}[way.sharding]
         )

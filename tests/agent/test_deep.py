@@ -65,7 +65,7 @@ def test_the_manager_says_what_is_played(
         "schedule": name,
         "cuts": (10_000,),
         "recompute": (recompute, False),
-        "schedules": (schedules.make(name, 2, 6, recompute=recompute),),
+        "schedules": (schedules.make(name, 2, 6, recompute=(recompute, False)),),
     }
     begin(crew, 2, 2)
     ends_alike(crew, alone, STEPS)

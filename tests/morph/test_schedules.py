@@ -120,10 +120,10 @@ def test_fast_forwarding_closed_form(layers, n, m):
 
 def test_varuna_is_one_unit_shorter():
     """4 stages, 5 microbatches: one unit less than GPipe, and the last stage recomputes nothing."""
-    gpipe = step_s("gpipe", 4, 5, recompute=True)
-    varuna = step_s("varuna", 4, 5, recompute=True)
+    gpipe = step_s("gpipe", 4, 5, recompute=(True,) * 4)
+    varuna = step_s("varuna", 4, 5, recompute=(True,) * 4)
     assert gpipe - varuna == 1
-    last = schedules.make("varuna", 4, 5, recompute=True).program(3)
+    last = schedules.make("varuna", 4, 5, recompute=(True,) * 4).program(3)
     assert Kind.RECOMPUTE not in {action.kind for action in last}
 
 
@@ -179,7 +179,7 @@ def test_a_chain_that_is_told_no_program_recomputes_where_it_is_said(again):
 
 
 def test_recompute_is_said_of_as_many_stages_as_there_are():
-    """Or of all of them."""
+    """Or of none of them."""
     with pytest.raises(ScheduleError, match="of 2 stages, and there are 4"):
         schedules.make("1f1b", 4, 6, recompute=(True, False))
 
@@ -187,7 +187,7 @@ def test_recompute_is_said_of_as_many_stages_as_there_are():
 @pytest.mark.parametrize("name", schedules.STEADY)
 def test_unfolding_pairs_sends_with_receives(name):
     """Whatever is sent by one worker is received by exactly one other, and each stage reduces once."""
-    schedule = schedules.make(name, 4, 8, recompute=True)
+    schedule = schedules.make(name, 4, 8, recompute=(True,) * 4)
     sent, received, reduced = [], [], []
     for worker in range(4):
         for action in unfold(schedule, worker):

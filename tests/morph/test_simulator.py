@@ -60,7 +60,7 @@ def test_jitter_has_the_mean_that_it_was_given():
 
 def test_deviation_hides_jitter():
     """Workers that take another action while an input is late lose less time to jitter, on average."""
-    schedule = schedules.make("varuna", 6, 32, recompute=True)
+    schedule = schedules.make("varuna", 6, 32, recompute=(True,) * 6)
     seconds, held = simulator.uniform(6, 1.0, 2.0), max(schedules.in_flight(schedule)[0])
     strict, free = [], []
     for seed in range(12):
@@ -77,7 +77,7 @@ def test_deviation_hides_jitter():
 @pytest.mark.parametrize("name", schedules.STEADY)
 def test_both_interpreters_agree(name):
     """Greedy workers that look at one action only are workers that keep to their program."""
-    schedule = schedules.make(name, 4, 12, recompute=True)
+    schedule = schedules.make(name, 4, 12, recompute=(True,) * 4)
     rng = np.random.default_rng(7)
     seconds = rng.uniform(0.5, 2.0, (5, schedule.stages))
     wire = rng.uniform(0.0, 0.5, (2, schedule.stages, 3))

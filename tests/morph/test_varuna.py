@@ -37,7 +37,7 @@ def step_s(model: str, depth: int, width: int, found: np.ndarray) -> float:
     wire = np.zeros((2, depth, 3))
     wire[:, :, 0], wire[:, :, 2] = message / ETHERNET, found[2]
     share = -(-BATCH // (SIZE * width))
-    programs = schedules.pack("1f1b", depth, share, recompute=True)
+    programs = schedules.pack("1f1b", depth, share, recompute=(True,) * depth)
     costs = simulator.costs(simulator.uniform(depth, block, 2 * block), wire=wire, seed=1)
     reduced = 2 * WEIGHTS[model] / depth
     tail_s = 2 * (width - 1) / width * reduced / (ETHERNET / 4)
@@ -78,8 +78,8 @@ def gap(message: float) -> float:
     wire = np.zeros((2, stages, 3))
     wire[:, :, 0], wire[:, :, 2] = message * forward_s, 0.1 * forward_s
     costs = simulator.costs(simulator.uniform(stages, forward_s, 2 * forward_s), wire=wire)
-    gpipe = schedules.make("gpipe", stages, share, recompute=True)
-    varuna = schedules.make("varuna", stages, share, recompute=True)
+    gpipe = schedules.make("gpipe", stages, share, recompute=(True,) * stages)
+    varuna = schedules.make("varuna", stages, share, recompute=(True,) * stages)
     slow = simulator.simulate(gpipe, costs).step_s
     return slow / simulator.simulate(varuna, costs, stash=0).step_s - 1
 

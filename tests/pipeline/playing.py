@@ -270,7 +270,7 @@ def together(
     *,
     steps: int,
     cuts: Sequence[int] | None = None,
-    recompute: schedules.Again = False,
+    recompute: tuple[bool, ...] = (),
     reach: int = 1,
     opener: Callable[[int, int], None],
 ):

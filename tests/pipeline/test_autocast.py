@@ -139,4 +139,4 @@ def test_any_model_any_cut(name, dtype, schedule, places, recompute) -> None:
     if len(points) < stages - 1:
         return
     cuts = sorted(points.pop(place % len(points)) for place in places[: stages - 1])
-    check(name, dtype, depth, (2, 4), schedule, cuts=cuts, recompute=recompute)
+    check(name, dtype, depth, (2, 4), schedule, cuts=cuts, recompute=(recompute,) * depth)

@@ -67,7 +67,7 @@ def test_four_processes_are_one():
     context = mp.get_context("fork")  # four imports of torch would be most of the test
     pipes, workers = {}, []
     for replica in layout_of(DEPTH, COUNTS).replicas:
-        schedule = schedules.make("varuna", DEPTH, replica.count, recompute=True)
+        schedule = schedules.make("varuna", DEPTH, replica.count, recompute=(True,) * DEPTH)
         for place, me in enumerate(replica.workers):
             pipes[me], far = context.Pipe()
             args = (me, place, "tied", cuts, schedule, far)

@@ -74,7 +74,15 @@ def test_a_forward_that_differentiates_is_recomputed_too():
     last = max(point.after for point in cut_points(facts))
     losses, expected, own = alone(Force, rows, 3, 2)
     found, states, _ = together(
-        Force, rows, "1f1b", 2, (3,), steps=2, cuts=[last], recompute=True, opener=own.seed_for
+        Force,
+        rows,
+        "1f1b",
+        2,
+        (3,),
+        steps=2,
+        cuts=[last],
+        recompute=(True, False),
+        opener=own.seed_for,
     )
     assert found == losses
     assert same_weights(states, expected) == []

@@ -169,7 +169,7 @@ def test_a_model_of_a_library_is_one_process(shape, depth, recompute):
     bits are those of one process."""
     losses, expected, own = alone(*shape, 4, 2)
     found, states, _ = together(
-        *shape, "1f1b", depth, (3, 1), steps=2, recompute=recompute, opener=own.seed_for
+        *shape, "1f1b", depth, (3, 1), steps=2, recompute=(recompute,) * depth, opener=own.seed_for
     )
     assert found == losses
     assert same_weights(states, {**expected, **dict(made(shape[0]).named_buffers())}) == []
