@@ -17,7 +17,14 @@ LATE_AT = 5
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
     """What the script prints and saves alone, without any manager."""
-    return played_alone(TOY, tmp_path_factory.mktemp("alone") / "out.pt", str(STEPS))
+    return _alone(TOY.read_text(), tmp_path_factory.mktemp("toy"))
+
+
+def _alone(script: str, folder: Path) -> tuple[list[str], bytes]:
+    path, out = folder / "alone.py", folder / "alone" / "out.pt"
+    path.write_text(script)
+    out.parent.mkdir()
+    return played_alone(path, out, str(STEPS))
 
 
 @pytest.mark.parametrize("late", ["1 2 3", "3"])
@@ -80,12 +87,10 @@ def test_who_is_left_out_looks_too_late(crew: Crew, tmp_path: Path, ahead: int) 
     script = script.replace(
         ") if step == LATE_AT else 1.0\n        optimizer", ")\n        optimizer"
     )
-    (tmp_path / "alone").mkdir()
-    (tmp_path / "alone" / "train.py").write_text(script)
+    alone = _alone(script, tmp_path)
     script = script.replace(made, made + SLOW.replace("AHEAD", str(ahead))).replace(
         "        plateau.step", LOOKED + "        plateau.step"
     )
-    alone = played_alone(tmp_path / "alone" / "train.py", tmp_path / "alone" / "out.pt", str(STEPS))
     Path(f"{out}.late").write_text("2 3")
     Path(f"{out}.hold").write_text(str(LATE_AT + ahead + 1))
     crew.depth, crew.owned = 2, True
@@ -108,6 +113,13 @@ def test_who_is_left_out_looks_too_late(crew: Crew, tmp_path: Path, ahead: int) 
     assert crew.of(Rewound) == crew.of(WorkerLost) == []
 
 
+def _replace(crew: Crew, first: list[str]) -> None:
+    """All are lost, and as many come."""
+    crew.kill(*first)
+    crew.start(len(first))
+    until("the others", lambda: len(set(crew.ready) - set(first)) == len(first))
+
+
 @pytest.mark.parametrize("backup_every", [LATE_AT, 100])
 def test_all_are_lost_and_those_who_come_look_at_what_they_catch_up_with(
     crew: Crew, alone: tuple[list[str], bytes], backup_every: int
@@ -122,10 +134,7 @@ def test_all_are_lost_and_those_who_come_look_at_what_they_catch_up_with(
     newest = LATE_AT if backup_every == LATE_AT else 0
     until("the backup", lambda: newest in [held.step for held in crew.of(BackupHeld)])
     crew.reach(LATE_AT)
-    crew.kill(*first)
-    crew.settle = 4
-    crew.start(4)
-    until("the others", lambda: len(set(crew.ready) - set(first)) == 4)
+    _replace(crew, first)
     hold.unlink()
     assert crew.completed().step == STEPS
     printed = crew.printed()
@@ -151,19 +160,14 @@ def test_who_applies_steps_again_waits_for_who_still_looks(crew: Crew, tmp_path:
     behind = script.index("        with torch.no_grad():\n            found")
     script = script[:behind] + script[script.index("        plateau.step") :]
     script = script.replace(" then {found!r}", "")
-    (tmp_path / "alone").mkdir()
-    (tmp_path / "alone" / "train.py").write_text(script)
-    alone = played_alone(tmp_path / "alone" / "train.py", tmp_path / "alone" / "out.pt", str(STEPS))
+    alone = _alone(script, tmp_path)
     hold = Path(f"{out}.hold")
     hold.write_text(str(LATE_AT))
     crew.depth, crew.owned = 2, True
     script = script.replace(BEFORE, DAWDLES + BEFORE)
     first = crew.begin(4, script, str(STEPS), str(out), backup_every_steps=100)
     crew.reach(LATE_AT)
-    crew.kill(*first)
-    crew.settle = 4
-    crew.start(4)
-    until("the others", lambda: len(set(crew.ready) - set(first)) == 4)
+    _replace(crew, first)
     hold.unlink()
     assert crew.completed().step == STEPS
     assert set(crew.printed()) <= set(alone[0])
