@@ -7,9 +7,7 @@ go on; they are others on every machine anyway.
 
 import ast
 import functools
-import linecache
-from collections.abc import Iterable, Iterator
-from pathlib import Path
+from collections.abc import Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TypeGuard
 
@@ -46,14 +44,14 @@ def refuse_carried(caller: Caller, given: Iterable[object]) -> None:
             )
 
 
-def counted(files: Iterable[str]) -> set[str]:
+def counted(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
     """The attributes that count, `self.seen += 1`, or change by what they are: `if found < self.best: self.best = found`."""
-    return {name for file in files for name in _counted(_source(file))}
+    return {name for each in sources.items() for name in _counted(own.source(*each))}
 
 
 @functools.lru_cache(own.SOURCES_MAX)
 def _counted(source: str) -> frozenset[str]:
-    return frozenset(_counting(_parsed(source)))
+    return frozenset(_counting(own.parsed(source)))
 
 
 def _counting(tree: ast.AST) -> Iterator[str]:
@@ -82,7 +80,7 @@ def _is_set(node: ast.AST) -> TypeGuard[ast.Attribute]:
 
 def _loop_at(frame: FrameType) -> ast.For | ast.While | None:
     """The outermost loop that the frame is in, of those in its function."""
-    tree, found = _parsed(_source(frame.f_code.co_filename)), None
+    tree, found = own.parsed(own.source(frame.f_code.co_filename, frame.f_globals)), None
     for node in _around(tree, frame.f_lineno):
         if isinstance(node, Function):
             found = None
@@ -219,14 +217,3 @@ def _names(node: ast.AST) -> set[str]:
 def _is_time(node: ast.AST) -> bool:
     calls = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
     return any((getattr(f, "attr", None) or getattr(f, "id", None)) in CLOCKS for f in calls)
-
-
-def _source(file: str) -> str:
-    return "".join(linecache.getlines(file)) if Path(file).is_file() else ""
-
-
-def _parsed(source: str) -> ast.Module:
-    try:
-        return own.parsed(source)
-    except SyntaxError:
-        return ast.Module(body=[], type_ignores=[])

@@ -7,7 +7,6 @@ others have gradients. And what the person's own code reads of gradients is look
 
 import ast
 import inspect
-import linecache
 from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 
@@ -45,7 +44,7 @@ def refuse(things: Iterable[object], caller: Caller) -> None:
             for name, kind in there.items()
             if isinstance(kind, type) and issubclass(kind, torch.optim.Optimizer)
         }
-        tree = own.parsed("".join(linecache.getlines(file, dict(there))))
+        tree = own.parsed(own.source(file, there))
         for node in _read(tree, optimizers):
             raise Misuse(
                 f"{own.shown(file)}:{node.lineno}: `{ast.unparse(node)}` is read here, which may be the gradient of a "

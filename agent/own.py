@@ -6,6 +6,7 @@ what called it, in the script, in every module of its own that was imported, and
 
 import ast
 import functools
+import linecache
 import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
@@ -74,10 +75,18 @@ def asking() -> FrameType | None:
     return frame
 
 
+def source(file: str, there: Mapping[str, object]) -> str:
+    """What a file says, or the loader of its module, which has these names."""
+    return "".join(linecache.getlines(file, dict(there)))
+
+
 @functools.lru_cache(SOURCES_MAX)
 def parsed(source: str) -> ast.Module:
-    """For everyone who looks at it, and changes nothing."""
-    return ast.parse(source)
+    """For everyone who looks at it, and changes nothing. What is no Python any more has nothing in it."""
+    try:
+        return ast.parse(source)
+    except SyntaxError:
+        return ast.Module(body=[], type_ignores=[])
 
 
 def frames(frame: FrameType) -> Iterator[FrameType]:

@@ -18,7 +18,6 @@ import contextlib
 import functools
 import hashlib
 import io
-import linecache
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -349,13 +348,13 @@ def found_loop(caller: Caller) -> Loop | None:
     """The loop in the script's source, if it can be found there."""
     try:
         return _find(caller)
-    except (CannotRecord, SyntaxError):
+    except CannotRecord:
         return None
 
 
 def _find(caller: Caller) -> Loop:
     code = caller.frame.f_code
-    source = "".join(linecache.getlines(code.co_filename, caller.frame.f_globals))
+    source = own.source(code.co_filename, caller.frame.f_globals)
     return _found(code, code.co_filename, caller.at, source)
 
 
