@@ -15,7 +15,7 @@ import tempfile
 import threading
 import traceback
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Literal
 
@@ -79,7 +79,8 @@ def run(order: WorkerOrder, host: str) -> Outcome:
     def ended(why: str) -> None:
         goodbye.set()
         if not over.is_set():
-            print(f"{order.worker}: {why}", file=sys.__stderr__, flush=True)
+            with suppress(OSError):  # on a full disk
+                print(f"{order.worker}: {why}", file=sys.__stderr__, flush=True)
             os._exit(0)
 
     group = Group(order, host, ended)

@@ -7,7 +7,7 @@ import time
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, cast
 
 import msgspec
 import redis
@@ -19,7 +19,7 @@ from cloud.errors import ProviderUnreachable
 from cloud.local.provider import LocalProvider
 from orchestrator.events import AnyEvent
 from orchestrator.places import Places
-from orchestrator.redis_server import connect
+from orchestrator.redis_server import no_room, retry_policy
 from orchestrator.view import Sentence, View
 
 INBOX = "orch:inbox"
@@ -39,6 +39,25 @@ class Killed(NotRunning):
     """A house lived here and has ended without saying so."""
 
 
+class Silent(redis.ConnectionError):
+    """There is no answer; the message is for a person."""
+
+
+class _Asked(redis.Redis):
+    """Whoever cannot be reached, or not in time, says why as far as that can be seen."""
+
+    state_dir: Path
+
+    def execute_command(self, *words: Any, **options: Any) -> Any:
+        try:
+            return super().execute_command(*words, **options)  # type: ignore[no-untyped-call]
+        except (redis.ConnectionError, redis.TimeoutError) as error:
+            raise Silent(
+                no_room(self.state_dir)
+                or f"Redis does not answer ({error}); look with: orchestrator check"
+            ) from error
+
+
 class House(msgspec.Struct, frozen=True, kw_only=True):
     """What a running house says of itself in `house.json`."""
 
@@ -55,9 +74,11 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
 class Client:
     """Reads what the manager publishes; posts what a person asks for."""
 
-    def __init__(self, house: House) -> None:
+    def __init__(self, house: House, state_dir: Path) -> None:
         self._house = house
-        self._redis: redis.Redis = connect(house.redis_url)
+        store = cast(_Asked, _Asked.from_url(house.redis_url, **retry_policy()))
+        store.state_dir = state_dir
+        self._redis: redis.Redis = store
 
     @classmethod
     def connect(cls, state_dir: Path) -> "Client":
@@ -74,7 +95,7 @@ class Client:
                 f"the manager in {places.state_dir} has ended without saying so (pid {house.pid}); "
                 "start it again with: orchestrator up"
             )
-        return cls(house)
+        return cls(house, places.state_dir)
 
     def house(self) -> House:
         return self._house

@@ -32,7 +32,7 @@ from orchestrator.dashboard.app import create_app
 from orchestrator.dashboard.server import Server
 from orchestrator.events import ShutdownAsked
 from orchestrator.places import Places, dangling_links
-from orchestrator.redis_server import RedisServer, RedisUnavailable, connect
+from orchestrator.redis_server import RedisServer, RedisUnavailable, connect, no_room
 
 STARTUP_S_MAX = 120.0
 WATCH_S = 0.2
@@ -66,6 +66,7 @@ class House:
         self._give_back = give_back
         self._children: dict[str, subprocess.Popen[bytes]] = {}
         self._restarts: list[float] = []
+        self._told = ""
         self._redis: RedisServer | None = None
         self._dashboard: Server | None = None
         self._stopping = False
@@ -105,13 +106,25 @@ class House:
                 self._revive()
 
     def _revive(self) -> None:
-        if self._redis is not None and not self._redis.alive():
+        """A full disk ends Redis with its next write, and whatever is started again then: that waits for room."""
+        redis_ended = self._redis is not None and not self._redis.alive()
+        ended = [name for name, process in self._children.items() if process.poll() is not None]
+        if not (redis_ended or ended) or self._waits_for_room():
+            return
+        if self._redis is not None and redis_ended:
             self._count_restart("Redis")
             self._redis.start()
-        for name, process in list(self._children.items()):
-            if process.poll() is not None:
-                self._count_restart(name)
-                self._restart(name)
+        for name in ended:
+            self._count_restart(name)
+            self._restart(name)
+
+    def _waits_for_room(self) -> bool:
+        full = no_room(self.places.state_dir)
+        if full != self._told:
+            self._told = full
+            with contextlib.suppress(OSError):  # where it is said may be as full
+                print(full or "there is room again", file=sys.stderr, flush=True)  # noqa: T201
+        return bool(full)
 
     def ask_to_stop(self, *_: object) -> None:
         self._stopping = True

@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import redis
 
 from bidding.acquire import decide
 from bidding.compiled import CACHE as BIDDING_CODE
@@ -34,6 +35,7 @@ from orchestrator.loop import resume, run
 from orchestrator.morph.compiled import CACHE as MORPH_CODE
 from orchestrator.places import Places
 from orchestrator.quotes import QuoteStore
+from orchestrator.redis_server import connect
 from orchestrator.settings import Settings
 from orchestrator.world import Superseded
 
@@ -81,7 +83,21 @@ class Manager:
         except BaseException:
             _write(log, traceback.format_exc())
             time.sleep(CRASH_PAUSE_S)
+            self._wait_for_redis()
             os._exit(1)
+
+    def _wait_for_redis(self) -> None:
+        """Without it the next one could do nothing either; and on a full disk, which is what ends Redis, Ray starts a
+        process that it takes for a manager and that is none.
+        """
+        store = connect(self._order.redis_url)
+        while True:
+            try:
+                store.ping()
+            except redis.RedisError:
+                time.sleep(CRASH_PAUSE_S)
+            else:
+                return
 
 
 async def live(order: Order) -> None:
@@ -188,5 +204,6 @@ def settings_from(config: Config) -> Settings:
 
 
 def _write(log: Path, text: str) -> None:
-    with log.open("a") as sink:
+    """On a full disk it is not said, and all that comes after it happens all the same."""
+    with contextlib.suppress(OSError), log.open("a") as sink:
         sink.write(f"{time.strftime('%F %T')} {text}\n")

@@ -4,7 +4,9 @@ Every acknowledged write is on disk before the answer (`appendfsync always`), so
 killed server nor a machine that loses power forgets what the manager promised.
 """
 
+import os
 import subprocess
+import tempfile
 import time
 from pathlib import Path
 from shutil import which
@@ -16,6 +18,7 @@ from orchestrator import processes
 from orchestrator.places import Places
 
 START_S_MAX = 20.0
+ROOM_BYTES = 4 * 1024 * 1024
 RECOMMENDED = (
     7,
     0,
@@ -48,6 +51,19 @@ def version(executable: str) -> tuple[int, ...]:
     ).stdout
     number = text.split("v=")[1].split()[0]
     return tuple(int(part) for part in number.split("."))
+
+
+def no_room(folder: Path) -> str:
+    """Why nothing can be written there, in a sentence; empty if it can. Found by trying: a quota is as full as a disk."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            os.posix_fallocate(probe.fileno(), 0, ROOM_BYTES)
+    except OSError as error:
+        return (
+            f"{folder} takes nothing more ({error.strerror}): make room on that disk, and all goes on by itself; "
+            "what was committed is kept"
+        )
+    return ""
 
 
 def retry_policy(*, asynchronous: bool = False) -> dict[str, Any]:

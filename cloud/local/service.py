@@ -13,6 +13,7 @@ import signal
 import subprocess
 import sys
 from collections.abc import Iterable
+from contextlib import suppress
 from hashlib import blake2b
 from pathlib import Path
 from shutil import rmtree
@@ -30,6 +31,12 @@ SHORT_PATH = 24
 RECORD_S = 5.0
 SHUTDOWN_S = 3.0
 INSIST_S = 1.0  # nobody is served meanwhile
+
+
+def _say(line: str) -> None:
+    """On a full disk nobody reads it, and that is no reason to end."""
+    with suppress(OSError):
+        print(line, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def read_boot_env(path: Path) -> dict[str, str]:
@@ -151,7 +158,7 @@ class LocalCloud:
         except OSError as error:
             if not self._unwritten:
                 self._unwritten = f"the books cannot be written: {error}; free some space"
-                print(self._unwritten, file=sys.stderr, flush=True)  # noqa: T201
+                _say(self._unwritten)
 
     def end(self, machine_ids: Iterable[str]) -> None:
         """Press the power button of machines that the core has already ended."""
@@ -169,7 +176,7 @@ class LocalCloud:
         try:
             processes.kill({machine_id: self._hosts[machine_id].init.pid}, INSIST_S)
         except TimeoutError as error:
-            print(f"{machine_id}: {error}; it is killed again", file=sys.stderr, flush=True)  # noqa: T201
+            _say(f"{machine_id}: {error}; it is killed again")
             asyncio.get_running_loop().call_later(SHUTDOWN_S, self._insist, machine_id)
 
     async def _perform(self, changes: list[Change]) -> None:
@@ -178,7 +185,7 @@ class LocalCloud:
                 try:
                     await self._start(change.machine)
                 except (OSError, ValueError) as error:
-                    print(f"{change.machine.id} did not start: {error}", file=sys.stderr)  # noqa: T201
+                    _say(f"{change.machine.id} did not start: {error}")
                     self.core.revoke([change.machine.id], self.clock.now_s(), 0.0)
         evicted = [change.machine_id for change in changes if isinstance(change, Evicted)]
         try:

@@ -14,7 +14,7 @@ from rich.console import Console
 from cloud.errors import CloudError
 from orchestrator.cli import footprint, jobs, machine, market, past, running, tracing, trouble
 from orchestrator.cli.desk import ERROR, INTERRUPTED, NOT_RUNNING, USAGE, CommandError, write_json
-from orchestrator.client import NotRunning
+from orchestrator.client import NotRunning, Silent
 from orchestrator.config import ConfigError
 
 app = typer.Typer(
@@ -54,8 +54,8 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
         case typer.TyperException():
             line = error.format_message().rstrip(".")
             return f"{line}; see: {_command_of(error)} --help", error.exit_code
-        case redis.RedisError():
-            return f"Redis does not answer ({error}); look with: orchestrator check", ERROR
+        case redis.RedisError() if not isinstance(error, Silent):
+            return f"Redis says {error}; look with: orchestrator check", ERROR
         case _:
             return str(error) or type(error).__name__, ERROR
 

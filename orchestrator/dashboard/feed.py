@@ -18,6 +18,7 @@ POINTS_MAX = 400
 SERIES_MAX = 200
 SILENCE_S_MAX = 3.0
 PING_S = 10.0
+SILENT = "Redis does not answer; the page shows what was last seen."
 UNAVAILABLE = (NotRunning, redis.RedisError, OSError, msgspec.DecodeError)
 
 Point = tuple[float, float]
@@ -64,6 +65,7 @@ class Feed:
         self._losses = Series()
         self._prices = Series()
         self._view: View | None = None
+        self._away = ""
         self._message = _encode(Snapshot(view=None, losses={}, prices={}))
         self._changed = asyncio.Condition()
 
@@ -76,15 +78,17 @@ class Feed:
                     await self._read(source)
                     await asyncio.sleep(self._period_s)
             except UNAVAILABLE as error:
-                await self._show(str(error) or type(error).__name__)
+                self._away = str(error) or type(error).__name__
+                await self._show(self._away)
             await asyncio.sleep(self._period_s)
 
     async def _read(self, source: Source) -> None:
         reading = asyncio.create_task(asyncio.to_thread(source.view))
         done, _ = await asyncio.wait({reading}, timeout=SILENCE_S_MAX)
         if not done:
-            await self._show("Redis does not answer; the page shows what was last seen.")
+            await self._show(self._away or SILENT)
         self._take(await reading)
+        self._away = ""
         await self._show("")
 
     async def messages(self) -> AsyncIterator[bytes]:

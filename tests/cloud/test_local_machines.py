@@ -283,14 +283,18 @@ def test_a_market_goes_on_where_it_was(new_cloud: NewCloud):
 
 
 def test_a_full_disk_sells_nothing_and_takes_nothing(new_cloud: NewCloud):
-    """Launches are refused by name while nothing can be written; running machines go on."""
+    """Launches are refused by name while nothing can be written, not even what is wrong; running machines go on, and
+    can be given back.
+    """
     cloud = new_cloud(boot=DETACHING).start()
-    given = booted(cloud)
+    given, other = booted(cloud), booted(cloud, "t-0")
     assert cloud.process is not None
     _, hard = resource.prlimit(cloud.process.pid, resource.RLIMIT_FSIZE)
     resource.prlimit(cloud.process.pid, resource.RLIMIT_FSIZE, (0, hard))
     with pytest.raises(NoCapacity, match="books cannot be written"):
         launch(cloud, "t-2")
+    ask(cloud, lambda provider: provider.terminate([other.id]))
+    assert machine(cloud, other.id).state == "terminated"
     assert machine(cloud, given.id).state == "running"
     resource.prlimit(cloud.process.pid, resource.RLIMIT_FSIZE, (hard, hard))
     launch(cloud, "t-3")

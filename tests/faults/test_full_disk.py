@@ -1,0 +1,122 @@
+"""A disk that runs full under the house."""
+
+import resource
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from pathlib import Path
+
+import msgspec
+import pytest
+import redis
+
+from orchestrator import client, manager
+from orchestrator import house as house_module
+from orchestrator.client import Client, Silent
+from orchestrator.client import House as HouseFile
+from orchestrator.config import load
+from orchestrator.house import House
+from orchestrator.manager import Manager, Order
+from orchestrator.places import Places
+from orchestrator.redis_server import RedisServer
+
+pytestmark = pytest.mark.processes
+
+
+@contextmanager
+def full(pid: int, at_bytes: int) -> Iterator[None]:
+    """No file of this process, of what it starts, and of that other one can grow beyond so many bytes."""
+    kept, most = resource.getrlimit(resource.RLIMIT_FSIZE), resource.RLIM_INFINITY
+    resource.prlimit(pid, resource.RLIMIT_FSIZE, (at_bytes, most))
+    resource.setrlimit(resource.RLIMIT_FSIZE, (at_bytes, most))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, kept)
+
+
+def test_the_house_waits_for_room_and_nothing_acknowledged_is_lost(
+    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Redis ends with the first write that does not fit. The house says why, once, as does every command, and does not
+    wear itself out with starting it again; with room it is back, with every write that it has acknowledged.
+    """
+    monkeypatch.setattr(client, "retry_policy", dict)
+    house = House(load(None, {}, {"manager.state_dir": str(tmp_path / "state")}), None)
+    house.places.make()
+    house._start_redis()
+    server = house._redis
+    assert server is not None
+    assert server.pid is not None
+    store, written = redis.Redis.from_url(server.url), 0
+    house._announce()
+    asked = Client(
+        msgspec.json.decode(house.places.house.read_bytes(), type=HouseFile), house.places.state_dir
+    )
+
+    def write() -> None:
+        nonlocal written
+        store.set(f"key {written}", b"x" * 10_000)
+        written += 1
+
+    try:
+        for _ in range(10):
+            write()
+        size = sum(file.stat().st_size for file in house.places.redis_dir.rglob("*"))
+        with full(server.pid, size + 25_000):
+            with pytest.raises(redis.ConnectionError):
+                for _ in range(10):
+                    write()
+            before = written
+            for _ in range(house_module.RESTARTS_MAX + 1):
+                house._revive()
+                with pytest.raises(redis.ConnectionError):
+                    for _ in range(3):
+                        write()
+            assert written == before
+            with pytest.raises(Silent, match=r"takes nothing more \(File too large\): make room"):
+                asked.view()
+        with pytest.raises(Silent, match=r"Redis does not answer .*: orchestrator check"):
+            asked.view()
+        house._revive()
+        write()
+        assert asked.view() is None
+        assert store.dbsize() == written == before + 1
+        said = capfd.readouterr().err.splitlines()
+        assert [line.partition(": ")[0].rpartition(" (")[0] or line for line in said] == [
+            f"{house.places.state_dir} takes nothing more", "there is room again",
+        ]  # fmt: skip
+    finally:
+        house.stop()
+
+
+def test_a_manager_without_redis_does_not_end_before_redis_is_back(
+    server: RedisServer, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And it ends then, though it cannot say why: its log takes nothing."""
+    places = Places(tmp_path / "state")
+    places.make()
+    places.log("loop").symlink_to("/dev/full")
+    order = Order(
+        state_dir=str(places.state_dir), redis_url=server.url, ray_address="", config_path=None, house="",
+    )  # fmt: skip
+    server.stop()
+    ended = threading.Event()
+    monkeypatch.setattr(manager, "live", _no_redis)
+    monkeypatch.setattr(manager, "CRASH_PAUSE_S", 0.01)
+    monkeypatch.setattr(manager.os, "_exit", lambda code: ended.set())
+    with socket.socket(socket.AF_UNIX) as listener:
+        listener.bind(server.url.removeprefix("unix://"))
+        listener.listen()
+        listener.settimeout(20)
+        Manager(msgspec.json.encode(order))
+        caller, _ = listener.accept()  # it looks whether Redis is there
+        caller.close()
+        assert not ended.is_set()
+    server.start()
+    assert ended.wait(20)
+
+
+async def _no_redis(order: Order) -> None:
+    raise redis.ConnectionError("gone")
