@@ -26,7 +26,7 @@ from agent.device import CPU, home
 from agent.errors import Misuse
 
 ALIGN_BYTES = 64
-PIECE_NUMBERS = 1 << 15
+PIECE_NUMBERS = 1 << 16
 
 
 class Sum:
@@ -176,10 +176,13 @@ class SumSpace:
         """What one microbatch has left in the model, which is as it was before."""
         found: list[torch.Tensor | None] = []
         for name, param in self.params.items():
-            if param.grad is not None and param.grad.is_sparse:
-                raise Misuse(f"{name} has a sparse gradient; make its layer with sparse=False")
-            found.append(None if param.grad is None else param.grad.detach().to(self.device))
-            param.grad = None
+            gradient = param.grad
+            if gradient is not None:
+                if gradient.is_sparse:
+                    raise Misuse(f"{name} has a sparse gradient; make its layer with sparse=False")
+                param.grad = None
+                gradient = gradient.detach().to(self.device)
+            found.append(gradient)
         self._bring_home()
         pairs = list(zip(self._before, self.buffers.values(), strict=True))
         for (before, buffer), same in zip(pairs, self._unchanged(pairs), strict=True):
@@ -295,12 +298,14 @@ class SumSpace:
 
 def _add_pair(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     """into += a + b, in pieces that stay in the cache, where all lie in one row."""
-    if not (a.is_contiguous() and b.is_contiguous()):
+    count = into.numel()
+    if count <= PIECE_NUMBERS or not (a.is_contiguous() and b.is_contiguous()):
         into.add_(a + b)
         return
-    rows = (torch.split(tensor.view(-1), PIECE_NUMBERS) for tensor in (into, a, b))
-    for piece, one, other in zip(*rows, strict=True):
-        piece.add_(one + other)
+    into, a, b = into.view(-1), a.view(-1), b.view(-1)
+    for start in range(0, count, PIECE_NUMBERS):
+        end = start + PIECE_NUMBERS
+        into[start:end].add_(a[start:end] + b[start:end])
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:
