@@ -14,7 +14,7 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from pathlib import Path
 
 from rich.console import Console
@@ -36,7 +36,8 @@ STEPS = 200
 MACHINES = 3
 UP_S_MAX = 180.0
 DOWN_S_MAX = 40.0
-RUN_S_MAX = 600.0
+STILL_S_MAX = 300.0  # without a new step
+LOOK_S = 0.5
 PATIENCE_S = 20.0
 FINAL = re.compile(r"final .*loss +(?P<loss>[0-9.]+)")
 
@@ -82,27 +83,39 @@ DRILLS = (
 class Director:
     """Takes machines away when the run has come far enough and has recovered from the last time."""
 
-    def __init__(self, client: Client, console: Console) -> None:
+    def __init__(
+        self, client: Client, console: Console, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
         self._client = client
         self._console = console
+        self._now_s = now_s
         self._left = list(DRILLS)
         self._due_at_s: float | None = None
-        self._deadline_s = time.monotonic() + RUN_S_MAX
+        self._step, self._stepped_at_s = 0, now_s()
         self.done: list[tuple[Drill, int]] = []
 
     def watch(self, job: JobView) -> bool:
         """Called with every new view; True ends the watching."""
         if job.ended_at_s is not None:
             return True
-        if time.monotonic() > self._deadline_s:
-            raise DemoFailed(f"the job did not end within {RUN_S_MAX:.0f} s: {job.because}")
+        self._expect_progress(job)
         if self._left and job.steps_total and job.step >= self._left[0].share * job.steps_total:
             self._consider(job)
         return False
 
+    def _expect_progress(self, job: JobView) -> None:
+        """A machine that is busy with something else may take as long as it likes, but not stand still."""
+        if job.step != self._step:
+            self._step, self._stepped_at_s = job.step, self._now_s()
+        elif self._now_s() > self._stepped_at_s + STILL_S_MAX:
+            raise DemoFailed(
+                f"nothing was committed after step {job.step} of {job.steps_total or '?'} for {STILL_S_MAX:.0f} s; "
+                f"the job is {job.status}: {job.because}"
+            )
+
     def _consider(self, job: JobView) -> None:
         """Only a job that has several workers shows what the loss of one is; but not for ever."""
-        now_s = time.monotonic()
+        now_s = self._now_s()
         self._due_at_s = self._due_at_s or now_s
         if job.status == "RUNNING" and (job.workers >= 2 or now_s - self._due_at_s > PATIENCE_S):
             drill = self._left[0]
@@ -278,11 +291,18 @@ class Undisturbed:
         self.process = process
         self._log = log
 
-    def wait_for_text(self) -> str:
-        try:
-            self.process.wait(RUN_S_MAX)
-        except subprocess.TimeoutExpired:
-            raise DemoFailed(f"the undisturbed run did not end within {RUN_S_MAX:.0f} s") from None
+    def wait_for_text(self, still_s_max: float = STILL_S_MAX) -> str:
+        """All that it says, when it has ended: it says something every few steps."""
+        said, said_at_s = "", time.monotonic()
+        while self.process.poll() is None:
+            if (text := self._log.read_text()) != said:
+                said, said_at_s = text, time.monotonic()
+            elif time.monotonic() > said_at_s + still_s_max:
+                last = said.strip().splitlines()[-1:] or ["nothing"]
+                raise DemoFailed(
+                    f"the undisturbed run has come no further for {still_s_max:.0f} s; it said last: {last[0]}"
+                )
+            time.sleep(LOOK_S)
         return self._log.read_text()
 
 
@@ -291,7 +311,7 @@ def _undisturbed(root: Path, folder: Path, argv: tuple[str, ...]) -> Iterator[Un
     log = folder / "undisturbed.log"
     process = processes.start(
         ["nice", "-n", "19", sys.executable, str(SCRIPT), *argv],
-        env={**os.environ, "OMP_NUM_THREADS": "1"},
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
         log=log,
         cwd=root,
     )
