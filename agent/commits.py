@@ -56,8 +56,8 @@ class History:
         return (generation, step + 1) == (self.generation, self.version)
 
     @property
-    def loss(self) -> float:
-        return self._newest.loss or 0.0
+    def loss(self) -> float | None:
+        return self._newest.loss
 
     def take(self) -> tuple[int, Commit]:
         """Become the only writer again, however long Redis is away; `resume` makes it known here."""

@@ -122,7 +122,7 @@ class Progress(Report, frozen=True, kw_only=True):
     generation: int
     step: int
     steps_total: int
-    loss: float
+    loss: float | None  # not known before the first step that was not skipped
     step_s: float
 
 
@@ -213,7 +213,7 @@ class Rewound(Report, frozen=True, kw_only=True):
 class JobCompleted(Report, frozen=True, kw_only=True):
     job: str
     step: int
-    loss: float
+    loss: float | None
     weights_sha: str
     export_uri: str
 

@@ -28,7 +28,7 @@ PACE_MOVED = 0.1
 
 
 class Reports:
-    def __init__(self, job: str, report: Callable[[Report], None], loss: float) -> None:
+    def __init__(self, job: str, report: Callable[[Report], None], loss: float | None) -> None:
         self._job, self._report = job, report
         self.loss = loss
         self._disturbed_s: float | None = None

@@ -19,7 +19,7 @@ from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
 from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
 from orchestrator.state import Account, Job, Lease, Moved, State, move_job, note, set_alarm
 from orchestrator.view import JobStatus
-from orchestrator.wording import plural
+from orchestrator.wording import loss, plural
 
 JOBS_MAX = 1000
 REWINDS_KEPT = 8
@@ -249,7 +249,7 @@ def on_completed(state: State, out: list[AnyAction], event: JobCompleted) -> Non
         out,
         job,
         "SUCCEEDED",
-        f"all of {plural(event.step, 'step')} committed, loss {event.loss:.4g}",
+        f"all of {plural(event.step, 'step')} committed, loss {loss(event.loss)}",
     )
 
 

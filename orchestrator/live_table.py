@@ -17,7 +17,7 @@ from rich.text import Text
 
 from orchestrator.client import House, NotRunning
 from orchestrator.view import JobView, Sentence, View
-from orchestrator.wording import clock, duration, pause, percent, plural, told, usd
+from orchestrator.wording import clock, duration, loss, pause, percent, plural, told, usd
 
 LOOK_S = 0.25
 LINE_EVERY_S = 5.0
@@ -133,7 +133,7 @@ def one_line(view: View, job: JobView) -> str:
     """The same in one plain line."""
     parts = [
         f"{clock(view.at_s)} {job.id} {job.status} step {_steps(job)}",
-        f"loss {_loss(job)}", f"layout {job.layout or '-'}",
+        f"loss {loss(job.loss)}", f"layout {job.layout or '-'}",
         plural(job.machines, "machine"), f"{usd(job.now_usd_per_h)}/h",
         f"spent {usd(job.spent_usd)}", f"saved {usd(job.saved_usd)}",
     ]  # fmt: skip
@@ -151,7 +151,7 @@ def _bar(job: JobView) -> RenderableType:
         complete_style=tone, finished_style="green",
     )  # fmt: skip
     left = duration(job.eta_s) + " left" if job.eta_s is not None else ""
-    row.add_row(bar, f"step [bold]{_steps(job)}[/]", f"loss [bold]{_loss(job)}[/]", left)
+    row.add_row(bar, f"step [bold]{_steps(job)}[/]", f"loss [bold]{loss(job.loss)}[/]", left)
     return row
 
 
@@ -195,7 +195,3 @@ def _sentence(said: Sentence) -> Text:
 
 def _steps(job: JobView) -> str:
     return f"{job.step:,}/{job.steps_total:,}" if job.steps_total else f"{job.step:,}"
-
-
-def _loss(job: JobView) -> str:
-    return "-" if job.loss is None else f"{job.loss:.4f}"

@@ -13,6 +13,13 @@ def usd(value: float | None) -> str:
     return f"{'-' if value < 0 else ''}${size:,.{digits}f}"
 
 
+def loss(value: float | None) -> str:
+    """Four places, as long as three digits are among them."""
+    if value is None:
+        return "-"
+    return f"{value:.4f}" if 0.01 <= abs(value) < 1e5 else f"{value:.3g}"
+
+
 def duration(seconds: float | None) -> str:
     if seconds is None:
         return "-"

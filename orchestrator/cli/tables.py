@@ -9,7 +9,7 @@ from rich.text import Text
 
 from orchestrator.live_table import TONES
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
-from orchestrator.wording import clock, duration, percent, plural, told, usd
+from orchestrator.wording import clock, duration, loss, percent, plural, told, usd
 
 ENDED_SHOWN = 5
 MACHINES_SHOWN = 50
@@ -36,7 +36,7 @@ def jobs(found: Iterable[JobView], now_s: float) -> Table:
     for job in found:
         steps = f"{job.step:,}/{job.steps_total:,}" if job.steps_total else f"{job.step:,}"
         made.add_row(
-            job.id, toned(job.status), steps, "-" if job.loss is None else f"{job.loss:.4f}",
+            job.id, toned(job.status), steps, loss(job.loss),
             job.layout or "-", usd(job.spent_usd),
             duration((job.ended_at_s or now_s) - job.submitted_at_s), escape(job.because),
         )  # fmt: skip

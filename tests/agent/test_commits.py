@@ -3,12 +3,15 @@
 from collections.abc import Callable
 from typing import Any
 
+import msgspec
 import pytest
 import redis
 from crews import RedisProcess
 
-from agent.commits import Commit, CommitLog, MemoryCommitLog, RedisCommitLog
+from agent.commits import Commit, CommitLog, History, MemoryCommitLog, RedisCommitLog
 from agent.errors import Fenced
+from agent.messages import AnyReport, Progress, Report
+from agent.reports import Reports
 
 pytestmark = pytest.mark.processes
 
@@ -37,6 +40,18 @@ def test_what_was_written_is_what_the_next_keeper_reads(log: CommitLog) -> None:
     log.write(JOB, term, commit(1))
     log.write(JOB, term, commit(2, generation=4))
     assert log.take(JOB)[1] == commit(2, generation=4)
+
+
+def test_a_loss_that_nobody_knows_is_none(log: CommitLog) -> None:
+    """A keeper that comes after a step that was skipped has no loss to show, and does not show 0."""
+    term, _ = log.take(JOB)
+    log.write(JOB, term, Commit(generation=1, version=1, loss=None))
+    told: list[Report] = []
+    Reports(JOB, told.append, History(log, JOB).loss).progress(generation=1, step=1, steps_total=9)
+    (sent,) = told
+    read = msgspec.json.decode(msgspec.json.encode(sent), type=AnyReport)
+    assert isinstance(read, Progress)
+    assert read.loss is None
 
 
 def test_the_same_commit_twice_is_one(log: CommitLog) -> None:

@@ -2,6 +2,7 @@
 
 import io
 import os
+import re
 
 import msgspec
 import pytest
@@ -124,6 +125,20 @@ def test_a_job_that_has_no_steps_yet_is_shown():
     assert "none any more" in text
     assert "2 script failures" in text
     assert "[red]no[/] markup" in text
+
+
+@pytest.mark.parametrize(
+    ("loss", "shown"),
+    [(None, "-"), (0.0, "0"), (1.25, "1.2500"), (0.0123, "0.0123"), (3.21e-7, "3.21e-07"), (4e9, "4e+09")],
+)  # fmt: skip
+def test_a_loss_is_shown_with_the_digits_that_say_something(loss, shown):
+    """A tiny one is not 0, and one that is not known is no number."""
+    for terminal in (True, False):
+        _, text = watched(
+            Told(seen(loss=loss, status="SUCCEEDED", ended_at_s=60.0)),
+            force_terminal=terminal, color_system=None,
+        )  # fmt: skip
+        assert re.search(rf"loss {re.escape(shown)}\s", text), text
 
 
 def test_a_redis_that_comes_back_is_waited_for():

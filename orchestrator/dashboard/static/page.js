@@ -47,7 +47,12 @@ const milliseconds = (s) => (s < 1 ? `${Math.round(s * 1000)} ms` : `${s.toFixed
 const count = (n) => n.toLocaleString("en");
 const clock = (at) => new Date(at * 1000).toLocaleTimeString("en-GB");
 const plural = (n, word) => `${count(n)} ${word}${n === 1 ? "" : "s"}`;
-const number = (value) => (value === null ? NONE : Math.abs(value) >= 100 ? value.toFixed(1) : value.toFixed(4));
+
+function number(value) {
+  if (!value) return value === 0 ? "0" : NONE;
+  const size = Math.abs(value);
+  return size >= 1e5 || size < 0.01 ? value.toPrecision(3) : value.toFixed(size >= 100 ? 1 : 4);
+}
 
 const TONE = {
   RUNNING: "busy", SUCCEEDED: "good", FAILED: "bad", CANCELLED: "", RECOVERING: "wait",
