@@ -43,6 +43,10 @@ class Silent(redis.ConnectionError):
     """There is no answer; the message is for a person."""
 
 
+class NoRoom(Silent):
+    """Nor will there be one before somebody makes room."""
+
+
 class _Asked(redis.Redis):
     """Whoever cannot be reached, or not in time, says why as far as that can be seen."""
 
@@ -52,10 +56,10 @@ class _Asked(redis.Redis):
         try:
             return super().execute_command(*words, **options)  # type: ignore[no-untyped-call]
         except (redis.ConnectionError, redis.TimeoutError) as error:
-            raise Silent(
-                no_room(self.state_dir)
-                or f"Redis does not answer ({error}); look with: orchestrator check"
-            ) from error
+            if full := no_room(self.state_dir):
+                raise NoRoom(full) from error
+            line = f"Redis does not answer ({error}); look with: orchestrator check"
+            raise Silent(line) from error
 
 
 class House(msgspec.Struct, frozen=True, kw_only=True):

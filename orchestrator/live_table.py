@@ -4,43 +4,24 @@ It only reads the view, so watching costs the manager nothing and may be stopped
 """
 
 import time
-from collections.abc import Callable, Iterable
-from pathlib import Path
-from typing import Protocol
+from collections.abc import Callable
 
-import redis
 from rich.console import Console, Group, RenderableType
 from rich.live import Live
 from rich.progress_bar import ProgressBar
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.client import House, NotRunning
+from orchestrator.looking import Source, ended, looks
 from orchestrator.view import JobView, Sentence, View
 from orchestrator.wording import clock, duration, loss, pause, percent, plural, told, usd
 
-LOOK_S = 0.25
 LINE_EVERY_S = 5.0
 SENTENCES_SHOWN = 5
-UNKNOWN_S_MAX = 30.0
-AWAY_S_MAX = 60.0
-ENDED = frozenset({"SUCCEEDED", "FAILED", "CANCELLED"})
 TONES = {
     "RUNNING": "cyan", "SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "magenta",
     "working": "green", "ready": "green", "noticed": "red", "ended": "dim",
 }  # fmt: skip
-
-
-class Source(Protocol):
-    """The part of `orchestrator.client.Client` that watching needs."""
-
-    def view(self) -> View | None: ...
-
-    def house(self) -> House: ...
-
-
-def ended(job: JobView) -> bool:
-    return job.status in ENDED
 
 
 def follow(
@@ -50,10 +31,10 @@ def follow(
     if not console.is_terminal:
         return _lines(client, job_id, until, console)
     with Live(Text(f"waiting for {job_id}"), console=console, auto_refresh=False) as live:
-        for view, job in _looks(client, job_id):
-            live.update(panel(view, job), refresh=True)
-            if until(job):
-                return job
+        for look in looks(client, job_id):
+            live.update(panel(look.view, look.job, look.notes), refresh=True)
+            if until(look.job):
+                return look.job
     raise AssertionError("looking never ends by itself")
 
 
@@ -62,48 +43,17 @@ def _lines(
 ) -> JobView:
     """Every change of status at once, progress now and then."""
     said, said_at_s = "", -LINE_EVERY_S
-    for view, job in _looks(client, job_id):
+    for view, job, notes in looks(client, job_id):
         over, now_s = until(job), time.monotonic()
         if over or job.status != said or now_s - said_at_s >= LINE_EVERY_S:
-            console.print(one_line(view, job), markup=False, highlight=False, soft_wrap=True)
+            console.print(one_line(view, job, notes), markup=False, highlight=False, soft_wrap=True)
             said, said_at_s = job.status, now_s
         if over:
             return job
     raise AssertionError("looking never ends by itself")
 
 
-def _looks(client: Source, job_id: str) -> Iterable[tuple[View, JobView]]:
-    """The view and the job in it, again and again; waits out a Redis that is coming back."""
-    missing_since = away_since = None
-    while True:
-        now_s = time.monotonic()
-        try:
-            view = client.view()
-        except redis.RedisError:
-            away_since = away_since or now_s
-            if now_s - away_since > AWAY_S_MAX or not Path(f"/proc/{client.house().pid}").exists():
-                raise NotRunning(
-                    f"the manager went away while {job_id} was watched; `orchestrator up` brings "
-                    "it back, and the job goes on from its last step"
-                ) from None
-            time.sleep(LOOK_S)
-            continue
-        away_since = None
-        job = next((one for one in view.jobs if one.id == job_id), None) if view else None
-        if view is not None and job is not None:
-            missing_since = None
-            yield view, job
-        else:
-            missing_since = missing_since or now_s
-            if now_s - missing_since > UNKNOWN_S_MAX:
-                raise TimeoutError(
-                    f"the manager has said nothing of {job_id} for {UNKNOWN_S_MAX:.0f} s; "
-                    "look with: orchestrator status"
-                )
-        time.sleep(LOOK_S)
-
-
-def panel(view: View, job: JobView) -> RenderableType:
+def panel(view: View, job: JobView, notes: tuple[str, ...] = ()) -> RenderableType:
     """All there is to say about a running job in a dozen lines."""
     head = Text.assemble(
         (job.id, "bold"), "  ", (job.status, f"bold {TONES.get(job.status, 'yellow')}"), "  ",
@@ -118,6 +68,8 @@ def panel(view: View, job: JobView) -> RenderableType:
     facts.add_row("so far", _so_far(job))
     if job.export_uri:
         facts.add_row("model", job.export_uri)
+    if notes:
+        facts.add_row("now", Text(" · ".join(notes), style="yellow"))
     said = sentences_of(view, job.id)[-SENTENCES_SHOWN:]
     return Group(head, _bar(job), facts, *(_sentence(one) for one in said))
 
@@ -129,7 +81,7 @@ def sentences_of(view: View, job_id: str) -> list[Sentence]:
     return [one for one in view.events if one.who not in others]
 
 
-def one_line(view: View, job: JobView) -> str:
+def one_line(view: View, job: JobView, notes: tuple[str, ...] = ()) -> str:
     """The same in one plain line."""
     parts = [
         f"{clock(view.at_s)} {job.id} {job.status} step {_steps(job)}",
@@ -139,7 +91,7 @@ def one_line(view: View, job: JobView) -> str:
     ]  # fmt: skip
     if job.status != "RUNNING":
         parts.append(job.because)
-    return " · ".join(parts)
+    return " · ".join([*parts, *notes])
 
 
 def _bar(job: JobView) -> RenderableType:

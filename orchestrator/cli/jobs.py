@@ -33,7 +33,8 @@ from orchestrator.cli.packing import Packed, pack
 from orchestrator.client import Client
 from orchestrator.config import STORAGES, Config
 from orchestrator.events import AnyEvent, JobCancelled, JobResumed, JobSpec, JobSubmitted
-from orchestrator.live_table import ENDED, ended, follow
+from orchestrator.live_table import follow
+from orchestrator.looking import ENDED, ended
 from orchestrator.redis_server import connect
 from orchestrator.view import JobView, Sentence
 

@@ -23,6 +23,7 @@ from orchestrator.client import Client, House, Killed, NotRunning
 from orchestrator.config import environment
 from orchestrator.events import ShutdownAsked
 from orchestrator.live_table import panel, sentences_of
+from orchestrator.looking import age
 from orchestrator.places import Places
 from orchestrator.view import View
 from orchestrator.wording import plural, usd
@@ -212,12 +213,15 @@ def of_job(view: View, job_id: str) -> dict[str, Any]:
 def _status(view: View | None, job_id: str | None) -> tuple[Any, ...]:
     if view is None:
         return (Text("the manager has not said anything yet; look again in a moment"),)
+    old = age(view)
     job = next((one for one in view.jobs if one.id == job_id), None)
     if job is not None:
         machines = [one for one in view.machines if one.job == job.id]
         table = (Text(), tables.machines(machines, view.at_s)) if machines else ()
-        return (panel(view, job), *table, Text())
+        return (panel(view, job, (old,) if old else ()), *table, Text())
     parts: list[Any] = [tables.cost_line(view.cost, tables.held(view))]
+    if old:
+        parts.insert(0, Text(old, style="yellow"))
     if view.jobs:
         parts += [Text(), tables.jobs(view.jobs, view.at_s)]
     if view.machines:

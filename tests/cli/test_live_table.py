@@ -3,15 +3,18 @@
 import io
 import os
 import re
+import threading
+import time
 
 import msgspec
 import pytest
 import redis
 from rich.console import Console
 
-from orchestrator import live_table
-from orchestrator.client import House, NotRunning
-from orchestrator.live_table import ended, follow
+from orchestrator import live_table, looking
+from orchestrator.client import House, NoRoom, NotRunning, Silent
+from orchestrator.live_table import follow
+from orchestrator.looking import ended
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 
 JOB = JobView(
@@ -67,7 +70,7 @@ class Told:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Nobody has to wait between two looks."""
-    monkeypatch.setattr(live_table, "LOOK_S", 0.0)
+    monkeypatch.setattr(looking, "LOOK_S", 0.0)
 
 
 def watched(source, **console):
@@ -148,6 +151,73 @@ def test_a_redis_that_comes_back_is_waited_for():
     assert job.status == "SUCCEEDED"
 
 
+def test_what_was_seen_last_is_shown_with_its_age_and_why_there_is_nothing_newer():
+    """While Redis is away, its last error is what a person reads."""
+    away = Silent("the disk takes nothing more")
+    _, text = watched(
+        Told(seen(), away, seen(status="SUCCEEDED", ended_at_s=60.0)), force_terminal=True, color_system=None
+    )  # fmt: skip
+    assert re.search(r"as of \d+ s ago: the disk takes nothing more", text)
+
+
+def test_an_answer_that_takes_long_does_not_leave_a_person_alone(monkeypatch):
+    """What was seen last is shown again meanwhile; the answer is taken when it comes."""
+    monkeypatch.setattr(looking, "SILENT_S", 0.01)
+    told, goes_on = Told(seen(), seen(status="SUCCEEDED", ended_at_s=60.0)), threading.Event()
+    shown = []
+
+    class Slow(Told):
+        def view(self):
+            if shown:
+                goes_on.wait(20)
+            return told.view()
+
+    for look in looking.looks(Slow(None), "gpt-1"):
+        shown.append(look)
+        if len(shown) == 2:
+            goes_on.set()
+        if ended(look.job):
+            break
+    first, second = shown[:2]
+    assert second.view is first.view
+    assert re.fullmatch(r"as of \d+ s ago: Redis does not answer", *second.notes)
+    assert ended(shown[-1].job)
+
+
+def test_a_house_that_waits_for_room_is_waited_for(monkeypatch):
+    """However long that is; one that is silent for no such reason is given up."""
+    monkeypatch.setattr(looking, "AWAY_S_MAX", -1.0)
+    full = NoRoom("the disk takes nothing more")
+    job, _ = watched(Told(seen(), full, full, seen(status="SUCCEEDED", ended_at_s=60.0)))
+    assert job.status == "SUCCEEDED"
+    with pytest.raises(NotRunning, match="went away while gpt-1 was watched"):
+        watched(Told(seen(), Silent("gone")))
+
+
+def test_what_is_waited_for_is_said(monkeypatch):
+    """Machines that boot, workers that start, a step that does not come, a manager that says nothing."""
+    monkeypatch.setattr(looking, "STILL_S", -1.0)
+    boots = msgspec.structs.replace(MACHINE, state="booting", launched_at_s=40.0)
+    ready = msgspec.structs.replace(MACHINE, state="ready")
+
+    def notes(*machines, ago_s=0.0, **changes):
+        now_s = time.time() - ago_s
+        moved = [msgspec.structs.replace(one, launched_at_s=now_s - 20.0) for one in machines]
+        view = msgspec.structs.replace(seen(**changes), at_s=now_s, machines=tuple(moved))
+        looks = looking.looks(Told(view), "gpt-1")
+        next(looks)
+        return next(looks).notes
+
+    early = {"status": "PROVISIONING", "workers": 0, "layout": ""}
+    assert notes(boots, boots, **early) == ("2 machines booting for 20 s",)
+    assert notes(boots, ready, **early) == ("1 machine booting for 20 s", "its workers start")
+    assert notes(MACHINE, step_s=0.0) == ("no step for 0 s",)
+    assert notes(MACHINE, step_s=0.2) == ()
+    (old,) = notes(MACHINE, ago_s=7200.0)
+    assert old == "as of 2 h 0 min ago: the manager has said nothing since"
+    assert notes(MACHINE, ago_s=100.0, status="FAILED", ended_at_s=60.0) == ()
+
+
 def test_a_house_that_is_gone_ends_the_watching():
     """Its process has ended: the line says what becomes of the job and how to go on."""
     with pytest.raises(NotRunning, match=r"went away while gpt-1 was watched; `orchestrator up`"):
@@ -156,7 +226,7 @@ def test_a_house_that_is_gone_ends_the_watching():
 
 def test_a_job_that_the_manager_does_not_know_is_not_waited_for_forever(monkeypatch):
     """The patience is bounded, and the line says where to look."""
-    monkeypatch.setattr(live_table, "UNKNOWN_S_MAX", 0.05)
+    monkeypatch.setattr(looking, "UNKNOWN_S_MAX", 0.05)
     with pytest.raises(TimeoutError, match="look with: orchestrator status"):
         watched(Told(msgspec.structs.replace(seen(), jobs=())))
 
