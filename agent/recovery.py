@@ -1,13 +1,13 @@
 """From what a job goes on, when neither the keeper nor the workers together hold its newest state. No torch here.
 
 `ladder.recover` decides between what workers have in host memory, what the disk has, and what lies elsewhere. What
-turns out to be damaged
-while it is read is set aside, and the decision is made again without it. So it is with what cannot be read, once nobody
-has the patience to ask for it again; but what could not be read is never taken for what is not there.
+turns out to be damaged while it is read is set aside, and the decision is made again without it. So it is with what
+cannot be read, once nobody has the patience to ask for it again; but what could not be read is never taken for what is
+not there.
 """
 
 import logging
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 
 import msgspec
 
@@ -37,47 +37,60 @@ class Found(msgspec.Struct, frozen=True):
 
 
 def newest(
-    shelves: Sequence[Shelf], committed: int, copied: Saved | None = None, *, patient: bool = True
+    shelves: Sequence[Shelf],
+    committed: int,
+    copied: Saved | None = None,
+    *,
+    patient: bool = True,
+    further: Callable[[], Sequence[Shelf]] = tuple,
 ) -> Found:
-    """The best version of all that lies on the shelves, and of what workers had in host memory."""
-    limits: list[int | None] = [None] * len(shelves)
-    unread = list[CheckpointError]()
+    """The best version of all that lies on the shelves, and of what workers had in host memory. What lies `further` away
+    is asked for once the others do not reach what is committed, whatever they seemed to have."""
+    places, asked = [*shelves], False
+    limits, unread = dict[int, int](), list[CheckpointError]()
+    noted = None if patient else unread
     for _ in range(TRIES):
-        held = [
-            _look(shelf, limit, None if patient else unread)
-            for shelf, limit in zip(shelves, limits, strict=True)
-        ]
-        there = [at for at, manifest in enumerate(held) if manifest is not None]
-        manifests = [manifest for manifest in held if manifest is not None]
-        sources = [
-            stored(manifest, shelves[at].rung, shelves[at].archive.sink.name)
-            for at, manifest in zip(there, manifests, strict=True)
-        ]
+        looked = [(at, _look(shelf, limits.get(at), noted)) for at, shelf in enumerate(places)]
+        held = [(places[at], at, manifest) for at, manifest in looked if manifest is not None]
+        sources = [stored(m, shelf.rung, shelf.archive.sink.name) for shelf, _, m in held]
         if copied is not None:
             sources.append(_source(copied))
-        if not sources and unread:
+        top = max(sources, key=lambda source: source.newest, default=None)
+        if not asked and (top is None or top.newest < committed):
+            places, asked = [*places, *_opened(further, noted)], True
+            continue
+        if top is None and unread:
             raise unread[0]
-        if not sources:
+        if top is None:
             return Found(None, "nothing is stored")
-        top = max(sources, key=lambda source: source.newest)
         sizes = {layer: end for layer, ((_, end),) in top.holds.items()}
         decided = recover(sizes, sources, max(committed, top.newest))
-        at = decided.picks[0].source if decided.picks else sources.index(top)
-        if at == len(manifests):
+        pick = decided.picks[0].source if decided.picks else sources.index(top)
+        if pick == len(held):
             return Found(copied, decided.because)
-        shelf, chosen = shelves[there[at]], manifests[at]
+        shelf, at, chosen = held[pick]
         try:
             return Found(saving.load(shelf.archive, chosen), decided.because)
         except Damaged as error:
-            mark = Mark(chosen.version, chosen.generation)
-            shelf.archive.set_aside(mark, str(error))
-            limits[there[at]] = chosen.version - 1
+            shelf.archive.set_aside(Mark(chosen.version, chosen.generation), str(error))
         except Unavailable as error:
             if patient:
                 raise
             unread.append(error)
-            limits[there[at]] = chosen.version - 1
-    raise CheckpointError(f"{TRIES} versions were damaged, and no more were looked at")
+        limits[at] = chosen.version - 1
+    raise CheckpointError(f"{TRIES} versions could not be read, and no more were looked at")
+
+
+def _opened(
+    further: Callable[[], Sequence[Shelf]], unread: list[CheckpointError] | None
+) -> Sequence[Shelf]:
+    try:
+        return further()
+    except CheckpointError as error:
+        if unread is None:
+            raise
+        unread.append(error)
+        return ()
 
 
 def _source(copied: Saved) -> Source:

@@ -8,6 +8,7 @@ import logging
 import threading
 import time
 from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Literal
 
@@ -24,7 +25,6 @@ from agent.protocol import Snapshot
 from agent.recovery import Found, Shelf
 from agent.store import weights
 from agent.store.archive import Archive
-from agent.store.format import Manifest
 from agent.store.ladder import Rung
 from agent.store.memory import Returning
 from agent.store.sinks import DiskSink
@@ -198,24 +198,11 @@ class Vault:
         Who is patient hears of what cannot be read, and asks again; else what can be read must do."""
         if copied is not None and copied.reached >= committed:
             return recovery.newest([], committed, copied)
-        shelves = [Shelf(Rung.DISK, self._archive)]
-        newest = self._newest_here(patient=patient)
-        if patient or newest is None:
-            shelves += self._elsewhere(committed, newest)
-        return recovery.newest(shelves, committed, copied, patient=patient)
+        here, further = Shelf(Rung.DISK, self._archive), partial(self._elsewhere, committed)
+        return recovery.newest([here], committed, copied, patient=patient, further=further)
 
-    def _newest_here(self, *, patient: bool) -> Manifest | None:
-        try:
-            return self._archive.newest()
-        except CheckpointError:
-            if patient:
-                raise
-            return None
-
-    def _elsewhere(self, committed: int, newest: Manifest | None) -> list[Shelf]:
-        """Where else to look; nowhere if the disk has it all, or if there cannot be anything."""
-        if newest is not None and newest.version >= committed:
-            return []
+    def _elsewhere(self, committed: int) -> list[Shelf]:
+        """Where else something may lie. Of a job that has committed nothing we have stored nothing."""
         if committed and self._place.storage is not None:
             return [Shelf(Rung.OBJECT, self._place.storage.archive(self._job))]
         if self._order.from_url:

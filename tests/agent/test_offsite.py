@@ -298,6 +298,22 @@ def test_a_disk_that_gives_nothing_gives_way_to_the_storage(tmp_path: Path) -> N
     assert same(vault.recall(5, patient=False).saved, saved(4))
 
 
+@pytest.mark.parametrize("patient", [True, False])
+def test_what_the_disk_only_seemed_to_have_is_looked_for_elsewhere(
+    tmp_path: Path, patient: bool
+) -> None:
+    """By its manifest the disk has it all, and its bytes are others: the copy is newer than what the disk has before it."""
+    storage = Storage(url=(tmp_path / "there").as_uri(), every_s=0.0)
+    vault = vault_of(tmp_path / "here", [], storage)
+    here = disk(tmp_path / "here" / "job")
+    for version in (3, 5):
+        save(here, 1, saved(version))
+    save(storage.archive("job"), 1, saved(4))
+    (victim,) = (tmp_path / "here" / "job" / PARTS).glob("0000000005/0-*")
+    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    assert same(vault.recall(5, patient=patient).saved, saved(4))
+
+
 def test_a_job_goes_on_from_what_another_one_stored(tmp_path: Path) -> None:
     """A new job names the folder of an old one, and reads its newest version without changing it."""
     old = Archive(disk(tmp_path / "old").sink, "old")
