@@ -119,11 +119,12 @@ def _mark(thing: object, mine: set[int], keys: set[str]) -> Mark | None:
     match thing:
         case torch.nn.Module():
             found = _versions([*thing.parameters()], mine)
-        case dict() if thing.keys() & keys:
-            values = [value for value in thing.values() if isinstance(value, torch.Tensor)]
+        # What lies in a dict is asked of `dict`: a class of its own may load what is not there yet.
+        case dict() if dict.keys(thing) & keys:
+            values = [value for value in dict.values(thing) if isinstance(value, torch.Tensor)]
             found = _versions(values, mine)
         case dict():
-            found = (Written(thing.values(), mine),)
+            found = (Written(dict.values(thing), mine),)
         case list() | deque():
             found = (len(thing), Written(thing, mine))
         case torch.Tensor():

@@ -52,7 +52,7 @@ class Within:
                 return self._id(thing), len(thing), *map(self._id, [*thing][-ITEMS_MAX:])
             case dict():
                 # A value that is no number may have been loaded, and is kept so as not to load it again.
-                counts = {key: value for key, value in thing.items() if _is_number(value)}
+                counts = {key: value for key, value in dict.items(thing) if _is_number(value)}
                 return self._id(thing), counts if len(counts) <= ITEMS_MAX else 0
         return None
 
