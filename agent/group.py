@@ -175,10 +175,7 @@ class Group(Crew):
             self._survey.help()
         self._noting.begin()
         self._began_s, self._computed = time.monotonic(), 0
-        return self._range()
-
-    def _range(self) -> tuple[int, int]:
-        mine, self.link.step = self.layout.replica_of(self.me), self.session.version
+        self.link.step, mine = self.session.version, self.layout.replica_of(self.me)
         return mine.first, mine.count
 
     def _answer_peer(self, peer: str, part: Part) -> None:

@@ -30,10 +30,8 @@ SIZES = (1 << 10, 1 << 18, 1 << 22)
 RINGS = (2, 3, 5, 9)
 AT_ONCE = (2, 4, 8)
 ROUNDS, ROUNDS_SMALL = 5, 25
-SECONDS_MAX = (
-    0.2  # for messages, for rings, for several at once; two sizes are measured whatever that takes
-)
-SIZES_LEAST = 2
+SECONDS_MAX = 0.2  # for messages, for rings, for several at once
+SIZES_LEAST = 2  # are measured whatever that takes
 FASTER = 10.0  # a bandwidth is not believed beyond so many times what was seen to go through
 ZEROS = memoryview(bytes(SIZES[-1]))
 

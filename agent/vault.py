@@ -33,9 +33,7 @@ log = logging.getLogger(__name__)
 
 REDO_MAX_FACTOR = 4
 REDO_BYTES_FREE = 1 << 30  # of sums that are held whatever the state's size
-REDO_STEPS = (
-    1000  # each sum is a file of a version on the disk, and a message to whoever replays it
-)
+REDO_STEPS = 1000  # each sum is a file of a version, and a message to whoever replays it
 ROOM_FACTOR = 1.01  # a sum is padded, and may be a little larger than its part of the state
 AGAIN_S = 60.0  # after a version that could not be written, however seldom there shall be one
 LOST_S = 10.0  # without a byte of a state that was asked for

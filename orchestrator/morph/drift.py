@@ -23,9 +23,8 @@ from orchestrator.morph.plans import Plan
 
 WINDOW = 20
 TOLERANCE = 0.05
-KEPT = (
-    10 * WINDOW
-)  # so many steps of one kind count at most, and so slowly the other's are forgotten
+# So many steps of one kind count at most, and so slowly the other's are forgotten.
+KEPT = 10 * WINDOW
 RING_MAX = 100.0  # a ring is not taken for more than so many times slower or faster at once
 APART = 0.15  # workers tell their pace when it has moved by a tenth
 MODELS_WIDE = 2  # from this width on a step contains a reduction

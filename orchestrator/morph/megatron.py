@@ -14,9 +14,7 @@ from agent.profile import Network, Profile, Section
 SECONDS_PER_DAY = 86_400
 BYTES = 2  # of a number in half precision
 MASTER_BYTES = 12  # of a parameter's master copy and its two moments, in single precision
-STASH_PER_TOKEN = (
-    34  # bytes kept per token and hidden unit of a block; attention scores come on top
-)
+STASH_PER_TOKEN = 34  # bytes per hidden unit of a block; attention scores come on top
 SCORES = 5
 
 
