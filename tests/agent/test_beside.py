@@ -147,7 +147,11 @@ ALLOWED = {
     ),
     "a schedule that is given": (PLATEAU, "plateau, ", "plateau.step(session.loss)"),
     "a schedule of schedules": (WARM, "both, ", "both.step()"),
-    "a library's dict that loads what it is asked for": ("models = Lazy(weight='a.module')", "", ""),
+    "a library's dict that loads what it is asked for": (
+        "models = Lazy(weight='a.module')",
+        "",
+        "",
+    ),
     "what is made anew in its place": (
         "last = {}; kept = [None]",
         "",
