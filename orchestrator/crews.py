@@ -295,6 +295,8 @@ def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choi
     moving = f"; {choice.moving}" if current else ""
     because = f"{choice.because}; {joined} new, {lost} lost, step {job.step}{moving}"
     job.generation += 1
+    if job.status == "RECOVERING" and job.urgent:
+        job.mending = [*job.mending[1 - RECOVERIES_MAX :], job.generation]
     job.layout = layouts.laid_out(job.generation, asked, choice)
     job.plan, job.chosen, job.refused = choice.plan, choice.because, ""
     serving = dict.fromkeys(workers)
@@ -398,10 +400,12 @@ def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
     job = state.jobs.get(event.job)
     if job is None or job.ended or event.generation <= job.fence_generation:
         return
+    mended = [generation for generation in job.mending if generation <= event.generation]
+    del job.mending[: len(mended)]
     if event.generation > job.acknowledged and job.status in ("RUNNING", "RECOVERING"):
         idle_s = max(0.0, event.pause_s - job.step_s)  # one step was done in it
-        job.times = job.times.saw("recovery_s" if job.status == "RECOVERING" else "morph_s", idle_s)
-    if event.generation > job.acknowledged and job.status == "RECOVERING":
+        job.times = job.times.saw("recovery_s" if mended else "morph_s", idle_s)
+    if mended:
         job.recoveries_s.append(event.pause_s)
         del job.recoveries_s[:-RECOVERIES_MAX]
     elif event.generation > job.acknowledged and job.step_s:

@@ -214,6 +214,9 @@ class Job(msgspec.Struct, kw_only=True):
     generation: int = 0
     layout: Layout | None = None  # the one asked for last
     acknowledged: int = 0  # the newest generation that committed a step
+    mending: list[
+        int
+    ] = []  # generations that were asked for because of a loss, and have committed nothing yet
     serving: dict[str, None] = {}  # workers whose loss stops the step that is being computed
     urgent: bool = False  # who was serving is gone, and no layout without them was asked for
     settle_at_s: float | None = None

@@ -162,6 +162,26 @@ def test_a_newcomer_waits_for_a_boundary(hand: Any) -> None:
     assert len(regroup.layout.workers) == 2
 
 
+def test_growing_again_after_a_loss_is_no_recovery(hand: Any) -> None:
+    """The layout without the lost one has not told of its first step yet when the one with the new one is asked for: what
+    a person sees is how long the loss took, and planned changes are learned apart.
+    """
+    h = hand().running(slots_max=2)
+    h.committed(10)
+    h.lost(h.job.layout.workers[0])
+    mending = h.job.generation
+    h.wait(2.0)
+    h.serve()
+    h.wait(1.0)
+    growing = h.job.generation
+    assert (h.job.status, growing > mending) == ("RECOVERING", True)
+    for generation, step, pause_s in ((mending, 11, 0.1), (growing, 20, 7.0)):
+        h.see(Regrouped(at_s=h.at_s, job="job", generation=generation, step=step, pause_s=pause_s))
+    (shown,) = view_of(h.state, h.at_s).jobs
+    assert (shown.status, shown.recoveries_s) == ("RUNNING", (0.1,))
+    assert h.job.morph_pauses_s[-1] > 6.0
+
+
 def test_nothing_is_committed_for_long_and_it_is_asked_again(hand: Any) -> None:
     """Silence leads to a new generation, then to fresh workers; it is said how long nothing came."""
     h = hand(stall_s=30.0).running(slots_max=1)
