@@ -4,6 +4,7 @@ A worker has it as it lies here, below the folder in which the command was typed
 lies elsewhere), and stands in that folder: the script runs there as `python SCRIPT` does here.
 """
 
+import ast
 import glob
 import itertools
 import os
@@ -18,7 +19,7 @@ from rich.text import Text
 from agent import parcel
 from agent.errors import ParcelError
 from orchestrator.cli.desk import USAGE, CommandError
-from orchestrator.cli.neighbours import neighbours
+from orchestrator.cli.neighbours import check_source, neighbours
 from orchestrator.config import Config
 from orchestrator.wording import plural
 
@@ -26,6 +27,7 @@ SHOWN_MAX = 8
 LARGEST_SHOWN = 3
 SCRIPT_BYTES_MAX = 16 * 1024 * 1024
 ELSEWHERE = "put data into object storage, and let the script fetch it from there"
+PYTHON_LINE = re.compile(rb"#!.*python")
 CACHES = ("__pycache__", "node_modules")
 SECRET = re.compile(
     r"\.env(\..*)?|\.?(netrc|pgpass|npmrc|pypirc)|id_(rsa|dsa|ecdsa|ed25519).*|.*(secret|credential|password).*|kubeconfig"
@@ -98,7 +100,23 @@ def read_script(path: Path, config: Config) -> bytes:
         raise CommandError(
             f"{path}: larger than {most:,} bytes; a script is small (limits.script_bytes)", USAGE
         )
+    _check_is_script(path, data)
     return data
+
+
+def _check_is_script(path: Path, data: bytes) -> None:
+    """A word in a text file would be Python as well."""
+    if path.suffix != ".py" and not PYTHON_LINE.match(data):
+        raise CommandError(
+            f"{path}: not a Python script; name one that ends in .py, or begins with #!/usr/bin/env python3",
+            USAGE,
+        )
+    if all(_is_text(each) for each in check_source(str(path), data).body):
+        raise CommandError(f"{path}: nothing in it would run; name the script that trains", USAGE)
+
+
+def _is_text(statement: ast.stmt) -> bool:
+    return isinstance(statement, ast.Expr) and isinstance(statement.value, ast.Constant)
 
 
 class _Found:

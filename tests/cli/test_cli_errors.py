@@ -16,6 +16,9 @@ MISTAKES = {
     "a queue as a script": (("submit", "queue"), 2, "queue: not a file"),
     "a script in a file": (("submit", "ok.py/x.py"), 2, "ok.py/x.py: cannot be read: Not a directory"),
     "a script that cannot be read": (("submit", "/proc/self/mem"), 2, "/proc/self/mem: cannot be read"),
+    "words as a script": (("submit", "words.txt"), 2, "words.txt: not a Python script; name one that ends in .py"),
+    "an empty script": (("submit", "empty.py"), 2, "empty.py: nothing in it would run; name the script that trains"),
+    "a script of remarks": (("submit", "remarks.py"), 2, "remarks.py: nothing in it would run"),
     "a binary script": (("submit", "binary.py"), 2, "binary.py:1: not Python: "),
     "a script with null bytes": (("submit", "null.py"), 2, "null.py: not Python"),
     "a script with a mistake of syntax": (("submit", "wrong.py"), 2, "wrong.py:2: not Python: "),
@@ -78,6 +81,9 @@ def desk(shell):
     """A folder with everything that can be wrong with a script."""
     shell.script("ok.py")
     shell.script("wrong.py", "x = 1\ndef (:\n")
+    shell.script("words.txt", "words\n")
+    shell.script("empty.py", "")
+    shell.script("remarks.py", '# some\n"""and more"""\n')
     shell.script("mymodel.py", "import json\nclass Net(:\n")
     (shell.folder / "package").mkdir()
     shell.script("package/__init__.py", "")

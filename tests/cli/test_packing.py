@@ -24,6 +24,7 @@ def home(tmp_path: Path) -> Path:
         "model.py": "def make():\n    from utils.layers import Layer\n    try:\n        import maybe\n    except ImportError:\n        pass\n",
         "maybe.py": "import train\n",
         "unused.py": "",
+        "alone.py": "print(1)\n",
         "utils/layers.py": "import torch.nn\n",  # no __init__.py: a package all the same
         "utils/__pycache__/layers.cpython-311.pyc": "",
         "nets/__init__.py": "",
@@ -76,8 +77,13 @@ def test_what_is_imported_goes_along(home: Path) -> None:
 
 def test_a_script_alone_is_what_it_is(home: Path) -> None:
     """Its bytes are the payload, as ever: it is found again by them."""
-    packed = pack(home, "unused.py")
-    assert (packed.payload, packed.files, packed.shown()) == (b"", {}, [])
+    (home / "start").write_text("#!/usr/bin/env python3\nprint(1)\n")
+    for script, text in (
+        ("alone.py", b"print(1)\n"),
+        ("start", b"#!/usr/bin/env python3\nprint(1)\n"),
+    ):
+        packed = pack(home, script)
+        assert (packed.payload, packed.files, packed.shown()) == (text, {}, [])
 
 
 def test_a_worker_has_it_as_it_lies_here(home: Path, tmp_path: Path) -> None:
