@@ -298,13 +298,13 @@ def all_jobs(client: Client) -> Sequence[JobView]:
     return view.jobs if view is not None else ()
 
 
-def find(client: Client, name: str | None) -> JobView:
-    """The job that is meant: by id, by how its id begins, or the newest."""
+def find(client: Client, name: str | None, first: tuple[str, ...] = ()) -> JobView:
+    """The job that is meant: by id, by how its id begins, or the newest; of those with such a status, if there is any."""
     known = sorted(all_jobs(client), key=lambda job: job.submitted_at_s)
     if not known:
         raise CommandError("there is no job yet; submit one: orchestrator submit SCRIPT")
     if name is None:
-        return known[-1]
+        return ([job for job in known if job.status in first] or known)[-1]
     exact = [job for job in known if job.id == name]
     found = exact or [job for job in known if job.id.startswith(name)]
     if len(found) == 1:

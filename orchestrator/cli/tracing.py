@@ -13,7 +13,7 @@ from agent.profile import Profile
 from agent.schedule import Kind
 from agent.timeline import Timeline
 from orchestrator.cli.desk import CommandError, Desk, command
-from orchestrator.cli.jobs import Job, find
+from orchestrator.cli.jobs import find
 from orchestrator.client import Client
 from orchestrator.morph import costing, gantt
 from orchestrator.morph.engine import Costs
@@ -23,6 +23,7 @@ from orchestrator.morph.simulator import Bar, timeline
 from orchestrator.view import JobView
 
 PATIENCE_S, LOOK_S = 120.0, 0.2
+RUNNING = ("RUNNING", "RECOVERING", "DRAINING")
 
 
 def add(app: typer.Typer) -> None:
@@ -31,7 +32,10 @@ def add(app: typer.Typer) -> None:
 
 def trace(
     desk: Desk,
-    job: Job = None,
+    job: Annotated[
+        str | None,
+        typer.Argument(help="Id of the job, or how it begins. Default: the newest that runs."),
+    ] = None,
     *,
     out: Annotated[Path, typer.Option(metavar="FILE", help="Where the SVG goes.")] = Path(
         "trace.svg"
@@ -39,8 +43,8 @@ def trace(
 ) -> None:
     """Draw one step of a running job: predicted above, measured below."""
     client = desk.client()
-    one = find(client, job)
-    if one.status not in ("RUNNING", "RECOVERING", "DRAINING"):
+    one = find(client, job, RUNNING)
+    if one.status not in RUNNING:
         raise CommandError(f"{one.id} is {one.status}: only a step of a running job can be drawn")
     with desk.busy("waiting for the next step"):
         seen = _ask(client, one.id)

@@ -12,6 +12,8 @@ import redis
 from rich.console import Console
 
 from orchestrator import live_table, looking
+from orchestrator.cli.jobs import find
+from orchestrator.cli.tracing import RUNNING
 from orchestrator.client import House, NoRoom, NotRunning, Silent
 from orchestrator.live_table import follow
 from orchestrator.looking import ended
@@ -253,3 +255,15 @@ def test_a_job_is_shown_with_its_own_money_and_machines():
     assert [one.who for one in live_table.sentences_of(view, "gpt-1")] == [
         "gpt-1", "i-1", "local/a/small",
     ]  # fmt: skip
+
+
+def test_who_names_no_job_means_the_newest_with_the_wanted_status():
+    """For a look at a step that is one that runs, if there is any; else the newest of all."""
+    jobs = [
+        msgspec.structs.replace(JOB, id=status.lower(), status=status, submitted_at_s=at_s)
+        for at_s, status in enumerate(("RECOVERING", "RUNNING", "SUCCEEDED"))
+    ]
+    client = Told(msgspec.structs.replace(seen(), jobs=tuple(reversed(jobs))))
+    assert find(client, None, RUNNING).id == "running"
+    assert find(client, None).id == "succeeded"
+    assert find(client, None, ("DRAINING",)).id == "succeeded"
