@@ -52,6 +52,7 @@ def played_alone(
     env: Mapping[str, str] = os.environ,
 ) -> tuple[list[str], bytes]:
     """What a script prints and saves alone, without any manager. `out` is the last of its arguments."""
+    out.parent.mkdir(exist_ok=True)
     done = subprocess.run(
         [sys.executable, str(script), *arguments, str(out)],
         cwd=cwd,

@@ -50,7 +50,6 @@ def script(optimizer: str = "", clip: str = "") -> str:
 
 
 def played(crew: Crew, tmp_path: Path, text: str, *, owned: bool) -> None:
-    (tmp_path / "alone").mkdir()
     (tmp_path / "train.py").write_text(text)
     alone = played_alone(tmp_path / "train.py", tmp_path / "alone" / "out.pt", "12")
     crew.depth, crew.owned = 2, owned

@@ -91,10 +91,8 @@ def test_whoever_goes_back_bears_the_rest_of_the_step(crew: Crew) -> None:
         "nn.utils.clip_grad_norm_(model.parameters(), 1.0)",
         "nn.utils.clip_grad_value_(model.parameters(), 0.05)",  # which there has to be something for
     )
-    folder = crew.folder / "alone"
-    folder.mkdir()
-    (folder / "train.py").write_text(script)
-    alone = played_alone(folder / "train.py", folder / "out.pt", str(STEPS))
+    (crew.folder / "train.py").write_text(script)
+    alone = played_alone(crew.folder / "train.py", crew.folder / "alone" / "out.pt", str(STEPS))
     crew.depth, crew.owned = 2, True
     workers = crew.begin(2, script, str(STEPS), str(crew.folder / "out.pt"))
     crew.start(1)
@@ -157,9 +155,8 @@ def test_what_is_in_no_state_is_no_layer(crew: Crew, tmp_path: Path) -> None:
     script = script.replace(
         "        self.embed = ", "        self.turn = Turn(width)\n        self.embed = "
     )
-    (tmp_path / "alone").mkdir()
-    (tmp_path / "alone" / "train.py").write_text(script)
-    alone = played_alone(tmp_path / "alone" / "train.py", tmp_path / "alone" / "out.pt", str(STEPS))
+    (tmp_path / "train.py").write_text(script)
+    alone = played_alone(tmp_path / "train.py", tmp_path / "alone" / "out.pt", str(STEPS))
     crew.depth, crew.owned = 4, True
     crew.begin(4, script, str(STEPS), str(crew.folder / "out.pt"))
     for number, depth in enumerate((2, 3, 4, 2), start=1):

@@ -21,10 +21,9 @@ def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
 
 
 def _alone(script: str, folder: Path) -> tuple[list[str], bytes]:
-    path, out = folder / "alone.py", folder / "alone" / "out.pt"
+    path = folder / "alone.py"
     path.write_text(script)
-    out.parent.mkdir()
-    return played_alone(path, out, str(STEPS))
+    return played_alone(path, folder / "alone" / "out.pt", str(STEPS))
 
 
 @pytest.mark.parametrize("late", ["1 2 3", "3"])

@@ -165,7 +165,6 @@ def test_who_was_fenced_goes_on_when_it_is_asked_again(
 ) -> None:
     """Somebody else took the job over and is gone: this keeper says so, lets its workers go, and for new
     ones takes it over again with all that it has in memory."""
-    (tmp_path / "alone").mkdir()
     lines, weights = played_alone(TOY, tmp_path / "alone" / "out.pt", "30", "0.005")
     crew = Crew(redis_process, nursery, tmp_path)
     try:

@@ -117,9 +117,7 @@ def test_what_breaks_before_a_layout_is_entered_is_lacking_in_it(
     loop = "            time.sleep(0.01)\n        session"
     assert loop in script
     script = script.replace(loop, "            time.sleep(0.01)" + BREAK + "        session")
-    folder = tmp_path / "alone"
-    folder.mkdir()
-    _, weights = played_alone(TOY, folder / "out.pt", "20", "0")
+    _, weights = played_alone(TOY, tmp_path / "alone" / "out.pt", "20", "0")
     out = crew.folder / "out.pt"
     Path(f"{out}.hold").write_text("6")
     crew.begin(2, script, "20", "0", str(out))

@@ -19,7 +19,6 @@ def test_a_newcomer_trains_with_the_rate_that_the_script_has_set(
     crew: Crew, tmp_path: Path
 ) -> None:
     """Its layers come in the middle of a step, for which the script has set the learning rate already."""
-    (tmp_path / "alone").mkdir()
     alone = played_alone(WIDE, tmp_path / "alone" / "out.pt", str(STEPS))
     out = tmp_path / "out.pt"
     crew.depth, crew.owned = 2, True
@@ -37,7 +36,6 @@ def test_the_manager_has_workers_keep_their_own_stages_where_the_whole_does_not_
     tight: Managed, tmp_path: Path
 ) -> None:
     """Three workers, one is lost: the rest are a chain that keeps half each, and end with the bits of one process."""
-    (tmp_path / "alone").mkdir()
     alone = played_alone(WIDE, tmp_path / "alone" / "out.pt", str(STEPS))
     out, hold = tmp_path / "out.pt", tmp_path / "out.pt.hold"
     hold.write_text(str(HELD_AT))

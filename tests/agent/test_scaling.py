@@ -53,7 +53,6 @@ def test_a_scaled_loss_is_what_torch_makes_of_it(tmp_path: Path) -> None:
 @pytest.mark.processes
 def test_whoever_comes_and_goes_the_scale_is_the_same(crew: Crew, tmp_path: Path) -> None:
     """A kill, a newcomer and a replay of logged sums, overflows among them: lines and weights as alone."""
-    (tmp_path / "alone").mkdir()
     lines, weights = played_alone(TOY, tmp_path / "alone" / "out.pt", str(STEPS))
     out = crew.folder / "out.pt"
     hold = Path(f"{out}.hold")
@@ -160,7 +159,6 @@ USES = {
 @pytest.mark.parametrize("use", USES)
 def test_whatever_a_script_does_with_its_scaler(crew: Crew, tmp_path: Path, use: str) -> None:
     """Each of two keeps its own layers, and both decide alike."""
-    (tmp_path / "alone").mkdir()
     script = tmp_path / "train.py"
     text = HALF.read_text()
     for before, after in zip(USES[use][::2], USES[use][1::2], strict=True):
@@ -182,7 +180,6 @@ TWO = """
 @pytest.mark.processes
 def test_two_optimizers_skip_each_for_itself(crew: Crew, tmp_path: Path) -> None:
     """What overflows in the one's layers is no reason for the other to skip, though its worker has none of them."""
-    (tmp_path / "alone").mkdir()
     text = HALF.read_text().replace(
         "    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)\n", TWO
     )
@@ -293,7 +290,6 @@ if session.leader:
 @pytest.mark.parametrize("depth", [1, 2])
 def test_bfloat16_has_the_same_bits_at_any_depth(crew: Crew, tmp_path: Path, depth: int) -> None:
     """Blocks that compute in half precision, in one piece and cut between them."""
-    (tmp_path / "alone").mkdir()
     script = tmp_path / "train.py"
     script.write_text(BFLOAT)
     _, weights = played_alone(script, tmp_path / "alone" / "out.pt")

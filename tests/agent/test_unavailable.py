@@ -81,7 +81,6 @@ def test_a_job_trains_on_while_its_store_answers_503(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     """Steps are committed and versions written to the disk; when the store answers again, the newest is copied."""
-    (tmp_path / "alone").mkdir()
     lines, weights = played_alone(TOY, tmp_path / "alone" / "out.pt", "60", "0")
     with S3Server() as server:
         monkeypatch.setattr(offsite, "open_sink", lambda _: s3_sink(server))

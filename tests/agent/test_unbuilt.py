@@ -226,7 +226,6 @@ def test_the_manager_asks_for_a_layout_that_fits_from_the_start(
         "        if session.leader:\n", SAVE.partition("\n")[2] + "        if session.leader:\n"
     )
     (tmp_path / "train.py").write_text(script)
-    (tmp_path / "alone").mkdir()
     alone = played_alone(tmp_path / "train.py", tmp_path / "alone" / "out.pt", "20")
     out = tmp_path / "out.pt"
     tight.submit(script, "20", str(out), slots_min=2, slots_max=2)
