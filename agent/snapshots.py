@@ -140,7 +140,7 @@ class Snapshots:
             return
         except Exception:
             # Of others the keeper sees that they do not come, and asks again.
-            self.failed = begun.final
+            self.failed |= begun.final
             self._crew.wake()
             raise
         # Where room is short, none is held for the next.
