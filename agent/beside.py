@@ -16,7 +16,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from agent import own
-from agent.carried import STATE, counted, refuse_carried
+from agent.carried import STATE, counted, refuse_carried, timed
 from agent.errors import Misuse
 from agent.pipeline.body import Caller
 
@@ -49,7 +49,7 @@ class Beside:
 
     def __init__(self, given: Mapping[str, object]) -> None:
         self._given = given
-        self._calls, self._counts = 0, set[str]()
+        self._calls, self._counts, self._timed = 0, set[str](), set[str]()
         self._before: dict[str, tuple[object, Mark]] = {}
 
     def look(self, caller: Caller, step: int) -> None:
@@ -58,7 +58,8 @@ class Beside:
             return
         if self._calls == 1:
             refuse_carried(caller, self._given.values())
-            self._counts = counted(own.sources(caller.frame))
+            sources = own.sources(caller.frame)
+            self._counts, self._timed = counted(sources), timed(sources)
         found = dict(self._marked(caller))
         for name, (thing, mark) in found.items():
             before = self._before.get(name)
@@ -85,14 +86,21 @@ class Beside:
                 continue
             if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled():
                 _refuse_scaler(name, known=id(thing) in known)
-            mark = None if id(thing) in known else _mark(thing, mine, keys)
+            owner, _, attribute = name.rpartition(".")
+            is_left = id(thing) in known or (attribute in self._timed and _are_numbers(thing))
+            mark = None if is_left else _mark(thing, mine, keys)
             if mark is not None:
                 yield name, (thing, mark)
-            owner, _, attribute = name.rpartition(".")
             if attribute in self._counts and isinstance(thing, int | float):
                 holder = found.get(owner)  # none, where a name is only called as an attribute is
                 if own.is_own_class(type(holder)):
                     yield name, (holder, (thing,))
+
+
+def _are_numbers(thing: object) -> bool:
+    """As times are, which go on differently on every machine anyway."""
+    some = islice(thing, NAMES_MAX) if isinstance(thing, list | deque) else ()
+    return all(isinstance(each, int | float) for each in some)
 
 
 def _parts(things: Iterable[object]) -> Iterator[object]:

@@ -20,6 +20,7 @@ from agent.pipeline.body import Caller, Function, Loop, found_loop, stored_in, u
 STATE = "keep it in something with state_dict and load_state_dict, and give that to Session(...)"
 LEAVE = ast.Break | ast.Continue | ast.Return | ast.Raise
 CLOCKS = {"time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "now"}
+ADDS = {"append", "appendleft", "extend", "extendleft", "insert"}
 
 
 def refuse_carried(caller: Caller, given: Iterable[object]) -> None:
@@ -68,6 +69,83 @@ def _counting(tree: ast.AST) -> Iterator[str]:
                 yield from _asked_for(test) & {each.attr for each in inside if _is_set(each)}
             case _:
                 pass
+
+
+def timed(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
+    """What is a list of times wherever something is added to it: `times.append(time.perf_counter() - began_s)`."""
+    each = [_added(own.source(*one)) for one in sources.items()]
+    others = {name for _, rest in each for name in rest}
+    return {name for times, _ in each for name in times} - others
+
+
+@functools.lru_cache(own.SOURCES_MAX)
+def _added(source: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Where times are added, and where something else is."""
+    tree = own.parsed(source)
+    told, times, others = _only_times(tree), set[str](), set[str]()
+    for node in ast.walk(tree):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=how, value=to), args=args) if how in ADDS:
+                is_time = how in ("append", "appendleft") and _is_only_time(args[0], told)
+                (times if is_time else others).add(_last(to))
+            case ast.AugAssign(target=to) if not _is_only_time(node.value, told):
+                others.add(_last(to))
+            case _:
+                pass
+    return frozenset(times), frozenset(others)
+
+
+def _only_times(tree: ast.AST) -> set[str]:
+    """The names that are never set to anything but what a clock has told, or what was computed from that alone."""
+    values = [(_last(target), value) for target, value in _sets(tree) if value is not None]
+    told = {name for name, _ in values} - {"", *_set_otherwise(tree)}
+    while wrong := {
+        name for name, value in values if name in told and not _is_only_time(value, told)
+    }:
+        told -= wrong
+    return told
+
+
+def _sets(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None]]:
+    for node in ast.walk(tree):
+        match node:
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                yield from zip(targets, values, strict=False)
+            case ast.Assign(targets=targets, value=value):
+                yield from ((target, value) for target in targets)
+            case (
+                ast.AugAssign(target=target, value=value)
+                | ast.AnnAssign(target=target, value=value)
+            ):
+                yield target, value
+            case _:
+                pass
+
+
+def _set_otherwise(tree: ast.AST) -> Iterator[str]:
+    """What is given to a function, or set by a loop."""
+    assigned = {id(target) for target, _ in _sets(tree)}
+    for node in ast.walk(tree):
+        if isinstance(node, ast.arg):
+            yield node.arg
+        elif isinstance(getattr(node, "ctx", None), ast.Store) and id(node) not in assigned:
+            yield _last(node)
+
+
+def _is_only_time(value: ast.AST, told: set[str]) -> bool:
+    match value:
+        case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)):
+            return name in CLOCKS
+        case ast.BinOp(left=left, op=ast.Sub() | ast.Add(), right=right):
+            return _is_only_time(left, told) and _is_only_time(right, told)
+        case ast.BinOp(left=left, op=ast.Mult() | ast.Div(), right=ast.Constant()):
+            return _is_only_time(left, told)
+        case _:
+            return isinstance(value, ast.Name | ast.Attribute) and _last(value) in told
+
+
+def _last(node: ast.AST) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def _asked_for(value: ast.AST) -> set[str]:

@@ -7,7 +7,7 @@ import pytest
 from agent.errors import Misuse
 
 SCRIPT = """
-import copy, time
+import collections, copy, time
 import torch
 from agent import Session
 class Stopper:
@@ -26,7 +26,7 @@ class Kept(Stopper):
         vars(self).update(state)
 class Trainer:
     def __init__(self):
-        self.stopper = Stopper()
+        self.stopper, self.times = Stopper(), collections.deque(maxlen=2)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
 x, kept = torch.ones(2, 4), Kept()
@@ -70,6 +70,21 @@ REFUSED = {
     ),
     "a count of each": ("", "table[step % 2] += 1", "train.py:36: `table` goes on"),
     "a list of losses": ("", "losses.append(session.loss)", "step 1: `train.losses` goes on"),
+    "a list of losses and times": (
+        "",
+        "losses.append(time.time() - began_s); losses.append(session.loss)",
+        "step 1: `train.losses` goes on",
+    ),
+    "a list of losses by time": (
+        "",
+        "losses.append(session.loss / (time.time() - began_s))",
+        "step 1: `train.losses` goes on",
+    ),
+    "a list of what was no time at first": (
+        "took_s = session.loss",
+        "losses.append(took_s); took_s = time.time() - began_s",
+        "step 1: `train.losses` goes on",
+    ),
     "a best loss in an object": (
         "",
         "trainer.stopper.look(session.loss)",
@@ -89,6 +104,11 @@ ALLOWED = {
         "print(memory[step % 2])",
     ),
     "times in a dict": ("", "table['s'] += time.time() - began_s"),
+    "a list of times": ("", "losses.append(time.time() - began_s)"),
+    "the last times": (
+        "now_s = time.perf_counter()",
+        "took_s = time.perf_counter() - now_s; trainer.times.append(took_s * 1000)",
+    ),
     "a name that is called as a count is": ("bad = step", "print(bad)"),
     "what is given": ("", "kept.look(session.loss)"),
     "what every step sets anew": ("count = 0; count += 1; losses = []; losses.append(count)", ""),
