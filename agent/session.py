@@ -55,7 +55,7 @@ from agent.store.memory import Arena, copy_bytes
 from agent.store.shares import Gathered
 from agent.sums import Sum, Summed, SumSpace
 from agent.timeline import Notes
-from agent.within import Within
+from agent.within import Within, behind_the_loop
 from agent.world import Abandoned, Alone, Facts, Interrupted, World
 
 Batch = TypeVar("Batch")
@@ -361,7 +361,7 @@ class Session:
         if kept is not None and kept.updates() != before:
             raise Misuse(
                 f"step {step}: the model or the optimizer was changed in the loop over session.share(...), where "
-                "every worker has other microbatches; optimizer.step() belongs behind the loop"
+                f"every worker has other microbatches; {behind_the_loop(self.objects.values())}"
             )
 
     def _open(self, step: int, microbatch: int) -> None:

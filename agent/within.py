@@ -6,8 +6,10 @@ under the names that the person's own code has (see `agent.own`), in the first s
 """
 
 from collections import deque
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 from typing import Any
+
+import torch
 
 from agent import own
 from agent.errors import Misuse
@@ -16,6 +18,19 @@ from agent.pipeline.body import Caller, found_loop, stored_in
 
 ITEMS_MAX = 1_000
 NAMES_MAX = 10_000
+
+
+def behind_the_loop(given: Iterable[object]) -> str:
+    """What a person can do about a model that changes with its microbatches."""
+    for model in given:
+        for name, layer in model.named_modules() if isinstance(model, torch.nn.Module) else ():
+            if getattr(layer, "max_norm", None) is not None:
+                return (
+                    f"`{name}` does that by its max_norm to the rows that are looked up: leave that out, and behind the "
+                    f"loop, under torch.no_grad(), say weight.copy_(torch.renorm(weight, {layer.norm_type}, 0, "
+                    f"{layer.max_norm}))"
+                )
+    return "optimizer.step() belongs behind the loop"
 
 
 class Within:

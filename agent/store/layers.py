@@ -97,7 +97,9 @@ class _Draft:
         if not isinstance(value, torch.Tensor):
             return False
         if value.dtype not in DTYPES or value.layout is not torch.strided:
-            raise StateError(f"{path}: a tensor of {value.dtype} ({value.layout}) cannot be saved")
+            raise StateError(
+                f"{path}: a tensor of {value.dtype} ({value.layout}) cannot be saved: {_instead(value)}"
+            )
         self.tensors[path] = value.detach()
         self.live.append(self.tensors[path])
         return True
@@ -225,6 +227,14 @@ def _take_module(
             keep(path, tensor)
             first[tensor] = path
             names.setdefault(tensor, name)
+
+
+def _instead(value: torch.Tensor) -> str:
+    if value.layout is not torch.strided:
+        return "keep it dense, and make it what it is where it is used"
+    if value.is_complex():
+        return "keep torch.view_as_real(...) of it, and torch.view_as_complex(...) where it is used"
+    return f"keep it as one of {', '.join(sorted(str(each)[6:] for each in DTYPES))}"
 
 
 def _tensors_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:

@@ -95,3 +95,36 @@ def test_what_is_collected_in_the_loop_is_refused(
 def test_what_is_of_one_microbatch_only_is_not(by_hand: Callable[[str], None], case: str) -> None:
     """Nor what is no count of microbatches."""
     by_hand(filled(*ALLOWED[case]))
+
+
+LOOKS_UP = """
+import torch
+from agent import Session
+bags = torch.nn.EmbeddingBag(4, 2{max_norm})
+model = torch.nn.Sequential(bags)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=1)
+for step in session.steps(2):
+    for x in session.share([torch.tensor([[0, 1]])]):
+        session.backward(model(x).square().mean())
+    optimizer.step()
+    {behind}
+"""
+
+
+INSTEAD = "weight.copy_(torch.renorm(weight, 2.0, 0, 0.5))"
+
+
+def test_rows_that_shorten_themselves_are_named_with_the_way_out(
+    by_hand: Callable[[str], None],
+) -> None:
+    """It is not the optimizer that changes the model there."""
+    with pytest.raises(Misuse, match="`0` does that by its max_norm") as error:
+        by_hand(LOOKS_UP.format(max_norm=", max_norm=0.5", behind=""))
+    assert str(error.value).endswith(INSTEAD)
+
+
+def test_rows_may_be_shortened_behind_the_loop(by_hand: Callable[[str], None]) -> None:
+    """As the line says."""
+    behind = f"with torch.no_grad(): weight = bags.weight; {INSTEAD}"
+    by_hand(LOOKS_UP.format(max_norm="", behind=behind))

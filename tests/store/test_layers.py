@@ -201,6 +201,22 @@ def test_what_does_not_fit_is_said_by_name():
         layers_of({"model": Tied(), "opt": stray})
 
 
+@pytest.mark.parametrize(
+    ("tensor", "way"),
+    [
+        (torch.zeros(2, dtype=torch.complex128), "torch.view_as_complex"),
+        (torch.zeros(2, 2).to_sparse(), "keep it dense"),
+        (torch.empty(2, dtype=torch.bits8), "one of .*float32"),
+    ],
+)
+def test_a_tensor_that_cannot_be_written_is_said_with_the_way_out(tensor, way):
+    """Whatever it is that makes it so."""
+    model = nn.Linear(1, 1)
+    model.register_buffer("odd", tensor)
+    with pytest.raises(StateError, match=f"model/odd: .* cannot be saved: .*{way}"):
+        layers_of({"model": model})
+
+
 def test_a_state_that_cannot_be_written_is_said_by_name():
     """A value that is neither tensor nor plain is refused with its place in the state."""
 
