@@ -163,7 +163,7 @@ class KeeperProcess:
 
     def _call(self, *words: str) -> str:
         """Calls are lost with a killed keeper, as they are with an actor."""
-        with contextlib.suppress(BrokenPipeError):
+        with contextlib.suppress(BrokenPipeError, ValueError):  # the latter of a pipe that is closed
             self.process.stdin.write("\t".join(words) + "\n")
             self.process.stdin.flush()
             return self.process.stdout.readline().strip()
