@@ -475,9 +475,10 @@ class Group(Crew):
         self._redo.clear()
 
     def _peer_broke(self, peer: str) -> None:
-        """Of the newest layout that was heard of: what breaks before it is entered is lacking in it."""
+        """Of the newest layout that was heard of, or of who hands its state over to it: what breaks before it is
+        entered is lacking in it."""
         order = self.order
-        if order is not None and peer in order.layout.workers:
+        if order is not None and peer in (*order.layout.workers, *order.holders):
             self._broke = PeerBroken(generation=order.layout.generation, peer=peer)
             self.link.send(self._broke)
 

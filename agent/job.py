@@ -276,10 +276,9 @@ class Job:
             case CopiedState() | CopiedSum() | CopiesSent():
                 self._regrouping.salvage(member, message, payload)
             case PeerBroken():
-                here = message.peer in self.roster.members  # else it is known to be gone
-                if here and self._is_of_layout(message.generation):
+                if self._is_of_layout(message.generation):
                     due_s = time.monotonic() + PEER_GRACE_S
-                    self.roster.suspicions.hear(message.peer, member.worker, due_s)
+                    self.roster.suspect(message.peer, member.worker, due_s)
             case Lines():
                 self._out.lines(self.order.job, member.worker, message.lines)
             case Failed():

@@ -76,7 +76,8 @@ class Regrouping:
 
     def restore(self, layout: Layout) -> None:
         """The keeper was restarted: this is the layout that was running."""
-        self._roster.layout, self._roster.started = layout, True
+        roster = self._roster
+        roster.layout, roster.started, roster.sources = layout, True, None
         self._awaited_until_s = time.monotonic() + RECONNECT_S
 
     def forget(self) -> None:

@@ -30,7 +30,8 @@ class Roster:
         self.layout: Layout | None = None
         self.pending: Layout | None = None  # the next one
         self.started = False  # the layout was told to its workers
-        self.sources: tuple[str, ...] = ()  # who was asked to hand its state to those who lack it
+        # Who was asked to hand its state to those who lack it. In a keeper that was restarted: nobody knows.
+        self.sources: tuple[str, ...] | None = ()
         self.finishing: set[str] | None = None  # workers whose script is not at its end yet
 
     # --- who is here --------------------------------------------------------------------------------
@@ -115,17 +116,27 @@ class Roster:
                 self._watch.wait_longer(self._history.version)
                 self.lose(member.worker, "silent", f"nothing was heard for {silent_s:.1f} s")
 
+    def suspect(self, accused: str, by: str, due_s: float) -> None:
+        """The connection between them broke. Of those outside it matters of whom a state is waited for, who may have
+        died with an earlier keeper; who is gone is known."""
+        assert self.layout is not None
+        inside = accused in self.members and accused in self.layout.workers
+        if inside or (self._owes_state(accused) and not self.is_gone(accused)):
+            self.suspicions.hear(accused, by, due_s)
+
     def lose_the_suspected(self, now_s: float) -> None:
         while (pair := self.suspicions.lost(now_s)) is not None:
             accused, by = pair
             self.suspicions.drop(accused)
-            if accused in self.members:
+            if accused in self.members or self._owes_state(accused):
                 self.lose(accused, "connection", f"its connection to {by} broke")
 
     def _owes_state(self, worker: str) -> bool:
         """Whether those of the layout wait for the state of this one, who is not in it."""
         layout = self.layout
-        if layout is None or worker in layout.workers or worker not in self.sources:
+        if layout is None or worker in layout.workers:
+            return False
+        if self.sources is not None and worker not in self.sources:
             return False
         inside = self.inside()
         if any(member.version != self._history.version for member in inside):

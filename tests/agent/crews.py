@@ -163,7 +163,9 @@ class KeeperProcess:
 
     def _call(self, *words: str) -> str:
         """Calls are lost with a killed keeper, as they are with an actor."""
-        with contextlib.suppress(BrokenPipeError, ValueError):  # the latter of a pipe that is closed
+        with contextlib.suppress(
+            BrokenPipeError, ValueError
+        ):  # the latter of a pipe that is closed
             self.process.stdin.write("\t".join(words) + "\n")
             self.process.stdin.flush()
             return self.process.stdout.readline().strip()

@@ -166,6 +166,31 @@ def test_who_is_left_out_is_lost_before_its_layers_were_asked_for(
     assert [(lost.worker, lost.owed_state) for lost in crew.of(WorkerLost)] == [(second, True)]
 
 
+@pytest.mark.parametrize("asked", [False, True])
+def test_the_keeper_goes_with_who_is_left_out_before_its_layers_were_fetched(
+    mortal: Crew, alone: tuple[list[str], bytes], asked: bool
+) -> None:
+    """The next keeper knows the layout and not whom it told to hand over layers: who waits for some complains of that
+    one, and the manager hears of it."""
+    out = mortal.folder / "out.pt"
+    mortal.depth, mortal.owned, mortal.options = 2, True, {"cuts": BLOCKS[:1]}
+    first, second = mortal.begin(2, script_with(HESITATES), str(STEPS), str(out))
+    mortal.reach(9)
+    (third,) = mortal.start(1)
+    until("the newcomer", lambda: third in mortal.ready)
+    Path(f"{out}.late").touch()
+    lay_out(mortal, [first, third], 2)
+    until("the newcomer to lack its layers", Path(f"{out}.lacking").exists)
+    if asked:
+        mortal.kill(second, how=signal.SIGSTOP)
+        Path(f"{out}.late").unlink()
+    mortal.keeper.kill()
+    mortal.kill(second)
+    mortal.keeper.start()
+    Path(f"{out}.late").unlink(missing_ok=True)
+    ends_alike(mortal, alone, STEPS)
+
+
 @pytest.mark.parametrize("place", [0, 1, 2])
 def test_the_keeper_and_the_only_owner_of_layers_are_killed_at_once(
     mortal: Crew, alone: tuple[list[str], bytes], place: int
