@@ -83,7 +83,7 @@ class Group(Crew):
         self._landing = Landing()
         self._mesh.place = self._landing.place
         self._survey = Survey(self, order.job, self._mesh.address)
-        self._broke: PeerBroken | None = None  # the last complaint
+        self._complaints: list[PeerBroken] = []  # in the newest layout that was heard of
         self.link = Link(
             order.keeper_address,
             order.secret,
@@ -466,6 +466,7 @@ class Group(Crew):
                 self._snapshots.asked_at = order.version
             return
         before = set(self.order.addresses) if self.order is not None else set()
+        self._complaints = [each for each in self._complaints if each.generation == generation]
         self.order = order
         self._mesh.forget(before - set(order.addresses))
         self._mesh.want(order.addresses)
@@ -479,10 +480,11 @@ class Group(Crew):
         entered is lacking in it."""
         order = self.order
         if order is not None and peer in (*order.layout.workers, *order.holders):
-            self._broke = PeerBroken(generation=order.layout.generation, peer=peer)
-            self.link.send(self._broke)
+            complaint = PeerBroken(generation=order.layout.generation, peer=peer)
+            self._complaints.append(complaint)
+            self.link.send(complaint)
 
     def _complain_again(self) -> None:
         """The keeper may not have heard it, or has forgotten it: it was restarted."""
-        if self._broke is not None:
-            self.link.send(self._broke)
+        for complaint in list(self._complaints):
+            self.link.send(complaint)
