@@ -30,6 +30,7 @@ from agent.mesh import Mesh
 from agent.messages import JobOrder, NanPolicy, WorkerOrder
 from agent.noting import Noting
 from agent.partial import Partial
+from agent.pipeline.record import CannotRecord
 from agent.pipeline.wires import MeshChannel
 from agent.preparing import Preparing
 from agent.protocol import (
@@ -215,6 +216,14 @@ class Group(Crew):
         return chain
 
     def play(self, step: int, batches: Sequence[object]) -> Summed:
+        try:
+            return self._play(step, batches)
+        except CannotRecord as error:
+            if self.layout.owned or not self._survey.take_back(str(error)):
+                raise  # owned: nobody has room for the whole model
+        return self.wait(lambda: None)  # for the next layout, which is of depth 1
+
+    def _play(self, step: int, batches: Sequence[object]) -> Summed:
         session, chain = self.session, self._prepare_chain(step)
         summed = chain.play(step, batches, lambda m: session.seed_for(step, m), self._stop_or_save)
         self.link.microbatch_s = chain.busy_s

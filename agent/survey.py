@@ -39,6 +39,7 @@ class Survey:
         self._unmeasured = False  # the script can be cut, and nobody has measured it yet
         # Whose network has not been measured with all kinds of peers.
         self._unprobed: Profile | None = None
+        self._taken_back = False  # it could be cut, and a later step could not
         self._probed_at = -1  # the generation in which it was tried
 
     def introduce(self, facts: Facts) -> None:
@@ -108,6 +109,16 @@ class Survey:
         self.ready = msgspec.structs.replace(self.ready, uncuttable=why, stages_max=len(points) + 1)
         self._crew.link.send(self.ready)
         self._unmeasured = not why
+
+    def take_back(self, why: str) -> bool:
+        """It was recorded, and this step computes something else. False if it never could be: who asks for depth then is wrong."""
+        assert self.ready is not None
+        if self.ready.uncuttable not in ("", UNRECORDED) and not self._taken_back:
+            return False
+        self._taken_back, self._unmeasured = True, False
+        self.ready = msgspec.structs.replace(self.ready, uncuttable=why, stages_max=1)
+        self._crew.link.send(self.ready)
+        return True
 
     def _measure(self) -> None:
         """Unless it was measured before."""

@@ -97,7 +97,10 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
     known = (event.uncuttable, event.stages_max)
     if event.uncuttable != UNRECORDED and known != (job.uncuttable, job.stages_max):
         job.uncuttable, job.stages_max = known
-        newcomer(state, job)  # it may be cut now; another newcomer would not know
+        if job.uncuttable and job.layout is not None and job.layout.depth > 1:
+            _uncut(state, out, job)
+        else:
+            newcomer(state, job)  # it may be cut now; another newcomer would not know
     if worker.ready or not job.active:
         return
     worker.ready = True
@@ -110,6 +113,14 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
     newcomer(state, job)
     if not job.serving:
         want_layout(state, job)
+
+
+def _uncut(state: State, out: list[AnyAction], job: Job) -> None:
+    """A recording is not of the step in flight: nobody can play that step in stages, and all wait."""
+    if job.status == "RUNNING":
+        jobs.move(state, out, job, "RECOVERING", f"it is cut no more: {job.uncuttable}")
+    job.urgent = True
+    want_layout(state, job)
 
 
 def _too_many(job: Job) -> str:

@@ -336,6 +336,9 @@ class Crew:
                     self.microbatches = report.microbatches
                     if len(self.ready) >= self.settle:
                         self.regroup("boundary")
+                elif self.depth > 1 and report.stages_max == 1 and self.step:
+                    self.depth = 1
+                    self.regroup("now")
             case messages.WorkerLost(owed_state=True) if report.worker not in self.ready:
                 self.regroup("now")
             case messages.WorkerLost() | messages.WorkerFailed():

@@ -6,7 +6,7 @@ import msgspec
 import pytest
 
 from agent.layout import Layout
-from agent.messages import JobProfiled, Paced
+from agent.messages import JobProfiled, Paced, WorkerReady
 from agent.profile import Link, Network
 from cloud.model import Quote
 from orchestrator.actions import Note, Regroup
@@ -376,3 +376,30 @@ def test_a_change_during_a_change_ends_in_the_newest_layout(hand: Any) -> None:
     assert first not in regroup.layout.workers
     h.committed(h.job.step + 1)
     assert h.job.acknowledged == h.job.generation
+
+
+def test_a_chain_that_cannot_play_the_step_in_flight_is_ended_at_once(hand: Any) -> None:
+    """Such a step ends in no layout of this depth, so no boundary is waited for; and it is cut no more."""
+    h = trained(hand, 4, slots_max=4, depth=2)
+    assert h.job.layout.depth == 2
+    why = "a microbatch of [[3]], and the loop could be recorded for [[4]] only"
+    worker = h.state.workers[h.job.layout.workers[1]]
+    taken_back = WorkerReady(
+        at_s=h.at_s,
+        job="job",
+        worker=worker.id,
+        machine_id=h.state.leases[worker.token].machine_id,
+        microbatches=8,
+        steps_total=h.steps_total,
+        state_bytes=1 << 20,
+        uncuttable=why,
+        stages_max=1,
+    )
+    (regroup,) = h.only(h.see(taken_back), Regroup)
+    assert (regroup.when, regroup.layout.depth, regroup.layout.width) == ("now", 1, 4)
+    assert why in regroup.because
+    assert h.job.status == "RECOVERING"
+    h.committed(h.job.step + 1)
+    assert h.job.status == "RUNNING"
+    h.wait(600.0)
+    assert h.job.layout.depth == 1
