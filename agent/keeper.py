@@ -37,6 +37,7 @@ BIND_PATIENCE_S = 15.0
 CONFIRM_S = 10.0
 CLOSED_S = 20.0  # for a job that is opened again while it is being closed
 KEPT_MAX = 4
+KEPT_S = 60.0
 OPEN_JOBS = "orch:jobs:open"
 TRACES_ASKED = "orch:trace:asked"
 ASKED_S = 0.5
@@ -92,6 +93,7 @@ class Keeper:
         threading.Thread(target=self._accept, name="keeper-accept", daemon=True).start()
         threading.Thread(target=self._tick, name="keeper-tick", daemon=True).start()
         threading.Thread(target=self._hear_asked, name="keeper-asked", daemon=True).start()
+        threading.Thread(target=self._put_away, name="keeper-kept", daemon=True).start()
 
     def _listen_again(self, host: str) -> socket.socket:
         """On the port of the keeper before us; the first one takes any."""
@@ -148,7 +150,8 @@ class Keeper:
         self._client.set(_script_key(order.job), script)
         record = OpenJob(order=order)
         self._save(record)
-        kept = self._kept.pop(order.job, None)
+        with self._lock:
+            kept = self._kept.pop(order.job, None)
         if kept is None:
             self._make(record, script)
         else:
@@ -207,6 +210,23 @@ class Keeper:
                     del self._kept[next(iter(self._kept))]
             del self._jobs[name], self._open[name], self._closing[name]
         self._patiently(note_closed)(self._client, self._place.checkpoints, name, time.time())
+
+    def _put_away(self) -> None:
+        """What did not fit on the disk when its job was closed is tried again: our memory ends with us."""
+        while not self._closed.wait(KEPT_S):
+            with self._lock:
+                kept = dict(self._kept)
+            for name, job in kept.items():
+                if job.fenced or not job.closed:
+                    continue
+                try:
+                    away = job.put_away()
+                except Exception:
+                    log.exception("%s could not be put on the disk", name)
+                    continue
+                with self._lock:
+                    if away and self._kept.get(name) is job:
+                        del self._kept[name]
 
     def _strike(self, name: str) -> None:
         self._client.hdel(OPEN_JOBS, name)

@@ -10,10 +10,12 @@ from typing import Any
 import msgspec
 import pytest
 import redis
+from backups import disk, saved
 from crews import SECRET, Crew, Nursery, RedisProcess, played_alone, until
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
+from agent import keeper as keeper_module
 from agent import vault
 from agent.commits import Commit, RedisCommitLog
 from agent.faults import Fault, Plan
@@ -92,6 +94,25 @@ def lives(pid: int) -> bool:
 
 def is_open(refusing: Refusing, job: str = "job") -> bool:
     return bool(refusing.hexists(OPEN_JOBS, job))
+
+
+def test_what_did_not_fit_when_a_job_was_closed_is_written_when_there_is_room(
+    refusing: Refusing, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The keeper's memory ends with it; so nobody has to open the job again for that."""
+    monkeypatch.setattr(keeper_module, "KEPT_S", 0.05)
+    keeper = Keeper(refusing, Place(checkpoints=tmp_path), "127.0.0.1", SECRET)
+    try:
+        keeper.open_job(order(), b"")
+        keeper._jobs["job"].vault.adopt(saved(3))
+        (tmp_path / "job").write_bytes(b"")  # where its folder would be
+        keeper.close_job("job")
+        until("the close", lambda: not is_open(refusing) and "job" in keeper._kept)
+        (tmp_path / "job").unlink()
+        until("room to be found", lambda: not keeper._kept)
+        assert [mark.version for mark in disk(tmp_path / "job").marks()] == [3]
+    finally:
+        keeper.close()
 
 
 @pytest.mark.parametrize("call", ["zrem", "set", "hset"])
