@@ -354,7 +354,7 @@ def _summary(
     saved = cost.saved_usd / cost.on_demand_usd if cost.on_demand_usd else 0.0
     table.add_row("steps committed", f"{job.step} of {job.steps_total}")
     table.add_row("steps lost", str(job.steps_lost))
-    table.add_row("pause at each change of layout", recoveries)
+    table.add_row("pause at each loss", recoveries)
     table.add_row("machines bought", str(len(view.machines)))
     table.add_row("spent", f"${cost.spent_usd:.5f}")
     table.add_row(
