@@ -275,13 +275,16 @@ def streams_kept(device: torch.device) -> Iterator[None]:
 def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
     """Nor in what modules keep for themselves: a mask that is made once, what was attended to last. They would keep
     placeholders otherwise, and the first microbatch would come upon them."""
-    before = [(each, dict(vars(each)), dict(each._buffers)) for each in model.modules()]
+    before = [
+        (now, dict(now))
+        for module in model.modules()
+        for now in (*_attributes(module), module._buffers)
+    ]
     try:
         yield
     finally:
-        for module, own, buffers in before:
-            _put_back(vars(module), own)
-            _put_back(module._buffers, buffers)
+        for now, earlier in before:
+            _put_back(now, earlier)
 
 
 class Filled:
@@ -289,22 +292,23 @@ class Filled:
     if there had been no forward, so that whoever has run some records what whoever has run none does."""
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
-        self._modules = [module for model in models for module in model.modules()]
+        modules = [module for model in models for module in model.modules()]
+        self._places = [place for module in modules for place in _attributes(module)]
         self._roles = set[object]()
-        self._before: list[dict[str, Any]] = []
-        self._first: dict[tuple[int, str], tuple[bool, Any]] = {}  # what was there, if anything was
+        self._before: list[dict[Any, Any]] = []
+        self._first: dict[tuple[int, Any], tuple[bool, Any]] = {}  # what was there, if anything was
 
     def begin(self, role: object) -> None:
         """Whoever has done the same before comes by the same modules."""
         known, self._before = role in self._roles, []
         self._roles.add(role)
         if not known:
-            self._before = [dict(vars(module)) for module in self._modules]
+            self._before = [dict(place) for place in self._places]
 
     def look(self) -> None:
         """Nothing but forwards have been since."""
         for index, before in enumerate(self._before):
-            for key, value in vars(self._modules[index]).items():
+            for key, value in self._places[index].items():
                 if before.get(key) is not value:
                     self._first.setdefault((index, key), (key in before, before.get(key)))
         self._before = []
@@ -312,12 +316,19 @@ class Filled:
     def empty(self) -> None:
         for (index, key), (was_there, value) in self._first.items():
             if was_there:
-                vars(self._modules[index])[key] = value
+                self._places[index][key] = value
             else:
-                vars(self._modules[index]).pop(key, None)
+                self._places[index].pop(key, None)
 
 
-def _put_back(now: dict[str, Any], before: dict[str, Any]) -> None:
+def _attributes(module: torch.nn.Module) -> list[dict[Any, Any]]:
+    """Its attributes, and its hooks: libraries hang some up in the first forward, and note in an attribute that they did."""
+    own = vars(module)
+    hooks = [found for key, found in own.items() if key.endswith("_hooks") and found is not None]
+    return [own, *(found for found in hooks if isinstance(found, dict))]
+
+
+def _put_back(now: dict[Any, Any], before: dict[Any, Any]) -> None:
     for key in now.keys() - before.keys():
         del now[key]
     for key, value in before.items():

@@ -511,3 +511,37 @@ def test_what_forwards_leave_in_modules_makes_no_other_recording(
     first, second, third = recorder.found
     assert first.reads is not second.reads
     assert first.mark == second.mark == third.mark
+
+
+CATCHING = """
+import types
+box = types.SimpleNamespace(rate=0)
+class Catching(torch.nn.Sequential):
+    hung_up = False
+    def forward(self, x):
+        if not self.hung_up:
+            self[1].register_forward_hook(lambda module, given, found: self.caught.append(found))
+            self.hung_up = True
+        self.caught = []
+        return super().forward(x), sum(each.square().mean() for each in self.caught)
+torch.manual_seed(0)
+"""
+
+
+def test_hooks_that_the_first_forward_hangs_up_are_there_once(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    """As libraries do that hand out what layers inside have found: in a recording, and behind it."""
+    loop = """
+    box.rate = step
+    for x, y in session.share(batches(step)):
+        found, more = model(x)
+        session.backward(functional.cross_entropy(found, y) + (more if box.rate < 9 else 0.0))
+    """
+    start = START.replace("torch.manual_seed(0)\n", CATCHING)
+    names = run(tmp_path, loop, start.replace("torch.nn.Sequential(torch", "Catching(torch"))
+    assert recorder.failed == ""
+    first, second, third = recorder.found
+    assert first.mark == second.mark == third.mark
+    assert first.graph.code.count(".square()") == 1
+    assert len(names["model"].caught) == 1
