@@ -11,6 +11,7 @@ What it asks for besides tensors is in the graph as a number:
 * **values** that come from weights, buffers or random numbers: the module in which that happens is kept whole.
 """
 
+import inspect
 import operator
 import traceback
 import weakref
@@ -50,6 +51,12 @@ ABOUT = _names(
 COUNTED = _names(
     "nonzero nonzero_numpy argwhere masked_select unique unique_consecutive bincount _unique2"
 )
+# Not all call themselves what they are called by.
+METHODS = {
+    method: name
+    for name, method in inspect.getmembers(torch.Tensor, callable)
+    if method.__hash__ is not None
+}
 TraceError = fx.proxy.TraceError
 
 
@@ -137,7 +144,9 @@ class Witness(TorchFunctionMode):
             return self._call("call_function", getattr, func, args, (args[0], name), {})
         if name == "__setitem__":
             return self._call("call_function", operator.setitem, func, args, args, kwargs)
-        if getattr(torch.Tensor, name, None) is func:
+        if getattr(torch.Tensor, name, None) is not func:  # `**` calls itself pow, which is another
+            name = METHODS.get(func, "")
+        if name:
             return self._call("call_method", name, func, args, args, kwargs)
         return self._call("call_function", func, func, args, args, kwargs)
 

@@ -1,6 +1,7 @@
 """Models written as libraries write them: recorded while they run, cut between their blocks, with the bits of one process."""
 
 import dataclasses
+import operator
 
 import playing
 import pytest
@@ -203,6 +204,37 @@ def test_sizes_that_come_of_values_are_asked_too():
     graph = record(made(Library), counting, text(True)(torch.Generator(), 3))
     assert graph.meta[LOOKS].differs(text(True)(torch.Generator().manual_seed(5), 3)) == ""
     assert graph.meta[LOOKS].differs(text(False)(torch.Generator(), 3))
+
+
+OPERATORS = {
+    "x ** 2": lambda x: x**2,
+    "2 ** x": lambda x: 2**x,
+    "x ** x": lambda x: x.abs() ** x,
+    "x **= 2": lambda x: operator.ipow(x * 1.5, 2),
+    "x % 2": lambda x: x % 2 + 5 % (x.abs() + 1),
+    "x // 2": lambda x: x + (x // 0.5) + 7 // (x.abs() + 1),
+    "x / 2": lambda x: x / 2 + 3 / (x.abs() + 1),
+    "x - 2": lambda x: (x - 2) * (2 - x),
+    "x @ x": lambda x: x @ x.mT,
+    "-x": lambda x: -abs(+x),
+    "x < 2": lambda x: x * (x < 0.2) * ~(x < 0.1) + x * ((x > 0) ^ (x < 1)),
+    "x[0]": lambda x: x[0] + x[..., None, 0],
+    "x.norm()": lambda x: x.norm() + x.split(1)[0].sum() + x.unflatten(0, (1, -1))[0],
+}
+
+
+@pytest.mark.parametrize("case", OPERATORS)
+def test_operators_are_recorded(case):
+    """Some of them call themselves what another method is called."""
+    model = nn.Sequential(nn.Linear(4, 4))
+
+    def loss(model, x):
+        return OPERATORS[case](model(x)).square().mean()
+
+    example, other = torch.randn(4, 4), torch.randn(4, 4)
+    graph = record(model, loss, (example,), fixed=True)
+    assert torch.equal(graph(other), loss(model, other))
+    assert len(graph.graph.nodes) > 5
 
 
 def test_no_cut_where_gradients_are_not_wanted():
