@@ -10,7 +10,7 @@ demo: $(READY)
 	@$(BIN)/orchestrator demo
 
 test: $(READY)
-	$(BIN)/python -m pytest -rs -n 2 -m "not processes"
+	$(BIN)/python -m pytest -rs -n 2 --dist worksteal -m "not processes"
 	$(BIN)/python -m pytest -rs -n 2 --dist worksteal -m processes
 
 check: $(READY)
