@@ -20,7 +20,7 @@ from agent import messages
 from agent.faults import VARIABLE
 from agent.keeper import Keeper, connect
 from agent.layout import Layout, data_parallel
-from agent.messages import AnyReport, JobOrder, WorkerOrder
+from agent.messages import UNRECORDED, AnyReport, JobOrder, WorkerOrder
 from agent.offsite import Storage
 from agent.vault import Place
 from agent.wire import job_secret
@@ -336,7 +336,7 @@ class Crew:
                     self.microbatches = report.microbatches
                     if len(self.ready) >= self.settle:
                         self.regroup("boundary")
-                elif self.depth > 1 and report.stages_max == 1 and self.step:
+                elif self.depth > 1 and self.step and report.uncuttable not in ("", UNRECORDED):
                     self.depth = 1
                     self.regroup("now")
             case messages.WorkerLost(owed_state=True) if report.worker not in self.ready:
