@@ -110,12 +110,12 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         return tuple(unpack(code) for code in view.cast("q"))
 
 
-@lru_cache(maxsize=CACHED_SCHEDULES)
 def recomputing(stages: int, said: tuple[bool, ...] = ()) -> tuple[bool, ...]:
     """Which stages do, by what is said of each, or of none. The last never does."""
     return (*(said[:-1] or [False] * (stages - 1)), False)
 
 
+@lru_cache(maxsize=CACHED_SCHEDULES)
 def one_f_one_b(workers: int, microbatches: int, *, recompute: tuple[bool, ...] = ()) -> Schedule:
     """1F1B with a flush: what a chain plays when it is told nothing else.
 
