@@ -324,8 +324,7 @@ class Filled:
 def _attributes(module: torch.nn.Module) -> list[dict[Any, Any]]:
     """Its attributes, and its hooks: libraries hang some up in the first forward, and note in an attribute that they did."""
     own = vars(module)
-    hooks = [found for key, found in own.items() if key.endswith("_hooks") and found is not None]
-    return [own, *(found for found in hooks if isinstance(found, dict))]
+    return [own, *(v for key, v in own.items() if key.endswith("_hooks") and isinstance(v, dict))]
 
 
 def _put_back(now: dict[Any, Any], before: dict[Any, Any]) -> None:
