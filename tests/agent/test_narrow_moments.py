@@ -145,12 +145,8 @@ HESITATES = """
 """
 
 
-def test_who_is_left_out_is_lost_before_its_layers_were_asked_for(
-    crew: Crew, alone: tuple[list[str], bytes]
-) -> None:
-    """One of two that each keep their own makes room for a newcomer, which has said that it has the version, if none
-    of those layers: the manager hears that somebody waits for what is lost."""
-    out = crew.folder / "out.pt"
+def left_out(crew: Crew, out: Path) -> str:
+    """One of two that each keep their own, and a newcomer in its place lacks its layers until `late` is gone."""
     crew.depth, crew.owned, crew.options = 2, True, {"cuts": BLOCKS[:1]}
     first, second = crew.begin(2, script_with(HESITATES), str(STEPS), str(out))
     crew.reach(9)
@@ -159,6 +155,16 @@ def test_who_is_left_out_is_lost_before_its_layers_were_asked_for(
     Path(f"{out}.late").touch()
     lay_out(crew, [first, third], 2)
     until("the newcomer to lack its layers", Path(f"{out}.lacking").exists)
+    return second
+
+
+def test_who_is_left_out_is_lost_before_its_layers_were_asked_for(
+    crew: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """One of two that each keep their own makes room for a newcomer, which has said that it has the version, if none
+    of those layers: the manager hears that somebody waits for what is lost."""
+    out = crew.folder / "out.pt"
+    second = left_out(crew, out)
     crew.kill(second)
     until("the loss", lambda: crew.of(WorkerLost))
     Path(f"{out}.late").unlink()
@@ -173,14 +179,7 @@ def test_the_keeper_goes_with_who_is_left_out_before_its_layers_were_fetched(
     """The next keeper knows the layout and not whom it told to hand over layers: who waits for some complains of that
     one, and the manager hears of it."""
     out = mortal.folder / "out.pt"
-    mortal.depth, mortal.owned, mortal.options = 2, True, {"cuts": BLOCKS[:1]}
-    first, second = mortal.begin(2, script_with(HESITATES), str(STEPS), str(out))
-    mortal.reach(9)
-    (third,) = mortal.start(1)
-    until("the newcomer", lambda: third in mortal.ready)
-    Path(f"{out}.late").touch()
-    lay_out(mortal, [first, third], 2)
-    until("the newcomer to lack its layers", Path(f"{out}.lacking").exists)
+    second = left_out(mortal, out)
     if asked:
         mortal.kill(second, how=signal.SIGSTOP)
         Path(f"{out}.late").unlink()
