@@ -38,6 +38,10 @@ class Accepted(Message, frozen=True, kw_only=True):
     mac: bytes
 
 
+class Confirmed(Message, frozen=True, kw_only=True):
+    """The caller was still there when it was accepted."""
+
+
 # --- worker to keeper ------------------------------------------------------------------------------
 
 
@@ -368,6 +372,7 @@ AnyMessage = (
     Challenge
     | Proof
     | Accepted
+    | Confirmed
     | Hello
     | Ready
     | Beat

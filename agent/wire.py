@@ -3,8 +3,9 @@
     frame = meta bytes (u32) | payload bytes (u64) | crc32c of both (u32) | meta | payload
 
 Both ends prove in the handshake that they know the job's secret (HMAC-SHA256 over both nonces and
-the caller's hello), so nobody else on the network is listened to. The frames themselves are neither
-encrypted nor signed: machines of one job belong on one private network.
+the caller's hello), so nobody else on the network is listened to. The caller has the last word, for it may have
+given up meanwhile. The frames themselves are neither encrypted nor signed: machines of one job belong on one
+private network.
 """
 
 import contextlib
@@ -24,7 +25,7 @@ import numpy as np
 from agent import faults
 from agent.checksum import Buffer, crc32c
 from agent.errors import Refused, WireError
-from agent.protocol import Accepted, AnyMessage, Challenge, Dismissal, Message, Proof
+from agent.protocol import Accepted, AnyMessage, Challenge, Confirmed, Dismissal, Message, Proof
 
 META_BYTES_MAX = 1 << 24
 PAYLOAD_BYTES_MAX = 1 << 36
@@ -245,6 +246,7 @@ def _introduce(connection: Connection, address: str, secret: str, hello: Message
     expected = _mac(secret, "called", challenge.nonce, nonce, said)
     if not isinstance(answer, Accepted) or not hmac.compare_digest(answer.mac, expected):
         raise WireError(f"{address} does not know the job's secret")
+    connection.send(Confirmed())
     connection.patience(None)
 
 
@@ -280,5 +282,9 @@ def _examine(connection: Connection, secret_of: Callable[[AnyMessage], str | Non
     if not hmac.compare_digest(proof.mac, expected):
         raise WireError("the caller does not know the job's secret")
     connection.send(Accepted(mac=_mac(secret, "called", nonce, proof.nonce, proof.hello)))
+    # Who gave up meanwhile dials again: what ends now is no connection that broke, and nothing was sent by it.
+    confirmed, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
+    if not isinstance(confirmed, Confirmed):
+        raise WireError(f"the caller sent {type(confirmed).__name__} before it confirmed")
     connection.patience(None)
     return hello

@@ -81,6 +81,32 @@ def test_a_dial_that_was_given_up_takes_no_place_of_a_newer_one() -> None:
     newer.close()
 
 
+def test_a_dial_that_was_given_up_as_it_is_accepted_is_no_broken_connection(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Who dials has waited for long enough just before its proof is answered, and dials again: nobody complains of it, and
+    whoever had complained would never have taken that back."""
+    given_up, prove = threading.Event(), wire._mac
+
+    def late(secret: str, role: str, *parts: bytes) -> bytes:
+        if threading.current_thread().name == "mesh-welcome" and role == "called":
+            given_up.wait(60)
+        return prove(secret, role, *parts)
+
+    monkeypatch.setattr(wire, "_mac", late)
+    broken: list[str] = []
+    ours = Mesh("b", "secret", "127.0.0.1", threading.Condition(), broken.append)
+    with pytest.raises(WireError):
+        dial(ours.address, "secret", PeerHello(worker="a", serial=1), wait_s=0.2)
+    given_up.set()
+    until("its end", lambda: "mesh-welcome" not in {t.name for t in threading.enumerate()})
+    again = dial(ours.address, "secret", PeerHello(worker="a", serial=2))
+    until("the connection", lambda: ours.connection("a"))
+    assert broken == []
+    ours.close()
+    again.close()
+
+
 def test_who_acknowledges_nothing_is_complained_of(monkeypatch: pytest.MonkeyPatch) -> None:
     """Of a connection on which the same bytes are sent again and again the system knows: it is told, though nobody reset
     anything, and whoever is blocked in sending wakes up."""
