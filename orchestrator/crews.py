@@ -95,7 +95,8 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
         return
     job = state.jobs[worker.job]
     known = (event.uncuttable, event.stages_max)
-    if event.uncuttable != UNRECORDED and known != (job.uncuttable, job.stages_max):
+    told = event.uncuttable != UNRECORDED and known != (job.uncuttable, job.stages_max)
+    if told and not (job.taken_back and not event.uncuttable):
         job.uncuttable, job.stages_max = known
         if job.uncuttable and job.layout is not None and job.layout.depth > 1:
             _uncut(state, out, job)
@@ -117,6 +118,7 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
 
 def _uncut(state: State, out: list[AnyAction], job: Job) -> None:
     """A recording is not of the step in flight: nobody can play that step in stages, and all wait."""
+    job.taken_back = True
     if job.status == "RUNNING":
         jobs.move(state, out, job, "RECOVERING", f"it is cut no more: {job.uncuttable}")
     job.urgent = True

@@ -226,6 +226,7 @@ class Job(msgspec.Struct, kw_only=True):
     unbuilt: Unbuilt | None = None  # it is built where it is kept
     uncuttable: str = UNRECORDED  # why its model cannot be cut into stages; empty if it can
     stages_max: int = 1
+    taken_back: bool = False  # it was cut, and a step came that was not as recorded
     profile: Profile | None = None
     told: Network | None = None  # the network as it was measured, whatever it is scaled to since
     plan: Plan | None = None  # what the newest layout is predicted to take

@@ -401,5 +401,7 @@ def test_a_chain_that_cannot_play_the_step_in_flight_is_ended_at_once(hand: Any)
     assert h.job.status == "RECOVERING"
     h.committed(h.job.step + 1)
     assert h.job.status == "RUNNING"
+    h.see(msgspec.structs.replace(taken_back, uncuttable="", stages_max=4))  # a newcomer's word
     h.wait(600.0)
     assert h.job.layout.depth == 1
+    assert h.job.uncuttable == why
