@@ -39,6 +39,8 @@ from orchestrator.redis_server import connect
 from orchestrator.view import JobView, Sentence
 
 TAKEN_S_MAX = 10.0
+STARTING_S_MAX = 120.0
+PATIENCE_S = 1.0  # without a word of what is waited for
 LOOK_S = 0.1
 EVENTS_S = 0.5
 BLOCK_MS = 500
@@ -142,7 +144,7 @@ def _hand_in(desk: Desk, script: Path, packed: Packed, spec: JobSpec, *, follow_
     spec = msgspec.structs.replace(spec, script_sha=client.put_script(packed.payload))
     client.post(JobSubmitted(at_s=time.time(), spec=spec))
     with _handed_in(desk, spec.job):
-        job = _until_taken(client, spec.job)
+        job = _until_taken(desk, client, spec.job)
         if job is not None and job.status in ENDED:
             _refused(desk, job)
         desk.say(Text.assemble(("submitted ", "green"), (spec.job, "bold"), f"  {script}"))
@@ -224,13 +226,21 @@ def deadline_s(text: str, now_s: float) -> float:
     return at_s
 
 
-def _until_taken(client: Client, job_id: str) -> JobView | None:
-    """The job as the manager has it, or None while the manager is away; the order is safe anyway."""
-    deadline = time.monotonic() + TAKEN_S_MAX
-    while time.monotonic() < deadline:
-        job = next((one for one in all_jobs(client) if one.id == job_id), None)
+def _until_taken(desk: Desk, client: Client, job_id: str) -> JobView | None:
+    """The job as the manager has it, or None while the manager is away; the order is safe anyway.
+
+    One that has said nothing since its house was set up is starting, and is waited for longer.
+    """
+    began, starting = time.monotonic(), False
+    while (waited_s := time.monotonic() - began) < (STARTING_S_MAX if starting else TAKEN_S_MAX):
+        view = client.view()
+        job = next((one for one in view.jobs if one.id == job_id), None) if view else None
         if job is not None:
             return job
+        silent = view is None or view.at_s < client.house().started_at_s
+        if silent and not starting and waited_s > PATIENCE_S:
+            starting = True
+            desk.say("the manager is starting, and takes the job up as soon as it is there")
         time.sleep(LOOK_S)
     return None
 

@@ -108,12 +108,20 @@ def own_house(tmp_path: Path) -> Iterator[Shell]:
     yield from _house(Shell(tmp_path))
 
 
-def _house(shell: Shell) -> Iterator[Shell]:
+@pytest.fixture
+def late_house(tmp_path: Path) -> Iterator[Shell]:
+    """Where the manager begins when the file `hold` is gone."""
+    (tmp_path / "hold").touch()
+    yield from _house(Shell(tmp_path), str(tmp_path / "hold"))
+
+
+def _house(shell: Shell, *words: str) -> Iterator[Shell]:
     places = shell.places
     log = shell.folder / "house.log"
     program = Path(__file__).with_name("small_house.py")
     env = {**os.environ, processes.MARK: places.identity}
-    house = processes.start([sys.executable, str(program), str(places.state_dir)], env=env, log=log)
+    command = [sys.executable, str(program), str(places.state_dir), *words]
+    house = processes.start(command, env=env, log=log)
     try:
         wait_until(lambda: places.house.exists() or house.poll() is not None)
         assert house.poll() is None, log.read_text()

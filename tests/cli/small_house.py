@@ -1,7 +1,9 @@
 """A house without Ray, for tests of the command line: the real Redis, the real local cloud, the real
 brain in its real world; only what would run on the machines is played here.
 
-    python small_house.py STATE_DIR
+    python small_house.py STATE_DIR [HOLD]
+
+As long as there is a file HOLD its manager does not begin.
 
 A played machine joins as soon as it runs. A played worker does what the script's bytes say: those
 with `raise` fail with a traceback, the others commit all their steps at once, unless they say `wait`. Those
@@ -148,6 +150,8 @@ def main() -> None:
         places.secret("dashboard").write_text("a-secret-of-the-page")
         places.house.write_bytes(msgspec.json.encode(told))
         try:
+            while sys.argv[2:] and Path(sys.argv[2]).exists():
+                time.sleep(0.02)
             asyncio.run(live(places, server.url))
         finally:
             places.house.unlink(missing_ok=True)

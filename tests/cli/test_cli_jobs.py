@@ -68,6 +68,17 @@ def test_a_script_that_raises_gives_its_own_traceback_and_100(housed):
     assert document.json["job"]["status"] == "FAILED"
 
 
+def test_a_manager_that_is_starting_is_waited_for(late_house):
+    """Right behind `up` it has not said anything yet: that is said, and it is not away."""
+    process = late_house.start("submit", late_house.script("wait.py", WAITS))
+    assert "the manager is starting" in process.stdout.readline()
+    (late_house.folder / "hold").unlink()
+    answer = late_house.ended(process)
+    assert (answer.code, answer.err) == (0, "")
+    assert answer.out.startswith("submitted wait-")
+    assert "away" not in answer.out
+
+
 @pytest.mark.parametrize(
     ("budget", "arithmetic"), [("0", "it buys no step"), ("0.0001", "too small for one step")]
 )
