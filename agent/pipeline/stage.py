@@ -15,18 +15,13 @@ from contextlib import nullcontext
 from typing import Any
 
 import torch
-from torch.autograd.graph import GradientEdge, Node, get_gradient_edge
-from torch.distributed.pipelining._backward import (
-    _get_grad_fn_or_grad_acc,
-    construct_reverse_graph,
-    get_param_groups,
-    stage_backward_weight,
-)
+from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from agent.device import number_of, set_stream_state, stream_state
 from agent.errors import Misuse
 from agent.pipeline import modes
 from agent.pipeline.channel import Parcel
+from agent.pipeline.halves import Halves, Owed
 from agent.pipeline.pieces import Piece
 from agent.pipeline.witness import unsaved
 
@@ -42,7 +37,7 @@ class Held:
         self.edges: dict[str, GradientEdge] = {}
         self.buffers: list[torch.Tensor] = []
         self.roots: tuple[list[GradientEdge], list[torch.Tensor]] = ([], [])
-        self.groups: list[dict[str, Any]] | None = None
+        self.owed: Owed | None = None
         self.loss: float | torch.Tensor = 0.0
 
     def let_go(self) -> None:
@@ -60,6 +55,7 @@ class Stage:
         self._params = {
             name: param for name, param in self.module.named_parameters() if param.requires_grad
         }
+        self._halves = Halves(list(self._params.values()))
         self._written = [
             (self.module.get_buffer(name), _places(self.module, name)) for name in piece.written
         ]
@@ -209,45 +205,20 @@ class Stage:
             return self.backward(microbatch, arrived), True
         held = self._held[microbatch]
         relayed = self._find_roots(held, arrived)
-        halved = held.leaves and held.roots[0]
-        grads = self._halve(held) if halved else (None,) * len(held.leaves)
-        return self._back(held, relayed, dict(zip(held.leaves, grads, strict=True))), False
+        found: Sequence[torch.Tensor | None] = (None,) * len(held.leaves)
+        if held.leaves and held.roots[0]:
+            found, held.owed = self._halves.first(held.roots, list(held.leaves.values()))
+            if held.owed is not None:
+                held.roots = ([], [])
+        return self._back(held, relayed, dict(zip(held.leaves, found, strict=True))), False
 
     def weight_gradient(self, microbatch: int) -> None:
         held = self._held[microbatch]
-        if held.groups is not None:
-            # A weight of several uses is found out along the way from one to the next, which others need as well.
-            again = any(len(group["intermediates"]) > 1 for group in held.groups)
-            stage_backward_weight(iter(self._params.values()), held.groups, retain_graph=again)
+        if held.owed is not None:
+            self._halves.second(held.owed)
         else:
             self._differentiate(held, [])
-        held.roots, held.groups = ([], []), None
-
-    def _halve(self, held: Held) -> tuple[torch.Tensor | None, ...]:
-        """The graph's input side first. What enters the weight side is noted down for later."""
-        edges, grads = held.roots
-        nodes = _nodes(held.leaves.values())
-        reverse = construct_reverse_graph([edge.node for edge in edges])
-        weights = [node for node in _nodes(self._params.values()) if node in reverse]
-        groups = _joined(get_param_groups(nodes, weights, reverse))
-        hooks = []
-        for group in groups:
-            group["intermediates"] = list(group["intermediates"])
-            group["grads"] = [None] * len(group["intermediates"])
-            for index, node in enumerate(group["intermediates"]):
-                hooks.append(node.register_prehook(_noter(group["grads"], index)))
-        try:
-            found = torch.autograd.grad(
-                edges, list(held.leaves.values()), grads, retain_graph=True, allow_unused=True
-            )
-        finally:
-            for hook in hooks:
-                hook.remove()
-        reached = {node for group in groups for node in group["params"]}
-        noted = all(each is not None for group in groups for each in group["grads"])
-        if noted and reached >= set(weights):
-            held.groups, held.roots = groups, ([], [])
-        return found
+        held.roots, held.owed = ([], []), None
 
     def _find_roots(self, held: Held, arrived: Parcel | None) -> Gradients:
         """Where the backward starts; what is only passed on is returned."""
@@ -305,31 +276,6 @@ class Stage:
         """The step is given up: nothing of it stays."""
         self._held.clear()
         self.module.zero_grad(set_to_none=True)
-
-
-def _joined(groups: list[dict[str, Any]]) -> list[dict[str, Any]]:
-    """Groups with a node in common as one: torch may leave them apart, and a weight that is in two counts twice."""
-    joined: list[dict[str, Any]] = []
-    for group in groups:
-        one, apart = group, []
-        for other in joined:
-            if one["intermediates"].isdisjoint(other["intermediates"]):
-                apart.append(other)
-            else:
-                one = {key: one[key] | other[key] for key in ("params", "intermediates")}
-        joined = [*apart, one]
-    return joined
-
-
-def _noter(grads: list[Any], index: int) -> Callable[[Any], None]:
-    def note(arriving: Any) -> None:
-        grads[index] = arriving
-
-    return note
-
-
-def _nodes(tensors: Any) -> list[Node]:
-    return [node for tensor in tensors if (node := _get_grad_fn_or_grad_acc(tensor)) is not None]
 
 
 def _places(module: torch.nn.Module, name: str) -> list[tuple[torch.nn.Module, str]]:
