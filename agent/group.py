@@ -41,6 +41,7 @@ from agent.protocol import (
     Enter,
     Held,
     Hello,
+    LoopLeft,
     Noticed,
     Over,
     Part,
@@ -97,6 +98,7 @@ class Group(Crew):
         self._holds = False  # this worker's state is one that the job goes on from
         self._needs_state = False
         self._committed = 0
+        self._left: int | None = None  # the version with which the script left its loop
         self._redo, self._noting = Redoing(self), Noting(self)
         self._done = False
         self._notice_at_s: float | None = None
@@ -314,10 +316,13 @@ class Group(Crew):
 
     def finish(self, session: Session, facts: Facts) -> bool:  # noqa: ARG002
         self.link.step, last = -1, session.version
+        self._left = last
+        self.link.send(LoopLeft(version=last))
         while not self._done:
             try:
                 self._come_in(session)
                 if session.version < last:
+                    self._left = None
                     return False
                 if self.layout.owned:
                     self._gather_behind(session)
@@ -425,6 +430,7 @@ class Group(Crew):
             held=self._handover.held(self._session) if self._session else None,
             promised=self._handover.promised,
             copies=self._copies.any,
+            left=self._left,
             ready=self._survey.ready,
         )
 

@@ -36,6 +36,7 @@ from agent.protocol import (
     Holding,
     LayersAsked,
     Lines,
+    LoopLeft,
     Measured,
     Noticed,
     PeerBroken,
@@ -164,7 +165,7 @@ class Job:
                 self.vault.drop()
             self.vault.begin_anew(self.history.version)
             self._regrouping.forget()
-            self.roster.finishing = None
+            self.roster.left = self.roster.finishing = None
             self.closed = self.fenced = False
 
     def notice(self, machine_id: str, deadline_s: float) -> None:
@@ -192,6 +193,8 @@ class Job:
                 each.post(Peers(addresses=addresses))
             if hello.ready is not None:
                 self._on_ready(member, hello.ready)
+            if hello.left is not None:
+                roster.hear_left(hello.left)
             self._regrouping.joined()
         return member
 
@@ -260,6 +263,8 @@ class Job:
             case Holding():
                 if self._is_of_layout(message.generation):
                     member.holds(message.version, message.held)
+            case LoopLeft():
+                self.roster.hear_left(message.version)
             case Snapshot():
                 self._on_snapshot(member, message, payload)
             case Recording():
@@ -303,8 +308,6 @@ class Job:
 
     def _on_snapshot(self, member: Member, message: Snapshot, payload: memoryview) -> None:
         if self.roster.layout is not None:
-            if message.final:
-                member.left = message.version
             whole = self.vault.take(message, payload, member.worker, self.roster.layout)
             if whole is not None and message.final:
                 self._ending.begin(whole)
@@ -350,6 +353,8 @@ class Job:
         if layout is None or self._committing or self.closed or not self.vault.open:
             return None
         if self._regrouping.waits or not self._round.whole(layout):
+            return None
+        if self.roster.left == self.history.version:
             return None
         self._committing = True
         return commits.Commit(

@@ -37,7 +37,6 @@ class Member:
         self.ready: Ready | None = hello.ready
         self.microbatch_s = 0.0
         self.step = -1  # that it is in the middle of
-        self.left: int | None = None  # the version with which its script left its loop
         self.heard_bytes = -1
         self.heard_s = 0.0
         self.connection = connection

@@ -56,7 +56,8 @@ class Hello(Message, frozen=True, kw_only=True):
     """`version` is None for a worker that holds no state yet; `generation` is the one it is in.
 
     `held` is of that version, `promised` of the next one: what this worker keeps once it hears that the step for
-    which it is prepared is committed. `copies` says that it has some of others: see `agent.copies`.
+    which it is prepared is committed. `copies` says that it has some of others: see `agent.copies`. With
+    version `left` its script has left its loop.
     """
 
     job: str
@@ -68,6 +69,7 @@ class Hello(Message, frozen=True, kw_only=True):
     held: Held | None = None
     promised: Held | None = None
     copies: bool = False
+    left: int | None = None
     ready: "Ready | None" = None
 
 
@@ -125,6 +127,12 @@ class Holding(Message, frozen=True, kw_only=True):
     generation: int
     version: int
     held: Held | None = None
+
+
+class LoopLeft(Message, frozen=True, kw_only=True):
+    """This worker's script has left its loop with that version."""
+
+    version: int
 
 
 class Snapshot(Message, frozen=True, kw_only=True):
@@ -379,6 +387,7 @@ AnyMessage = (
     | Slice
     | Prepared
     | Holding
+    | LoopLeft
     | Snapshot
     | LayersAsked
     | RedoAsked

@@ -271,7 +271,7 @@ class Regrouping:
         except Fenced as error:
             self._gave_up(error)
             return False
-        self._vault.since = version
+        self._vault.since, self._roster.left = version, None
         if version < before:
             self._reports.rewound(before, version)
         return True

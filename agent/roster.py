@@ -32,6 +32,7 @@ class Roster:
         self.started = False  # the layout was told to its workers
         # Who was asked to hand its state to those who lack it. In a keeper that was restarted: nobody knows.
         self.sources: tuple[str, ...] | None = ()
+        self.left: int | None = None  # the version with which scripts left their loops
         self.finishing: set[str] | None = None  # workers whose script is not at its end yet
 
     # --- who is here --------------------------------------------------------------------------------
@@ -64,12 +65,17 @@ class Roster:
             return ()
         return tuple(found)
 
+    def hear_left(self, version: int) -> None:
+        """Of one outside of the layout, too: others may be about to take over from it. Too late where they have gone on."""
+        if version == self._history.version:
+            self.left = version
+
     def tell_of_ends(self) -> None:
         """Whoever is in a step that others will not have, since their scripts have left their loops, waits in vain."""
-        left = [member.left for member in self.inside() if member.left is not None]
-        for member in self.inside() if left else ():
-            if member.step >= min(left):
-                member.post(Over(version=min(left)))
+        left = self.left
+        for member in self.inside():
+            if left is not None and member.step >= left:
+                member.post(Over(version=left))
 
     def refused(self, worker: str) -> str | None:
         """Why this worker is not let in, if it is not."""

@@ -320,20 +320,30 @@ for step in session.steps(8):
     while step == 3 and hold.exists():
         time.sleep(0.01)
     if step == 3: break
+if session.leader: print("behind the loop")
 """
 
 
-def test_who_comes_where_the_others_have_left_their_loop_leaves_it_too(crew: Crew) -> None:
-    """It has the state of the end, and not been in the step that ended it: it would begin one more."""
+@pytest.mark.parametrize("others", [2, 0])
+def test_who_comes_where_the_others_have_left_their_loop_leaves_it_too(
+    crew: Crew, others: int
+) -> None:
+    """It has the state of the end, and not been in the step that ended it: it would begin one more. It may lead now, or be
+    all that is in the layout: what is behind the loop is done once, by who led there."""
     hold = crew.folder / "hold"
     hold.touch()
     crew.begin(2, START.replace("=2", "=3") + LEAVES, str(hold))
     crew.reach(4)
     (newcomer,) = crew.start(1)
     until("the newcomer", lambda: newcomer in crew.ready)
-    crew.regroup("now")
+    with crew._lock:
+        crew.ready[:] = [newcomer, *crew.ready[:others]]
+        crew.regroup("now")
+    job = crew.keeper._jobs["job"]
+    until("the new layout", lambda: job.roster.layout.generation == crew.generation)
     hold.unlink()
     assert crew.completed().step == 4
+    assert crew.printed() == ["behind the loop"]
     assert hold.with_name(f"4.{crew.pids[newcomer]}").exists()
 
 
