@@ -15,7 +15,7 @@ from agent import saving
 from agent.backup import Saved
 from agent.errors import CheckpointError
 from agent.store.archive import TRIES, Archive, Mark
-from agent.store.errors import Damaged, Unavailable
+from agent.store.errors import Damaged, Unavailable, Unknown
 from agent.store.format import Manifest
 from agent.store.ladder import Rung, Source, recover, stored
 
@@ -104,9 +104,12 @@ def _source(copied: Saved) -> Source:
 
 
 def _look(shelf: Shelf, limit: int | None, unread: list[CheckpointError] | None) -> Manifest | None:
-    """What lies there. Why something cannot be read is noted in `unread`, or else an error."""
+    """What lies there. Why something cannot be read is noted in `unread`, or else an error; what can never be read by us is
+    not passed over: the versions before it would be gone on from, and it would be void."""
     try:
         return shelf.archive.newest(limit, unread)
+    except Unknown:
+        raise
     except CheckpointError as error:
         if unread is None:
             raise

@@ -2,6 +2,7 @@
 
 CheckpointError
 ├── Damaged          what was read is torn, truncated, flipped, missing or does not fit together
+├── Unknown          it is sound, and this version of the software does not know how it is written
 ├── Full             there is no room for what was to be written
 ├── Unavailable      the store did not answer within its bounded retries, or refused us
 └── Outdated         a newer generation writes this job now, or the version is below the floor
@@ -12,6 +13,10 @@ from agent.errors import CheckpointError
 
 class Damaged(CheckpointError):  # noqa: N818 - it names what happened
     """What was read is torn, truncated, flipped, missing or does not fit together."""
+
+
+class Unknown(CheckpointError):  # noqa: N818
+    """It is sound, and this version of the software does not know how it is written."""
 
 
 class Full(CheckpointError):  # noqa: N818

@@ -20,8 +20,9 @@ from collections.abc import Iterable, Mapping, Sequence
 import msgspec
 
 from agent.checksum import Buffer, crc32c
-from agent.store.errors import Damaged
+from agent.store.errors import Damaged, Unknown
 
+FORMAT = 1  # another one when somebody who does not know of a change would misread a version
 BLOCK_BYTES = 1 << 18  # small enough that a block is still in the processor's cache when summed
 ALIGN_BYTES = 64
 HEADER_BYTES_MAX = 100_000_000  # the bound of the safetensors library
@@ -116,8 +117,11 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...]
     block_bytes: int = BLOCK_BYTES
     redo: int = 0
+    format: int = FORMAT
 
     def __post_init__(self) -> None:
+        if self.format != FORMAT:
+            raise ValueError(f"version {self.version}: format {self.format}, known is {FORMAT}")
         if self.block_bytes != BLOCK_BYTES:
             raise ValueError(f"version {self.version}: blocks of {self.block_bytes} bytes")
         if not 0 <= self.redo <= self.version:
@@ -236,15 +240,23 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, key: str) -> Manifest:
-    """The manifest in `data`, or `Damaged` if a single byte of it is not as it was written."""
+    """The manifest in `data`. `Damaged` if a single byte of it is not as it was written, `Unknown` if it was written so
+    that it says nothing to us: a newer version of the software has it, and whoever takes it for damaged would delete it.
+    """
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)
-        body = bytes(envelope.manifest)
-        if crc32c(0, body) != envelope.crc32c:
-            raise Damaged(f"{key}: the manifest does not have its own checksum")
-        manifest = msgspec.json.decode(body, type=Manifest)
     except (msgspec.MsgspecError, ValueError) as error:
         raise Damaged(f"{key}: this is no manifest: {error}") from error
+    body = bytes(envelope.manifest)
+    if crc32c(0, body) != envelope.crc32c:
+        raise Damaged(f"{key}: the manifest does not have its own checksum")
+    try:
+        manifest = msgspec.json.decode(body, type=Manifest)
+    except (msgspec.MsgspecError, ValueError) as error:
+        what = "is sound, but not of a kind that this version of the software can read"
+        raise Unknown(
+            f"{key} {what}; start the version that wrote it, or a newer one: {error}"
+        ) from error
     if manifest.key != key:
         raise Damaged(f"{key} holds the manifest {manifest.key}")
     return manifest

@@ -5,19 +5,21 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
+import msgspec
 import pytest
 from backups import disk, same, saved, vault_of
 from crews import until
 
 from agent import offsite
+from agent.checksum import crc32c
 from agent.errors import CheckpointError
 from agent.messages import CheckpointCopied, CheckpointFailed, CopyFailed, Report
 from agent.offsite import Offsite, Storage
 from agent.recovery import Shelf, newest
 from agent.saving import save
 from agent.store.archive import Archive, Mark
-from agent.store.errors import Unavailable
-from agent.store.format import PARTS
+from agent.store.errors import Unavailable, Unknown
+from agent.store.format import MANIFESTS, PARTS
 from agent.store.ladder import Rung
 from agent.store.sinks import DiskSink, MemorySink, Read
 
@@ -284,6 +286,26 @@ def test_a_disk_that_gives_nothing_is_not_an_empty_one(tmp_path: Path, bad: str)
         newest(shelves, 5, patient=False)
     save(there, 1, saved(4))
     assert same(newest(shelves, 5, patient=False).saved, saved(4))
+
+
+@pytest.mark.parametrize("later", [('"format":1', '"format":2'), ('"dtype":"U8"', '"dtype":"F8"')])
+def test_a_version_that_a_later_software_wrote_is_neither_passed_over_nor_deleted(
+    tmp_path: Path, later: tuple[str, str]
+) -> None:
+    """It is sound, and the newest: whoever cannot read it says so, and leaves it to who can."""
+    archive = disk(tmp_path)
+    for version in (3, 5):
+        save(archive, 1, saved(version, redo=1))
+    key = Mark(6, 1).key(MANIFESTS)
+    envelope = msgspec.json.decode(archive.sink.get(key))
+    body = msgspec.json.encode(envelope["manifest"]).replace(*(word.encode() for word in later))
+    other = msgspec.json.encode({"crc32c": crc32c(0, body), "manifest": msgspec.Raw(body)})
+    archive.sink.delete([key])
+    archive.sink.create(key, other)
+    for patient in (True, False):
+        with pytest.raises(Unknown, match="start the version that wrote it"):
+            newest([Shelf(Rung.DISK, archive)], 6, patient=patient)
+    assert archive.sink.get(key) == other
 
 
 def test_a_disk_that_gives_nothing_gives_way_to_the_storage(tmp_path: Path) -> None:
