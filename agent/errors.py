@@ -2,6 +2,7 @@
 
 AgentError
 ├── Misuse                   the script used its session in a way that has no meaning
+│   └── CannotRecord         its loop cannot be turned into a graph, and trains at depth 1
 ├── NotFinite                the loss or a gradient of a step is not a finite number
 ├── StateError               a state cannot be written down, or what was read does not fit
 ├── WireError                a connection broke, or what came over it makes no sense
@@ -18,6 +19,10 @@ class AgentError(Exception):
 
 class Misuse(AgentError):  # noqa: N818 - it names what happened
     """The script used its session in a way that has no meaning."""
+
+
+class CannotRecord(Misuse):
+    """The model's code cannot be turned into a graph; the message names the line."""
 
 
 class NotFinite(AgentError):  # noqa: N818

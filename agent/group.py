@@ -22,7 +22,7 @@ from agent.copies import Copies
 from agent.crew import Crew
 from agent.deep import Deep
 from agent.device import settle
-from agent.errors import WireError
+from agent.errors import CannotRecord, WireError
 from agent.faults import passing
 from agent.handover import Handover, Having, having
 from agent.link import Link
@@ -30,7 +30,6 @@ from agent.mesh import Mesh
 from agent.messages import JobOrder, NanPolicy, WorkerOrder
 from agent.noting import Noting
 from agent.partial import Partial
-from agent.pipeline.record import CannotRecord
 from agent.pipeline.wires import MeshChannel
 from agent.preparing import Preparing
 from agent.protocol import (

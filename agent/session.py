@@ -35,7 +35,7 @@ import torch
 from agent import clipping, coupling, scaling, shards
 from agent.beside import Beside
 from agent.device import number_of, settle
-from agent.errors import Misuse, NotFinite, StateError, WireError
+from agent.errors import CannotRecord, Misuse, NotFinite, StateError, WireError
 from agent.faults import passing
 from agent.form import Form
 from agent.given import check_names, check_unborn, scaler_of
@@ -46,7 +46,7 @@ from agent.partial import Partial
 from agent.pipeline import modes
 from agent.pipeline.births import Unborn
 from agent.pipeline.body import Body, Caller, Recording, Told, nobody, outdated
-from agent.pipeline.record import CannotRecord, Filled, attributes_kept
+from agent.pipeline.record import Filled, attributes_kept
 from agent.pipeline.scaling import place
 from agent.schedule import Kind
 from agent.seen import Eyes

@@ -13,11 +13,10 @@ import msgspec
 
 from agent import measuring, probing
 from agent.crew import Crew
-from agent.errors import Misuse
+from agent.errors import CannotRecord, Misuse
 from agent.helping import Helpers, Helping
 from agent.messages import UNRECORDED
 from agent.pipeline.examine import cut_points
-from agent.pipeline.record import CannotRecord
 from agent.profile import Profile
 from agent.protocol import Measured, ProfileAsked, ProfileKnown, Ready, Recording
 from agent.world import Facts, Interrupted

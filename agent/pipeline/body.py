@@ -18,6 +18,7 @@ import contextlib
 import functools
 import hashlib
 import io
+import operator
 from collections.abc import Callable, Iterator, Sequence
 from functools import partial
 from pathlib import Path
@@ -32,13 +33,13 @@ from torch.utils.checkpoint import CheckpointFunction
 
 from agent import own
 from agent.device import anywhere, device_of
-from agent.errors import Misuse
+from agent.errors import CannotRecord, Misuse
+from agent.pipeline import guests
 from agent.pipeline.examine import Facts, examined
 from agent.pipeline.reads import Reads
 from agent.pipeline.record import (
     FIXED,
     LOOKS,
-    CannotRecord,
     attributes_kept,
     functions_refused,
     record,
@@ -66,8 +67,15 @@ class Recording(msgspec.Struct, frozen=True):
     reads: Reads
 
     def same_as(self, other: "Recording") -> bool:
-        """Constants have no values in the code, so a graph that has any is like no other."""
-        return self.graph.code == other.graph.code and not _has_constants(self.graph)
+        """Constants have no values in the code, so a graph that has any is like no other. Nor does it say who a guest is."""
+        called = [
+            [guest.called[0] for guest in guests.guests(each.graph)] for each in (self, other)
+        ]
+        return (
+            self.graph.code == other.graph.code
+            and all(map(operator.is_, *called))
+            and not _has_constants(self.graph)
+        )
 
     @property
     def mark(self) -> str:
@@ -102,7 +110,8 @@ def _has_constants(graph: fx.GraphModule) -> bool:
 
 def mark_of(graph: fx.GraphModule) -> str:
     """The same for whoever computes the same, on whichever device."""
-    return hashlib.blake2b(anywhere(graph.code).encode(), digest_size=8).hexdigest()
+    asked = [guest.shapes for guest in guests.guests(graph)]
+    return hashlib.blake2b(f"{anywhere(graph.code)}{asked}".encode(), digest_size=8).hexdigest()
 
 
 Told = Callable[[str], Facts | None]
@@ -153,8 +162,16 @@ class Body:
         def recorded(fixed: bool) -> Looked:
             with attributes_kept(model):
                 graph = record(model, loss_of, leaves, scaler, fixed=fixed)
+                late = guests.postpone(graph)
                 known = None if _has_constants(graph) else told(mark_of(graph))
-                return (graph, known, None) if known else (graph, *examined(graph, leaves))
+                if known:
+                    return graph, known, None
+                facts, loss = examined(graph, leaves)
+                nodes = list(graph.graph.nodes)
+                if any(nodes[index] in late for index in facts.draws):
+                    graph = record(model, loss_of, leaves, scaler, fixed=fixed)
+                    facts, loss = examined(graph, leaves)
+                return graph, facts, loss
 
         try:
             graph, facts, loss = self._recorded(recorded, partial(self._run_twice, model, own))
@@ -282,7 +299,9 @@ class Body:
 
     def _reads(self, graph: fx.GraphModule, model: torch.nn.Module) -> Reads:
         whole = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
-        return Reads([self._loop.whole.target, *self._loop.whole.body], self._names, model, whole)
+        parts = [self._loop.whole.target, *self._loop.whole.body]
+        asked = [guest.called[0] for guest in guests.guests(graph)]
+        return Reads(parts, self._names, model, whole, asked)
 
     def _at(self, node: Any) -> str:
         return f"{Path(self._file).name}:{node.lineno}"

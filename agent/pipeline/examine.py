@@ -20,8 +20,9 @@ import torch
 from torch import fx
 
 from agent.device import device_of, stream_kept, stream_state
+from agent.errors import CannotRecord
 from agent.pipeline import modes
-from agent.pipeline.record import CannotRecord, python_drawn, where
+from agent.pipeline.record import python_drawn, where
 from agent.pipeline.witness import unsaved
 
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)

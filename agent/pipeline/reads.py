@@ -5,7 +5,8 @@
     functions      losses.of(...)    the names and places that functions of the person's own read outside of themselves
     modules        self.training     numbers and words in the modules that were taken apart, and what learns in them
 
-Modules that were kept whole are called as they are, and what they read is read anew every time.
+Modules that were kept whole are called as they are, and what they read is read anew every time; of guests (see `guests.py`)
+it is looked at whether they train, since what draws random numbers has its turn.
 """
 
 import ast
@@ -34,6 +35,7 @@ class Reads:
         names: dict[str, Any],
         model: torch.nn.Module,
         whole: Collection[str],
+        asked: Sequence[torch.nn.Module] = (),
     ) -> None:
         nodes = [node for part in parts for node in ast.walk(part)]
         stored = {
@@ -51,6 +53,7 @@ class Reads:
         called = [place(names) for place in self._places]
         called += [each for one in self._modules for each in _methods(one)]
         self._functions = list(_reached(called))
+        self._asked = [each for one in asked for each in one.modules()]
         self._found = self._look(names)
 
     def changed(self, names: dict[str, Any]) -> bool:
@@ -66,7 +69,7 @@ class Reads:
             found += _outside(function)
         for module in self._modules:
             found += [value for value in vars(module).values() if isinstance(value, PLAIN)]
-        return found
+        return found + [module.training for module in self._asked]
 
 
 def _path(node: ast.AST) -> list[Any]:

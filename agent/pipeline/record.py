@@ -20,10 +20,12 @@ import numpy as np
 import torch
 from torch import fx
 from torch.autograd.function import _SingleLevelFunction
+from torch.fx.node import map_aggregate
 
 from agent import own
 from agent.device import device_of, stream_kept, stream_state
-from agent.errors import Misuse
+from agent.errors import CannotRecord
+from agent.pipeline import guests
 from agent.pipeline.modes import Switches
 from agent.pipeline.scaling import Scaler, Scaling
 from agent.pipeline.witness import HERE, LIBRARY, Witness, refuse_replaced
@@ -33,10 +35,6 @@ FIXED = "shapes are fixed"  # in the `meta` of a graph: sizes are constants in i
 LOOKS = "looks"  # and this is what of a microbatch's values is
 LUMP = 0.2  # of a model's parameters may be in one node
 TORCHS = fx.Tracer()  # knows which modules are torch's own
-
-
-class CannotRecord(Misuse):
-    """The model's code cannot be turned into a graph; the message names the line."""
 
 
 class Recorded(torch.nn.Module):
@@ -189,6 +187,7 @@ class _Tracer(fx.Tracer):
         super().__init__()
         self._kept, self._device = kept, device
         self._grad = torch.is_grad_enabled()
+        self._inside = 0  # of how many modules of the model
         self.switches = Switches()
         self.failed: str | None = None
 
@@ -222,9 +221,8 @@ class _Tracer(fx.Tracer):
         try:
             path = self.path_of_module(m)
         except NameError:
-            if next(m.parameters(), None) is not None or next(m.buffers(), None) is not None:
-                raise
-            return forward(*args, **kwargs)  # a loss without state, made beside the model
+            return self._beside(m, forward, args, kwargs)
+        self._inside += 1
         try:
             if self.is_leaf_module(m, path):  # it is not run, so there is nothing to look for
                 return super().call_module(m, forward, args, kwargs)
@@ -235,10 +233,29 @@ class _Tracer(fx.Tracer):
         except Exception:
             self.failed = self.failed or path
             raise
+        finally:
+            self._inside -= 1
         return out
 
+    def _beside(
+        self, m: torch.nn.Module, forward: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        found = list[fx.Node]()
+        map_aggregate(
+            (args, kwargs),
+            lambda each: found.append(each.node) if isinstance(each, fx.Proxy) else None,
+        )
+        if not torch.is_grad_enabled() or guests.of_batch(self.root, found):
+            path = guests.received(self.root, m)
+            if path is not None:
+                with torch.set_grad_enabled(self._grad):
+                    return self.create_proxy("call_module", path, args, kwargs)
+        if next(m.parameters(), None) is not None or next(m.buffers(), None) is not None:
+            raise fx.proxy.TraceError("it calls a module that the session does not know of")
+        return forward(*args, **kwargs)  # a loss without state, made beside the model
+
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
-        if torch.is_grad_enabled() != self._grad:
+        if self._inside and torch.is_grad_enabled() != self._grad:
             raise fx.proxy.TraceError("part of it runs under no_grad")
         self.switches.write(self.graph)
         return super().create_node(*args, **kwargs)

@@ -29,7 +29,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent import own
 from agent.device import device_of, stream_state
-from agent.pipeline import modes
+from agent.pipeline import guests, modes
 
 LIBRARY = str(Path(torch.__file__).parent)
 HERE = str(Path(__file__).parents[1])
@@ -106,8 +106,10 @@ class Witness(TorchFunctionMode):
         self._paths = {id(module): path for path, module in whole.named_modules()}
         self._attributes = dict(_attributes(whole))
         self._known: dict[int, tuple[weakref.ref[torch.Tensor], fx.Node, int]] = {}
+        self._grad = torch.is_grad_enabled()
         self._inside = 0  # a node's own code is running
-        self._unseen = _Unseen(lambda: self._inside > 0)
+        self._asking = False  # it is that of a guest, of which not all that comes out is followed
+        self._unseen = _Unseen(lambda: self._inside > 0 and not self._asking)
         self._input = fx.Graph()  # what comes of the microbatch alone
         self._inputs: dict[fx.Node, fx.Node] = {}
         self._asked: list[tuple[fx.Node, str, Any]] = []
@@ -220,8 +222,8 @@ class Witness(TorchFunctionMode):
         self, module: torch.nn.Module, original: Callable[..., Any], args: Any, kwargs: Any
     ) -> Any:
         path = self._paths.get(id(module))
-        if path is None:  # a loss without state, made beside the model
-            return original(module, *args, **kwargs)
+        if path is None:
+            return self._beside(module, original, args, kwargs)
         if path and (path in self._kept or self._is_leaf(module, path)):
             taken, named = self._taken(args), self._taken(kwargs)
             with self._own_code():
@@ -235,6 +237,35 @@ class Witness(TorchFunctionMode):
         except Exception:
             self.failed = self.failed or path or None
             raise
+        return out
+
+    def _beside(
+        self, module: torch.nn.Module, original: Callable[..., Any], args: Any, kwargs: Any
+    ) -> Any:
+        """A guest, or a loss without state that was made beside the model."""
+        learns = any(tensor.requires_grad for tensor in _tensors((args, kwargs)))
+        asked = not torch.is_grad_enabled() or not learns
+        path = guests.received(self._whole, module) if asked else None
+        if path is None:
+            return original(module, *args, **kwargs)
+        taken = self._taken(args), self._taken(kwargs)
+        self._asking = True
+        try:
+            with self._own_code():
+                out = original(module, *args, **kwargs)
+        finally:
+            self._asking = False
+        with torch.set_grad_enabled(self._grad):
+            node = self._create("call_module", path, *taken, pure=False)
+        for target, key, each in _parts(out):
+            if isinstance(each, torch.Tensor) and self._known_node(each) is not None:
+                continue  # it was given that
+            if target is None:
+                self._remember(each, node)
+            elif _is_followed(each):
+                self._remember(
+                    each, self._create("call_function", target, (node, key), {}, pure=False)
+                )
         return out
 
     @contextmanager
@@ -266,15 +297,17 @@ class Witness(TorchFunctionMode):
         raise TraceError(f"a {type(value).__name__} goes into what it calls")
 
     def _node(self, tensor: torch.Tensor) -> fx.Node:
-        known = self._known.get(id(tensor))
-        if known is not None and known[0]() is tensor:
-            return known[1]
+        known = self._known_node(tensor)
+        if known is not None:
+            return known
         path = self._attributes.get(id(tensor))
         if path is None:
-            if tensor.requires_grad or self._unseen.made(tensor) or _wrapped(tensor):
+            fixed = not tensor.requires_grad or (tensor.is_leaf and not torch.is_grad_enabled())
+            if not fixed or self._unseen.made(tensor) or _wrapped(tensor):
                 raise TraceError("it computes in a way that cannot be followed")
             path = f"_tensor_constant{len(self._attributes)}"
-            setattr(self._whole, path, tensor)
+            still = torch.nn.Parameter(tensor.detach(), requires_grad=False)
+            setattr(self._whole, path, still if tensor.requires_grad else tensor)
             self._attributes[id(tensor)] = path
         self.switches.write(self.graph)
         node = self.graph.get_attr(path)
@@ -282,6 +315,10 @@ class Witness(TorchFunctionMode):
             self._inputs[node] = self._input.get_attr(path)
             self._remember(tensor, node)
         return node
+
+    def _known_node(self, tensor: torch.Tensor) -> fx.Node | None:
+        known = self._known.get(id(tensor))  # another one may have had its identity
+        return known[1] if known is not None and known[0]() is tensor else None
 
     def _as_it_was(self, tensor: torch.Tensor, version: int) -> bool:
         """Nothing has been written to it that did not come of the microbatch alone."""
@@ -383,6 +420,25 @@ def _tensors(value: Any) -> list[torch.Tensor]:
         case slice():
             return _tensors([value.start, value.stop, value.step])
     return []
+
+
+def _parts(out: Any) -> Iterator[tuple[Callable[..., Any] | None, Any, Any]]:
+    """What comes out of a guest: how it is had of that, by what, and what it is."""
+    match out:
+        case torch.Tensor():
+            yield None, None, out
+        case dict():
+            yield from ((operator.getitem, key, each) for key, each in out.items())
+        case list() | tuple():
+            yield from ((operator.getitem, index, each) for index, each in enumerate(out))
+        case _:
+            yield from ((getattr, key, each) for key, each in getattr(out, "__dict__", {}).items())
+
+
+def _is_followed(value: Any) -> bool:
+    if isinstance(value, list | tuple | dict):
+        return all(map(_is_followed, value.values() if isinstance(value, dict) else value))
+    return isinstance(value, torch.Tensor)
 
 
 def _nodes(value: Any) -> list[fx.Node]:

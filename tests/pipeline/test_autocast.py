@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 from playing import MODELS, alone, graph_of, rows, same_weights, together
 from torch import nn
 
+from agent.errors import CannotRecord
 from agent.pipeline.examine import cut_points
-from agent.pipeline.record import CannotRecord
 from orchestrator.morph.schedules import MODULO
 
 HALVES = (torch.bfloat16, torch.float16)

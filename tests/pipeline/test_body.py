@@ -9,10 +9,9 @@ import pytest
 import torch
 
 from agent import session
-from agent.errors import Misuse
+from agent.errors import CannotRecord, Misuse
 from agent.pipeline.body import Recording, Told, nobody
 from agent.pipeline.examine import Facts, cut_points
-from agent.pipeline.record import CannotRecord
 from agent.world import Alone
 
 START = """
@@ -298,6 +297,32 @@ def test_whatever_the_body_reads_is_looked_at_again(
     assert recorder.failed == ""
     first, second, _ = recorder.found
     assert first.graph is not second.graph
+
+
+def test_a_teacher_has_its_turn_if_it_draws(tmp_path: Path, recorder: Recorder) -> None:
+    """What draws random numbers is asked before the model, which draws behind it; what does not is asked at the end. Another
+    teacher in the same place is another graph."""
+    start = START.replace(
+        "session = ", f"teachers = [{TEACHER}, {TEACHER}.eval(), {TEACHER}.eval()]\nsession = "
+    )
+    loop = """
+    teacher = teachers[step]
+    for x, y in session.share(batches(step)):
+        with torch.no_grad():
+            wanted = teacher(x).softmax(1)
+        session.backward(functional.mse_loss(functional.dropout(model(x)), wanted))
+    """
+    run(tmp_path, loop, start)
+    assert recorder.failed == ""
+    first, second, third = recorder.found
+    assert second.graph.code == third.graph.code
+    assert second.graph is not third.graph
+    for found, is_late in ((first, False), (second, True)):
+        calls = [node.name for node in found.graph.graph.nodes if node.op == "call_module"]
+        assert calls.index("guest_0") == (len(calls) - 1 if is_late else 0)
+
+
+TEACHER = "torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.Dropout())"
 
 
 def test_a_recording_that_computes_something_else_is_none(

@@ -9,10 +9,10 @@ import torch.nn.functional as F  # noqa: N812
 from playing import MODELS, loss_of, made
 from torch import nn
 
-from agent.errors import Misuse
+from agent.errors import CannotRecord, Misuse
 from agent.pipeline.cut import TooShort, balance, build, choose
 from agent.pipeline.examine import cut_points, examine
-from agent.pipeline.record import CannotRecord, record
+from agent.pipeline.record import record
 
 X, Y = torch.randn(3, 6), torch.zeros(3, dtype=torch.int64)
 

@@ -1,0 +1,156 @@
+"""Modules that a loop asks, and does not train: a teacher, a reference, an encoder that stays as it is.
+
+The session does not know of a guest, so no stage owns any of it: it is one node, called as it is on every worker that has the
+node. What it says of the microbatch is asked for as late as can be, where the model's own values are compared with it: so it
+is computed there, and does not cross a cut.
+"""
+
+from collections.abc import Iterable, Iterator
+from typing import Any
+
+import torch
+from torch import fx
+
+from agent.errors import CannotRecord
+from agent.pipeline import modes
+
+Autocast = tuple[Any, ...] | None  # what is set in one; none outside of all
+IN_PLACE = [
+    *("setitem", "iadd", "isub", "imul", "itruediv", "ifloordiv", "imod", "ipow", "imatmul"),
+    *("iand", "ior", "ixor", "ilshift", "irshift"),
+]
+
+
+class Guest(torch.nn.Module):
+    """A module with gradients enabled or not, as the loop had it."""
+
+    def __init__(self, module: torch.nn.Module, *, enabled: bool) -> None:
+        super().__init__()
+        self.called = (
+            module,
+        )  # in a tuple: it is no part of us, so none of its weights is a stage's
+        self.enabled = enabled
+
+    def forward(self, *args: object, **kwargs: object) -> object:
+        (module,) = self.called
+        before = [tensor._version for tensor in _tensors(module)]
+        with torch.set_grad_enabled(self.enabled):
+            out = module(*args, **kwargs)
+        if before != [tensor._version for tensor in _tensors(module)]:
+            raise CannotRecord(
+                f"the loop over session.share(...) asks a {type(module).__name__} that Session(...) does not know of, and its "
+                "forward writes to its buffers, which would be others on every worker: say eval() to it, or train with depth 1"
+            )
+        return out
+
+    @property
+    def shapes(self) -> list[tuple[int, ...]]:
+        return [tuple(tensor.shape) for tensor in _tensors(self.called[0])]
+
+    def extra_repr(self) -> str:
+        return repr(self.called)
+
+
+def received(whole: torch.nn.Module, module: torch.nn.Module) -> str | None:
+    """Where in `whole` a module that is none of its own is called as a guest. None for one that learns where it is asked, or
+    shares something with `whole`, or has nothing of its own."""
+    tensors, enabled = list(_tensors(module)), torch.is_grad_enabled()
+    if not tensors or (enabled and any(tensor.requires_grad for tensor in tensors)):
+        return None
+    if {id(tensor) for tensor in tensors} & {id(tensor) for tensor in _tensors(whole)}:
+        return None
+    known = {name: each for name, each in whole.named_children() if isinstance(each, Guest)}
+    for name, guest in known.items():
+        if guest.called[0] is module and guest.enabled == enabled:
+            return name
+    name = f"guest_{len(known)}"
+    whole.add_module(name, Guest(module, enabled=enabled))
+    return name
+
+
+def guests(graph: fx.GraphModule) -> list[Guest]:
+    return [each for each in graph.children() if isinstance(each, Guest)]
+
+
+def postpone(graph: fx.GraphModule) -> set[fx.Node]:
+    """What guests say of the microbatch, and what comes of that alone, right before the model's values meet it, or something
+    is written to. It has no gradient, so it may leave a stretch in which none are wanted; it takes along the autocast that it
+    was in. What draws random numbers would have its turn: for that, what was put off is returned.
+    """
+    held: list[fx.Node] = []
+    apart, given = (
+        set[fx.Node](),
+        set[fx.Node](),
+    )  # what comes of guests; of the microbatch, and of no guest
+    autocast = theirs = None
+    for node in list(graph.graph.nodes):
+        sources = set(node.all_input_nodes)
+        free = bool(sources) and sources <= apart | given and not modes.switches(node)
+        if free and (_is_guest(graph, node) or (sources & apart and _is_plain_call(node))):
+            if autocast != theirs:
+                _put(graph.graph, held, node, theirs, autocast)
+                held, theirs = [], autocast
+            held.append(node)
+            apart.add(node)
+            continue
+        if node.op == "placeholder" or (free and not sources & apart and _is_plain_call(node)):
+            given.add(node)
+        if sources & apart or node.op == "output" or _writes(node):
+            _put(graph.graph, held, node, theirs, autocast)
+            held = []
+        if modes.is_switch(node):
+            autocast = None if node.target is modes.leave else node.args
+    if apart:
+        graph.recompile()
+    return apart
+
+
+def _put(
+    graph: fx.Graph, held: list[fx.Node], before: fx.Node, theirs: Autocast, around: Autocast
+) -> None:
+    """These nodes there, under their own autocast."""
+    if held and theirs != around:
+        outside = modes.outside(list(graph.nodes))
+        with graph.inserting_before(before):
+            graph.call_function(modes.change if around else modes.enter, theirs or outside)
+            last = graph.call_function(modes.change if around else modes.leave, around or outside)
+        before = last
+    for node in held:
+        before.prepend(node)
+
+
+def of_batch(graph: fx.GraphModule | torch.nn.Module, nodes: Iterable[fx.Node]) -> bool:
+    """Whether all of this comes of the microbatch, and none of the model's weights."""
+    waiting, seen = list(nodes), set[fx.Node]()
+    while waiting:
+        node = waiting.pop()
+        if node in seen:
+            continue
+        if node.op == "get_attr" or (node.op == "call_module" and not _is_guest(graph, node)):
+            return False
+        seen.add(node)
+        waiting += node.all_input_nodes
+    return True
+
+
+def _is_guest(graph: torch.nn.Module, node: fx.Node) -> bool:
+    return node.op == "call_module" and isinstance(graph.get_submodule(str(node.target)), Guest)
+
+
+def _is_plain_call(node: fx.Node) -> bool:
+    return node.op in ("call_function", "call_method")
+
+
+def _writes(node: fx.Node) -> bool:
+    if not _is_plain_call(node):
+        return False
+    name = node.target if isinstance(node.target, str) else getattr(node.target, "__name__", "")
+    inplace = "out" in node.kwargs or bool(node.kwargs.get("inplace"))
+    return (
+        inplace or name.strip("_") in IN_PLACE or (name.endswith("_") and not name.endswith("__"))
+    )
+
+
+def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+    yield from module.parameters()
+    yield from module.buffers()

@@ -1,0 +1,56 @@
+"""A teacher that the session does not know of, beside a student that is cut: the bits are those of one process."""
+
+from pathlib import Path
+
+import pytest
+from crews import Crew, ends_alike, played_alone
+
+from agent.messages import WorkerReady
+
+pytestmark = pytest.mark.processes
+
+STEPS = 20
+SCRIPT = f"""
+import sys
+import torch
+from torch.nn import functional
+from agent import Session
+torch.manual_seed(0)
+def layers(*drops):
+    return [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(p)) for p in drops]
+model = torch.nn.Sequential(*layers(0.1, 0.1, 0.1, 0.1))
+teacher, noisy = (torch.nn.Sequential(*layers(0.5, 0.5)) for _ in range(2))
+teacher.eval()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+session = Session(model, optimizer, microbatches=4)
+def batches(step):
+    rows = torch.Generator().manual_seed(step)
+    return [torch.randn(4, 8, generator=rows) for _ in range(4)]
+for step in session.steps({STEPS}):
+    asked = (teacher, noisy)[step // 4 % 2]
+    for x in session.share(batches(step)):
+        with torch.no_grad():
+            wanted = asked(x)
+        session.backward(functional.mse_loss(model(x), wanted))
+    optimizer.step()
+    if session.leader:
+        print(f"step {{step}} loss {{session.loss!r}}")
+if session.leader:
+    torch.save(model.state_dict(), sys.argv[1])
+"""
+
+
+def test_a_teacher_beside_the_session(crew: Crew, tmp_path: Path) -> None:
+    """One is asked at the end, another one drops half of what it has and is asked in its turn. Who asks it is killed,
+    and a newcomer has teachers of its own."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    by_hand = played_alone(script, tmp_path / "alone" / "out.pt")
+    crew.depth, crew.owned = 2, True
+    workers = crew.begin(2, SCRIPT, str(tmp_path / "out.pt"))
+    crew.reach(6)
+    crew.kill(workers[1])
+    crew.start(1)
+    ends_alike(crew, by_hand, STEPS)
+    assert [told.uncuttable for told in crew.of(WorkerReady) if told.stages_max > 1] == [""]
+    assert crew.depth == 2
