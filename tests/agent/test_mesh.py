@@ -127,9 +127,14 @@ def test_who_acknowledges_nothing_is_complained_of(monkeypatch: pytest.MonkeyPat
 BREAK = """
             world = session._world
             Path(f"{out}.held.{getattr(world, 'me', '')}").touch()
-            if getattr(world, "superseded", bool)() and not Path(out + ".broken").exists():
-                Path(out + ".broken").touch()
-                world._mesh.connection("w2" if world.me == "w1" else "w1").close()
+            if getattr(world, "superseded", bool)():
+                other, broken = "w2" if world.me == "w1" else "w1", Path(out + ".broken")
+                try:
+                    broken.touch(exist_ok=False)
+                except FileExistsError:
+                    pass  # the other one was first
+                else:
+                    world._mesh.connection(other).close()
 """
 
 
