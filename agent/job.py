@@ -238,7 +238,15 @@ class Job:
         if isinstance(message, Beat):
             member.beat(message.microbatch_s, message.step)
             return
-        if isinstance(message, ProfileAsked):  # without the lock: Redis may be away
+        member.unheard = True
+        try:
+            self._see_to(member, message, payload)
+        finally:
+            member.unheard = False
+
+    def _see_to(self, member: Member, message: AnyMessage, payload: memoryview) -> None:
+        """On the thread that listens to this worker, which waits for Redis here if that is away."""
+        if isinstance(message, ProfileAsked):
             self._look_up(member, message.key)
             return
         with self._lock:

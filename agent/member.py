@@ -38,6 +38,9 @@ class Member:
         self.microbatch_s = 0.0
         self.step = -1  # that it is in the middle of
         self.heard_bytes = -1
+        self.unheard = (
+            False  # what it said last is being seen to, and nobody listens to it meanwhile
+        )
         self.heard_s = 0.0
         self.connection = connection
         self._waiting: queue.Queue[Outgoing | None] = queue.Queue(WAITING_MAX)
@@ -96,8 +99,8 @@ class Member:
             self._waiting.put_nowait(None)
 
     def silent_s(self, now_s: float) -> float:
-        """How long nothing at all has arrived from it."""
-        if self.connection.bytes_in != self.heard_bytes:
+        """How long nothing at all has arrived from it, as far as anybody has listened."""
+        if self.unheard or self.connection.bytes_in != self.heard_bytes:
             self.heard_bytes, self.heard_s = self.connection.bytes_in, now_s
         return now_s - self.heard_s
 
