@@ -68,10 +68,10 @@ def of_keeper(keeper) -> Iterator[str]:
         yield f"backup {backup}, sums {len(vault.redo)}, asking {vault._assembly is not None}"
         waits, regrouping = job._regrouping.waits, job._regrouping
         yield f"waits {waits}, recalling {regrouping._recalling}, recalled {regrouping._recalled}"
-        yield f"prepared {sorted(job._round._prepared)}, finishing {roster.finishing}"
+        yield f"prepared {sorted(job._round._prepared)}, left {roster.left}, finishing {roster.finishing}"
         for member in list(roster.members.values()):
-            told = (member.generation, member.version, member.held, member.step, member.left)
-            yield f"  {member.worker}: generation, version, held, step, left: {told}"
+            told = (member.generation, member.version, member.held, member.step)
+            yield f"  {member.worker}: generation, version, held, step: {told}"
 
 
 def ask(pids: Iterable[tuple[str, int]]) -> str:

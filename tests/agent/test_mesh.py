@@ -128,13 +128,11 @@ BREAK = """
             world = session._world
             Path(f"{out}.held.{getattr(world, 'me', '')}").touch()
             if getattr(world, "superseded", bool)():
-                other, broken = "w2" if world.me == "w1" else "w1", Path(out + ".broken")
-                try:
-                    broken.touch(exist_ok=False)
-                except FileExistsError:
-                    pass  # the other one was first
-                else:
-                    world._mesh.connection(other).close()
+                Path(f"{out}.heard.{world.me}").touch()
+                broken = Path(out + ".broken")
+                if world.me == "w1" and Path(out + ".heard.w2").exists() and not broken.exists():
+                    world._mesh.connection("w2").close()
+                    broken.touch()
 """
 
 
