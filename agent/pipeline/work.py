@@ -86,6 +86,7 @@ class Worker:
             first=self.replica.first,
             batches=batches,
             open=open_,
+            expect=lambda stage, microbatch: self.sums[stage.piece.index].expect(microbatch),
             take=lambda stage, microbatch, loss: self._take(stage, microbatch, loss / scale),
             check=check,
         )
@@ -94,6 +95,9 @@ class Worker:
         except BaseException:
             self.executor.clear()
             raise
+        finally:
+            for sums in self.sums.values():
+                sums.end()
 
     def _take(self, stage: Stage, microbatch: int, loss: float | torch.Tensor) -> None:
         self.sums[stage.piece.index].take(microbatch, loss)
