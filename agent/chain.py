@@ -12,9 +12,11 @@ flight is dropped: the step is computed again in the new layout.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
+from weakref import WeakKeyDictionary
 
 import msgspec
 import torch
+from torch import fx
 
 from agent.holdings import Holdings
 from agent.layout import Layout
@@ -22,6 +24,7 @@ from agent.pipeline.body import Recording
 from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.cut import build
 from agent.pipeline.execute import REACH
+from agent.pipeline.pieces import Piece
 from agent.pipeline.work import Worker
 from agent.scaling import measured
 from agent.shards import cut
@@ -73,7 +76,9 @@ class Chain:
         schedule = layout.schedule_of(self._replica)
         self._hosts = [schedule.host(stage, 0) for stage in range(schedule.stages)]
         own = {i: p for i, p in enumerate(self._pieces) if self._hosts[i] == self._place}
-        self._worker = Worker(layout, me, schedule, own, channel, reach=REACH)
+        self._others = WeakKeyDictionary[fx.GraphModule, tuple[Piece, ...]]()
+        module_of = None if recording.others is None else self._module_of
+        self._worker = Worker(layout, me, schedule, own, channel, reach=REACH, module_of=module_of)
         self._unused: set[int] = set()
         self._owners = self._find_owners()
         self._entries = [self._entries_of(stage) for stage in range(len(self._pieces))]
@@ -84,6 +89,14 @@ class Chain:
         self._totals: dict[int, Sum] = {}
         self._ways: dict[tuple[int, int], list[Span]] = {}
         self._way_back = list[Span]() if self.held is None else self._from_whole()
+
+    def _module_of(self, stage: int, batch: Sequence[torch.Tensor]) -> fx.GraphModule:
+        """What a stage computes of a microbatch of this shape."""
+        graph = self.recording.graph_of(batch)
+        pieces = self._pieces if graph is self.recording.graph else self._others.get(graph)
+        if pieces is None:
+            pieces = self._others[graph] = build(graph, self.recording.facts, self.cuts)
+        return pieces[stage].module
 
     @property
     def busy_s(self) -> float:

@@ -28,7 +28,6 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
-import msgspec
 import numpy as np
 import torch
 
@@ -435,13 +434,15 @@ class Session:
         try:
             with attributes_kept(model):
                 self._filled.empty()
-                found = body.record(model, self._run_recorded, batches, self.scaler, told)
+                found = body.record(
+                    model, self._run_recorded, batches, self.scaler, told, self._filled.empty
+                )
         except Misuse:
             if self._streams is not None:
                 self._streams.refuse_draws()  # says better why
             raise
         if self._recording is not None and found.same_as(self._recording):
-            found = msgspec.structs.replace(self._recording, reads=found.reads)
+            found = found.with_graph_of(self._recording)
         self._recording = found
 
     def _run_recorded(self, body: Callable[[], None]) -> Any:

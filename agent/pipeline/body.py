@@ -46,9 +46,11 @@ from agent.pipeline.record import (
     streams_kept,
 )
 from agent.pipeline.scaling import Scaler
+from agent.pipeline.shapes import Others, form_of
 from agent.pipeline.witness import unsaved
 
 MICROBATCH = "__microbatch__"
+LATE = "late"  # in the `meta` of a graph: guests are asked as late as can be
 LOOPS_MAX = 4
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
@@ -65,6 +67,7 @@ class Recording(msgspec.Struct, frozen=True):
     example: tuple[torch.Tensor, ...]
     spec: Any
     reads: Reads
+    others: Others | None = None  # where sizes are numbers
 
     def same_as(self, other: "Recording") -> bool:
         """Constants have no values in the code, so a graph that has any is like no other. Nor does it say who a guest is."""
@@ -77,6 +80,12 @@ class Recording(msgspec.Struct, frozen=True):
             and not _has_constants(self.graph)
         )
 
+    def with_graph_of(self, other: "Recording") -> "Recording":
+        """What it has read, with the graph of another one that is the same."""
+        if self.others is not None:
+            self.others.graph = other.graph
+        return msgspec.structs.replace(other, reads=self.reads, others=self.others)
+
     @property
     def mark(self) -> str:
         return mark_of(self.graph)
@@ -88,20 +97,17 @@ class Recording(msgspec.Struct, frozen=True):
                 "session.share(batches): this microbatch is not made of tensors in the way that the recorded "
                 f"one was ({spec}, not {self.spec}), which cutting the model into stages needs"
             )
-        if self.graph.meta.get(FIXED):
-            shapes = [[list(each.shape) for each in batch] for batch in (leaves, self.example)]
-            if shapes[0] != shapes[1]:
-                raise CannotRecord(
-                    f"session.share(batches): a microbatch of {shapes[0]}, and the loop could be recorded for "
-                    f"{shapes[1]} only, since it asks how large its inputs are: make all alike, or train with depth 1"
-                )
-        looks = self.graph.meta.get(LOOKS)
+        looks = self.graph_of(leaves).meta.get(LOOKS)
         if looks is not None and (place := looks.differs(leaves)):
             raise CannotRecord(
                 f"session.share(batches): {place} looks at what is in a microbatch, whether any of it is masked for one, and "
                 "finds something else than it found in the one that was recorded: make all alike, or train with depth 1"
             )
         return tuple(leaves)
+
+    def graph_of(self, batch: Sequence[torch.Tensor]) -> fx.GraphModule:
+        """What is computed of a microbatch that was taken apart."""
+        return self.graph if self.others is None else self.others.graph_of(batch)
 
 
 def _has_constants(graph: fx.GraphModule) -> bool:
@@ -111,7 +117,8 @@ def _has_constants(graph: fx.GraphModule) -> bool:
 def mark_of(graph: fx.GraphModule) -> str:
     """The same for whoever computes the same, on whichever device."""
     asked = [guest.shapes for guest in guests.guests(graph)]
-    return hashlib.blake2b(f"{anywhere(graph.code)}{asked}".encode(), digest_size=8).hexdigest()
+    code = form_of(graph) if graph.meta.get(FIXED) else graph.code  # others begin with other shapes
+    return hashlib.blake2b(f"{anywhere(code)}{asked}".encode(), digest_size=8).hexdigest()
 
 
 Told = Callable[[str], Facts | None]
@@ -139,9 +146,11 @@ class Body:
         batches: Sequence[object],
         scaler: Scaler | None = None,
         told: Told = nobody,
+        empty: Callable[[], None] = lambda: None,
     ) -> Recording:
         """`run(body)` runs it, and gives the loss that was handed to `session.backward`. `told` may know what another
-        worker has found out about the graph of this mark: the body is not run then, for it was there."""
+        worker has found out about the graph of this mark: the body is not run then, for it was there. `empty` makes the
+        model what it was before its first forward."""
         leaves, spec = pytree.tree_flatten(batches[0])
         if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
             kinds = sorted({type(leaf).__name__ for leaf in leaves})
@@ -164,6 +173,7 @@ class Body:
                 graph = record(model, loss_of, leaves, scaler, fixed=fixed)
                 late = guests.postpone(graph)
                 known = None if _has_constants(graph) else told(mark_of(graph))
+                graph.meta[LATE] = True
                 if known:
                     return graph, known, None
                 facts, loss = examined(graph, leaves)
@@ -177,11 +187,21 @@ class Body:
             graph, facts, loss = self._recorded(recorded, partial(self._run_twice, model, own))
         except CannotRecord as error:
             raise CannotRecord(self._short(str(error))) from error
-        found = Recording(graph, facts, tuple(leaves), spec, self._reads(graph, model))
+
+        def another(batch: Sequence[torch.Tensor]) -> fx.GraphModule:
+            with attributes_kept(model):
+                empty()
+                other = record(model, loss_of, [leaf.clone() for leaf in batch], scaler, fixed=True)
+            if graph.meta.get(LATE):
+                guests.postpone(other)
+            return other
+
+        others = Others(graph, leaves, another) if graph.meta.get(FIXED) else None
+        found = Recording(graph, facts, tuple(leaves), spec, self._reads(graph, model), others)
         if graph.meta.get(FIXED) and loss is not None and isinstance(batches, list | tuple):
             for other in [found.flatten(batch) for batch in batches[1:]][:1]:
                 # What was taken from the first one shows.
-                loss = self._again(model, partial(graph, *other))
+                loss = self._again(model, partial(found.graph_of(other), *other))
                 self._compare(loss, self._again(model, partial(own, other)))
         return found
 

@@ -13,8 +13,10 @@ The numbers are those of the model in one piece, to the bit:
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
 from typing import Any
+from weakref import WeakKeyDictionary
 
 import torch
+from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
 from agent.device import number_of, set_stream_state, stream_state
@@ -26,12 +28,17 @@ from agent.pipeline.pieces import Piece
 from agent.pipeline.witness import unsaved
 
 Gradients = dict[str, torch.Tensor]
+ModuleOf = Callable[[Sequence[Any]], fx.GraphModule]  # of a microbatch, by its shape
+Written = tuple[torch.Tensor, list[tuple[torch.nn.Module, str]]]
 
 
 class Held:
     """What a stage keeps of a microbatch between its forward and its backward."""
 
-    def __init__(self, parcel: Parcel | None, batch: tuple[Any, ...], stream: Any) -> None:
+    def __init__(
+        self, module: fx.GraphModule, parcel: Parcel | None, batch: tuple[Any, ...], stream: Any
+    ) -> None:
+        self.module = module
         self.parcel, self.batch, self.stream = parcel, batch, stream
         self.leaves: dict[str, torch.Tensor] = {}
         self.edges: dict[str, GradientEdge] = {}
@@ -48,17 +55,18 @@ class Held:
 class Stage:
     """A piece of the model, and the microbatches that are in it."""
 
-    def __init__(self, piece: Piece, *, microbatches: int) -> None:
+    def __init__(
+        self, piece: Piece, *, microbatches: int, module_of: ModuleOf | None = None
+    ) -> None:
         self.piece, self.module = piece, piece.module
+        self._places = WeakKeyDictionary[fx.GraphModule, list[Written]]()
+        self._module_of = module_of
         self._microbatches = microbatches
         self._held: dict[int, Held] = {}
         self._params = {
             name: param for name, param in self.module.named_parameters() if param.requires_grad
         }
         self._halves = Halves(list(self._params.values()))
-        self._written = [
-            (self.module.get_buffer(name), _places(self.module, name)) for name in piece.written
-        ]
         self._switches = any(modes.switches(node) for node in self.module.graph.nodes)
         self._differentiates = False  # known to call autograd inside its forward
         self.shares = bool(piece.before.tied or piece.after.tied)
@@ -88,12 +96,21 @@ class Stage:
         elif self.piece.draws and seed is not None:
             seed()
             stream = stream_state(self.piece.device)
-        held = Held(arrived, tuple(batch[i] for i in self.piece.batch), stream)
+        module = self.module if self._module_of is None else self._module_of(batch)
+        held = Held(module, arrived, tuple(batch[i] for i in self.piece.batch), stream)
         self._held[microbatch] = held
         tensors, plains = self._run(held) if keep else self._run_untraced(held)
         if self.piece.after.stream:
             tensors.append(stream_state(self.piece.device) if self.piece.draws else stream)
         return Parcel(tensors=tuple(tensors), plain=plains)
+
+    def _written(self, module: fx.GraphModule) -> list[Written]:
+        """The buffers that it writes to, and where they are in it."""
+        found = self._places.get(module)
+        if found is None:
+            found = [(module.get_buffer(n), _places(module, n)) for n in self.piece.written]
+            self._places[module] = found
+        return found
 
     def recompute(self, microbatch: int) -> None:
         held = self._held[microbatch]
@@ -150,15 +167,16 @@ class Stage:
 
     def _with_buffers(self, held: Held, inputs: list[Any]) -> Any:
         """Run with copies of the buffers, so that a microbatch leaves no trace for the next."""
-        held.buffers = [buffer.clone() for buffer, _ in self._written]
-        for copy, (_, places) in zip(held.buffers, self._written, strict=True):
+        written = self._written(held.module)
+        held.buffers = [buffer.clone() for buffer, _ in written]
+        for copy, (_, places) in zip(held.buffers, written, strict=True):
             for owner, key in places:
                 owner._buffers[key] = copy
         try:
             with modes.kept() if self._switches else nullcontext():
-                return self.module(*inputs)
+                return held.module(*inputs)
         finally:
-            for index, (buffer, places) in enumerate(self._written):
+            for index, (buffer, places) in enumerate(written):
                 for owner, key in places:
                     there = owner._buffers[key]  # the forward may have put another one there
                     if there is not None and there is not held.buffers[index]:
@@ -268,7 +286,7 @@ class Stage:
         """The microbatch is done: its loss, and into the buffers what it made of them."""
         held = self._held.pop(microbatch)
         with torch.no_grad():
-            for copy, (buffer, _) in zip(held.buffers, self._written, strict=True):
+            for copy, (buffer, _) in zip(held.buffers, self._written(held.module), strict=True):
                 buffer.copy_(copy)
         return held.loss
 

@@ -5,9 +5,11 @@ parameters of this worker's stages, and it is for the caller to apply them.
 """
 
 from collections.abc import Callable, Mapping, Sequence
+from functools import partial
 from typing import Any
 
 import torch
+from torch import fx
 
 from agent.layout import Layout
 from agent.pipeline.channel import Channel
@@ -17,6 +19,8 @@ from agent.pipeline.reduce import Share, StageSums, tell_tied
 from agent.pipeline.stage import Stage
 from agent.schedule import Schedule
 
+ModuleOf = Callable[[int, Sequence[Any]], fx.GraphModule]  # of a stage and a microbatch
+
 
 class Worker:
     """One of the chain `layout.replicas[i].workers`, for as long as the layout holds.
@@ -24,7 +28,7 @@ class Worker:
     `schedule` is that of its own replica: replicas may have different numbers of microbatches.
     """
 
-    def __init__(
+    def __init__(  # noqa: PLR0913
         self,
         layout: Layout,
         me: str,
@@ -33,13 +37,19 @@ class Worker:
         channel: Channel,
         *,
         reach: int = 1,
+        module_of: ModuleOf | None = None,
     ) -> None:
         self.replica = layout.replica_of(me)
         place = self.replica.workers.index(me)
         self._hosts = [self.replica.workers[schedule.host(s, 0)] for s in range(schedule.stages)]
         self._channel = channel
         self.stages = {
-            index: Stage(piece, microbatches=layout.microbatches) for index, piece in pieces.items()
+            index: Stage(
+                piece,
+                microbatches=layout.microbatches,
+                module_of=None if module_of is None else partial(module_of, index),
+            )
+            for index, piece in pieces.items()
         }
         self.executor = Executor(
             Program(schedule, place), self.stages, channel, self.replica.workers, reach=reach

@@ -2,16 +2,19 @@
 
 import runpy
 import textwrap
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 import pytest
 import torch
+from torch import fx
 
 from agent import session
 from agent.errors import CannotRecord, Misuse
+from agent.pipeline import shapes
 from agent.pipeline.body import Recording, Told, nobody
 from agent.pipeline.examine import Facts, cut_points
+from agent.pipeline.shapes import Others, form_of
 from agent.world import Alone
 
 START = """
@@ -376,8 +379,10 @@ def test_a_look_at_a_microbatch_is_a_look_at_each(tmp_path: Path, recorder: Reco
     assert "train.py:19 looks at what is in a microbatch" in recorder.failed
 
 
-def test_a_recording_of_fixed_shapes_says_so(tmp_path: Path, recorder: Recorder) -> None:
-    """A loop that counts its rows is recorded with that number, and refuses microbatches of another."""
+def test_a_loop_that_is_longer_for_another_shape_is_not_cut(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    """A loop that goes through its rows has more to do for more of them, and no cut holds for both."""
     loop = """
     for x, y in session.share(batches(step)):
         session.backward(functional.cross_entropy(model(x), y) / len(list(x)))
@@ -385,8 +390,30 @@ def test_a_recording_of_fixed_shapes_says_so(tmp_path: Path, recorder: Recorder)
     run(tmp_path, loop)
     assert recorder.failed == ""
     x, y = torch.zeros(7, 4), torch.zeros(7, dtype=torch.int64)
-    with pytest.raises(CannotRecord, match="since it asks how large its inputs are"):
+    with pytest.raises(CannotRecord, match="in another way than the recorded one"):
         recorder.found[0].flatten((x, y))
+
+
+def test_sizes_are_those_of_the_microbatch(tmp_path: Path, recorder: Recorder) -> None:
+    """A loop that asks how many rows there are has a graph for each number of them, and is the same loop."""
+    loop = """
+    for x, y in session.share(batches(step)):
+        rows = x.shape[0] if type(x) is torch.Tensor else 0
+        session.backward(functional.cross_entropy(model(x).view(rows, 3), y) * (rows - 1))
+    """
+    run(tmp_path, loop)
+    session._sessions.clear()
+    names = run(tmp_path, loop, START.replace("(5", "(6"))
+    assert recorder.failed == ""
+    first, *_, last = recorder.found
+    assert first.mark == last.mark
+    for rows in (5, 9, 2):
+        batch = torch.randn(rows, 4), torch.arange(rows) % 3
+        graph = last.graph_of(last.flatten(batch))
+        assert graph is last.graph_of(batch)
+        loss = torch.nn.functional.cross_entropy(names["model"](batch[0]), batch[1]) * (rows - 1)
+        assert torch.equal(graph(*batch), loss)
+        assert form_of(graph) == form_of(last.graph)
 
 
 @pytest.mark.parametrize("how", ["register_hook", "register_post_accumulate_grad_hook"])
@@ -570,3 +597,18 @@ def test_hooks_that_the_first_forward_hangs_up_are_there_once(
     assert first.mark == second.mark == third.mark
     assert first.graph.code.count(".square()") == 1
     assert len(names["model"].caught) == 1
+
+
+def test_no_more_shapes_are_kept_than_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Those that came up last are; what is not kept is recorded again."""
+    monkeypatch.setattr(shapes, "SHAPES_MAX", 2)
+    asked = list[int]()
+
+    def recorded(batch: Sequence[torch.Tensor]) -> fx.GraphModule:
+        asked.append(len(batch[0]))
+        return fx.symbolic_trace(lambda x: x + 1)
+
+    others = Others(recorded([torch.zeros(1)]), [torch.zeros(1)], recorded)
+    for rows in (2, 3, 2, 4, 2, 1, 3):
+        others.graph_of([torch.zeros(rows)])
+    assert asked == [1, 2, 3, 4, 3]

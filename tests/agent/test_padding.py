@@ -1,0 +1,79 @@
+"""Microbatches of other lengths in a model that asks how long they are: cut all the same, with the bits of one process."""
+
+from pathlib import Path
+
+import pytest
+from crews import Crew, ends_alike, played_alone
+
+from agent.messages import WorkerReady
+
+pytestmark = pytest.mark.processes
+
+STEPS = 20
+SCRIPT = f"""
+import sys
+import torch
+from torch import nn
+from torch.nn import functional
+from agent import Session
+torch.manual_seed(0)
+class Block(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.into, self.out, self.drop = nn.Linear(8, 24), nn.Linear(8, 8), nn.Dropout(0.1)
+        self.register_buffer("longest", torch.zeros(()))
+    def forward(self, h, mask):
+        rows, length, _ = h.shape
+        self.longest.copy_(self.longest * 0.9 + length)
+        q, k, v = self.into(h).view(rows, length, 6, 4).transpose(1, 2).chunk(3, 1)
+        found = functional.scaled_dot_product_attention(q, k, v, attn_mask=mask[:, None, None])
+        return h + self.drop(self.out(found.transpose(1, 2).reshape(rows, length, 8)))
+class Model(nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.embed, self.places = nn.Embedding(16, 8), nn.Embedding(16, 8)
+        self.blocks = nn.ModuleList([Block() for _ in range(4)])
+        self.head = nn.Linear(8, 16)
+    def forward(self, words, mask):
+        if words.dim() != 2:
+            raise ValueError("rows of words")
+        h = self.embed(words) + self.places(torch.arange(words.shape[1]))
+        for block in self.blocks:
+            h = block(h, mask)
+        return self.head(h)
+model = Model()
+optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
+session = Session(model, optimizer, microbatches=4)
+def batches(step):
+    rows, found = torch.Generator().manual_seed(step), []
+    for each in range(4):
+        lengths = torch.randint(2, 8, (1 + (step + each) % 3, 1), generator=rows)
+        mask = torch.arange(int(lengths.max())) < lengths
+        found.append((torch.randint(0, 16, mask.shape, generator=rows) * mask, mask))
+    return found
+for step in session.steps({STEPS}):
+    for words, mask in session.share(batches(step)):
+        logits = model(words, mask)
+        session.backward(functional.cross_entropy(logits.flatten(0, 1), words.flatten()))
+    optimizer.step()
+    if session.leader:
+        print(f"step {{step}} loss {{session.loss!r}}")
+if session.leader:
+    torch.save(model.state_dict(), sys.argv[1])
+"""
+
+
+def test_microbatches_of_other_lengths(crew: Crew, tmp_path: Path) -> None:
+    """Lengths and numbers of rows change from one microbatch to the next, where each worker keeps its own layers. A newcomer
+    begins with another shape than those who were there."""
+    script = tmp_path / "train.py"
+    script.write_text(SCRIPT)
+    by_hand = played_alone(script, tmp_path / "alone" / "out.pt")
+    crew.depth, crew.owned = 2, True
+    workers = crew.begin(2, SCRIPT, str(tmp_path / "out.pt"))
+    crew.reach(6)
+    crew.kill(workers[1])
+    crew.start(1)
+    ends_alike(crew, by_hand, STEPS)
+    assert [told.uncuttable for told in crew.of(WorkerReady) if told.stages_max > 1] == [""]
+    assert crew.depth == 2
