@@ -38,9 +38,7 @@ class Member:
         self.microbatch_s = 0.0
         self.step = -1  # that it is in the middle of
         self.heard_bytes = -1
-        self.unheard = (
-            False  # what it said last is being seen to, and nobody listens to it meanwhile
-        )
+        self.unheard = False  # what it said last is seen to, and nobody listens meanwhile
         self.heard_s = 0.0
         self.connection = connection
         self._waiting: queue.Queue[Outgoing | None] = queue.Queue(WAITING_MAX)

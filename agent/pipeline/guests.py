@@ -26,9 +26,7 @@ class Guest(torch.nn.Module):
 
     def __init__(self, module: torch.nn.Module, *, enabled: bool) -> None:
         super().__init__()
-        self.called = (
-            module,
-        )  # in a tuple: it is no part of us, so none of its weights is a stage's
+        self.called = (module,)  # as no part of us: none of its weights is a stage's
         self.enabled = enabled
 
     def forward(self, *args: object, **kwargs: object) -> object:
@@ -78,10 +76,8 @@ def postpone(graph: fx.GraphModule) -> set[fx.Node]:
     was in. What draws random numbers would have its turn: for that, what was put off is returned.
     """
     held: list[fx.Node] = []
-    apart, given = (
-        set[fx.Node](),
-        set[fx.Node](),
-    )  # what comes of guests; of the microbatch, and of no guest
+    apart = set[fx.Node]()  # what comes of guests
+    given = set[fx.Node]()  # what comes of the microbatch, and of no guest
     autocast = theirs = None
     for node in list(graph.graph.nodes):
         sources = set(node.all_input_nodes)
