@@ -166,7 +166,7 @@ def _happen(kind: Kind, point: str, params: Mapping[str, Any] | None) -> None:
             assert params, f"there is no gradient at {point!r}"
             for param in params.values():
                 if param.grad is not None:
-                    param.grad = param.grad + float("nan")
+                    param.grad.fill_(float("nan"))
         case "corrupt" | "reset":
             trap = Trap(kind)
         case "full":

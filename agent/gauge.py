@@ -13,7 +13,6 @@ from typing import Any, NamedTuple
 
 import torch
 
-from agent.adding import Adding
 from agent.away import any_away, stood_in
 from agent.board import OWNER, ROUND, Alone, Board, Round, Times
 from agent.device import where
@@ -229,7 +228,7 @@ def _taking_s(space: SumSpace, loss: float | torch.Tensor, clock: Clock) -> floa
     into, other = Sum(space, space.device), Sum(space, space.device)
     for _ in range(2):  # the first write touches the memory
         start_s = clock()
-        Adding(into, one, fresh=True).finish(next_)
+        space.join(into, one, next_)
         space.add(into, other)
         seconds.append(clock() - start_s)
     return seconds[1] / 2

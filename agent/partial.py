@@ -5,7 +5,6 @@ from collections.abc import Sequence
 import torch
 
 from agent import tree
-from agent.adding import Adding
 from agent.device import CPU, settle
 from agent.sums import Contribution, Sum, SumSpace
 
@@ -21,7 +20,6 @@ class Partial:
         self.space = space
         self._microbatches = microbatches
         self._held: dict[tree.Node, Sum | Contribution] = {}
-        self._expected: tuple[tree.Node, Adding] | None = None
         self._spare: list[Sum] = []
         self._copies: list[Sum] = []
         self._copied = 0  # how many copies are in use
@@ -34,7 +32,6 @@ class Partial:
     def clear(self) -> None:
         self._spare += [held for held in self._held.values() if isinstance(held, Sum)]
         self._held.clear()
-        self._expected = None
         self._copied = 0
 
     def missing(self, first: int, count: int) -> list[int]:
@@ -43,59 +40,42 @@ class Partial:
             leaf for node in nodes for leaf in tree.missing(node, self._held, self._microbatches)
         ]
 
-    def expect(self, microbatch: int, first: int, count: int) -> Adding | None:
-        """The backward of this one comes next: what it may be added to as it comes, if there is anything."""
-        within, node = range(first, first + count), tree.lowest((0, microbatch), self._microbatches)
-        family = self._family(node, within)
-        if family is None:
-            return None
-        parent, left, right = family
-        other = right if node == left else left
-        one = self._held.get(other)
-        if not isinstance(one, Contribution):
-            return None
-        del self._held[other]
-        self._expected = self._adding(parent, within, one)
-        return self._expected[1]
-
     def add(self, microbatch: int, loss: float | torch.Tensor, first: int, count: int) -> None:
         """Take in what the model's gradients hold now, and add up what is complete by it."""
         within, node = range(first, first + count), tree.lowest((0, microbatch), self._microbatches)
-        found: Sum | Contribution = self.space.take(loss)
-        if self._expected is not None:
-            node, adding = self._expected
-            assert isinstance(found, Contribution)
-            found, self._expected = adding.finish(found), None
-        self._held[node] = found
+        self._held[node] = self.space.take(loss)
         while (family := self._family(node, within)) is not None:
             node, left, right = family
             if left not in self._held or right not in self._held:
                 return
             one, other = self._held.pop(left), self._held.pop(right)
             if isinstance(one, Contribution) and isinstance(other, Contribution):
-                node, adding = self._adding(node, within, one)
-                self._held[node] = adding.finish(other)
+                node, total = self._join_leaves(node, within, one, other)
             else:
-                self._held[node] = self._join(one, other)
+                total = self._join(one, other)
+            self._held[node] = total
 
-    def _adding(
-        self, node: tree.Node, within: range, one: Contribution
-    ) -> tuple[tree.Node, Adding]:
-        """To the sum of `node`; or to its parent's, if its sibling's is here: it then needs no room of its own."""
+    def _join_leaves(
+        self, node: tree.Node, within: range, one: Contribution, other: Contribution
+    ) -> tuple[tree.Node, Sum]:
+        """The sum of `node`; or that of its parent, if its sibling's is here: it then needs no room of its own."""
         family = self._family(node, within)
         if family is not None:
             parent, *halves = family
             halves.remove(node)
             beside = self._held.get(halves[0])
             if isinstance(beside, Sum):
+                self.space.accumulate(beside, one, other)
                 del self._held[halves[0]]
-                return parent, Adding(beside, one, fresh=False)
-        return node, Adding(self._room(), one, fresh=True)
+                return parent, beside
+        return node, self._join(one, other)
 
     def _join(self, left: Sum | Contribution, right: Sum | Contribution) -> Sum:
         """Into a half that is a sum already, if one is: a + b has the bits of b + a."""
         if isinstance(left, Contribution) and isinstance(right, Contribution):
-            return Adding(self._room(), left, fresh=True).finish(right)
+            total = self._room()
+            self.space.join(total, left, right)
+            return total
         if isinstance(left, Contribution):
             left, right = right, left
         assert isinstance(left, Sum)

@@ -26,6 +26,7 @@ from agent.device import CPU, home
 from agent.errors import Misuse
 
 ALIGN_BYTES = 64
+PIECE_NUMBERS = 1 << 16
 
 
 class Sum:
@@ -180,9 +181,7 @@ class SumSpace:
                 if gradient.is_sparse:
                     raise Misuse(f"{name} has a sparse gradient; make its layer with sparse=False")
                 param.grad = None
-                if gradient.requires_grad:
-                    gradient = gradient.detach()
-                gradient = gradient.to(self.device)
+                gradient = gradient.detach().to(self.device)
             found.append(gradient)
         self._bring_home()
         pairs = list(zip(self._before, self.buffers.values(), strict=True))
@@ -214,12 +213,31 @@ class SumSpace:
             else:
                 view.copy_(value)
 
-    def accumulate(self, into: Sum, one: Contribution) -> None:
-        """into += one"""
-        into.loss += one.loss
-        for index, (view, value) in enumerate(zip(into.views, one.found, strict=True)):
-            into.present[index] |= value is not None
-            view.add_(0 if value is None else value)  # -0.0 becomes 0.0, as by adding a zero
+    def join(self, into: Sum, left: Contribution, right: Contribution) -> None:
+        """into = left + right, in one pass over the memory."""
+        into.loss.fill_(left.loss + right.loss)
+        pairs = zip(into.views, left.found, right.found, strict=True)
+        for index, (view, a, b) in enumerate(pairs):
+            into.present[index] = a is not None or b is not None
+            one, other = (b, a) if a is None else (a, b)
+            if one is None:
+                view.zero_()
+            else:
+                torch.add(one, 0 if other is None else other, out=view)
+
+    def accumulate(self, into: Sum, one: Contribution, other: Contribution | None = None) -> None:
+        """into += one, or into += one + other"""
+        into.loss += one.loss if other is None else one.loss + other.loss
+        others = [None] * len(one.found) if other is None else other.found
+        for index, (view, a, b) in enumerate(zip(into.views, one.found, others, strict=True)):
+            into.present[index] |= a is not None or b is not None
+            # -0.0 becomes 0.0, as by adding a zero
+            if other is None:
+                view.add_(0 if a is None else a)
+            elif a is not None and b is not None:
+                _add_pair(view, a, b)
+            else:
+                view.add_((0 if a is None else a) + (0 if b is None else b))
 
     def add(self, left: Sum, right: Sum) -> None:
         """left += right"""
@@ -276,6 +294,18 @@ class SumSpace:
         self._there = self._there or Sum(self, self.device)
         self._there.flat.copy_(total.flat)
         return self._there.views
+
+
+def _add_pair(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """into += a + b, in pieces that stay in the cache, where all lie in one row."""
+    count = into.numel()
+    if count <= PIECE_NUMBERS or not (a.is_contiguous() and b.is_contiguous()):
+        into.add_(a + b)
+        return
+    into, a, b = into.view(-1), a.view(-1), b.view(-1)
+    for start in range(0, count, PIECE_NUMBERS):
+        end = start + PIECE_NUMBERS
+        into[start:end].add_(a[start:end] + b[start:end])
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -11,8 +11,6 @@ import msgspec
 import torch
 
 from agent import tree
-from agent.adding import Ear
-from agent.device import CPU
 from agent.faults import passing
 from agent.partial import Partial
 from agent.pipeline.channel import Channel, Parcel
@@ -37,27 +35,15 @@ class StageSums:
         self.space = SumSpace([stage.module])
         self._partial = Partial(self.space, microbatches)
         self._total: Sum | None = None
-        # Gradients of a tied parameter travel on; and a device has no cache to be quick for.
-        alone = self.space.device == CPU and not stage.shares
-        self._ear = Ear(self.space.params.values() if alone else ())
         (self._own,) = (share for share in shares if share.peer == me)
         self._peers = tuple(share for share in shares if share.peer != me)
 
     def begin(self) -> None:
         self.space.begin()
         self._partial.clear()
-        self._ear.open()
-
-    def end(self) -> None:
-        self._ear.close()
-
-    def expect(self, microbatch: int) -> None:
-        """Its backward comes next."""
-        self._ear.adding = self._partial.expect(microbatch, self._own.first, self._own.count)
 
     def take(self, microbatch: int, loss: float | torch.Tensor) -> None:
         passing("step: stage played", self.space.params)
-        self._ear.adding = None
         self._partial.add(microbatch, loss, self._own.first, self._own.count)
 
     def reduce(self, channel: Channel, mark: str) -> Sum:

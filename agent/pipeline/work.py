@@ -96,7 +96,6 @@ class Worker:
             first=self.replica.first,
             batches=batches,
             open=open_,
-            expect=lambda stage, microbatch: self.sums[stage.piece.index].expect(microbatch),
             take=lambda stage, microbatch, loss: self._take(stage, microbatch, loss / scale),
             check=check,
         )
@@ -105,9 +104,6 @@ class Worker:
         except BaseException:
             self.executor.clear()
             raise
-        finally:
-            for sums in self.sums.values():
-                sums.end()
 
     def _take(self, stage: Stage, microbatch: int, loss: float | torch.Tensor) -> None:
         self.sums[stage.piece.index].take(microbatch, loss)

@@ -2,9 +2,8 @@
 
 import torch
 
-from agent.adding import PIECE_NUMBERS
 from agent.partial import Partial
-from agent.sums import Sum, SumSpace
+from agent.sums import PIECE_NUMBERS, Sum, SumSpace
 
 
 class Counted(torch.nn.Module):

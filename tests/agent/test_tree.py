@@ -1,16 +1,13 @@
 """Any layout, and any change of layout in the middle of a step, adds up to the same bits."""
 
-from random import Random
-
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent import tree
-from agent.adding import Ear
 from agent.layout import data_parallel
 from agent.partial import Partial
-from agent.sums import Sum, SumSpace, union
+from agent.sums import Sum, SumSpace
 
 
 def _space() -> SumSpace:
@@ -18,42 +15,14 @@ def _space() -> SumSpace:
     return SumSpace([model])
 
 
-def _gradients(space: SumSpace, microbatch: int) -> list[torch.Tensor | None]:
+def _compute(space: SumSpace, partial: Partial, microbatch: int, first: int, count: int) -> None:
     """Some parameters have no gradient in some microbatches, and some numbers are zeros of either sign."""
     generator = torch.Generator().manual_seed(microbatch)
-    gradients: list[torch.Tensor | None] = []
     for index, parameter in enumerate(space.params.values()):
         found = torch.randn(parameter.shape, generator=generator)
         zeros = torch.rand(parameter.shape, generator=generator) < 0.3
         found[zeros] = torch.copysign(torch.zeros(()), found[zeros])
-        gradients.append(None if (microbatch // 2 + index) % 3 == 0 else found)
-    return gradients
-
-
-def _compute(space: SumSpace, partial: Partial, microbatch: int, first: int, count: int) -> None:
-    found = _gradients(space, microbatch)
-    for parameter, gradient in zip(space.params.values(), found, strict=True):
-        parameter.grad = gradient
-    partial.add(microbatch, float(microbatch), first, count)
-
-
-def _hear(
-    space: SumSpace, partial: Partial, ear: Ear, microbatch: int, first: int, count: int
-) -> None:
-    """The same by a backward that is listened to. What was added as it came has no memory of its own any more."""
-    gradients = _gradients(space, microbatch)
-    params = list(space.params.values())
-    products = [p * g for p, g in zip(params, gradients, strict=True) if g is not None]
-    ear.adding = partial.expect(microbatch, first, count)
-    found: tuple[torch.Tensor | None, ...] = (None,) * len(params)
-    if products:
-        ones = [torch.ones_like(product) for product in products]
-        found = torch.autograd.grad(products, params, ones, allow_unused=True)
-    for parameter, gradient in zip(params, found, strict=True):
-        parameter.grad = gradient
-        kept = 0 if gradient is None else gradient.untyped_storage().nbytes()
-        assert ear.adding is None or kept <= parameter.itemsize
-    ear.adding = None
+        parameter.grad = None if (microbatch // 2 + index) % 3 == 0 else found
     partial.add(microbatch, float(microbatch), first, count)
 
 
@@ -130,30 +99,3 @@ def test_a_range_is_a_handful_of_nodes(total: int, data: st.DataObject) -> None:
     covered = [leaf for node in nodes for leaf in tree.covers(node, total)]
     assert covered == list(range(first, first + count))
     assert len(nodes) <= 2 * total.bit_length()
-
-
-@given(st.integers(1, 24), st.integers(1, 4), st.randoms(use_true_random=False))
-@settings(max_examples=60, deadline=None)
-def test_what_is_added_as_it_comes_is_the_same_sum(total: int, workers: int, order: Random) -> None:
-    """Gradients that are added within the backward, in whatever order the microbatches come, are those that are
-    added behind it; and the model is left without hooks."""
-    space = _space()
-    layout = data_parallel(0, total, tuple(f"w{index}" for index in range(workers)))
-    ear, partials = Ear(space.params.values()), []
-    for replica in layout.replicas:
-        ear.open()
-        partial = Partial(space, total)
-        mine = list(range(replica.first, replica.first + replica.count))
-        order.shuffle(mine)
-        for microbatch in mine:
-            _hear(space, partial, ear, microbatch, replica.first, replica.count)
-        partials.append((partial, replica.first, replica.count))
-    ear.close()
-    assert not any(param._backward_hooks for param in space.params.values())
-    expected, found = _alone(space, total), _sum_of(space, partials, total)
-    assert _numbers(found) == _numbers(expected)
-    present = union(s.present for p, first, count in partials for s in p.nodes(first, count))
-    alone = Partial(space, total)
-    for microbatch in range(total):
-        _compute(space, alone, microbatch, 0, total)
-    assert present == union(s.present for s in alone.nodes(0, total))
