@@ -2,7 +2,7 @@
 
     python benchmarks/pipeline_throughput.py [--rounds 7] [--only pipeline|data|memory]
 
-* pipeline: two workers, two stages, 1F1B, and with the backward split in halves; against `torch.distributed.pipelining.Schedule1F1B` over gloo,
+* pipeline: two workers, two stages; 1F1B, with the backward split in halves, and eager; against `torch.distributed.pipelining.Schedule1F1B` over gloo,
   and against the bubble bound  T1 / P * (M + P - 1) / M  of the same work in one process (T1).
 * data: two workers, one stage; against `DistributedDataParallel` over gloo with `no_sync`.
 * memory: the most that a fresh process of each kind ever held, and how much of it came after the imports.
@@ -174,16 +174,15 @@ class One:
 
 
 def contender(name: str, rank: int, links: dict):
-    match name:
-        case "ours-pipeline":
-            return Ours(rank, WORKERS, links)
-        case "ours-zero-bubble":
-            return Ours(rank, WORKERS, links, "zero-bubble")
-        case "ours-data":
+    who, _, what = name.partition("-")
+    match who, what:
+        case "ours", "data":
             return Ours(rank, 1, links)
-        case "torch-pipeline":
+        case "ours", _:
+            return Ours(rank, WORKERS, links, "1f1b" if what == "pipeline" else what)
+        case "torch", "pipeline":
             return TorchPipeline(rank)
-        case "torch-data":
+        case "torch", _:
             return TorchData(rank)
     return One(rank)
 
@@ -273,8 +272,8 @@ def line(what: str, values: list[float], unit: str, reach: str = "") -> None:
 
 
 def compare(ours: str, theirs: str, rounds: int, reach: str) -> None:
-    split = "ours-zero-bubble"
-    names = [ours, split, theirs, "one"] if ours == "ours-pipeline" else [ours, theirs]
+    other = ["ours-zero-bubble", "ours-eager"]
+    names = [ours, *other, theirs, "one"] if ours == "ours-pipeline" else [ours, theirs]
     seen = play(names, rounds)
     times = seen[0][0]
     cpu = {
@@ -289,7 +288,7 @@ def compare(ours: str, theirs: str, rounds: int, reach: str) -> None:
         line(f"{name}: throughput over {theirs}", [b / a for a, b in pairs], "x", reach)
     if "one" in names:
         bubble = (MICROBATCHES + WORKERS - 1) / MICROBATCHES / WORKERS
-        for name, goal in ((ours, "(reach 0.85)"), (theirs, "")):
+        for name, goal in ((ours, "(reach 0.85)"), ("ours-eager", ""), (theirs, "")):
             both = zip(times["one"], times[name], strict=True)
             line(
                 f"{name}: fraction of the bubble bound",

@@ -24,7 +24,7 @@ from orchestrator.wording import memory, plural
 MIXED_DEPTH_MAX = 64
 MIXES_MAX, TRIED_MAX, FINALISTS = 256, 96, 24
 UNFIT_MAX = 2000  # drafts that are looked at until one fits
-GROUPINGS_OF_ALL_MAX = 1500  # with so few, every draft is simulated with all its cuts
+GROUPINGS_OF_ALL_MAX = 2000  # with so few, every draft is simulated with all its cuts
 LEFT_OUT_MAX = 4  # kinds; of more each is tried alone only
 HOPELESS = 1.25  # times the best: no other cuts make up for that
 ROUNDING = 1e-9

@@ -7,6 +7,7 @@
 | varuna       | Varuna, section 3.2      | backward > recompute > forward; recompute as the gradient nears  |
 | interleaved  | PTD-P                    | v chunks a worker, so that the bubble is v times smaller         |
 | zero-bubble  | out-of-order backprop    | 1F1B with weight-gradients put off into the bubbles, bounded     |
+| eager        | eager 1F1B, zero-bubble  | twice the forwards ahead; weight-gradients put off at the end    |
 | modulo       | out-of-order backprop    | the same placement, with weight-gradients put off as well        |
 | pipedream    | PipeDream 1F1B-RR        | no flush; a replicated stage takes microbatches in turn          |
 | 2bw          | PipeDream-2BW            | no flush; an update every m microbatches, two weight versions    |
@@ -26,9 +27,9 @@ from orchestrator.morph.compiled import Codes, Flags, Reals
 from orchestrator.morph.engine import Programs
 from orchestrator.morph.errors import ScheduleError
 
-STEADY = ("gpipe", "1f1b", "varuna", "interleaved", "zero-bubble", "modulo")
+STEADY = ("gpipe", "1f1b", "varuna", "interleaved", "zero-bubble", "eager", "modulo")
 MODULO = ("interleaved", "modulo")  # stage s is on worker s mod p: each worker hosts several chunks
-SPLIT = ("zero-bubble", "modulo")  # backwards in halves
+SPLIT = ("zero-bubble", "eager", "modulo")  # backwards in halves, if only some
 CHUNKS = 2
 CACHED_SCHEDULES = 64
 
@@ -76,6 +77,8 @@ def pack(
             codes, offsets = programs.one_f_one_b(workers, microbatches, again, False)
         case "zero-bubble":
             codes, offsets = programs.one_f_one_b(workers, microbatches, again, True)
+        case "eager":
+            codes, offsets = programs.eager(workers, microbatches)
         case "varuna":
             codes, offsets = programs.varuna(workers, microbatches, again)
         case "interleaved" | "modulo":

@@ -55,7 +55,13 @@ def test_every_shape_and_back(crew: Crew, alone: tuple[list[str], bytes], owned:
 
 @pytest.mark.parametrize(
     ("name", "recompute"),
-    [("varuna", True), ("zero-bubble", False), ("interleaved", False), ("modulo", False)],
+    [
+        ("varuna", True),
+        ("zero-bubble", False),
+        ("eager", False),
+        ("interleaved", False),
+        ("modulo", False),
+    ],
 )
 def test_the_manager_says_what_is_played(
     crew: Crew, alone: tuple[list[str], bytes], name: str, recompute: bool

@@ -152,7 +152,7 @@ def compare_unlike(seed: int) -> None:
         drawn_task(rng, sections),
         per_instance=1,
         shardings=("none",),
-        schedules=("1f1b", "gpipe", "zero-bubble"),
+        schedules=("1f1b", "gpipe", "zero-bubble", "eager"),
     )
     holdings = [Holding(instance_type=name, instances=n) for name, n in held.items()]
     expected = tried(profiles, task, held)

@@ -60,6 +60,28 @@ def test_zero_bubble_beats_1f1b_within_its_memory(p, m):
     assert all(most <= stage + 1 for stage, most in enumerate(owed))
 
 
+@pytest.mark.parametrize(("p", "m"), [(2, 8), (2, 32), (4, 24), (8, 40)])
+def test_eager_waits_for_no_message_and_owes_at_the_end_only(p, m):
+    """A message costs 1F1B its time in every microbatch; with twice the forwards ahead it costs something where the
+    pipeline fills and drains, however many microbatches there are."""
+    seconds, wire = simulator.uniform(p, 1.0, 2.0), np.zeros((2, p, 3))
+    wire[:, :, 1] = 0.4
+    costs = simulator.costs(seconds, wire=wire)
+
+    def late_s(name: str, m: int) -> float:
+        return simulator.simulate(schedules.make(name, p, m), costs).step_s - step_s(name, p, m)
+
+    assert late_s("1f1b", 2 * m) - late_s("1f1b", m) >= 0.4 * m - 1e-9
+    assert late_s("eager", 2 * m) == pytest.approx(late_s("eager", m))
+    assert step_s("eager", p, m) < step_s("1f1b", p, m)
+    stashed, owed = schedules.in_flight(schedules.make("eager", p, m))
+    assert stashed[0] == 2 * p - 1
+    assert owed[0] <= 1
+    assert all(most <= 2 * s + p - 2 for s, most in enumerate(owed[1:], start=1))
+    whole = [a for a in schedules.make("eager", p, m).program(p - 1) if a.kind == Kind.BACKWARD]
+    assert len(whole) == m - (3 * p - 4)
+
+
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 3), (3, 100)])
 def test_1f1b_in_flight(p, m):
     """Stage r of 1F1B holds at most p - r microbatches; GPipe holds all of them."""

@@ -121,7 +121,7 @@ def has_lstm(dtype: torch.dtype) -> bool:
 @given(
     st.sampled_from(["shared", "again", *sorted(MODELS)]),
     st.sampled_from(HALVES),
-    st.sampled_from(["gpipe", "1f1b", "varuna", "zero-bubble", *MODULO]),
+    st.sampled_from(["gpipe", "1f1b", "varuna", "zero-bubble", "eager", *MODULO]),
     st.lists(st.integers(0, 10_000), min_size=3, max_size=3),
     st.booleans(),
 )

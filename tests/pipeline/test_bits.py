@@ -22,7 +22,7 @@ def check(model: str, name: str, depth: int, counts, **options):
 
 
 @pytest.mark.parametrize("model", MODELS)
-@pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna", "zero-bubble"])
+@pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna", "zero-bubble", "eager"])
 def test_two_stages_are_one_process(model, name):
     """Every kind of model, cut by its measured times, trains to the same bits under every schedule."""
     check(model, name, 2, (4,))
@@ -63,7 +63,7 @@ def test_recompute_takes_the_same_kernels(name):
 def layouts(draw):
     """A model, places to cut it anywhere, a schedule and replicas of any size."""
     model = draw(st.sampled_from(sorted(MODELS)))
-    name = draw(st.sampled_from(["gpipe", "1f1b", "varuna", "zero-bubble", *MODULO]))
+    name = draw(st.sampled_from(["gpipe", "1f1b", "varuna", "zero-bubble", "eager", *MODULO]))
     depth = draw(st.integers(1, 4 if name not in MODULO else 2))
     counts = draw(st.lists(st.integers(1, 4), min_size=1, max_size=3))
     if name in MODULO:
