@@ -32,23 +32,30 @@ def gpipe(stages: int, microbatches: int, recompute: Flags) -> tuple[Codes, Code
 
 @compiled
 def one_f_one_b(
-    stages: int, microbatches: int, recompute: Flags, split: bool
+    stages: int, microbatches: int, recompute: Flags, split: bool, eager: bool
 ) -> tuple[Codes, Codes]:
     """The packed programs of 1F1B with flush; see `schedules.one_f_one_b`.
 
     With `split`, stage s puts off each weight-gradient by s microbatches at most (it has as much slack as
     the pipeline takes to bring a gradient from s to the first stage), and does what is left at the end.
+
+    `eager` has twice the forwards ahead, so that a message may take half a microbatch's time and nobody waits for it.
+    Only the last 2 s + P - 2 backwards of stage s > 0 are in halves then: their weight-gradients fill the drain.
     """
-    backward = np.int64(INPUT_GRADIENT if split else BACKWARD) << KIND_SHIFT
     again, weight = np.int64(RECOMPUTE) << KIND_SHIFT, np.int64(WEIGHT_GRADIENT) << KIND_SHIFT
     offsets = np.zeros(stages + 1, np.int64)
+    halved, late = np.zeros(stages, np.int64), np.zeros(stages, np.int64)
     for s in range(stages):
-        each = 2 + (1 if recompute[s] else 0) + (1 if split else 0)
-        offsets[s + 1] = offsets[s] + each * microbatches
+        if eager:
+            halved[s], late[s] = min(2 * s + stages - 2, microbatches) if s else 0, microbatches
+        elif split:
+            halved[s], late[s] = microbatches, s
+        each = 2 + (1 if recompute[s] else 0)
+        offsets[s + 1] = offsets[s] + each * microbatches + halved[s]
     codes = np.empty(offsets[stages], np.int64)
     for s in range(stages):
-        i, tag = offsets[s], np.int64(s) << STAGE_SHIFT
-        warm = min(stages - 1 - s, microbatches)
+        i, tag, whole = offsets[s], np.int64(s) << STAGE_SHIFT, microbatches - halved[s]
+        warm = min((2 if eager else 1) * (stages - 1 - s), microbatches)
         for step in range(microbatches + warm):
             if step < microbatches:
                 codes[i] = tag | step
@@ -58,43 +65,14 @@ def one_f_one_b(
                 if recompute[s]:
                     codes[i] = again | tag | m
                     i += 1
-                codes[i] = backward | tag | m
-                i += 1
-                if split and m >= s:
-                    codes[i] = weight | tag | (m - s)
-                    i += 1
-        if split:
-            for m in range(max(0, microbatches - s), microbatches):
-                codes[i] = weight | tag | m
-                i += 1
-    return codes, offsets
-
-
-@compiled
-def eager(stages: int, microbatches: int) -> tuple[Codes, Codes]:
-    """1F1B with twice the forwards ahead, so that a message may take half a microbatch's time and nobody waits for it.
-
-    Only the last 2 s + P - 2 backwards of stage s > 0 are in halves: their weight-gradients fill the drain.
-    """
-    offsets, halved = np.zeros(stages + 1, np.int64), np.zeros(stages, np.int64)
-    for s in range(stages):
-        halved[s] = min(2 * s + stages - 2, microbatches) if s else 0
-        offsets[s + 1] = offsets[s] + 2 * microbatches + halved[s]
-    codes = np.empty(offsets[stages], np.int64)
-    for s in range(stages):
-        i, tag = offsets[s], np.int64(s) << STAGE_SHIFT
-        warm = min(2 * (stages - 1 - s), microbatches)
-        for step in range(microbatches + warm):
-            if step < microbatches:
-                codes[i] = tag | step
-                i += 1
-            m = step - warm
-            if m >= 0:
-                kind = INPUT_GRADIENT if m >= microbatches - halved[s] else BACKWARD
+                kind = INPUT_GRADIENT if m >= whole else BACKWARD
                 codes[i] = np.int64(kind) << KIND_SHIFT | tag | m
                 i += 1
-        for m in range(microbatches - halved[s], microbatches):
-            codes[i] = np.int64(WEIGHT_GRADIENT) << KIND_SHIFT | tag | m
+                if m - late[s] >= whole:
+                    codes[i] = weight | tag | (m - late[s])
+                    i += 1
+        for m in range(max(whole, microbatches - late[s]), microbatches):
+            codes[i] = weight | tag | m
             i += 1
     return codes, offsets
 

@@ -29,7 +29,8 @@ from orchestrator.morph.errors import ScheduleError
 
 STEADY = ("gpipe", "1f1b", "varuna", "interleaved", "zero-bubble", "eager", "modulo")
 MODULO = ("interleaved", "modulo")  # stage s is on worker s mod p: each worker hosts several chunks
-SPLIT = ("zero-bubble", "eager", "modulo")  # backwards in halves, if only some
+HALVED = ("zero-bubble", "modulo")  # every backward in halves
+SPLIT = (*HALVED, "eager")  # at least the last ones
 CHUNKS = 2
 CACHED_SCHEDULES = 64
 
@@ -74,16 +75,16 @@ def pack(
         case "gpipe":
             codes, offsets = programs.gpipe(workers, microbatches, again)
         case "1f1b":
-            codes, offsets = programs.one_f_one_b(workers, microbatches, again, False)
+            codes, offsets = programs.one_f_one_b(workers, microbatches, again, False, False)
         case "zero-bubble":
-            codes, offsets = programs.one_f_one_b(workers, microbatches, again, True)
+            codes, offsets = programs.one_f_one_b(workers, microbatches, again, True, False)
         case "eager":
-            codes, offsets = programs.eager(workers, microbatches)
+            codes, offsets = programs.one_f_one_b(workers, microbatches, again, False, True)
         case "varuna":
             codes, offsets = programs.varuna(workers, microbatches, again)
         case "interleaved" | "modulo":
             _check_rounds(name, workers, microbatches)
-            codes, offsets = programs.interleaved(workers, chunks, microbatches, name in SPLIT)
+            codes, offsets = programs.interleaved(workers, chunks, microbatches, name in HALVED)
         case _:
             raise ScheduleError(f"there is no schedule {name!r}; there are {', '.join(STEADY)}")
     return Programs(codes, offsets, microbatches)

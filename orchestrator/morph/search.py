@@ -31,7 +31,7 @@ GROUPINGS_MAX = 200
 SHARDS_APART = 8  # replicas; beyond that, one more hardly changes what each keeps of the optimizer
 # Without jitter Varuna's order gains nothing on 1F1B, and it takes long to become regular: on request only.
 SEARCHED = ("1f1b", "gpipe", "interleaved", "zero-bubble", "eager", "modulo")
-EAGER_DEPTH_MAX = 4  # longer chains need halves in every microbatch, or lose more in the drain
+DEEPEST = {"eager": 4}  # longer chains need halves in every microbatch, or lose more in the drain
 FULL = {
     "1f1b": 4,
     "interleaved": 4,
@@ -116,9 +116,8 @@ def ways(task: Task, profile: Profile, workers: int) -> Iterator[Way]:
     for size in sizes(task, profile):
         for depth in range(task.depth_min, deepest + 1):
             for name in task.schedules if depth > 1 else task.schedules[:1]:
-                if name == "eager" and depth > EAGER_DEPTH_MAX:
-                    continue
-                yield from _ways(task, profile, placements, (size, depth, name))
+                if depth <= DEEPEST.get(name, depth):
+                    yield from _ways(task, profile, placements, (size, depth, name))
 
 
 def _ways(
@@ -285,7 +284,7 @@ def busy(way: Way, costs: engine.Costs) -> Reals:
     """What each worker computes a microbatch, over its chunks."""
     again = costs.seconds[engine.RECOMPUTE] * np.array(way.recompute or 0.0)
     backward = costs.seconds[engine.BACKWARD]
-    if way.schedule in schedules.SPLIT and way.schedule != "eager":  # most of its are whole
+    if way.schedule in schedules.HALVED:
         backward = costs.seconds[engine.INPUT_GRADIENT] + costs.seconds[engine.WEIGHT_GRADIENT]
     each = costs.seconds[engine.FORWARD] + backward + again
     found: Reals = each.reshape(way.chunks, way.depth).sum(axis=0)
