@@ -406,3 +406,18 @@ def ends_alike(crew: Crew, alone: tuple[list[str], bytes], steps: int) -> None:
     assert len(printed) == len(set(printed))
     assert (crew.folder / "out.pt").read_bytes() == weights
     assert crew.of(messages.Rewound) == []
+
+
+def ends_alike_in_two(crew: Crew, script: str, folder: Path, steps: int) -> None:
+    """Cut in two, each with its own layers only; one is killed and replaced: it ends as in one process, and stays cut."""
+    (folder / "train.py").write_text(script)
+    by_hand = played_alone(folder / "train.py", folder / "alone" / "out.pt")
+    crew.depth, crew.owned = 2, True
+    workers = crew.begin(2, script, str(folder / "out.pt"))
+    crew.reach(6)
+    crew.kill(workers[1])
+    crew.start(1)
+    ends_alike(crew, by_hand, steps)
+    recorded = [told for told in crew.of(messages.WorkerReady) if told.stages_max > 1]
+    assert [told.uncuttable for told in recorded] == [""]
+    assert crew.depth == 2

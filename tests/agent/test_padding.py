@@ -3,9 +3,7 @@
 from pathlib import Path
 
 import pytest
-from crews import Crew, ends_alike, played_alone
-
-from agent.messages import WorkerReady
+from crews import Crew, ends_alike_in_two
 
 pytestmark = pytest.mark.processes
 
@@ -66,14 +64,4 @@ if session.leader:
 def test_microbatches_of_other_lengths(crew: Crew, tmp_path: Path) -> None:
     """Lengths and numbers of rows change from one microbatch to the next, where each worker keeps its own layers. A newcomer
     begins with another shape than those who were there."""
-    script = tmp_path / "train.py"
-    script.write_text(SCRIPT)
-    by_hand = played_alone(script, tmp_path / "alone" / "out.pt")
-    crew.depth, crew.owned = 2, True
-    workers = crew.begin(2, SCRIPT, str(tmp_path / "out.pt"))
-    crew.reach(6)
-    crew.kill(workers[1])
-    crew.start(1)
-    ends_alike(crew, by_hand, STEPS)
-    assert [told.uncuttable for told in crew.of(WorkerReady) if told.stages_max > 1] == [""]
-    assert crew.depth == 2
+    ends_alike_in_two(crew, SCRIPT, tmp_path, STEPS)
