@@ -3,6 +3,7 @@
 import io
 import re
 import secrets
+import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
@@ -142,8 +143,7 @@ def _hand_in(desk: Desk, script: Path, packed: Packed, spec: JobSpec, *, follow_
     for text in packed.shown():
         desk.say(text)
     spec = msgspec.structs.replace(spec, script_sha=client.put_script(packed.payload))
-    client.post(JobSubmitted(at_s=time.time(), spec=spec))
-    with _handed_in(desk, spec.job):
+    with _handed_in(desk, client, spec):
         job = _until_taken(desk, client, spec.job)
         if job is not None and job.status in ENDED:
             _refused(desk, job)
@@ -159,17 +159,36 @@ def _hand_in(desk: Desk, script: Path, packed: Packed, spec: JobSpec, *, follow_
 
 
 @contextmanager
-def _handed_in(desk: Desk, job_id: str) -> Iterator[None]:
-    """From here on Ctrl-C only ends the looking: the order is with the manager, whole."""
+def _handed_in(desk: Desk, client: Client, spec: JobSpec) -> Iterator[None]:
+    """The order goes to the manager whole; from then on Ctrl-C only ends the looking, and says so."""
+    posted = False
     try:
+        with _ctrl_c_waits():
+            client.post(JobSubmitted(at_s=time.time(), spec=spec))
+            posted = True
         yield
     except KeyboardInterrupt:
+        if not posted:
+            raise
         desk.answer(
-            {"job": None, "id": job_id},
-            Text(f"{job_id} was handed in and goes on without you"),
-            then=(f"orchestrator logs -f {job_id}", f"orchestrator cancel {job_id}"),
+            {"job": None, "id": spec.job},
+            Text(f"{spec.job} was handed in and goes on without you"),
+            then=(f"orchestrator logs -f {spec.job}", f"orchestrator cancel {spec.job}"),
         )
         raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """A Ctrl-C that comes within is heard behind it: nobody is left not knowing what was done."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
 
 
 def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
