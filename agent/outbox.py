@@ -1,13 +1,16 @@
 """What the keeper says to the manager, and what scripts print: into Redis, in order, and not too often.
 
 Training never waits for it. While Redis is away, reports wait here; what comes with every step is folded into its
-newest value, and printed lines beyond the bound are counted and dropped.
+newest value, and printed lines beyond the bound are counted and dropped. A batch has a number that Redis keeps with
+what was in it: one whose answer was lost is sent again, and is there once all the same.
 """
 
 import logging
+import secrets
 import threading
 import time
 from collections import deque
+from collections.abc import Iterable, Sequence
 from typing import Any, Protocol
 
 import msgspec
@@ -27,8 +30,24 @@ REPORTS_WAITING_MAX = 100_000
 MANIFESTS_KEPT = 100
 NEWEST_S = 0.25
 RETRY_S = 0.1
+BATCH_MAX = 1_000
+NUMBER_KEPT_S = 30 * 24 * 3600  # nobody sends again behind so long a sleep
 PROFILE_KEPT_S = 30 * 24 * 3600
 TIMELINE_KEPT_S = 24 * 3600
+
+Command = tuple[str | bytes | int, ...]  # its name, its key, and the rest
+
+_TAKE = """
+if tonumber(redis.call('GET', KEYS[1]) or 0) >= tonumber(ARGV[1]) then return 0 end
+local at = 3
+for i = 2, #KEYS do
+  local last = at + 1 + tonumber(ARGV[at + 1])
+  redis.call(ARGV[at], KEYS[i], unpack(ARGV, at + 2, last))
+  at = last + 1
+end
+redis.call('SET', KEYS[1], ARGV[1], 'EX', ARGV[2])
+return 1
+"""
 
 
 class Out(Protocol):
@@ -48,6 +67,8 @@ class Out(Protocol):
 class Outbox:
     def __init__(self, client: Any) -> None:
         self._client = client
+        self._take = client.register_script(_TAKE)
+        self._key, self._number = f"orch:outbox:{secrets.token_hex(8)}", 0
         self._changed = threading.Condition()
         self._reports: deque[Report] = deque(maxlen=REPORTS_WAITING_MAX)
         self._newest: dict[tuple[type, str], Progress | BackupHeld] = {}  # of each kind and job
@@ -141,62 +162,65 @@ class Outbox:
                 self._lines.clear()
                 self._timelines.clear()
                 dropped, self._dropped = self._dropped, 0
-            self._deliver(reports, lines, timelines, dropped)
+                said = len(reports) + len(lines) + len(timelines)
+            if dropped:
+                job, worker, _ = lines[-1]
+                lines.append((job, worker, f"... {dropped} lines were dropped"))
+            self._deliver(list(_commands(reports, lines, timelines)))
             with self._changed:
-                self._delivered += len(reports) + len(lines) + len(timelines)
+                self._delivered += said
                 self._changed.notify_all()
 
     def _due(self) -> bool:
         newest = bool(self._newest) and time.monotonic() >= self._newest_due_s
         return bool(self._reports or self._lines or self._timelines) or newest
 
-    def _deliver(
-        self,
-        reports: list[Report],
-        lines: list[tuple[str, str, str]],
-        timelines: list[Timeline],
-        dropped: int,
-    ) -> None:
-        """Until it is done. A batch whose answer got lost is told twice, which does no harm."""
-        while not self._closed:
-            try:
-                pipe = self._client.pipeline(transaction=False)
-                for report in reports:
-                    pipe.xadd(INBOX, {"e": msgspec.json.encode(report)})
-                    if isinstance(report, CheckpointWritten):
-                        _add_manifest(pipe, report)
-                    elif isinstance(report, JobProfiled):
-                        _keep_profile(pipe, report)
-                for timeline in timelines:
-                    key = f"orch:timeline:{timeline.job}"
-                    pipe.set(key, msgspec.json.encode(timeline), ex=TIMELINE_KEPT_S)
-                for job, worker, line in lines:
-                    _add_line(pipe, job, worker, line)
-                if dropped:
-                    job, worker, _ = lines[-1]
-                    _add_line(pipe, job, worker, f"... {dropped} lines were dropped")
-                pipe.execute()
-            except redis.RedisError as error:
-                log.warning("Redis does not take reports: %s", error)
-                time.sleep(RETRY_S)
-            else:
-                return
+    def _deliver(self, commands: Sequence[Command]) -> None:
+        """Until it is done."""
+        for start in range(0, len(commands), BATCH_MAX):
+            batch = commands[start : start + BATCH_MAX]
+            self._number += 1
+            keys = [self._key, *(key for _, key, *_ in batch)]
+            words: list[Any] = [self._number, NUMBER_KEPT_S]
+            for name, _, *rest in batch:
+                words += [name, len(rest), *rest]
+            while not self._closed:
+                try:
+                    self._take(keys=keys, args=words)
+                    break
+                except redis.RedisError as error:
+                    log.warning("Redis does not take reports: %s", error)
+                    time.sleep(RETRY_S)
 
 
-def _add_line(pipe: Any, job: str, worker: str, line: str) -> None:
-    key = f"orch:log:{job}"
-    pipe.xadd(key, {"worker": worker, "line": line}, maxlen=LINES_KEPT, approximate=True)
+def _commands(
+    reports: Sequence[Report],
+    lines: Sequence[tuple[str, str, str]],
+    timelines: Sequence[Timeline],
+) -> Iterable[Command]:
+    for report in reports:
+        yield "XADD", INBOX, "*", "e", msgspec.json.encode(report)
+        if isinstance(report, CheckpointWritten):
+            yield from _manifest(report)
+        elif isinstance(report, JobProfiled):
+            yield from _profile(report)
+    for timeline in timelines:
+        data = msgspec.json.encode(timeline)
+        yield "SET", f"orch:timeline:{timeline.job}", data, "EX", TIMELINE_KEPT_S
+    for job, worker, line in lines:
+        kept = ("MAXLEN", "~", LINES_KEPT)
+        yield "XADD", f"orch:log:{job}", *kept, "*", "worker", worker, "line", line
 
 
-def _keep_profile(pipe: Any, report: JobProfiled) -> None:
+def _profile(report: JobProfiled) -> Iterable[Command]:
     """For whoever trains the same again, and for whoever asks about this job."""
-    data, kept_s = msgspec.json.encode(report.profile), PROFILE_KEPT_S
-    pipe.set(f"orch:profile:{report.profile.key}", data, ex=kept_s)
-    pipe.set(f"orch:job:profile:{report.job}", data, ex=kept_s)
+    data = msgspec.json.encode(report.profile)
+    for key in (f"orch:profile:{report.profile.key}", f"orch:job:profile:{report.job}"):
+        yield "SET", key, data, "EX", PROFILE_KEPT_S
 
 
-def _add_manifest(pipe: Any, report: CheckpointWritten) -> None:
+def _manifest(report: CheckpointWritten) -> Iterable[Command]:
     """Where the job's checkpoints are, newest first."""
     key = f"orch:manifest:{report.job}"
-    pipe.lpush(key, msgspec.json.encode(report))
-    pipe.ltrim(key, 0, MANIFESTS_KEPT - 1)
+    yield "LPUSH", key, msgspec.json.encode(report)
+    yield "LTRIM", key, 0, MANIFESTS_KEPT - 1

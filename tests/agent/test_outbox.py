@@ -1,6 +1,10 @@
 """What the keeper tells the manager: in order, and no more of it than a person or a plan can use."""
 
+import contextlib
+import socket
+import threading
 from collections.abc import Iterator
+from pathlib import Path
 
 import msgspec
 import pytest
@@ -72,3 +76,58 @@ def test_the_newest_is_told_although_nothing_comes_after_it(
         return len(last) == 2 and all(report.step == STEPS - 1 for report in last.values())
 
     until("the newest of both", newest)
+
+
+class LostAnswer:
+    """A way to Redis, which is killed with one answer on it: the first to a request with these bytes in it."""
+
+    def __init__(self, server: RedisProcess, folder: Path, asked: bytes) -> None:
+        self._server, self._asked, self.lost = server, asked, 0
+        self._listener = socket.socket(socket.AF_UNIX)
+        self._listener.bind(str(folder / "way.sock"))
+        self._listener.listen()
+        self.url = f"unix://{folder / 'way.sock'}"
+        threading.Thread(target=self._accept, daemon=True).start()
+
+    def _accept(self) -> None:
+        with contextlib.suppress(OSError):
+            while True:
+                caller, _ = self._listener.accept()
+                threading.Thread(target=self._carry, args=(caller,), daemon=True).start()
+
+    def _carry(self, caller: socket.socket) -> None:
+        """One request at a time, and its answer."""
+        with caller, socket.socket(socket.AF_UNIX) as redis:
+            redis.connect(str(self._server.socket))
+            while request := caller.recv(1 << 20):
+                redis.sendall(request)
+                answer = redis.recv(1 << 20)
+                if self._asked in request and not self.lost and not answer.startswith(b"-"):
+                    self.lost += 1
+                    self._server.kill()
+                    self._server.start()
+                    return
+                caller.sendall(answer)
+
+    def close(self) -> None:
+        self._listener.close()
+
+
+def test_what_redis_took_without_an_answer_is_there_once(
+    redis_process: RedisProcess, tmp_path: Path
+) -> None:
+    """Sent again, to the server that comes back, it is known by its number."""
+    way = LostAnswer(redis_process, tmp_path, b"the last line")
+    outbox = Outbox(connect(way.url))
+    failed = CheckpointFailed(at_s=0.0, job="a", step=1, error="the disk is full")
+    outbox.report(failed)
+    outbox.lines("a", "w1", ("a line", "the last line"))
+    assert outbox.flush(30.0)
+    outbox.lines("a", "w1", ("the last line",))
+    assert outbox.flush(30.0)
+    outbox.close()
+    way.close()
+    assert way.lost == 1
+    rows = connect(redis_process.url).xrange("orch:log:a")
+    assert [fields[b"line"] for _, fields in rows] == [b"a line", *[b"the last line"] * 2]
+    assert told(redis_process) == [failed]
