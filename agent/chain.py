@@ -12,19 +12,17 @@ flight is dropped: the step is computed again in the new layout.
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
 from typing import Any, overload
-from weakref import WeakKeyDictionary
 
 import msgspec
 import torch
-from torch import fx
 
 from agent.holdings import Holdings
 from agent.layout import Layout
-from agent.pipeline.body import Recording
+from agent.pipeline.body import Leaves, Recording
 from agent.pipeline.channel import Channel, Parcel
-from agent.pipeline.cut import build
 from agent.pipeline.execute import REACH
 from agent.pipeline.pieces import Piece
+from agent.pipeline.variants import Pieces
 from agent.pipeline.work import Worker
 from agent.scaling import measured
 from agent.shards import cut
@@ -69,16 +67,17 @@ class Chain:
         self.recording = recording
         self._layout, self._channel, self._whole = layout, channel, whole
         self.cuts = tuple(cuts)
-        self._pieces = build(recording.graph, recording.facts, cuts)
+        self._variants = Pieces(recording.variants.first, cuts)
+        self._pieces = self._variants.first
         self._replica = layout.replica_of(me)
         self._number = layout.replicas.index(self._replica)
         self._place = self._replica.workers.index(me)
         schedule = layout.schedule_of(self._replica)
         self._hosts = [schedule.host(stage, 0) for stage in range(schedule.stages)]
         own = {i: p for i, p in enumerate(self._pieces) if self._hosts[i] == self._place}
-        self._others = WeakKeyDictionary[fx.GraphModule, tuple[Piece, ...]]()
-        module_of = None if recording.others is None else self._module_of
-        self._worker = Worker(layout, me, schedule, own, channel, reach=REACH, module_of=module_of)
+        self._worker = Worker(
+            layout, me, schedule, own, channel, reach=REACH, piece_of=self._piece_of
+        )
         self._unused: set[int] = set()
         self._owners = self._find_owners()
         self._entries = [self._entries_of(stage) for stage in range(len(self._pieces))]
@@ -90,13 +89,9 @@ class Chain:
         self._ways: dict[tuple[int, int], list[Span]] = {}
         self._way_back = list[Span]() if self.held is None else self._from_whole()
 
-    def _module_of(self, stage: int, batch: Sequence[torch.Tensor]) -> fx.GraphModule:
-        """What a stage computes of a microbatch of this shape."""
-        graph = self.recording.graph_of(batch)
-        pieces = self._pieces if graph is self.recording.graph else self._others.get(graph)
-        if pieces is None:
-            pieces = self._others[graph] = build(graph, self.recording.facts, self.cuts)
-        return pieces[stage].module
+    def _piece_of(self, stage: int, batch: Leaves) -> Piece:
+        """What a stage is for this microbatch."""
+        return self._variants.of(batch.variant)[stage]
 
     @property
     def busy_s(self) -> float:
@@ -166,7 +161,9 @@ class Chain:
         """The step, up to its sum."""
         scaler = self._whole.scaler
         scale = 1.0 if scaler is None else scaler.get_scale()
-        self._worker.compute(step, Flat(self.recording, batches), open_, check, scale)
+        flat = Flat(self.recording, batches)
+        flat.look(range(self._replica.first, self._replica.first + self._replica.count))
+        self._worker.compute(step, flat, open_, check, scale)
         told = {}
         for stage, sums in self._worker.sums.items():
             found = sums.reduce(self._channel, f"{step}/s{stage}")
@@ -396,22 +393,30 @@ def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from module.buffers()
 
 
-class Flat(Sequence[tuple[torch.Tensor, ...]]):
+class Flat(Sequence[Leaves]):
     """Microbatches as the graph takes them, each looked at when it is its turn."""
 
     def __init__(self, recording: Recording, batches: Sequence[object]) -> None:
         self._recording, self._batches = recording, batches
+        self._found: dict[int, Leaves] = {}
 
     def __len__(self) -> int:
         return len(self._batches)
 
-    @overload
-    def __getitem__(self, index: int) -> tuple[torch.Tensor, ...]: ...
+    def look(self, numbers: Iterable[int]) -> None:
+        """At these already now, if they are there: to record another graph takes as long as a forward of the whole model, and all do it at
+        once so."""
+        if self._recording.variants.first.fixed and isinstance(self._batches, list | tuple):
+            self._found = {number: self[number] for number in numbers}
 
     @overload
-    def __getitem__(self, index: slice) -> Sequence[tuple[torch.Tensor, ...]]: ...
+    def __getitem__(self, index: int) -> Leaves: ...
+
+    @overload
+    def __getitem__(self, index: slice) -> Sequence[Leaves]: ...
 
     def __getitem__(self, index: Any) -> Any:
         if isinstance(index, slice):
             return Flat(self._recording, self._batches[index])
-        return self._recording.flatten(self._batches[index])
+        found = self._found.get(index)
+        return self._recording.flatten(self._batches[index]) if found is None else found

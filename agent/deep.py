@@ -8,6 +8,7 @@ it has found out about the graph, so that whoever records the loop later does no
 from collections.abc import Callable
 
 import msgspec
+import torch
 from torch import fx
 
 from agent.chain import Chain, Whole
@@ -50,6 +51,9 @@ class Word(msgspec.Struct, frozen=True):
     mark: str
     cuts: tuple[int, ...]
     facts: Facts
+    example: tuple[
+        torch.Tensor, ...
+    ] = ()  # that it was recorded with, if others may make another graph
 
 
 class FirstWord:
@@ -60,7 +64,8 @@ class FirstWord:
         self._word: Word | None = None
 
     def say(self, word: Word) -> None:
-        parcel = Parcel(tensors=(), plain=msgspec.msgpack.encode(word))  # once for all
+        plain = msgspec.msgpack.encode(msgspec.structs.replace(word, example=()))  # once for all
+        parcel = Parcel(tensors=word.example, plain=plain)
         for peer in self._workers[1:]:
             self._channel.send(peer, self._tag, parcel)
 
@@ -68,7 +73,8 @@ class FirstWord:
         if self._word is None:
             parcel = self._channel.receive(self._workers[0], self._tag)
             assert isinstance(parcel.plain, bytes)
-            self._word = msgspec.msgpack.decode(parcel.plain, type=Word)
+            word = msgspec.msgpack.decode(parcel.plain, type=Word)
+            self._word = msgspec.structs.replace(word, example=parcel.tensors)
         return self._word
 
     def facts(self, mark: str) -> Facts | None:
@@ -99,6 +105,7 @@ class Deep:
         layout: Layout,
         step: int,
         recorded: Callable[[Told], Recording],
+        adopt: Callable[[Recording], None],
         whole: Whole,
         channel: Callable[[], MeshChannel],
     ) -> Chain:
@@ -112,6 +119,7 @@ class Deep:
         recording = recorded(word.facts)
         # Numbers that the body reads and that are not in its graph make another recording of the same graph.
         if self._chain is None or self._chain.recording.graph is not recording.graph:
+            recording = self._begun_alike(layout, recording, word, adopt)
             cuts = self._cuts(layout, recording, word)
             self._chain = Chain(layout, self._me, recording, cuts, self._channel, whole)
         return self._chain
@@ -121,6 +129,22 @@ class Deep:
         assert self._chain is not None
         return dict(self._chain.keepers())
 
+    def _begun_alike(
+        self,
+        layout: Layout,
+        recording: Recording,
+        word: FirstWord,
+        adopt: Callable[[Recording], None],
+    ) -> Recording:
+        """Cuts are places in one graph: where others may compute other microbatches, everyone begins with that of the first worker."""
+        if not recording.variants.first.fixed or layout.workers[0] == self._me:
+            return recording
+        heard = word.heard()
+        if heard.mark != recording.mark and heard.example:
+            recording = recording.begun_with(recording.variants.of(heard.example))
+            adopt(recording)
+        return recording
+
     def _cuts(self, layout: Layout, recording: Recording, word: FirstWord) -> tuple[int, ...]:
         """Those of the layout, if they are of this graph; else the first worker chooses for all."""
         stages = layout.schedule_of(layout.replica_of(self._me)).stages
@@ -128,10 +152,10 @@ class Deep:
         told = len(layout.cuts) == stages - 1 and known.issuperset(layout.cuts)
         if layout.workers[0] == self._me:
             cuts = layout.cuts if told else self._sections.choose(recording, stages)
-            word.say(Word(recording.mark, cuts, recording.facts))
+            word.say(Word(recording.mark, cuts, recording.facts, recording.beginning))
             passing("morph: cuts told")
             return cuts
-        if told:
+        if told and not recording.variants.first.fixed:
             return layout.cuts
         heard = word.heard()
         passing("morph: cuts told")

@@ -199,6 +199,7 @@ class Group(Crew):
             layout,
             step,
             session.recording,
+            session.adopt,
             Whole(session.space, session.holdings, session.total, session.scaler),
             lambda: MeshChannel(
                 self._mesh,

@@ -427,6 +427,10 @@ class Session:
         assert self._recording is not None
         return self._recording
 
+    def adopt(self, recording: Recording) -> None:
+        """It is the same loop's, begun with a microbatch of another worker's."""
+        self._recording = recording
+
     def _record(self, caller: Caller, batches: Sequence[object], told: Told) -> None:
         modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
         model = modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
@@ -442,7 +446,7 @@ class Session:
                 self._streams.refuse_draws()  # says better why
             raise
         if self._recording is not None and found.same_as(self._recording):
-            found = found.with_graph_of(self._recording)
+            found = found.begun_with(self._recording.variants.first)
         self._recording = found
 
     def _run_recorded(self, body: Callable[[], None]) -> Any:

@@ -39,17 +39,17 @@ from agent.pipeline.examine import Facts, examined
 from agent.pipeline.reads import Reads
 from agent.pipeline.record import (
     FIXED,
-    LOOKS,
     attributes_kept,
     functions_refused,
     record,
     streams_kept,
 )
 from agent.pipeline.scaling import Scaler
-from agent.pipeline.shapes import Others, form_of
+from agent.pipeline.variants import Variant, Variants, form_of
 from agent.pipeline.witness import unsaved
 
 MICROBATCH = "__microbatch__"
+BEGINNING_BYTES_MAX = 1 << 20  # of a microbatch of which nothing but its shape is asked
 LATE = "late"  # in the `meta` of a graph: guests are asked as late as can be
 LOOPS_MAX = 4
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
@@ -62,12 +62,21 @@ class Recording(msgspec.Struct, frozen=True):
     microbatch apart like that. `reads` is what else the body was recorded with.
     """
 
-    graph: fx.GraphModule
-    facts: Facts
-    example: tuple[torch.Tensor, ...]
+    variants: Variants
     spec: Any
     reads: Reads
-    others: Others | None = None  # where sizes are numbers
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        return self.variants.first.graph
+
+    @property
+    def facts(self) -> Facts:
+        return self.variants.first.facts
+
+    @property
+    def example(self) -> tuple[torch.Tensor, ...]:
+        return self.variants.first.example
 
     def same_as(self, other: "Recording") -> bool:
         """Constants have no values in the code, so a graph that has any is like no other. Nor does it say who a guest is."""
@@ -80,34 +89,37 @@ class Recording(msgspec.Struct, frozen=True):
             and not _has_constants(self.graph)
         )
 
-    def with_graph_of(self, other: "Recording") -> "Recording":
-        """What it has read, with the graph of another one that is the same."""
-        if self.others is not None:
-            self.others.graph = other.graph
-        return msgspec.structs.replace(other, reads=self.reads, others=self.others)
+    def begun_with(self, first: Variant) -> "Recording":
+        return msgspec.structs.replace(self, variants=self.variants.begun_with(first))
+
+    @property
+    def beginning(self) -> tuple[torch.Tensor, ...]:
+        """What somebody needs who began with a microbatch that is computed in another way: nothing where there is no
+        other way, or hardly one and much to send."""
+        first = self.variants.first
+        small = sum(tensor.nbytes for tensor in first.example) <= BEGINNING_BYTES_MAX
+        return first.example if first.asks or (first.fixed and small) else ()
 
     @property
     def mark(self) -> str:
         return mark_of(self.graph)
 
-    def flatten(self, batch: object) -> tuple[torch.Tensor, ...]:
+    def flatten(self, batch: object) -> "Leaves":
         leaves, spec = pytree.tree_flatten(batch)
         if spec != self.spec or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
             raise CannotRecord(
                 "session.share(batches): this microbatch is not made of tensors in the way that the recorded "
                 f"one was ({spec}, not {self.spec}), which cutting the model into stages needs"
             )
-        looks = self.graph_of(leaves).meta.get(LOOKS)
-        if looks is not None and (place := looks.differs(leaves)):
-            raise CannotRecord(
-                f"session.share(batches): {place} looks at what is in a microbatch, whether any of it is masked for one, and "
-                "finds something else than it found in the one that was recorded: make all alike, or train with depth 1"
-            )
-        return tuple(leaves)
+        found = Leaves(leaves)
+        found.variant = self.variants.of(found)
+        return found
 
-    def graph_of(self, batch: Sequence[torch.Tensor]) -> fx.GraphModule:
-        """What is computed of a microbatch that was taken apart."""
-        return self.graph if self.others is None else self.others.graph_of(batch)
+
+class Leaves(tuple[torch.Tensor, ...]):
+    """A microbatch taken apart, and what is computed of it."""
+
+    variant: Variant
 
 
 def _has_constants(graph: fx.GraphModule) -> bool:
@@ -196,12 +208,12 @@ class Body:
                 guests.postpone(other)
             return other
 
-        others = Others(graph, leaves, another) if graph.meta.get(FIXED) else None
-        found = Recording(graph, facts, tuple(leaves), spec, self._reads(graph, model), others)
+        variants = Variants(Variant(graph, facts, leaves), another)
+        found = Recording(variants, spec, self._reads(graph, model))
         if graph.meta.get(FIXED) and loss is not None and isinstance(batches, list | tuple):
             for other in [found.flatten(batch) for batch in batches[1:]][:1]:
                 # What was taken from the first one shows.
-                loss = self._again(model, partial(found.graph_of(other), *other))
+                loss = self._again(model, partial(other.variant.graph, *other))
                 self._compare(loss, self._again(model, partial(own, other)))
         return found
 

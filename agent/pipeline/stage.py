@@ -28,17 +28,18 @@ from agent.pipeline.pieces import Piece
 from agent.pipeline.witness import unsaved
 
 Gradients = dict[str, torch.Tensor]
-ModuleOf = Callable[[Sequence[Any]], fx.GraphModule]  # of a microbatch, by its shape
+PieceOf = Callable[[Any], Piece]  # of a microbatch
 Written = tuple[torch.Tensor, list[tuple[torch.nn.Module, str]]]
+Known = tuple[list[Written], bool]  # of a module; and whether it switches modes
 
 
 class Held:
     """What a stage keeps of a microbatch between its forward and its backward."""
 
     def __init__(
-        self, module: fx.GraphModule, parcel: Parcel | None, batch: tuple[Any, ...], stream: Any
+        self, piece: Piece, parcel: Parcel | None, batch: tuple[Any, ...], stream: Any
     ) -> None:
-        self.module = module
+        self.piece = piece
         self.parcel, self.batch, self.stream = parcel, batch, stream
         self.leaves: dict[str, torch.Tensor] = {}
         self.edges: dict[str, GradientEdge] = {}
@@ -55,19 +56,16 @@ class Held:
 class Stage:
     """A piece of the model, and the microbatches that are in it."""
 
-    def __init__(
-        self, piece: Piece, *, microbatches: int, module_of: ModuleOf | None = None
-    ) -> None:
+    def __init__(self, piece: Piece, *, microbatches: int, piece_of: PieceOf | None = None) -> None:
         self.piece, self.module = piece, piece.module
-        self._places = WeakKeyDictionary[fx.GraphModule, list[Written]]()
-        self._module_of = module_of
+        self._known = WeakKeyDictionary[fx.GraphModule, Known]()
+        self._piece_of = piece_of
         self._microbatches = microbatches
         self._held: dict[int, Held] = {}
         self._params = {
             name: param for name, param in self.module.named_parameters() if param.requires_grad
         }
         self._halves = Halves(list(self._params.values()))
-        self._switches = any(modes.switches(node) for node in self.module.graph.nodes)
         self._differentiates = False  # known to call autograd inside its forward
         self.shares = bool(piece.before.tied or piece.after.tied)
 
@@ -87,29 +85,31 @@ class Stage:
         keep: bool = True,
     ) -> Parcel:
         """The values for the next stage. Without `keep`, a `recompute` comes before the backward."""
+        piece = self.piece if self._piece_of is None else self._piece_of(batch)
         stream = None
-        if self.piece.before.stream:
+        if piece.before.stream:
             assert arrived is not None
             arriving = arrived.tensors[-1]
             assert arriving is not None
             stream = arriving.clone()  # `set_rng_state` reads from where the storage begins
-        elif self.piece.draws and seed is not None:
+        elif piece.draws and seed is not None:
             seed()
-            stream = stream_state(self.piece.device)
-        module = self.module if self._module_of is None else self._module_of(batch)
-        held = Held(module, arrived, tuple(batch[i] for i in self.piece.batch), stream)
+            stream = stream_state(piece.device)
+        held = Held(piece, arrived, tuple(batch[i] for i in piece.batch), stream)
         self._held[microbatch] = held
         tensors, plains = self._run(held) if keep else self._run_untraced(held)
-        if self.piece.after.stream:
-            tensors.append(stream_state(self.piece.device) if self.piece.draws else stream)
+        if piece.after.stream:
+            tensors.append(stream_state(piece.device) if piece.draws else stream)
         return Parcel(tensors=tuple(tensors), plain=plains)
 
-    def _written(self, module: fx.GraphModule) -> list[Written]:
-        """The buffers that it writes to, and where they are in it."""
-        found = self._places.get(module)
+    def _of(self, piece: Piece) -> Known:
+        """The buffers that it writes to, and where they are in it; and whether it switches modes."""
+        module = piece.module
+        found = self._known.get(module)
         if found is None:
-            found = [(module.get_buffer(n), _places(module, n)) for n in self.piece.written]
-            self._places[module] = found
+            written = [(module.get_buffer(n), _places(module, n)) for n in piece.written]
+            found = written, any(modes.switches(node) for node in module.graph.nodes)
+            self._known[module] = found
         return found
 
     def recompute(self, microbatch: int) -> None:
@@ -136,13 +136,14 @@ class Stage:
         return out
 
     def _run(self, held: Held) -> tuple[list[torch.Tensor | None], list[Any]]:
-        if self.piece.draws and held.stream is not None:
-            set_stream_state(held.stream, self.piece.device)
+        piece = held.piece
+        if piece.draws and held.stream is not None:
+            set_stream_state(held.stream, piece.device)
         inputs = self._inputs(held)
         out = self._with_buffers(held, inputs)
-        if self.piece.last:
+        if piece.last:
             return self._loss(held, out)
-        after = self.piece.after
+        after = piece.after
         tensors = out[: len(after.tensors)]
         for name, tensor in zip(after.tensors, tensors, strict=True):
             if tensor.requires_grad and name in after.differentiable:
@@ -150,7 +151,7 @@ class Stage:
         return [tensor.detach() for tensor in tensors], list(out[len(after.tensors) :])
 
     def _inputs(self, held: Held) -> list[Any]:
-        before = self.piece.before
+        before = held.piece.before
         inputs: list[Any] = []
         held.leaves, held.edges = {}, {}
         if held.parcel is not None:
@@ -167,14 +168,14 @@ class Stage:
 
     def _with_buffers(self, held: Held, inputs: list[Any]) -> Any:
         """Run with copies of the buffers, so that a microbatch leaves no trace for the next."""
-        written = self._written(held.module)
+        written, switches = self._of(held.piece)
         held.buffers = [buffer.clone() for buffer, _ in written]
         for copy, (_, places) in zip(held.buffers, written, strict=True):
             for owner, key in places:
                 owner._buffers[key] = copy
         try:
-            with modes.kept() if self._switches else nullcontext():
-                return held.module(*inputs)
+            with modes.kept() if switches else nullcontext():
+                return held.piece.module(*inputs)
         finally:
             for index, (buffer, places) in enumerate(written):
                 for owner, key in places:
@@ -240,8 +241,8 @@ class Stage:
 
     def _find_roots(self, held: Held, arrived: Parcel | None) -> Gradients:
         """Where the backward starts; what is only passed on is returned."""
-        after = self.piece.after
-        if self.piece.last:
+        after = held.piece.after
+        if held.piece.last:
             return {}
         assert arrived is not None
         relayed = {}
@@ -255,7 +256,7 @@ class Stage:
             if edge is not None:
                 held.roots[0].append(edge)
                 held.roots[1].append(gradient)
-            elif name in self.piece.before.tied:
+            elif name in held.piece.before.tied:
                 relayed[name] = gradient
         held.edges = {}
         return relayed
@@ -263,7 +264,7 @@ class Stage:
     def _back(
         self, held: Held, relayed: Gradients, grads: dict[str, torch.Tensor | None]
     ) -> Parcel:
-        before = self.piece.before
+        before = held.piece.before
         tensors = [grads.get(name) for name in before.differentiable]
         for name in before.tied:
             if name in self.piece.names:
@@ -285,8 +286,9 @@ class Stage:
     def release(self, microbatch: int) -> float | torch.Tensor:
         """The microbatch is done: its loss, and into the buffers what it made of them."""
         held = self._held.pop(microbatch)
+        written, _ = self._of(held.piece)
         with torch.no_grad():
-            for copy, (buffer, _) in zip(held.buffers, self._written(held.module), strict=True):
+            for copy, (buffer, _) in zip(held.buffers, written, strict=True):
                 buffer.copy_(copy)
         return held.loss
 

@@ -9,7 +9,6 @@ from functools import partial
 from typing import Any
 
 import torch
-from torch import fx
 
 from agent.layout import Layout
 from agent.pipeline.channel import Channel
@@ -19,7 +18,7 @@ from agent.pipeline.reduce import Share, StageSums, tell_tied
 from agent.pipeline.stage import Stage
 from agent.schedule import Schedule
 
-ModuleOf = Callable[[int, Sequence[Any]], fx.GraphModule]  # of a stage and a microbatch
+PieceOf = Callable[[int, Any], Piece]  # of a stage and a microbatch
 
 
 class Worker:
@@ -37,7 +36,7 @@ class Worker:
         channel: Channel,
         *,
         reach: int = 1,
-        module_of: ModuleOf | None = None,
+        piece_of: PieceOf | None = None,
     ) -> None:
         self.replica = layout.replica_of(me)
         place = self.replica.workers.index(me)
@@ -47,7 +46,7 @@ class Worker:
             index: Stage(
                 piece,
                 microbatches=layout.microbatches,
-                module_of=None if module_of is None else partial(module_of, index),
+                piece_of=None if piece_of is None else partial(piece_of, index),
             )
             for index, piece in pieces.items()
         }

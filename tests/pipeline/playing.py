@@ -3,6 +3,7 @@
 import copy
 import threading
 from collections.abc import Callable, Collection, Sequence
+from functools import partial
 
 import torch
 import torch.nn.functional as F  # noqa: N812
@@ -11,9 +12,10 @@ from torch import nn
 from agent import session
 from agent.layout import Layout, Replica
 from agent.pipeline.channel import Exchange, Key, Local, Parcel
-from agent.pipeline.cut import build, choose
+from agent.pipeline.cut import choose
 from agent.pipeline.examine import examine
 from agent.pipeline.record import record
+from agent.pipeline.variants import Pieces, Variant, Variants
 from agent.pipeline.work import Worker
 from agent.schedule import Schedule
 from orchestrator.morph import schedules
@@ -255,10 +257,16 @@ def layout_of(depth: int, counts: Sequence[int]) -> Layout:
 
 def graph_of(factory, draw):
     """A model, recorded and examined on a microbatch."""
+    first = variants_of(factory, draw).first
+    return first.graph, first.facts, first.example
+
+
+def variants_of(factory, draw) -> Variants:
     model = made(factory)
     example = draw(torch.Generator().manual_seed(1), 3)
     graph = record(model, loss_of, example)
-    return graph, examine(graph, example), example
+    first = Variant(graph, examine(graph, example), example)
+    return Variants(first, lambda batch: record(model, loss_of, batch, fixed=True))
 
 
 def together(
@@ -286,11 +294,13 @@ def together(
     for replica in layout.replicas:
         schedule: Schedule = schedules.make(name, depth, replica.count, recompute=recompute)
         for place, me in enumerate(replica.workers):
-            graph, facts, _ = graph_of(factory, draw)
-            pieces = build(graph, facts, cuts)
-            own = {i: p for i, p in enumerate(pieces) if schedule.host(i, 0) == place}
+            variants = variants_of(factory, draw)
+            pieces = Pieces(variants.first, cuts)
+            own = {i: p for i, p in enumerate(pieces.first) if schedule.host(i, 0) == place}
             channel = Turns(exchange.channel(me), turn)
-            workers.append(Worker(layout, me, schedule, own, channel, reach=reach))
+            piece_of = partial(_piece_of, variants, pieces)
+            worker = Worker(layout, me, schedule, own, channel, reach=reach, piece_of=piece_of)
+            workers.append(worker)
 
     def play(worker: Worker) -> None:
         params = {id(p): p for s in worker.stages.values() for p in s.module.parameters()}
@@ -326,6 +336,10 @@ def together(
     if raised:
         raise raised[0]
     return [losses[step] for step in range(steps)], states, workers
+
+
+def _piece_of(variants: Variants, pieces: Pieces, stage: int, batch):
+    return pieces.of(variants.of(batch))[stage]
 
 
 def same_weights(states, expected) -> list[str]:

@@ -11,10 +11,12 @@ from torch import fx
 
 from agent import session
 from agent.errors import CannotRecord, Misuse
-from agent.pipeline import shapes
+from agent.pipeline import variants
 from agent.pipeline.body import Recording, Told, nobody
-from agent.pipeline.examine import Facts, cut_points
-from agent.pipeline.shapes import Others, form_of
+from agent.pipeline.examine import Facts, cut_points, examine
+from agent.pipeline.record import FIXED
+from agent.pipeline.stage import Stage
+from agent.pipeline.variants import Pieces, Variant, Variants, form_of
 from agent.world import Alone
 
 START = """
@@ -358,7 +360,7 @@ def test_who_asks_whether_it_has_a_tensor_has_one(tmp_path: Path, recorder: Reco
 
 
 def test_a_look_at_a_microbatch_is_a_look_at_each(tmp_path: Path, recorder: Recorder) -> None:
-    """What a loop asks of the values of its microbatch has the same answer for each, or it is not cut."""
+    """What a loop asks of the values of its microbatch is asked of each: one that answers otherwise has another graph."""
     loop = """
     for x, y in session.share(batches(step)):
         if (x > {}).all():
@@ -368,30 +370,50 @@ def test_a_look_at_a_microbatch_is_a_look_at_each(tmp_path: Path, recorder: Reco
     run(tmp_path, loop.format(-100))
     assert recorder.failed == ""
     y = torch.zeros(5, dtype=torch.int64)
-    recorder.found[0].flatten((torch.zeros(5, 4), y))
-    with pytest.raises(CannotRecord, match=r"train\.py:19 looks at what is in a microbatch"):
-        recorder.found[0].flatten((torch.full((5, 4), -101.0), y))
+    found = recorder.found[0]
+    same = found.flatten((torch.zeros(5, 4), y))
+    assert same.variant is found.variants.first
+    other = found.flatten((torch.full((5, 4), -101.0), y))
+    assert "mul" in same.variant.graph.code
+    assert "mul" not in other.variant.graph.code
     session._sessions.clear()
     mixed = START.replace(
         "[(torch.randn(5, 4, generator=rows)", "[(torch.randn(5, 4, generator=rows) + 200 * each"
     )
     run(tmp_path, loop.format(100), mixed.replace("for _ in range(2)]", "for each in range(2)]"))
-    assert "train.py:19 looks at what is in a microbatch" in recorder.failed
+    assert recorder.failed == ""
 
 
-def test_a_loop_that_is_longer_for_another_shape_is_not_cut(
-    tmp_path: Path, recorder: Recorder
-) -> None:
-    """A loop that goes through its rows has more to do for more of them, and no cut holds for both."""
+def test_what_is_longer_for_another_shape_is_cut_alike(tmp_path: Path, recorder: Recorder) -> None:
+    """A loop that goes through its rows has more to do for more of them; one that goes through the model the other way cannot be cut
+    where it is."""
     loop = """
     for x, y in session.share(batches(step)):
-        session.backward(functional.cross_entropy(model(x), y) / len(list(x)))
+        out = x
+        for layer in model if len(list(x)) < 9 else [*model][::-1]:
+            out = layer(out)
+        session.backward(functional.cross_entropy(out, y) / len(list(x)))
     """
-    run(tmp_path, loop)
+    names = run(
+        tmp_path,
+        loop,
+        START.replace("Linear(4, 8)", "Linear(4, 4)").replace("Linear(8, 3)", "Linear(4, 4)"),
+    )
     assert recorder.failed == ""
-    x, y = torch.zeros(7, 4), torch.zeros(7, dtype=torch.int64)
+    found = recorder.found[0]
+    point = cut_points(found.facts)[-4].after
+    pieces = Pieces(found.variants.first, [point])
+    for rows in (7, 2, 8):
+        batch = torch.randn(rows, 4), torch.zeros(rows, dtype=torch.int64)
+        arrived = None
+        for piece in pieces.of(found.flatten(batch).variant):
+            stage = Stage(piece, microbatches=1)
+            arrived = stage.forward(0, arrived, batch)
+        loss = torch.nn.functional.cross_entropy(names["model"](batch[0]), batch[1]) / rows
+        assert stage.release(0) == loss.item()
+    more = found.flatten((torch.zeros(9, 4), torch.zeros(9, dtype=torch.int64)))
     with pytest.raises(CannotRecord, match="in another way than the recorded one"):
-        recorder.found[0].flatten((x, y))
+        pieces.of(more.variant)
 
 
 def test_sizes_are_those_of_the_microbatch(tmp_path: Path, recorder: Recorder) -> None:
@@ -409,8 +431,8 @@ def test_sizes_are_those_of_the_microbatch(tmp_path: Path, recorder: Recorder) -
     assert first.mark == last.mark
     for rows in (5, 9, 2):
         batch = torch.randn(rows, 4), torch.arange(rows) % 3
-        graph = last.graph_of(last.flatten(batch))
-        assert graph is last.graph_of(batch)
+        graph = last.flatten(batch).variant.graph
+        assert graph is last.flatten(batch).variant.graph
         loss = torch.nn.functional.cross_entropy(names["model"](batch[0]), batch[1]) * (rows - 1)
         assert torch.equal(graph(*batch), loss)
         assert form_of(graph) == form_of(last.graph)
@@ -599,16 +621,20 @@ def test_hooks_that_the_first_forward_hangs_up_are_there_once(
     assert len(names["model"].caught) == 1
 
 
-def test_no_more_shapes_are_kept_than_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_no_more_graphs_are_kept_than_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that came up last are; what is not kept is recorded again."""
-    monkeypatch.setattr(shapes, "SHAPES_MAX", 2)
+    monkeypatch.setattr(variants, "VARIANTS_MAX", 2)
     asked = list[int]()
 
     def recorded(batch: Sequence[torch.Tensor]) -> fx.GraphModule:
         asked.append(len(batch[0]))
-        return fx.symbolic_trace(lambda x: x + 1)
+        graph = fx.symbolic_trace(lambda x: x + 1)
+        graph.meta[FIXED] = True
+        return graph
 
-    others = Others(recorded([torch.zeros(1)]), [torch.zeros(1)], recorded)
+    example = [torch.zeros(1)]
+    graph = recorded(example)
+    kept = Variants(Variant(graph, examine(graph, example), example), recorded)
     for rows in (2, 3, 2, 4, 2, 1, 3):
-        others.graph_of([torch.zeros(rows)])
+        kept.of([torch.zeros(rows)])
     assert asked == [1, 2, 3, 4, 3]

@@ -128,11 +128,13 @@ class Library(nn.Module):
         return out
 
 
-def text(padded: bool):
+def text(padded: bool | None):
+    """None: now and then."""
+
     def draw(generator, size):
         words = torch.randint(0, WORDS, (size, 7), generator=generator)
         mask = torch.ones_like(words)
-        mask[0, 5:] = 0 if padded else 1
+        mask[0, 5:] = 1 - (int(words[0, 0]) % 2 if padded is None else padded)
         return words, mask
 
     return draw
@@ -150,6 +152,7 @@ def half_loss_of(model, words, mask):
 SHAPES = {
     "plain": (Library, text(False), loss_of),
     "padded": (Library, text(True), loss_of),
+    "now and then padded": (Library, text(None), loss_of),
     "checkpointed": (lambda: Library(again=True), text(True), loss_of),
     "experts": (lambda: Library(experts=True), text(True), loss_of),
     "bfloat16": (lambda: Library().to(torch.bfloat16), text(False), loss_of),

@@ -1,0 +1,201 @@
+"""Graphs of one loop: a microbatch of another shape, or with other answers to what is asked of its values, has another one.
+
+    the same but for whole numbers     cut where the first one is
+    another way altogether             cut between the same parameters: there is a mask, or there is none
+
+A stage takes the piece of its microbatch. Whoever plays a part of it comes upon the same one, for it is found by the microbatch alone.
+"""
+
+import itertools
+from collections import Counter
+from collections.abc import Callable, Iterator, Sequence
+from functools import cached_property
+from typing import Any
+from weakref import WeakKeyDictionary
+
+import torch
+from torch import fx
+
+from agent.errors import CannotRecord, Misuse
+from agent.pipeline.cut import build
+from agent.pipeline.examine import Facts, cut_points, examine
+from agent.pipeline.pieces import Piece
+from agent.pipeline.record import FIXED, LOOKS
+
+VARIANTS_MAX = 64  # are kept; what comes up again behind more others is recorded again
+Shapes = tuple[tuple[int, ...], ...]
+Anchor = tuple[str, int]  # what of the model a node uses, and how often it was used before
+
+
+class Variant:
+    """A graph, and the microbatches that it computes: all, or those that have these shapes and are told the same."""
+
+    def __init__(
+        self, graph: fx.GraphModule, facts: Facts, example: Sequence[torch.Tensor]
+    ) -> None:
+        self.graph, self.facts, self.example = graph, facts, tuple(example)
+        self.fixed = FIXED in graph.meta
+        self.asks = graph.meta.get(LOOKS) is not None
+        self._shapes = shapes_of(example)
+
+    @cached_property
+    def form(self) -> str:
+        return form_of(self.graph)
+
+    def fits(self, batch: Sequence[torch.Tensor]) -> bool:
+        if not self.fixed:
+            return True
+        if shapes_of(batch) != self._shapes:
+            return False
+        return not self.asks or not self.graph.meta[LOOKS].differs(batch)
+
+
+class Variants:
+    """`record` makes the graph of a microbatch that none is known for."""
+
+    def __init__(
+        self, first: Variant, record: Callable[[Sequence[torch.Tensor]], fx.GraphModule]
+    ) -> None:
+        self.first, self._record = first, record
+        self._others: list[Variant] = []  # the last used first
+
+    def of(self, batch: Sequence[torch.Tensor]) -> Variant:
+        if self.first.fits(batch):
+            return self.first
+        known = (variant for variant in self._others if variant.fits(batch))
+        found = next(known, None) or self._recorded(batch)
+        left = [each for each in self._others if each is not found]
+        self._others = [found, *left[: VARIANTS_MAX - 1]]
+        return found
+
+    def begun_with(self, first: Variant) -> "Variants":
+        """The same ones, of which another one is the first."""
+        found = Variants(first, self._record)
+        found._others = [each for each in (self.first, *self._others) if each is not first]
+        return found
+
+    def _recorded(self, batch: Sequence[torch.Tensor]) -> Variant:
+        graph = self._record(batch)
+        form = form_of(graph)
+        known = (each.facts for each in (self.first, *self._others) if each.form == form)
+        return Variant(graph, next(known, None) or examine(graph, batch), batch)
+
+
+def shapes_of(batch: Sequence[torch.Tensor]) -> Shapes:
+    return tuple(tuple(tensor.shape) for tensor in batch)
+
+
+def form_of(graph: fx.GraphModule) -> str:
+    """What a graph computes, but for whole numbers."""
+    return "\n".join(
+        f"{node.op} {node.name} {_name(node.target)} {_form(node.args)} {_form(node.kwargs)}"
+        for node in graph.graph.nodes
+    )
+
+
+def _name(target: Any) -> str:
+    if isinstance(target, str):
+        return target
+    return f"{getattr(target, '__module__', '')}.{getattr(target, '__qualname__', target)}"
+
+
+def _form(value: Any) -> str:
+    match value:
+        case list() | tuple():
+            return f"{type(value).__name__}({', '.join(map(_form, value))})"
+        case dict():
+            return f"dict({', '.join(f'{key}: {_form(each)}' for key, each in value.items())})"
+        case slice():
+            return f"slice{_form((value.start, value.stop, value.step))}"
+        case int() if not isinstance(value, bool):
+            return "#"
+    return repr(value)
+
+
+# --- where another one is cut -------------------------------------------------------------------------
+
+
+class Pieces:
+    """The stages of all variants, where the first one is cut behind these nodes."""
+
+    def __init__(self, first: Variant, cuts: Sequence[int]) -> None:
+        self._first, self._cuts = first, tuple(cuts)
+        self._found = WeakKeyDictionary[Variant, tuple[Piece, ...]]()
+        self.first = self._found[first] = build(first.graph, first.facts, cuts)
+
+    def of(self, variant: Variant) -> tuple[Piece, ...]:
+        found = self._found.get(variant)
+        if found is None:
+            found = self._found[variant] = self._built(variant)
+        return found
+
+    def _built(self, variant: Variant) -> tuple[Piece, ...]:
+        """Each uses nothing that the first one's does not: nobody else may have it here."""
+        if variant.form == self._first.form:
+            return build(variant.graph, self._first.facts, self._cuts)
+        try:
+            cuts = _cuts_like(variant, self._first, self._cuts)
+            pieces = build(variant.graph, variant.facts, cuts)
+        except (Misuse, _NoPlace) as error:
+            raise _unlike("it cannot be cut where that is") from error
+        for piece, other in zip(pieces, self.first, strict=True):
+            there = {id(tensor) for _, tensor in _used(other.module)}
+            extra = [name for name, tensor in _used(piece.module) if id(tensor) not in there]
+            if extra:
+                raise _unlike(f"stage {piece.index} would need {extra[0]}, which it does not have")
+            if _tied(piece) != _tied(other):
+                raise _unlike("it shares other weights between stages")
+        return pieces
+
+
+class _NoPlace(Exception):  # noqa: N818 - it is told what it means where it is caught
+    """No cut of the one is where that of the other is."""
+
+
+def _cuts_like(variant: Variant, first: Variant, cuts: Sequence[int]) -> list[int]:
+    """Between the same uses of parameters and modules, and as far behind them."""
+    where = {anchor: at for at, anchor in _anchors(variant.graph)}
+    points = [point.after for point in cut_points(variant.facts)]
+    known = [(at, where[anchor]) for at, anchor in _anchors(first.graph) if anchor in where]
+    found = []
+    for cut in cuts:
+        low = max((pair for pair in known if pair[0] <= cut), default=(0, 0))
+        _, end = min((pair for pair in known if pair[0] > cut), default=(0, variant.facts.nodes))
+        wanted = low[1] + cut - low[0]
+        between = [point for point in points if low[1] <= point < end]
+        if not between:
+            raise _NoPlace
+        found.append(min(between, key=lambda point: (abs(point - wanted), point)))
+    if any(b <= a for a, b in itertools.pairwise(found)):
+        raise _NoPlace
+    return found
+
+
+def _anchors(graph: fx.GraphModule) -> Iterator[tuple[int, Anchor]]:
+    """The nodes that use something of the model's."""
+    before = Counter[str]()
+    for at, node in enumerate(graph.graph.nodes):
+        if node.op in ("call_module", "get_attr") and not _is_constant(str(node.target)):
+            yield at, (str(node.target), before[str(node.target)])
+            before[str(node.target)] += 1
+
+
+def _is_constant(name: str) -> bool:
+    """It belongs to the graph, not to the model."""
+    return name.startswith("_tensor_constant")
+
+
+def _used(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
+    tensors = [*module.named_parameters(), *module.named_buffers()]
+    return [(name, tensor) for name, tensor in tensors if not _is_constant(name)]
+
+
+def _tied(piece: Piece) -> tuple[Any, ...]:
+    return piece.before.tied, piece.after.tied, dict(piece.tied), set(piece.names)
+
+
+def _unlike(why: str) -> CannotRecord:
+    return CannotRecord(
+        f"session.share(batches): a microbatch is computed in another way than the recorded one, and {why}, since the loop asks "
+        "how large its inputs are, or what is in them: make all alike, or train with depth 1"
+    )
