@@ -251,15 +251,15 @@ def moved(plan: Plan) -> list[Firsts]:
 
 def smallest(tables: Tables, task: Task, workers: int) -> str:
     """The smallest memory with which some layout would fit, and what each of its stages would hold."""
-    profile = tables.profile
+    profile, splitter = tables.profile, search.Splitter(tables)
     least: tuple[float, int, Way, Reals] | None = None
     for way in search.ways(task, profile, workers):
         widths = search.widths_of(task, way, workers)
         if not len(widths):
             continue
         width, share = int(widths[-1]), int(search.shares_of(task, way, widths)[-1])
-        found = _least_memory(tables, way, width, share)
-        if least is None or found.max() < least[0]:
+        found = _least_memory(splitter, way, (width, share), least[0] if least else NEVER)
+        if found is not None and (least is None or found.max() < least[0]):
             least = (float(found.max()), width, way, found)
     if least is None:
         return _no_way(tables, task, workers)
@@ -288,21 +288,28 @@ def _no_way(tables: Tables, task: Task, workers: int) -> str:
     )
 
 
-def _least_memory(tables: Tables, way: Way, width: int, share: int) -> Reals:
-    """What the stages hold if they are cut so that the fullest holds as little as can be."""
+def _least_memory(
+    splitter: search.Splitter, way: Way, replicas: tuple[int, int], enough_bytes: float
+) -> Reals | None:
+    """What the stages hold if they are cut so that the fullest holds as little as can be.
+
+    None if that is certainly more than `enough_bytes`: one look settles it for most ways.
+    """
+    width, share = replicas
     programs = schedules.pack(
         way.schedule, way.depth, share, recompute=way.recompute, chunks=way.chunks
     )
     peaks, wide = search.peaks(way, programs), np.array([float(width)])
 
     def held(limit_bytes: float) -> Reals | None:
-        roomy = msgspec.structs.replace(tables.profile, memory_bytes=limit_bytes)
-        splitter = search.Splitter(tables._replace(profile=roomy))
-        firsts = splitter.firsts(way, peaks, width)
+        firsts = splitter.firsts(way, peaks, width, limit_bytes)
         if firsts is None:
             return None
-        return costing.memory_bytes(tables, firsts, way, wide, peaks[:, :, None])[:, 0]
+        return costing.memory_bytes(splitter.tables, firsts, way, wide, peaks[:, :, None])[:, 0]
 
+    # Where chunks share a worker's memory, not every grouping is tried: finding none proves nothing.
+    if way.chunks == 1 and held(enough_bytes * (1 + SAME)) is None:
+        return None
     least = held(NEVER)
     assert least is not None
     low, high = 1.0, float(least.max())

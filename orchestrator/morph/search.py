@@ -157,18 +157,24 @@ class Splitter:
         self.tables = tables
         self._balanced: dict[tuple[int, int, int, tuple[bool, ...]], Firsts | None] = {}
 
-    def firsts(self, way: Way, peaks: Reals, width: int = 1) -> Firsts | None:
-        """The best grouping; if it does not fit so many replicas, the best that does; None if none does."""
+    def firsts(
+        self, way: Way, peaks: Reals, width: int = 1, memory_bytes: float | None = None
+    ) -> Firsts | None:
+        """The best grouping; if it does not fit so many replicas, the best that does; None if none does.
+
+        Within the profile's memory, or another.
+        """
+        memory = self.tables.profile.memory_bytes if memory_bytes is None else memory_bytes
         key = (way.stages, way.chunks, way.microbatch_size, way.recompute)
         if key not in self._balanced:
             load = self._load(way, peaks, np.inf, width)
             self._balanced[key] = self._even(way, partition.split(load))
         firsts = self._balanced[key]
-        if firsts is None or self._fits(way, firsts, peaks, width):
+        if firsts is None or self._held(way, firsts, peaks, width) <= memory:
             return firsts
         if way.chunks > 1:
-            return self._chunks_that_fit(way, peaks, width)
-        room = self.tables.profile.memory_bytes - self.tables.profile.reserved_bytes
+            return self._chunks_that_fit(way, peaks, width, memory)
+        room = memory - self.tables.profile.reserved_bytes
         return partition.split(self._load(way, peaks, room, width))
 
     def _even(self, way: Way, firsts: Firsts | None) -> Firsts | None:
@@ -184,24 +190,24 @@ class Splitter:
         key = (way.stages, way.chunks, way.microbatch_size, way.recompute)
         return self._balanced.get(key) == firsts
 
-    def _chunks_that_fit(self, way: Way, peaks: Reals, width: int) -> Firsts | None:
+    def _chunks_that_fit(self, way: Way, peaks: Reals, width: int, memory: float) -> Firsts | None:
         """Chunks of one worker share its memory: all groupings are tried if they are few."""
         sections = len(self.tables.profile.sections)
         if comb(sections - 1, way.stages - 1) > GROUPINGS_MAX:
-            room = self.tables.profile.memory_bytes - self.tables.profile.reserved_bytes
+            room = memory - self.tables.profile.reserved_bytes
             return partition.split(self._load(way, peaks, room / way.chunks, width))
-        inner = combinations(range(1, sections), way.stages - 1)
-        fitting = [(0, *cuts) for cuts in inner if self._fits(way, (0, *cuts), peaks, width)]
+        every = ((0, *cuts) for cuts in combinations(range(1, sections), way.stages - 1))
+        fitting = [firsts for firsts in every if self._held(way, firsts, peaks, width) <= memory]
         return min(fitting, key=lambda firsts: self._slowest_s(way, firsts), default=None)
 
     def _slowest_s(self, way: Way, firsts: Firsts) -> float:
         each = costing.seconds(self.tables, firsts, way)[:2].sum(axis=0)
         return float(each.reshape(way.chunks, way.depth).sum(axis=0).max())
 
-    def _fits(self, way: Way, firsts: Firsts, peaks: Reals, width: int) -> bool:
+    def _held(self, way: Way, firsts: Firsts, peaks: Reals, width: int) -> float:
         wide = np.array([float(width)])
         held = costing.memory_bytes(self.tables, firsts, way, wide, peaks[:, :, None])
-        return bool(held.max() <= self.tables.profile.memory_bytes)
+        return float(held.max())
 
     def _load(self, way: Way, peaks: Reals, limit: float, width: int) -> partition.Load:
         tables, m = self.tables, way.microbatch_size
