@@ -6,7 +6,6 @@ over its own TCP port only: nothing else of the manager's machine needs to be re
 
 import os
 import threading
-import time
 from collections import deque
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from agent.notices import URL_VARIABLE, Watcher
 from agent.offsite import Storage
 from agent.protocol import AgentHello, AnyMessage, Heard, Told
 from agent.wire import job_secret
+from cloud.clock import CLOCK
 from cloud.model import Notice
 
 REPORTS_WAITING_MAX = 1000
@@ -177,7 +177,7 @@ class AgentActor:
             self._warm[slot] = self._spare()
         self._telling = Telling(machine_id, keeper_address, secret)
         joined = AgentJoined(
-            at_s=time.time(), machine_id=machine_id, address=self._host, slots=slots
+            at_s=CLOCK.now_s(), machine_id=machine_id, address=self._host, slots=slots
         )
         self._telling.tell(joined)
         threading.Thread(target=self._watch_workers, name="workers", daemon=True).start()
@@ -260,7 +260,7 @@ class AgentActor:
             ray.get(running.result)
         except ray.exceptions.RayError as error:
             lost = WorkerLost(
-                at_s=time.time(),
+                at_s=CLOCK.now_s(),
                 job=running.order.job,
                 worker=running.order.worker,
                 cause="exited",
@@ -274,7 +274,7 @@ class AgentActor:
             self._telling.tell(lost)
 
     def _tell_notice(self, notice: Notice) -> None:
-        self._telling.tell(NoticeSeen(at_s=time.time(), notice=notice))
+        self._telling.tell(NoticeSeen(at_s=CLOCK.now_s(), notice=notice))
 
     def _idle(self) -> bool:
         """No worker is left here, and whatever was told has been heard: the machine is not needed."""

@@ -28,6 +28,7 @@ from agent.parcel import submitted_key
 from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
 from agent.vault import Place
 from agent.wire import Connection, accept, job_secret
+from cloud.clock import CLOCK
 
 log = logging.getLogger(__name__)
 
@@ -209,7 +210,7 @@ class Keeper:
                 while len(self._kept) > KEPT_MAX:
                     del self._kept[next(iter(self._kept))]
             del self._jobs[name], self._open[name], self._closing[name]
-        self._patiently(note_closed)(self._client, self._place.checkpoints, name, time.time())
+        self._patiently(note_closed)(self._client, self._place.checkpoints, name, CLOCK.now_s())
 
     def _put_away(self) -> None:
         """What did not fit on the disk when its job was closed is tried again: our memory ends with us."""

@@ -18,6 +18,7 @@ from agent.store.archive import Archive, copy
 from agent.store.format import SUMS, Manifest
 from agent.store.objects import open_sink
 from agent.store.sinks import Sink
+from cloud.clock import CLOCK
 
 log = logging.getLogger(__name__)
 
@@ -117,7 +118,7 @@ class Offsite:
         return None
 
     def _say_failed(self, step: int, why: str) -> None:
-        self._report(CopyFailed(at_s=time.time(), job=self._job, step=step, error=why))
+        self._report(CopyFailed(at_s=CLOCK.now_s(), job=self._job, step=step, error=why))
 
     def _copy(self, offer: Offer) -> None:
         manifest = offer.manifest
@@ -139,7 +140,7 @@ class Offsite:
         self._copied = version
         self._report(
             CheckpointCopied(
-                at_s=time.time(),
+                at_s=CLOCK.now_s(),
                 job=self._job,
                 step=version,
                 state_bytes=state.state_bytes,

@@ -22,6 +22,7 @@ from agent.messages import (
 )
 from agent.profile import Profile
 from agent.protocol import Ready
+from cloud.clock import CLOCK
 
 PACES_S = 2.0
 PACE_MOVED = 0.1
@@ -50,7 +51,7 @@ class Reports:
     def ready(self, member: Member, ready: Ready) -> None:
         self._report(
             WorkerReady(
-                at_s=time.time(),
+                at_s=CLOCK.now_s(),
                 job=self._job,
                 worker=member.worker,
                 machine_id=member.machine_id,
@@ -64,12 +65,12 @@ class Reports:
         )
 
     def profiled(self, worker: str, profile: Profile) -> None:
-        self._report(JobProfiled(at_s=time.time(), job=self._job, worker=worker, profile=profile))
+        self._report(JobProfiled(at_s=CLOCK.now_s(), job=self._job, worker=worker, profile=profile))
 
     def lost(self, worker: str, cause: LossCause, detail: str, *, owed_state: bool) -> None:
         self._report(
             WorkerLost(
-                at_s=time.time(),
+                at_s=CLOCK.now_s(),
                 job=self._job,
                 worker=worker,
                 cause=cause,
@@ -80,21 +81,23 @@ class Reports:
 
     def failed(self, worker: str, kind: FailureKind, detail: str) -> None:
         self._report(
-            WorkerFailed(at_s=time.time(), job=self._job, worker=worker, kind=kind, detail=detail)
+            WorkerFailed(at_s=CLOCK.now_s(), job=self._job, worker=worker, kind=kind, detail=detail)
         )
 
     def rewound(self, from_step: int, to_step: int) -> None:
-        self._report(Rewound(at_s=time.time(), job=self._job, from_step=from_step, to_step=to_step))
+        self._report(
+            Rewound(at_s=CLOCK.now_s(), job=self._job, from_step=from_step, to_step=to_step)
+        )
 
     def recalled(self, step: int, because: str) -> None:
-        self._report(Recalled(at_s=time.time(), job=self._job, step=step, because=because))
+        self._report(Recalled(at_s=CLOCK.now_s(), job=self._job, step=step, because=because))
 
     def recall_failed(self, error: str) -> None:
-        self._report(RecallFailed(at_s=time.time(), job=self._job, error=error))
+        self._report(RecallFailed(at_s=CLOCK.now_s(), job=self._job, error=error))
 
     def progress(self, generation: int, step: int, steps_total: int) -> None:
         """A step was committed; the first one of a layout says how long there was none."""
-        now_s, at_s = time.monotonic(), time.time()
+        now_s, at_s = time.monotonic(), CLOCK.now_s()
         took_s = now_s - self._committed_s
         if self._disturbed_s is not None:
             self._report(
@@ -133,12 +136,12 @@ class Reports:
         if moved:
             self._paces = paces
             self._report(
-                Paced(at_s=time.time(), job=self._job, generation=generation, microbatch_s=paces)
+                Paced(at_s=CLOCK.now_s(), job=self._job, generation=generation, microbatch_s=paces)
             )
 
     def completed(self, step: int, weights_sha: str, export_uri: str) -> JobCompleted:
         return JobCompleted(
-            at_s=time.time(),
+            at_s=CLOCK.now_s(),
             job=self._job,
             step=step,
             loss=self.loss,

@@ -1,10 +1,9 @@
 """A step that a person wants to see: noted down by all who play it, and put together. No torch here."""
 
-import time
-
 from agent.layout import Layout
 from agent.protocol import Traced
 from agent.timeline import Timeline
+from cloud.clock import CLOCK
 
 
 class Tracing:
@@ -29,7 +28,7 @@ class Tracing:
         return Timeline(
             job=self._job,
             step=traced.step,
-            at_s=time.time(),
+            at_s=CLOCK.now_s(),
             layout=layout,
             cuts=max((each.cuts for each in self._found.values()), key=len),
             workers={name: each.moments for name, each in self._found.items()},

@@ -28,6 +28,7 @@ from agent.store.archive import Archive
 from agent.store.ladder import Rung
 from agent.store.memory import Returning
 from agent.store.sinks import DiskSink
+from cloud.clock import CLOCK
 
 log = logging.getLogger(__name__)
 
@@ -173,7 +174,7 @@ class Vault:
         self.backup = whole
         self.redo = [logged for logged in self.redo if logged.step >= whole.version]
         held = BackupHeld(
-            at_s=time.time(), job=self._job, step=whole.version, state_bytes=whole.state_bytes
+            at_s=CLOCK.now_s(), job=self._job, step=whole.version, state_bytes=whole.state_bytes
         )
         self._report(held)
         passing("keeper: assembled")
@@ -251,7 +252,7 @@ class Vault:
                 self._checkpoint_due_s = min(self._checkpoint_due_s, again_s)
                 return self._failed(saved.reached, error)
         written = CheckpointWritten(
-            at_s=time.time(),
+            at_s=CLOCK.now_s(),
             job=self._job,
             step=manifest.version,
             state_bytes=manifest.state_bytes,
@@ -271,7 +272,7 @@ class Vault:
 
     def _failed(self, step: int, error: Exception) -> Literal[False]:
         why = str(error) or type(error).__name__
-        failed = CheckpointFailed(at_s=time.time(), job=self._job, step=step, error=why)
+        failed = CheckpointFailed(at_s=CLOCK.now_s(), job=self._job, step=step, error=why)
         self._report(failed)
         return False
 

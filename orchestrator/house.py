@@ -23,6 +23,7 @@ from pathlib import Path
 
 import msgspec
 
+from cloud.clock import CLOCK, ZERO_VARIABLE
 from cloud.local.processes import MARKER
 from orchestrator import processes
 from orchestrator.client import Client, post
@@ -165,6 +166,7 @@ class House:
         env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         return env | {
             processes.MARK: self.places.identity,
+            ZERO_VARIABLE: repr(CLOCK.zero_s),
             "PATH": f"{Path(sys.executable).parent}{os.pathsep}{os.environ.get('PATH', '')}",
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
@@ -339,7 +341,7 @@ class House:
             ray_dashboard=self._ray_dashboard,
             local_cloud=str(self.places.cloud_dir) if self.config.local.enabled else "",
             deployment=self.config.manager.deployment,
-            started_at_s=time.time(),
+            started_at_s=CLOCK.now_s(),
         )
         _write_private(self.places.house, msgspec.json.encode(text).decode())
 

@@ -370,7 +370,11 @@ def on_checkpoint_written(state: State, out: list[AnyAction], event: CheckpointW
     job.checkpoint_step = max(job.checkpoint_step, event.step)
     if job.ended or job.status == "DRAINING":  # steps went on until the keeper closed it
         job.step = max(job.step, event.step)
-    if job.status == "DRAINING" and job.ending is not None and event.at_s >= job.history[-1].at_s:
+    if (
+        job.status == "DRAINING"
+        and job.ending is not None
+        and event.at_s + state.skew_s >= job.history[-1].at_s
+    ):
         finish(state, out, job, *job.ending)
 
 

@@ -14,7 +14,7 @@ import msgspec
 import redis.asyncio
 
 from agent.messages import AgentLost, WorkerLost
-from cloud.clock import Clock
+from cloud.clock import Clock, ticks
 from cloud.errors import CloudError
 from cloud.provider import Provider
 from orchestrator import crews, layouts
@@ -57,6 +57,7 @@ CATALOGUE_S = 3600.0
 QUOTES_S_MAX = 60.0
 NODES_S = 0.25
 VIEW_S = 0.2
+CANCEL_S = 1.0
 INBOX_BATCH = 200
 INBOX_BLOCK_MS = 1000
 EVENTS_KEPT = 10_000
@@ -120,9 +121,11 @@ class LiveWorld:
         self._spawn(self._follow_inbox())
 
     async def close(self) -> None:
-        for task in list(self._tasks):
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        """Until all have heard it: of a task that is just sending to Redis, a cancellation may get lost."""
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=CANCEL_S)
 
     # --- events -----------------------------------------------------------------------------
 
@@ -136,7 +139,8 @@ class LiveWorld:
         except TimeoutError:
             self._journal.inbox_id = ""
             return Tick(at_s=self._clock.now_s())
-        return event
+        # Others have clocks of their own: nothing has happened later than now.
+        return msgspec.structs.replace(event, at_s=min(event.at_s, self._clock.now_s()))
 
     async def _follow_inbox(self) -> None:
         """The durable door: an entry leaves it only with the journal entry that handles it."""
@@ -301,7 +305,7 @@ class LiveWorld:
             await self.publish(state)
 
     async def publish(self, state: State) -> None:
-        view = view_of(state, self._clock.now_s())
+        view = msgspec.structs.replace(view_of(state, self._clock.now_s()), tick_s=ticks())
         await self._store.set("orch:view", msgspec.json.encode(view))
         asked = crews.questions(state)
         if asked != self._asked and not self._foreseeing:

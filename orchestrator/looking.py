@@ -9,6 +9,7 @@ from typing import NamedTuple, Protocol
 
 import redis
 
+from cloud.clock import ticks
 from orchestrator.client import House, NoRoom, NotRunning
 from orchestrator.view import JobView, View
 from orchestrator.wording import duration, plural
@@ -127,7 +128,7 @@ def _notes(view: View, job: JobView, still_s: float) -> Iterator[str]:
 
 def age(view: View) -> str:
     """How old the view is, if a person should know that: the manager renews it all the time."""
-    old_s = time.time() - view.at_s
+    old_s = ticks() - view.tick_s
     return (
         f"as of {duration(old_s)} ago: the manager has said nothing since" if old_s > OLD_S else ""
     )

@@ -22,7 +22,7 @@ from bidding.acquire import decide
 from bidding.compiled import CACHE as BIDDING_CODE
 from bidding.compiled import forget_old
 from bidding.model import Demand, Limits, Offer
-from cloud.clock import SystemClock
+from cloud.clock import CLOCK
 from cloud.model import InstanceType, Pool
 from cloud.provider import Provider
 from orchestrator import layouts
@@ -112,7 +112,7 @@ async def live(order: Order) -> None:
     config = load(config_path, os.environ)
     store = redis.asyncio.Redis.from_url(order.redis_url, **retry_policy(asynchronous=True))
     await asyncio.to_thread(rehearse)
-    journal, clock = RedisJournal(store), SystemClock()
+    journal, clock = RedisJournal(store), CLOCK
     epoch = await journal.take_over(order.house)
     state = await resume(journal)
     world = LiveWorld(

@@ -110,6 +110,7 @@ class PoolView(msgspec.Struct, frozen=True, kw_only=True):
 
 class View(msgspec.Struct, frozen=True, kw_only=True):
     at_s: float
+    tick_s: float = 0.0  # the same by `cloud.clock.ticks` of the manager's machine
     epoch: int
     deployment: str
     jobs: tuple[JobView, ...]

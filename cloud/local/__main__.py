@@ -16,7 +16,7 @@ from pathlib import Path
 
 import msgspec
 
-from cloud.clock import SystemClock
+from cloud.clock import CLOCK, SystemClock
 from cloud.local.api import Api
 from cloud.local.ledger import Ledger, start_of_market
 from cloud.local.listening import Listener
@@ -103,7 +103,7 @@ def service_of(options: argparse.Namespace, clock: SystemClock) -> LocalCloud:
 
 
 async def serve(options: argparse.Namespace) -> None:
-    clock = SystemClock()
+    clock = CLOCK
     service = service_of(options, clock)
     listener = Listener(Api(service, _token(options.dir / "token")).app)
     await _listen(listener, options.dir / "port")

@@ -11,6 +11,7 @@ import pytest
 import redis
 from rich.console import Console
 
+from cloud.clock import ticks
 from orchestrator import live_table, looking
 from orchestrator.cli.jobs import find
 from orchestrator.cli.tracing import RUNNING
@@ -205,7 +206,9 @@ def test_what_is_waited_for_is_said(monkeypatch):
     def notes(*machines, ago_s=0.0, **changes):
         now_s = time.time() - ago_s
         moved = [msgspec.structs.replace(one, launched_at_s=now_s - 20.0) for one in machines]
-        view = msgspec.structs.replace(seen(**changes), at_s=now_s, machines=tuple(moved))
+        view = msgspec.structs.replace(
+            seen(**changes), at_s=now_s, tick_s=ticks() - ago_s, machines=tuple(moved)
+        )
         looks = looking.looks(Told(view), "gpt-1")
         next(looks)
         return next(looks).notes

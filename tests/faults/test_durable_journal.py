@@ -8,14 +8,20 @@ import msgspec
 import pytest
 import redis.asyncio
 
+from agent.messages import AgentLost
+from cloud.clock import VirtualClock
 from orchestrator.actions import Note
 from orchestrator.events import JobCancelled, Tick
 from orchestrator.journal import EPOCH, INBOX, INBOX_READ, JOURNAL, RedisJournal
+from orchestrator.live import LiveWorld
+from orchestrator.quotes import QuoteStore
 from orchestrator.redis_server import RedisServer, retry_policy
 from orchestrator.state import State
 from orchestrator.world import Superseded, encode_state
 
 pytestmark = pytest.mark.processes
+
+PATIENCE_S = 30.0
 
 
 def tick(at_s: float) -> Tick:
@@ -86,6 +92,32 @@ def test_an_inbox_entry_leaves_with_the_journal_entry_that_handles_it(server):
     key, before, after = asyncio.run(go())
     assert before == 1
     assert after == (0, key)
+
+
+class NoMachines:
+    async def machines(self) -> set[str]:
+        return set()
+
+
+def test_nothing_has_happened_later_than_now(server, tmp_path):
+    """Who says so has a clock that is ahead: for its hour nobody is paid, and nobody's patience
+    ends. And who hears it can be told to end right then."""
+
+    async def go():
+        store, journal = await opened(server)
+        ahead = AgentLost(at_s=4600.0, machine_id="m1", why="it is gone")
+        await store.xadd(INBOX, {"e": msgspec.json.encode(ahead)})
+        clock, quotes = VirtualClock(1000.0), QuoteStore(tmp_path)
+        world = LiveWorld(
+            store=store, journal=journal, providers={}, engine=NoMachines(), clock=clock, quotes=quotes
+        )  # fmt: skip
+        await world.open(tick(1000.0))
+        heard = [await world.next_event(2000.0) for _ in range(2)]
+        await asyncio.wait_for(world.close(), PATIENCE_S)  # also while it asks for what comes next
+        await store.aclose()
+        return heard
+
+    assert [event.at_s for event in asyncio.run(go())] == [1000.0, 1000.0]
 
 
 def test_an_append_asked_for_again_is_one_entry(server):

@@ -349,6 +349,20 @@ def test_a_loss_that_has_been_overtaken_takes_nothing_back(hand: Any) -> None:
     assert h.job.step == 25
 
 
+def test_the_keeper_is_heard_although_its_clock_was_set_back(hand: Any) -> None:
+    """A house starts an hour before what the journal has seen: a loss takes steps back, and who was
+    cancelled ends with its checkpoint."""
+    h = hand().running(slots_max=1)
+    h.committed(50)
+    h.at_s -= 3600.0
+    h.start(epoch=2)
+    h.see(rewound(h, 50, 30))
+    assert h.job.step == 30
+    h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
+    assert h.job.status == "CANCELLED"
+
+
 # --- stopping and coming back ----------------------------------------------------------------
 
 
