@@ -15,7 +15,7 @@ import inspect
 import operator
 import traceback
 import weakref
-from collections.abc import Callable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -47,10 +47,11 @@ ABOUT = _names(
     "_version untyped_storage storage data_ptr element_size itemsize nbytes names output_nr __len__ __hash__ get_device "
     "dense_dim sparse_dim has_names result_type can_cast promote_types qscheme _backward_hooks"
 )
+# ... and of these, what tells how many numbers there are.
+SIZES = _names("shape size numel nelement stride nbytes untyped_storage storage __len__")
 # What has as many numbers as its input's values say.
-COUNTED = _names(
-    "nonzero nonzero_numpy argwhere masked_select unique unique_consecutive bincount _unique2"
-)
+COUNTED = _names("nonzero nonzero_numpy argwhere unique unique_consecutive bincount _unique2")
+MASKS = (torch.bool, torch.uint8)
 # Not all call themselves what they are called by.
 METHODS = {
     method: name
@@ -142,6 +143,7 @@ class Witness(TorchFunctionMode):
         self._input = fx.Graph()  # what comes of the microbatch alone
         self._inputs: dict[fx.Node, fx.Node] = {}
         self._asked: list[tuple[fx.Node, str, Any]] = []
+        self._counted: dict[fx.Node, dict[fx.Node, tuple[fx.Node, Any] | None]] = {}
 
     def trace(self, example: Sequence[torch.Tensor]) -> tuple[fx.Graph, Looks | None]:
         for index, tensor in enumerate(example):
@@ -168,6 +170,8 @@ class Witness(TorchFunctionMode):
         if name in ("__get__", "__set__", "__delete__"):
             name = func.__self__.__name__
         if self._inside or name in ABOUT or (name.startswith("is_") and name != "is_nonzero"):
+            if name in SIZES and not self._inside:
+                self._tell_sizes([self._known_node(tensor) for tensor in _tensors(args[:1])])
             return func(*args, **kwargs)
         if func.__name__ == "__set__":
             raise TraceError(f"it sets `{name}` of a tensor")
@@ -196,31 +200,54 @@ class Witness(TorchFunctionMode):
         pure = pure and torch.equal(stream_state(self._device), stream)
         if pure:
             self._renew(tensors)
-        answer = _answer(target if isinstance(target, str) else func.__name__, args, kwargs, out)
-        if answer is not None:
-            self._look(op, target, taken, pure, answer)
-            if not _tensors(out):
-                return out
-        self._remember(out, self._create(op, target, *taken, pure))
+        if out is not None and not _tensors(out):
+            self._look(op, target, taken, pure, out)
+            return out
+        if isinstance(out, list | tuple):
+            self._tell_sizes(_nodes(taken))  # there may be one for each row
+        node = self._create(op, target, *taken, pure)
+        name = target if isinstance(target, str) else func.__name__
+        for tensor in _counted(name, args, kwargs):
+            self._count(node, name, tensor, out)
+        self._remember(out, node)
         return out
 
     def _create(self, op: str, target: Any, args: Any, kwargs: Any, pure: bool) -> fx.Node:
         self.switches.write(self.graph)
         node = self.graph.create_node(op, target, args, kwargs)
+        for source in _nodes((args, kwargs)):
+            if source in self._counted:
+                self._counted[node] = self._counted.get(node, {}) | self._counted[source]
         if pure:
             self._inputs[node] = self._input.node_copy(node, self._inputs.__getitem__)
         return node
 
     def _look(self, op: str, target: Any, given: tuple[Any, Any], pure: bool, answer: Any) -> None:
         """Code is told a value, and may go one way or the other by it."""
-        if not pure or not _is_plain(answer[1]):
+        if not pure or not _is_plain(answer):
             raise TraceError("it looks at values that are computed")
         made = self._input.create_node(
             op, target, *fx.node.map_arg(given, self._inputs.__getitem__)
         )
-        if answer[0] == "sizes":
-            made = self._input.call_function(_sizes, (made,))
-        self._asked.append((made, _place(), answer[1]))
+        self._asked.append((made, _place(), answer))
+
+    def _count(self, node: fx.Node, name: str, by: torch.Tensor, out: Any) -> None:
+        """It is as large as these values say. Nobody is asked where no code wants to know."""
+        source, how, told = self._node(by), COUNTS.get(name), None
+        if how is None and node in self._inputs:
+            told = self._input.call_function(_sizes, (self._inputs[node],)), _sizes(out)
+        elif how and source in self._inputs and self._as_it_was(by, by._version):
+            with self._own_code():
+                told = self._input.call_function(how, (self._inputs[source],)), how(by)
+        self._counted[node] = self._counted.get(node, {}) | {source: told}
+
+    def _tell_sizes(self, nodes: Iterable[fx.Node | None]) -> None:
+        """Code is told how large something is."""
+        for node in nodes:
+            for told in (self._counted.get(node, {}) if node else {}).values():
+                if told is None:
+                    raise TraceError("it looks at values that are computed")
+                self._asked.append((told[0], _place(), told[1]))
 
     # --- modules and functions with a backward of their own -------------------------------------------
 
@@ -408,24 +435,40 @@ class _Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
-def _answer(name: str, args: Any, kwargs: Mapping[str, Any], out: Any) -> tuple[str, Any] | None:
-    """What a call tells of values: what is no tensor, or how many there are."""
-    if _counts(name, args, kwargs):
-        return "sizes", _sizes(out)
-    return None if out is None or _tensors(out) else ("value", out)
-
-
-def _counts(name: str, args: Any, kwargs: Mapping[str, Any]) -> bool:
+def _counted(name: str, args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
+    """The tensors whose values say how large the result is."""
+    tensors = _tensors((args, kwargs))
     match name:
         case "__getitem__":
-            return any(index.dtype in (torch.bool, torch.uint8) for index in _tensors(args[1:]))
-        case "repeat_interleave" | "tensor_split":
-            return len(args) + len(kwargs) == 1 or len(_tensors((args, kwargs))) > 1
-        case "one_hot":
-            return bool(kwargs.get("num_classes", args[1] if len(args) > 1 else -1) < 0)
-        case "where":
-            return len(args) == 1
-    return name in COUNTED
+            return [index for index in _tensors(args[1:]) if index.dtype in MASKS]
+        case "repeat_interleave" | "tensor_split" if len(args) + len(kwargs) == 1:
+            return tensors
+        case "repeat_interleave" | "tensor_split" | "masked_select":
+            return tensors[1:2]
+        case "one_hot" if kwargs.get("num_classes", args[1] if len(args) > 1 else -1) < 0:
+            return tensors
+        case "where" if len(args) == 1:
+            return tensors
+    return tensors[:1] if name in COUNTED else []
+
+
+def _trues(values: torch.Tensor) -> int:
+    return int(torch.count_nonzero(values))
+
+
+def _total(values: torch.Tensor) -> int:
+    return int(values.sum())
+
+
+# What of these values says it; of what is not here the result is looked at.
+COUNTS: dict[str, Callable[[torch.Tensor], Any]] = {
+    "__getitem__": _trues,
+    "masked_select": _trues,
+    "nonzero": _trues,
+    "where": _trues,
+    "repeat_interleave": _total,
+    "tensor_split": torch.Tensor.tolist,
+}
 
 
 def _is_plain(value: Any) -> bool:

@@ -1,6 +1,7 @@
 """Models written as libraries write them: recorded while they run, cut between their blocks, with the bits of one process."""
 
 import dataclasses
+import functools
 import operator
 
 import playing
@@ -207,6 +208,25 @@ def test_sizes_that_come_of_values_are_asked_too():
     graph = record(made(Library), counting, text(True)(torch.Generator(), 3))
     assert graph.meta[LOOKS].differs(text(True)(torch.Generator().manual_seed(5), 3)) == ""
     assert graph.meta[LOOKS].differs(text(False)(torch.Generator(), 3))
+
+
+def test_sizes_that_come_of_values_are_asked_for_only_if_somebody_wants_to_know():
+    """A loss over the words that are not masked takes as many as there are. Rows that are taken one by one are counted."""
+
+    def loss(model, words, mask, rows=None):
+        logits = model(words=words, mask=mask).logits.flatten(0, 1)
+        seen = mask.flatten() == 1
+        found = F.cross_entropy(logits[seen], words.flatten()[seen])
+        return found * sum(row.max() for row in words.flatten()[seen]) if rows else found
+
+    draw, model = text(True), made(Library).eval()
+    example, other = draw(torch.Generator(), 3), draw(torch.Generator(), 3)
+    other[1][2, 4:] = 0
+    graph = record(model, loss, example, fixed=True)
+    assert graph.meta[LOOKS].differs(other) == ""
+    assert torch.equal(graph(*other), loss(model, *other))
+    rows = record(model, functools.partial(loss, rows=True), example, fixed=True)
+    assert "test_witness.py" in rows.meta[LOOKS].differs(other)
 
 
 OPERATORS = {
