@@ -243,18 +243,26 @@ class Play:
 
     def ends_s(self, chain: Chain, share: int) -> float:
         """The same; never if they do not fit."""
-        return self.through_s(chain, share) if self._fits(chain, share) else np.inf
+        fits = self._fits(chain, self.lanes.peaks(share))
+        return self.through_s(chain, share) if fits else np.inf
 
-    def _fits(self, chain: Chain, share: int) -> bool:
+    def _has_room(self) -> bool:
+        """Whether every worker can hold its state and one microbatch. Any share takes as much."""
+        one = np.zeros((2, self.lanes.way.stages))
+        one[0] = 1
+        return all(self._fits(chain, one) for chain in self._kinds)
+
+    def _fits(self, chain: Chain, peaks: Reals) -> bool:
         room = [self.lanes.groups[g].tables.profile.memory_bytes for g in chain.groups]
-        return bool((self._held_bytes(chain, share) <= np.array(room)).all())
+        return bool((self._held_bytes(chain, peaks) <= np.array(room)).all())
 
-    def _held_bytes(self, chain: Chain, share: int) -> Reals:
+    def _held_bytes(self, chain: Chain, peaks: Reals) -> Reals:
         lanes, held = self.lanes, np.zeros(self.lanes.way.stages)
-        peaks = lanes.peaks(share)[:, :, None]
         for group, mine in _hosts(chain):
             tables = lanes.groups[group].tables
-            each = costing.memory_bytes(tables, lanes.firsts, lanes.way, self._width, peaks)
+            each = costing.memory_bytes(
+                tables, lanes.firsts, lanes.way, self._width, peaks[:, :, None]
+            )
             held[mine] = each[mine, 0]
         return held
 
@@ -264,6 +272,8 @@ class Play:
         From what straight lines say, one microbatch at a time goes from whoever is last to whoever is then through
         first: when that gains nothing, nothing does.
         """
+        if not self._has_room():
+            return None
         chains, shares = self._chains, list(self.about())
         ends = [self.ends_s(*pair) for pair in zip(chains, shares, strict=True)]
         for _ in range(sum(shares)):
@@ -287,7 +297,7 @@ class Play:
             return None
         pairs = dict.fromkeys(zip(self._chains, shares, strict=True))
         ready = np.max([lanes.ready_s(*pair) for pair in pairs], axis=0)
-        held = np.max([self._held_bytes(*pair) for pair in pairs], axis=0)
+        held = np.max([self._held_bytes(c, lanes.peaks(n)) for c, n in pairs], axis=0)
         overhead_s = max(lanes.groups[g].tables.profile.overhead_s for g in self._used)
         compute_s, step_s = float(ready.max()), float((ready + self.tail_s).max()) + overhead_s
         busy_s = max(n * float(search.busy(lanes.way, lanes.costs(c)).max()) for c, n in pairs)
