@@ -19,6 +19,7 @@ from agent import own
 from agent.carried import STATE, counted, refuse_carried, timed
 from agent.errors import Misuse
 from agent.pipeline.body import Caller
+from agent.still import version_of
 
 NAMES_MAX = 10_000
 
@@ -34,7 +35,7 @@ class Written:
     def __init__(self, things: Iterable[object], mine: set[int]) -> None:
         tensors = [t for t in islice(things, NAMES_MAX) if isinstance(t, torch.Tensor)]
         self._tensors = [tensor for tensor in tensors if _memory(tensor) not in mine]
-        self._versions = {id(tensor): tensor._version for tensor in self._tensors}
+        self._versions = {id(tensor): version_of(tensor) for tensor in self._tensors}
 
     def __eq__(self, other: object) -> bool:
         assert isinstance(other, Written)
@@ -153,7 +154,7 @@ def _mark(thing: object, mine: set[int], keys: set[str]) -> Mark | None:
 def _versions(tensors: list[torch.Tensor], mine: set[int]) -> Mark | None:
     """Nothing of what is the model's own, under another name: a `state_dict()` that is kept goes along with it."""
     others = [tensor for tensor in tensors if _memory(tensor) not in mine]
-    return tuple((tensor, tensor._version) for tensor in others) or None
+    return tuple((tensor, version_of(tensor)) for tensor in others) or None
 
 
 def _memory(tensor: torch.Tensor) -> int:

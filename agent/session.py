@@ -49,6 +49,7 @@ from agent.pipeline.record import Filled, attributes_kept
 from agent.pipeline.scaling import place
 from agent.schedule import Kind
 from agent.seen import Eyes
+from agent.still import Still
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.memory import Arena, copy_bytes
 from agent.store.shares import Gathered
@@ -146,7 +147,7 @@ class Session:
         self.space = SumSpace(modules)
         self.holdings = Holdings(self.objects, _unborn)
         self._form, self._filled = Form(modules), Filled(modules)
-        self._beside, self.eyes = Beside(self.objects), Eyes(modules)
+        self._beside, self.eyes, self._still = Beside(self.objects), Eyes(modules), Still(modules)
         self._total: Sum | None = None
         self._partial = Partial(self.space, microbatches)
         self._world = _world if _world is not None else Alone()
@@ -302,6 +303,7 @@ class Session:
         step = self.version
         self.space.begin()
         self._partial.clear()
+        self._still.step()
         self.holdings.norms, self.holdings.astray = {}, False
         if self.scaler is not None:
             # It makes its scale when it is first asked, and whoever computes nothing would not ask.
@@ -328,6 +330,7 @@ class Session:
                 first, count = self._world.share()
                 passing("step: share opened")
                 self._filled.begin((self._world.deep, first, count))
+                self._still.begin()
                 if self._world.deep:
                     summed = self._world.play(step, batches)
                 else:
@@ -335,6 +338,7 @@ class Session:
                     self._world.gather(step, self._partial, self.total())
                     summed = self.space.summed(self.total())
                 self._filled.look()
+                self._still.check(step)
                 self._check_finite(step, summed)
                 self._form.check_written(step, self.space.written(summed.present))
                 self._world.commit(step, summed)
@@ -506,6 +510,7 @@ class Session:
 
     def bear(self, layers: frozenset[str]) -> None:
         """Have these layers with their initial values, and of those that can be born no others."""
+        self._still.forget()
         self.holdings.unbear(layers)
         self.holdings.bear(layers)
         self.holdings.arrived(layers)
@@ -571,6 +576,7 @@ class Session:
     def load(self, gathered: Gathered, version: int, only: frozenset[str] | None = None) -> None:
         """Take the state over; of what is not in `only`, there is nothing here then."""
         self.eyes.forget()
+        self._still.forget()
         self._world.settle()
         self._kept = None
         if only is None:
@@ -606,6 +612,7 @@ class Session:
 
         What is set for an optimizer is here since the state was loaded, and the script may have set it anew.
         """
+        self._still.forget()
         self.holdings.make_room(layers)
         with self._unseen():
             fill(gathered.layers.values(), gathered.read, self.objects, layers, settings=False)

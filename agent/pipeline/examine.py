@@ -24,6 +24,7 @@ from agent.errors import CannotRecord
 from agent.pipeline import modes
 from agent.pipeline.record import python_drawn, where
 from agent.pipeline.witness import unsaved
+from agent.still import version_of
 
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
@@ -175,7 +176,7 @@ class _Look(fx.Interpreter):
         tensor = out if isinstance(out, torch.Tensor) else None
         if tensor is not None:
             key = tensor.untyped_storage()._cdata
-            memory = self._memories.setdefault(key, _Memory(index, tensor._version))
+            memory = self._memories.setdefault(key, _Memory(index, version_of(tensor)))
             memory.tensors.append(weakref.ref(tensor))
         uses = [self._index[user] for user in node.users if user in self._index]
         if node.op not in ("placeholder", "get_attr") and uses:
@@ -210,7 +211,7 @@ class _Memory:
     def version(self) -> int | None:
         """That of any tensor on it, since all of them count together; None if there is none any more."""
         alive = (tensor for ref in self.tensors if (tensor := ref()) is not None)
-        return next((tensor._version for tensor in alive), None)
+        return next((version_of(tensor) for tensor in alive), None)
 
 
 def _switches(graph: fx.GraphModule) -> Iterator[tuple[int, int]]:

@@ -13,6 +13,7 @@ from torch import fx
 
 from agent.errors import CannotRecord
 from agent.pipeline import modes
+from agent.still import version_of
 
 Autocast = tuple[Any, ...] | None  # what is set in one; none outside of all
 IN_PLACE = [
@@ -31,10 +32,10 @@ class Guest(torch.nn.Module):
 
     def forward(self, *args: object, **kwargs: object) -> object:
         (module,) = self.called
-        before = [tensor._version for tensor in _tensors(module)]
+        before = [version_of(tensor) for tensor in _tensors(module)]
         with torch.set_grad_enabled(self.enabled):
             out = module(*args, **kwargs)
-        if before != [tensor._version for tensor in _tensors(module)]:
+        if before != [version_of(tensor) for tensor in _tensors(module)]:
             raise CannotRecord(
                 f"the loop over session.share(...) asks a {type(module).__name__} that Session(...) does not know of, and its "
                 "forward writes to its buffers, which would be others on every worker: say eval() to it, or train with depth 1"

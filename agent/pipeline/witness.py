@@ -30,6 +30,7 @@ from torch.utils._python_dispatch import TorchDispatchMode
 from agent import own
 from agent.device import device_of, stream_state
 from agent.pipeline import guests, modes
+from agent.still import version_of
 
 LIBRARY = str(Path(torch.__file__).parent)
 HERE = str(Path(__file__).parents[1])
@@ -188,7 +189,7 @@ class Witness(TorchFunctionMode):
     def _call(self, op: str, target: Any, func: Any, given: Any, args: Any, kwargs: Any) -> Any:
         tensors = _tensors((args, kwargs))
         taken = (self._taken(args), self._taken(kwargs)) if tensors else None
-        versions = [tensor._version for tensor in tensors]
+        versions = [version_of(tensor) for tensor in tensors]
         stream = stream_state(self._device)
         with self._own_code():
             out = func(*given, **kwargs)
@@ -385,13 +386,13 @@ class Witness(TorchFunctionMode):
         """What was written to these came of the microbatch, too."""
         for tensor in tensors:
             ref, node, _ = self._known[id(tensor)]
-            self._known[id(tensor)] = ref, node, tensor._version
+            self._known[id(tensor)] = ref, node, version_of(tensor)
 
     def _remember(self, value: Any, node: fx.Node) -> None:
         """Which node a tensor comes from; of several that come at once each has a node of its own."""
         match value:
             case torch.Tensor():
-                self._known[id(value)] = weakref.ref(value), node, value._version
+                self._known[id(value)] = weakref.ref(value), node, version_of(value)
             case dict():
                 for key, each in value.items():
                     self._remember_item(each, node, key)

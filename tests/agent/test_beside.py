@@ -89,6 +89,12 @@ REFUSED = {
         "`factors`",
         "state_dict and load_state_dict",
     ),
+    "an average in inference mode": (
+        "with torch.inference_mode(): average = torch.zeros(1, 4)",
+        "with torch.inference_mode(): average.lerp_(model.weight, 0.1)",
+        "`average`",
+        "state_dict and load_state_dict",
+    ),
     "an average in an object": (
         f"trainer.shadow = {COPY}",
         BLEND.format("trainer.shadow"),
@@ -138,6 +144,11 @@ ALLOWED = {
         "graph = torch.eye(4).to_sparse(); sizes = torch.empty(4, device='meta')",
         "",
         "",
+    ),
+    "a score that is computed in inference mode": (
+        "with torch.inference_mode(): scores = [torch.zeros(1)]",
+        "",
+        "with torch.inference_mode(): score = model(torch.ones(1, 4)).sum()",
     ),
     "an average that is given": (AVERAGE, "average, ", "average.update_parameters(model)"),
     "an average of one's own that is given": (

@@ -128,3 +128,43 @@ def test_rows_may_be_shortened_behind_the_loop(by_hand: Callable[[str], None]) -
     """As the line says."""
     behind = f"with torch.no_grad(): weight = bags.weight; {INSTEAD}"
     by_hand(LOOKS_UP.format(max_norm="", behind=behind))
+
+
+WRITES = """
+import torch
+from agent import Session
+class Follows(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.student, self.teacher = torch.nn.Linear(4, 1), torch.nn.Linear(4, 1)
+        self.teacher.load_state_dict(self.student.state_dict())
+        {teacher}
+    def forward(self, x):
+        for theirs, ours in zip(self.teacher.{kind}(), self.student.parameters()):
+            theirs.data.lerp_(ours.data, 0.5)
+        return self.student(x) - self.teacher(x).detach()
+model = Follows()
+optimizer = torch.optim.SGD(model.student.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=2)
+for step in session.steps(3):
+    for x in session.share([torch.ones(2, 4)] * 2):
+        session.backward(model(x).sum())
+    optimizer.step()
+"""
+BUFFERS = """[
+            (self.teacher.__delattr__(name), self.teacher.register_buffer(name, value.detach()))
+            for name, value in [*self.teacher.named_parameters()]
+        ]"""
+
+
+def test_a_teacher_that_follows_in_the_forward_is_refused(by_hand: Callable[[str], None]) -> None:
+    """It would follow as often as a worker has microbatches. In the first step it has nobody to follow, and `.data` leaves
+    no trace in a tensor's version."""
+    frozen = "self.teacher.requires_grad_(False)"
+    with pytest.raises(Misuse, match=r"^step 1: the parameter 'teacher\.weight' is written to"):
+        by_hand(WRITES.format(teacher=frozen, kind="parameters"))
+
+
+def test_a_teacher_of_buffers_may_follow_in_the_forward(by_hand: Callable[[str], None]) -> None:
+    """As the line says: each microbatch sees those of the step's start, and what all have made of them is added up."""
+    by_hand(WRITES.format(teacher=BUFFERS, kind="buffers"))
