@@ -6,6 +6,7 @@ A cut is refused where it would change the numbers:
 
 * a value that crosses shares its memory with something that is written to behind the cut;
 * a buffer is written to, and used on both sides;
+* the forward asks for a derivative of what is computed behind the cut by what is before it;
 * an autocast casts a weight once, and uses that on both sides;
 * what would cross is neither a tensor nor plain numbers.
 """
@@ -17,7 +18,9 @@ from typing import Any
 
 import msgspec
 import torch
+from msgspec import structs
 from torch import fx
+from torch.utils import _pytree as pytree
 
 from agent.device import device_of, stream_kept, stream_state
 from agent.errors import CannotRecord
@@ -84,6 +87,7 @@ def examined(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> tuple[Fa
             *_switches(graph),
             *modes.without_grad(graph.graph.nodes),
             *_buffer_uses(graph, written),
+            *_derivatives(graph),
         ),
         draws=tuple(look.draws),
         written=written,
@@ -127,11 +131,15 @@ class _Look(fx.Interpreter):
 
     def __init__(self, graph: fx.GraphModule) -> None:
         super().__init__(graph)  # which lets go of what no node needs any more
+        self.extra_traceback = False  # a line says where it was
         self._device, self._nodes = device_of(graph), list(graph.graph.nodes)
         self._index = {node: index for index, node in enumerate(self._nodes)}
         self._values: list[Value] = []
         self._memories: dict[int, _Memory] = {}
         self._writes: dict[int, int] = {}  # last by first node
+        self._learns: dict[
+            int, bool
+        ] = {}  # whether what a node makes has gradients, when it is made and written
         self.draws: list[int] = []
         self._stream, self._others = stream_state(self._device), python_drawn()
         self.casts = modes.Casts(graph.parameters())
@@ -170,6 +178,7 @@ class _Look(fx.Interpreter):
                         "write into a copy of it, x = x.clone()"
                     )
                 self._writes[memory.first] = index
+                self._learns.update(memory.learns())  # what is written may have gradients
                 memory.seen = version
         if node.op == "output":
             return
@@ -177,7 +186,8 @@ class _Look(fx.Interpreter):
         if tensor is not None:
             key = tensor.untyped_storage()._cdata
             memory = self._memories.setdefault(key, _Memory(index, version_of(tensor)))
-            memory.tensors.append(weakref.ref(tensor))
+            memory.tensors.append((index, weakref.ref(tensor)))
+            self._learns[index] = tensor.requires_grad
         uses = [self._index[user] for user in node.users if user in self._index]
         if node.op not in ("placeholder", "get_attr") and uses:
             plain = _plain(out)
@@ -187,7 +197,7 @@ class _Look(fx.Interpreter):
                     at=index,
                     last_use=max(uses),
                     nbytes=tensor.nbytes if tensor is not None else 0,
-                    needs_grad=tensor is not None and tensor.requires_grad,
+                    needs_grad=False,
                     plain=plain,
                     crosses=plain or (tensor is not None and tensor.layout == torch.strided),
                 )
@@ -198,7 +208,8 @@ class _Look(fx.Interpreter):
         return list(self._writes.items())
 
     def values(self) -> tuple[Value, ...]:
-        return tuple(self._values)
+        learns = self._learns
+        return tuple(structs.replace(v, needs_grad=learns.get(v.at, False)) for v in self._values)
 
 
 class _Memory:
@@ -206,12 +217,17 @@ class _Memory:
 
     def __init__(self, first: int, seen: int) -> None:
         self.first, self.seen = first, seen
-        self.tensors: list[weakref.ref[torch.Tensor]] = []
+        self.tensors: list[tuple[int, weakref.ref[torch.Tensor]]] = []  # and their nodes
 
     def version(self) -> int | None:
         """That of any tensor on it, since all of them count together; None if there is none any more."""
-        alive = (tensor for ref in self.tensors if (tensor := ref()) is not None)
-        return next((version_of(tensor) for tensor in alive), None)
+        return next((version_of(tensor) for _, tensor in self._alive()), None)
+
+    def learns(self) -> dict[int, bool]:
+        return {node: tensor.requires_grad for node, tensor in self._alive()}
+
+    def _alive(self) -> Iterator[tuple[int, torch.Tensor]]:
+        return ((node, tensor) for node, ref in self.tensors if (tensor := ref()) is not None)
 
 
 def _switches(graph: fx.GraphModule) -> Iterator[tuple[int, int]]:
@@ -239,6 +255,25 @@ def _buffer_uses(graph: fx.GraphModule, written: frozenset[str]) -> list[tuple[i
                 last = max([index, *(_position(graph, user) for user in node.users)])
                 spans[id(tensor)] = (first, last if node.op == "get_attr" else index)
     return [span for span in spans.values() if span[0] < span[1]]
+
+
+def _derivatives(graph: fx.GraphModule) -> Iterator[tuple[int, int]]:
+    """From the first use of what the forward differentiates by to where it does so."""
+    nodes = list(graph.graph.nodes)
+    for last, node in enumerate(nodes):
+        if node.target is not torch.autograd.grad:
+            continue
+        by: Any = node.kwargs["inputs"] if "inputs" in node.kwargs else node.args[1]
+        reached = set(pytree.tree_leaves(by))
+        weights = {id(tensor) for each in reached for tensor in used(graph, each)}
+        for index, each in enumerate(nodes[:last]):
+            if {id(tensor) for tensor in used(graph, each)} & weights:
+                reached.add(each)
+            if reached.intersection(each.all_input_nodes):
+                reached.add(each)
+            if each in reached and each.op not in ("placeholder", "get_attr"):
+                yield index, last
+                break
 
 
 def _position(graph: fx.GraphModule, node: fx.Node) -> int:

@@ -138,7 +138,7 @@ def test_a_backward_of_ones_own_is_not_lost(loss_of):
 def test_pythons_own_dice_are_refused():
     """Streams that do not travel from stage to stage are found, and the module is named."""
     graph = record(made(lambda: chain(Dice())), loss_of, (X, Y))
-    with pytest.raises(CannotRecord, match=r"model\.1.*random stream"):
+    with pytest.raises(CannotRecord, match=r"^model\.1.*random stream.*depth 1$"):
         examine(graph, (X, Y))
 
 
@@ -163,6 +163,42 @@ def test_no_cut_through_what_is_written_to():
     points = cut_points(examine(graph, example))
     assert points
     assert all(point.after >= names.index("add_") for point in points)
+
+
+def bent(model, x):
+    """How the model bends along its input."""
+    x = x.requires_grad_(True)
+    (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)
+    return torch.autograd.grad(slope.sum(), [x], create_graph=True)[0].square().mean()
+
+
+def steep(model, x):
+    """How its weights would change."""
+    weights = [model[2].weight]
+    found = torch.autograd.grad(model(x).sum(), weights, create_graph=True)
+    return found[0].square().mean()
+
+
+@pytest.mark.parametrize("derived", [bent, steep])
+def test_no_cut_through_what_is_differentiated(derived):
+    """What a forward asks derivatives of lies in one stage with all that they are of; before and behind it there are cuts."""
+    middle = nn.Tanh(), nn.Linear(6, 6), nn.Tanh()
+
+    def differentiated(model, x, y):
+        return derived(model[1], model[0](x).detach()) + loss_of(model, x, y)
+
+    model = made(lambda: nn.Sequential(nn.Linear(6, 6), chain(*middle)))
+    graph = record(model, differentiated, (X, Y))
+    calls = [node.target is torch.autograd.grad for node in graph.graph.nodes]
+    facts = examine(graph, (X, Y))
+    points = cut_points(facts)
+    assert any(any(calls[: point.after + 1]) for point in points)
+    for point in points:
+        one, other = build(graph, facts, [point.after])
+        sent = one.module(*[(X.clone(), Y)[index] for index in one.batch])
+        sent = [each.detach().requires_grad_(each.requires_grad) for each in sent]
+        loss = other.module(*sent, *[(X.clone(), Y)[index] for index in other.batch])
+        assert torch.equal(loss, graph(X.clone(), Y))
 
 
 def test_stages_own_their_parameters_only():

@@ -41,6 +41,20 @@ class Shared(nn.Module):
         return self.out(torch.tanh(self.between(h * self.s)) + self.s)
 
 
+class Filled(nn.Module):
+    """Puts what it computes into a tensor that had no gradients when it was made, as decoders do word by word."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.out = nn.Linear(6, 3), nn.Linear(6, 3), nn.Linear(6, 5)
+
+    def forward(self, x):
+        words = torch.zeros_like(x)
+        words[:, :3] = self.left(x)
+        words[:, 3:] = self.right(x)
+        return self.out(words.tanh() + words)
+
+
 class Kept:
     """Stands in a graph for a tensor that is saved for the backward. Its own graph would make a circle."""
 
@@ -86,6 +100,18 @@ def test_a_forward_that_differentiates_is_recomputed_too():
     )
     assert found == losses
     assert same_weights(states, expected) == []
+
+
+def test_what_is_written_into_a_tensor_has_its_gradients():
+    """Wherever the model is cut behind that."""
+    losses, expected, own = alone(Filled, rows, 3, 2)
+    _, facts, _ = graph_of(Filled, rows)
+    for point in cut_points(facts):
+        found, states, _ = together(
+            Filled, rows, "1f1b", 2, (3,), steps=2, cuts=[point.after], opener=own.seed_for
+        )
+        assert found == losses
+        assert same_weights(states, expected) == []
 
 
 def test_an_error_in_a_forward_comes_up():
