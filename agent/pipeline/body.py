@@ -15,6 +15,7 @@ behind `session.backward(...)`.
 
 import ast
 import contextlib
+import copy
 import functools
 import hashlib
 import io
@@ -36,7 +37,7 @@ from agent.device import anywhere, device_of
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline import guests
 from agent.pipeline.examine import Facts, examined
-from agent.pipeline.reads import Reads
+from agent.pipeline.reads import Reads, lying_at
 from agent.pipeline.record import (
     FIXED,
     attributes_kept,
@@ -52,6 +53,12 @@ MICROBATCH = "__microbatch__"
 BEGINNING_BYTES_MAX = 1 << 20  # of a microbatch of which nothing but its shape is asked
 LATE = "late"  # in the `meta` of a graph: guests are asked as late as can be
 LOOPS_MAX = 4
+NEW = {  # what is called so makes something that nobody else has
+    *("dict", "list", "set", "defaultdict", "OrderedDict", "deque"),
+    *("empty", "zeros", "ones", "full", "clone"),
+    *("empty_like", "zeros_like", "ones_like", "full_like"),
+    *("new_empty", "new_zeros", "new_ones", "new_full"),
+}
 Function = ast.FunctionDef | ast.AsyncFunctionDef | ast.Lambda
 
 
@@ -147,9 +154,9 @@ class Body:
 
     def __init__(self, caller: "Caller") -> None:
         self._file = caller.frame.f_code.co_filename
-        self._loop = _find(caller)
-        self._code = self._compile()
         self._names = _names(caller.frame)
+        self._loop = _uncleared(_find(caller), self._names)
+        self._code = self._compile()
 
     def record(
         self,
@@ -459,6 +466,29 @@ def _single(source: str, loop: ast.For, end: End) -> ast.For:
     raise AssertionError("the loop was there a moment ago")
 
 
+def _uncleared(loop: Loop, names: dict[str, Any]) -> Loop:
+    """Without `optimizer.zero_grad()` before the loss: what a microbatch finds there is nothing anyway."""
+    body = loop.whole.body
+    trained = [any(map(_is_backward, ast.walk(part))) for part in body]
+    until = trained.index(True) if True in trained else len(body) - 1
+    clears = [at < until and _clears(part, names) for at, part in enumerate(body)]
+
+    def without(node: ast.For) -> ast.For:
+        found = copy.copy(node)
+        found.body = [part for part, is_left in zip(node.body, clears, strict=True) if not is_left]
+        return found
+
+    return msgspec.structs.replace(loop, whole=without(loop.whole), single=without(loop.single))
+
+
+def _clears(part: ast.stmt, names: dict[str, Any]) -> bool:
+    match part:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="zero_grad", value=owner))):
+            thing = lying_at(owner, names)
+            return isinstance(thing, torch.optim.Optimizer | torch.nn.Module)
+    return False
+
+
 def _refuse(loop: Loop, at: Callable[[Any], str]) -> None:
     """What the body does that has to be done for every microbatch."""
     body = loop.whole.body
@@ -483,8 +513,9 @@ def _refuse(loop: Loop, at: Callable[[Any], str]) -> None:
                 "session.share(...), whose body is not run for every microbatch when the model is cut into "
                 "stages. Move it behind the loop: session.loss is the loss of the step there"
             )
+    made = _made_anew(body)
     for part in body:
-        _refuse_effects(part, at)
+        _refuse_effects(part, made, stored_in(loop), at)
     carried = read_first(list(uses([loop.whole.target, *body])), stored_in(loop))
     if carried is not None:
         raise CannotRecord(
@@ -493,7 +524,9 @@ def _refuse(loop: Loop, at: Callable[[Any], str]) -> None:
         )
 
 
-def _refuse_effects(part: ast.stmt, at: Callable[[Any], str]) -> None:
+def _refuse_effects(
+    part: ast.stmt, made: set[str], stored: set[str], at: Callable[[Any], str]
+) -> None:
     """What leaves a trace would leave one more: the body is run once with placeholders to record it."""
     for node in ast.walk(part):
         # `losses.append(...)`; what is printed is caught
@@ -502,15 +535,61 @@ def _refuse_effects(part: ast.stmt, at: Callable[[Any], str]) -> None:
             and isinstance(node.value, ast.Call)
             and isinstance(node.value.func, ast.Attribute)
             and not _is_backward(node.value)
+            and _root(node.value.func) not in made
         )
         targets = node.targets if isinstance(node, ast.Assign) else []
         targets = [node.target] if isinstance(node, ast.AugAssign | ast.AnnAssign) else targets
-        kept = any(isinstance(target, ast.Attribute | ast.Subscript) for target in targets)
-        if dropped or kept or isinstance(node, ast.Delete | ast.Global | ast.Nonlocal):
+        kept = any(
+            isinstance(target, ast.Attribute | ast.Subscript) and _root(target) not in made
+            for target in targets
+        )
+        forgot = isinstance(node, ast.Delete) and not all(
+            isinstance(target, ast.Name) and target.id in stored for target in node.targets
+        )
+        if dropped or kept or forgot or isinstance(node, ast.Global | ast.Nonlocal):
             raise CannotRecord(
                 f"{at(node)}: this line does something besides the loss; cutting the model into stages needs a "
                 "loop over session.share(...) that only computes it. Behind the loop, session.loss is the loss"
             )
+
+
+def _root(node: ast.AST) -> str | None:
+    """The name that `losses["a"].append` begins with."""
+    while isinstance(node, ast.Attribute | ast.Subscript):
+        node = node.value
+    return node.id if isinstance(node, ast.Name) else None
+
+
+def _made_anew(body: list[ast.stmt]) -> set[str]:
+    """Names of lists, dicts and tensors that the body makes for its microbatch: nobody else sees what is put there."""
+    stored = [node for name, is_stored, node in uses(body) if is_stored]
+    grown = [
+        node.target
+        for part in body
+        for node in ast.walk(part)
+        if isinstance(node, ast.AugAssign) and isinstance(node.target, ast.Name)
+    ]
+    made = [
+        target
+        for part in body
+        for node in ast.walk(part)
+        if isinstance(node, ast.Assign) and _is_new(node.value)
+        for target in node.targets
+    ]
+    known = {id(node) for node in (*made, *grown)}
+    others = {
+        node.id for node in stored if id(node) not in known and not isinstance(node.ctx, ast.Del)
+    }
+    return {node.id for node in made if isinstance(node, ast.Name)} - others
+
+
+def _is_new(value: ast.expr) -> bool:
+    match value:
+        case ast.Dict() | ast.List() | ast.Set() | ast.DictComp() | ast.ListComp() | ast.SetComp():
+            return True
+        case ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name)):
+            return name in NEW
+    return False
 
 
 def _is_backward(node: ast.AST) -> bool:

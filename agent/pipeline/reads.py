@@ -84,13 +84,25 @@ def _path(node: ast.AST) -> list[Any]:
     return []
 
 
-def _place(path: list[Any]) -> Place:
+def lying_at(node: ast.AST, names: Mapping[str, Any]) -> Any:
+    """What such a chain leads to; nothing where it is none."""
+    path = _path(node)
+    return _followed(path, names) if path else ABSENT
+
+
+def _followed(path: list[Any], names: Mapping[str, Any]) -> Any:
     name, *steps = path
+    value = names.get(name, ABSENT)
+    for kind, key in steps:
+        value = _attribute(value, key) if kind == "attribute" else _item(value, key)
+    return value
+
+
+def _place(path: list[Any]) -> Place:
+    _, *steps = path
 
     def look(names: Mapping[str, Any]) -> Any:
-        value = names.get(name, ABSENT)
-        for kind, key in steps:
-            value = _attribute(value, key) if kind == "attribute" else _item(value, key)
+        value = _followed(path, names)
         return value if not steps or isinstance(value, (*PLAIN, FunctionType)) else None
 
     return look

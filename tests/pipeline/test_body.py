@@ -20,7 +20,7 @@ from agent.pipeline.variants import Pieces, Variant, Variants, form_of
 from agent.world import Alone
 
 START = """
-import random
+import random, types
 import torch
 from torch.nn import functional
 from agent import Session
@@ -31,7 +31,7 @@ session = Session(model, optimizer, microbatches=2)
 def batches(step):
     rows = torch.Generator().manual_seed(step)
     return [(torch.randn(5, 4, generator=rows), torch.arange(5) % 3) for _ in range(2)]
-weight, kept, running = 0.5, {}, 0.0
+weight, kept, running = 0.5, {}, 0.0; trainer = types.SimpleNamespace(model=model, zero_grad=optimizer.zero_grad)
 def train(x, y):
     session.backward(functional.cross_entropy(model(x), y))
 for step in session.steps(3):
@@ -65,6 +65,25 @@ GOOD = {
             functional.cross_entropy(hidden, y)
         )
     """,
+    "gradients that are cleared first": """
+    for x, y in session.share(batches(step)):
+        optimizer.zero_grad()
+        trainer.model.zero_grad(set_to_none=True)
+        session.backward(functional.cross_entropy(model(x), y))
+    """,
+    "what is collected for one microbatch": """
+    for x, y in session.share(batches(step)):
+        losses = {}
+        rows = []
+        for row in range(2):
+            rows.append(x[row:])
+            losses[row] = functional.cross_entropy(model(x), y)
+        parts = [loss for loss in losses.values()]
+        parts += [0.0]
+        parts[0] = parts[0] + 0.0
+        del rows
+        session.backward(sum(parts) / 2)
+    """,
     "names of before": """
     x, y = batches(step)[0]
     for x, y in session.share(batches(step)):
@@ -96,6 +115,20 @@ BAD = {
         "        kept.update(last=x)\n"
         "        session.backward(functional.cross_entropy(model(x), y))\n",
         ":18: this line does something besides the loss",
+    ),
+    "a trace in what is called as something new": (
+        "    for x, y in session.share(batches(step)):\n"
+        "        loss = functional.cross_entropy(model(x), y)\n"
+        "        found = kept\n"
+        "        found['last'] = x\n"
+        "        session.backward(loss)\n",
+        ":20: this line does something besides the loss",
+    ),
+    "gradients that are cleared by something of one's own": (
+        "    for x, y in session.share(batches(step)):\n"
+        "        trainer.zero_grad()\n"
+        "        session.backward(functional.cross_entropy(model(x), y))\n",
+        "train.py:18: this line does something besides the loss",
     ),
     "behind the backward": (
         "    for x, y in session.share(batches(step)):\n"
