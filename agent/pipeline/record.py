@@ -20,6 +20,7 @@ import numpy as np
 import torch
 from torch import fx
 from torch.autograd.function import _SingleLevelFunction
+from torch.distributions import Distribution
 from torch.fx.node import map_aggregate
 
 from agent import own
@@ -94,7 +95,7 @@ def _attempts(attempt: Attempt, whole: Recorded, example: Sequence[torch.Tensor]
     for _ in range(1 + sum(1 for _ in whole.modules())):
         scaling = whole.scaling.recorded(CannotRecord) if whole.scaling else nullcontext()
         try:
-            with streams_kept(device_of(whole)), attributes_kept(whole), scaling:
+            with streams_kept(device_of(whole)), attributes_kept(whole), scaling, unvalidated():
                 return attempt(whole, example, frozenset(kept))
         except _Failed as failed:
             if failed.module is None or failed.module in kept:
@@ -302,6 +303,17 @@ def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
     finally:
         for now, earlier in before:
             _put_back(now, earlier)
+
+
+@contextmanager
+def unvalidated() -> Iterator[None]:
+    """Distributions look at what they are given, to complain of it. The loop itself is run with that."""
+    before = Distribution._validate_args
+    Distribution.set_default_validate_args(False)
+    try:
+        yield
+    finally:
+        Distribution.set_default_validate_args(before)
 
 
 class Filled:

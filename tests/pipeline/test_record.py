@@ -135,6 +135,41 @@ def test_a_backward_of_ones_own_is_not_lost(loss_of):
     assert ROUND(X).equal(X.round())
 
 
+class Guess(nn.Module):
+    """Gives a distribution, which looks at what it is given."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.mean, self.width = nn.Linear(6, 6), nn.Linear(6, 6)
+
+    def forward(self, x):
+        return torch.distributions.Normal(self.mean(x), self.width(x).exp())
+
+
+def test_a_distribution_is_taken_apart():
+    """What complains of values that are not allowed is not asked while it is recorded, and is again behind that."""
+
+    def unlikely(model, x, y):
+        return -model[1](model[0](x)).log_prob(x).mean()
+
+    model = made(lambda: nn.Sequential(nn.Linear(6, 6), Guess()))
+    graph = record(model, unlikely, (X, Y))
+    called = [node.target for node in graph.graph.nodes if node.op == "call_module"]
+    assert called == ["model.0", "model.1.mean", "model.1.width"]
+    assert torch.equal(graph(X, Y), unlikely(model, X, Y))
+    with pytest.raises(ValueError, match="constraint"):
+        torch.distributions.Normal(torch.zeros(1), -torch.ones(1))
+
+
+def test_a_scaled_loss_is_recorded_on_a_microbatch_as_well():
+    """Where placeholders are of no use, the scaler is a node as ever."""
+    scaler = torch.amp.GradScaler("cpu", init_scale=8.0)
+    model = made(chain)
+    scaled = lambda *given: scaler.scale(loss_of(*given))  # noqa: E731
+    graph = record(model, scaled, (X, Y), scaler, fixed=True)
+    assert torch.equal(graph(X, Y), loss_of(model, X, Y) * 8.0)
+
+
 def test_pythons_own_dice_are_refused():
     """Streams that do not travel from stage to stage are found, and the module is named."""
     graph = record(made(lambda: chain(Dice())), loss_of, (X, Y))
