@@ -4,6 +4,9 @@ VENV   := .venv
 BIN    := $(VENV)/bin
 READY  := $(VENV)/.ready
 
+# Hundreds of processes import the same modules: where a shell forbids it, each compiles them anew.
+unexport PYTHONDONTWRITEBYTECODE
+
 .PHONY: demo test check bench format clean
 
 demo: $(READY)
