@@ -13,11 +13,17 @@ class Recorders:
     def __init__(self) -> None:
         self.told = False  # somebody has said whether the script can be cut
         self._begun: set[str] = set()
+        self._last = ""  # that has begun
         self._losses = 0
         self._again_s = 0.0  # before that nobody else is asked
 
     def begin(self, worker: str) -> None:
         self._begun.add(worker)
+        self._last = worker
+
+    def is_busy(self, worker: str) -> bool:
+        """It may hold up all of its threads, as it does while it imports and builds."""
+        return worker == self._last and not self.told
 
     def lost(self, worker: str, now_s: float, *, announced: bool) -> None:
         """What was `announced` by the cloud is nobody's doing."""

@@ -117,7 +117,8 @@ class Roster:
     def lose_the_silent(self, now_s: float, late_s: float) -> None:
         """`late_s` is by how much this very look is late: others may be late for the same reason."""
         for member in list(self.members.values()):
-            bound_s = self._watch.bound_s(awaited=self._awaited(member))
+            busy = self.recorders.is_busy(member.worker)
+            bound_s = self._watch.bound_s(awaited=self._awaited(member) and not busy)
             if (silent_s := member.silent_s(now_s)) > bound_s + late_s:
                 self._watch.wait_longer(self._history.version)
                 self.lose(member.worker, "silent", f"nothing was heard for {silent_s:.1f} s")

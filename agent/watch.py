@@ -1,7 +1,7 @@
 """How long a worker may be silent, and who is not let in again. Decisions only; the job acts on them."""
 
 SILENT_S = 0.8  # in the layout: the others wait for it
-SILENT_EARLY_S = 30.0  # while it imports and builds, which may hold up all; or if nobody waits
+SILENT_EARLY_S = 30.0  # while it imports, builds or records, which may hold up all; or if unawaited
 GONE_MAX = 10_000
 
 

@@ -72,6 +72,29 @@ def test_nobody_waits_for_whoever_is_outside_the_layout(tmp_path: Path) -> None:
     assert not job.roster.members
 
 
+def test_who_records_the_loop_is_waited_for_as_while_it_builds(tmp_path: Path) -> None:
+    """To find out whether a script can be cut is done once, and nobody is tried a third time soon: who dies of it is heard of by its
+    connection. Once it is told, silence is what it was."""
+    order = JobOrder(job="job", script="train.py", script_sha="")
+    job = Job(order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None)
+    silent: Any = SimpleNamespace(
+        worker="w1", ready=object(), close=lambda: None, noticed=False,
+        silent_s=lambda _: 2.0 * SILENT_S,
+    )  # fmt: skip
+    job.roster.members["w1"] = silent
+    job.roster.layout = data_parallel(1, 1, ("w1",))
+    job.roster.recorders.begin("w1")
+    job.tick(0.0, 0.0)
+    assert "w1" in job.roster.members
+    silent.silent_s = lambda _: SILENT_EARLY_S + 0.1
+    job.tick(0.0, 0.0)
+    assert not job.roster.members
+    job.roster.members["w1"], silent.silent_s = silent, lambda _: 2.0 * SILENT_S
+    job.roster.recorders.told = True
+    job.tick(0.0, 0.0)
+    assert not job.roster.members
+
+
 def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(tmp_path: Path) -> None:
     """From stages to whole states: whoever is lost outside of the new layout, before all layers were fetched, is
     said to owe them, after no more silence than inside; the manager then asks for another layout."""
