@@ -7,6 +7,7 @@ there are none, in the newest checkpoint.
 
 import contextlib
 import logging
+import os
 import socket
 import threading
 import time
@@ -43,6 +44,8 @@ OPEN_JOBS = "orch:jobs:open"
 TRACES_ASKED = "orch:trace:asked"
 ASKED_S = 0.5
 PORTS = "orch:keeper:ports"
+PULSE = "orch:keeper:pulse"
+PULSE_S = 5.0
 
 
 def _script_key(job: str) -> str:
@@ -88,6 +91,7 @@ class Keeper:
         self._closing: dict[str, threading.Thread] = {}
         self._connections: set[Connection] = set()
         self._handshakes = threading.Semaphore(HANDSHAKES_MAX)
+        self._ticked_s = time.monotonic()
         self._listener = self._listen_again(host)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._reload()
@@ -396,11 +400,16 @@ class Keeper:
                 except Exception:
                     # Nobody would watch for silence any more, in no job.
                     log.exception("a look at %s failed", job.order.job)
+            self._ticked_s = now_s
 
     def _hear_asked(self) -> None:
-        """Of which jobs a person wants to see a step."""
+        """Of which jobs a person wants to see a step. And the sign by which it is known that our clock still ticks."""
+        told_s = -PULSE_S
         while not self._closed.wait(ASKED_S):
             try:
+                if self._ticked_s >= told_s + PULSE_S:
+                    told_s = self._ticked_s
+                    self._client.set(PULSE, f"{os.getpid()} {told_s}")
                 asked = {name.decode() for name in self._client.smembers(TRACES_ASKED)}
                 with self._lock:
                     jobs = [self._jobs[name] for name in asked & self._jobs.keys()]

@@ -33,6 +33,7 @@ from orchestrator.dashboard.app import create_app
 from orchestrator.dashboard.server import Server
 from orchestrator.events import ShutdownAsked
 from orchestrator.places import Places, dangling_links
+from orchestrator.pulse import LOOK_S, Pulse
 from orchestrator.redis_server import RedisServer, RedisUnavailable, connect, no_room
 
 STARTUP_S_MAX = 120.0
@@ -70,6 +71,8 @@ class House:
         self._told = ""
         self._redis: RedisServer | None = None
         self._dashboard: Server | None = None
+        self._pulse: Pulse | None = None
+        self._felt_s = 0.0
         self._stopping = False
         self._life = secrets.token_hex(8)
         self._env: dict[str, str] = {}
@@ -105,6 +108,7 @@ class House:
                 time.sleep(WATCH_S)
                 self._end_if_superseded()
                 self._revive()
+                self._replace_stuck()
 
     def _revive(self) -> None:
         """A full disk ends Redis with its next write, and whatever is started again then: that waits for room."""
@@ -119,12 +123,18 @@ class House:
             self._count_restart(name)
             self._restart(name)
 
+    def _replace_stuck(self) -> None:
+        """Of an actor that hangs Ray says that it is alive."""
+        if self._pulse is not None and time.monotonic() >= self._felt_s + LOOK_S:
+            self._felt_s = time.monotonic()
+            for name in self._pulse.look():
+                _say(f"{name} hung, and was killed: Ray starts the next one")
+
     def _waits_for_room(self) -> bool:
         full = no_room(self.places.state_dir)
         if full != self._told:
             self._told = full
-            with contextlib.suppress(OSError):  # where it is said may be as full
-                print(full or "there is room again", file=sys.stderr, flush=True)  # noqa: T201
+            _say(full or "there is room again")
         return bool(full)
 
     def ask_to_stop(self, *_: object) -> None:
@@ -284,6 +294,7 @@ class House:
             try:
                 self._start_ray()
                 self._enlist()
+                self._pulse = Pulse(self.redis_url, self.places.identity)
                 break
             except HouseError as error:
                 if isinstance(error, ToldToEnd) or not self._ray_ends():
@@ -417,6 +428,11 @@ def sweep_up(places: Places) -> list[int]:
         places.house.unlink(missing_ok=True)
         places.remove_link()
     return left
+
+
+def _say(text: str) -> None:
+    with contextlib.suppress(OSError):  # on a full disk it is not said
+        print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
 def _write_private(path: Path, text: str) -> None:

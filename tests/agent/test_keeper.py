@@ -19,7 +19,7 @@ from agent import keeper as keeper_module
 from agent import vault
 from agent.commits import Commit, RedisCommitLog
 from agent.faults import Fault, Plan
-from agent.keeper import OPEN_JOBS, Keeper, connect
+from agent.keeper import OPEN_JOBS, PULSE, Keeper, connect
 from agent.messages import JobOrder, Rewound, WorkerLost
 from agent.protocol import Snapshot
 from agent.vault import Place, Vault
@@ -265,3 +265,13 @@ def test_who_is_fenced_while_it_goes_back_gives_up(crew: Crew) -> None:
     assert crew.completed().step == 5
     (rewound,) = crew.of(Rewound)
     assert (rewound.from_step, rewound.to_step) == (1, 0)
+
+
+def test_a_keeper_leaves_signs_of_life(
+    keeper: Keeper, redis_process: RedisProcess, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Again and again another one, from the thread that watches over all jobs."""
+    monkeypatch.setattr(keeper_module, "PULSE_S", 0.1)
+    client = connect(redis_process.url)
+    first = until("a sign", lambda: client.get(PULSE))
+    assert until("another", lambda: client.get(PULSE) != first)

@@ -1,0 +1,61 @@
+"""Manager and keeper that hang: real processes and a real Redis."""
+
+import os
+import signal
+import subprocess
+from collections.abc import Iterator
+
+import pytest
+
+from agent.keeper import PULSE
+from orchestrator import processes
+from orchestrator.pulse import LOOKS_MAX, Pulse
+
+pytestmark = pytest.mark.processes
+
+OURS = "0123456789ab"
+
+
+@pytest.fixture
+def actors() -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
+    """Processes by the names that Ray gives to its actors, and a manager of another house."""
+    started = {}
+    for who, title, house in (
+        ("manager", "ray::Manager", OURS),
+        ("keeper", "ray::KeeperActor.open_job", OURS),
+        ("another's", "ray::Manager", "another"),
+    ):
+        started[who] = subprocess.Popen(
+            [title, "600"], executable="/bin/sleep", env={processes.MARK: house}
+        )
+    yield started
+    for process in started.values():
+        process.kill()
+        process.wait()
+
+
+def test_who_hangs_is_ended_and_nobody_else(server, store, actors):
+    """A manager that is stopped: its view stays the same for too long. The keeper's pulse goes on, and
+    while Redis does not answer nobody counts as silent."""
+    os.kill(actors["manager"].pid, signal.SIGSTOP)
+    pulse = Pulse(server.url, OURS)
+    beats = iter(range(1000))
+
+    def looks(times: int) -> list[str]:
+        found = []
+        for _ in range(times):
+            if server.alive():
+                store.set(PULSE, next(beats))
+            found += pulse.look()
+        return found
+
+    store.set("orch:view", "a view")
+    assert looks(LOOKS_MAX) == []
+    server.stop()
+    assert looks(LOOKS_MAX) == []
+    server.start()
+    assert looks(LOOKS_MAX) == []
+    assert looks(1) == ["Manager"]
+    assert actors["manager"].wait(60) == -signal.SIGKILL
+    assert looks(LOOKS_MAX - 1) == []
+    assert actors["keeper"].poll() is actors["another's"].poll() is None
