@@ -33,6 +33,7 @@ class Holdings:
         self._objects, self._unborn = objects, unborn
         self._params: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
         self.layer_of: dict[int, str] = {}  # by the identity of parameters and buffers
+        self._strides: dict[int, tuple[int, ...]] = {}  # by the identity of parameters
         for thing in objects.values():
             if isinstance(thing, torch.nn.Module):
                 self._note(thing)
@@ -54,6 +55,7 @@ class Holdings:
     def _note(self, module: torch.nn.Module) -> None:
         for name, param in module.named_parameters():
             self._params[block_of(name)].append(param)
+            self._strides[id(param)] = param.stride()
             self.layer_of.setdefault(id(param), block_of(name))
         for name, buffer in module.named_buffers():
             self.layer_of.setdefault(id(buffer), block_of(name))
@@ -73,7 +75,14 @@ class Holdings:
         for layer in layers:
             for param in self._params.get(layer, ()):
                 if is_away(param):
-                    param.data = torch.empty(param.shape, dtype=param.dtype, device=param.device)
+                    param.data = self._room(param)
+
+    def _room(self, param: torch.nn.Parameter) -> torch.Tensor:
+        """As it lay before: kernels are chosen by that, and round otherwise. One that was not here yet had no place."""
+        strides = self._strides[id(param)]
+        if not any(strides):
+            strides = torch.empty(param.shape, device="meta").stride()
+        return torch.empty_strided(param.shape, strides, dtype=param.dtype, device=param.device)
 
     def bear(self, layers: Collection[str]) -> None:
         """Initial values for those of these layers that have none."""

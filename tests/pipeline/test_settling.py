@@ -4,6 +4,8 @@ import pytest
 import torch
 
 from agent import session
+from agent.away import is_away
+from agent.holdings import Holdings
 from agent.pipeline.births import Unborn
 from agent.session import Session
 from agent.store.layers import share_of
@@ -87,3 +89,13 @@ def test_layers_that_go_are_in_the_copy_all_the_same(slow: Slow) -> None:
     (pieces, copying), *_ = slow.begun
     assert b"".join(pieces).strip(b"\0")
     assert bytes(copying.whole) == b"".join(pieces)
+
+
+def test_layers_that_come_back_lie_as_they_did() -> None:
+    """A convolution is computed by another kernel where its channels lie last."""
+    model = torch.nn.Conv2d(3, 4, 3).to(memory_format=torch.channels_last)
+    held = Holdings({"model": model})
+    held.keep(frozenset())
+    assert is_away(model.weight)
+    held.make_room(held.all)
+    assert model.weight.stride() == (27, 1, 9, 3)
