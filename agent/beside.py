@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from agent import own
 from agent.carried import STATE, counted, refuse_carried, timed
 from agent.errors import Misuse
-from agent.pipeline.body import Caller
+from agent.pipeline.loops import Caller
 from agent.still import version_of
 
 NAMES_MAX = 10_000

@@ -15,7 +15,7 @@ import numpy as np
 
 from agent import own
 from agent.errors import Misuse
-from agent.pipeline.body import Caller, Function, Loop, found_loop, stored_in, uses
+from agent.pipeline.loops import Caller, Function, Loop, found_loop, stored_in, uses
 
 STATE = "keep it in something with state_dict and load_state_dict, and give that to Session(...)"
 LEAVE = ast.Break | ast.Continue | ast.Return | ast.Raise

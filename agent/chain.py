@@ -18,10 +18,10 @@ import torch
 
 from agent.holdings import Holdings
 from agent.layout import Layout
-from agent.pipeline.body import Leaves, Recording
 from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.execute import REACH
 from agent.pipeline.pieces import Piece
+from agent.pipeline.recording import Leaves, Recording
 from agent.pipeline.variants import Pieces
 from agent.pipeline.work import Worker
 from agent.scaling import measured

@@ -16,7 +16,7 @@ from torch.optim.swa_utils import AveragedModel
 from agent import own
 from agent.device import CPU
 from agent.errors import Misuse
-from agent.pipeline.body import Caller
+from agent.pipeline.loops import Caller
 from agent.pipeline.record import streams_kept
 
 STEPS = 4

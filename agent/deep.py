@@ -15,10 +15,10 @@ from agent.chain import Chain, Whole
 from agent.errors import Misuse
 from agent.faults import passing
 from agent.layout import Layout
-from agent.pipeline.body import Recording, Told
 from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.cut import balance, build, measured, worth_cutting
 from agent.pipeline.examine import CutPoint, Facts, cut_points
+from agent.pipeline.recording import Recording, Told
 from agent.pipeline.wires import MeshChannel
 
 

@@ -19,7 +19,7 @@ from agent.calibrate import Plan, Settings
 from agent.device import CPU, device_of, memory_bytes, name_of, where
 from agent.gauge import Gauge, Patience
 from agent.messages import Unbuilt
-from agent.pipeline.body import Recording
+from agent.pipeline.recording import Recording
 from agent.profile import Link, Network, Profile
 
 # Assumed as long as nobody has measured: a datacentre's 10 Gbit/s, and the memory of one machine.

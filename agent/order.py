@@ -14,7 +14,7 @@ import torch
 
 from agent import own
 from agent.errors import Misuse
-from agent.pipeline.body import Caller, found_loop, read_behind, read_first, stored_in, uses
+from agent.pipeline.loops import Caller, found_loop, read_behind, read_first, stored_in, uses
 
 ELSEWISE = (
     "session.loss is the mean loss of the step; what else is wanted of all its microbatches has to be computed from "

@@ -44,8 +44,10 @@ from agent.order import Streams, refuse_order
 from agent.partial import Partial
 from agent.pipeline import modes
 from agent.pipeline.births import Unborn
-from agent.pipeline.body import Body, Caller, Recording, Told, nobody, outdated
+from agent.pipeline.body import Body
+from agent.pipeline.loops import Caller
 from agent.pipeline.record import Filled, attributes_kept
+from agent.pipeline.recording import Recording, Told, nobody, outdated
 from agent.pipeline.scaling import place
 from agent.schedule import Kind
 from agent.seen import Eyes

@@ -14,7 +14,7 @@ import torch
 from agent import own
 from agent.errors import Misuse
 from agent.order import ELSEWISE
-from agent.pipeline.body import Caller, found_loop, stored_in
+from agent.pipeline.loops import Caller, found_loop, stored_in
 
 ITEMS_MAX = 1_000
 NAMES_MAX = 10_000

@@ -20,7 +20,7 @@ def clipped(model):
 LOOKS = """
 import sys
 from agent import coupling, own
-from agent.pipeline.body import Caller
+from agent.pipeline.loops import Caller
 
 def look(frame):
     own.names(frame)

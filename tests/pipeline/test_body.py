@@ -12,9 +12,9 @@ from torch import fx
 from agent import session
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline import variants
-from agent.pipeline.body import Recording, Told, nobody
 from agent.pipeline.examine import Facts, cut_points, examine
 from agent.pipeline.record import FIXED
+from agent.pipeline.recording import Recording, Told, nobody
 from agent.pipeline.stage import Stage
 from agent.pipeline.variants import Pieces, Variant, Variants, form_of
 from agent.world import Alone

@@ -1,0 +1,113 @@
+"""What was found out about a script's step: the graphs of its loop, and what they were recorded with."""
+
+import hashlib
+import operator
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from torch import fx
+from torch.utils import _pytree as pytree
+
+from agent.device import anywhere
+from agent.errors import CannotRecord
+from agent.pipeline import guests
+from agent.pipeline.examine import Facts
+from agent.pipeline.loops import Caller, names_of
+from agent.pipeline.reads import Reads
+from agent.pipeline.record import FIXED
+from agent.pipeline.variants import Variant, Variants, form_of
+
+BEGINNING_BYTES_MAX = 1 << 20  # of a microbatch of which nothing but its shape is asked
+
+
+class Recording(msgspec.Struct, frozen=True):
+    """What a step computes from a microbatch, and all that cutting needs to know about it.
+
+    `example` are the tensors of a microbatch, in the order of the graph's placeholders; `flatten` takes any
+    microbatch apart like that. `reads` is what else the body was recorded with.
+    """
+
+    variants: Variants
+    spec: Any
+    reads: Reads
+
+    @property
+    def graph(self) -> fx.GraphModule:
+        return self.variants.first.graph
+
+    @property
+    def facts(self) -> Facts:
+        return self.variants.first.facts
+
+    @property
+    def example(self) -> tuple[torch.Tensor, ...]:
+        return self.variants.first.example
+
+    def same_as(self, other: "Recording") -> bool:
+        """Constants have no values in the code, so a graph that has any is like no other. Nor does it say who a guest is."""
+        called = [
+            [guest.called[0] for guest in guests.guests(each.graph)] for each in (self, other)
+        ]
+        return (
+            self.graph.code == other.graph.code
+            and all(map(operator.is_, *called))
+            and not has_constants(self.graph)
+        )
+
+    def begun_with(self, first: Variant) -> "Recording":
+        return msgspec.structs.replace(self, variants=self.variants.begun_with(first))
+
+    @property
+    def beginning(self) -> tuple[torch.Tensor, ...]:
+        """What somebody needs who began with a microbatch that is computed in another way: nothing where there is no
+        other way, or hardly one and much to send."""
+        first = self.variants.first
+        small = sum(tensor.nbytes for tensor in first.example) <= BEGINNING_BYTES_MAX
+        return first.example if first.asks or (first.fixed and small) else ()
+
+    @property
+    def mark(self) -> str:
+        return mark_of(self.graph)
+
+    def flatten(self, batch: object) -> "Leaves":
+        leaves, spec = pytree.tree_flatten(batch)
+        if spec != self.spec or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+            raise CannotRecord(
+                "session.share(batches): this microbatch is not made of tensors in the way that the recorded "
+                f"one was ({spec}, not {self.spec}), which cutting the model into stages needs"
+            )
+        found = Leaves(leaves)
+        found.variant = self.variants.of(found)
+        return found
+
+
+class Leaves(tuple[torch.Tensor, ...]):
+    """A microbatch taken apart, and what is computed of it."""
+
+    variant: Variant
+
+
+def has_constants(graph: fx.GraphModule) -> bool:
+    return "_tensor_constant" in graph.code
+
+
+def mark_of(graph: fx.GraphModule) -> str:
+    """The same for whoever computes the same, on whichever device."""
+    asked = [guest.shapes for guest in guests.guests(graph)]
+    code = form_of(graph) if graph.meta.get(FIXED) else graph.code  # others begin with other shapes
+    return hashlib.blake2b(f"{anywhere(code)}{asked}".encode(), digest_size=8).hexdigest()
+
+
+Told = Callable[[str], Facts | None]
+
+
+def nobody(mark: str) -> Facts | None:  # noqa: ARG001
+    """Nobody else has looked at this graph."""
+    return None
+
+
+def outdated(recording: Recording, caller: Caller) -> bool:
+    """Whether the body would read something else now. Its graph may be another one then."""
+    return recording.reads.changed(names_of(caller.frame))
