@@ -39,8 +39,8 @@ from agent.pipeline.examine import examine
 from agent.pipeline.record import record
 from agent.pipeline.wires import MeshChannel
 from agent.pipeline.work import Worker
+from agent.schedule import Schedule
 from agent.worker import keep_memory
-from orchestrator.morph.schedules import make
 
 WIDTH, BLOCKS, ROWS, WORDS, CLASSES = 256, 6, 8, 32, 64
 MICROBATCHES = 8
@@ -76,7 +76,7 @@ def batches():
 class Ours:
     """Our worker with `depth` stages and the rest replicas."""
 
-    def __init__(self, rank: int, depth: int, links: dict, schedule: str = "1f1b") -> None:
+    def __init__(self, rank: int, depth: int, links: dict, played: Schedule) -> None:
         self.rank, self.links = rank, links
         _, _, self.batches = batches()
         counts = [MICROBATCHES // (WORKERS // depth)] * (WORKERS // depth)
@@ -91,7 +91,7 @@ class Ours:
             own = choose(graph, facts, self.batches[0], depth) if rank == 0 else ()
             links["cuts"] = told(own)
         pieces = build(graph, facts, links["cuts"])
-        played, place = make(schedule, depth, counts[0]), rank % depth
+        place = rank % depth
         self.worker = Worker(
             layout, f"w{rank}", played, {place: pieces[place]}, links["channel"](depth)
         )
@@ -173,13 +173,11 @@ class One:
             self.optimizer.zero_grad()
 
 
-def contender(name: str, rank: int, links: dict):
+def contender(name: str, rank: int, links: dict, played: Schedule | None):
     who, _, what = name.partition("-")
     match who, what:
-        case "ours", "data":
-            return Ours(rank, 1, links)
         case "ours", _:
-            return Ours(rank, WORKERS, links, "1f1b" if what == "pipeline" else what)
+            return Ours(rank, played.stages, links, played)
         case "torch", "pipeline":
             return TorchPipeline(rank)
         case "torch", _:
@@ -212,7 +210,19 @@ def memory_bytes(field: str) -> int:
     return int(line.split()[1]) * 1024
 
 
-def serve(rank: int, store: str, names: list[str], rounds: int, pipe) -> None:
+def schedule_of(name: str) -> Schedule | None:
+    """The manager makes it; a worker is told, and has no planner in its memory."""
+    from orchestrator.morph.schedules import make
+
+    who, _, what = name.partition("-")
+    if who != "ours":
+        return None
+    depth = 1 if what == "data" else WORKERS
+    schedule = "1f1b" if what in ("data", "pipeline") else what
+    return make(schedule, depth, MICROBATCHES // (WORKERS // depth))
+
+
+def serve(rank: int, store: str, names: dict[str, Schedule | None], rounds: int, pipe) -> None:
     """One worker process: the contenders in turn, timed from barrier to barrier."""
     warnings.simplefilter("ignore")
     torch.set_num_threads(1)
@@ -220,7 +230,7 @@ def serve(rank: int, store: str, names: list[str], rounds: int, pipe) -> None:
     dist.init_process_group("gloo", init_method=f"file://{store}", rank=rank, world_size=WORKERS)
     links = connect(rank, pipe)
     before = memory_bytes("VmRSS")
-    field = {name: contender(name, rank, links) for name in names}
+    field = {name: contender(name, rank, links, played) for name, played in names.items()}
     for each in field.values():
         each.step()
     gc.collect()
@@ -229,7 +239,7 @@ def serve(rank: int, store: str, names: list[str], rounds: int, pipe) -> None:
     times: dict[str, list[float]] = {name: [] for name in names}
     cpu: dict[str, list[float]] = {name: [] for name in names}
     for turn in range(rounds):
-        order = names if turn % 2 else names[::-1]
+        order = list(names) if turn % 2 else list(names)[::-1]
         for name in order:
             dist.barrier()
             start_s, cpu_s = time.perf_counter(), time.process_time()
@@ -246,11 +256,12 @@ def play(names: list[str], rounds: int):
     """Start the workers, and return what each of them saw."""
     context = mp.get_context("spawn")
     secret = secrets.token_hex()
+    played = {name: schedule_of(name) for name in names}
     with tempfile.TemporaryDirectory() as folder:
         pipes, workers = [], []
         for rank in range(WORKERS):
             near, far = context.Pipe()
-            args = (rank, str(Path(folder, "store")), names, rounds, far)
+            args = (rank, str(Path(folder, "store")), played, rounds, far)
             worker = context.Process(target=serve, args=args, daemon=True)
             worker.start()
             near.send(secret)
@@ -303,18 +314,19 @@ def compare(ours: str, theirs: str, rounds: int, reach: str) -> None:
 
 def memory(rounds: int) -> None:
     peaks = {}
-    for name in ("ours-pipeline", "torch-pipeline"):
+    for name in ("ours-pipeline", "ours-eager", "torch-pipeline"):
         seen = play([name], max(2, rounds // 2))
         for rank, (_, _, peak, before) in enumerate(seen):
             peaks[name, rank] = peak, peak - before
             print(
                 f"{name}, worker {rank}: peak {peak / 2**20:7.1f} MiB, {(peak - before) / 2**20:6.1f} after imports"
             )
-    for rank in range(WORKERS):
-        ours, theirs = peaks["ours-pipeline", rank], peaks["torch-pipeline", rank]
-        print(
-            f"worker {rank}: ours over torch's {ours[0] / theirs[0]:.3f} in all, {ours[1] / theirs[1]:.3f} after imports (reach 1.05)"
-        )
+    for name in ("ours-pipeline", "ours-eager"):
+        for rank in range(WORKERS):
+            ours, theirs = peaks[name, rank], peaks["torch-pipeline", rank]
+            print(
+                f"worker {rank}: {name} over torch's {ours[0] / theirs[0]:.3f} in all, {ours[1] / theirs[1]:.3f} after imports (reach 1.05)"
+            )
 
 
 def main() -> None:

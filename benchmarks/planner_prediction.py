@@ -56,6 +56,8 @@ LAYOUTS = [
     ("1f1b", 2, 1, True),
     ("varuna", 3, 1, True),
     ("zero-bubble", 3, 1, False),
+    ("eager", 2, 1, False),
+    ("eager", 2, 2, False),
     ("1f1b", 2, 2, False),
     ("gpipe", 4, 1, False),
     ("1f1b", 4, 1, False),
