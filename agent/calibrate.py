@@ -14,6 +14,7 @@ import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import torch
@@ -230,15 +231,19 @@ def key_of(
         (name, tuple(tensor.shape), str(tensor.dtype))
         for name, tensor in [*graph.named_parameters(), *graph.named_buffers()]
     ]
-    drawn = [
-        (size, [(tuple(t.shape), str(t.dtype)) for t in batches[size]]) for size in sorted(batches)
-    ]
+    drawn = [(size, [_kind_of(leaf) for leaf in batches[size]]) for size in sorted(batches)]
     called = [node for node in graph.graph.nodes if node.op == "call_module"]
     whole = [graph.get_submodule(str(node.target)) for node in called]
     own = any(is_own_class(type(part)) for each in whole for part in each.modules())
     kept = [*map(repr, whole), code if own else ""]
     text = repr((anywhere(graph.code), shapes, drawn, kept, instance_type, torch.__version__))
     return hashlib.blake2b(text.encode(), digest_size=16).hexdigest()
+
+
+def _kind_of(leaf: Any) -> object:
+    if isinstance(leaf, torch.Tensor):
+        return tuple(leaf.shape), str(leaf.dtype)
+    return type(leaf).__name__
 
 
 def _apart(

@@ -6,6 +6,7 @@ it has found out about the graph, so that whoever records the loop later does no
 """
 
 from collections.abc import Callable
+from typing import Any
 
 import msgspec
 import torch
@@ -51,9 +52,14 @@ class Word(msgspec.Struct, frozen=True):
     mark: str
     cuts: tuple[int, ...]
     facts: Facts
-    example: tuple[
-        torch.Tensor, ...
-    ] = ()  # that it was recorded with, if others may make another graph
+    # Of the microbatch that it was recorded with, if others may make another graph.
+    numbers: tuple[bool | int | float | None, ...] = ()
+    tensors: tuple[torch.Tensor | None, ...] = ()
+
+    @property
+    def example(self) -> tuple[Any, ...]:
+        both = zip(self.tensors, self.numbers, strict=True)
+        return tuple(number if tensor is None else tensor for tensor, number in both)
 
 
 class FirstWord:
@@ -64,8 +70,8 @@ class FirstWord:
         self._word: Word | None = None
 
     def say(self, word: Word) -> None:
-        plain = msgspec.msgpack.encode(msgspec.structs.replace(word, example=()))  # once for all
-        parcel = Parcel(tensors=word.example, plain=plain)
+        plain = msgspec.msgpack.encode(msgspec.structs.replace(word, tensors=()))  # once for all
+        parcel = Parcel(tensors=word.tensors, plain=plain)
         for peer in self._workers[1:]:
             self._channel.send(peer, self._tag, parcel)
 
@@ -74,7 +80,7 @@ class FirstWord:
             parcel = self._channel.receive(self._workers[0], self._tag)
             assert isinstance(parcel.plain, bytes)
             word = msgspec.msgpack.decode(parcel.plain, type=Word)
-            self._word = msgspec.structs.replace(word, example=parcel.tensors)
+            self._word = msgspec.structs.replace(word, tensors=parcel.tensors)
         return self._word
 
     def facts(self, mark: str) -> Facts | None:
@@ -152,7 +158,10 @@ class Deep:
         told = len(layout.cuts) == stages - 1 and known.issuperset(layout.cuts)
         if layout.workers[0] == self._me:
             cuts = layout.cuts if told else self._sections.choose(recording, stages)
-            word.say(Word(recording.mark, cuts, recording.facts, recording.beginning))
+            begun = recording.beginning
+            numbers = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in begun)
+            tensors = tuple(leaf if isinstance(leaf, torch.Tensor) else None for leaf in begun)
+            word.say(Word(recording.mark, cuts, recording.facts, numbers, tensors))
             passing("morph: cuts told")
             return cuts
         if told and not recording.variants.first.fixed:

@@ -57,7 +57,7 @@ def unbuilt(things: Iterable[object], mark: str) -> Unbuilt | None:
 
 def size_of(recording: Recording) -> int:
     """Samples of a microbatch: the first tensor's first axis."""
-    first = recording.example[0]
+    first = next(filter(torch.is_tensor, recording.example))
     return int(first.shape[0]) if first.dim() and first.shape[0] else 1
 
 

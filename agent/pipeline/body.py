@@ -20,13 +20,13 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 from torch.utils.checkpoint import CheckpointFunction
 
 from agent.device import device_of
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline import guests
 from agent.pipeline.examine import Facts, examined
+from agent.pipeline.flat import cloned, flatten, is_leaf, unflatten
 from agent.pipeline.loops import MICROBATCH, Caller, find, names_of, refuse, uncleared
 from agent.pipeline.reads import Reads
 from agent.pipeline.record import (
@@ -66,22 +66,22 @@ class Body:
         """`run(body)` runs it, and gives the loss that was handed to `session.backward`. `told` may know what another
         worker has found out about the graph of this mark: the body is not run then, for it was there. `empty` makes the
         model what it was before its first forward."""
-        leaves, spec = pytree.tree_flatten(batches[0])
-        if not leaves or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        leaves, spec = flatten(batches[0])
+        if not all(map(is_leaf, leaves)) or not any(map(torch.is_tensor, leaves)):
             kinds = sorted({type(leaf).__name__ for leaf in leaves})
             raise CannotRecord(
                 f"{self._at(self._loop)}: a microbatch is made of {', '.join(kinds) or 'nothing'}; "
-                "cutting the model into stages needs tensors, or tuples, lists and dicts of them"
+                "cutting the model into stages needs tensors and numbers, or tuples, lists, dicts and objects of them"
             )
 
         def loss_of(_: torch.nn.Module | None, *tensors: Any) -> Any:
-            return run(lambda: self._play(pytree.tree_unflatten(list(tensors), spec)))
+            return run(lambda: self._play(unflatten(tensors, spec)))
 
         self._refuse_hooks(model)
-        leaves = [leaf.clone() for leaf in leaves]  # the body may write into its microbatch
+        leaves = cloned(leaves)  # the body may write into its microbatch
 
         def own(batch: Sequence[torch.Tensor] = leaves) -> Any:
-            return loss_of(None, *(leaf.clone() for leaf in batch))
+            return loss_of(None, *cloned(batch))
 
         def recorded(fixed: bool) -> Looked:
             with attributes_kept(model):
@@ -106,7 +106,7 @@ class Body:
         def another(batch: Sequence[torch.Tensor]) -> fx.GraphModule:
             with attributes_kept(model):
                 empty()
-                other = record(model, loss_of, [leaf.clone() for leaf in batch], scaler, fixed=True)
+                other = record(model, loss_of, cloned(batch), scaler, fixed=True)
             if graph.meta.get(LATE):
                 guests.postpone(other)
             return other

@@ -27,6 +27,7 @@ from agent import own
 from agent.device import device_of, stream_kept, stream_state
 from agent.errors import CannotRecord
 from agent.pipeline import guests
+from agent.pipeline.flat import cloned
 from agent.pipeline.modes import Switches
 from agent.pipeline.scaling import Scaler, Scaling
 from agent.pipeline.witness import HERE, LIBRARY, Witness, refuse_replaced
@@ -131,7 +132,7 @@ def _on_example(
     before = python_drawn()
     try:
         with buffers_kept(whole), witness.switches.watching():
-            graph, looks = witness.trace([tensor.clone() for tensor in example])
+            graph, looks = witness.trace(cloned(example))
         _refuse_frozen(before)
     except CannotRecord:
         raise

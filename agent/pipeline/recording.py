@@ -8,12 +8,12 @@ from typing import Any
 import msgspec
 import torch
 from torch import fx
-from torch.utils import _pytree as pytree
 
 from agent.device import anywhere
 from agent.errors import CannotRecord
 from agent.pipeline import guests
 from agent.pipeline.examine import Facts
+from agent.pipeline.flat import flatten, is_leaf
 from agent.pipeline.loops import Caller, names_of
 from agent.pipeline.reads import Reads
 from agent.pipeline.record import FIXED
@@ -64,7 +64,8 @@ class Recording(msgspec.Struct, frozen=True):
         """What somebody needs who began with a microbatch that is computed in another way: nothing where there is no
         other way, or hardly one and much to send."""
         first = self.variants.first
-        small = sum(tensor.nbytes for tensor in first.example) <= BEGINNING_BYTES_MAX
+        tensors = filter(torch.is_tensor, first.example)
+        small = sum(tensor.nbytes for tensor in tensors) <= BEGINNING_BYTES_MAX
         return first.example if first.asks or (first.fixed and small) else ()
 
     @property
@@ -72,8 +73,8 @@ class Recording(msgspec.Struct, frozen=True):
         return mark_of(self.graph)
 
     def flatten(self, batch: object) -> "Leaves":
-        leaves, spec = pytree.tree_flatten(batch)
-        if spec != self.spec or not all(isinstance(leaf, torch.Tensor) for leaf in leaves):
+        leaves, spec = flatten(batch)
+        if spec != self.spec or not all(map(is_leaf, leaves)):
             raise CannotRecord(
                 "session.share(batches): this microbatch is not made of tensors in the way that the recorded "
                 f"one was ({spec}, not {self.spec}), which cutting the model into stages needs"

@@ -23,7 +23,7 @@ from agent.pipeline.pieces import Piece
 from agent.pipeline.record import FIXED, LOOKS
 
 VARIANTS_MAX = 64  # are kept; what comes up again behind more others is recorded again
-Shapes = tuple[tuple[int, ...], ...]
+Shapes = tuple[Any, ...]
 Anchor = tuple[str, int]  # what of the model a node uses, and how often it was used before
 
 
@@ -82,7 +82,11 @@ class Variants:
 
 
 def shapes_of(batch: Sequence[torch.Tensor]) -> Shapes:
-    return tuple(tuple(tensor.shape) for tensor in batch)
+    """And the numbers, which are numbers in the graph as well."""
+    return tuple(
+        tuple(leaf.shape) if isinstance(leaf, torch.Tensor) else (type(leaf), leaf)
+        for leaf in batch
+    )
 
 
 def form_of(graph: fx.GraphModule) -> str:

@@ -147,10 +147,10 @@ class Witness(TorchFunctionMode):
         self._counted: dict[fx.Node, dict[fx.Node, tuple[fx.Node, Any] | None]] = {}
 
     def trace(self, example: Sequence[torch.Tensor]) -> tuple[fx.Graph, Looks | None]:
-        for index, tensor in enumerate(example):
+        for index, leaf in enumerate(example):
             node = self.graph.placeholder(f"batch_{index}")
             self._inputs[node] = self._input.placeholder(node.name)
-            self._remember(tensor, node)
+            self._remember(leaf, node)  # a number is one in the graph
         with self._calls(), self._unseen, self:
             loss = self._whole(*example)
         self.switches.write(self.graph)

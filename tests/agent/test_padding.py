@@ -45,17 +45,21 @@ class Model(nn.Module):
 model = Model()
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
 session = Session(model, optimizer, microbatches=4)
+class Batch:
+    def __init__(self, words, mask, weight):
+        self.words, self.mask, self.weight = words, mask, weight
 def batches(step):
     rows, found = torch.Generator().manual_seed(step), []
     for each in range(4):
         lengths = torch.randint(2, 8, (1 + (step + each) % 3, 1), generator=rows)
         mask = torch.arange(int(lengths.max())) < lengths
-        found.append((torch.randint(0, 16, mask.shape, generator=rows) * mask, mask))
+        words = torch.randint(0, 16, mask.shape, generator=rows) * mask
+        found.append(Batch(words, mask, 1.0 - 0.5 * (each % 2)))
     return found
 for step in session.steps({STEPS}):
-    for words, mask in session.share(batches(step)):
-        logits = model(words, mask)
-        session.backward(functional.cross_entropy(logits.flatten(0, 1), words.flatten()))
+    for batch in session.share(batches(step)):
+        logits = model(batch.words, batch.mask).flatten(0, 1)
+        session.backward(functional.cross_entropy(logits, batch.words.flatten()) * batch.weight)
     optimizer.step()
     if session.leader:
         print(f"step {{step}} loss {{session.loss!r}}")
@@ -66,5 +70,6 @@ if session.leader:
 
 def test_microbatches_of_other_lengths(crew: Crew, tmp_path: Path) -> None:
     """Lengths and numbers of rows change from one microbatch to the next, and some have no padding, of which another graph
-    is made, where each worker keeps its own layers. A newcomer begins with another one than those who were there."""
+    is made, where each worker keeps its own layers. A newcomer begins with another one than those who were there. Microbatches are objects
+    with a number in them."""
     ends_alike_in_two(crew, SCRIPT, tmp_path, STEPS)

@@ -4,6 +4,7 @@ import runpy
 import textwrap
 from collections.abc import Iterator, Sequence
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -36,6 +37,20 @@ def train(x, y):
     session.backward(functional.cross_entropy(model(x), y))
 for step in session.steps(3):
 """
+WITH_CLASSES = START.replace(
+    "weight, kept",
+    """
+import collections
+class Encoded(collections.UserDict):
+    def __getattr__(self, name):
+        if name == "data":
+            raise AttributeError(name)
+        return self.data[name]
+class Batch:
+    def __init__(self, x, y):
+        self.x, self.more, self.weight, self.name = x, {"y": y}, 1.0, "a"
+weight, kept""",
+)
 GOOD = {
     "plain": """
     for x, y in session.share(batches(step)):
@@ -49,6 +64,24 @@ GOOD = {
     "a dict": """
     for batch in session.share([{"x": x, "y": y} for x, y in batches(step)]):
         session.backward(functional.cross_entropy(model(batch["x"]), batch["y"]))
+    """,
+    "a dictionary of a library": """
+    for batch in session.share([Encoded(x=x, y=y) for x, y in batches(step)]):
+        session.backward(functional.cross_entropy(model(batch["x"]), batch.y))
+    """,
+    "an object": """
+    for batch in session.share([Batch(x, y) for x, y in batches(step)]):
+        session.backward(functional.cross_entropy(model(batch.x), batch.more["y"]) * batch.weight)
+    """,
+    "a number in it": """
+    for x, y, factor in session.share([(x, y, 0.5 + each) for each, (x, y) in enumerate(batches(step))]):
+        found = functional.cross_entropy(model(x), y) * factor + (1 - factor)
+        session.backward(found)
+    """,
+    "a number that decides": """
+    for batch in session.share([(each, *batch) for each, batch in enumerate(batches(step))]):
+        found = functional.cross_entropy(model(batch[1]), batch[2])
+        session.backward(found * 2 if batch[0] > 0 else found)
     """,
     "in a function": """
     for x, y in session.share(batches(step)):
@@ -203,17 +236,39 @@ def run(folder: Path, loop: str, start: str = START) -> dict[str, object]:
 @pytest.mark.parametrize("case", GOOD)
 def test_a_loop_is_recorded(tmp_path: Path, recorder: Recorder, case: str) -> None:
     """However the loop is written, the graph computes the loss that the body computes."""
-    names = run(tmp_path, GOOD[case])
+    names = run(tmp_path, GOOD[case], WITH_CLASSES)
     assert recorder.failed == ""
     (recording,) = {id(found): found for found in recorder.found}.values()
     assert cut_points(recording.facts)
     x, y = names["batches"](0)[0]
     expected = torch.nn.functional.cross_entropy(names["model"](x), y)
-    assert torch.equal(recording.graph(*recording.flatten(recording_batch(case, x, y))), expected)
+    assert torch.equal(
+        recording.graph(*recording.flatten(recording_batch(case, names, x, y))), expected
+    )
 
 
-def recording_batch(case: str, x: torch.Tensor, y: torch.Tensor) -> object:
-    return {"x": x, "y": y} if case == "a dict" else (x, y)
+def test_what_an_object_holds_besides_is_the_same_in_each(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    """It is part of what was recorded."""
+    names = run(tmp_path, GOOD["an object"], WITH_CLASSES)
+    batch = names["Batch"](torch.zeros(5, 4), torch.zeros(5, dtype=torch.int64))
+    recorder.found[0].flatten(batch)
+    batch.weight = 2.0
+    recorder.found[0].flatten(batch)
+    batch.name = "b"
+    with pytest.raises(CannotRecord, match="not made of tensors in the way"):
+        recorder.found[0].flatten(batch)
+
+
+def recording_batch(case: str, names: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> object:
+    return {
+        "a dict": {"x": x, "y": y},
+        "a dictionary of a library": names["Encoded"](x=x, y=y),
+        "an object": names["Batch"](x, y),
+        "a number in it": (x, y, 1.0),
+        "a number that decides": (0, x, y),
+    }.get(case, (x, y))
 
 
 COUNTED = START.replace("torch.nn.ReLU()", "Counted()").replace(

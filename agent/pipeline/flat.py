@@ -1,0 +1,100 @@
+"""A microbatch taken apart into tensors and numbers, and put together again: tuples, lists and dicts, and objects that hold tensors.
+
+Libraries hand out dictionaries of their own (`UserDict`), and scripts have a class for a batch. Such an object is made again from one that was seen,
+with other tensors and numbers in it; what it holds besides has to be the same in every microbatch.
+"""
+
+import copy
+from collections import UserDict
+from collections.abc import Sequence
+from typing import Any
+
+import torch
+from torch.utils import _pytree as pytree
+
+Leaf = torch.Tensor | int | float
+KEPT = (complex, str, bytes, type(None), torch.dtype, torch.device)
+
+
+class _Like:
+    """What an object is without its tensors, and where these belong."""
+
+    def __init__(self, empty: Any, keys: tuple[Any, ...], kept: dict[str, Any]) -> None:
+        self.empty, self.keys, self.kept = empty, keys, kept
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Like) or type(self.empty) is not type(other.empty):
+            return False
+        return (self.keys, self.kept) == (other.keys, other.kept)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def __repr__(self) -> str:
+        return f"{type(self.empty).__name__}({', '.join(map(str, self.keys))})"
+
+    def filled(self, parts: Sequence[Any]) -> Any:
+        made = copy.copy(self.empty)
+        held = dict(zip(self.keys, parts, strict=True))
+        if isinstance(made, UserDict):
+            made.data = held
+        else:
+            vars(made).update(held)
+        return made
+
+
+class _Opened:
+    """An object, for `pytree` to go through."""
+
+    def __init__(self, like: _Like, parts: list[Any]) -> None:
+        self.like, self.parts = like, parts
+
+
+pytree.register_pytree_node(
+    _Opened,
+    lambda opened: (opened.parts, opened.like),
+    lambda parts, like: like.filled(list(parts)),
+)
+
+
+def flatten(batch: object) -> tuple[list[Any], pytree.TreeSpec]:
+    """What it is made of, and how: the specifications of two microbatches are equal if they are made in the same way."""
+    return pytree.tree_flatten(pytree.tree_map(_opened, batch))
+
+
+def is_leaf(value: object) -> bool:
+    return isinstance(value, Leaf)
+
+
+def cloned(leaves: Sequence[Any]) -> list[Any]:
+    """What writes into its microbatch writes into these."""
+    return [leaf.clone() if isinstance(leaf, torch.Tensor) else leaf for leaf in leaves]
+
+
+def unflatten(leaves: Sequence[Any], spec: pytree.TreeSpec) -> Any:
+    return pytree.tree_unflatten(list(leaves), spec)
+
+
+def _opened(value: Any) -> Any:
+    """The object with what it holds laid out, if there are tensors in it and all else is plain, too."""
+    if isinstance(value, UserDict):
+        empty = copy.copy(value)
+        empty.data = {}
+        return _Opened(_Like(empty, tuple(value.data), {}), _each(value.data.values()))
+    if isinstance(value, torch.Tensor | torch.nn.Module) or not hasattr(value, "__dict__"):
+        return value
+    parts = {key: each for key, each in vars(value).items() if not isinstance(each, KEPT)}
+    leaves = [leaf for each in _each(parts.values()) for leaf in pytree.tree_leaves(each)]
+    if not all(map(is_leaf, leaves)) or not any(map(torch.is_tensor, leaves)):
+        return value
+    kept = {key: each for key, each in vars(value).items() if key not in parts}
+    try:
+        empty = copy.copy(value)
+    except Exception:  # it may have a reason
+        return value
+    for key in parts:
+        del vars(empty)[key]
+    return _Opened(_Like(empty, tuple(parts), kept), _each(parts.values()))
+
+
+def _each(values: Any) -> list[Any]:
+    return [pytree.tree_map(_opened, value) for value in values]
