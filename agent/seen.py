@@ -7,9 +7,9 @@ from typing import Any
 
 import numpy as np
 import torch
+from torch.utils import _pytree as pytree
 
 from agent.away import is_away
-from agent.pipeline.flat import flatten
 from agent.protocol import Seen
 
 NUMBERS = 4
@@ -80,7 +80,7 @@ def _of_batches(batches: Sequence[Any]) -> tuple[float, ...]:
     """Of what is at hand: a sequence of the script's own might load what it is asked for."""
     if not isinstance(batches, list | tuple | torch.Tensor):
         return ()
-    leaves = flatten(batches[-1])[0][:LEAVES_MAX]
+    leaves = pytree.tree_leaves(batches[-1])[:LEAVES_MAX]
     found: list[float] = []
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor | np.ndarray) and _is_plain(leaf):

@@ -12,7 +12,7 @@ from typing import Any
 import torch
 from torch.utils import _pytree as pytree
 
-Leaf = torch.Tensor | int | float
+INT_MAX = 2**63  # what goes over the wire as a number
 KEPT = (complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -62,7 +62,10 @@ def flatten(batch: object) -> tuple[list[Any], pytree.TreeSpec]:
 
 
 def is_leaf(value: object) -> bool:
-    return isinstance(value, Leaf)
+    """A tensor, or one of Python's own numbers: those of numpy compute in ways of their own."""
+    if type(value) is int:
+        return -INT_MAX <= value < INT_MAX
+    return isinstance(value, torch.Tensor) or type(value) in (bool, float)
 
 
 def cloned(leaves: Sequence[Any]) -> list[Any]:

@@ -21,7 +21,7 @@ from agent.pipeline.variants import Pieces, Variant, Variants, form_of
 from agent.world import Alone
 
 START = """
-import random, types
+import numpy, random, types
 import torch
 from torch.nn import functional
 from agent import Session
@@ -187,6 +187,11 @@ BAD = {
         "    for x, y in share:\n"
         "        session.backward(functional.cross_entropy(model(x), y))\n",
         "train.py:17: cutting the model into stages needs a loop that can be found",
+    ),
+    "a number of numpy's": (
+        "    for x, y, w in session.share([(x, y, numpy.float64(1)) for x, y in batches(step)]):\n"
+        "        session.backward(functional.cross_entropy(model(x), y))\n",
+        "train.py:17: a microbatch is made of Tensor, float64;",
     ),
     "not tensors": (
         "    for x, y, name in session.share([(x, y, 'a') for x, y in batches(step)]):\n"
