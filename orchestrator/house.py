@@ -294,7 +294,9 @@ class House:
             try:
                 self._start_ray()
                 self._enlist()
-                self._pulse = Pulse(self.redis_url, self.places.identity)
+                self._pulse = Pulse(
+                    self.redis_url, self.places.identity, self.config.manager.control_period_s
+                )
                 break
             except HouseError as error:
                 if isinstance(error, ToldToEnd) or not self._ray_ends():

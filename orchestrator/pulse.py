@@ -5,6 +5,7 @@ and Ray starts the next one: both may be killed at any moment.
 """
 
 import contextlib
+import math
 import os
 import signal
 from collections.abc import Iterator
@@ -22,9 +23,12 @@ SIGNS = {"Manager": "orch:view", "KeeperActor": PULSE}  # by the name that Ray g
 
 
 class Pulse:
-    def __init__(self, redis_url: str, identity: str) -> None:
+    def __init__(self, redis_url: str, identity: str, period_s: float = 0.0) -> None:
+        """`period_s` is how seldom a manager that has nothing to do looks around, and shows what it sees."""
         self._redis = redis.Redis.from_url(redis_url, socket_timeout=ANSWER_S_MAX)
         self._identity = identity
+        self._looks_max = dict.fromkeys(SIGNS, LOOKS_MAX)
+        self._looks_max["Manager"] += math.ceil(period_s / LOOK_S)
         self._seen: dict[str, tuple[object, int]] = {}  # the sign, and how often it was the same
 
     def look(self) -> list[str]:
@@ -41,8 +45,8 @@ class Pulse:
     def _is_silent(self, name: str, sign: object) -> bool:
         seen, times = self._seen.get(name, (None, 0))
         times = times + 1 if seen == sign else 0
-        self._seen[name] = sign, times % LOOKS_MAX
-        return times == LOOKS_MAX
+        self._seen[name] = sign, times % self._looks_max[name]
+        return times == self._looks_max[name]
 
     def _end(self, name: str) -> bool:
         pids = list(self._pids(f"ray::{name}"))

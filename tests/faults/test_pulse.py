@@ -9,7 +9,7 @@ import pytest
 
 from agent.keeper import PULSE
 from orchestrator import processes
-from orchestrator.pulse import LOOKS_MAX, Pulse
+from orchestrator.pulse import LOOK_S, LOOKS_MAX, Pulse
 
 pytestmark = pytest.mark.processes
 
@@ -39,9 +39,10 @@ def test_who_hangs_is_ended_and_nobody_else(server, store, actors):
     while Redis does not answer nobody counts as silent."""
     os.kill(actors["manager"].pid, signal.SIGSTOP)
     pulse = Pulse(server.url, OURS)
+    patient = Pulse(server.url, OURS, LOOK_S)  # its manager looks around so seldom
     beats = iter(range(1000))
 
-    def looks(times: int) -> list[str]:
+    def looks(times: int, pulse: Pulse = pulse) -> list[str]:
         found = []
         for _ in range(times):
             if server.alive():
@@ -55,6 +56,7 @@ def test_who_hangs_is_ended_and_nobody_else(server, store, actors):
     assert looks(LOOKS_MAX) == []
     server.start()
     assert looks(LOOKS_MAX) == []
+    assert looks(LOOKS_MAX + 1, patient) == []
     assert looks(1) == ["Manager"]
     assert actors["manager"].wait(60) == -signal.SIGKILL
     assert looks(LOOKS_MAX - 1) == []
