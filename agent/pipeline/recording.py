@@ -19,8 +19,6 @@ from agent.pipeline.reads import Reads
 from agent.pipeline.record import FIXED
 from agent.pipeline.variants import Variant, Variants, form_of
 
-BEGINNING_BYTES_MAX = 1 << 20  # of a microbatch of which nothing but its shape is asked
-
 
 class Recording(msgspec.Struct, frozen=True):
     """What a step computes from a microbatch, and all that cutting needs to know about it.
@@ -60,13 +58,10 @@ class Recording(msgspec.Struct, frozen=True):
         return msgspec.structs.replace(self, variants=self.variants.begun_with(first))
 
     @property
-    def beginning(self) -> tuple[torch.Tensor, ...]:
-        """What somebody needs who began with a microbatch that is computed in another way: nothing where there is no
-        other way, or hardly one and much to send."""
+    def beginning(self) -> tuple[Any, ...]:
+        """What somebody needs who began with a microbatch that is computed in another way; nothing where there is none."""
         first = self.variants.first
-        tensors = filter(torch.is_tensor, first.example)
-        small = sum(tensor.nbytes for tensor in tensors) <= BEGINNING_BYTES_MAX
-        return first.example if first.asks or (first.fixed and small) else ()
+        return first.example if first.fixed else ()
 
     @property
     def mark(self) -> str:

@@ -35,7 +35,6 @@ class Variant:
     ) -> None:
         self.graph, self.facts, self.example = graph, facts, tuple(example)
         self.fixed = FIXED in graph.meta
-        self.asks = graph.meta.get(LOOKS) is not None
         self._shapes = shapes_of(example)
 
     @cached_property
@@ -47,7 +46,8 @@ class Variant:
             return True
         if shapes_of(batch) != self._shapes:
             return False
-        return not self.asks or not self.graph.meta[LOOKS].differs(batch)
+        looks = self.graph.meta.get(LOOKS)
+        return looks is None or not looks.differs(batch)
 
 
 class Variants:
