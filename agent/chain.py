@@ -406,7 +406,7 @@ class Flat(Sequence[Leaves]):
     def look(self, numbers: Iterable[int]) -> None:
         """At these already now, if they are there: to record another graph takes as long as a forward of the whole model, and all do it at
         once so."""
-        if self._recording.variants.first.fixed and isinstance(self._batches, list | tuple):
+        if self._recording.fixed and isinstance(self._batches, list | tuple):
             self._found = {number: self[number] for number in numbers}
 
     @overload

@@ -56,6 +56,13 @@ class Word(msgspec.Struct, frozen=True):
     numbers: tuple[bool | int | float | None, ...] = ()
     tensors: tuple[torch.Tensor | None, ...] = ()
 
+    @classmethod
+    def of(cls, recording: Recording, cuts: tuple[int, ...]) -> "Word":
+        begun = recording.beginning
+        numbers = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in begun)
+        tensors = tuple(leaf if isinstance(leaf, torch.Tensor) else None for leaf in begun)
+        return cls(recording.mark, cuts, recording.facts, numbers, tensors)
+
     @property
     def example(self) -> tuple[Any, ...]:
         both = zip(self.tensors, self.numbers, strict=True)
@@ -143,7 +150,7 @@ class Deep:
         adopt: Callable[[Recording], None],
     ) -> Recording:
         """Cuts are places in one graph: where others may compute other microbatches, everyone begins with that of the first worker."""
-        if not recording.variants.first.fixed or layout.workers[0] == self._me:
+        if not recording.fixed or layout.workers[0] == self._me:
             return recording
         heard = word.heard()
         if heard.mark != recording.mark and heard.example:
@@ -158,13 +165,10 @@ class Deep:
         told = len(layout.cuts) == stages - 1 and known.issuperset(layout.cuts)
         if layout.workers[0] == self._me:
             cuts = layout.cuts if told else self._sections.choose(recording, stages)
-            begun = recording.beginning
-            numbers = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in begun)
-            tensors = tuple(leaf if isinstance(leaf, torch.Tensor) else None for leaf in begun)
-            word.say(Word(recording.mark, cuts, recording.facts, numbers, tensors))
+            word.say(Word.of(recording, cuts))
             passing("morph: cuts told")
             return cuts
-        if told and not recording.variants.first.fixed:
+        if told and not recording.fixed:
             return layout.cuts
         heard = word.heard()
         passing("morph: cuts told")

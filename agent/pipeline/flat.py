@@ -58,6 +58,9 @@ pytree.register_pytree_node(
 
 def flatten(batch: object) -> tuple[list[Any], pytree.TreeSpec]:
     """What it is made of, and how: the specifications of two microbatches are equal if they are made in the same way."""
+    leaves, spec = pytree.tree_flatten(batch)
+    if all(map(is_leaf, leaves)):
+        return leaves, spec
     return pytree.tree_flatten(pytree.tree_map(_opened, batch))
 
 

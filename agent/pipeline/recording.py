@@ -43,6 +43,11 @@ class Recording(msgspec.Struct, frozen=True):
     def example(self) -> tuple[torch.Tensor, ...]:
         return self.variants.first.example
 
+    @property
+    def fixed(self) -> bool:
+        """Other microbatches may have other graphs."""
+        return self.variants.first.fixed
+
     def same_as(self, other: "Recording") -> bool:
         """Constants have no values in the code, so a graph that has any is like no other. Nor does it say who a guest is."""
         called = [
@@ -60,8 +65,7 @@ class Recording(msgspec.Struct, frozen=True):
     @property
     def beginning(self) -> tuple[Any, ...]:
         """What somebody needs who began with a microbatch that is computed in another way; nothing where there is none."""
-        first = self.variants.first
-        return first.example if first.fixed else ()
+        return self.example if self.fixed else ()
 
     @property
     def mark(self) -> str:

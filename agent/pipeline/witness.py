@@ -144,6 +144,7 @@ class Witness(TorchFunctionMode):
         self._input = fx.Graph()  # what comes of the microbatch alone
         self._inputs: dict[fx.Node, fx.Node] = {}
         self._asked: list[tuple[fx.Node, str, Any]] = []
+        self._told = set[fx.Node]()  # sizes that somebody wanted to know
         self._counted: dict[fx.Node, dict[fx.Node, tuple[fx.Node, Any] | None]] = {}
 
     def trace(self, example: Sequence[torch.Tensor]) -> tuple[fx.Graph, Looks | None]:
@@ -237,7 +238,7 @@ class Witness(TorchFunctionMode):
         source, how, told = self._node(by), COUNTS.get(name), None
         if how is None and node in self._inputs:
             told = self._input.call_function(_sizes, (self._inputs[node],)), _sizes(out)
-        elif how and source in self._inputs and self._as_it_was(by, by._version):
+        elif how and source in self._inputs and self._as_it_was(by, version_of(by)):
             with self._own_code():
                 told = self._input.call_function(how, (self._inputs[source],)), how(by)
         self._counted[node] = self._counted.get(node, {}) | {source: told}
@@ -248,7 +249,9 @@ class Witness(TorchFunctionMode):
             for told in (self._counted.get(node, {}) if node else {}).values():
                 if told is None:
                     raise TraceError("it looks at values that are computed")
-                self._asked.append((told[0], _place(), told[1]))
+                if told[0] not in self._told:
+                    self._told.add(told[0])
+                    self._asked.append((told[0], _place(), told[1]))
 
     # --- modules and functions with a backward of their own -------------------------------------------
 
