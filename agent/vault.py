@@ -25,6 +25,7 @@ from agent.protocol import Snapshot
 from agent.recovery import Found, Shelf
 from agent.store import weights
 from agent.store.archive import Archive
+from agent.store.format import Manifest
 from agent.store.ladder import Rung
 from agent.store.memory import Returning
 from agent.store.sinks import DiskSink
@@ -242,11 +243,13 @@ class Vault:
             self._report,
         )
 
-    def write(self, saved: Saved, *, last: bool = False) -> bool:
+    def write(self, saved: Saved, *, last: bool = False, ended: bool = False) -> bool:
         """Beside the job. Full disks are reported, and do not stop training."""
         with self._writing:
             try:
                 manifest = saving.save(self._archive, self._taken_over(), saved)
+                if ended and manifest.redo:
+                    manifest = self._written_whole(saved)
             except (CheckpointError, OSError, MemoryError) as error:
                 again_s = time.monotonic() + AGAIN_S
                 self._checkpoint_due_s = min(self._checkpoint_due_s, again_s)
@@ -262,6 +265,12 @@ class Vault:
         if self._offsite is not None:
             self._offsite.offer(manifest, self.since, last=last)
         return True
+
+    def _written_whole(self, saved: Saved) -> Manifest:
+        """This version lies there as an earlier state and the sums that lead to it. Copies and exports are of states: of
+        a job that has ended, which nobody goes on with, the state is written once more, as one more generation."""
+        self._generation = self._archive.take_over(saved.reached)
+        return saving.save(self._archive, self._generation, saved)
 
     def _taken_over(self) -> int:
         """Our generation in the archive."""
@@ -281,7 +290,7 @@ class Vault:
 
         The model's digest and where it is; None if the disk did not take it.
         """
-        if not self.write(Saved(final, ()), last=True):
+        if not self.write(Saved(final, ()), last=True, ended=True):
             return None
         model = weights.weights_of(final.layers, final.bodies)
         path = self._directory / "model.safetensors"

@@ -54,6 +54,21 @@ def test_a_version_that_was_there_already_is_copied_as_it_lies_there(tmp_path: P
     assert not of(said, CopyFailed)
 
 
+def test_the_last_state_is_copied_though_its_version_was_written_with_sums(tmp_path: Path) -> None:
+    """A checkpoint that fell due behind the last commit, and before the state that the workers gave at their end."""
+    said: list[Report] = []
+    storage = Storage(url=(tmp_path / "elsewhere").as_uri(), every_s=300.0)
+    vault = vault_of(tmp_path / "here", said, storage)
+    assert vault.write(saved(3, redo=2))
+    until("the copy", lambda: of(said, CheckpointCopied))
+    assert vault.store(saved(5).backup) is not None
+    until("the last copy", lambda: len(of(said, CheckpointCopied)) == 2 or of(said, CopyFailed))
+    for archive in (disk(tmp_path / "here" / "job"), storage.archive("job")):
+        assert same(newest([Shelf(Rung.DISK, archive)], 5).saved, saved(5))
+    assert vault.store(saved(5).backup) is not None, "what is there is not written again"
+    assert [mark.version for mark in disk(tmp_path / "here" / "job").marks()] == [5, 5]
+
+
 def test_copies_go_on_when_a_fenced_keeper_begins_anew(tmp_path: Path) -> None:
     """Another keeper had the job for a while, and copied from a disk of its own: what the first one writes
     afterwards is copied again, above what both have copied before."""

@@ -1,5 +1,6 @@
 """A disk that runs full under the house."""
 
+import os
 import resource
 import socket
 import threading
@@ -68,6 +69,7 @@ def test_the_house_waits_for_room_and_nothing_acknowledged_is_lost(
             with pytest.raises(redis.ConnectionError):
                 for _ in range(10):
                     write()
+            os.waitid(os.P_PID, server.pid, os.WEXITED | os.WNOWAIT)  # its sockets close before
             before = written
             for _ in range(house_module.RESTARTS_MAX + 1):
                 house._revive()
