@@ -38,12 +38,14 @@ def full(pid: int, at_bytes: int) -> Iterator[None]:
 
 
 def test_the_house_waits_for_room_and_nothing_acknowledged_is_lost(
-    tmp_path: Path, capfd: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Redis ends with the first write that does not fit. The house says why, once, as does every command, and does not
     wear itself out with starting it again; with room it is back, with every write that it has acknowledged.
     """
+    said: list[str] = []
     monkeypatch.setattr(client, "retry_policy", dict)
+    monkeypatch.setattr(house_module, "_say", said.append)
     house = House(load(None, {}, {"manager.state_dir": str(tmp_path / "state")}), None)
     house.places.make()
     house._start_redis()
@@ -85,7 +87,6 @@ def test_the_house_waits_for_room_and_nothing_acknowledged_is_lost(
         write()
         assert asked.view() is None
         assert store.dbsize() == written == before + 1
-        said = capfd.readouterr().err.splitlines()
         assert [line.partition(": ")[0].rpartition(" (")[0] or line for line in said] == [
             f"{house.places.state_dir} takes nothing more", "there is room again",
         ]  # fmt: skip
