@@ -88,7 +88,7 @@ class House:
         if not self.config.local.enabled:  # the only provider that there is
             raise HouseError("no provider is enabled; set local.enabled = true")
         self.places.make()
-        for told in (self.places.given_back, self.places.superseded):
+        for told in (self.places.given_back, self.places.superseded, self.places.broke_off):
             told.unlink(missing_ok=True)  # by the manager of an earlier life
         processes.sweep(self.places.identity)
         self._clear_up()
@@ -118,7 +118,7 @@ class House:
             return
         if self._redis is not None and redis_ended:
             self._count_restart("Redis")
-            self._redis.start()
+            _say(self._redis.start())
         for name in ended:
             self._count_restart(name)
             self._restart(name)
@@ -190,7 +190,7 @@ class House:
     def _start_redis(self) -> None:
         if self.config.manager.redis_url is None:
             self._redis = RedisServer(self.places, self._env)
-            self._redis.start()
+            _say(self._redis.start())
         import redis
 
         store = connect(self.redis_url)
@@ -433,6 +433,8 @@ def sweep_up(places: Places) -> list[int]:
 
 
 def _say(text: str) -> None:
+    if not text:
+        return
     with contextlib.suppress(OSError):  # on a full disk it is not said
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 

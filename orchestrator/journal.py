@@ -28,6 +28,11 @@ TURN = "orch:journal:turn"
 ENTRIES_KEPT = 20_000
 LOAD_BATCH = 1_000
 
+
+class Unreadable(Exception):  # noqa: N818 - it names what is the case
+    """What is in Redis was not written by this version of the manager, or is damaged."""
+
+
 _APPEND = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('SUPERSEDED') end
 local last = redis.call('HMGET', KEYS[5], 'turn', 'id')
@@ -97,14 +102,24 @@ class RedisJournal:
         await self._fenced(self._snapshot, [EPOCH, SNAPSHOT], words)
 
     async def load(self) -> tuple[State | None, Sequence[Entry]]:
+        try:
+            return await self._load()
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+            raise Unreadable(
+                f"the journal in Redis cannot be read behind {self._last_id} ({error}): it is damaged, or of a later "
+                "version. Put a copy of the state directory's redis/ in its place; or move redis/ away, `orchestrator "
+                "up`, which gives back what is held, and hand the jobs in again with submit --from"
+            ) from error
+
+    async def _load(self) -> tuple[State | None, Sequence[Entry]]:
         saved: Any = await self._redis.hgetall(SNAPSHOT)
         state = decode_state(saved[b"state"]) if saved else None
         self._last_id = saved[b"id"].decode() if saved else "0-0"
         entries: list[Entry] = []
         while rows := await self._rows_after(self._last_id):
             for key, fields in rows:
-                self._last_id = key.decode()
                 entries.append(_entry(fields))
+                self._last_id = key.decode()
         return state, entries
 
     async def _rows_after(self, key: str) -> list[tuple[bytes, dict[bytes, bytes]]]:

@@ -11,6 +11,7 @@ import redis
 
 from cloud.clock import ticks
 from orchestrator.client import House, NoRoom, NotRunning
+from orchestrator.places import Places
 from orchestrator.view import JobView, View
 from orchestrator.wording import duration, plural
 
@@ -124,6 +125,17 @@ def _notes(view: View, job: JobView, still_s: float) -> Iterator[str]:
         yield "its workers start"
     if job.workers and still_s > max(STILL_S, STILL_STEPS * job.step_s):
         yield f"no step for {duration(still_s)}"
+
+
+def why_silent(view: View | None, places: Places) -> str:
+    """Why the newest manager has said nothing yet, if it has ended by itself: Ray starts one after the other."""
+    try:
+        why = places.broke_off.read_text()
+    except OSError:
+        return ""
+    if view is not None and not age(view):
+        return ""  # the one after it did better
+    return f"it ended by itself, again and again: {why}. More is in {places.log('loop')}"
 
 
 def age(view: View) -> str:

@@ -75,13 +75,16 @@ class Manager:
 
     def _live(self) -> None:
         """One life. However it ends, but for a clean stop, the process ends with it."""
-        log = Places(Path(self._order.state_dir)).log("loop")
+        places = Places(Path(self._order.state_dir))
+        log = places.log("loop")
         try:
             asyncio.run(live(self._order))
         except Superseded as error:
             _write(log, str(error))
-        except BaseException:
+        except BaseException as error:
             _write(log, traceback.format_exc())
+            with contextlib.suppress(OSError):
+                places.broke_off.write_text(str(error) or type(error).__name__)
             time.sleep(CRASH_PAUSE_S)
             self._wait_for_redis()
             os._exit(1)

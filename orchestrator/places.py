@@ -87,6 +87,11 @@ class Places:
         """There, with a sentence, when another house's manager has taken over; the house ends then."""
         return self.state_dir / "superseded"
 
+    @property
+    def broke_off(self) -> Path:
+        """Why a manager of this house ended last, if one has ended by itself."""
+        return self.state_dir / "broke_off"
+
     def secret(self, name: str) -> Path:
         return self.state_dir / f"{name}.token"
 

@@ -23,7 +23,7 @@ from orchestrator.client import Client, House, Killed, NotRunning
 from orchestrator.config import environment
 from orchestrator.events import ShutdownAsked
 from orchestrator.live_table import panel, sentences_of
-from orchestrator.looking import age
+from orchestrator.looking import age, why_silent
 from orchestrator.places import Places
 from orchestrator.view import View
 from orchestrator.wording import plural, usd
@@ -101,10 +101,13 @@ def _start(desk: Desk, places: Places) -> House:
     process, begins_at = _spawn(desk, places)
     try:
         with desk.busy("starting Redis, Ray, the local cloud and the manager"):
-            return _wait_for_house(process, places, places.log("house"), begins_at)
+            house = _wait_for_house(process, places, places.log("house"), begins_at)
     except BaseException:
         _end(process, places)
         raise
+    for line in said_since(places.log("house"), begins_at):
+        desk.say(Text(line, style="yellow"))
+    return house
 
 
 def _spawn(desk: Desk, places: Places, *more: str) -> tuple["subprocess.Popen[bytes]", int]:
@@ -145,12 +148,13 @@ def _wait_for_house(
 
 def last_line(log: Path, begins_at: int) -> str:
     """What the process said last, without the name in front."""
-    said = [
-        line
-        for line in log.read_bytes()[begins_at:].decode(errors="replace").splitlines()
-        if line.strip()
-    ]
-    return said[-1].removeprefix("orchestrator: ") if said else ""
+    lines = said_since(log, begins_at)
+    return lines[-1].removeprefix("orchestrator: ") if lines else ""
+
+
+def said_since(log: Path, begins_at: int) -> list[str]:
+    lines = log.read_bytes()[begins_at:].decode(errors="replace").splitlines()
+    return [line for line in lines if line.strip()]
 
 
 def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
@@ -183,20 +187,20 @@ def status(
     watch: Annotated[bool, typer.Option("--watch", "-w", help="Redraw until Ctrl-C.")] = False,
 ) -> None:
     """What is spent, held and trained: in all, or by one job."""
-    client = desk.client()
+    client, places = desk.client(), Places(desk.config.state_dir)
     one = find(client, job).id if job is not None else None
     if not watch or desk.json:
         view = client.view()
         shown: Any = view if view is None or one is None else of_job(view, one)
-        desk.answer(shown or NOTHING_YET, *_status(view, one), then=_next_of(view))
+        desk.answer(shown or NOTHING_YET, *seen(view, places, one), then=_next_of(view))
     elif desk.out.is_terminal:
         with Live(console=desk.out, auto_refresh=False) as live:
             while True:
-                live.update(tables.stacked(*_status(client.view(), one)), refresh=True)
+                live.update(tables.stacked(*seen(client.view(), places, one)), refresh=True)
                 time.sleep(WATCH_S)
     else:
         while True:
-            desk.out.print(*_status(client.view(), one), sep="\n")
+            desk.out.print(*seen(client.view(), places, one), sep="\n")
             time.sleep(LINES_S)
 
 
@@ -210,10 +214,11 @@ def of_job(view: View, job_id: str) -> dict[str, Any]:
     }
 
 
-def _status(view: View | None, job_id: str | None) -> tuple[Any, ...]:
+def seen(view: View | None, places: Places, job_id: str | None) -> tuple[Any, ...]:
+    why = why_silent(view, places)
     if view is None:
-        return (Text("the manager has not said anything yet; look again in a moment"),)
-    old = age(view)
+        return (Text(f"the manager has not said anything yet; {why or 'look again in a moment'}"),)
+    old = "; ".join(filter(None, (age(view), why)))
     job = next((one for one in view.jobs if one.id == job_id), None)
     if job is not None:
         machines = [one for one in view.machines if one.job == job.id]

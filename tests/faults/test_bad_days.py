@@ -13,6 +13,7 @@ import torch
 from houses import RunningHouse, until
 
 from orchestrator import processes
+from orchestrator.cli.running import said_since
 from orchestrator.client import local_cloud
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
@@ -127,7 +128,8 @@ def test_everyone_is_killed_once_and_the_weights_are_the_same(new_house, tmp_pat
 
 
 def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(new_house, tmp_path):
-    """SIGKILL of the house: nothing runs on; the next house goes on from the last checkpoint."""
+    """SIGKILL of the house: nothing runs on; the next house goes on from the last checkpoint, also behind a write that
+    was torn with it, and says so."""
     steps, out = 120, tmp_path / "ours.pt"
     house = new_house()
     house.start()
@@ -139,7 +141,12 @@ def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(new_hous
     house.process.kill()
     house.process.wait()
     until("everything to end", lambda: not processes.marked(house.places.identity), 60)
+    with (house.places.redis_dir / "appendonly.aof").open("ab") as torn:
+        torn.write(bytes(4096))
+    begins_at = house.log.stat().st_size
     house.start()
+    (said,) = said_since(house.log, begins_at)  # `up` shows it
+    assert "4,096 bytes that nobody had an answer to" in said
     assert house.reached(saved).step >= saved
     job = house.ended(150)
     assert job.status == "SUCCEEDED", job.because

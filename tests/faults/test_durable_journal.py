@@ -3,6 +3,8 @@
 import asyncio
 import os
 import signal
+import subprocess
+import sys
 
 import msgspec
 import pytest
@@ -11,9 +13,21 @@ import redis.asyncio
 from agent.messages import AgentLost
 from cloud.clock import VirtualClock
 from orchestrator.actions import Note
+from orchestrator.cli.running import seen
 from orchestrator.events import JobCancelled, Tick
-from orchestrator.journal import EPOCH, INBOX, INBOX_READ, JOURNAL, RedisJournal
+from orchestrator.journal import (
+    EPOCH,
+    INBOX,
+    INBOX_READ,
+    JOURNAL,
+    SNAPSHOT,
+    RedisJournal,
+    Unreadable,
+)
 from orchestrator.live import LiveWorld
+from orchestrator.looking import why_silent
+from orchestrator.manager import Order
+from orchestrator.places import Places
 from orchestrator.quotes import QuoteStore
 from orchestrator.redis_server import RedisServer, retry_policy
 from orchestrator.state import State
@@ -133,6 +147,35 @@ def test_an_append_asked_for_again_is_one_entry(server):
         return length
 
     assert asyncio.run(go()) == 1
+
+
+def test_a_manager_that_cannot_read_its_journal_says_so_where_people_look(server, store, tmp_path):
+    """Ray starts the next manager, and the next: the words are kept beside the house, for `orchestrator status`."""
+    store.hset(SNAPSHOT, mapping={"id": "0-0", "state": b"\x6b}"})
+    places = Places(tmp_path / "redis-house")
+    order = Order(
+        state_dir=str(places.state_dir), redis_url=server.url, ray_address="", config_path=None, house="one"
+    )  # fmt: skip
+    program = f"from orchestrator.manager import Manager; Manager({msgspec.json.encode(order)!r})._thread.join()"
+    ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, timeout=120, check=False)
+    assert ran.returncode == 1
+    assert "the journal in Redis cannot be read" in why_silent(None, places)
+    (said,) = seen(None, places, None)
+    assert "submit --from" in str(said)
+
+
+def test_an_entry_that_cannot_be_read_is_said_with_its_place(server, store):
+    """It is damaged or of a later version; what came before it is named."""
+    sound = store.xadd(JOURNAL, {"e": msgspec.json.encode(tick(1.0)), "a": b"[]"}).decode()
+    store.xadd(JOURNAL, {"e": b'{"type":"Tock"}', "a": b"[]"})
+
+    async def go():
+        client, journal = await opened(server)
+        with pytest.raises(Unreadable, match=f"behind {sound}"):
+            await journal.load()
+        await client.aclose()
+
+    asyncio.run(go())
 
 
 def test_every_acknowledged_write_survives_kill_9(server, store):

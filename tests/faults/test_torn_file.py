@@ -1,0 +1,67 @@
+"""Redis's own file after a loss of power, and after worse: what is sound is gone on from, what is not is said."""
+
+from collections.abc import Callable
+
+import pytest
+import redis
+
+from orchestrator.redis_server import RedisServer, RedisUnavailable
+
+pytestmark = pytest.mark.processes
+
+WHOLE = 40
+TEARS: dict[
+    str, Callable[[bytes, bytes], bytes]
+] = {  # what lies there, and the write that was under way
+    "half an entry": lambda file, entry: file + entry[:-5],
+    "zeros": lambda file, _: file + bytes(4096),
+    "an entry, and zeros": lambda file, entry: file + entry[:9] + bytes(512),
+    "half a transaction": lambda file, entry: file + b"*1\r\n$5\r\nMULTI\r\n" + 2 * entry,
+}
+
+
+def written(server: RedisServer) -> bytes:
+    """One entry of those that a server has in its file, which is stopped now."""
+    store = redis.Redis.from_url(server.url)
+    for number in range(WHOLE):
+        store.rpush("kept", f"number {number:04}")
+    store.close()
+    server.stop()
+    return b"*3\r\n$5\r\nRPUSH\r\n$4\r\nkept\r\n$11\r\nnumber 0040\r\n"
+
+
+def kept(server: RedisServer) -> int:
+    with redis.Redis.from_url(server.url) as store:
+        return store.llen("kept")
+
+
+@pytest.mark.parametrize("tear", TEARS)
+def test_a_write_that_was_torn_is_cut_off_and_nothing_else(server, tmp_path, tear):
+    """Half an entry, zeros behind the end, half a transaction: nobody had an answer to that. All before it is there, and
+    it is said once."""
+    entry = written(server)
+    (file,) = tmp_path.rglob("appendonly.aof")
+    sound = file.read_bytes()
+    assert sound.endswith(entry.replace(b"0040", b"0039"))
+    torn = TEARS[tear](sound, entry)
+    file.write_bytes(torn)
+    assert f"{len(torn) - len(sound):,} bytes" in server.start()
+    assert kept(server) == WHOLE
+    server.stop()
+    assert file.read_bytes() == sound
+    assert server.start() == ""
+
+
+@pytest.mark.parametrize("wrong", [b"$91111", b"#11"])
+def test_damage_with_sound_entries_behind_it_is_said_and_left_as_it_is(server, tmp_path, wrong):
+    """A length that leads past the end looks like a torn write to Redis, which would cut off all that was ever written
+    since: nothing is, and the way out is named."""
+    written(server)
+    (file,) = tmp_path.rglob("appendonly.aof")
+    damaged = file.read_bytes().replace(b"$11\r\nnumber 0020", wrong + b"\r\nnumber 0020")
+    file.write_bytes(damaged)
+    with pytest.raises(
+        RedisUnavailable, match=r"damaged at byte [\d,]+, .* it was left as it is.*--from"
+    ):
+        server.start()
+    assert file.read_bytes() == damaged
