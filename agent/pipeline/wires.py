@@ -24,7 +24,6 @@ from agent.errors import WireError
 from agent.mesh import Mesh
 from agent.pipeline.channel import Key, Parcel
 from agent.protocol import Part
-from agent.shards import DTYPES, DTYPES_BY_NAME
 from agent.staging import Away, Piece, here, mark, there
 from agent.wire import ALIGN_BYTES
 
@@ -38,10 +37,14 @@ def _say(value: object) -> msgspec.msgpack.Ext:
     """What msgpack has no word for. A device is told without its number: the receiver has one of its own."""
     match value:
         case torch.dtype():
-            return msgspec.msgpack.Ext(DTYPE, str(value).removeprefix("torch.").encode())
+            return msgspec.msgpack.Ext(DTYPE, _name(value).encode())
         case torch.device():
             return msgspec.msgpack.Ext(DEVICE, value.type.encode())
     raise NotImplementedError(f"{type(value).__name__} crosses no cut")
+
+
+def _name(dtype: torch.dtype) -> str:
+    return str(dtype).removeprefix("torch.")
 
 
 def _hear(code: int, data: memoryview) -> object:
@@ -202,10 +205,10 @@ def pack(parcel: Parcel, behind: Event) -> tuple[bytes, list[memoryview]]:
         if tensor is None:
             places.append(None)
             continue
-        once = _once(tensor.detach())
+        once = _once(tensor.detach().resolve_conj().resolve_neg())
         away = not once.is_cpu
         lying, dense = _as_it_lies(once)
-        dtype, shape, whole = DTYPES[once.dtype], tuple(once.shape), tuple(tensor.shape)
+        dtype, shape, whole = _name(once.dtype), tuple(once.shape), tuple(tensor.shape)
         places.append(Place(dtype, shape, tuple(once.stride()), at, dense, whole, away))
         padding = -once.nbytes % ALIGN_BYTES
         if away:
@@ -254,7 +257,7 @@ def _as_it_lies(tensor: torch.Tensor) -> tuple[torch.Tensor, bool]:
 
 
 def _laid_out(place: Place, memory: torch.Tensor) -> torch.Tensor:
-    dtype = DTYPES_BY_NAME[place.dtype]
+    dtype: torch.dtype = getattr(torch, place.dtype)
     count = torch.Size(place.shape).numel()
     flat = memory[place.start : place.start + count * dtype.itemsize].view(dtype)
     if place.dense:

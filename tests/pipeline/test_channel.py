@@ -51,6 +51,8 @@ def tensors():
         torch.tensor(3, dtype=torch.int64),
         torch.randn(3).to(torch.bfloat16),
         torch.ones(2, 2, dtype=torch.bool),
+        torch.randn(2, 3, dtype=torch.complex64).T,
+        torch.randn(2, 3, dtype=torch.complex128).conj(),
         torch.empty(0, 4),
         None,
     )
