@@ -1,4 +1,4 @@
-"""Parameters stay as they are in the loop over `session.share(...)`.
+"""Parameters stay as they are in the loop over `session.share(...)`, and so do buffers that cannot be summed.
 
 A forward that writes to one does so as often as a worker has microbatches, and how many that are is another matter tomorrow.
 Most writes show in a tensor's version counter; through `.data`, as codebooks and teachers that follow are often written,
@@ -11,6 +11,7 @@ import torch
 
 from agent.away import is_away
 from agent.errors import Misuse
+from agent.sums import is_summed
 
 WORD = 8  # bytes are added in words
 
@@ -22,8 +23,11 @@ def version_of(tensor: torch.Tensor) -> int:
 
 class Still:
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
-        self._params: Mapping[str, torch.Tensor] = {
-            name: param for model in models for name, param in model.named_parameters()
+        self._tensors: Mapping[str, torch.Tensor] = {
+            name: tensor
+            for model in models
+            for name, tensor in (*model.named_parameters(), *model.named_buffers())
+            if isinstance(tensor, torch.nn.Parameter) or not is_summed(tensor)
         }
         self._steps = -1
         self._before: dict[str, int] = {}
@@ -44,15 +48,25 @@ class Still:
         now = self._marks() if self._before else {}
         for name, mark in self._before.items():
             if now.get(name, mark) != mark:
-                raise Misuse(
-                    f"step {step}: the parameter {name!r} is written to in the loop over session.share(...), where every "
-                    "worker has other microbatches: write to it behind the loop, or make it a buffer "
-                    "(register_buffer), of which each microbatch sees the step's start"
-                )
+                raise Misuse(f"step {step}: {self._what(name)}")
         self._before = {}
 
+    def _what(self, name: str) -> str:
+        tensor = self._tensors[name]
+        if isinstance(tensor, torch.nn.Parameter):
+            return (
+                f"the parameter {name!r} is written to in the loop over session.share(...), where every "
+                "worker has other microbatches: write to it behind the loop, or make it a buffer "
+                "(register_buffer), of which each microbatch sees the step's start"
+            )
+        return (
+            f"the buffer {name!r} of {tensor.dtype} is written to in the loop over session.share(...), and what several "
+            "microbatches make of such a buffer is not known: make it torch.bool if it is a flag, torch.int64 if it "
+            "counts, torch.float32 if it is an average, or write to it behind the loop"
+        )
+
     def _marks(self) -> dict[str, int]:
-        found = {name: _sum(each) for name, each in self._params.items() if not is_away(each)}
+        found = {name: _sum(each) for name, each in self._tensors.items() if not is_away(each)}
         return (
             dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True)) if found else {}
         )

@@ -8,6 +8,7 @@ workers exchange and all that the keeper's redo log holds:
     buffers    sum of what each microbatch changed in a buffer, starting from the step's own start;
                afterwards  buffer = start + sum / M  (floats: the mean change)
                            buffer = start + sum      (integers: the count goes on)
+               buffer = start xor sum    (flags: what any microbatch has switched)
 
 Numbers of one type lie together, so that adding two sums is one operation per type. What one worker adds up of its
 own microbatches stays on the device that it computes on; what is added over workers is in host memory. Whether anything
@@ -27,6 +28,7 @@ from agent.errors import Misuse
 
 ALIGN_BYTES = 64
 PIECE_NUMBERS = 1 << 16
+NOTHING = False  # added to numbers of any type, flags among them, it leaves the type as it is
 
 
 class Sum:
@@ -104,7 +106,7 @@ class SumSpace:
                 name: buffer
                 for module in self._modules
                 for name, buffer in module.named_buffers()
-                if buffer.dtype.is_floating_point or buffer.dtype in (torch.int64, torch.int32)
+                if is_summed(buffer)
             },
         )
 
@@ -189,7 +191,8 @@ class SumSpace:
             if same:
                 found.append(None)
                 continue
-            found.append((buffer.detach() - before).to(self.device))
+            change = torch.ne if before.dtype == torch.bool else torch.sub
+            found.append(change(buffer.detach(), before).to(self.device))
             buffer.detach().copy_(before)
         if isinstance(loss, torch.Tensor):
             loss = loss.to(self.device)
@@ -223,7 +226,7 @@ class SumSpace:
             if one is None:
                 view.zero_()
             else:
-                torch.add(one, 0 if other is None else other, out=view)
+                torch.add(one, NOTHING if other is None else other, out=view)
 
     def accumulate(self, into: Sum, one: Contribution, other: Contribution | None = None) -> None:
         """into += one, or into += one + other"""
@@ -233,11 +236,12 @@ class SumSpace:
             into.present[index] |= a is not None or b is not None
             # -0.0 becomes 0.0, as by adding a zero
             if other is None:
-                view.add_(0 if a is None else a)
+                view.add_(NOTHING if a is None else a)
             elif a is not None and b is not None:
                 _add_pair(view, a, b)
             else:
-                view.add_((0 if a is None else a) + (0 if b is None else b))
+                found = b if a is None else a
+                view.add_(NOTHING if found is None else found + NOTHING)
 
     def add(self, left: Sum, right: Sum) -> None:
         """left += right"""
@@ -280,6 +284,9 @@ class SumSpace:
         for index, buffer in enumerate(self.buffers.values()):
             if total.present[len(self.params) + index]:
                 change = views[len(self.params) + index].to(buffer.device)
+                if buffer.dtype == torch.bool:
+                    buffer.detach().logical_xor_(change)
+                    continue
                 if buffer.dtype.is_floating_point:
                     change = change / microbatches
                 buffer.detach().add_(change)
@@ -294,6 +301,11 @@ class SumSpace:
         self._there = self._there or Sum(self, self.device)
         self._there.flat.copy_(total.flat)
         return self._there.views
+
+
+def is_summed(buffer: torch.Tensor) -> bool:
+    """Of a buffer of another type nothing is known that its changes could come to: it has to stay as it is."""
+    return buffer.dtype.is_floating_point or buffer.dtype in (torch.int64, torch.int32, torch.bool)
 
 
 def _add_pair(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:

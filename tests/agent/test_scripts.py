@@ -208,6 +208,16 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "refused",
         "step 0: the forward writes to the buffer 'seen', which is not saved (persistent=False)",
     ),
+    "a buffer that nothing is known to add up": (
+        START.replace(
+            "session = ",
+            "model.register_buffer('seen', torch.zeros(1, dtype=torch.uint8))\n"
+            "model.register_forward_hook(lambda *_: (model.seen.fill_(1), None)[1])\nsession = ",
+        )
+        + STEP,
+        "refused",
+        "step 0: the buffer 'seen' of torch.uint8 is written to in the loop",
+    ),
     "gradients of several steps": (
         START + STEP.replace("optimizer.step()", "if step % 2: optimizer.step()"),
         "refused",

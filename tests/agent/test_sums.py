@@ -1,5 +1,6 @@
 """The sums of a step: what nobody contributes to."""
 
+import pytest
 import torch
 
 from agent.partial import Partial
@@ -68,3 +69,34 @@ def test_a_pair_is_added_in_pieces_with_the_bits_of_the_whole() -> None:
                 partial.add(microbatch, 0.0, 0, 4)
         (whole,) = partial.nodes(0, 4)
         assert torch.equal(whole.views[0], expected)
+
+
+class Begun(torch.nn.Module):
+    """Flags that a forward sets: whether there was a first time, and which classes have been seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = torch.nn.Parameter(torch.ones(3))
+        self.register_buffer("begun", torch.tensor(False))
+        self.register_buffer("seen", torch.tensor([True, False, False, False]))
+
+    def forward(self, classes: list[int]) -> None:
+        self.begun.fill_(True)
+        self.seen[classes] = True
+
+
+@pytest.mark.parametrize("count", [1, 3, 4])
+def test_a_flag_is_what_any_microbatch_made_of_it(count: int) -> None:
+    """Each sees the start of the step, whoever computed another one before; behind the step all have been heard."""
+    model = Begun()
+    space = SumSpace([model])
+    space.begin()
+    partial = Partial(space, count)
+    for microbatch in range(count):
+        assert not model.begun
+        model([0, 1] if microbatch % 2 else [2])
+        partial.add(microbatch, 0.0, 0, count)
+    (whole,) = partial.nodes(0, count)
+    space.install(whole, count)
+    assert model.begun
+    assert model.seen.tolist() == [True, count > 1, True, False]
