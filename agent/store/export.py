@@ -95,16 +95,18 @@ def nested(sink: Sink, manifest: Manifest) -> dict[str, Any]:
     tensors = _tensors(sink, manifest, "")
     content = {layer.name: json.loads(layer.values) for layer in manifest.state}
     rest = content.pop(REST, {})
-    found: dict[str, Any] = {
-        key: values.fill(value, tensors.__getitem__) for key, value in rest.items()
-    }
+
+    def tensor_of(name: str, _: object) -> torch.Tensor:
+        return tensors[name]
+
+    found: dict[str, Any] = {key: values.fill(value, tensor_of) for key, value in rest.items()}
     for layer in content.values():
         for path, value in layer.items():
             if "state" in value:
                 name, _, parameter = path.partition("/")
                 one = found.setdefault(name, {"state": {}, "param_groups": []})
-                one["state"][parameter] = values.fill(value["state"], tensors.__getitem__)
-                settings = values.fill(layer[value["settings"]], tensors.__getitem__)
+                one["state"][parameter] = values.fill(value["state"], tensor_of)
+                settings = values.fill(layer[value["settings"]], tensor_of)
                 _join_group(one["param_groups"], parameter, settings)
     others = set(found)
     for path, tensor in tensors.items():

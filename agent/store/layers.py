@@ -8,7 +8,7 @@ scalers) are the same for all, and make one layer of their own.
 
 import json
 from collections import defaultdict
-from collections.abc import Callable, Container, Iterable, Iterator, Mapping
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import msgspec
@@ -85,7 +85,7 @@ class _Draft:
         self.values: dict[str, Any] = {}
         self.aliases: dict[str, str] = {}
 
-    def copy(self, path: str, value: Any) -> bool:
+    def copy(self, path: str, value: Any) -> bool | Sequence[int]:
         """As `keep`, for what may change before the next update: it is copied at once."""
         if not isinstance(value, torch.Tensor):
             return False
@@ -93,7 +93,7 @@ class _Draft:
         self.live[-1] = value.detach()
         return kept
 
-    def keep(self, path: str, value: Any) -> bool:
+    def keep(self, path: str, value: Any) -> bool | Sequence[int]:
         if not isinstance(value, torch.Tensor):
             return False
         if value.dtype not in DTYPES or value.layout is not torch.strided:
@@ -102,7 +102,7 @@ class _Draft:
             )
         self.tensors[path] = value.detach()
         self.live.append(self.tensors[path])
-        return True
+        return _strides(value) or True
 
     def state(self, state: Mapping[Any, Any], path: str) -> Any:
         """What `values.strip` would make of an optimizer's state, in a fraction of the time."""
@@ -111,7 +111,10 @@ class _Draft:
             place = f"{path}/{key}"
             taken = self.keep(place, item)
             items.append(
-                [key, {"$tensor": place} if taken else values.strip(item, place, self.keep)]
+                [
+                    key,
+                    values.named(place, taken) if taken else values.strip(item, place, self.keep),
+                ]
             )
         return {"$map": items}
 
@@ -407,14 +410,16 @@ class _Loading:
             if isinstance(item, torch.Tensor):
                 self._held[f"{path}/state/{key}"] = item
 
-    def _fresh(self, name: str) -> torch.Tensor:
+    def _fresh(self, name: str, strides: Sequence[int] | None) -> torch.Tensor:
         found = self._index.find(name)
         if found is None:
             raise _missing(name)
         entry, held = found[1], self._held.get(name)
         dtype = DTYPES_BY_NAME[entry.dtype]
-        if held is not None and (held.dtype, tuple(held.shape)) == (dtype, entry.shape):
+        if held is not None and _like(held) == (dtype, entry.shape, strides):
             tensor = held
+        elif strides is not None:
+            tensor = torch.empty_strided(entry.shape, strides, dtype=dtype, device=CPU)
         elif entry.end > entry.start:
             memory = self._arena.take(entry.end - entry.start)
             tensor = torch.frombuffer(memory, dtype=dtype).view(entry.shape)
@@ -481,6 +486,19 @@ def _fill_optimizer(
                     optimizer.state[parameter] = _near(states[parameter], parameter, group)
 
     return apply
+
+
+def _strides(tensor: torch.Tensor) -> list[int] | None:
+    """Of one that fills its memory in another order of axes: kernels are chosen by that, and round otherwise."""
+    if tensor.is_contiguous():
+        return None
+    strides = tensor.stride()
+    order = sorted(range(tensor.dim()), key=lambda axis: -strides[axis])
+    return list(strides) if tensor.permute(order).is_contiguous() else None
+
+
+def _like(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], list[int] | None]:
+    return tensor.dtype, tuple(tensor.shape), _strides(tensor)
 
 
 def _near(state: dict[Any, Any], parameter: torch.Tensor, group: dict[str, Any]) -> dict[Any, Any]:

@@ -1,21 +1,22 @@
 """Everything in a state that is not a tensor, as JSON; nothing is pickled. No torch here.
 
-A tensor is `{"$tensor": name}`, a tuple `{"$tuple": [...]}`, a mapping `{"$map": [[key, value], ...]}`, so
+A tensor is `{"$tensor": name}`, with its strides if its axes do not lie in their order, a tuple `{"$tuple": [...]}`, a mapping `{"$map": [[key, value], ...]}`, so
 that keys may be integers and keep their order.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 from agent.errors import StateError
 
-Keep = Callable[[str, Any], bool]
+Keep = Callable[[str, Any], bool | Sequence[int]]
+TensorOf = Callable[[str, Sequence[int] | None], Any]
 
 
 def strip(value: Any, path: str, keep: Keep) -> Any:
     """`value` as JSON. What `keep(path, value)` takes for itself is left out, and named."""
-    if keep(path, value):
-        return {"$tensor": path}
+    if kept := keep(path, value):
+        return named(path, kept)
     if value is None or isinstance(value, bool | int | float | str):
         return value
     if isinstance(value, list):
@@ -33,14 +34,19 @@ def strip(value: Any, path: str, keep: Keep) -> Any:
     )
 
 
-def fill(value: Any, tensor_of: Callable[[str], Any]) -> Any:
+def named(path: str, kept: bool | Sequence[int]) -> dict[str, Any]:
+    """What was kept, with its strides if they were told."""
+    return {"$tensor": path} if kept is True else {"$tensor": path, "$strides": kept}
+
+
+def fill(value: Any, tensor_of: TensorOf) -> Any:
     """The inverse of `strip`."""
     if isinstance(value, list):
         return [fill(item, tensor_of) for item in value]
     if not isinstance(value, dict):
         return value
     if "$tensor" in value:
-        return tensor_of(value["$tensor"])
+        return tensor_of(value["$tensor"], value.get("$strides"))
     if "$tuple" in value:
         return tuple(fill(item, tensor_of) for item in value["$tuple"])
     return {key: fill(item, tensor_of) for key, item in value["$map"]}

@@ -252,3 +252,26 @@ def test_what_an_optimizer_keeps_for_no_parameter_comes_back():
     bare = store(sink, {"model": model, "optimizer": plain}, version=2)
     load(sink, bare, {"model": model, "optimizer": plain})
     assert dict(plain.state) == {}
+
+
+def test_a_state_comes_back_as_it_lay():
+    """A basis of eigenvectors lies column by column. Copied into rows, a product with it would round otherwise."""
+    model = nn.Linear(8, 8)
+    optimizer = torch.optim.SGD(model.parameters())
+    objects = {"model": model, "opt": optimizer}
+    base = torch.randn(6, 8)
+    optimizer.state[model.weight] = {
+        "Q": [torch.linalg.eigh(torch.eye(8) + 0.1)[1], base.T, base[:, ::2]],
+        "moment": base.T.clone(),
+        "expanded": base[:1].expand(5, 8),
+    }
+    sink = MemorySink()
+    manifest = store(sink, objects)
+    before = dict(optimizer.state[model.weight])
+    for held in ({}, {"moment": torch.zeros(8, 6)}):
+        optimizer.state[model.weight] = held
+        load(sink, manifest, objects)
+        after = optimizer.state[model.weight]
+        pairs = [*zip(before["Q"], after["Q"], strict=True), (before["moment"], after["moment"])]
+        assert all(torch.equal(a, b) for a, b in [*pairs, (before["expanded"], after["expanded"])])
+        assert [b.stride() for _, b in pairs] == [(1, 8), (1, 8), (4, 1), (1, 8)]
