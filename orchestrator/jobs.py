@@ -25,6 +25,10 @@ JOBS_MAX = 1000
 REWINDS_KEPT = 8
 FATAL_KINDS = ("nan", "no_session", "refused")  # trying again would only repeat them
 
+GONE = (
+    "a checkpoint of step {} was stored, and now all are gone or damaged: put its folder in checkpoints/ back, then "
+    "resume; if there is none to put back, resume begins at step 0"
+)
 RESUME = "resume continues from the last committed step"  # which one, the keeper knows at the end
 
 move = move_job
@@ -413,7 +417,8 @@ def _say(state: State, out: list[AnyAction], job_id: str, why: str) -> None:
 def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
     """The one way back: what was newer than `to_step` is done again. Late reports are fenced off.
 
-    A report that comes twice counts once, and one that the job has overtaken counts no more.
+    A report that comes twice counts once, and one that the job has overtaken counts no more. Where there were checkpoints
+    and none is left, a folder that is not mounted for one, nobody pays for all of it again before a person says so.
     """
     job = state.jobs.get(event.job)
     mark = (event.at_s, event.from_step, event.to_step)
@@ -423,7 +428,7 @@ def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
         return
     job.rewound.append(mark)
     del job.rewound[:-REWINDS_KEPT]
-    lost = event.from_step - event.to_step
+    lost, saved = event.from_step - event.to_step, job.checkpoint_step
     job.steps_lost += lost
     job.step = min(job.step, event.to_step)
     job.backup_step = min(job.backup_step, event.to_step)
@@ -435,7 +440,10 @@ def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
         job.id,
         f"{plural(lost, 'step')} lost with the keeper's memory: back to step {event.to_step}",
     )
-    crews.want_layout(state, job)
+    if saved and not event.to_step:
+        finish(state, out, job, "FAILED", GONE.format(saved))
+    else:
+        crews.want_layout(state, job)
 
 
 def _forget_old_jobs(state: State) -> None:

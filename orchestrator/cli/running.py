@@ -34,6 +34,7 @@ STOP_S_MAX = 15.0
 LOOK_S = 0.1
 WATCH_S = 1.0
 LINES_S = 5.0  # without a terminal
+ENDED = "orchestrator: "  # is in front of what a house says that cannot go on
 NOTHING_YET: dict[str, Any] = {
     "at_s": None, "epoch": 0, "deployment": "", "jobs": [], "machines": [], "pools": [],
     "cost": None, "events": [],
@@ -105,7 +106,7 @@ def _start(desk: Desk, places: Places) -> House:
     except BaseException:
         _end(process, places)
         raise
-    for line in said_since(places.log("house"), begins_at):
+    for line in news(places.log("house"), begins_at):
         desk.say(Text(line, style="yellow"))
     return house
 
@@ -148,11 +149,16 @@ def _wait_for_house(
 
 def last_line(log: Path, begins_at: int) -> str:
     """What the process said last, without the name in front."""
-    lines = said_since(log, begins_at)
-    return lines[-1].removeprefix("orchestrator: ") if lines else ""
+    lines = _said(log, begins_at)
+    return lines[-1].removeprefix(ENDED) if lines else ""
 
 
-def said_since(log: Path, begins_at: int) -> list[str]:
+def news(log: Path, begins_at: int) -> list[str]:
+    """What a house that lives has said; another one, begun at the same moment, may have ended in the same log."""
+    return [line for line in _said(log, begins_at) if not line.startswith(ENDED)]
+
+
+def _said(log: Path, begins_at: int) -> list[str]:
     lines = log.read_bytes()[begins_at:].decode(errors="replace").splitlines()
     return [line for line in lines if line.strip()]
 

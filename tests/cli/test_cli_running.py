@@ -8,7 +8,7 @@ import subprocess
 import pytest
 
 from orchestrator import processes
-from orchestrator.cli.running import alive
+from orchestrator.cli.running import alive, news
 
 pytestmark = pytest.mark.processes
 
@@ -33,6 +33,16 @@ def test_up_while_another_starts_leaves_that_one_alone(housed):
         note.write_bytes(text)
     assert (answer.code, "another manager already runs" in answer.line) == (1, True)
     assert processes.marked(housed.places.identity) == before
+
+
+def test_up_shows_what_its_house_says_and_not_the_end_of_another(tmp_path):
+    """Two begin at the same moment, and write to one log: whoever is up has nothing to do with the other's end."""
+    log = tmp_path / "house.log"
+    log.write_text("of an earlier life\n")
+    begins_at = log.stat().st_size
+    with log.open("a") as sink:
+        sink.write("orchestrator: another manager already runs\n\nthe last write was torn\n")
+    assert news(log, begins_at) == ["the last write was torn"]
 
 
 def test_a_port_in_use_is_one_line_and_nothing_is_left(shell):

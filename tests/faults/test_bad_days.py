@@ -13,7 +13,7 @@ import torch
 from houses import RunningHouse, until
 
 from orchestrator import processes
-from orchestrator.cli.running import said_since
+from orchestrator.cli.running import news
 from orchestrator.client import local_cloud
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
@@ -145,7 +145,7 @@ def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(new_hous
         torn.write(bytes(4096))
     begins_at = house.log.stat().st_size
     house.start()
-    (said,) = said_since(house.log, begins_at)  # `up` shows it
+    (said,) = news(house.log, begins_at)  # `up` shows it
     assert "4,096 bytes that nobody had an answer to" in said
     assert house.reached(saved).step >= saved
     job = house.ended(150)

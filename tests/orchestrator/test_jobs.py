@@ -338,6 +338,24 @@ def test_only_the_loss_of_the_keepers_memory_takes_steps_back(hand: Any) -> None
     assert (h.job.step, h.job.status) == (31, "RUNNING")
 
 
+def test_nobody_pays_for_all_of_it_again_unasked(hand: Any) -> None:
+    """There were checkpoints, and none is left: the job ends, says what to do, and gives its machines back. Whoever
+    resumes it wants that, also from step 0. Where none had been stored, it begins anew by itself."""
+    h = hand().running(slots_max=1)
+    h.see(rewound(h, 9, 0))
+    assert (h.job.step, h.job.status) == (0, "RECOVERING")
+    h.committed(31)
+    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
+    out = h.see(rewound(h, 31, 0))
+    assert (h.job.step, h.job.status) == (0, "FAILED")
+    assert "a checkpoint of step 30 was stored" in h.words(out)
+    assert h.only(out, CloseJob)
+    assert h.only(out, Terminate)
+    h.see(JobResumed(at_s=h.at_s, job="job", by="ann"))
+    h.see(rewound(h, 3, 0))
+    assert h.job.status not in {"FAILED", "CANCELLED"}
+
+
 def test_a_loss_that_has_been_overtaken_takes_nothing_back(hand: Any) -> None:
     """The report comes after commits that are newer than it: they stand."""
     h = hand().running(slots_max=1)
