@@ -15,6 +15,7 @@ import redis
 from agent.parcel import submitted_key
 from agent.profile import Profile
 from agent.timeline import Timeline
+from cloud.clock import ticks
 from cloud.errors import ProviderUnreachable
 from cloud.local.provider import LocalProvider
 from orchestrator.events import AnyEvent
@@ -73,6 +74,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     local_cloud: str  # directory of the local cloud's cloud.json, or ""
     deployment: str
     started_at_s: float
+    clock_zero_s: float | None = None  # of `cloud.clock`: from which moment its processes count
 
 
 class Client:
@@ -103,6 +105,11 @@ class Client:
 
     def house(self) -> House:
         return self._house
+
+    def ahead_s(self) -> float:
+        """How far its clock is ahead of the wall's, which somebody may have set since it began to count."""
+        zero_s = self._house.clock_zero_s
+        return 0.0 if zero_s is None else zero_s + ticks() - time.time()
 
     def view(self) -> View | None:
         """What there is to see, or None before the manager has said anything that we can read."""

@@ -355,6 +355,7 @@ class House:
             local_cloud=str(self.places.cloud_dir) if self.config.local.enabled else "",
             deployment=self.config.manager.deployment,
             started_at_s=CLOCK.now_s(),
+            clock_zero_s=CLOCK.zero_s,
         )
         _write_private(self.places.house, msgspec.json.encode(text).decode())
 

@@ -3,8 +3,11 @@
 import json
 import signal
 import subprocess
+import time
 
 import pytest
+
+from cloud.clock import ticks
 
 pytestmark = pytest.mark.processes
 
@@ -47,6 +50,27 @@ def test_the_scripts_own_words_reach_the_job(housed, submitted):
     assert (spec["slots_min"], spec["slots_max"], spec["budget_usd"]) == (1, 2, 3.0)
     assert (spec["nan"], spec["max_failures"], spec["max_preemptions"]) == ("skip", 1, 9)
     assert (spec["deadline_s"] > 0, spec["haste"]) == (True, 2.0)
+    housed("cancel", job)
+
+
+def test_a_deadline_holds_though_somebody_has_set_the_clock(housed):
+    """Since then the manager counts an hour more than the wall shows: two hours from now are two hours for it."""
+    note = housed.places.house
+    text, house = note.read_bytes(), json.loads(note.read_bytes())
+    ahead = {**house, "clock_zero_s": time.time() - ticks() + 3600.0}
+    note.write_text(json.dumps(ahead))
+    housed.script("due.py", WAITS)
+    began_s = time.time()
+    try:
+        job = housed("submit", "due.py", "--deadline", "2h", "--json").json["id"]
+    finally:
+        note.write_bytes(text)
+    entries = [json.loads(e) for e in _journal(housed)]
+    (spec,) = (
+        e["spec"] for e in entries if e["type"] == "JobSubmitted" and e["spec"]["job"] == job
+    )
+    hours = 3 * 3600.0
+    assert began_s + hours - 1.0 <= spec["deadline_s"] <= time.time() + hours + 1.0
     housed("cancel", job)
 
 
