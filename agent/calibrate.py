@@ -8,7 +8,6 @@ is shared with others.
 """
 
 import hashlib
-import inspect
 import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,6 +23,7 @@ from agent.board import Board
 from agent.device import CPU, anywhere, clock_of, device_of, stream_kept
 from agent.errors import Misuse
 from agent.gauge import Batch, Clock, Gauge, How, Patience, spent_s
+from agent.optimizers import twin_of
 from agent.own import is_own_class
 from agent.pipeline.cut import build, worth_cutting
 from agent.pipeline.examine import CutPoint, Facts, cut_points, examine
@@ -320,8 +320,7 @@ def _twin(
     """Another one with the same settings, behind its first step."""
     for copy in copies:
         copy.grad = torch.zeros_like(copy)
-    known = inspect.signature(type(optimizer)).parameters
-    twin = type(optimizer)(copies, **{k: v for k, v in optimizer.defaults.items() if k in known})
+    twin = twin_of(optimizer, copies)
     twin.step()
     return twin
 

@@ -6,7 +6,6 @@ others have gradients. And what the person's own code reads of gradients is look
 """
 
 import ast
-import inspect
 from collections.abc import Iterable, Iterator
 from typing import TypeGuard
 
@@ -16,6 +15,7 @@ from torch.optim.swa_utils import AveragedModel
 from agent import own
 from agent.device import CPU
 from agent.errors import Misuse
+from agent.optimizers import twin_of
 from agent.pipeline.loops import Caller
 from agent.pipeline.record import streams_kept
 
@@ -68,11 +68,7 @@ def _tried(optimizer: torch.optim.Optimizer, *, others: bool) -> list[torch.Tens
     """What a few steps make of one tensor of three, and of the settings that belong to all."""
     torch.manual_seed(0)
     params = [torch.nn.Parameter(torch.randn(4, 4)) for _ in range(3)]
-    known = inspect.signature(type(optimizer)).parameters
-    settings = {k: v for k, v in optimizer.defaults.items() if k in known}
-    if "capturable" in settings:
-        settings["capturable"] = False  # which is for devices
-    twin = type(optimizer)(params, **settings)
+    twin = twin_of(optimizer, params, capturable=False)  # which is for devices
     grads = torch.randn(STEPS, 3, 4, 4)
     torch.manual_seed(1)  # what it draws for the others is not drawn where they are not
     found = []

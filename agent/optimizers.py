@@ -4,7 +4,8 @@ A newcomer makes them as the script begins, and has their state from those who a
 it cannot hand on, and the numbers would be others from then on.
 """
 
-from collections.abc import Callable, Mapping
+import inspect
+from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
@@ -12,6 +13,21 @@ from torch.optim.optimizer import register_optimizer_step_pre_hook
 
 from agent.errors import Misuse
 from agent.shards import Stateful
+
+
+def twin_of(
+    optimizer: torch.optim.Optimizer, params: Sequence[torch.Tensor], **instead: bool
+) -> torch.optim.Optimizer:
+    """Another one with the same settings, and in the same mode: some are brought into one, by `optimizer.train()`."""
+    known = inspect.signature(type(optimizer)).parameters
+    settings = {key: value for key, value in optimizer.defaults.items() if key in known}
+    settings |= {key: value for key, value in instead.items() if key in settings}
+    twin = type(optimizer)(params, **settings)
+    now = optimizer.param_groups[0].items()
+    modes = {key: value for key, value in now if isinstance(value, bool) and key not in settings}
+    for group in twin.param_groups:
+        group.update(modes)
+    return twin
 
 
 class Optimizers:

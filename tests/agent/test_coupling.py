@@ -13,11 +13,17 @@ TOY = Path(__file__).with_name("wide.py")
 LAMB = """
 class Lamb(torch.optim.Optimizer):
     def __init__(self, params, lr=1e-3, normed=False):
-        super().__init__(params, {"lr": lr, "normed": normed})
+        super().__init__(params, {"lr": lr, "normed": normed, "training": False})
+
+    def train(self):
+        for group in self.param_groups:
+            group["training"] = True
+        return self
 
     @torch.no_grad()
     def step(self):
         for group in self.param_groups:
+            assert group["training"]
             params = [param for param in group["params"] if param.grad is not None]
             norms = torch.stack([param.grad.norm() for param in params])
             whole = norms.norm() if group["normed"] else torch.tensor(1.0)
@@ -58,7 +64,9 @@ def played(crew: Crew, tmp_path: Path, text: str, *, owned: bool) -> None:
 
 
 @pytest.mark.parametrize(
-    "text", [script("Lamb(model.parameters())"), script(clip=EACH)], ids=["each norm", "each clamp"]
+    "text",
+    [script("Lamb(model.parameters()).train()"), script(clip=EACH)],
+    ids=["each norm", "each clamp"],
 )
 def test_what_looks_at_one_gradient_after_the_other(crew: Crew, tmp_path: Path, text: str) -> None:
     """A layer is whole where it is kept."""
@@ -77,7 +85,9 @@ AVERAGED = (
     .replace("model.state_dict()", "average.state_dict()")
 )
 WHOLE = {
-    "Lamb makes something else of a parameter": script("Lamb(model.parameters(), normed=True)"),
+    "Lamb makes something else of a parameter": script(
+        "Lamb(model.parameters(), normed=True).train()"
+    ),
     "`p.grad` is read here": script(clip=CLIP),
     "AveragedModel takes in all weights": AVERAGED,
 }
