@@ -6,6 +6,7 @@ from typing import Any
 import pytest
 from crews import Crew, until
 
+from agent import watch
 from agent.messages import FailureKind, JobCompleted, Regrouped, WorkerFailed, WorkerLost
 
 pytestmark = pytest.mark.processes
@@ -23,6 +24,12 @@ for step in session.steps(4):
     for b in session.share([x, x]): session.backward(model(b).sum())
     optimizer.step()
 """
+
+
+@pytest.fixture(autouse=True)
+def patient(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Who is alone has nobody to go on without it: a busy machine may keep a worker from its core for a second."""
+    monkeypatch.setattr(watch, "SILENT_S", watch.SILENT_EARLY_S)
 
 
 def failed(crew: Crew, script: str) -> WorkerFailed:
