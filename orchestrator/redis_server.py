@@ -181,11 +181,11 @@ class RedisServer:
         return max((f for f in files if f.is_file()), key=lambda f: f.stat().st_mtime, default=None)
 
     def _why_not(self) -> str:
-        log, file = self._places.log("redis"), self._newest_file()
-        if self.alive() or file is None or _sound_bytes(file) == file.stat().st_size:
+        log, file = self._places.log("redis"), None if self.alive() else self._newest_file()
+        if file is None or (sound := _sound_bytes(file)) == file.stat().st_size:
             return f"the embedded Redis did not come up; its log is {log}"
         return (
-            f"{file} is damaged at byte {_sound_bytes(file):,}, with sound entries behind that; it was left as it is. Put a copy "
+            f"{file} is damaged at byte {sound:,}, with sound entries behind that; it was left as it is. Put a copy "
             f"of {file.parent} in its place; or move it away, `orchestrator up`, and hand the jobs in again: submit SCRIPT "
             f"--from {self._places.checkpoints.as_uri()}/JOB"
         )

@@ -22,19 +22,26 @@ from agent.store.errors import Unavailable, Unknown
 from agent.store.format import MANIFESTS, PARTS
 from agent.store.ladder import Rung
 from agent.store.sinks import DiskSink, MemorySink, Read
+from agent.vault import Vault
 
 
 def of(said: list[Report], kind: type) -> list[Report]:
     return [report for report in said if isinstance(report, kind)]
 
 
-def test_what_is_written_is_copied_without_its_sums(tmp_path: Path) -> None:
-    """The state goes to the storage beside the disk, at the version that it has itself."""
+def copied_once(tmp_path: Path) -> tuple[Vault, Storage, list[Report]]:
+    """A vault that has written version 5, a state of version 3 and two sums, of which that state has been copied."""
     said: list[Report] = []
     storage = Storage(url=(tmp_path / "elsewhere").as_uri(), every_s=300.0)
     vault = vault_of(tmp_path / "here", said, storage)
     assert vault.write(saved(3, redo=2))
     until("the copy", lambda: of(said, CheckpointCopied))
+    return vault, storage, said
+
+
+def test_what_is_written_is_copied_without_its_sums(tmp_path: Path) -> None:
+    """The state goes to the storage beside the disk, at the version that it has itself."""
+    vault, storage, said = copied_once(tmp_path)
     assert newest([Shelf(Rung.OBJECT, storage.archive("job"))], 0).saved == saved(3)
     assert vault.write(saved(7)), "not due"
     assert vault.write(saved(9, redo=1), last=True)
@@ -56,11 +63,7 @@ def test_a_version_that_was_there_already_is_copied_as_it_lies_there(tmp_path: P
 
 def test_the_last_state_is_copied_though_its_version_was_written_with_sums(tmp_path: Path) -> None:
     """A checkpoint that fell due behind the last commit, and before the state that the workers gave at their end."""
-    said: list[Report] = []
-    storage = Storage(url=(tmp_path / "elsewhere").as_uri(), every_s=300.0)
-    vault = vault_of(tmp_path / "here", said, storage)
-    assert vault.write(saved(3, redo=2))
-    until("the copy", lambda: of(said, CheckpointCopied))
+    vault, storage, said = copied_once(tmp_path)
     assert vault.store(saved(5).backup) is not None
     until("the last copy", lambda: len(of(said, CheckpointCopied)) == 2 or of(said, CopyFailed))
     for archive in (disk(tmp_path / "here" / "job"), storage.archive("job")):
