@@ -263,9 +263,8 @@ class House:
         # Under an init of its own, as on every machine: some of what Ray starts would outlive it by a minute.
         words = [
             "-m", "cloud.local.machine", str(os.getpid()),
-            sys.executable, "-P", "-m", "ray.scripts.scripts", "start", "--head", "--block",
+            sys.executable, "-P", "-m", "orchestrator.ray_head", "--block",
             f"--node-ip-address={ray.head_address}", f"--port={port}",
-            f"--ray-client-server-port={self._free_port('ray.port', ray.head_address, 0)}",
             "--num-cpus=0", "--min-worker-port=0", "--max-worker-port=0",
             f"--include-dashboard={str(ray.dashboard).lower()}",
             f"--dashboard-host={ray.head_address}",

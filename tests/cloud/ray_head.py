@@ -51,7 +51,7 @@ class RayHead:
 
     def start(self) -> "RayHead":
         words = [
-            "start", "--head", "--block", f"--node-ip-address={ADDRESS}", f"--port={self.port}",
+            "--block", f"--node-ip-address={ADDRESS}", f"--port={self.port}",
             "--num-cpus=0", "--min-worker-port=0", "--max-worker-port=0",
             "--include-dashboard=false", "--dashboard-agent-listen-port=0",
             f"--temp-dir={self.directory}", "--object-store-memory=80000000",
@@ -59,7 +59,7 @@ class RayHead:
         ]  # fmt: skip
         with (self.directory.parent / "head.log").open("ab") as log:
             self.process = subprocess.Popen(
-                [sys.executable, "-m", "ray.scripts.scripts", *words],
+                [sys.executable, "-m", "orchestrator.ray_head", *words],
                 env=self.environment,
                 stdin=subprocess.DEVNULL,
                 stdout=log,

@@ -30,6 +30,13 @@ def until(what: str, look: Callable[[], object], patience_s: float = 60.0) -> ob
     raise AssertionError(f"waited {patience_s:.0f} s in vain: {what}")
 
 
+def command_line(pid: int) -> str:
+    try:
+        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
+    except OSError:
+        return ""  # it has just ended
+
+
 class RunningHouse:
     """A house as `orchestrator up` starts one."""
 

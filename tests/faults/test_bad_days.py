@@ -10,7 +10,7 @@ from pathlib import Path
 import msgspec
 import pytest
 import torch
-from houses import RunningHouse, until
+from houses import RunningHouse, command_line, until
 
 from orchestrator import processes
 from orchestrator.cli.running import news
@@ -61,13 +61,6 @@ def pid_of(house: RunningHouse, words: str) -> int:
     found = [pid for pid in processes.marked(house.places.identity) if words in command_line(pid)]
     assert len(found) == 1, f"{words}: {found}"
     return found[0]
-
-
-def command_line(pid: int) -> str:
-    try:
-        return Path(f"/proc/{pid}/cmdline").read_text().replace("\0", " ")
-    except OSError:
-        return ""  # it has just ended
 
 
 def kill_keeper(house: RunningHouse) -> None:

@@ -7,13 +7,14 @@ import sys
 
 import httpx
 import pytest
-from houses import until
+from houses import command_line, until
 
 from orchestrator import processes
 
 pytestmark = pytest.mark.processes
 
 RAY_DASHBOARD = "[ray]\ndashboard = true\n"
+UNUSED = ("ray.util.client", "autoscaler", "dashboard.py")
 JOIN = "import ray; ray.init(address={address!r}, _node_ip_address='127.0.40.1'); print('IN')"
 
 
@@ -48,11 +49,15 @@ def test_ray_refuses_whoever_has_no_token(new_house, tmp_path):
 
 
 def test_a_second_manager_on_the_same_state_is_refused(new_house):
-    """While one house lives in a folder, a second says who is there and ends; the first goes on."""
+    """While one house lives in a folder, a second says who is there and ends; the first goes on, with none of those
+    processes of Ray's that nobody here uses."""
     house = new_house()
     client = house.start()
     assert "another manager already runs in" in house.refused()
     assert client.view().epoch == 1
+    running = [command_line(pid) for pid in processes.marked(house.places.identity)]
+    assert any("gcs_server" in words for words in running)
+    assert not [words for words in running if any(part in words for part in UNUSED)]
     assert house.down() == 0
 
 
