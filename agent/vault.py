@@ -123,10 +123,12 @@ class Vault:
         return layout.sole and other and self._assembly is None
 
     def ask(self, layout: Layout, version: int, *, final: bool = False) -> None:
-        """From now on shares of this state are welcome, and no others. What has come of it already stays."""
+        """From now on shares of this state are welcome, and no others. What has come of it already stays, and who has sent
+        its share as that of the last state does not send it once more."""
         self._heard_s = time.monotonic()
-        if self._assembly is not None and self._assembly.of(
-            layout.generation, version, final=final
+        coming = self._assembly
+        if coming is not None and coming.of(
+            layout.generation, version, final=final or coming.final
         ):
             return
         self._begun_s = 0.0

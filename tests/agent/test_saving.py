@@ -9,6 +9,7 @@ from pathlib import Path
 from resource import RUSAGE_THREAD, getrusage
 from types import SimpleNamespace
 
+import msgspec
 import numpy as np
 import pytest
 import torch
@@ -324,6 +325,20 @@ def test_what_has_come_of_a_state_stays_when_it_is_asked_for_again(tmp_path: Pat
     form = lay_out("l", [("model/l", "U8", (64,))])
     last = Snapshot(generation=1, version=1, forms=(form,), extents=(), last=True, final=False)
     assert vault.take(last, memoryview(b""), "w", layout) is not None
+
+
+def test_a_last_state_that_is_on_its_way_is_not_asked_for_as_another(tmp_path: Path) -> None:
+    """A keeper that was restarted asks for a state as soon as all are back. Who was first has sent its share of the last
+    one by then, and waits for the end: it would never be whole."""
+    layout, vault = data_parallel(1, 2, ("v", "w")), vault_of(tmp_path, [])
+    form = lay_out("l", [("model/l", "U8", (64,))])
+    half = msgspec.structs.replace(
+        begun(1, 0), forms=(form,), extents=(Extent("l", 0, 32, 64),), last=True, final=True
+    )
+    assert vault.take(half, memoryview(bytes(32)), "v", layout) is None
+    vault.ask(layout, 1)
+    other = msgspec.structs.replace(half, extents=(Extent("l", 32, 32, 64),))
+    assert vault.take(other, memoryview(bytes(32)), "w", layout) is not None
 
 
 def test_a_state_lands_where_the_one_before_the_last_did(tmp_path: Path) -> None:
