@@ -10,7 +10,7 @@ from typing import Any, Protocol
 
 import msgspec
 
-from agent.errors import Fenced
+from agent.errors import Fenced, RecordError
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -23,7 +23,10 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 class CommitLog(Protocol):
     def take(self, job: str) -> tuple[int, Commit]:
-        """Become the only writer: the new term, and the newest commit."""
+        """Become the only writer: the new term, and the newest commit; or raise `RecordError`."""
+
+    def strike(self, job: str) -> None:
+        """What is written makes no sense any more: whoever takes it next begins anew."""
 
     def write(self, job: str, term: int, commit: Commit) -> None:
         """Write the next commit, or raise `Fenced`."""
@@ -38,6 +41,11 @@ class History:
     def __init__(self, log_: CommitLog, job: str) -> None:
         self._log, self._job = log_, job
         self._term, self._newest = log_.take(job)
+
+    @property
+    def first(self) -> bool:
+        """Whether nobody has ever taken this log before."""
+        return self._term == 1
 
     @property
     def version(self) -> int:
@@ -96,6 +104,10 @@ class MemoryCommitLog:
             self._jobs[job] = (term + 1, newest)
             return self._jobs[job]
 
+    def strike(self, job: str) -> None:
+        with self._lock:
+            self._jobs[job] = (self._jobs[job][0], Commit())
+
     def write(self, job: str, term: int, commit: Commit) -> None:
         self._put(job, term, commit, back=False)
 
@@ -116,13 +128,32 @@ class MemoryCommitLog:
             self._jobs[job] = (term, commit)
 
 
-_TAKE = """
-local term = redis.call('HINCRBY', KEYS[1], 'term', 1)
-local held = redis.call('HMGET', KEYS[1], 'generation', 'step', 'loss')
-return {term, held[1] or '-1', held[2] or '0', held[3] or ''}
+_SEAL = """
+local function seal(generation, step, loss)
+  return redis.sha1hex(generation .. ' ' .. step .. ' ' .. loss)
+end
 """
 
-_WRITE = """
+_TAKE = (
+    _SEAL
+    + """
+local held = redis.call('HMGET', KEYS[1], 'term', 'generation', 'step', 'loss', 'seal')
+if held[1] and not string.match(held[1], '^%d+$') then return 'term' end
+if held[5] and held[5] ~= seal(held[2] or '', held[3] or '', held[4] or '') then return 'step' end
+if held[2] and not (tonumber(held[2]) and tonumber(held[3])) then return 'step' end
+local term = redis.call('HINCRBY', KEYS[1], 'term', 1)
+return {term, held[2] or '-1', held[3] or '0', held[4] or ''}
+"""
+)
+
+_STRIKE = """
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'term', redis.call('TIME')[1])
+"""
+
+_WRITE = (
+    _SEAL
+    + """
 local held = redis.call('HMGET', KEYS[1], 'term', 'generation', 'step')
 if held[1] ~= ARGV[1] then
   return 'term ' .. ARGV[1] .. ' tried to write, but the term is ' .. (held[1] or 'none')
@@ -134,9 +165,11 @@ local step, newest = tonumber(ARGV[3]), tonumber(held[3] or '0')
 if ARGV[5] == '0' and step ~= newest and step ~= newest + 1 then
   return 'version ' .. ARGV[3] .. ' does not follow ' .. newest
 end
-redis.call('HSET', KEYS[1], 'generation', ARGV[2], 'step', ARGV[3], 'loss', ARGV[4])
+local sealed = seal(ARGV[2], ARGV[3], ARGV[4])
+redis.call('HSET', KEYS[1], 'generation', ARGV[2], 'step', ARGV[3], 'loss', ARGV[4], 'seal', sealed)
 return ''
 """
+)
 
 
 class RedisCommitLog:
@@ -144,13 +177,20 @@ class RedisCommitLog:
 
     def __init__(self, client: Any) -> None:
         self._take = client.register_script(_TAKE)
-        self._write = client.register_script(_WRITE)
+        self._write, self._strike = client.register_script(_WRITE), client.register_script(_STRIKE)
 
     def take(self, job: str) -> tuple[int, Commit]:
-        term, generation, version, loss = self._take(keys=[_key(job)])
+        answer = self._take(keys=[key_of(job)])
+        if isinstance(answer, bytes):
+            raise RecordError(f"the {answer.decode()} in {key_of(job)} in Redis is damaged")
+        term, generation, version, loss = answer
         return int(term), Commit(
             generation=int(generation), version=int(version), loss=float(loss) if loss else None
         )
+
+    def strike(self, job: str) -> None:
+        """The next term is one that no earlier keeper had."""
+        self._strike(keys=[key_of(job)])
 
     def write(self, job: str, term: int, commit: Commit) -> None:
         self._put(job, term, commit, back=False)
@@ -161,11 +201,11 @@ class RedisCommitLog:
     def _put(self, job: str, term: int, commit: Commit, *, back: bool) -> None:
         loss = "" if commit.loss is None else repr(commit.loss)
         arguments = [term, commit.generation, commit.version, loss, int(back)]
-        refusal = self._write(keys=[_key(job)], args=arguments)
+        refusal = self._write(keys=[key_of(job)], args=arguments)
         if refusal:
             text = refusal.decode() if isinstance(refusal, bytes) else str(refusal)
             raise Fenced(f"{job}: {text}")
 
 
-def _key(job: str) -> str:
+def key_of(job: str) -> str:
     return f"orch:commit:{job}"

@@ -9,6 +9,7 @@ AgentError
 │   └── Refused              the other side knows us and does not want us
 ├── ParcelError              what travels with a script makes no sense
 ├── Fenced                   somebody newer writes the commits of this job
+├── RecordError              what Redis has of a job is damaged, or gone
 └── CheckpointError          a checkpoint is torn, or could not be written
 """
 
@@ -47,6 +48,10 @@ class ParcelError(AgentError):
 
 class Fenced(AgentError):  # noqa: N818
     """Somebody newer writes the commits of this job."""
+
+
+class RecordError(AgentError):
+    """What Redis has of a job is damaged, or gone; the message names the key."""
 
 
 class CheckpointError(AgentError):

@@ -6,6 +6,7 @@ there are none, in the newest checkpoint.
 """
 
 import contextlib
+import hashlib
 import logging
 import os
 import socket
@@ -17,16 +18,18 @@ from typing import Any
 import msgspec
 import redis
 
+from agent import commits
 from agent.commits import CommitLog, RedisCommitLog
-from agent.errors import CheckpointError, WireError
+from agent.errors import CheckpointError, RecordError, WireError
 from agent.forgetting import note_closed, note_open
 from agent.job import Job
 from agent.layout import Layout
 from agent.member import Member
-from agent.messages import AnyReport, JobCompleted, JobOrder, NoticeSeen, When
+from agent.messages import AnyReport, JobCompleted, JobOrder, NoticeSeen, RecordsDamaged, When
 from agent.outbox import Outbox
 from agent.parcel import submitted_key
 from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
+from agent.records import seal, unseal
 from agent.vault import Place
 from agent.wire import Connection, accept, job_secret
 from cloud.clock import CLOCK
@@ -118,15 +121,36 @@ class Keeper:
         return listener
 
     def _reload(self) -> None:
-        for name, data in self._client.hgetall(OPEN_JOBS).items():
-            record = msgspec.json.decode(data, type=OpenJob)
-            job = self._make(record, self._client.get(_script_key(name.decode())) or b"")
+        for field, data in self._client.hgetall(OPEN_JOBS).items():
+            name = field.decode(errors="replace")
+            try:
+                record = _opened(name, data)
+                job = self._make(record, self._script(record.order))
+            except RecordError as error:
+                self._let_go(name, error)
+                continue
             if record.closing:
-                self.close_job(name.decode())
+                self.close_job(name)
             elif record.completed is not None:
                 self._outbox.report(record.completed)
             elif record.layout is not None:
                 job.restore(record.layout)
+
+    def _script(self, order: JobOrder) -> bytes:
+        """As it was submitted. What was put into the store lies there twice."""
+        keys = _script_key(order.job), submitted_key(order.script_sha)
+        for script in map(self._client.get, keys):
+            if script is not None and order.script_sha in ("", hashlib.sha256(script).hexdigest()):
+                return bytes(script)
+        raise RecordError(f"{' and '.join(keys)} in Redis are damaged, or gone")
+
+    def _let_go(self, name: str, error: RecordError) -> None:
+        """It is nobody's until a person resumes it. That is told first: else the next keeper finds the same, and tells it."""
+        log.error("%s: %s", name, error)
+        self._outbox.report(RecordsDamaged(at_s=CLOCK.now_s(), job=name, error=str(error)))
+        if self._outbox.flush(CONFIRM_S):
+            self._commits.strike(name)
+            self._strike(name)
 
     def _make(self, record: OpenJob, script: bytes) -> Job:
         name = record.order.job
@@ -138,6 +162,8 @@ class Keeper:
             self._place,
             self._completed,
         )
+        if record.layout is not None and job.history.first:
+            raise RecordError(f"{commits.key_of(name)} in Redis is gone")
         with self._lock:
             self._jobs[name], self._open[name] = job, record
         return job
@@ -158,7 +184,10 @@ class Keeper:
         with self._lock:
             kept = self._kept.pop(order.job, None)
         if kept is None:
-            self._make(record, script)
+            try:
+                self._make(record, script)
+            except RecordError as error:
+                self._let_go(order.job, error)
         else:
             kept.reopen()
             with self._lock:
@@ -253,7 +282,7 @@ class Keeper:
         return job
 
     def _save(self, record: OpenJob) -> None:
-        self._client.hset(OPEN_JOBS, record.order.job, msgspec.json.encode(record))
+        self._client.hset(OPEN_JOBS, record.order.job, seal(msgspec.json.encode(record)))
         with self._lock:
             self._open[record.order.job] = record
 
@@ -431,6 +460,18 @@ class PatientLog:
         self.take = patiently(log_.take)
         self.write = patiently(log_.write)
         self.rewind = patiently(log_.rewind)
+        self.strike = patiently(log_.strike)
+
+
+def _opened(name: str, data: bytes) -> OpenJob:
+    key = f"{OPEN_JOBS} {name}"
+    try:
+        record = msgspec.json.decode(unseal(key, data), type=OpenJob)
+    except (msgspec.DecodeError, UnicodeDecodeError) as error:
+        raise RecordError(f"{key} in Redis cannot be read ({error})") from error
+    if record.order.job != name:
+        raise RecordError(f"{key} in Redis is of {record.order.job}")
+    return record
 
 
 def _placer(job: Job, member: Member) -> Callable[[AnyMessage, int], memoryview | None]:

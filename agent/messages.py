@@ -202,6 +202,13 @@ class RecallFailed(Report, frozen=True, kw_only=True):
     error: str
 
 
+class RecordsDamaged(Report, frozen=True, kw_only=True):
+    """What Redis has of the job cannot be gone on from; `error` names the key."""
+
+    job: str
+    error: str
+
+
 class Rewound(Report, frozen=True, kw_only=True):
     """State newer than `to_step` was lost with the keeper's memory; the steps are done again."""
 
@@ -236,6 +243,7 @@ AnyReport = (
     | CopyFailed
     | Recalled
     | RecallFailed
+    | RecordsDamaged
     | Rewound
     | JobCompleted
 )

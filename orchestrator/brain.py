@@ -24,6 +24,7 @@ from agent.messages import (
     Progress,
     Recalled,
     RecallFailed,
+    RecordsDamaged,
     Regrouped,
     Report,
     Rewound,
@@ -163,6 +164,8 @@ def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa
             jobs.on_recalled(state, out, event)
         case RecallFailed():
             jobs.on_recall_failed(state, out, event)
+        case RecordsDamaged():
+            jobs.on_records_damaged(state, out, event)
         case Rewound():
             jobs.on_rewound(state, out, event)
         case JobCompleted():

@@ -10,6 +10,7 @@ from agent.messages import (
     JobOrder,
     Recalled,
     RecallFailed,
+    RecordsDamaged,
     Rewound,
     WorkerFailed,
 )
@@ -28,6 +29,10 @@ FATAL_KINDS = ("nan", "no_session", "refused")  # trying again would only repeat
 GONE = (
     "a checkpoint of step {} was stored, and now all are gone or damaged: put its folder in checkpoints/ back, then "
     "resume; if there is none to put back, resume begins at step 0"
+)
+DAMAGED = (
+    "{}: how far the job has come is not known any more. Put a copy of redis/ in its place while the house is down; or "
+    "resume, which goes on from {}"
 )
 RESUME = "resume continues from the last committed step"  # which one, the keeper knows at the end
 
@@ -406,6 +411,18 @@ def on_recalled(state: State, out: list[AnyAction], event: Recalled) -> None:
 def on_recall_failed(state: State, out: list[AnyAction], event: RecallFailed) -> None:
     why = f"what is stored of the job cannot be read: {event.error}; it is tried again"
     _say(state, out, event.job, why)
+
+
+def on_records_damaged(state: State, out: list[AnyAction], event: RecordsDamaged) -> None:
+    """Nobody pays for what may have been paid for before a person says so."""
+    job = state.jobs.get(event.job)
+    if job is None or job.ended:
+        return
+    saved = job.checkpoint_step
+    where = f"the checkpoint of step {saved}" if saved else "step 0, as there is no checkpoint yet"
+    job.steps_lost += max(0, job.step - saved)
+    job.step, job.backup_step = min(job.step, saved), min(job.backup_step, saved)
+    finish(state, out, job, "FAILED", DAMAGED.format(event.error, where))
 
 
 def _say(state: State, out: list[AnyAction], job_id: str, why: str) -> None:

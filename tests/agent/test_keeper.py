@@ -3,7 +3,8 @@
 import contextlib
 import os
 import threading
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from hashlib import sha256
 from pathlib import Path
 from typing import Any
 
@@ -19,14 +20,19 @@ from agent import keeper as keeper_module
 from agent import vault
 from agent.commits import Commit, RedisCommitLog
 from agent.faults import Fault, Plan
-from agent.keeper import OPEN_JOBS, PULSE, Keeper, connect
-from agent.messages import JobOrder, Rewound, WorkerLost
+from agent.keeper import OPEN_JOBS, PULSE, Keeper, _script_key, connect
+from agent.layout import data_parallel
+from agent.messages import AnyReport, JobOrder, RecordsDamaged, Rewound, WorkerLost
+from agent.outbox import INBOX
+from agent.parcel import submitted_key
 from agent.protocol import Snapshot
 from agent.vault import Place, Vault
 
 pytestmark = pytest.mark.processes
 
 TOY = Path(__file__).with_name("toy.py")
+SCRIPT = b"lr = 1e-2"
+SCRIPT_SHA = sha256(SCRIPT).hexdigest()
 
 
 class Refusing:
@@ -113,6 +119,73 @@ def test_what_did_not_fit_when_a_job_was_closed_is_written_when_there_is_room(
         assert [mark.version for mark in disk(tmp_path / "job").marks()] == [3]
     finally:
         keeper.close()
+
+
+def cut_off(client: Any) -> None:
+    client.hset(OPEN_JOBS, "job", client.hget(OPEN_JOBS, "job")[:-9])
+
+
+def more_steps(client: Any) -> None:
+    client.hset(OPEN_JOBS, "job", client.hget(OPEN_JOBS, "job").replace(b'"24"', b'"26"'))
+
+
+def other_scripts(client: Any) -> None:
+    for key in (_script_key("job"), submitted_key(SCRIPT_SHA)):
+        client.set(key, SCRIPT.replace(b"1e-2", b"1e-3"))
+
+
+COMMITS = "orch:commit:job"
+DAMAGE: list[tuple[str, Callable[[Any], object]]] = [
+    (f"{OPEN_JOBS} job in Redis is damaged", cut_off),
+    (f"{OPEN_JOBS} job in Redis is damaged", more_steps),
+    (f"the step in {COMMITS} in Redis is damaged", lambda it: it.hset(COMMITS, "step", "5")),
+    (f"the term in {COMMITS} in Redis is damaged", lambda it: it.hset(COMMITS, "term", "1x")),
+    (f"{COMMITS} in Redis is gone", lambda it: it.delete(COMMITS)),
+    (f"{_script_key('job')} and {submitted_key(SCRIPT_SHA)} in Redis are damaged", other_scripts),
+]
+
+
+def left(refusing: Refusing, folder: Path) -> None:
+    """What a keeper leaves that ends behind the third step of a job, beside another one."""
+    keeper = Keeper(refusing, Place(checkpoints=folder), "127.0.0.1", SECRET)
+    keeper.open_job(order("other"), b"")
+    refusing.set(submitted_key(SCRIPT_SHA), SCRIPT)
+    keeper.open_job(msgspec.structs.replace(order(), script_sha=SCRIPT_SHA, argv=("24",)))
+    keeper.regroup("job", data_parallel(1, 2, ("w",)), "now")
+    for version in (1, 2, 3):
+        keeper._jobs["job"].history.write(Commit(generation=1, version=version, loss=0.5))
+    keeper.close()
+
+
+@pytest.mark.parametrize(("said", "damage"), DAMAGE)
+def test_what_redis_has_of_a_job_is_damaged(
+    refusing: Refusing, tmp_path: Path, said: str, damage: Callable[[Any], object]
+) -> None:
+    """The next keeper says which key it is, and neither goes on from it nor ends: other jobs are none the worse. The job
+    is opened again by who resumes it, and goes on from what is on the disk."""
+    left(refusing, tmp_path)
+    damage(refusing)
+    keeper = Keeper(refusing, Place(checkpoints=tmp_path), "127.0.0.1", SECRET)
+    try:
+        assert set(keeper._jobs) == {"other"}
+        rows = [msgspec.json.decode(row[b"e"], type=AnyReport) for _, row in refusing.xrange(INBOX)]
+        (told,) = [report for report in rows if isinstance(report, RecordsDamaged)]
+        assert told.error.startswith(said)
+        assert not is_open(refusing)
+        keeper.open_job(order(), b"")
+        assert keeper._jobs["job"].history.version == 0
+    finally:
+        keeper.close()
+
+
+def test_a_script_is_in_redis_twice(refusing: Refusing, tmp_path: Path) -> None:
+    """One of them is damaged: newcomers get the other."""
+    left(refusing, tmp_path)
+    refusing.delete(_script_key("job"))
+    keeper = Keeper(refusing, Place(checkpoints=tmp_path), "127.0.0.1", SECRET)
+    assert keeper._jobs["job"]._script == SCRIPT
+    assert keeper._jobs["job"].history.version == 3
+    keeper.close()
 
 
 @pytest.mark.parametrize("call", ["zrem", "set", "hset"])

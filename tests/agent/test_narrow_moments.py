@@ -10,6 +10,7 @@ from crews import Crew, ends_alike, played_alone, until
 from agent.faults import Fault, Plan
 from agent.keeper import OPEN_JOBS, OpenJob
 from agent.messages import CheckpointWritten, Recalled, Rewound, WorkerLost, WorkerReady
+from agent.records import seal, unseal
 
 pytestmark = pytest.mark.processes
 
@@ -226,9 +227,9 @@ def test_a_layout_was_written_down_and_told_to_nobody(
     mortal.kill(second)
     with mortal._lock:
         mortal.ready[:], mortal.generation = [first], mortal.generation + 1
-        record = msgspec.json.decode(mortal.client.hget(OPEN_JOBS, "job"), type=OpenJob)
+        record = msgspec.json.decode(unseal("", mortal.client.hget(OPEN_JOBS, "job")), type=OpenJob)
         record = msgspec.structs.replace(record, layout=mortal._layout())
-        mortal.client.hset(OPEN_JOBS, "job", msgspec.json.encode(record))
+        mortal.client.hset(OPEN_JOBS, "job", seal(msgspec.json.encode(record)))
     mortal.keeper.start()
     Path(f"{out}.hold").unlink()
     ends_alike(mortal, alone, STEPS)

@@ -11,6 +11,7 @@ from agent.messages import (
     CheckpointWritten,
     JobCompleted,
     Progress,
+    RecordsDamaged,
     Regrouped,
     Rewound,
     WorkerLost,
@@ -354,6 +355,21 @@ def test_nobody_pays_for_all_of_it_again_unasked(hand: Any) -> None:
     h.see(JobResumed(at_s=h.at_s, job="job", by="ann"))
     h.see(rewound(h, 3, 0))
     assert h.job.status not in {"FAILED", "CANCELLED"}
+
+
+def test_what_redis_has_of_a_job_is_damaged(hand: Any) -> None:
+    """It ends, says which key it is and what to do, and gives its machines back. Whoever resumes it goes on from its newest
+    checkpoint, and steps behind that are heard of."""
+    h = hand().running(slots_max=1)
+    h.committed(31)
+    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=20, state_bytes=9, uri="x"))
+    damaged = RecordsDamaged(at_s=h.at_s, job="job", error="orch:commit:job in Redis is gone")
+    out = h.see(damaged)
+    assert (h.job.step, h.job.steps_lost, h.job.status) == (20, 11, "FAILED")
+    assert "orch:commit:job in Redis is gone" in h.words(out)
+    assert "resume, which goes on from the checkpoint of step 20" in h.words(out)
+    assert h.only(out, Terminate)
+    assert h.see(damaged) == []
 
 
 def test_a_loss_that_has_been_overtaken_takes_nothing_back(hand: Any) -> None:
