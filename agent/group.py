@@ -49,6 +49,7 @@ from agent.protocol import (
     ProfileKnown,
     Redo,
     State,
+    Unled,
     Welcome,
 )
 from agent.pulling import Pulling
@@ -62,6 +63,11 @@ from agent.warming import Landing, warm
 from agent.world import Abandoned, Facts, Interrupted
 
 T = TypeVar("T")
+
+UNLED = (
+    "step {}: the script leads here and looks at its whole model, of which a part was lost with another worker: "
+    "what it would show or save is not there, and the next leader does this step again"
+)
 
 
 class Group(Crew):
@@ -104,6 +110,7 @@ class Group(Crew):
         self._began_s, self._computed = 0.0, 0  # of this share: since when, and microbatches so far
         self._deep = Deep(self.me)
         self.astray = False  # what the script does until the next boundary counts for nothing
+        self._told_to_lead = False  # and the script may have kept that, until the next boundary
 
     # --- what the worker process uses ---------------------------------------------------------------
 
@@ -124,12 +131,19 @@ class Group(Crew):
     @property
     def leads(self) -> bool | None:
         """As `leader`; None as long as this worker was in no layout at all."""
-        return None if self.entered is None else self.leader
+        return None if self.entered is None else self._leads
 
     @property
     def leader(self) -> bool:
-        first = self._holds and self.layout.workers[0] == self.me
-        return first and not self.astray
+        self._told_to_lead |= self._leads
+        return self._leads
+
+    @property
+    def _leads(self) -> bool:
+        entered = self.entered
+        if entered is None or self.astray or entered.layout.workers[0] != self.me:
+            return False
+        return self._holds or entered.unled == self.session.version
 
     @property
     def notice_s(self) -> float | None:
@@ -140,7 +154,7 @@ class Group(Crew):
         if self._survey.ready is None:
             warm(session, self._landing, self._greeting.state_bytes)
         self._survey.introduce(facts)
-        self.astray = False
+        self.astray = self._told_to_lead = False
         while True:
             try:
                 self._come_in(session)
@@ -171,7 +185,7 @@ class Group(Crew):
     def share(self) -> tuple[int, int]:
         if self.superseded():
             self._change_in_step()
-        if self.leader:
+        if self._leads:
             self._survey.look()
         else:
             self._survey.help()
@@ -246,11 +260,17 @@ class Group(Crew):
     def fetch(self) -> None:
         """Everyone does at the same place of the script, or who does not waits for those who do.
 
-        The script goes on with a whole model, or for nothing. A new layout is heard of here, and its workers are
-        asked; it is entered later, for the state of an unfinished step is not one to hand over.
+        The script goes on with a whole model, or for nothing: with what is no number in it, which a script that leads
+        would show or save. A new layout is heard of here, and its workers are asked; it is entered later, for the
+        state of an unfinished step is not one to hand over.
         """
-        if not self.astray and not self._handover.look(self._counted_among):
-            self._holds, self.astray = False, True
+        if not self.astray and self._handover.look(self._counted_among):
+            return
+        leads = self._leads or self._told_to_lead
+        self._holds, self.astray = False, True
+        if leads:
+            self.link.send(Unled(step=self.session.version))
+            raise WireError(UNLED.format(self.session.version))
 
     def _counted_among(self, order: Enter | None) -> Having | None:
         """Who has what of the state that is looked at; None where it is not the job's any more."""

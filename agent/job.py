@@ -50,6 +50,7 @@ from agent.protocol import (
     Slice,
     Snapshot,
     Traced,
+    Unled,
     Welcome,
 )
 from agent.regrouping import Regrouping
@@ -273,6 +274,8 @@ class Job:
                     member.holds(message.version, message.held)
             case LoopLeft():
                 self.roster.hear_left(message.version)
+            case Unled():
+                self.roster.unled = message.step
             case Snapshot():
                 self._on_snapshot(member, message, payload)
             case Recording():

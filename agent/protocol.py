@@ -135,6 +135,12 @@ class LoopLeft(Message, frozen=True, kw_only=True):
     version: int
 
 
+class Unled(Message, frozen=True, kw_only=True):
+    """What the leader does in this step, which is committed, was not done to its end."""
+
+    step: int
+
+
 class Snapshot(Message, frozen=True, kw_only=True):
     """Some of this worker's share of the state: see `agent.store.shares`.
 
@@ -283,7 +289,8 @@ class Enter(Message, frozen=True, kw_only=True):
     holders the keeper sends its own copy, of which each asks for its layers where it shall have no more; and the
     `redo` sums behind it are asked for. `snapshot` is as in
     `Commit`. `record` asks the first worker whether the script can be cut, since nobody has said so yet; the others
-    begin their first share by waiting for its word (`agent.helping`).
+    begin their first share by waiting for its word (`agent.helping`). `unled` is the committed step that the first
+    worker leads once more when it applies it again.
     """
 
     layout: Layout
@@ -294,6 +301,7 @@ class Enter(Message, frozen=True, kw_only=True):
     redo: int = 0
     snapshot: bool = False
     record: bool = False
+    unled: int | None = None
 
 
 class Commit(Message, frozen=True, kw_only=True):
@@ -388,6 +396,7 @@ AnyMessage = (
     | Prepared
     | Holding
     | LoopLeft
+    | Unled
     | Snapshot
     | LayersAsked
     | RedoAsked

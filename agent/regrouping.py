@@ -160,6 +160,7 @@ class Regrouping:
             redo=0 if holders else len(vault.redo),
             snapshot=snapshot,
             record=self._roster.recorders.wanted(time.monotonic()),
+            unled=self._unled(),
         )
         for worker in dict.fromkeys((*layout.workers, *holders)):
             member = members[worker]
@@ -167,6 +168,11 @@ class Regrouping:
             member.enters(layout, holds=worker in holders)
             if not holders and not layout.owned:
                 self.send_backup(member, layout.generation)
+
+    def _unled(self) -> int | None:
+        """Whoever has gone on from that step does not do it again."""
+        step = self._roster.unled
+        return step if step is not None and step + 1 == self._history.version else None
 
     def send_backup(
         self, member: Member, generation: int, wanted: tuple[str, ...] | None = None
@@ -271,7 +277,7 @@ class Regrouping:
         except Fenced as error:
             self._gave_up(error)
             return False
-        self._vault.since, self._roster.left = version, None
+        self._vault.since, self._roster.left, self._roster.unled = version, None, None
         if version < before:
             self._reports.rewound(before, version)
         return True

@@ -33,6 +33,7 @@ class Roster:
         # Who was asked to hand its state to those who lack it. In a keeper that was restarted: nobody knows.
         self.sources: tuple[str, ...] | None = ()
         self.left: int | None = None  # the version with which scripts left their loops
+        self.unled: int | None = None  # the committed step that nobody has led to its end
         self.finishing: set[str] | None = None  # workers whose script is not at its end yet
 
     # --- who is here --------------------------------------------------------------------------------

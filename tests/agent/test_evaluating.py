@@ -17,13 +17,13 @@ LATE_AT = 5
 @pytest.fixture(scope="module")
 def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
     """What the script prints and saves alone, without any manager."""
-    return _alone(TOY.read_text(), tmp_path_factory.mktemp("toy"))
+    return _alone(TOY.read_text(), tmp_path_factory.mktemp("toy"), str(STEPS))
 
 
-def _alone(script: str, folder: Path) -> tuple[list[str], bytes]:
+def _alone(script: str, folder: Path, *arguments: str) -> tuple[list[str], bytes]:
     path = folder / "alone.py"
     path.write_text(script)
-    return played_alone(path, folder / "alone" / "out.pt", str(STEPS))
+    return played_alone(path, folder / "alone" / "out.pt", *arguments)
 
 
 @pytest.mark.parametrize("late", ["1 2 3", "3"])
@@ -86,7 +86,7 @@ def test_who_is_left_out_looks_too_late(crew: Crew, tmp_path: Path, ahead: int) 
     script = script.replace(
         ") if step == LATE_AT else 1.0\n        optimizer", ")\n        optimizer"
     )
-    alone = _alone(script, tmp_path)
+    alone = _alone(script, tmp_path, str(STEPS))
     script = script.replace(made, made + SLOW.replace("AHEAD", str(ahead))).replace(
         "        plateau.step", LOOKED + "        plateau.step"
     )
@@ -159,7 +159,7 @@ def test_who_applies_steps_again_waits_for_who_still_looks(crew: Crew, tmp_path:
     behind = script.index("        with torch.no_grad():\n            found")
     script = script[:behind] + script[script.index("        plateau.step") :]
     script = script.replace(" then {found!r}", "")
-    alone = _alone(script, tmp_path)
+    alone = _alone(script, tmp_path, str(STEPS))
     hold = Path(f"{out}.hold")
     hold.write_text(str(LATE_AT))
     crew.depth, crew.owned = 2, True
@@ -171,4 +171,54 @@ def test_who_applies_steps_again_waits_for_who_still_looks(crew: Crew, tmp_path:
     assert crew.completed().step == STEPS
     assert set(crew.printed()) <= set(alone[0])
     assert out.read_bytes() == alone[1]
+    assert crew.of(Rewound) == []
+
+
+SAVES = """
+import sys, time, torch
+from pathlib import Path
+from torch import nn
+from agent import Session
+
+out = sys.argv[1]
+torch.manual_seed(0)
+model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer, microbatches=4)
+for step in session.steps(6):
+    for batch in session.share([torch.ones(2, 8)] * 4):
+        session.backward(model(batch).square().mean())
+    optimizer.step()
+    leads = session.leader
+    Path(f"{out}.at.{step}").touch()
+    while not leads and step == AT and Path(f"{out}.late").exists():
+        time.sleep(0.01)
+    state = model.state_dict()
+    if WHO:
+        torch.save(state, f"{out}.{step}")
+torch.save(model.state_dict(), out)
+"""
+
+
+@pytest.mark.parametrize(("at", "who"), [(2, "session.leader"), (5, "leads")])
+def test_what_a_leader_saves_of_a_model_that_is_lost_under_its_hands_is_saved_by_the_next(
+    crew: Crew, tmp_path: Path, at: int, who: str
+) -> None:
+    """It asks for layers whose only owner dies. Nothing is saved of what is not there, and nothing is left out."""
+    script = SAVES.replace("AT", str(at)).replace("WHO", who)
+    _alone(script, tmp_path)
+    out = crew.folder / "out.pt"
+    late = Path(f"{out}.late")
+    late.touch()
+    crew.depth, crew.owned = 2, True
+    workers = crew.begin(2, script, str(out))
+    crew._until("the step", Path(f"{out}.at.{at}").exists)
+    crew.kill(workers[1])
+    crew._until("the losses", lambda: {lost.worker for lost in crew.of(WorkerLost)} == {*workers})
+    late.unlink()
+    crew.start(2)
+    assert crew.completed().step == 6
+    for step in range(6):
+        saved, right = Path(f"{out}.{step}"), tmp_path / "alone" / f"out.pt.{step}"
+        assert saved.read_bytes() == right.read_bytes(), step
     assert crew.of(Rewound) == []
