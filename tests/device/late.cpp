@@ -25,6 +25,12 @@
 #include <map>
 #include <mutex>
 
+extern "C" { // of the interpreter that loads this; its headers may not be there
+int PyGILState_Check();
+void* PyEval_SaveThread();
+void PyEval_RestoreThread(void*);
+}
+
 namespace {
 
 using c10::Device;
@@ -37,6 +43,18 @@ constexpr DeviceIndex DEVICES = 2;
 constexpr size_t SPAN = size_t(1) << 36, UNIT = 512;
 
 std::recursive_mutex lock;
+
+// Nobody waits for it with the interpreter: whoever has it may need that, to let go of a tensor for one.
+struct Held {
+  Held() {
+    if (lock.try_lock()) return;
+    void* interpreter = PyGILState_Check() ? PyEval_SaveThread() : nullptr;
+    lock.lock();
+    if (interpreter) PyEval_RestoreThread(interpreter);
+  }
+  ~Held() { lock.unlock(); }
+};
+
 thread_local DeviceIndex current = 0;
 thread_local int64_t currents[DEVICES] = {0, 0};
 thread_local bool in_kernel = false;
@@ -146,7 +164,7 @@ void saw(int64_t stream, const void* p, bool write) {
 
 struct LateAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     if (shown == nullptr) {
       auto map = [](int prot) { return static_cast<char*>(mmap(nullptr, SPAN, prot, MAP_PRIVATE | MAP_ANONYMOUS | MAP_NORESERVE, -1, 0)); };
       shown = map(PROT_NONE);
@@ -170,7 +188,7 @@ struct LateAllocator final : c10::Allocator {
   }
   static void free(void* p) {
     if (p == nullptr) return;
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     auto it = blocks.find(static_cast<char*>(p));
     size_t size = it->second.size;
     for (auto stream : it->second.kept_for) drain(stream);
@@ -180,14 +198,14 @@ struct LateAllocator final : c10::Allocator {
   }
   c10::DeleterFnPtr raw_deleter() const override { return &free; }
   void copy_data(void* to, const void* from, size_t n) const override {
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     std::memcpy(real(to), real(const_cast<void*>(from)), n);
   }
 };
 
 struct PinnedAllocator final : c10::Allocator {
   c10::DataPtr allocate(size_t n) override {
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     void* p = n ? aligned_alloc(64, (n + 63) / 64 * 64) : nullptr;
     if (n) {
       std::memset(p, 0xFF, n);
@@ -196,7 +214,7 @@ struct PinnedAllocator final : c10::Allocator {
     return {p, p, &release, Device(DeviceType::CPU)};
   }
   static void release(void* p) {
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     pinned.erase(static_cast<char*>(p));
     ::free(p);
   }
@@ -232,7 +250,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   c10::Stream getStream(Device d) const override { return stream(index(d), currents[index(d)]); }
   c10::Stream getDefaultStream(Device d) const override { return stream(index(d), 0); }
   c10::Stream getNewStream(Device d, int) const override {
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     return stream(index(d), lanes_made++);
   }
   c10::Stream getStreamFromGlobalPool(Device d, bool) const override { return getNewStream(d, 0); }
@@ -243,7 +261,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
   }
   void destroyEvent(void* e, const DeviceIndex) const noexcept override { delete static_cast<Event*>(e); }
   void record(void** e, const c10::Stream& s, const DeviceIndex, const c10::EventFlag) const override {
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     if (*e == nullptr) *e = new Event();
     auto* event = static_cast<Event*>(*e);
     auto& lane = lanes[number(s)];
@@ -252,7 +270,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     *event = Event{number(s), lane.issued, lane.clock, std::chrono::duration<double, std::milli>(now).count()};
   }
   void block(void* e, const c10::Stream& s) const override {
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     auto* event = static_cast<Event*>(e);
     if (event == nullptr || event->stream < 0) return;
     auto& lane = issue(number(s));
@@ -260,29 +278,29 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     lane.queue.push_back(Task{nullptr, event->stream, event->count});
   }
   bool queryEvent(void* e) const override {
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     auto* event = static_cast<Event*>(e);
     return event == nullptr || event->stream < 0 || lanes[event->stream].done >= event->count;
   }
   DeviceIndex deviceCount() const noexcept override { return DEVICES; }
   bool queryStream(const c10::Stream& s) const override {
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     return lanes[number(s)].queue.empty();
   }
   void synchronizeStream(const c10::Stream& s) const override {
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     drain(number(s));
     host_waits(number(s), lanes[number(s)].clock);
   }
   void synchronizeEvent(void* e) const override {
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     auto* event = static_cast<Event*>(e);
     if (event == nullptr || event->stream < 0) return;
     run(event->stream, event->count);
     host_waits(event->stream, event->clock);
   }
   void synchronizeDevice(const DeviceIndex) const override {
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     for (auto& [id, lane] : lanes) {
       drain(id);
       host_waits(id, lane.clock);
@@ -292,7 +310,7 @@ struct Guard final : c10::impl::DeviceGuardImplInterface {
     return static_cast<Event*>(b)->at_ms - static_cast<Event*>(a)->at_ms;
   }
   void recordDataPtrOnStream(const c10::DataPtr& p, const c10::Stream& s) const override {
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     if (auto* block = block_of(p.get())) block->kept_for.push_back(number(s));
   }
 };
@@ -334,12 +352,12 @@ struct Hooks final : at::PrivateUse1HooksInterface {
   DeviceIndex maybeExchangeDevice(DeviceIndex i) const override { return exchangeDevice(i); }
   const at::Generator& getDefaultGenerator(DeviceIndex i) const override { return default_generator(i); }
   at::Generator getNewGenerator(DeviceIndex i) const override { return at::make_generator<LateGenerator>(i < 0 ? current : i); }
-  bool isPinnedPtr(const void* p) const override { std::lock_guard<std::recursive_mutex> held(lock); return is_pinned(p); }
+  bool isPinnedPtr(const void* p) const override { Held held; return is_pinned(p); }
   at::Allocator* getPinnedMemoryAllocator() const override { return &pinned_allocator; }
   Device getDeviceFromPtr(void*) const override { return {LATE, current}; }
   void resizePrivateUse1Bytes(const c10::Storage& storage, size_t n) const override {
     auto fresh = allocator.allocate(n);
-    std::lock_guard<std::recursive_mutex> held(lock);
+    Held held;
     if (storage.nbytes() && n) std::memcpy(real(fresh.get()), real(storage.mutable_data()), std::min(n, storage.nbytes()));
     auto* impl = storage.unsafeGetStorageImpl();
     impl->set_data_ptr_noswap(std::move(fresh));
@@ -369,7 +387,7 @@ at::Tensor seen(const at::Tensor& t) {
 
 at::Tensor copy_from(const at::Tensor& self, const at::Tensor& dst, bool non_blocking) {
   if (self.numel() == 0) return dst;
-  std::lock_guard<std::recursive_mutex> held(lock);
+  Held held;
   auto device = self.is_cpu() ? dst.device() : self.device();
   c10::DeviceGuard guard(device);
   auto stream = here();
@@ -411,12 +429,12 @@ const at::Tensor& resize(const at::Tensor& self, c10::SymIntArrayRef size, std::
 }
 
 void record_stream(at::Tensor& self, at::Stream s) {
-  std::lock_guard<std::recursive_mutex> held(lock);
+  Held held;
   if (auto* block = block_of(self.storage().data())) block->kept_for.push_back(Guard::number(s));
 }
 
 void fallback(const c10::OperatorHandle& op, torch::jit::Stack* stack) {
-  std::lock_guard<std::recursive_mutex> held(lock);
+  Held held;
   bool before = in_kernel;
   in_kernel = true;
   try {
