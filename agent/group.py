@@ -154,6 +154,7 @@ class Group(Crew):
         if self._survey.ready is None:
             warm(session, self._landing, self._greeting.state_bytes)
         self._survey.introduce(facts)
+        self._check_followers(session)
         self.astray = self._told_to_lead = False
         while True:
             try:
@@ -164,6 +165,10 @@ class Group(Crew):
             break
         self._landing.clear()
         self._handover.pulling.forget(session.version)
+
+    def _check_followers(self, session: Session) -> None:
+        if not self.astray and session.holdings.here is not None:
+            session.holdings.followers.check(session.version - 1)
 
     def logged(self, step: int) -> Summed | None:
         entered = self.entered
@@ -335,6 +340,7 @@ class Group(Crew):
         self._snapshots.settle()
 
     def finish(self, session: Session, facts: Facts) -> bool:  # noqa: ARG002
+        self._check_followers(session)
         self.link.step, last = -1, session.version
         self._left = last
         self.link.send(LoopLeft(version=last))

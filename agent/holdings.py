@@ -14,6 +14,7 @@ import torch
 from agent.away import is_away, nothing
 from agent.device import CPU
 from agent.errors import Misuse
+from agent.followers import Followers
 from agent.pipeline.births import Unborn
 from agent.shards import Stateful
 from agent.store.layers import block_of, collect
@@ -44,6 +45,7 @@ class Holdings:
         self._clipped: set[int] = set()  # so are those of these parameters, wherever they are
         self.astray = False  # there are no gradients, for the job went on without this worker
         self.borrowed: frozenset[str] = frozenset()  # here for the script to look at
+        self.followers = Followers(objects)  # of weights that may not be here
         self._all: frozenset[str] = frozenset()
         self._counted = 0
         self._bearable: dict[str, list[torch.nn.Parameter]] = defaultdict(list)

@@ -148,8 +148,8 @@ class Session:
         self._phase = "bound"  # made | bound | between | sharing | computing | shared | over
         self.space = SumSpace(modules)
         self.holdings = Holdings(self.objects, _unborn)
-        self._form, self._filled = Form(modules), Filled(modules)
-        self._beside, self.eyes, self._still = Beside(self.objects), Eyes(modules), Still(modules)
+        self._form, self._filled, self._still = Form(modules), Filled(modules), Still(modules)
+        self._beside, self.eyes = Beside(self.objects), Eyes(modules)
         self._total: Sum | None = None
         self._partial = Partial(self.space, microbatches)
         self._world = _world if _world is not None else Alone()
@@ -484,6 +484,8 @@ class Session:
         self.holdings.norms = {}
         if summed.held is not None:
             self._keep(summed.held)
+        if self.holdings.here is not None:
+            self.holdings.followers.begin()
         if summed.finite or self.scaler is not None:
             summed.total.space.install(summed.total, self.microbatches)
             self._optimizers.unused = summed.finite  # of an overflow the scaler makes no use
@@ -513,6 +515,7 @@ class Session:
     def bear(self, layers: frozenset[str]) -> None:
         """Have these layers with their initial values, and of those that can be born no others."""
         self._still.forget()
+        self.holdings.followers.forget()
         self.holdings.unbear(layers)
         self.holdings.bear(layers)
         self.holdings.arrived(layers)
@@ -579,6 +582,7 @@ class Session:
         """Take the state over; of what is not in `only`, there is nothing here then."""
         self.eyes.forget()
         self._still.forget()
+        self.holdings.followers.forget()
         self._world.settle()
         self._kept = None
         if only is None:
@@ -615,6 +619,7 @@ class Session:
         What is set for an optimizer is here since the state was loaded, and the script may have set it anew.
         """
         self._still.forget()
+        self.holdings.followers.forget()
         self.holdings.make_room(layers)
         with self._unseen():
             fill(gathered.layers.values(), gathered.read, self.objects, layers, settings=False)

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 import torch
 
-from agent import device, own, parcel, session
+from agent import coupling, device, followers, own, parcel, session
 from agent.errors import Misuse, NotFinite, ParcelError, WireError
 from agent.group import Group
 from agent.messages import FailureKind, JobOrder, WorkerOrder
@@ -37,6 +37,7 @@ MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD,
 DISK_VARIABLE = "SPOT_TEMP_DIR"
 DETAIL_CHARS_MAX = 60_000
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
+AWAY = f"This writes to a parameter that others keep, {coupling.ROOM}"
 TAKEN = (
     "a worker has another module of that name in use, which the script would get: rename this one"
 )
@@ -157,8 +158,16 @@ def _play(path: Path, group: Group) -> _Failure | None:
     except Misuse as error:
         return _Failure("refused", own_traceback(error))
     except BaseException as error:
-        return _Failure("exception", own_traceback(error))
+        return _of_script(error)
     return None
+
+
+def _of_script(error: BaseException) -> _Failure:
+    said = own_traceback(error)
+    apart = any(each.holdings.here is not None for each in session.made())
+    if apart and followers.writes_away(error):
+        return _Failure("refused", f"{said}\n{AWAY}")
+    return _Failure("exception", said)
 
 
 @contextmanager

@@ -144,3 +144,68 @@ def test_the_norm_of_gradients_that_were_changed_is_refused_where_a_part_is(
 def test_gradients_may_be_clipped_in_parts_and_otherwise_behind(crew: Crew, tmp_path: Path) -> None:
     """A look at the norm of all, norms of several parts, and what changes each gradient behind them are right."""
     played(crew, tmp_path, script(clip=APART), owned=True)
+
+
+FOLLOWS = """
+class Follows:
+    def __init__(self, model):
+        self.weights = [each.clone() for each in model.state_dict().values()]
+
+    @torch.no_grad()
+    def take_in(self, weights):
+        for mine, weight in zip(self.weights, weights):
+            mine.lerp_(weight.detach(), 0.5)
+
+    def state_dict(self):
+        return {"weights": self.weights}
+
+    def load_state_dict(self, state):
+        for mine, weight in zip(self.weights, state["weights"]):
+            mine.copy_(weight)
+
+
+"""
+
+
+def following(made: str, taking_in: str, given: str = "average", saved: str = "average") -> str:
+    """The toy with something that follows its weights."""
+    return (
+        script()
+        .replace("def main(", FOLLOWS.lstrip() + "def main(")
+        .replace("    session = ", f"    average = {made}\n    session = ")
+        .replace("optimizer, microbatches", f"optimizer, {given}, microbatches")
+        .replace("        if session.leader", f"        {taking_in}\n        if session.leader")
+        .replace("model.state_dict(), out", f"{saved}.state_dict(), out")
+    )
+
+
+EACH_ONE = "with torch.no_grad(): [a.lerp_(p, 0.5) for a, p in zip(average.parameters(), model.parameters())]"
+COPIED = "__import__('copy').deepcopy(model)"
+
+
+@pytest.mark.parametrize(
+    ("text", "why"),
+    [
+        (
+            following("Follows(model)", "average.take_in(model.parameters())"),
+            "Follows2/weights/",
+        ),
+        # Where the teacher's layers are none of its student's are all away, and where they are not it cannot be written to.
+        (following(f"nn.ModuleDict({{'teacher': {COPIED}}})", EACH_ONE), ""),
+    ],
+    ids=["own", "teacher"],
+)
+def test_what_follows_weights_that_are_not_here_is_refused(crew: Crew, text: str, why: str) -> None:
+    """It was trained to its end with an average of not-a-number."""
+    crew.depth, crew.owned = 2, True
+    crew.begin(2, text, "12", str(crew.folder / "out.pt"))
+    failed = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    assert failed.kind == "refused"
+    assert why in failed.detail
+    assert "may average model.state_dict() instead" in failed.detail
+    assert crew.step == 1
+
+
+def test_what_follows_a_whole_model_is_right(crew: Crew, tmp_path: Path) -> None:
+    text = following("Follows(model)", "average.take_in(model.state_dict().values())")
+    played(crew, tmp_path, text, owned=True)
