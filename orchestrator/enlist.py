@@ -15,10 +15,9 @@ from typing import Any
 import msgspec
 
 from agent.offsite import Storage
+from orchestrator.actors import NAMESPACE, ManagerActor, Order
 from orchestrator.config import load
-from orchestrator.manager import Manager, Order
 from orchestrator.places import Places
-from orchestrator.ray_engine import NAMESPACE
 
 HEAD = {"node:__internal_head__": 0.001}
 
@@ -57,7 +56,9 @@ def enlist(order: Order, storage: Storage | None) -> None:
     )
     ray.get(keeper.ping.remote())
     manager = (
-        ray.remote(Manager).options(name="manager", **detached).remote(msgspec.json.encode(order))
+        ray.remote(ManagerActor)
+        .options(name="manager", **detached)
+        .remote(msgspec.json.encode(order))
     )
     ray.get(manager.ping.remote())
     ray.shutdown()

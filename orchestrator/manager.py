@@ -26,6 +26,7 @@ from cloud.clock import CLOCK
 from cloud.model import InstanceType, Pool
 from cloud.provider import Provider
 from orchestrator import layouts
+from orchestrator.actors import Order
 from orchestrator.buying import SlotSpeed
 from orchestrator.config import Config, load
 from orchestrator.events import ManagerStarted
@@ -51,18 +52,8 @@ SUPERSEDED = (
 )
 
 
-class Order(msgspec.Struct, frozen=True, kw_only=True):
-    """Where the manager finds everything."""
-
-    state_dir: str
-    redis_url: str
-    ray_address: str
-    config_path: str | None
-    house: str  # which life of the house asks
-
-
 class Manager:
-    """The Ray actor: a thread with the loop in it."""
+    """What the Ray actor does: a thread with the loop in it."""
 
     def __init__(self, order: bytes) -> None:
         self._order = msgspec.json.decode(order, type=Order)

@@ -19,7 +19,7 @@ from orchestrator import processes
 LOOK_S = 5.0
 LOOKS_MAX = 36  # not seconds: whoever looks may have been asleep together with those it looks at
 ANSWER_S_MAX = 1.0
-SIGNS = {"Manager": "orch:view", "KeeperActor": PULSE}  # by the name that Ray gives their processes
+SIGNS = {"Manager": "orch:view", "KeeperActor": PULSE}  # Ray's names for them begin so
 
 
 class Pulse:

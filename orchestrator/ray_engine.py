@@ -23,10 +23,10 @@ from orchestrator.actions import (
     StopWorker,
     WriteCheckpoint,
 )
+from orchestrator.actors import NAMESPACE
 from orchestrator.live import EngineAction, EngineError
 from orchestrator.places import Places
 
-NAMESPACE = "orchestrator"
 MACHINE = "machine:"
 ANSWER_S_MAX = 30.0
 PING_S = 1.0

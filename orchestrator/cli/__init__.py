@@ -6,13 +6,14 @@ Exit codes: 0 done · 1 it did not work · 2 the command or the settings are wro
 
 import sys
 from collections.abc import Sequence
+from functools import cache
 
 import redis
 import typer
 from rich.console import Console
 
 from cloud.errors import CloudError
-from orchestrator.cli import footprint, jobs, machine, market, past, running, tracing, trouble
+from orchestrator.cli import jobs, machine, market, past, running, trouble
 from orchestrator.cli.desk import ERROR, INTERRUPTED, NOT_RUNNING, USAGE, CommandError, write_json
 from orchestrator.client import NotRunning, Silent
 from orchestrator.config import ConfigError
@@ -26,13 +27,15 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Begin with: orchestrator demo",
 )
-for room in (machine, running, market, past, jobs, tracing, footprint, trouble):
+for room in (machine, running, market, past, jobs, trouble):
     room.add(app)
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; whatever goes wrong becomes one line and an exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    if not words or words[0] not in {one.name for one in app.registered_commands}:
+        _open_all_rooms()
     try:
         return app(words, prog_name="orchestrator", standalone_mode=False) or 0
     except (CommandError, NotRunning, ConfigError, typer.TyperException) as error:
@@ -41,6 +44,15 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return _fail(words, *_line_and_code(error))
     except KeyboardInterrupt:
         return INTERRUPTED
+
+
+@cache
+def _open_all_rooms() -> None:
+    """Those that import the planner as well, which takes longer than all the others: for whoever asks for them, or what there is."""
+    from orchestrator.cli import footprint, tracing
+
+    for room in (tracing, footprint):
+        room.add(app)
 
 
 def _line_and_code(error: Exception) -> tuple[str, int]:

@@ -4,6 +4,7 @@ import os
 import signal
 import socket
 import subprocess
+import sys
 
 import pytest
 
@@ -221,3 +222,15 @@ def test_gc_removes_short_ways_to_nowhere(shell, tmp_path, monkeypatch):
     assert str(folder / "spot-0123456789ab") in [one["id"] for one in found]
     left = sorted(path.name for path in folder.iterdir())
     assert left == ["mine", "spot-456789abcdef", "spot-light"]
+
+
+@pytest.mark.parametrize(
+    "program", ["from orchestrator.cli import main; main(['status'])", "import orchestrator.enlist"]
+)
+def test_what_plans_nothing_imports_no_planner(tmp_path, program):
+    """It takes longer than all else that a short command, or the house's start, has to import."""
+    asked = f"import sys; {program}; print({{'numba', 'scipy'}} & set(sys.modules))"
+    ran = subprocess.run(
+        [sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True
+    )
+    assert ran.stdout == "set()\n", ran.stderr

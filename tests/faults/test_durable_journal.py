@@ -13,6 +13,7 @@ import redis.asyncio
 from agent.messages import AgentLost
 from cloud.clock import VirtualClock
 from orchestrator.actions import Note
+from orchestrator.actors import Order
 from orchestrator.cli.running import seen
 from orchestrator.events import JobCancelled, Tick
 from orchestrator.journal import (
@@ -26,7 +27,6 @@ from orchestrator.journal import (
 )
 from orchestrator.live import LiveWorld
 from orchestrator.looking import why_silent
-from orchestrator.manager import Order
 from orchestrator.places import Places
 from orchestrator.quotes import QuoteStore
 from orchestrator.redis_server import RedisServer, retry_policy

@@ -14,11 +14,12 @@ import redis
 
 from orchestrator import client, manager
 from orchestrator import house as house_module
+from orchestrator.actors import Order
 from orchestrator.client import Client, Silent
 from orchestrator.client import House as HouseFile
 from orchestrator.config import load
 from orchestrator.house import House
-from orchestrator.manager import Manager, Order
+from orchestrator.manager import Manager
 from orchestrator.places import Places
 from orchestrator.redis_server import RedisServer
 
