@@ -25,7 +25,15 @@ from agent.forgetting import note_closed, note_open
 from agent.job import Job
 from agent.layout import Layout
 from agent.member import Member
-from agent.messages import AnyReport, JobCompleted, JobOrder, NoticeSeen, RecordsDamaged, When
+from agent.messages import (
+    PULSE,
+    AnyReport,
+    JobCompleted,
+    JobOrder,
+    NoticeSeen,
+    RecordsDamaged,
+    When,
+)
 from agent.outbox import Outbox
 from agent.parcel import submitted_key
 from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
@@ -47,7 +55,6 @@ OPEN_JOBS = "orch:jobs:open"
 TRACES_ASKED = "orch:trace:asked"
 ASKED_S = 0.5
 PORTS = "orch:keeper:ports"
-PULSE = "orch:keeper:pulse"
 PULSE_S = 5.0
 
 

@@ -13,7 +13,7 @@ from pathlib import Path
 
 import redis
 
-from agent.keeper import PULSE
+from agent.messages import PULSE
 from orchestrator import processes
 
 LOOK_S = 5.0

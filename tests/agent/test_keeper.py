@@ -20,9 +20,9 @@ from agent import keeper as keeper_module
 from agent import vault
 from agent.commits import Commit, RedisCommitLog
 from agent.faults import Fault, Plan
-from agent.keeper import OPEN_JOBS, PULSE, Keeper, _script_key, connect
+from agent.keeper import OPEN_JOBS, Keeper, _script_key, connect
 from agent.layout import data_parallel
-from agent.messages import AnyReport, JobOrder, RecordsDamaged, Rewound, WorkerLost
+from agent.messages import PULSE, AnyReport, JobOrder, RecordsDamaged, Rewound, WorkerLost
 from agent.outbox import INBOX
 from agent.parcel import submitted_key
 from agent.protocol import Snapshot

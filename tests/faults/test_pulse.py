@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.keeper import PULSE
+from agent.messages import PULSE
 from orchestrator import processes
 from orchestrator.pulse import LOOK_S, LOOKS_MAX, Pulse
 
