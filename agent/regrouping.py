@@ -190,6 +190,8 @@ class Regrouping:
         if layout is None or asked.generation != layout.generation:
             return
         logged = self._vault.logged(asked.step)
+        if logged is None and self._recalling:
+            return  # it was told of the layout by a keeper before us, and is lost when it has sent its copies
         if logged is None:
             raise WireError(
                 f"{member.worker} asked for the sum of step {asked.step}, which is gone"
@@ -253,6 +255,8 @@ class Regrouping:
             if found is not None and found.saved is not None:
                 vault.adopt(found.saved)
                 self._reports.recalled(found.saved.reached, found.because)
+            if not self._roster.started:
+                self._lose(self._strays())
             if not self._roster.started and self._roster.complete:
                 self._start()
 
@@ -304,15 +308,34 @@ class Regrouping:
             roster.started = False
             self._start()
             return
-        holding = any(m.version == version for m in inside)
-        for member in inside if not holding else list(roster.members.values()):
-            fits = member.generation == layout.generation and member.version == version
-            if member.worker in layout.workers and not fits:
-                roster.lose(
-                    member.worker, "connection", "it was on its way when the keeper restarted"
-                )
+        strays = self._strays()
+        if any(member.copies for member in strays) and not roster.holders():
+            roster.started = False
+            self._recall()  # they are lost behind it: what they have copies of would go with them
+            return
+        self._lose(strays)
         if roster.complete:
             self._ask_for_state()
+
+    def _strays(self) -> list[Member]:
+        """Who was told of this layout by a keeper before us, and has not come to what was committed."""
+        roster, layout, version = self._roster, self._roster.layout, self._history.version
+        if layout is None:
+            return []
+        inside = [m for m in roster.members.values() if m.generation == layout.generation]
+        holding = any(m.version == version for m in inside)
+        there = roster.inside() if holding else inside
+        return [
+            member
+            for member in there
+            if member.worker in layout.workers
+            and (member.generation, member.version) != (layout.generation, version)
+        ]
+
+    def _lose(self, strays: list[Member]) -> None:
+        for member in strays:
+            why = "it was on its way when the keeper restarted"
+            self._roster.lose(member.worker, "connection", why)
 
     def _ask_for_state(self) -> None:
         layout = self._roster.layout

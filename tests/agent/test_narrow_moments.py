@@ -213,6 +213,43 @@ def test_the_keeper_and_the_only_owner_of_layers_are_killed_at_once(
     assert [lost.worker for lost in mortal.of(WorkerLost)] == [workers[place]]
 
 
+REDOES = """
+    world = session._world
+    take = world._redo.take
+
+    def hesitate(*asked):
+        while world.me == "w1":
+            Path(f"{out}.redoes").touch()
+            time.sleep(0.01)
+        return take(*asked)
+
+    world._redo.take = hesitate
+"""
+
+
+def test_the_keeper_goes_while_a_neighbour_takes_over_from_the_backup(
+    mortal: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """The only owner of layers is killed, and the keeper a moment behind it: the survivor is in the next layout by then, on
+    its way through the logged sums. It still has the copies, and is asked for them before it is given up."""
+    mortal.owned, mortal.depth, mortal.options = True, 2, {"cuts": BLOCKS[:1]}
+    out = mortal.folder / "out.pt"
+    Path(f"{out}.hold").write_text("17")
+    first, second = mortal.begin(2, script_with(REDOES), str(STEPS), str(out), backup_every_steps=5)
+    mortal.reach(17)
+    mortal.kill(second)
+    Path(f"{out}.hold").unlink()
+    until("the survivor to apply sums", Path(f"{out}.redoes").exists)
+    mortal.keeper.kill()
+    mortal.keeper.start()
+    until("the survivor to be given up", lambda: first not in mortal.ready)
+    mortal.start(2)
+    ends_alike(mortal, alone, STEPS)
+    (recalled,) = mortal.of(Recalled)
+    assert recalled.step == 17
+    assert "from a peer's host memory" in recalled.because
+
+
 def test_a_layout_was_written_down_and_told_to_nobody(
     mortal: Crew, alone: tuple[list[str], bytes]
 ) -> None:
