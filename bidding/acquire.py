@@ -203,13 +203,14 @@ def _name(row: _Row) -> tuple[bool, str, tuple[str, str, str, str], str]:
 
 
 def _rows(scene: _Scene) -> Iterator[_Row]:
-    horizon_h = horizon(_left_h(scene), _start_h(scene))
+    start_h = _start_h(scene)
+    horizon_h = horizon(_left_h(scene), start_h)
     for h in scene.holdings:
         if h.reliable or not (h.noticed or _expires(h, scene)):
             yield _held(h, scene, horizon_h)
     for o in scene.offers:
         if not o.blocked:
-            yield from _offered(o, scene, horizon_h)
+            yield from _offered(o, scene, start_h, horizon_h)
 
 
 def _start_h(scene: _Scene) -> float:
@@ -259,11 +260,10 @@ def _held(h: Holding, scene: _Scene, horizon_h: float) -> _Row:
                 bid_usd_per_h=h.bid_usd_per_h)  # fmt: skip
 
 
-def _offered(o: Offer, scene: _Scene, horizon_h: float) -> Iterator[_Row]:
+def _offered(o: Offer, scene: _Scene, start_h: float, horizon_h: float) -> Iterator[_Row]:
     """One row per offer; where bids evict, with the bid that makes its work cheapest."""
     rule = rule_of(o.billing, o.pool.cloud, o.market)
     code, price = _code(o), (o.price_usd_per_h, o.egress_usd)
-    start_h = _start_h(scene)
     recovery_h = scene.demand.recovery_s / HOUR_S
     choices: list[tuple[float | None, float]] = [(None, _hazard(o.market, o.hazard_per_h))]
     if o.bids and o.market == "spot":
@@ -370,9 +370,10 @@ def _refusal(
         return False, ""  # what works already works on until something better is there
     if not away or not len(order):
         return False, _waiting(scene, asked) if not len(order) else ""
-    horizon_h = horizon(_left_h(scene), _start_h(scene))
+    start_h = _start_h(scene)
+    horizon_h = horizon(_left_h(scene), start_h)
     # They would have to start as well: what is compared is the price of work, not that of machines.
-    soon = [row for o in away for row in _offered(o, scene, horizon_h)]
+    soon = [row for o in away for row in _offered(o, scene, start_h, horizon_h)]
     nearest = min(
         (r.expected_usd_per_h / (r.share * r.what.type.slots * r.what.type.speed) for r in soon),
         default=math.inf,

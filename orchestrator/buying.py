@@ -191,6 +191,9 @@ def offers(state: State, job: Job) -> list[Offer]:
         why = known.blocked_because if shut else provider.slow_because if waits else ""
         if not known.sold:
             continue
+        hazard_per_h = known.record.hazard_per_h(state.now_s)
+        return_per_h = known.record.return_per_h(state.now_s)
+        losses_seen = _losses_seen(state, known)
         for market in MARKETS:
             price = _price_usd_per_h(state, known, market)
             if price is None:
@@ -203,20 +206,23 @@ def offers(state: State, job: Job) -> list[Offer]:
                     price_usd_per_h=price,
                     blocked=waits,
                     blocked_because=why,
-                    hazard_per_h=known.record.hazard_per_h(state.now_s),
+                    hazard_per_h=hazard_per_h,
                     bids=_bids(state, known, market),
-                    losses_seen=_losses_seen(state, known),
-                    return_per_h=known.record.return_per_h(state.now_s),
+                    losses_seen=losses_seen,
+                    return_per_h=return_per_h,
                     billing=state.settings.billing,
                     egress_usd=_egress_usd(state, job, known.pool, home),
                     disk_usd_per_h=state.settings.disk_usd_per_h,
                 )
             )
-    return [
-        o
-        for o in found
-        if ledger.affordable(state, job, _ceiling_usd_per_h(state, o), o.egress_usd)
-    ]
+    purses = ledger.purses(state, job)
+    return [o for o in found if ledger.pays(purses, _needed_usd(state, o))] if purses else found
+
+
+def _needed_usd(state: State, offer: Offer) -> float:
+    """The least that must be there to buy one machine of it."""
+    ceiling = _ceiling_usd_per_h(state, offer)
+    return ledger.needed_usd(state.settings, ceiling) + offer.egress_usd
 
 
 def _price_usd_per_h(state: State, known: PoolState, market: Market) -> float | None:

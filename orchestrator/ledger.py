@@ -14,6 +14,8 @@ is money for that; else the machine is given back at once, and its reserve is us
 Where hours are paid as a whole, a whole one is reserved for as well.
 """
 
+from collections.abc import Sequence
+
 from bidding.billing import HOUR_S, RULES, cost_usd, rule_of
 from bidding.history import USD_PER_H_MAX
 from cloud.model import EndedBy, InstanceType, Market
@@ -112,17 +114,24 @@ def _owed_s(settings: Settings) -> float:
 
 def affordable(state: State, job: Job, ceiling_usd_per_h: float, egress_usd: float = 0.0) -> bool:
     """One more machine can be reserved for, and nothing has to be given back at once for it."""
-    settings = state.settings
-    needed = needed_usd(settings, ceiling_usd_per_h) + egress_usd
+    needed = needed_usd(state.settings, ceiling_usd_per_h) + egress_usd
+    return pays(purses(state, job), needed)
+
+
+def pays(purses: Sequence[tuple[float, float]], needed_usd: float) -> bool:
+    return all(needed_usd + others <= left for left, others in purses)
+
+
+def purses(state: State, job: Job) -> list[tuple[float, float]]:
+    """What is left under each cap, and what others may come to cost before we look."""
+    settings, found = state.settings, []
     for account in (state.account, job.account):
         left = left_usd(account, state.now_s)
-        if left is None:
-            continue
-        others = account.usd_per_h * 2 * settings.control_period_s / HOUR_S
-        others += account.intended_usd_per_h * _unseen_s(settings) / HOUR_S
-        if needed + others > left:
-            return False
-    return True
+        if left is not None:
+            others = account.usd_per_h * 2 * settings.control_period_s / HOUR_S
+            others += account.intended_usd_per_h * _unseen_s(settings) / HOUR_S
+            found.append((left, others))
+    return found
 
 
 def needed_usd(settings: Settings, ceiling_usd_per_h: float) -> float:
