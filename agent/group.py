@@ -66,7 +66,7 @@ T = TypeVar("T")
 
 UNLED = (
     "step {}: the script leads here and looks at its whole model, of which a part was lost with another worker: "
-    "what it would show or save is not there, and the next leader does this step again"
+    "what it would show or save is not there"
 )
 
 
@@ -271,11 +271,12 @@ class Group(Crew):
         """
         if not self.astray and self._handover.look(self._counted_among):
             return
-        leads = self._leads or self._told_to_lead
+        leads, step = self._leads or self._told_to_lead, self.session.version
         self._holds, self.astray = False, True
+        if leads and step < self.session.next_version:  # else it is committed later, and led like any other
+            self.link.send(Unled(step=step))
         if leads:
-            self.link.send(Unled(step=self.session.version))
-            raise WireError(UNLED.format(self.session.version))
+            raise WireError(UNLED.format(step))
 
     def _counted_among(self, order: Enter | None) -> Having | None:
         """Who has what of the state that is looked at; None where it is not the job's any more."""
