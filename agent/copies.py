@@ -10,6 +10,7 @@ An older version goes when the keeper has said twice that its backup is newer: b
 heard from its neighbour, behind all that the neighbour had to send of the newer version.
 """
 
+import contextlib
 import logging
 import threading
 from collections import defaultdict
@@ -19,6 +20,7 @@ from typing import Protocol
 
 import msgspec
 
+from agent.errors import WireError
 from agent.faults import passing
 from agent.layout import Layout
 from agent.link import Link
@@ -26,6 +28,7 @@ from agent.mesh import KEEP
 from agent.protocol import CopiedState, CopiedSum, CopiesSent, Message, Part
 from agent.store.memory import joined
 from agent.store.shares import Share
+from agent.wire import Connection
 
 log = logging.getLogger(__name__)
 
@@ -144,14 +147,19 @@ class Copies:
     # --- for a keeper that has nothing ----------------------------------------------------------------
 
     def send_all(self, link: Link) -> None:
-        """On a thread of its own."""
-        threading.Thread(target=self._send_all, args=(link,), name="copies", daemon=True).start()
+        """On a thread of its own, and to the keeper that has asked: the next one asks anew, and takes the end of this for
+        the end of all."""
+        if link.connection is not None:
+            threading.Thread(
+                target=self._send_all, args=(link.connection,), name="copies", daemon=True
+            ).start()
 
-    def _send_all(self, link: Link) -> None:
-        for message, data in self._messages():
-            link.send(message, data)
-            passing("salvage: copy sent")
-        link.send(CopiesSent())
+    def _send_all(self, connection: Connection) -> None:
+        with contextlib.suppress(WireError):
+            for message, data in self._messages():
+                connection.send(message, data)
+                passing("salvage: copy sent")
+            connection.send(CopiesSent())
 
     def _messages(self) -> Iterator[tuple[Message, memoryview]]:
         """All of it, ours and our neighbour's."""

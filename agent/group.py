@@ -273,9 +273,11 @@ class Group(Crew):
             return
         leads, step = self._leads or self._told_to_lead, self.session.version
         self._holds, self.astray = False, True
-        if leads and step < self.session.next_version:  # else it is committed later, and led like any other
-            self.link.send(Unled(step=step))
         if leads:
+            if (
+                step < self.session.next_version
+            ):  # else it is committed later, and led like any other
+                self.link.send(Unled(step=step))
             raise WireError(UNLED.format(step))
 
     def _counted_among(self, order: Enter | None) -> Having | None:

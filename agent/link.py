@@ -49,6 +49,11 @@ class Link:
         threading.Thread(target=self._receive, name="keeper-link", daemon=True).start()
         threading.Thread(target=self._beat, name="keeper-beat", daemon=True).start()
 
+    @property
+    def connection(self) -> Connection | None:
+        """The one of now, for what may not go on with another."""
+        return self._connection
+
     def send(self, message: Message, *payload: Buffer) -> None:
         """Send, or do nothing while there is no connection."""
         connection = self._connection
