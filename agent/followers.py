@@ -26,56 +26,78 @@ def writes_away(error: BaseException) -> bool:
 
 class Followers:
     def __init__(self, objects: Mapping[str, Stateful]) -> None:
-        self._objects = objects
-        self._trained = {
+        self._modules = {k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)}
+        optimizers = [o for o in objects.values() if isinstance(o, torch.optim.Optimizer)]
+        trained = {
             id(param)
-            for thing in objects.values()
-            if isinstance(thing, torch.optim.Optimizer)
-            for group in thing.param_groups
+            for optimizer in optimizers
+            for group in optimizer.param_groups
             for param in group["params"]
         }
+        self._untrained = {
+            f"{key}/{name}": param
+            for key, module in self._modules.items()
+            for name, param in module.named_parameters()
+            if id(param) not in trained
+        }
+        self._others = {
+            key: thing
+            for key, thing in objects.items()
+            if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer)
+        }
         self._before: set[str] | None = None  # what was not-a-number anyway
+        self._due = False
 
     def begin(self) -> None:
         """From here on the script may use weights that are not here."""
         if self._before is None:
             self._before = set(self._broken())
+        self._due = True
 
     def forget(self) -> None:
         """What is here has come from others."""
-        self._before = None
+        self._before, self._due = None, False
 
     def check(self, step: int) -> None:
-        broken = [] if self._before is None else list(self._broken())
-        for name in broken:
-            if name not in (self._before or ()):
+        """Once behind each step that has begun."""
+        if not self._due or self._before is None:
+            return
+        self._due = False
+        for name in self._broken():
+            if name not in self._before:
                 raise Misuse(
                     f"step {step}: {name} has become not-a-number. It takes in weights one by one, {ROOM}"
                 )
 
     def _broken(self) -> Iterator[str]:
         for name, tensor in self._following():
-            total = tensor.sum()
-            if not bool(total.isfinite()) and bool(tensor.isnan().any()):
+            # The sum says it in one pass; of large numbers it is infinite as well.
+            if not bool(tensor.sum().isfinite()) and bool(tensor.isnan().any()):
                 yield name
 
     def _following(self) -> Iterator[tuple[str, torch.Tensor]]:
-        modules = {k: v for k, v in self._objects.items() if isinstance(v, torch.nn.Module)}
-        away = [p for each in modules.values() for p in each.parameters() if is_away(p)]
-        like = {each.shape for each in away} | {
-            torch.Size([sum(p.numel() for p in each.parameters())]) for each in modules.values()
-        }
-        for key, module in modules.items():
-            for name, param in module.named_parameters():
-                if id(param) not in self._trained and not is_away(param):
-                    yield f"{key}/{name}", param.detach()
-            for name, buffer in module.named_buffers():
-                if buffer.shape in like:
-                    yield f"{key}/{name}", buffer
-        for key, thing in self._objects.items():
-            if not isinstance(thing, torch.nn.Module | torch.optim.Optimizer):
-                found = _tensors(thing.state_dict(), key)
-                yield from ((name, each) for name, each in found.items() if each.shape in like)
+        for name, param in self._untrained.items():
+            if not is_away(param):
+                yield name, param.detach()
+        kept = dict(self._kept())
+        like = self._shapes() if kept else set()
+        yield from ((name, tensor) for name, tensor in kept.items() if tensor.shape in like)
+
+    def _kept(self) -> Iterator[tuple[str, torch.Tensor]]:
+        """What is no parameter, and may be made of some."""
+        for key, module in self._modules.items():
+            yield from ((f"{key}/{name}", buffer) for name, buffer in module.named_buffers())
+        for key, thing in self._others.items():
+            yield from _tensors(thing.state_dict(), key).items()
+
+    def _shapes(self) -> set[torch.Size]:
+        """Of what is not here, and of all weights in one row."""
+        found = set()
+        for module in self._modules.values():
+            params = list(module.parameters())
+            found |= {param.shape for param in params if is_away(param)}
+            found.add(torch.Size([sum(param.numel() for param in params)]))
+        return found
 
 
 def _tensors(state: Any, key: str) -> dict[str, torch.Tensor]:

@@ -259,8 +259,8 @@ class Regrouping:
                 self._reports.recalled(found.saved.reached, found.because)
             if not self._roster.started:
                 self._lose(self._strays())
-            if not self._roster.started and self._roster.complete:
-                self._start()
+                if self._roster.complete:
+                    self._start()
 
     def _begin_anew(self, layout: Layout) -> bool:
         """Nothing is stored either: somebody who has the state that the script began with is the holder."""

@@ -514,8 +514,7 @@ class Session:
 
     def bear(self, layers: frozenset[str]) -> None:
         """Have these layers with their initial values, and of those that can be born no others."""
-        self._still.forget()
-        self.holdings.followers.forget()
+        self._forget()
         self.holdings.unbear(layers)
         self.holdings.bear(layers)
         self.holdings.arrived(layers)
@@ -581,8 +580,7 @@ class Session:
     def load(self, gathered: Gathered, version: int, only: frozenset[str] | None = None) -> None:
         """Take the state over; of what is not in `only`, there is nothing here then."""
         self.eyes.forget()
-        self._still.forget()
-        self.holdings.followers.forget()
+        self._forget()
         self._world.settle()
         self._kept = None
         if only is None:
@@ -593,6 +591,11 @@ class Session:
             self.holdings.make_room(only)
         fill(gathered.layers.values(), gathered.read, self.objects, only, arena=self._arena)
         self.version, self.given, self._loaded = version, -1, True
+
+    def _forget(self) -> None:
+        """What is here has come from others."""
+        self._still.forget()
+        self.holdings.followers.forget()
 
     def _keep(self, layers: frozenset[str]) -> None:
         """Only these are here from now on. Whoever uses the model beside the step has the rest fetched."""
@@ -618,8 +621,7 @@ class Session:
 
         What is set for an optimizer is here since the state was loaded, and the script may have set it anew.
         """
-        self._still.forget()
-        self.holdings.followers.forget()
+        self._forget()
         self.holdings.make_room(layers)
         with self._unseen():
             fill(gathered.layers.values(), gathered.read, self.objects, layers, settings=False)

@@ -47,6 +47,7 @@ def test_a_teacher_that_takes_in_what_is_not_here(student: nn.Sequential) -> Non
     teacher = nn.ModuleDict({"teacher": nn.Sequential(nn.Linear(3, 2), nn.Linear(2, 3))})
     followers = looked_for(student, teacher)
     followers.check(0)
+    followers.begin()
     taken_in(teacher, student)
     with pytest.raises(
         Misuse, match=r"step 1: ModuleDict1/teacher\.0\.weight has become not-a-number"
