@@ -102,6 +102,7 @@ class Keeper:
         self._connections: set[Connection] = set()
         self._handshakes = threading.Semaphore(HANDSHAKES_MAX)
         self._ticked_s = time.monotonic()
+        self._owes_thread = False
         self._listener = self._listen_again(host)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
         self._reload()
@@ -355,6 +356,7 @@ class Keeper:
             if not self._handshakes.acquire(blocking=False):
                 sock.close()  # more strangers at once than we have patience for
                 continue
+            self._owes_thread = True  # without memory for one, its start waits for ever
             try:
                 threading.Thread(
                     target=self._serve, args=(sock,), name="caller", daemon=True
@@ -363,6 +365,8 @@ class Keeper:
                 log.warning("a caller could not be let in: %s", error)
                 self._handshakes.release()
                 sock.close()
+            else:
+                self._owes_thread = False
 
     def _secret_of(self, hello: AnyMessage) -> str | None:
         if isinstance(hello, AgentHello):
@@ -439,11 +443,12 @@ class Keeper:
             self._ticked_s = now_s
 
     def _hear_asked(self) -> None:
-        """Of which jobs a person wants to see a step. And the sign by which it is known that our clock still ticks."""
+        """Of which jobs a person wants to see a step. And the sign by which it is known that our clock still ticks,
+        and that callers are let in."""
         told_s = -PULSE_S
         while not self._closed.wait(ASKED_S):
             try:
-                if self._ticked_s >= told_s + PULSE_S:
+                if self._ticked_s >= told_s + PULSE_S and not self._owes_thread:
                     told_s = self._ticked_s
                     self._client.set(PULSE, f"{os.getpid()} {told_s}")
                 asked = {name.decode() for name in self._client.smembers(TRACES_ASKED)}

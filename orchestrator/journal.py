@@ -13,6 +13,8 @@ from typing import Any
 import msgspec
 import redis.asyncio
 
+from agent.errors import RecordError
+from agent.records import seal_of
 from orchestrator.actions import AnyAction
 from orchestrator.events import AnyEvent
 from orchestrator.state import State
@@ -37,7 +39,7 @@ _APPEND = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('SUPERSEDED') end
 local last = redis.call('HMGET', KEYS[5], 'turn', 'id')
 if last[1] == ARGV[6] then return last[2] end
-local id = redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[5], '*', 'e', ARGV[2], 'a', ARGV[3])
+local id = redis.call('XADD', KEYS[2], 'MAXLEN', '~', ARGV[5], '*', 'e', ARGV[2], 'a', ARGV[3], 's', ARGV[7])
 redis.call('HSET', KEYS[5], 'turn', ARGV[6], 'id', id)
 if ARGV[4] ~= '' then
   redis.call('SET', KEYS[3], ARGV[4])
@@ -48,7 +50,7 @@ return id
 
 _SNAPSHOT = """
 if redis.call('GET', KEYS[1]) ~= ARGV[1] then return redis.error_reply('SUPERSEDED') end
-redis.call('HSET', KEYS[2], 'id', ARGV[2], 'state', ARGV[3])
+redis.call('HSET', KEYS[2], 'id', ARGV[2], 'state', ARGV[3], 's', ARGV[4])
 return 1
 """
 
@@ -86,25 +88,28 @@ class RedisJournal:
 
     async def append(self, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
         self._turn += 1
+        what, then = self._encoder.encode(event), self._encoder.encode(list(actions))
         words = [
             self._epoch,
-            self._encoder.encode(event),
-            self._encoder.encode(list(actions)),
+            what,
+            then,
             self.inbox_id,
             ENTRIES_KEPT,
             f"{self._epoch}:{self._turn}",
+            seal_of(what, then),
         ]
         keys = [EPOCH, JOURNAL, INBOX_READ, INBOX, TURN]
         self._last_id = await self._fenced(self._append, keys, words)
 
     async def snapshot(self, state: State) -> None:
-        words = [self._epoch, self._last_id, encode_state(state)]
+        data = encode_state(state)
+        words = [self._epoch, self._last_id, data, seal_of(self._last_id.encode(), data)]
         await self._fenced(self._snapshot, [EPOCH, SNAPSHOT], words)
 
     async def load(self) -> tuple[State | None, Sequence[Entry]]:
         try:
             return await self._load()
-        except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError, RecordError) as error:
             raise Unreadable(
                 f"the journal in Redis cannot be read behind {self._last_id} ({error}): it is damaged, or of a later "
                 "version. Put a copy of the state directory's redis/ in its place; or move redis/ away, `orchestrator "
@@ -113,6 +118,8 @@ class RedisJournal:
 
     async def _load(self) -> tuple[State | None, Sequence[Entry]]:
         saved: Any = await self._redis.hgetall(SNAPSHOT)
+        if saved:
+            _look_at_seal(SNAPSHOT, saved, b"id", b"state")
         state = decode_state(saved[b"state"]) if saved else None
         self._last_id = saved[b"id"].decode() if saved else "0-0"
         entries: list[Entry] = []
@@ -139,7 +146,14 @@ class RedisJournal:
 
 
 def _entry(fields: dict[bytes, bytes]) -> Entry:
+    _look_at_seal(JOURNAL, fields, b"e", b"a")
     return Entry(
         event=msgspec.json.decode(fields[b"e"], type=AnyEvent),
         actions=msgspec.json.decode(fields[b"a"], type=tuple[AnyAction, ...]),
     )
+
+
+def _look_at_seal(where: str, fields: dict[bytes, bytes], *names: bytes) -> None:
+    """Earlier versions of the software wrote none."""
+    if fields.get(b"s", b"") not in (b"", seal_of(*(fields[name] for name in names))):
+        raise RecordError(f"{where} does not match its seal")

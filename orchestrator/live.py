@@ -153,13 +153,15 @@ class LiveWorld:
             for _, rows in answer or []:
                 for key, fields in rows:
                     after = key.decode()
-                    await self._receive(after, fields[b"e"])
+                    await self._receive(after, fields)
 
-    async def _receive(self, key: str, data: bytes) -> None:
+    async def _receive(self, key: str, fields: Mapping[bytes, bytes]) -> None:
         try:
-            event: AnyEvent = msgspec.json.decode(data, type=AnyEvent)
-        except msgspec.DecodeError:
-            await self._store.xdel(INBOX, key)  # nobody will ever be able to read it
+            event: AnyEvent = msgspec.json.decode(fields[b"e"], type=AnyEvent)
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+            why = f"{INBOX} {key} in Redis cannot be read ({error}): whatever it said is lost"
+            await self.perform(Note(who="manager", because=why))
+            await self._store.xdel(INBOX, key)
             return
         await self._queue.put((key, event))
 

@@ -2,7 +2,9 @@
 
 import contextlib
 import os
+import resource
 import threading
+import time
 from collections.abc import Callable, Iterator
 from hashlib import sha256
 from pathlib import Path
@@ -348,3 +350,22 @@ def test_a_keeper_leaves_signs_of_life(
     client = connect(redis_process.url)
     first = until("a sign", lambda: client.get(PULSE))
     assert until("another", lambda: client.get(PULSE) != first)
+
+
+def test_a_keeper_that_can_let_nobody_in_leaves_no_sign_of_life(mortal: Crew) -> None:
+    """Its clock ticks on, and whoever is there is heard; but there is no memory for one thread more."""
+    mortal.begin(1, TOY.read_text(), "100000", "0.02", str(mortal.folder / "out.pt"))
+    mortal.reach(3)
+    pid = mortal.keeper.process.pid
+    pages = int(Path(f"/proc/{pid}/statm").read_text().split()[0])
+    most = pages * resource.getpagesize()
+    resource.prlimit(pid, resource.RLIMIT_AS, (most, resource.RLIM_INFINITY))
+    mortal.start(1)
+    seen: dict[Any, float] = {}
+
+    def silent() -> bool:
+        sign, now_s = mortal.client.get(PULSE), time.monotonic()
+        return now_s > seen.setdefault(sign, now_s) + 2.5 * keeper_module.PULSE_S
+
+    until("silence", silent)
+    assert mortal.keeper.process.poll() is None

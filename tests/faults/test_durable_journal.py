@@ -31,6 +31,7 @@ from orchestrator.places import Places
 from orchestrator.quotes import QuoteStore
 from orchestrator.redis_server import RedisServer, retry_policy
 from orchestrator.state import State
+from orchestrator.view import Sentence
 from orchestrator.world import Superseded, encode_state
 
 pytestmark = pytest.mark.processes
@@ -134,6 +135,33 @@ def test_nothing_has_happened_later_than_now(server, tmp_path):
     assert [event.at_s for event in asyncio.run(go())] == [1000.0, 1000.0]
 
 
+@pytest.mark.parametrize(
+    "fields", [{"e": b'{"type":"\xff"}'}, {"e": b'{"type":"Tock"}'}, {"x": b""}]
+)
+def test_what_cannot_be_read_in_the_inbox_is_said_and_gone_over(server, store, tmp_path, fields):
+    """Else the next manager would end of it as well, and the next."""
+
+    async def go():
+        client, journal = await opened(server)
+        bad = (await client.xadd(INBOX, fields)).decode()
+        await client.xadd(INBOX, {"e": msgspec.json.encode(tick(999.0))})
+        clock, quotes = VirtualClock(1000.0), QuoteStore(tmp_path)
+        world = LiveWorld(
+            store=client, journal=journal, providers={}, engine=NoMachines(), clock=clock, quotes=quotes
+        )  # fmt: skip
+        await world.open(tick(998.0))
+        heard = [await asyncio.wait_for(world.next_event(2000.0), PATIENCE_S) for _ in range(2)]
+        await asyncio.wait_for(world.close(), PATIENCE_S)
+        await client.aclose()
+        return bad, heard
+
+    bad, heard = asyncio.run(go())
+    assert [event.at_s for event in heard] == [998.0, 999.0]
+    ((_, row),) = store.xrange("orch:events")
+    assert bad in msgspec.json.decode(row[b"e"], type=Sentence).because
+    assert store.xlen(INBOX) == 1
+
+
 def test_an_append_asked_for_again_is_one_entry(server):
     """When the answer to an append was lost with the server, asking again adds nothing."""
 
@@ -172,6 +200,28 @@ def test_an_entry_that_cannot_be_read_is_said_with_its_place(server, store):
     async def go():
         client, journal = await opened(server)
         with pytest.raises(Unreadable, match=f"behind {sound}"):
+            await journal.load()
+        await client.aclose()
+
+    asyncio.run(go())
+
+
+@pytest.mark.parametrize("where", [JOURNAL, SNAPSHOT])
+def test_a_changed_digit_is_noticed(server, store, where):
+    """It would be read without a word, and money or an hour would be another."""
+
+    async def go():
+        client, journal = await opened(server)
+        await journal.append(tick(1.0), [])
+        await journal.snapshot(State(now_s=1.5))
+        await journal.append(tick(2.5), [])
+        if where == SNAPSHOT:
+            state = store.hget(SNAPSHOT, "state")
+            store.hset(SNAPSHOT, "state", state.replace(b"1.5", b"1.7"))
+        else:
+            ((_, fields),) = store.xrevrange(JOURNAL, count=1)
+            store.xadd(JOURNAL, {**fields, b"e": fields[b"e"].replace(b"2.5", b"2.7")})
+        with pytest.raises(Unreadable, match=f"{where} does not match its seal"):
             await journal.load()
         await client.aclose()
 
