@@ -201,6 +201,11 @@ class Session:
     @property
     def leader(self) -> bool:
         """True on exactly one worker: the one that prints."""
+        if self._phase == "made":
+            raise Misuse(
+                "session.leader is asked before the loop over session.steps(...), where nobody leads yet; and it may be "
+                "another worker in a later step. Ask in each step where it is needed, `if session.leader:`"
+            )
         return self._world.leader
 
     @property

@@ -13,6 +13,9 @@ from torch.autograd.graph import GradientEdge, Node, _engine_run_backward
 from torch.distributed.pipelining._backward import construct_reverse_graph, get_param_groups
 
 FORMS_MAX = 64
+# Group norm's backward (torch 2.13, on a CPU, with channels last) writes the gradient of its input wherever it is not
+# asked for, which ends the process. Its weights have theirs with the input's.
+WHOLE = {"NativeGroupNormBackward0"}
 Form = tuple[Any, ...]
 Found = tuple[torch.Tensor | None, ...]
 
@@ -30,6 +33,7 @@ class Plan(NamedTuple):
 
     entries: tuple[tuple[int, int], ...]
     groups: tuple[Group, ...]
+    at_once: tuple[int, ...]  # weights that are not owed
 
 
 class Owed(NamedTuple):
@@ -38,6 +42,7 @@ class Owed(NamedTuple):
     groups: tuple[Group, ...]
     edges: list[GradientEdge]
     grads: Found
+    known: Sequence[tuple[int, torch.Tensor | None]]  # weights whose gradients there are already
 
 
 class Halves:
@@ -63,13 +68,18 @@ class Halves:
         plan = self._plans[form]
         ends: list[Any] = [*leaves]
         entries = [GradientEdge(nodes[at], number) for at, number in plan.entries] if plan else []
-        ends += entries
+        at_once = plan.at_once if plan else ()
+        ends += [*(self._weights[index] for index in at_once), *entries]
         found = torch.autograd.grad(edges, ends, grads, retain_graph=True, allow_unused=True)
-        owed = Owed(plan.groups, entries, found[len(leaves) :]) if plan else None
+        split = len(leaves) + len(at_once)
+        known = [*zip(at_once, found[len(leaves) : split], strict=True)]
+        owed = Owed(plan.groups, entries, found[split:], known) if plan else None
         return found[: len(leaves)], owed if owed and _complete(owed) else None
 
     def second(self, owed: Owed) -> None:
         """What the weights get, into their `.grad`."""
+        for index, gradient in owed.known:
+            self._weights[index].grad = gradient
         # A weight of several uses is found out along the way from one to the next, which others need as well.
         again = any(group.nodes > 1 for group in owed.groups)
         for group in owed.groups:
@@ -134,15 +144,18 @@ class Halves:
         outputs = _outputs(form[: len(roots)], rows)
         where = {node: at for at, node in enumerate(nodes)}
         entries: list[tuple[int, int]] = []
-        groups = []
+        groups, at_once = [], list[int]()
         for group in found:
+            reached = tuple(weights[node] for node in group["params"])
+            if any(node.name() in WHOLE for node in group["intermediates"]):
+                at_once += reached
+                continue
             ways = [where[node] for node in group["intermediates"]]
             mine = [(at, number) for at in ways for number in sorted(outputs[at])]
             span = range(len(entries), len(entries) + len(mine))
             entries += mine
-            reached = tuple(weights[node] for node in group["params"])
             groups.append(Group(reached, tuple(span), len(ways)))
-        return Plan(tuple(entries), tuple(groups))
+        return Plan(tuple(entries), tuple(groups), tuple(at_once))
 
 
 def _outputs(

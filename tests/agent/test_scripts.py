@@ -230,6 +230,11 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "refused",
         "step 1: the gradients of step 0 are still there, and no optimizer has used them",
     ),
+    "who leads, asked once": (
+        START + "leads = session.leader\n" + STEP,
+        "refused",
+        "session.leader is asked before the loop over session.steps(...)",
+    ),
     "changed too early": (
         START
         + "for step in session.steps(2):\n    torch.nn.init.zeros_(model.weight)\n"

@@ -200,6 +200,25 @@ def test_no_cut_through_what_is_written_to():
     assert all(point.after >= names.index("add_") for point in points)
 
 
+class Largest(nn.Module):
+    """Keeps the largest value so far."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.register_buffer("most", torch.tensor(100.0))
+
+    def forward(self, x):
+        with torch.no_grad():
+            self.most.copy_(torch.maximum(self.most, x.max()))
+        return x / self.most
+
+
+def test_a_buffer_that_is_the_same_after_it_was_written_to_was_written_to():
+    """The microbatch that is looked at may change nothing by its write, and the next one does."""
+    graph = record(chain(Largest()), loss_of, (X, Y))
+    assert examine(graph, (X, Y)).written == {"model.1.most"}
+
+
 def bent(model, x):
     """How the model bends along its input."""
     x = x.requires_grad_(True)

@@ -122,6 +122,31 @@ def test_an_error_in_a_forward_comes_up():
         Stage(piece, microbatches=1).forward(0, None, (x[:, :3], y), keep=False)
 
 
+class Pictures(nn.Module):
+    """Channels last, as libraries for pictures have them."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into, self.norm = nn.Linear(6, 32), nn.GroupNorm(2, 8)
+        self.out = nn.Linear(32, 5)
+
+    def forward(self, x):
+        h = self.into(x).view(-1, 8, 2, 2).contiguous(memory_format=torch.channels_last)
+        return self.out(self.norm(h).flatten(1))
+
+
+def test_in_halves_a_group_norm_with_channels_last_is_asked_for_its_input_too():
+    """Torch's kernel writes the gradient of the input also where nobody wants it, and there is no memory for it."""
+    losses, expected, own = alone(Pictures, rows, 3, 2)
+    _, facts, _ = graph_of(Pictures, rows)
+    for point in cut_points(facts):
+        found, states, _ = together(
+            Pictures, rows, "zero-bubble", 2, (3,), steps=2, cuts=[point.after], opener=own.seed_for
+        )
+        assert found == losses
+        assert same_weights(states, expected) == []
+
+
 @pytest.mark.parametrize("order", ["pqrs", "rpqs", "qrps", "srqp"])
 def test_in_halves_each_weight_has_the_gradient_of_the_whole(order):
     """Weights with a use in common count once, in whatever order they come, and no half needs what another has
