@@ -85,7 +85,8 @@ def _sums(values: Reals) -> Reals:
 
 def _between(sums: Reals, edges: Codes) -> Reals:
     """What lies between each edge and the next."""
-    found: Reals = sums[edges[1:]] - sums[edges[:-1]]
+    until = sums[edges]
+    found: Reals = until[1:] - until[:-1]
     return found
 
 
@@ -146,9 +147,11 @@ def wires(tables: Tables, firsts: Firsts, way: Way, per_instance: int, width: in
     crosses = crossings(way, per_instance, width)[: stages - 1]
     network = tables.profile.network
     sent = tables.entry[np.array(firsts[1:], np.int64)] * way.microbatch_size
-    for link, share in ((network.inter, crosses), (network.intra, 1 - crosses)):
-        wire[0, :-1, 0] += share * sent / link.bandwidth_bytes_per_s
-        wire[0, :-1, 1] += share * (link.latency_s + link.jitter_s)
+    inter, intra, stays = network.inter, network.intra, 1 - crosses
+    occupied = crosses * sent / inter.bandwidth_bytes_per_s
+    wire[0, :-1, 0] = occupied + stays * sent / intra.bandwidth_bytes_per_s
+    late = crosses * (inter.latency_s + inter.jitter_s)
+    wire[0, :-1, 1] = late + stays * (intra.latency_s + intra.jitter_s)
     wire[1, 1:] = wire[0, :-1]
     return wire
 
@@ -171,7 +174,8 @@ def reduce_s(size_bytes: Reals, widths: Reals, links: list[tuple[Link, float]]) 
     pace = np.array(
         [max(1.0, rings / link.lanes) / link.bandwidth_bytes_per_s for link, rings in links]
     )
-    found: Reals = 2 * (widths - 1) * hop + np.outer(size_bytes, 2 * (widths - 1) / widths * pace)
+    sent = 2 * (widths - 1)
+    found: Reals = sent * hop + size_bytes[:, None] * (sent / widths * pace)
     return found
 
 
@@ -202,7 +206,7 @@ def tails(
     share = 1 / widths if way.sharding == "optimizer" else np.ones(len(widths))
     if way.sharding == "offload":
         found = found + 2 * size_bytes[:, None] / profile.host_bytes_per_s
-    applied: Reals = found + np.outer(size_bytes, profile.apply_s_per_byte * share)
+    applied: Reals = found + size_bytes[:, None] * (profile.apply_s_per_byte * share)
     return applied
 
 
@@ -229,18 +233,16 @@ def _overlapped(
 def memory_bytes(tables: Tables, firsts: Firsts, way: Way, widths: Reals, peaks: Reals) -> Reals:
     """[stage, width]; `peaks` are the microbatches stashed [0] and the weight-gradients owed [1]."""
     edges = np.array([*firsts, len(tables.entry) - 1])
-    weights = _between(tables.weights, edges)[:, None]
-    optimizer = _between(tables.optimizer, edges)[:, None]
     live = _between(tables.stash, edges)[:, None] * way.microbatch_size
-    entry = tables.entry[edges[:-1], None] * way.microbatch_size
-    leaving = tables.entry[edges[1:], None] * way.microbatch_size
+    entry = tables.entry[edges, None] * way.microbatch_size
     stash = peaks[0] * live
     if way.recompute:
-        stash = np.where(np.array(way.recompute)[:, None], peaks[0] * entry + live, stash)
-    state = 2 * weights
+        stash = np.where(np.array(way.recompute)[:, None], peaks[0] * entry[:-1] + live, stash)
+    state = 2 * _between(tables.weights, edges)[:, None]
     if way.sharding != "offload":
+        optimizer = _between(tables.optimizer, edges)[:, None]
         state = state + optimizer / (widths if way.sharding == "optimizer" else 1)
-    each = state + stash + peaks[1] * leaving
+    each = state + stash + peaks[1] * entry[1:]
     if way.chunks > 1:
         shape = (way.chunks, way.depth, each.shape[1])
         each = np.tile(each.reshape(shape).sum(axis=0), (way.chunks, 1))

@@ -10,14 +10,15 @@ replica gets as many microbatches as it can do in the same time:
 """
 
 from collections.abc import Iterator, Sequence
+from functools import cached_property, lru_cache
 from heapq import heapify, heapreplace
-from itertools import islice, product
+from itertools import islice, pairwise, product
 from typing import NamedTuple
 
 import numpy as np
 
 from orchestrator.morph import costing, engine, partition, schedules, search
-from orchestrator.morph.compiled import Flags, Reals
+from orchestrator.morph.compiled import Reals
 from orchestrator.morph.costing import Firsts, Tables
 from orchestrator.morph.plans import Cost, Holding, Plan, Way
 from orchestrator.morph.search import Task
@@ -25,6 +26,7 @@ from orchestrator.morph.search import Task
 FULL = 4  # depths until a pipeline is full
 FORMATIONS_MAX, KINDS_MAX, CHAINS_MAX = 256, 128, 6
 ROUNDING = 1e-9
+LATELY = 256  # programs and peaks of ways that are kept
 
 
 class Chain(NamedTuple):
@@ -37,6 +39,11 @@ class Group(NamedTuple):
     holding: Holding
     tables: Tables
     pace: float  # seconds of the whole model, a sample
+
+    @property
+    def room_bytes(self) -> float:
+        """What one of its workers has for state and microbatches."""
+        return self.tables.profile.memory_bytes - self.tables.profile.reserved_bytes
 
 
 def formed(
@@ -105,13 +112,13 @@ def even_firsts(
     row = base.size(m)
     seconds = base.forward[row] + base.backward[row]
     pace = np.array([groups[g].pace for g in slowest.groups]) / groups[slowest.groups[0]].pace
-    programs = schedules.pack(way.schedule, way.depth, share, recompute=way.recompute)
-    stash, entry = search.peaks(way, programs)[0].copy(), np.zeros(way.depth)
+    stash, entry = _peaks(way, share)[0].copy(), np.zeros(way.depth)
     if way.recompute:
         where = np.array(way.recompute)
         pace[where] *= 1 + base.untraced[row, -1] / max(seconds[-1], 1e-300)
         entry[where], stash[where] = stash[where], 1
-    room, held = _room(groups, way, chains), _state(base, way, len(chains))
+    room = _room(groups, way, chains)
+    held = 2 * base.weights + _kept(way, len(chains)) * base.optimizer
     load = partition.Load(
         seconds, held, base.stash * m, base.entry * m, pace, stash, entry, np.array(room)
     )
@@ -123,83 +130,158 @@ def has_room(groups: Sequence[Group], way: Way, chains: tuple[Chain, ...]) -> bo
     room, used = _room(groups, way, chains), {g for chain in chains for g in chain.groups}
     tables = [groups[g].tables for g in used]
     one = min(float(its.stash[-1]) for its in tables) * way.microbatch_size
-    state = min(float(_state(its, way, len(chains))[-1]) for its in tables)
+    share = _kept(way, len(chains))
+    state = min(float(2 * its.weights[-1] + share * its.optimizer[-1]) for its in tables)
     return min(room) >= 0 and sum(room) >= (state + one) * (1 - ROUNDING)
 
 
 def _room(groups: Sequence[Group], way: Way, chains: tuple[Chain, ...]) -> list[float]:
     """Of the smallest worker of every stage."""
-    profiles = [group.tables.profile for group in groups]
-    free = [profile.memory_bytes - profile.reserved_bytes for profile in profiles]
-    return [min(free[chain.groups[s]] for chain in set(chains)) for s in range(way.depth)]
+    free, kinds = [group.room_bytes for group in groups], set(chains)
+    return [min(free[chain.groups[s]] for chain in kinds) for s in range(way.depth)]
 
 
-def _state(tables: Tables, way: Way, width: int) -> Reals:
-    share = {"none": 1.0, "optimizer": 1 / width, "offload": 0.0}[way.sharding]
-    found: Reals = 2 * tables.weights + share * tables.optimizer
-    return found
+def _kept(way: Way, width: int) -> float:
+    """How much of the optimizer's state a replica keeps."""
+    return {"none": 1.0, "optimizer": 1 / width, "offload": 0.0}[way.sharding]
 
 
 class _Line(NamedTuple):
     """A chain's straight line from where it is full: ready_s(N) = at + N * slope."""
 
-    at: Reals
-    slope: Reals
+    at: list[float]
+    slope: list[float]
 
 
 class Lanes:
-    """What single chains of one way with the same cuts take for how many microbatches, and what they hold."""
+    """What single chains of one way with the same cuts take for how many microbatches, and what they hold.
+
+    Formations of one way have most of their chains in common, and chains their groups: each is worked out once.
+    """
 
     def __init__(self, groups: Sequence[Group], way: Way, firsts: Firsts) -> None:
         self.groups, self.way, self.firsts = groups, way, firsts
+        self._seconds: dict[int, Reals] = {}
+        self._wires: dict[tuple[int, bool], Reals] = {}
         self._costs: dict[Chain, engine.Costs] = {}
         self._lines: dict[Chain, _Line] = {}
-        self._ready: dict[tuple[Chain, int], Reals] = {}
-        self._peaks: dict[int, Reals] = {}
+        self._ready: dict[tuple[Chain, int], list[float]] = {}
+        self._tails: dict[tuple[int, int, bool], list[float]] = {}
+        self._held: dict[tuple[int, int, int], tuple[list[float], list[bool]]] = {}
 
     def costs(self, chain: Chain) -> engine.Costs:
         """Every stage at its own worker's times."""
         if chain not in self._costs:
-            seconds = np.zeros((5, self.way.stages))
-            for group, mine in _hosts(chain):
-                tables = self.groups[group].tables
-                seconds[:, mine] = costing.seconds(tables, self.firsts, self.way)[:, mine]
-            wires = _wires(self.groups, self.way, self.firsts, chain)
-            self._costs[chain] = engine.Costs(seconds, np.ones(self.way.depth), wires, 0)
+            seconds = np.empty((5, self.way.stages))
+            for stage, group in enumerate(chain.groups):
+                seconds[:, stage] = self._seconds_of(group)[:, stage]
+            self._costs[chain] = engine.Costs(
+                seconds, np.ones(self.way.depth), self._wires_of(chain), 0
+            )
         return self._costs[chain]
 
-    def ready_s(self, chain: Chain, share: int) -> Reals:
+    def _seconds_of(self, group: int) -> Reals:
+        if group not in self._seconds:
+            tables = self.groups[group].tables
+            self._seconds[group] = costing.seconds(tables, self.firsts, self.way)
+        return self._seconds[group]
+
+    def _wires_of(self, chain: Chain) -> Reals:
+        """Between unlike groups a message takes the slower of the two groups' links."""
+        wire = np.empty((2, self.way.stages, 3))
+        for stage, group in enumerate(chain.groups):
+            wire[:, stage] = self._wire(group, False)[:, stage]
+        for stage, (here, there) in enumerate(pairwise(chain.groups)):
+            if here != there:
+                for way_of, sender in ((0, stage), (1, stage + 1)):
+                    both = [self._wire(group, True)[way_of, sender] for group in (here, there)]
+                    wire[way_of, sender] = np.maximum(*both)
+        return wire
+
+    def _wire(self, group: int, apart: bool) -> Reals:
+        if (group, apart) not in self._wires:
+            one = self.groups[group]
+            per_instance = 1 if apart else one.holding.per_instance
+            self._wires[group, apart] = costing.wires(
+                one.tables, self.firsts, self.way, per_instance, costing.FAR
+            )
+        return self._wires[group, apart]
+
+    def ready_s(self, chain: Chain, share: int) -> list[float]:
         """When the gradients of its stages are there: simulated until the pipeline is full, linear from there on."""
         key = chain, share
         if key not in self._ready:
             if share > FULL * self.way.depth:
                 line = self.line(chain)
-                self._ready[key] = line.at + share * line.slope
+                pairs = zip(line.at, line.slope, strict=True)
+                self._ready[key] = [at + share * slope for at, slope in pairs]
             else:
-                self._ready[key] = search.gradients_done(self._programs(share), self.costs(chain))
+                self._ready[key] = self._simulated(chain, share).tolist()
         return self._ready[key]
 
     def line(self, chain: Chain) -> _Line:
         if chain not in self._lines:
-            first, costs = FULL * self.way.depth, self.costs(chain)
-            ready, later = (
-                search.gradients_done(self._programs(count), costs)
-                for count in (first, first + self.way.depth)
-            )
-            slope = (later - ready) / self.way.depth
-            self._lines[chain] = _Line(ready - first * slope, slope)
+            first = FULL * self.way.depth
+            ready = self._simulated(chain, first)
+            slope = (self._simulated(chain, first + self.way.depth) - ready) / self.way.depth
+            self._lines[chain] = _Line((ready - first * slope).tolist(), slope.tolist())
         return self._lines[chain]
 
-    def _programs(self, count: int) -> engine.Programs:
-        way = self.way
-        return schedules.pack(way.schedule, way.depth, count, recompute=way.recompute)
+    def _simulated(self, chain: Chain, count: int) -> Reals:
+        return search.gradients_done(_programs(self.way, count), self.costs(chain))
 
-    def peaks(self, share: int) -> Reals:
-        """Only GPipe holds more and more; the others are full at some time."""
+    def tail_s(self, chain: Chain, width: int, apart: bool) -> list[float]:
+        """What its stages take after their last gradient, each as its own worker does."""
+        hosts = enumerate(chain.groups)
+        return [self._tails_of(group, width, apart)[stage] for stage, group in hosts]
+
+    def _tails_of(self, group: int, width: int, apart: bool) -> list[float]:
+        key = group, width, apart
+        if key not in self._tails:
+            one = self.groups[group]
+            found = costing.tails(
+                one.tables, self.firsts, self.way, np.array([float(width)]),
+                one.holding.per_instance, apart=apart,
+            )  # fmt: skip
+            self._tails[key] = found[:, 0].tolist()
+        return self._tails[key]
+
+    def fits(self, chain: Chain, width: int, share: int) -> bool:
+        """Whether every worker can hold its state and what is stashed of that share; of none, one microbatch."""
+        hosts = enumerate(chain.groups)
+        return all(self._held_of(group, width, share)[1][stage] for stage, group in hosts)
+
+    def held_bytes(self, chain: Chain, width: int, share: int) -> list[float]:
+        hosts = enumerate(chain.groups)
+        return [self._held_of(group, width, share)[0][stage] for stage, group in hosts]
+
+    def _held_of(self, group: int, width: int, share: int) -> tuple[list[float], list[bool]]:
+        """What the stages hold on workers of this group, and whether that fits."""
+        # Only GPipe holds more and more; the others are full at some time.
         most = share if self.way.schedule == "gpipe" else min(share, FULL * self.way.depth)
-        if most not in self._peaks:
-            self._peaks[most] = search.peaks(self.way, self._programs(most))
-        return self._peaks[most]
+        key = group, width if self.way.sharding == "optimizer" else 1, most
+        if key not in self._held:
+            tables, wide = self.groups[group].tables, np.array([float(width)])
+            peaks = _peaks(self.way, most)[:, :, None]
+            held = costing.memory_bytes(tables, self.firsts, self.way, wide, peaks)[:, 0]
+            self._held[key] = held.tolist(), (held <= tables.profile.memory_bytes).tolist()
+        return self._held[key]
+
+
+@lru_cache(maxsize=LATELY)
+def _programs(way: Way, count: int) -> engine.Programs:
+    """Asked for until pipelines are full, hence never long."""
+    return schedules.pack(way.schedule, way.depth, count, recompute=way.recompute)
+
+
+@lru_cache(maxsize=LATELY)
+def _peaks(way: Way, share: int) -> Reals:
+    """With no share: of one microbatch, and no weight-gradient is owed."""
+    if not share:
+        return np.array([np.ones(way.stages), np.zeros(way.stages)])
+    return search.peaks(
+        way, schedules.pack(way.schedule, way.depth, share, recompute=way.recompute)
+    )
 
 
 class Play:
@@ -207,82 +289,66 @@ class Play:
 
     def __init__(self, task: Task, lanes: Lanes, chains: tuple[Chain, ...]) -> None:
         self._task, self.lanes, self._chains = task, lanes, chains
-        self._width = np.array([float(len(chains))])
+        self._width = len(chains)
         self._kinds = dict.fromkeys(chains)
         self._used = {group for chain in self._kinds for group in chain.groups}
-        self._tails: Reals | None = None
+        self._ends: dict[tuple[Chain, int], float] = {}
 
-    @property
-    def tail_s(self) -> Reals:
+    @cached_property
+    def tail_s(self) -> list[float]:
         """A ring runs at its slowest link, and ends with its slowest worker. Unlike groups are not on one machine."""
-        if self._tails is None:
-            lanes, self._tails = self.lanes, np.zeros(self.lanes.way.stages)
-            for group in self._used:
-                one, mine = lanes.groups[group], np.zeros(lanes.way.stages, bool)
-                for chain in self._kinds:
-                    mine |= np.array(chain.groups) == group
-                found = costing.tails(
-                    one.tables, lanes.firsts, lanes.way, self._width, one.holding.per_instance,
-                    apart=len(self._used) > 1,
-                )  # fmt: skip
-                self._tails = np.maximum(self._tails, found[:, 0] * mine)
-        return self._tails
+        apart = len(self._used) > 1
+        each = [self.lanes.tail_s(chain, self._width, apart) for chain in self._kinds]
+        return [max(stage) for stage in zip(*each, strict=True)]
 
     def about(self) -> tuple[int, ...]:
         """Shares by straight lines."""
+        microbatches = self._task.global_batch // self.lanes.way.microbatch_size
+        if self._width == 1:
+            return (microbatches,)
         lines = [self.lanes.line(chain) for chain in self._chains]
-        return shared_by_pace(
-            self._task.global_batch // self.lanes.way.microbatch_size,
-            [float(line.at.max()) for line in lines],
-            [float(line.slope.max()) for line in lines],
-        )
+        at_s, each_s = [max(line.at) for line in lines], [max(line.slope) for line in lines]
+        return shared_by_pace(microbatches, at_s, each_s)
+
+    def about_s(self) -> float:
+        """The step by these shares, wherever they fit."""
+        shares = dict(zip(self._chains, self.about(), strict=True))  # of one kind about as many
+        return max(self.through_s(chain, share) for chain, share in shares.items())
 
     def through_s(self, chain: Chain, share: int) -> float:
         """When a chain is through with so many, the tails counted."""
-        return float((self.lanes.ready_s(chain, share) + self.tail_s).max())
+        ready_s = self.lanes.ready_s(chain, share)
+        return max(ready + tail for ready, tail in zip(ready_s, self.tail_s, strict=True))
 
     def ends_s(self, chain: Chain, share: int) -> float:
         """The same; never if they do not fit."""
-        fits = self._fits(chain, self.lanes.peaks(share))
-        return self.through_s(chain, share) if fits else np.inf
+        key = chain, share
+        if key not in self._ends:
+            fits = self.lanes.fits(chain, self._width, share)
+            self._ends[key] = self.through_s(chain, share) if fits else np.inf
+        return self._ends[key]
 
-    def _has_room(self) -> bool:
-        """Whether every worker can hold its state and one microbatch. Any share takes as much."""
-        one = np.zeros((2, self.lanes.way.stages))
-        one[0] = 1
-        return all(self._fits(chain, one) for chain in self._kinds)
-
-    def _fits(self, chain: Chain, peaks: Reals) -> bool:
-        room = [self.lanes.groups[g].tables.profile.memory_bytes for g in chain.groups]
-        return bool((self._held_bytes(chain, peaks) <= np.array(room)).all())
-
-    def _held_bytes(self, chain: Chain, peaks: Reals) -> Reals:
-        lanes, held = self.lanes, np.zeros(self.lanes.way.stages)
-        for group, mine in _hosts(chain):
-            tables = lanes.groups[group].tables
-            each = costing.memory_bytes(
-                tables, lanes.firsts, lanes.way, self._width, peaks[:, :, None]
-            )
-            held[mine] = each[mine, 0]
-        return held
-
+    @cached_property
     def shares(self) -> tuple[int, ...] | None:
         """With which the last chain is through as early as can be; none if they do not fit.
 
         From what straight lines say, one microbatch at a time goes from whoever is last to whoever is then through
         first: when that gains nothing, nothing does.
         """
-        if not self._has_room():
+        # Any share takes as much as none.
+        if not all(self.lanes.fits(chain, self._width, 0) for chain in self._kinds):
             return None
         chains, shares = self._chains, list(self.about())
         ends = [self.ends_s(*pair) for pair in zip(chains, shares, strict=True)]
         for _ in range(sum(shares)):
-            last = int(np.argmax(ends))
+            last = ends.index(max(ends))
             if shares[last] == 1:
                 break
-            more = [self.ends_s(c, n + 1) for c, n in zip(chains, shares, strict=True)]
-            more[last] = np.inf
-            to = int(np.argmin(more))
+            more = [
+                self.ends_s(chain, shares[r] + 1) if r != last else np.inf
+                for r, chain in enumerate(chains)
+            ]
+            to = more.index(min(more))
             if more[to] >= ends[last]:
                 break
             shares[last] -= 1
@@ -290,16 +356,26 @@ class Play:
             ends[last], ends[to] = self.ends_s(chains[last], shares[last]), more[to]
         return tuple(shares) if max(ends) < np.inf else None
 
+    @cached_property
+    def step_s(self) -> float:
+        """With the best shares; never if none fit."""
+        if self.shares is None:
+            return np.inf
+        ends = [self.ends_s(*pair) for pair in zip(self._chains, self.shares, strict=True)]
+        return max(ends) + self._overhead_s
+
+    @property
+    def _overhead_s(self) -> float:
+        return max(self.lanes.groups[group].tables.profile.overhead_s for group in self._used)
+
     def plan(self) -> Plan | None:
         """With the best shares: the replicas of a stage wait for their slowest."""
-        shares, lanes = self.shares(), self.lanes
+        shares, lanes = self.shares, self.lanes
         if shares is None:
             return None
         pairs = dict.fromkeys(zip(self._chains, shares, strict=True))
-        ready = np.max([lanes.ready_s(*pair) for pair in pairs], axis=0)
-        held = np.max([self._held_bytes(c, lanes.peaks(n)) for c, n in pairs], axis=0)
-        overhead_s = max(lanes.groups[g].tables.profile.overhead_s for g in self._used)
-        compute_s, step_s = float(ready.max()), float((ready + self.tail_s).max()) + overhead_s
+        compute_s = max(max(lanes.ready_s(*pair)) for pair in pairs)
+        held = [lanes.held_bytes(chain, self._width, n) for chain, n in pairs]
         busy_s = max(n * float(search.busy(lanes.way, lanes.costs(c)).max()) for c, n in pairs)
         return Plan(
             way=lanes.way,
@@ -309,39 +385,14 @@ class Play:
             workers=sum(group.holding.workers for group in lanes.groups),
             samples=self._task.global_batch,
             cost=Cost(
-                step_s=step_s,
+                step_s=self.step_s,
                 busy_s=busy_s,
                 bubble_s=compute_s - busy_s,
-                reduce_s=step_s - compute_s - overhead_s,
+                reduce_s=self.step_s - compute_s - self._overhead_s,
             ),
-            memory_bytes=tuple(held.tolist()),
+            memory_bytes=tuple(max(stage) for stage in zip(*held, strict=True)),
             owned=lanes.way.depth > 1 and not self._task.whole,
         )
-
-
-def _hosts(chain: Chain) -> Iterator[tuple[int, Flags]]:
-    """Every group of a chain, and which stages are on its workers."""
-    for group in set(chain.groups):
-        yield group, np.array(chain.groups) == group
-
-
-def _wires(groups: Sequence[Group], way: Way, firsts: Firsts, chain: Chain) -> Reals:
-    """Between unlike groups a message takes the slower of the two groups' links."""
-    each = [
-        costing.wires(groups[g].tables, firsts, way, groups[g].holding.per_instance, 1 << 30)
-        for g in range(len(groups))
-    ]
-    apart = [costing.wires(group.tables, firsts, way, 1, 1 << 30) for group in groups]
-    wire = each[chain.groups[0]].copy()
-    for stage in range(way.depth):
-        for way_of, other in ((0, stage + 1), (1, stage - 1)):
-            if 0 <= other < way.depth:
-                here, there = chain.groups[stage], chain.groups[other]
-                both = each[here][way_of, stage]
-                if here != there:
-                    both = np.maximum(apart[here][way_of, stage], apart[there][way_of, stage])
-                wire[way_of, stage] = both
-    return wire
 
 
 def shared_by_pace(

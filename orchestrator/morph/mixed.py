@@ -41,18 +41,26 @@ def best_mix(
     workers = sum(group.holding.workers for group in groups)
     if workers == 0:
         raise DoesNotFit("there are no workers; the job waits for 1 of them")
+    return _best_of(_Known(profiles, groups, {}, {}), task, tuple(range(len(groups))), groups_min)
+
+
+def _best_of(
+    known: "_Known", task: Task, numbers: tuple[int, ...], groups_min: int = 1
+) -> tuple[Plan, tuple[Chain, ...]]:
+    """The best layout of some of the groups."""
+    groups = [known.groups[number] for number in numbers]
     if len(groups) == 1:
-        only = msgspec.structs.replace(task, per_instance=groups[0].holding.per_instance)
-        plan = best(profiles[groups[0].holding.instance_type], only, workers)
+        plan = known.alone(task, numbers[0])
         return plan, (Chain((0,) * plan.way.depth),) * plan.width
-    desk = _Desk(_together(task, groups), groups, {})
+    desk = _Desk(_together(task, groups), groups, numbers, known)
     found = _finalists(desk, _drafts(desk, groups_min))
     if groups_min < 2:
         found += _with_fewer(
-            profiles, task, groups, min((plan.step_s for plan, _ in found), default=inf)
+            known, task, numbers, min((plan.step_s for plan, _ in found), default=inf)
         )
     found.sort(key=lambda pair: pair[0].step_s)
     if not found:
+        workers = sum(group.holding.workers for group in groups)
         raise DoesNotFit(_nothing_fits(task, groups, workers))
     plan, chains = found[0]
     kinds = {(plan.way, plan.width): plan}
@@ -81,12 +89,13 @@ def _together(task: Task, groups: Sequence[Group]) -> Task:
 
 
 def _with_fewer(
-    profiles: Mapping[str, Profile], task: Task, groups: Sequence[Group], step_s: float
+    known: "_Known", task: Task, numbers: tuple[int, ...], step_s: float
 ) -> list[tuple[Plan, tuple[Chain, ...]]]:
     """Fewer kinds of workers that could be faster than this: a search among fewer has more ways.
 
     Every one alone, and of a few also all but one: many are seldom slower without one of them.
     """
+    groups = [known.groups[number] for number in numbers]
     every = range(len(groups))
     kept = [(index,) for index in every]
     if 2 < len(groups) <= LEFT_OUT_MAX:
@@ -97,7 +106,7 @@ def _with_fewer(
         if task.global_batch / pace >= step_s:
             continue
         try:
-            plan, chains = best_mix(profiles, task, [groups[index].holding for index in indices])
+            plan, chains = _best_of(known, task, tuple(numbers[index] for index in indices))
         except DoesNotFit:
             continue
         plan = msgspec.structs.replace(plan, workers=workers)
@@ -171,8 +180,7 @@ def _groups(
 
 def _rank(group: Group) -> tuple[float, float, str, str, int]:
     """Of the equally fast the roomiest first, so that the answer does not depend on who is listed first."""
-    holding, profile = group.holding, group.tables.profile
-    room = profile.memory_bytes - profile.reserved_bytes
+    holding, room = group.holding, group.room_bytes
     return group.pace, -room, holding.zone, holding.instance_type, holding.per_instance
 
 
@@ -200,22 +208,50 @@ class _Draft(NamedTuple):
     firsts: Firsts
 
 
+class _Known(NamedTuple):
+    """What has been found out about groups, by their numbers here, and about chains of one way with the same cuts.
+
+    Whoever searches among fewer groups finds most of it here.
+    """
+
+    profiles: Mapping[str, Profile]
+    groups: Sequence[Group]
+    lanes: dict[tuple[Way, Firsts], Lanes]
+    plans: dict[int, Plan]
+
+    def alone(self, task: Task, number: int) -> Plan:
+        """The best layout of one group."""
+        if number not in self.plans:
+            held = self.groups[number].holding
+            only = msgspec.structs.replace(task, per_instance=held.per_instance)
+            self.plans[number] = best(self.profiles[held.instance_type], only, held.workers)
+        return self.plans[number]
+
+
 class _Desk(NamedTuple):
-    """What is asked, and what has been found out about chains of one way with the same cuts."""
+    """What is asked of some groups; chains count them from 0 on, `numbers` are those that all are known by."""
 
     task: Task
     groups: Sequence[Group]
-    lanes: dict[tuple[Way, Firsts], Lanes]
+    numbers: tuple[int, ...]
+    known: _Known
 
     def play(self, way: Way, firsts: Firsts, chains: tuple[Chain, ...]) -> Play:
-        if (way, firsts) not in self.lanes:
-            self.lanes[way, firsts] = Lanes(self.groups, way, firsts)
-        return Play(self.task, self.lanes[way, firsts], chains)
+        lanes = self.known.lanes.get((way, firsts))
+        if lanes is None:
+            lanes = self.known.lanes[way, firsts] = Lanes(self.known.groups, way, firsts)
+        if len(self.numbers) < len(self.known.groups):
+            kinds = {
+                chain: Chain(tuple(self.numbers[group] for group in chain.groups))
+                for chain in dict.fromkeys(chains)
+            }
+            chains = tuple(kinds[chain] for chain in chains)
+        return Play(self.task, lanes, chains)
 
 
 def _drafts(desk: _Desk, groups_min: int) -> list[_Draft]:
     """Every way with every formation, the fastest first."""
-    found, (task, groups, _) = list[_Draft](), desk
+    found, task, groups = list[_Draft](), desk.task, desk.groups
     deepest = min(MIXED_DEPTH_MAX, sum(group.holding.workers for group in groups))
     known: dict[tuple[int, int], list[tuple[Chain, ...]]] = {}
     for way in search.ways(task, groups[0].tables.profile, deepest):
@@ -237,9 +273,7 @@ def _drafted(desk: _Desk, way: Way, chains: tuple[Chain, ...]) -> _Draft | None:
     firsts = even_firsts(desk.groups, way, chains, min(each, 2 * way.depth))
     if firsts is None:
         return None
-    play = desk.play(way, firsts, chains)
-    shares = dict(zip(chains, play.about(), strict=True))  # of one kind all have about as many
-    step_s = max(play.through_s(chain, share) for chain, share in shares.items())
+    step_s = desk.play(way, firsts, chains).about_s()
     return _Draft(step_s, way, chains, firsts)
 
 
@@ -260,8 +294,9 @@ def _refined(desk: _Desk, draft: _Draft) -> list[tuple[Plan, tuple[Chain, ...]]]
     """The best cuts if there are few; else sections are moved over boundaries while that gains."""
 
     def laid(every: Sequence[Firsts]) -> list[Plan]:
-        plans = [desk.play(draft.way, firsts, draft.chains).plan() for firsts in every]
-        return sorted((plan for plan in plans if plan is not None), key=_step_s)[:1]
+        plays = [desk.play(draft.way, firsts, draft.chains) for firsts in every]
+        plan = min(plays, key=_step_s).plan() if plays else None
+        return [plan] if plan is not None else []
 
     sections, stages = len(desk.groups[0].tables.profile.sections), draft.way.stages
     if _groupings(desk, draft) <= GROUPINGS_MAX:
@@ -280,8 +315,8 @@ def _groupings(desk: _Desk, draft: _Draft) -> int:
     return comb(len(desk.groups[0].tables.profile.sections) - 1, draft.way.stages - 1)
 
 
-def _step_s(plan: Plan) -> float:
-    return plan.step_s
+def _step_s(play: Play) -> float:
+    return play.step_s
 
 
 def picture(
@@ -297,10 +332,10 @@ def picture(
         only = msgspec.structs.replace(task, per_instance=groups[0].holding.per_instance)
         return gantt.picture(groups[0].tables.profile, only, plan)
     way, laid = plan.way, tuple(chains)
-    play = _Desk(task, groups, {}).play(way, plan.firsts, laid)
+    play = Play(task, Lanes(groups, way, plan.firsts), laid)
     chain, share = max(zip(laid, plan.shares, strict=True), key=lambda pair: play.ends_s(*pair))
     schedule = schedules.make(
         way.schedule, way.depth, share, recompute=way.recompute, chunks=way.chunks
     )
     costs = play.lanes.costs(chain)
-    return gantt.svg(schedule, costs, title=plan.because, tail_s=play.tail_s.tolist())
+    return gantt.svg(schedule, costs, title=plan.because, tail_s=play.tail_s)
