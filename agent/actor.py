@@ -52,6 +52,7 @@ def keeper_options(
         "host": host,
         "secret_path": str(secret_path),
         "storage": msgspec.json.encode(storage),
+        "lasting": True,
     }
 
 
@@ -59,15 +60,25 @@ class KeeperActor:
     """Every order may come twice."""
 
     def __init__(
-        self, redis_url: str, checkpoints_dir: str, host: str, secret_path: str, storage: bytes
+        self,
+        redis_url: str,
+        checkpoints_dir: str,
+        host: str,
+        secret_path: str,
+        storage: bytes,
+        *,
+        lasting: bool = False,
     ) -> None:
+        """What a `lasting` one holds outlives it, as long as the machine lives."""
         from agent.keeper import Keeper, connect
+        from agent.remains import root_of
         from agent.vault import Place
 
         secret = Path(secret_path).read_text().strip()
         place = Place(
             checkpoints=Path(checkpoints_dir),
             storage=msgspec.json.decode(storage, type=Storage | None),
+            memory=root_of(Path(checkpoints_dir)) if lasting else None,
         )
         self._keeper = Keeper(connect(redis_url), place, host, secret)
 

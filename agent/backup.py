@@ -8,11 +8,10 @@ to take it from load B and apply the sums again.
 from collections.abc import Callable, Iterable, Mapping
 
 import msgspec
-import numpy as np
 
 from agent.errors import WireError
 from agent.store.format import Layer
-from agent.store.memory import copy_bytes, ordinary
+from agent.store.memory import address_of, copy_bytes, ordinary
 from agent.store.shares import Extent, cut_up
 
 PAYLOAD_BYTES_MAX = 1 << 36
@@ -82,7 +81,7 @@ class Assembly:
         place = self.place(offset, data.nbytes)
         if place is None or not data.nbytes:
             return
-        if _address(data) != _address(place):
+        if address_of(data) != address_of(place):
             copy_bytes(data, place)
         self._taken[offset] = data.nbytes
         self._bytes += data.nbytes
@@ -156,7 +155,3 @@ class StateAssembly:
                 f"layer {extent.layer} of {extent.of} bytes, but others say {assembly.total}"
             )
         return assembly
-
-
-def _address(view: memoryview) -> int:
-    return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])

@@ -16,7 +16,6 @@ from collections.abc import Callable
 
 from agent import commits
 from agent.alike import Alike
-from agent.backup import LoggedSum
 from agent.ending import Ending
 from agent.errors import Fenced, WireError
 from agent.layout import Layout
@@ -133,6 +132,7 @@ class Job:
         """The keeper ends, and nobody is told: whoever is here waits for the next one."""
         with self._lock:
             self._shut()
+            self.vault.leave()
             for member in self.roster.members.values():
                 member.close()
 
@@ -143,10 +143,13 @@ class Job:
 
     def put_away(self) -> bool:
         """Put what there is of a closed job on the disk. Says whether it is there."""
-        saved = self.vault.saved
-        if saved is None or self.fenced:
+        if self.fenced:
             return True
-        return self.vault.write(saved, last=True)
+        saved = self.vault.saved
+        away = saved is None or self.vault.write(saved, last=True)
+        if away:
+            self.vault.clear()
+        return away
 
     def lets_in(self, worker: str) -> bool:
         """Whether it is none of those that were let go, who dial again of their own accord."""
@@ -376,6 +379,10 @@ class Job:
 
     def _commit(self, commit: commits.Commit) -> None:
         """Write it down, however long Redis is away; then tell everyone."""
+        with self._lock:
+            assert self.roster.layout is not None
+            promised = self._round.logged(self.history.version, self.roster.layout)
+        self.vault.promise(promised)
         try:
             self.history.write(commit)
         except Fenced as error:
@@ -400,8 +407,8 @@ class Job:
     def _take_commit(self, commit: commits.Commit) -> None:
         roster, layout = self.roster, self.roster.layout
         assert layout is not None
-        present, body, prepared = self._round.end(layout)
-        self.vault.log(LoggedSum(self.history.version, present, body))
+        logged, prepared = self._round.end(self.history.version, layout)
+        self.vault.log(logged)
         self.history.note(commit)
         if commit.loss is not None and math.isfinite(commit.loss):
             self._reports.loss = commit.loss  # a skipped step has none that could be shown

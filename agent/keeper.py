@@ -38,6 +38,7 @@ from agent.outbox import Outbox
 from agent.parcel import submitted_key
 from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
 from agent.records import seal, unseal
+from agent.remains import move_in, sweep
 from agent.vault import Place
 from agent.wire import Connection, accept, job_secret
 from cloud.clock import CLOCK
@@ -105,6 +106,8 @@ class Keeper:
         self._owes_thread = False
         self._listener = self._listen_again(host)
         self.address = f"{host}:{self._listener.getsockname()[1]}"
+        if place.memory is not None and not move_in(place.memory, place.checkpoints):
+            self._place = msgspec.structs.replace(place, memory=None)
         self._reload()
         threading.Thread(target=self._accept, name="keeper-accept", daemon=True).start()
         threading.Thread(target=self._tick, name="keeper-tick", daemon=True).start()
@@ -143,6 +146,8 @@ class Keeper:
                 self._outbox.report(record.completed)
             elif record.layout is not None:
                 job.restore(record.layout)
+        if self._place.memory is not None:
+            sweep(self._place.memory, self._open)
 
     def _script(self, order: JobOrder) -> bytes:
         """As it was submitted. What was put into the store lies there twice."""

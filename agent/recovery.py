@@ -1,6 +1,6 @@
 """From what a job goes on, when neither the keeper nor the workers together hold its newest state. No torch here.
 
-`ladder.recover` decides between what workers have in host memory, what the disk has, and what lies elsewhere. What
+`ladder.recover` decides between what workers have in host memory, what a keeper before us has left in memory, what the disk has, and what lies elsewhere. What
 turns out to be damaged while it is read is set aside, and the decision is made again without it. So it is with what
 cannot be read, once nobody has the patience to ask for it again; but what could not be read is never taken for what is
 not there.
@@ -29,6 +29,14 @@ class Shelf(msgspec.Struct, frozen=True):
     archive: Archive
 
 
+class Kept(msgspec.Struct, frozen=True):
+    """What somebody has in memory, and which rung of the ladder that is."""
+
+    saved: Saved
+    rung: Rung
+    holder: str
+
+
 class Found(msgspec.Struct, frozen=True):
     """What was read, and why just that. No state: training begins anew."""
 
@@ -39,12 +47,12 @@ class Found(msgspec.Struct, frozen=True):
 def newest(
     shelves: Sequence[Shelf],
     committed: int,
-    copied: Saved | None = None,
+    kept: Kept | None = None,
     *,
     patient: bool = True,
     further: Callable[[], Sequence[Shelf]] = tuple,
 ) -> Found:
-    """The best version of all that lies on the shelves, and of what workers had in host memory. What lies `further` away
+    """The best version of all that lies on the shelves, and of what is in memory. What lies `further` away
     is asked for once the others do not reach what is committed, whatever they seemed to have."""
     places, asked = [*shelves], False
     limits, unread = dict[int, int](), list[CheckpointError]()
@@ -53,8 +61,8 @@ def newest(
         looked = [(at, _look(shelf, limits.get(at), noted)) for at, shelf in enumerate(places)]
         held = [(places[at], at, manifest) for at, manifest in looked if manifest is not None]
         sources = [stored(m, shelf.rung, shelf.archive.sink.name) for shelf, _, m in held]
-        if copied is not None:
-            sources.append(_source(copied))
+        if kept is not None:
+            sources.append(_source(kept))
         top = max(sources, key=lambda source: source.newest, default=None)
         if not asked and (top is None or top.newest < committed):
             places, asked = [*places, *_opened(further, noted)], True
@@ -66,8 +74,8 @@ def newest(
         sizes = {layer: end for layer, ((_, end),) in top.holds.items()}
         decided = recover(sizes, sources, max(committed, top.newest))
         pick = decided.picks[0].source if decided.picks else sources.index(top)
-        if pick == len(held):
-            return Found(copied, decided.because)
+        if kept is not None and pick == len(held):
+            return Found(kept.saved, decided.because)
         shelf, at, chosen = held[pick]
         try:
             return Found(saving.load(shelf.archive, chosen), decided.because)
@@ -93,13 +101,14 @@ def _opened(
         return ()
 
 
-def _source(copied: Saved) -> Source:
+def _source(kept: Kept) -> Source:
+    backup = kept.saved.backup
     return Source(
-        rung=Rung.PEER,
-        holder="workers",
-        version=copied.backup.version,
-        holds={layer.name: ((0, layer.layer_bytes),) for layer in copied.backup.layers},
-        reaches=copied.reached,
+        rung=kept.rung,
+        holder=kept.holder,
+        version=backup.version,
+        holds={layer.name: ((0, layer.layer_bytes),) for layer in backup.layers},
+        reaches=kept.saved.reached,
     )
 
 

@@ -239,11 +239,12 @@ class Regrouping:
         return found
 
     def _read_beside(self) -> None:
-        found, vault, copied = None, self._vault, self._copied()
+        found, vault, version = None, self._vault, self._history.version
+        kept = vault.kept(version, self._copied())
         for attempt in count():
             try:
                 patient = attempt < RECALLS_PATIENT
-                found = vault.recall(self._history.version, patient=patient, copied=copied)
+                found = vault.recall(version, patient=patient, kept=kept)
                 break
             except (CheckpointError, OSError, MemoryError) as error:
                 self._reports.recall_failed(str(error) or type(error).__name__)

@@ -1,6 +1,6 @@
 """The step in flight: who is prepared for its commit, and what has come of its sum. No torch here."""
 
-from agent.backup import Assembly, Room
+from agent.backup import Assembly, LoggedSum, Room
 from agent.errors import WireError
 from agent.layout import Layout
 from agent.protocol import Prepared
@@ -35,9 +35,13 @@ class Round:
     def loss(self, layout: Layout) -> float:
         return self._prepared[layout.workers[0]].loss
 
-    def end(self, layout: Layout) -> tuple[bytes, memoryview, dict[str, Prepared]]:
-        """What the step contributed to, its sum, and who was prepared; the next one begins."""
+    def logged(self, step: int, layout: Layout) -> LoggedSum:
+        """Its sum, and what the step contributed to."""
         assert self._sums is not None
-        prepared, body = self._prepared, self._sums.body
+        return LoggedSum(step, self._prepared[layout.workers[0]].present, self._sums.body)
+
+    def end(self, step: int, layout: Layout) -> tuple[LoggedSum, dict[str, Prepared]]:
+        """And who was prepared; the next one begins."""
+        logged, prepared = self.logged(step, layout), self._prepared
         self._prepared, self._sums = {}, None
-        return prepared[layout.workers[0]].present, body, prepared
+        return logged, prepared

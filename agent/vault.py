@@ -22,7 +22,8 @@ from agent.layout import Layout
 from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, JobOrder, Report
 from agent.offsite import Offsite, Storage, open_place
 from agent.protocol import Snapshot
-from agent.recovery import Found, Shelf
+from agent.recovery import Found, Kept, Shelf
+from agent.remains import Remains
 from agent.store import weights
 from agent.store.archive import Archive
 from agent.store.format import Manifest
@@ -46,6 +47,7 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
 
     checkpoints: Path
     storage: Storage | None = None
+    memory: Path | None = None  # where the keeper's memory outlives it
 
 
 class Vault:
@@ -60,7 +62,8 @@ class Vault:
         self.since = 0  # the version that this job's keeper went on from
         self._checkpoint_due_s = time.monotonic() + order.checkpoint_every_s
         self._writing = threading.Lock()
-        self.memory = Returning()  # for states and sums
+        self._remains = Remains(place.memory / order.job) if place.memory is not None else None
+        self.memory = self._remains or Returning()  # for states and sums
         self._assembly: StateAssembly | None = None
         self._heard_s = 0.0  # when some of the assembly last came, or was asked for
         self._begun_s = 0.0  # when the first of it came
@@ -69,6 +72,11 @@ class Vault:
         self.redo: list[LoggedSum] = []
 
     # --- the backup ---------------------------------------------------------------------------------
+
+    def promise(self, logged: LoggedSum) -> None:
+        """This sum is about to be committed."""
+        if self._remains is not None:
+            self._remains.note_sum(logged)
 
     def log(self, logged: LoggedSum) -> None:
         self.redo.append(logged)
@@ -174,8 +182,11 @@ class Vault:
         self._assembly = None
         self._rested_s = self._heard_s + (self._heard_s - self._begun_s)
         self.memory.rest()
-        self.backup = whole
-        self.redo = [logged for logged in self.redo if logged.step >= whole.version]
+        redo = [logged for logged in self.redo if logged.step >= whole.version]
+        if self._remains is not None:  # before what was written down until now is let go
+            self._remains.note_state(Saved(whole, tuple(redo)))
+            self._remains.remove_earlier()
+        self.backup, self.redo = whole, redo
         held = BackupHeld(
             at_s=CLOCK.now_s(), job=self._job, step=whole.version, state_bytes=whole.state_bytes
         )
@@ -194,14 +205,23 @@ class Vault:
         """The version that what is in memory leads to."""
         return None if self.backup is None else self.backup.version + len(self.redo)
 
-    def recall(self, committed: int, *, patient: bool, copied: Saved | None = None) -> Found:
-        """Beside the job: the best of what workers had, of the versions on the disk and, if need be, elsewhere.
+    def kept(self, committed: int, copied: Saved | None) -> Kept | None:
+        """Beside the job: the best of what workers had in memory, and of what the keeper before us has left there."""
+        if copied is not None and copied.reached >= committed:
+            return Kept(copied, Rung.PEER, "workers")
+        left = None if self._remains is None else self._remains.find(committed)
+        if left is not None and (copied is None or left.reached > copied.reached):
+            return Kept(left, Rung.BACKUP, "the keeper before this one")
+        return None if copied is None else Kept(copied, Rung.PEER, "workers")
+
+    def recall(self, committed: int, *, patient: bool, kept: Kept | None = None) -> Found:
+        """Beside the job: the best of what is in memory, of the versions on the disk and, if need be, elsewhere.
 
         Who is patient hears of what cannot be read, and asks again; else what can be read must do."""
-        if copied is not None and copied.reached >= committed:
-            return recovery.newest([], committed, copied)
+        if kept is not None and kept.saved.reached >= committed:
+            return recovery.newest([], committed, kept)
         here, further = Shelf(Rung.DISK, self._archive), partial(self._elsewhere, committed)
-        return recovery.newest([here], committed, copied, patient=patient, further=further)
+        return recovery.newest([here], committed, kept, patient=patient, further=further)
 
     def _elsewhere(self, committed: int) -> list[Shelf]:
         """Where else something may lie. Of a job that has committed nothing we have stored nothing."""
@@ -223,6 +243,18 @@ class Vault:
     def adopt(self, saved: Saved) -> None:
         """Hold this from now on."""
         self.backup, self.redo, self._assembly = saved.backup, list(saved.redo), None
+        if self._remains is not None and self._remains.note_state(saved):
+            self._remains.remove_earlier()
+
+    def leave(self) -> None:
+        """The keeper ends, and what is in memory is for the next one."""
+        if self._remains is not None:
+            self._remains.leave()
+
+    def clear(self) -> None:
+        """The job is over: whoever takes it up again finds it on the disk."""
+        if self._remains is not None:
+            self._remains.clear()
 
     def due(self) -> bool:
         return self.backup is not None and time.monotonic() >= self._checkpoint_due_s

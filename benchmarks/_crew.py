@@ -103,7 +103,7 @@ def crew_of() -> Iterator[Crew]:
         (folder / "disk").mkdir()
         server, nursery = RedisProcess(folder), Nursery(folder / "disk")
         try:
-            crew = Crew(server, nursery, folder, KeeperProcess(server, folder))
+            crew = Crew(server, nursery, folder, KeeperProcess(server, folder, lasting=True))
             try:
                 yield crew
             finally:

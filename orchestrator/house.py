@@ -154,6 +154,10 @@ class House:
         if self._redis is not None:
             self._redis.stop()
         processes.sweep(self.places.identity, grace_s=0)
+        if self.places.given_back.exists():  # and with that every job is on the disk
+            from agent.remains import root_of
+
+            shutil.rmtree(root_of(self.places.checkpoints), ignore_errors=True)
         self.places.remove_link()
 
     def _clear_up(self) -> None:

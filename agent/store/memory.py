@@ -75,6 +75,10 @@ def joined(pieces: Sequence[memoryview]) -> memoryview:
     return whole
 
 
+def address_of(view: memoryview) -> int:
+    return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
+
+
 class Again:
     """Memory that is used again: its first touch costs more than what is copied into it."""
 
@@ -97,7 +101,8 @@ class Returning:
     more than what is received into it. What nobody has wanted between one `rest` and the next is given back.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, make: Callable[[int], memoryview] = fresh) -> None:
+        self._make = make
         self._idle: dict[int, list[memoryview]] = defaultdict(list)
 
     def take(self, count: int) -> memoryview:
@@ -107,7 +112,7 @@ class Returning:
         try:
             area = idle.pop()
         except IndexError:
-            area = fresh(count)
+            area = self._make(count)
         array = np.frombuffer(area, dtype=np.uint8)
         weakref.finalize(array, idle.append, area).atexit = False
         return array.data

@@ -135,7 +135,7 @@ class Nursery:
 class KeeperProcess:
     """A keeper that can be killed. The same calls as `Keeper` has."""
 
-    def __init__(self, redis_process: RedisProcess, folder: Path) -> None:
+    def __init__(self, redis_process: RedisProcess, folder: Path, *, lasting: bool = False) -> None:
         (folder / "secret").write_text(SECRET)
         self.storage = Storage(url=(folder / "elsewhere").as_uri(), every_s=0.5)
         self._arguments = [
@@ -143,6 +143,7 @@ class KeeperProcess:
             str(folder / "checkpoints"),
             str(folder / "secret"),
             msgspec.json.encode(self.storage).decode(),
+            *["lasting"] * lasting,
         ]
         self.address = ""
         self.faults = ""  # the encoded plan that the next process is armed with

@@ -12,6 +12,7 @@ import pytest
 import torch
 from houses import RunningHouse, command_line, until
 
+from agent.remains import root_of
 from orchestrator import processes
 from orchestrator.cli.running import news
 from orchestrator.client import local_cloud
@@ -121,13 +122,14 @@ def test_everyone_is_killed_once_and_the_weights_are_the_same(new_house, tmp_pat
 
 
 def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(new_house, tmp_path):
-    """SIGKILL of the house: nothing runs on; the next house goes on from the last checkpoint, also behind a write that
-    was torn with it, and says so."""
+    """SIGKILL of the house: nothing runs on; the next house goes on from what the keeper left in memory, and loses no
+    step, also behind a write that was torn with it, and says so. In the end nothing is left there."""
     steps, out = 120, tmp_path / "ours.pt"
     house = new_house()
     house.start()
     house.submit(TOY, argv=(str(steps), PAUSE, str(out)), slots_max=2, checkpoint_every_s=1.0)
     until("a checkpoint", lambda: (job := house.job()) and job.checkpoint_step > 0, 90)
+    house.reached(house.job().checkpoint_step + 3)
     saved = house.job().checkpoint_step
     manifest = msgspec.json.decode(house.store().lindex("orch:manifest:job", 0))
     assert Path(manifest["uri"].removeprefix("file://")).exists()
@@ -143,8 +145,10 @@ def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(new_hous
     assert house.reached(saved).step >= saved
     job = house.ended(150)
     assert job.status == "SUCCEEDED", job.because
+    assert job.steps_lost == 0, house.told()
     assert same(weights(out), undisturbed(tmp_path, steps))
     assert house.down() == 0
+    assert not root_of(house.places.checkpoints).exists()
 
 
 def test_a_script_that_raises_fails_with_its_own_traceback(new_house):
