@@ -159,7 +159,7 @@ def _because(
     for pick in picks:
         rung = sources[pick.source].rung
         counts[rung] = counts.get(rung, 0) + pick.end - pick.start
-    origins = ", ".join(f"{counts[rung]} bytes from {rung.words}" for rung in sorted(counts))
+    origins = ", ".join(f"{counts[rung]:,} bytes from {rung.words}" for rung in sorted(counts))
     again = max((version - sources[pick.source].version for pick in picks), default=0)
     text = f"version {version}: {origins or 'no bytes'}"
     if again:
