@@ -190,19 +190,12 @@ def due(world: World, job: Job, plan: Plan, leases: Leases, at: tuple[int, int, 
     return False
 
 
-@compiled
-def _run_all(
-    world: World, job: Job, plan: Plan, leases: Leases, starts: Ints, ticks: int
-) -> Floats:
-    out = np.empty((9, len(starts)))
-    no_trace = np.empty((0, HELD))
-    for i in range(len(starts)):
-        span = (starts[i], min(starts[i] + ticks, world.price.shape[1]))
-        one = run_one(world, job, plan, leases, span, no_trace)
-        out[0, i], out[1, i], out[2, i] = one.cost_usd, one.runtime_h, one.lost_h
-        out[3, i], out[4, i], out[5, i] = one.evictions, one.free_h, one.spot_h
-        out[6, i], out[7, i], out[8, i] = one.on_demand_h, one.finished, one.changes
-    return out
+def _run_all(world: World, job: Job, plan: Plan, starts: Ints, ticks: int) -> Floats:
+    """[column, start]"""
+    leases, no_trace = no_leases(), np.empty((0, HELD))
+    spans = [(b, min(b + ticks, world.price.shape[1])) for b in starts.tolist()]
+    runs = [run_one(world, job, plan, leases, span, no_trace) for span in spans]
+    return np.array(runs, dtype=np.float64).reshape(-1, len(COLUMNS)).T.copy()
 
 
 def world_of(market: Market) -> World:
@@ -270,8 +263,8 @@ def run(
     ticks = int(work.patience * work.hours * HOUR_S / market.tick_s)
     results = []
     for strategy in strategies:
-        out = _run_all(world, job, plan_of(strategy, market, work.checkpoint_s, work.haste),
-                       no_leases(), starts, ticks)  # fmt: skip
+        plan = plan_of(strategy, market, work.checkpoint_s, work.haste)
+        out = _run_all(world, job, plan, starts, ticks)
         outcome = dict(zip(COLUMNS, out, strict=True))
         ends = starts + np.ceil(outcome["runtime_h"] * HOUR_S / market.tick_s).astype(np.int64)
         wanted = bounded is None or strategy.name in bounded

@@ -188,10 +188,10 @@ def bidbrain(world: World, job: Job, leases: Leases, t: int) -> Orders:
             and (t - leases.begun[row]) % hour == 0
             and t > leases.begun[row]
         ):
-            with_it = footprint_e(world, job, leases, t, NOTHING, 0.0)
+            with_it = footprint_e(world, job, leases, t, int(NOTHING), 0.0)
             n = leases.machines[row]
             leases.machines[row] = 0
-            without = footprint_e(world, job, leases, t, NOTHING, 0.0)
+            without = footprint_e(world, job, leases, t, int(NOTHING), 0.0)
             leases.machines[row] = n
             if without < with_it:
                 orders.keep[row] = 0
@@ -200,7 +200,7 @@ def bidbrain(world: World, job: Job, leases: Leases, t: int) -> Orders:
         missing -= orders.keep[row] * world.slots[leases.pool[row]]
     if missing <= 0:
         return orders
-    best, best_bid, lowest = NOTHING, 0.0, footprint_e(world, job, leases, t, NOTHING, 0.0)
+    best, best_bid, lowest = NOTHING, 0.0, footprint_e(world, job, leases, t, int(NOTHING), 0.0)
     for k in range(world.price.shape[0] - 1):
         if world.capacity[k, t] <= 0:
             continue
@@ -330,15 +330,15 @@ def units_of(
     )  # fmt: skip
     bids, rows = np.full(most, ANY_PRICE), np.full(most, NOTHING)
     held = slots_held(world, leases) > 0
-    n = 0
+    n = 0  # handed on through int(): for a number that it knows, numba would compile once more
     for row in range(LEASES_MAX):
         if leases.machines[row] > 0:
-            fill_lease(world, job, leases, row, (t, n, ahead), units)
+            fill_lease(world, job, leases, row, (t, int(n), ahead), units)
             rows[n] = row
             n += 1
     for k in range(pools):
         if plan.allowed[k] and world.capacity[k, t] > 0:
-            bids[n] = fill_offer(world, job, k, (t, n, ahead), units, held)
+            bids[n] = fill_offer(world, job, k, (t, int(n), ahead), units, held)
             n += 1
     cut = Units(
         units.usd_per_h[:n], units.expected_usd_per_h[:n], units.share[:n], units.hazard_per_h[:n],
