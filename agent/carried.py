@@ -7,13 +7,14 @@ go on; they are others on every machine anyway.
 
 import ast
 import functools
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Collection, Iterator, Mapping
 from types import FrameType
 from typing import TypeGuard
 
 import numpy as np
 
 from agent import own
+from agent.behind import left_behind
 from agent.errors import Misuse
 from agent.pipeline.loops import Caller, Function, Loop, found_loop, stored_in, uses
 
@@ -23,17 +24,18 @@ CLOCKS = {"time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_
 ADDS = {"append", "appendleft", "extend", "extendleft", "insert"}
 
 
-def refuse_carried(caller: Caller, given: Iterable[object]) -> None:
+def refuse_carried(caller: Caller, given: Collection[object]) -> None:
     """In the function that has the loop over `session.share(...)`, and in those that called it. What the objects have that
     the session was given is theirs."""
     theirs = {id(value) for each in given for value in getattr(each, "__dict__", {}).values()}
     share = found_loop(caller)
     within = stored_in(share)  # what becomes of those is looked for in `order.py`
     for frame in own.frames(caller.frame):
-        loop = _loop_at(frame)
-        found = None if loop is None else _carried(loop, within)
+        scope, loop = _loop_at(frame)
+        names = {**frame.f_globals, **frame.f_locals}
+        behind = left_behind(scope, loop, names, given) if loop is not None else set[str]()
+        found = None if loop is None else _carried(loop, within, behind)
         if loop is not None and found is None:
-            names = {**frame.f_globals, **frame.f_locals}
             items = _carried_items(loop, share)
             found = next((each for each in items if _counts(names.get(each.id), theirs)), None)
         within = set[str]()
@@ -156,15 +158,16 @@ def _is_set(node: ast.AST) -> TypeGuard[ast.Attribute]:
     return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
 
 
-def _loop_at(frame: FrameType) -> ast.For | ast.While | None:
-    """The outermost loop that the frame is in, of those in its function."""
+def _loop_at(frame: FrameType) -> tuple[ast.AST, ast.For | ast.While | None]:
+    """The function that the frame is in, and the outermost loop of it that it is in."""
     tree, found = own.parsed(own.source(frame.f_code.co_filename, frame.f_globals)), None
+    scope: ast.AST = tree
     for node in _around(tree, frame.f_lineno):
         if isinstance(node, Function):
-            found = None
+            scope, found = node, None
         elif isinstance(node, ast.For | ast.While):
             found = found or node
-    return found
+    return scope, found
 
 
 def _around(tree: ast.AST, line: int) -> Iterator[ast.AST]:
@@ -175,14 +178,19 @@ def _around(tree: ast.AST, line: int) -> Iterator[ast.AST]:
             yield from _around(node, line)
 
 
-def _carried(loop: ast.For | ast.While, without: set[str]) -> ast.Name | None:
+def _carried(loop: ast.For | ast.While, without: set[str], behind: set[str]) -> ast.Name | None:
+    """`behind` is what is read when the loop is over."""
     found = list(uses([loop]))
     names = {name for name, is_stored, _ in found if is_stored} - _times(loop) - without
-    return _Turn(names).read_first([loop], set[str]())
+    known = set[str]()
+    return _Turn(names).read_first([loop], known) or next(
+        (node for name, _, node in found if name in names & behind - known), None
+    )
 
 
 def _carried_items(loop: ast.For | ast.While, share: Loop | None) -> Iterator[ast.Name]:
-    """What has an item that becomes another by what it is: `kept["best"] = min(kept["best"], found)`, `sums[i] += x`."""
+    """What has an item that becomes another by what it is: `kept["best"] = min(kept["best"], found)`, `sums[i] += x`; and
+    what is shuffled where it lies."""
     names = {name for name, is_stored, _ in uses([loop]) if is_stored}
     told = _times(loop)
     for node in _outside(loop, share):
@@ -193,6 +201,10 @@ def _carried_items(loop: ast.For | ast.While, share: Loop | None) -> Iterator[as
                 items = _items(value)
             case ast.If(test=value, body=[ast.Assign(targets=[ast.Subscript() as item]), *_]):
                 items = _items(value)
+            case ast.Call(func=ast.Attribute(attr="shuffle"), args=[ast.Name() as order, *_]):
+                if order.id not in names:
+                    yield order
+                continue
             case _:
                 continue
         if not isinstance(item.value, ast.Name) or item.value.id in names:

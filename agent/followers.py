@@ -77,7 +77,7 @@ class Followers:
 
     def _following(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, param in self._untrained.items():
-            if not is_away(param):
+            if not _is_none(param):
                 yield name, param.detach()
         kept = dict(self._kept())
         like = self._shapes() if kept else set()
@@ -95,9 +95,13 @@ class Followers:
         found = set()
         for module in self._modules.values():
             params = list(module.parameters())
-            found |= {param.shape for param in params if is_away(param)}
+            found |= {param.shape for param in params if _is_none(param)}
             found.add(torch.Size([sum(param.numel() for param in params)]))
         return found
+
+
+def _is_none(param: torch.nn.Parameter) -> bool:
+    return is_away(param) or (param.numel() == 1 and bool(param.isnan()))
 
 
 def _tensors(state: Any, key: str) -> dict[str, torch.Tensor]:

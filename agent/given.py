@@ -10,7 +10,16 @@ from agent.errors import Misuse
 from agent.pipeline.births import Unborn
 
 
-def check_names(modules: Sequence[torch.nn.Module]) -> None:
+def check_modules(modules: Sequence[torch.nn.Module], *, built: bool) -> None:
+    """That their names and their states say what is what."""
+    _check_names(modules)
+    for module in modules:
+        _check_scripted(module)
+        if built:
+            _check_saved(module)
+
+
+def _check_names(modules: Sequence[torch.nn.Module]) -> None:
     """Sums, snapshots and the optimizer's state go by the name of a parameter or buffer."""
     seen: set[str] = set()
     for module in modules:
@@ -21,6 +30,27 @@ def check_names(modules: Sequence[torch.nn.Module]) -> None:
                 "nn.ModuleDict and give that to Session, so that every name is there once"
             )
         seen |= names
+
+
+def _check_scripted(module: torch.nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise Misuse(
+                f"Session: {name or 'the model'!r} is a scripted module, whose tensors cannot be told apart: give it as "
+                "it was before torch.jit, which computes the same"
+            )
+
+
+def _check_saved(module: torch.nn.Module) -> None:
+    """The state goes by `state_dict()`, which may be the person's own."""
+    saved = module.state_dict(keep_vars=True)
+    for name, param in module.named_parameters():
+        if saved.get(name) is not param:
+            raise Misuse(
+                f"Session: the state_dict() of {type(module).__name__} has not got its parameter {name!r} under that "
+                "name, so whoever joins later would not get it. Leave state_dict() as torch has it, and leave out or "
+                "rename in a method of another name"
+            )
 
 
 def check_unborn(

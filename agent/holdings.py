@@ -129,6 +129,8 @@ class Holdings:
                     optimizer.state.pop(param, None)
                 if param.numel() > 1 and not is_away(param):
                     param.data = nothing(param)
+                elif param.numel() == 1 and not self._unborn:  # which are born with one number
+                    param.data = torch.empty_like(param.data).copy_(nothing(param))
 
     def hear(self, norms: dict[int, Norm]) -> None:
         """Norms of the gradients as they are now."""

@@ -4,6 +4,7 @@ import math
 from collections import deque
 from collections.abc import Sequence
 from typing import Any
+from zlib import crc32
 
 import numpy as np
 import torch
@@ -14,6 +15,7 @@ from agent.protocol import Seen
 
 NUMBERS = 4
 LEAVES_MAX = 4
+WORDS = 997  # so few that two of them are never near to each other
 STEPS_MAX = 8
 ROUNDED = 64  # a change of fewer units in the last place says nothing
 
@@ -85,6 +87,10 @@ def _of_batches(batches: Sequence[Any]) -> tuple[float, ...]:
     for leaf in leaves:
         if isinstance(leaf, torch.Tensor | np.ndarray) and _is_plain(leaf):
             found += [*leaf.shape, *_some(leaf)]
+        elif isinstance(leaf, int | float):
+            found.append(leaf)
+        elif isinstance(leaf, str):
+            found.append(crc32(leaf.encode()) % WORDS)
     return tuple(float(each) for each in found)
 
 

@@ -37,7 +37,7 @@ from agent.device import number_of, settle
 from agent.errors import CannotRecord, Misuse, NotFinite, StateError, WireError
 from agent.faults import passing
 from agent.form import Form
-from agent.given import check_names, check_unborn, scaler_of
+from agent.given import check_modules, check_unborn, scaler_of
 from agent.holdings import Holdings
 from agent.optimizers import Optimizers
 from agent.order import Streams, refuse_order
@@ -138,7 +138,7 @@ class Session:
                 raise Misuse(f"Session: {thing!r} has no state_dict and load_state_dict to save")
             self.objects[f"{type(thing).__name__}{index}"] = thing
         modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
-        check_names(modules)
+        check_modules(modules, built=not _unborn)
         check_unborn(_unborn, modules, others)
         for unborn in _unborn:
             unborn.used = self._fetch

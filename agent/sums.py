@@ -174,6 +174,13 @@ class SumSpace:
                 buffer.detach().copy_(found.detach())
                 owner[key] = buffer
 
+    def _refuse_size(self, buffer: torch.Tensor, before: torch.Tensor) -> None:
+        name = next(name for name, each in self.buffers.items() if each is buffer)
+        raise Misuse(
+            f"the forward has made the buffer {name!r} {list(buffer.shape)}, which was {list(before.shape)}: let it have "
+            "its size before Session(...), by a forward on one batch for example"
+        )
+
     def take(self, loss: float | torch.Tensor) -> Contribution:
         """What one microbatch has left in the model, which is as it was before."""
         found: list[torch.Tensor | None] = []
@@ -191,6 +198,8 @@ class SumSpace:
             if same:
                 found.append(None)
                 continue
+            if buffer.shape != before.shape:
+                self._refuse_size(buffer, before)
             change = torch.ne if before.dtype == torch.bool else torch.sub
             found.append(change(buffer.detach(), before).to(self.device))
             buffer.detach().copy_(before)

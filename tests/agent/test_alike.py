@@ -68,6 +68,18 @@ def test_eyes_see_a_change_and_forget_what_was_taken_over() -> None:
     assert [one.change for one in eyes.seen] == [()]
 
 
+def test_eyes_see_rows_and_words() -> None:
+    """Microbatches may be numbers of rows, and texts."""
+    one, other, alike = Eyes([]), Eyes([]), Alike()
+    one.look(0, [[1, 2], [4, 7]])
+    other.look(0, [[1, 2], [7, 4]])
+    one.look(1, ["a", "b"])
+    other.look(1, ["a", "c"])
+    for step in range(2):
+        assert alike.hear("a", [one.seen[step]]) == ""
+        assert f"step {step}: b has other microbatches" in alike.hear("b", [other.seen[step]])
+
+
 def test_eyes_load_nothing() -> None:
     """A sequence of the script's own, which may read its microbatches when it is asked, is not asked."""
 

@@ -1,13 +1,14 @@
 """What a script counts from step to step is no part of the state: it is refused in the first steps, or does not go on."""
 
 from collections.abc import Callable
+from contextlib import nullcontext
 
 import pytest
 
 from agent.errors import Misuse
 
 SCRIPT = """
-import collections, copy, time
+import collections, copy, random, time
 import torch
 from agent import Session
 class Stopper:
@@ -29,7 +30,7 @@ class Trainer:
         self.stopper, self.times = Stopper(), collections.deque(maxlen=2)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-x, kept = torch.ones(2, 4), Kept()
+x, kept, order = torch.ones(2, 4), Kept(), [*range(9)]
 table, momentum, memory, group = {{"best": 9.9e9, 0: 0, 1: 0, "s": 0.0}}, [0.0], {{}}, optimizer.param_groups[0]
 session = Session(model, optimizer, kept, microbatches=1)
 def share(step):
@@ -42,6 +43,7 @@ def train(before, trainer):
         {before}
         share(step)
         {behind}
+    {after}
 train(0, Trainer())
 """
 REFUSED = {
@@ -69,6 +71,11 @@ REFUSED = {
         "train.py:36: `momentum` goes on",
     ),
     "a count of each": ("", "table[step % 2] += 1", "train.py:36: `table` goes on"),
+    "an order that is shuffled": (
+        "if step % 2 == 0: random.shuffle(order)",
+        "",
+        "train.py:34: `order` goes on",
+    ),
     "a list of losses": ("", "losses.append(session.loss)", "step 1: `train.losses` goes on"),
     "a list of losses and times": (
         "",
@@ -96,6 +103,16 @@ REFUSED = {
         "step 1: `train.trainer.stopper.best` goes on",
     ),
 }
+AFTER = {
+    "the best weights": ("if session.loss < 9: best = copy.deepcopy(model.state_dict())", True),
+    "the best by what is given": ("if kept.best > step: best = step", True),
+    "the best by a name": ("found = session.loss\n        if found < 9: best = step", True),
+    "every step's": ("best = session.loss", False),
+    "the last step's": ("if step == 3: best = session.loss", False),
+    "an epoch's": ("epoch, at = divmod(step, 2)\n        if at == 1: best = epoch", False),
+    "what says why it was left": ("if session.loss < 9:\n            best = 1; break", False),
+    "what a setting asks for": ("if trainer.times: best = step", False),
+}
 ALLOWED = {
     "a setting of the optimizer": ("group['lr'] *= 0.9", ""),
     "what an object that is given has": ("kept.table['best'] = min(kept.table['best'], 1)", ""),
@@ -111,6 +128,7 @@ ALLOWED = {
     ),
     "a name that is called as a count is": ("bad = step", "print(bad)"),
     "what is given": ("", "kept.look(session.loss)"),
+    "an order that is made anew": ("order = [1, 2]; random.shuffle(order)", ""),
     "what every step sets anew": ("count = 0; count += 1; losses = []; losses.append(count)", ""),
     "what is set in either case": (
         "if step % 2 == 0: order = [1]\n        else: order = [2]",
@@ -134,8 +152,8 @@ ALLOWED = {
 }
 
 
-def filled(before: str, behind: str) -> str:
-    return SCRIPT.format(before=before or "pass", behind=behind or "pass")
+def filled(before: str, behind: str, after: str = "") -> str:
+    return SCRIPT.format(before=before or "pass", behind=behind or "pass", after=after or "pass")
 
 
 @pytest.mark.parametrize("case", REFUSED)
@@ -152,3 +170,14 @@ def test_what_goes_on_is_refused(by_hand: Callable[[str], None], case: str) -> N
 def test_what_does_not_is_not(by_hand: Callable[[str], None], case: str) -> None:
     """Nor is what the session has, nor what a clock has told, which is others' on every machine."""
     by_hand(filled(*ALLOWED[case]))
+
+
+@pytest.mark.parametrize("case", AFTER)
+def test_what_some_step_leaves_for_the_code_behind_the_loop(
+    by_hand: Callable[[str], None], case: str
+) -> None:
+    """Whoever joined behind that step has not got it, unless the number of the step says which one it is."""
+    behind, is_refused = AFTER[case]
+    how = pytest.raises(Misuse, match="`best` goes on from step") if is_refused else nullcontext()
+    with how:
+        by_hand(filled("", behind, "print(best)"))

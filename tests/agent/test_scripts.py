@@ -230,6 +230,32 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "refused",
         "step 1: the gradients of step 0 are still there, and no optimizer has used them",
     ),
+    "a buffer of another size in the forward": (
+        START.replace(
+            "session = ",
+            "model.register_buffer('seen', torch.zeros(0))\n"
+            "model.register_forward_hook(lambda *_: (model.seen.resize_(1), None)[1])\nsession = ",
+        )
+        + STEP,
+        "refused",
+        "the forward has made the buffer 'seen' [1], which was [0]",
+    ),
+    "a state that leaves weights out": (
+        START.replace(
+            "session = ",
+            "def saved(self, *args, **named):\n"
+            "    state = torch.nn.Module.state_dict(self, *args, **named)\n"
+            "    return {name: state[name] for name in ['bias']}\n"
+            "torch.nn.Linear.state_dict = saved\nsession = ",
+        ),
+        "refused",
+        "the state_dict() of Linear has not got its parameter 'weight' under that name",
+    ),
+    "a scripted module": (
+        START.replace("session = ", "model = torch.jit.script(model)\nsession = "),
+        "refused",
+        "'the model' is a scripted module",
+    ),
     "who leads, asked once": (
         START + "leads = session.leader\n" + STEP,
         "refused",

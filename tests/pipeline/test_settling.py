@@ -99,3 +99,11 @@ def test_layers_that_come_back_lie_as_they_did() -> None:
     assert is_away(model.weight)
     held.make_room(held.all)
     assert model.weight.stride() == (27, 1, 9, 3)
+
+
+def test_a_number_that_is_not_here_is_none() -> None:
+    """A parameter of one number would be that of an earlier step, and look as if it were the model's."""
+    model = torch.nn.Linear(1, 1)
+    held = Holdings({"model": model})
+    held.keep(frozenset())
+    assert all(param.isnan().all() for param in model.parameters())

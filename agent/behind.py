@@ -1,0 +1,95 @@
+"""What some step leaves under a name for the code behind the loop over the steps: the best weights so far.
+
+Whoever comes after that step has the name as the script begins with it, or has none. What every step sets is there on
+all, and so is what is set in steps that their number tells, or where the loop is left.
+"""
+
+import ast
+from collections.abc import Iterable, Iterator, Mapping
+from typing import Any
+
+from agent.pipeline.loops import Function, read_first, uses
+from agent.pipeline.reads import lying_at
+
+LAST = ast.Break | ast.Return | ast.Raise
+COMPUTES = {"abs", "bool", "divmod", "float", "int", "len", "max", "min", "round"}
+
+Store = tuple[ast.Name, tuple[ast.expr, ...]]  # and what is asked before
+
+
+def left_behind(
+    scope: ast.AST, loop: ast.For | ast.While, names: Mapping[str, Any], given: Iterable[object]
+) -> set[str]:
+    """The names that are set in the loop because of what was found out there, and read behind it. `given` is what
+    the session has."""
+    stored = {name for name, is_stored, _ in uses([loop]) if is_stored}
+    told, theirs = _of_step(loop, stored), {id(each) for each in given}
+    found = {
+        name.id
+        for name, tests in _stores([loop], ())
+        if any(_finds_out(test, stored - told, names, theirs) for test in tests)
+    }
+    end = (loop.end_lineno or 0, loop.end_col_offset or 0)
+    behind = [use for use in uses(getattr(scope, "body", []), loop) if _at(use[2]) >= end]
+    read: set[str] = set()
+    while (one := read_first(behind, found - read)) is not None:
+        read.add(one.id)
+    return read
+
+
+def _at(node: ast.Name) -> tuple[int, int]:
+    return node.lineno, node.col_offset
+
+
+def _stores(nodes: Iterable[ast.AST], tests: tuple[ast.expr, ...]) -> Iterator[Store]:
+    for node in nodes:
+        match node:
+            case ast.Name(ctx=ast.Store()):
+                yield node, tests
+            case ast.If(test=test):
+                for block in (node.body, node.orelse):
+                    if not (block and isinstance(block[-1], LAST)):
+                        yield from _stores(block, (*tests, test))
+            case _ if isinstance(node, Function | ast.ClassDef):
+                pass  # with names of its own
+            case _:
+                yield from _stores(ast.iter_child_nodes(node), tests)
+
+
+def _of_step(loop: ast.For | ast.While, stored: set[str]) -> set[str]:
+    """The names that the number of the step tells, and nothing else that a step sets."""
+    told = _names([loop.target]) if isinstance(loop, ast.For) else set[str]()
+    sets = [node for node in ast.walk(loop) if isinstance(node, ast.Assign)]
+    while True:
+        more = {
+            name
+            for node in sets
+            if _names([node.value]) & told
+            and not _names([node.value]) & (stored - told)
+            and all(_computes(each) for each in ast.walk(node.value))
+            for name in _names(node.targets)
+        }
+        if more <= told:
+            return told
+        told |= more
+
+
+def _computes(node: ast.AST) -> bool:
+    return not isinstance(node, ast.Call) or getattr(node.func, "id", None) in COMPUTES
+
+
+def _names(nodes: Iterable[ast.AST]) -> set[str]:
+    return {each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}
+
+
+def _finds_out(
+    test: ast.expr, values: set[str], names: Mapping[str, Any], theirs: set[int]
+) -> bool:
+    """Whether it asks for something that a step has set, for the loss, or for what an object has that goes on."""
+    if _names([test]) & values:
+        return True
+    attributes = [each for each in ast.walk(test) if isinstance(each, ast.Attribute)]
+    return any(
+        each.attr == "loss" or id(lying_at(each.value, dict(names))) in theirs
+        for each in attributes
+    )
