@@ -5,8 +5,10 @@ Whoever computes with it by mistake sees at once that it is not there; whoever l
 that as well. Where the time counts that something takes, something stands in for it.
 """
 
-from collections.abc import Iterator
+from collections import OrderedDict
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from typing import Any
 
 import torch
 
@@ -25,6 +27,28 @@ def is_away(param: torch.Tensor) -> bool:
 
 def any_away(module: torch.nn.Module) -> bool:
     return any(is_away(param) for param in module.parameters())
+
+
+def watch(module: torch.nn.Module, seen: Callable[[], None]) -> None:
+    """`seen` is called before anybody computes with the module, asks for its state, copies or pickles it. Of this there is
+    nothing in what is copied."""
+    ours = {
+        "_forward_pre_hooks": module.register_forward_pre_hook(lambda *_: seen()).id,
+        "_state_dict_pre_hooks": module.register_state_dict_pre_hook(lambda *_: seen()).id,  # type: ignore[no-untyped-call]
+    }
+
+    def reduced(protocol: int) -> Any:
+        seen()
+        made = type(module).__reduce_ex__(module, protocol)
+        if len(made) < 3 or not isinstance(made[2], dict):
+            return made  # in a way of its own
+        state = {name: value for name, value in made[2].items() if name != reduced.__name__}
+        for name, key in ours.items():
+            state[name] = OrderedDict((k, hook) for k, hook in state[name].items() if k != key)
+        return *made[:2], state, *made[3:]
+
+    reduced.__name__ = "__reduce_ex__"  # which is asked for by who copies and by who pickles
+    module.__dict__[reduced.__name__] = reduced
 
 
 @contextmanager

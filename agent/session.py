@@ -32,6 +32,7 @@ import numpy as np
 import torch
 
 from agent import clipping, coupling, scaling, shards
+from agent.away import watch
 from agent.beside import Beside
 from agent.device import number_of, settle
 from agent.errors import CannotRecord, Misuse, NotFinite, StateError, WireError
@@ -608,8 +609,7 @@ class Session:
         for thing in self.objects.values():
             if isinstance(thing, torch.nn.Module) and id(thing) not in self._watched:
                 self._watched.add(id(thing))
-                thing.register_forward_pre_hook(lambda *_: self._fetch())
-                thing.register_state_dict_pre_hook(lambda *_: self._fetch())  # type: ignore[no-untyped-call]
+                watch(thing, self._fetch)
 
     def _fetch(self) -> None:
         if self._phase in ("made", "over") and self.unbuilt and self.holdings.here is not None:

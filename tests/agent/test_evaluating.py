@@ -222,3 +222,23 @@ def test_what_a_leader_saves_of_a_model_that_is_lost_under_its_hands_is_saved_by
         saved, right = Path(f"{out}.{step}"), tmp_path / "alone" / f"out.pt.{step}"
         assert saved.read_bytes() == right.read_bytes(), step
     assert crew.of(Rewound) == []
+
+
+COPIES = """
+    if session.leader and step in (2, 4):
+        torch.save(model if step == 2 else copy.deepcopy(model), f"{out}.{step}")
+"""
+
+
+def test_a_copy_of_the_model_is_whole(crew: Crew, tmp_path: Path) -> None:
+    """Who copies or pickles a module asks for its parameters past its state."""
+    script = SAVES[: SAVES.index("    leads =")] + COPIES + "torch.save(model.state_dict(), out)\n"
+    script = script.replace("import sys,", "import copy, sys,")
+    _alone(script, tmp_path)
+    out = crew.folder / "out.pt"
+    crew.depth, crew.owned = 2, True
+    crew.begin(2, script, str(out))
+    assert crew.completed().step == 6
+    for step in (2, 4):
+        saved, right = Path(f"{out}.{step}"), tmp_path / "alone" / f"out.pt.{step}"
+        assert saved.read_bytes() == right.read_bytes(), step
