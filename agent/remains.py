@@ -88,7 +88,7 @@ class Remains:
         self._number = numbers()
         self._lock = threading.Lock()  # of the log
         self._log: int | None = None
-        self._last: LoggedSum | None = None
+        self._last: LoggedSum | None = None  # it may not be committed yet
         self._moving = threading.Lock()
         self._lived: int | None = None  # held open, and locked
         self._left = False
@@ -157,9 +157,11 @@ class Remains:
     def note_state(self, saved: Saved) -> bool:
         """From now on this, and what follows it, is what is found. Whether all of it is where it can be found."""
         with self._lock:
-            redo = {logged.step: logged for logged in saved.redo}
-            if self._last is not None and self._last.step >= saved.backup.version:
-                redo.setdefault(self._last.step, self._last)
+            redo, last = {logged.step: logged for logged in saved.redo}, self._last
+            if last is not None and last.step >= saved.backup.version and last.step not in redo:
+                redo[last.step] = last
+            else:
+                self._last = None  # its memory is wanted
             entries = [self._state(saved.backup), *map(self._sum, redo.values())]
             noted = [entry for entry in entries if entry is not None]
             if len(noted) == len(entries) and self._begin_log(noted):

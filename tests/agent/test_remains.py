@@ -98,6 +98,21 @@ def test_a_new_state_takes_the_place_of_what_led_to_it(shared: Path) -> None:
     assert same(Remains(shared).find(8), Saved(newer.backup, (*newer.redo, late)))
 
 
+def test_what_is_not_needed_any_more_is_used_again(shared: Path) -> None:
+    """A new file for each step would cost more than what comes into it."""
+    memory, held = lived(shared, 0, 0)
+    (life,) = shared.iterdir()
+    seen = []
+    for step in range(9):
+        memory.note_sum(one := logged(memory, step, 2 * SIZES[1]))
+        newer = state(memory, step + 1)
+        memory.rest()
+        assert memory.note_state(Saved(newer, ()))
+        held, one = newer, None
+        seen.append({path.name for path in life.iterdir()})
+    assert seen[3] == seen[-1], (held, one)
+
+
 @pytest.mark.parametrize("number", range(len(SIZES)))
 def test_memory_that_is_used_again_is_not_what_it_was(shared: Path, number: int) -> None:
     """What the log says of it is of the past. What is in the log itself is what it was."""
