@@ -8,7 +8,7 @@ import ast
 from collections.abc import Iterable, Iterator, Mapping
 from typing import Any
 
-from agent.pipeline.loops import Function, read_first, uses
+from agent.pipeline.loops import Function, names_in, place_of, read_first, uses
 from agent.pipeline.reads import lying_at
 
 LAST = ast.Break | ast.Return | ast.Raise
@@ -30,15 +30,11 @@ def left_behind(
         if any(_finds_out(test, stored - told, names, theirs) for test in tests)
     }
     end = (loop.end_lineno or 0, loop.end_col_offset or 0)
-    behind = [use for use in uses(getattr(scope, "body", []), loop) if _at(use[2]) >= end]
+    behind = [use for use in uses(getattr(scope, "body", []), loop) if place_of(use[2]) >= end]
     read: set[str] = set()
     while (one := read_first(behind, found - read)) is not None:
         read.add(one.id)
     return read
-
-
-def _at(node: ast.Name) -> tuple[int, int]:
-    return node.lineno, node.col_offset
 
 
 def _stores(nodes: Iterable[ast.AST], tests: tuple[ast.expr, ...]) -> Iterator[Store]:
@@ -58,16 +54,16 @@ def _stores(nodes: Iterable[ast.AST], tests: tuple[ast.expr, ...]) -> Iterator[S
 
 def _of_step(loop: ast.For | ast.While, stored: set[str]) -> set[str]:
     """The names that the number of the step tells, and nothing else that a step sets."""
-    told = _names([loop.target]) if isinstance(loop, ast.For) else set[str]()
+    told = names_in(loop.target) if isinstance(loop, ast.For) else set[str]()
     sets = [node for node in ast.walk(loop) if isinstance(node, ast.Assign)]
     while True:
         more = {
             name
             for node in sets
-            if _names([node.value]) & told
-            and not _names([node.value]) & (stored - told)
+            if names_in(node.value) & told
+            and not names_in(node.value) & (stored - told)
             and all(_computes(each) for each in ast.walk(node.value))
-            for name in _names(node.targets)
+            for name in names_in(*node.targets)
         }
         if more <= told:
             return told
@@ -78,18 +74,13 @@ def _computes(node: ast.AST) -> bool:
     return not isinstance(node, ast.Call) or getattr(node.func, "id", None) in COMPUTES
 
 
-def _names(nodes: Iterable[ast.AST]) -> set[str]:
-    return {each.id for node in nodes for each in ast.walk(node) if isinstance(each, ast.Name)}
-
-
 def _finds_out(
     test: ast.expr, values: set[str], names: Mapping[str, Any], theirs: set[int]
 ) -> bool:
     """Whether it asks for something that a step has set, for the loss, or for what an object has that goes on."""
-    if _names([test]) & values:
+    if names_in(test) & values:
         return True
     attributes = [each for each in ast.walk(test) if isinstance(each, ast.Attribute)]
     return any(
-        each.attr == "loss" or id(lying_at(each.value, dict(names))) in theirs
-        for each in attributes
+        each.attr == "loss" or id(lying_at(each.value, names)) in theirs for each in attributes
     )

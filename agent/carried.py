@@ -16,7 +16,7 @@ import numpy as np
 from agent import own
 from agent.behind import left_behind
 from agent.errors import Misuse
-from agent.pipeline.loops import Caller, Function, Loop, found_loop, stored_in, uses
+from agent.pipeline.loops import Caller, Function, Loop, found_loop, names_in, stored_in, uses
 
 STATE = "keep it in something with state_dict and load_state_dict, and give that to Session(...)"
 LEAVE = ast.Break | ast.Continue | ast.Return | ast.Raise
@@ -209,7 +209,7 @@ def _carried_items(loop: ast.For | ast.While, share: Loop | None) -> Iterator[as
                 continue
         if not isinstance(item.value, ast.Name) or item.value.id in names:
             continue
-        if ast.dump(_read(item)) in items and not _is_time(value) and not told & _names(value):
+        if ast.dump(_read(item)) in items and not _is_time(value) and not told & names_in(value):
             yield item.value
 
 
@@ -291,17 +291,13 @@ def _times(loop: ast.AST) -> set[str]:
         more = {
             name
             for node in sets
-            if node.value is not None and (_is_time(node.value) or told & _names(node.value))
+            if node.value is not None and (_is_time(node.value) or told & names_in(node.value))
             for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
-            for name in _names(target)
+            for name in names_in(target)
         }
         if more <= told:
             return told
         told |= more
-
-
-def _names(node: ast.AST) -> set[str]:
-    return {each.id for each in ast.walk(node) if isinstance(each, ast.Name)}
 
 
 def _is_time(node: ast.AST) -> bool:

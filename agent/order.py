@@ -14,7 +14,15 @@ import torch
 
 from agent import own
 from agent.errors import Misuse
-from agent.pipeline.loops import Caller, found_loop, read_behind, read_first, stored_in, uses
+from agent.pipeline.loops import (
+    Caller,
+    found_loop,
+    names_in,
+    read_behind,
+    read_first,
+    stored_in,
+    uses,
+)
 
 ELSEWISE = (
     "session.loss is the mean loss of the step; what else is wanted of all its microbatches has to be computed from "
@@ -61,7 +69,7 @@ def _into_loss(loop: ast.For) -> set[str]:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "backward"
     )
-    found = {name for call in calls for each in call.args for name in _names(each, ast.Load)}
+    found = {name for call in calls for each in call.args for name in names_in(each, how=ast.Load)}
     statements = [
         node
         for part in loop.body
@@ -73,7 +81,7 @@ def _into_loss(loop: ast.For) -> set[str]:
             name
             for node in statements
             if found & _stored(node)
-            for name in _names(node.iter if isinstance(node, ast.For) else node, ast.Load)
+            for name in names_in(node.iter if isinstance(node, ast.For) else node, how=ast.Load)
         }
         if more <= found:
             return found
@@ -82,15 +90,7 @@ def _into_loss(loop: ast.For) -> set[str]:
 
 def _stored(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For) -> set[str]:
     targets = node.targets if isinstance(node, ast.Assign) else [node.target]
-    return {name for target in targets for name in _names(target, ast.Store)}
-
-
-def _names(node: ast.AST, how: type[ast.expr_context]) -> set[str]:
-    return {
-        each.id
-        for each in ast.walk(node)
-        if isinstance(each, ast.Name) and isinstance(each.ctx, how)
-    }
+    return {name for target in targets for name in names_in(target, how=ast.Store)}
 
 
 def _counted(loop: ast.For) -> Iterator[str]:

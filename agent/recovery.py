@@ -1,7 +1,7 @@
 """From what a job goes on, when neither the keeper nor the workers together hold its newest state. No torch here.
 
-`ladder.recover` decides between what workers have in host memory, what a keeper before us has left in memory, what the disk has, and what lies elsewhere. What
-turns out to be damaged while it is read is set aside, and the decision is made again without it. So it is with what
+`ladder.recover` decides between what workers have in host memory, what a keeper before us has left in
+memory, what the disk has, and what lies elsewhere. What turns out to be damaged while it is read is set aside, and the decision is made again without it. So it is with what
 cannot be read, once nobody has the patience to ask for it again; but what could not be read is never taken for what is
 not there.
 """

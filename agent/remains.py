@@ -114,8 +114,12 @@ class Remains:
             path = self._next_path()
             with path.open("xb+", buffering=0) as file:
                 # All of it now, or an error now: who writes to what is not there is killed.
-                os.posix_fallocate(file.fileno(), 0, HEAD_BYTES + count)
-                return self._map(path, file, 0)
+                try:
+                    os.posix_fallocate(file.fileno(), 0, HEAD_BYTES + count)
+                    return self._map(path, file, 0)
+                except OSError:
+                    path.unlink()
+                    raise
         except OSError as error:
             log.warning("%s: this memory ends with its process: %s", self._folder.name, error)
             return fresh(count)

@@ -279,7 +279,7 @@ def _around(loop: Loop) -> Iterator[Use]:
     end = (loop.whole.end_lineno or 0, loop.whole.end_col_offset or 0)
     start = (loop.whole.lineno, loop.whole.col_offset)
     found = list(uses(getattr(loop.scope, "body", []), loop.whole))
-    yield from (use for use in found if (use[2].lineno, use[2].col_offset) >= end)
+    yield from (use for use in found if place_of(use[2]) >= end)
     again = [
         node
         for node in ast.walk(loop.scope)
@@ -288,7 +288,7 @@ def _around(loop: Loop) -> Iterator[Use]:
         and node is not loop.whole
     ]
     first = min((node.lineno for node in again), default=loop.lineno)
-    yield from (use for use in found if first <= use[2].lineno and _at(use[2]) < start)
+    yield from (use for use in found if first <= use[2].lineno and place_of(use[2]) < start)
 
 
 def stored_in(loop: Loop | None) -> set[str]:
@@ -304,7 +304,17 @@ def read_behind(loop: Loop) -> ast.Name | None:
     return read_first(list(_around(loop)), stored_in(loop))
 
 
-def _at(node: ast.Name) -> tuple[int, int]:
+def names_in(*nodes: ast.AST, how: type[ast.expr_context] = ast.expr_context) -> set[str]:
+    """That are read or set there, or only what is done so."""
+    return {
+        each.id
+        for node in nodes
+        for each in ast.walk(node)
+        if isinstance(each, ast.Name) and isinstance(each.ctx, how)
+    }
+
+
+def place_of(node: ast.Name) -> tuple[int, int]:
     return node.lineno, node.col_offset
 
 

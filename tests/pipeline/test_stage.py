@@ -102,16 +102,20 @@ def test_a_forward_that_differentiates_is_recomputed_too():
     assert same_weights(states, expected) == []
 
 
-def test_what_is_written_into_a_tensor_has_its_gradients():
-    """Wherever the model is cut behind that."""
-    losses, expected, own = alone(Filled, rows, 3, 2)
-    _, facts, _ = graph_of(Filled, rows)
+def same_at_every_cut(model, schedule):
+    losses, expected, own = alone(model, rows, 3, 2)
+    _, facts, _ = graph_of(model, rows)
     for point in cut_points(facts):
         found, states, _ = together(
-            Filled, rows, "1f1b", 2, (3,), steps=2, cuts=[point.after], opener=own.seed_for
+            model, rows, schedule, 2, (3,), steps=2, cuts=[point.after], opener=own.seed_for
         )
         assert found == losses
         assert same_weights(states, expected) == []
+
+
+def test_what_is_written_into_a_tensor_has_its_gradients():
+    """Wherever the model is cut behind that."""
+    same_at_every_cut(Filled, "1f1b")
 
 
 def test_an_error_in_a_forward_comes_up():
@@ -137,26 +141,11 @@ class Pictures(nn.Module):
 
 def test_in_halves_a_group_norm_with_channels_last_is_asked_for_its_input_too():
     """Torch's kernel writes the gradient of the input also where nobody wants it, and there is no memory for it."""
-    losses, expected, own = alone(Pictures, rows, 3, 2)
-    _, facts, _ = graph_of(Pictures, rows)
-    for point in cut_points(facts):
-        found, states, _ = together(
-            Pictures, rows, "zero-bubble", 2, (3,), steps=2, cuts=[point.after], opener=own.seed_for
-        )
-        assert found == losses
-        assert same_weights(states, expected) == []
+    same_at_every_cut(Pictures, "zero-bubble")
 
 
 @pytest.mark.parametrize("order", ["pqrs", "rpqs", "qrps", "srqp"])
 def test_in_halves_each_weight_has_the_gradient_of_the_whole(order):
     """Weights with a use in common count once, in whatever order they come, and no half needs what another has
     given back."""
-    losses, expected, own = alone(lambda: Shared(order), rows, 3, 2)
-    _, facts, _ = graph_of(lambda: Shared(order), rows)
-    for point in cut_points(facts):
-        found, states, _ = together(
-            lambda: Shared(order), rows, "zero-bubble", 2, (3,),
-            steps=2, cuts=[point.after], opener=own.seed_for,
-        )  # fmt: skip
-        assert found == losses
-        assert same_weights(states, expected) == []
+    same_at_every_cut(lambda: Shared(order), "zero-bubble")
