@@ -12,7 +12,7 @@ from typing import TypeGuard
 import torch
 from torch.optim.swa_utils import AveragedModel
 
-from agent import own
+from agent import guarded, own
 from agent.device import CPU
 from agent.errors import Misuse
 from agent.optimizers import twin_of
@@ -49,6 +49,12 @@ def refuse(things: Iterable[object], caller: Caller) -> None:
             raise Misuse(
                 f"{own.shown(file)}:{node.lineno}: `{ast.unparse(node)}` is read here, which may be the gradient of a "
                 f"layer that others have, {PLACE}"
+            )
+        for each in guarded.going_on(_nodes(tree, optimizers)):
+            raise Misuse(
+                f"{own.shown(file)}:{each.lineno}: `{ast.unparse(each)}` is done here for parameters that have a gradient, "
+                f"one after the other, {APART}: for each of them before it is asked whether there is one, or the workers "
+                "need room for the whole state"
             )
 
 
@@ -95,6 +101,13 @@ def _read(tree: ast.AST, optimizers: set[str]) -> Iterator[ast.Attribute]:
             yield node
         elif not _harmless(node):
             yield from _read(node, optimizers)
+
+
+def _nodes(tree: ast.AST, optimizers: set[str]) -> Iterator[ast.AST]:
+    yield tree
+    for node in ast.iter_child_nodes(tree):
+        if not (isinstance(node, ast.ClassDef) and node.name in optimizers):
+            yield from _nodes(node, optimizers)
 
 
 def _is_gradient(node: ast.AST) -> TypeGuard[ast.Attribute]:

@@ -22,7 +22,7 @@ from typing import Literal
 import msgspec
 import torch
 
-from agent import coupling, device, followers, own, parcel, session
+from agent import coupling, device, followers, guarded, own, parcel, session
 from agent.errors import Misuse, NotFinite, ParcelError, WireError
 from agent.group import Group
 from agent.messages import FailureKind, JobOrder, WorkerOrder
@@ -38,6 +38,10 @@ DISK_VARIABLE = "SPOT_TEMP_DIR"
 DETAIL_CHARS_MAX = 60_000
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
 AWAY = f"This writes to a parameter that others keep, {coupling.ROOM}"
+NO_GRADIENT = (
+    "A parameter that others keep has no gradient here, "
+    f"{coupling.APART}: ask for it, `if p.grad is not None`, before anything is done to it"
+)
 TAKEN = (
     "a worker has another module of that name in use, which the script would get: rename this one"
 )
@@ -167,6 +171,8 @@ def _of_script(error: BaseException) -> _Failure:
     apart = any(each.holdings.here is not None for each in session.made())
     if apart and followers.writes_away(error):
         return _Failure("refused", f"{said}\n{AWAY}")
+    if apart and guarded.misses(error):
+        return _Failure("refused", f"{said}\n{NO_GRADIENT}")
     return _Failure("exception", said)
 
 

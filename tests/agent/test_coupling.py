@@ -45,6 +45,11 @@ EACH = """\
             if p.grad is not None:
                 p.grad.clamp_(-0.01, 0.01)"""
 
+NOISE = """\
+        for p in model.parameters():
+            if p.grad is not None:
+                p.grad.add_(torch.randn_like(p.grad), alpha=1e-3)"""
+
 
 def script(optimizer: str = "", clip: str = "") -> str:
     """The toy with another optimizer, or another way to clip."""
@@ -89,6 +94,7 @@ WHOLE = {
         "Lamb(model.parameters(), normed=True).train()"
     ),
     "`p.grad` is read here": script(clip=CLIP),
+    "`torch.randn_like(p.grad)` is done here": script(clip=NOISE),
     "AveragedModel takes in all weights": AVERAGED,
 }
 
@@ -114,6 +120,20 @@ def test_a_norm_of_all_gradients_is_refused_where_a_part_is(crew: Crew, why: str
         rows = WHOLE[why].splitlines()
         line = 1 + next(i for i, row in enumerate(rows) if "p.grad.norm()" in row)
         assert f"train.py:{line}: " in failed.detail
+
+
+def test_a_gradient_that_is_not_here_is_said_to_be_none(crew: Crew, tmp_path: Path) -> None:
+    """Right where workers have the whole state, and by hand."""
+    crew.depth, crew.owned = 2, True
+    crew.begin(
+        2,
+        script(clip=EACH.replace("if p.grad is not None", "if True")),
+        "12",
+        str(tmp_path / "out.pt"),
+    )
+    failed = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    assert failed.kind == "refused"
+    assert "ask for it, `if p.grad is not None`" in failed.detail
 
 
 TWICE = """\
