@@ -127,6 +127,7 @@ class SumSpace:
         self._before = [buffer.detach().clone() for buffer in buffers.values()]
         self.device = home(self.tensors)
         self._there: Sum | None = None  # where the sum of a step lies on the device
+        self.changed: list[str] = []  # the buffers that the last microbatch has
 
     def _lay_out(self) -> None:
         loss = torch.zeros(1, dtype=torch.float64, device=CPU)
@@ -194,7 +195,9 @@ class SumSpace:
             found.append(gradient)
         self._bring_home()
         pairs = list(zip(self._before, self.buffers.values(), strict=True))
-        for (before, buffer), same in zip(pairs, self._unchanged(pairs), strict=True):
+        unchanged = list(self._unchanged(pairs))
+        self.changed = [n for n, same in zip(self.buffers, unchanged, strict=True) if not same]
+        for (before, buffer), same in zip(pairs, unchanged, strict=True):
             if same:
                 found.append(None)
                 continue

@@ -27,6 +27,9 @@ from agent.pipeline.pieces import NOTHING, Boundary, Piece
 from agent.pipeline.stage import Stage
 
 SECTIONS_MAX = 64
+SELDOM_BYTES_MAX = (
+    1 << 18
+)  # of a buffer that is copied for each microbatch, in case it is written to
 BANDWIDTH_BYTES_PER_S = 1e9  # until a link has been measured
 
 
@@ -92,6 +95,7 @@ def _piece(
     module, batch = _module(graph, nodes, span, before, after)
     whole = dict(graph.named_parameters())
     mine = {id(param): name for name, param in module.named_parameters()}
+    seldom = _seldom_written(graph, nodes, span)
     return Piece(
         index=index,
         last=after is NOTHING,
@@ -100,11 +104,32 @@ def _piece(
         before=before,
         after=after,
         draws=any(draw in span for draw in facts.draws),
-        written=tuple(name for name, _ in module.named_buffers() if name in facts.written),
+        written=tuple(
+            name
+            for name, buffer in module.named_buffers()
+            if name in facts.written or id(buffer) in seldom
+        ),
         tied=tied,
         names={name: mine[id(whole[name])] for name in tied if id(whole[name]) in mine},
         device=device_of(graph),
     )
+
+
+def _seldom_written(graph: fx.GraphModule, nodes: list[fx.Node], span: range) -> set[int]:
+    """Buffers that nobody has seen written to, and somebody may: they belong to a module that is kept whole, and what it
+    does may depend on values. Not what lies at both sides of a cut."""
+    elsewhere = {
+        id(tensor) for i, node in enumerate(nodes) if i not in span for tensor in used(graph, node)
+    }
+    return {
+        id(buffer)
+        for node in (nodes[i] for i in span)
+        if node.op == "call_module"
+        for each in graph.get_submodule(str(node.target)).modules()
+        if not type(each).__module__.startswith("torch.nn.")
+        for buffer in each._buffers.values()
+        if buffer is not None and buffer.nbytes <= SELDOM_BYTES_MAX
+    } - elsewhere
 
 
 def _module(

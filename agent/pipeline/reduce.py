@@ -11,6 +11,7 @@ import msgspec
 import torch
 
 from agent import tree
+from agent.errors import CannotRecord
 from agent.faults import passing
 from agent.partial import Partial
 from agent.pipeline.channel import Channel, Parcel
@@ -45,6 +46,12 @@ class StageSums:
     def take(self, microbatch: int, loss: float | torch.Tensor) -> None:
         passing("step: stage played", self.space.params)
         self._partial.add(microbatch, loss, self._own.first, self._own.count)
+        for name in self.space.changed:
+            if not self.stage.writes(self.space.buffers[name]):
+                raise CannotRecord(
+                    f"the forward has written to the buffer {name.removeprefix('model.')!r}, and had not when it was looked "
+                    "at, so others that were under way here have seen that: write to it in every forward, or train with depth 1"
+                )
 
     def reduce(self, channel: Channel, mark: str) -> Sum:
         """The sum over the whole step, on every replica alike."""

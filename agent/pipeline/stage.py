@@ -102,6 +102,10 @@ class Stage:
             tensors.append(stream_state(piece.device) if piece.draws else stream)
         return Parcel(tensors=tuple(tensors), plain=plains)
 
+    def writes(self, buffer: torch.Tensor) -> bool:
+        """Whether each microbatch has had a copy of it."""
+        return any(each is buffer for written, _ in self._known.values() for each, _ in written)
+
     def _of(self, piece: Piece) -> Known:
         """The buffers that it writes to, and where they are in it; and whether it switches modes."""
         module = piece.module

@@ -1,13 +1,15 @@
 """What a stage keeps of a microbatch between its forward and its backward."""
 
 import weakref
+from functools import partial
 
 import pytest
 import torch
 from playing import MODELS, alone, graph_of, rows, same_weights, together
 from torch import nn
 
-from agent.pipeline.cut import build
+from agent.errors import CannotRecord
+from agent.pipeline.cut import SELDOM_BYTES_MAX, build
 from agent.pipeline.examine import cut_points
 from agent.pipeline.stage import Stage
 
@@ -102,12 +104,12 @@ def test_a_forward_that_differentiates_is_recomputed_too():
     assert same_weights(states, expected) == []
 
 
-def same_at_every_cut(model, schedule):
-    losses, expected, own = alone(model, rows, 3, 2)
-    _, facts, _ = graph_of(model, rows)
+def same_at_every_cut(model, schedule, draw=rows):
+    losses, expected, own = alone(model, draw, 3, 2)
+    _, facts, _ = graph_of(model, draw)
     for point in cut_points(facts):
         found, states, _ = together(
-            model, rows, schedule, 2, (3,), steps=2, cuts=[point.after], opener=own.seed_for
+            model, draw, schedule, 2, (3,), steps=2, cuts=[point.after], opener=own.seed_for
         )
         assert found == losses
         assert same_weights(states, expected) == []
@@ -116,6 +118,43 @@ def same_at_every_cut(model, schedule):
 def test_what_is_written_into_a_tensor_has_its_gradients():
     """Wherever the model is cut behind that."""
     same_at_every_cut(Filled, "1f1b")
+
+
+class Largest(nn.Module):
+    """Asks for values, so it is kept whole; and writes only where there is a larger one."""
+
+    def __init__(self, size: int) -> None:
+        super().__init__()
+        self.register_buffer("most", torch.full((size,), 10.0))
+
+    def forward(self, x):
+        found = float(x.detach().max())
+        if found > self.most[0]:
+            self.most.fill_(found)
+        return x / float(self.most[0])
+
+
+def seldom(size):
+    return nn.Sequential(nn.Linear(6, 6), nn.Sequential(Largest(size)), nn.Linear(6, 5))
+
+
+def larger_later(generator, count):
+    """What is looked at is not as large as what comes in the steps."""
+    x, y = rows(generator, count)
+    return (x if generator.initial_seed() < 1000 else 100 * x), y
+
+
+def test_a_buffer_that_is_not_written_to_when_it_is_looked_at():
+    """In the steps it is, and no microbatch sees what another one has written."""
+    same_at_every_cut(partial(seldom, 3), "1f1b", larger_later)
+
+
+def test_a_large_buffer_that_is_written_to_when_nobody_expects_it():
+    """It is not copied for each microbatch in vain; others that were under way have seen it."""
+    opener = alone(*MODELS["repeated"], 3, 1)[2].seed_for
+    large = partial(seldom, SELDOM_BYTES_MAX)
+    with pytest.raises(CannotRecord, match=r"buffer '1\.0\.most'"):
+        together(large, larger_later, "1f1b", 2, (3,), steps=1, opener=opener)
 
 
 def test_an_error_in_a_forward_comes_up():
