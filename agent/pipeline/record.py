@@ -14,6 +14,7 @@ import random
 import traceback
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
+from keyword import iskeyword
 from typing import Any
 
 import numpy as np
@@ -37,6 +38,17 @@ FIXED = "shapes are fixed"  # in the `meta` of a graph: sizes are constants in i
 LOOKS = "looks"  # and this is what of a microbatch's values is
 LUMP = 0.2  # of a model's parameters may be in one node
 TORCHS = fx.Tracer()  # knows which modules are torch's own
+
+
+def _spelled(base: str, target: str) -> str:
+    """How a module is named in a graph's code. Torch's own way makes no Python of `heads["class"]`."""
+    for name in target.split("."):
+        plain = name.isidentifier() and not iskeyword(name)
+        base = f"{base}.{name}" if plain else f'getattr({base}, "{name}")'
+    return base
+
+
+fx.graph._format_target = _spelled
 
 
 class Recorded(torch.nn.Module):

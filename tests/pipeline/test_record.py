@@ -146,6 +146,28 @@ class Guess(nn.Module):
         return torch.distributions.Normal(self.mean(x), self.width(x).exp())
 
 
+class Heads(nn.Module):
+    """Named as nothing can be named in Python's code."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.into = nn.Linear(6, 6)
+        self.heads = nn.ModuleDict({"class": nn.Linear(6, 5), "in": nn.Linear(6, 5)})
+
+    def forward(self, x):
+        h = self.into(x)
+        return self.heads["class"](h) + self.heads["in"](h.tanh())
+
+
+def test_modules_may_have_names_that_are_words_of_python():
+    model = made(Heads)
+    graph = record(model, loss_of, (X, Y))
+    assert torch.equal(graph(X, Y), loss_of(model, X, Y))
+    facts = examine(graph, (X, Y))
+    for point in cut_points(facts):
+        assert len(build(graph, facts, [point.after])) == 2
+
+
 def test_a_distribution_is_taken_apart():
     """What complains of values that are not allowed is not asked while it is recorded, and is again behind that."""
 
