@@ -22,6 +22,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointFunction
 
+from agent.away import any_away
 from agent.device import device_of
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline import guests
@@ -35,6 +36,7 @@ from agent.pipeline.record import (
     functions_refused,
     record,
     streams_kept,
+    unvalidated,
 )
 from agent.pipeline.recording import Recording, Told, has_constants, mark_of, nobody
 from agent.pipeline.scaling import Scaler
@@ -194,7 +196,9 @@ class Body:
             for key, buffer in module._buffers.items()
             if buffer is not None
         ]
-        with streams_kept(device_of(model)), self._reentrant_refused():
+        # What is not here is no number, of which a distribution would complain.
+        asking = unvalidated() if any_away(model) else contextlib.nullcontext()
+        with streams_kept(device_of(model)), self._reentrant_refused(), asking:
             try:
                 with unsaved():
                     loss = run()

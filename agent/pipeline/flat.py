@@ -13,6 +13,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 INT_MAX = 2**63  # what goes over the wire as a number
+SHOWN_MAX = 200  # characters of a microbatch's form
 KEPT = (complex, str, bytes, type(None), torch.dtype, torch.device)
 
 
@@ -30,7 +31,8 @@ class _Like:
     __hash__ = None  # type: ignore[assignment]
 
     def __repr__(self) -> str:
-        return f"{type(self.empty).__name__}({', '.join(map(str, self.keys))})"
+        kept = [f"{name}={value!r}" for name, value in self.kept.items()]
+        return f"{type(self.empty).__name__}({', '.join([*map(str, self.keys), *kept])})"
 
     def filled(self, parts: Sequence[Any]) -> Any:
         made = copy.copy(self.empty)
@@ -69,6 +71,23 @@ def is_leaf(value: object) -> bool:
     if type(value) is int:
         return -INT_MAX <= value < INT_MAX
     return isinstance(value, torch.Tensor) or type(value) in (bool, float)
+
+
+def shown(batch: object) -> str:
+    """Its form, for people."""
+
+    def named(leaf: object) -> "_Named":
+        opened = _opened(leaf)
+        if isinstance(opened, _Opened):
+            return _Named(opened.like)
+        return _Named(None if leaf is None else type(leaf).__name__)
+
+    return repr(pytree.tree_map(named, batch))[:SHOWN_MAX]
+
+
+class _Named(str):
+    __slots__ = ()
+    __repr__ = str.__str__
 
 
 def cloned(leaves: Sequence[Any]) -> list[Any]:

@@ -13,7 +13,7 @@ from agent.device import anywhere
 from agent.errors import CannotRecord
 from agent.pipeline import guests
 from agent.pipeline.examine import Facts
-from agent.pipeline.flat import flatten, is_leaf
+from agent.pipeline.flat import flatten, is_leaf, shown, unflatten
 from agent.pipeline.loops import Caller, names_of
 from agent.pipeline.reads import Reads
 from agent.pipeline.record import FIXED
@@ -75,8 +75,9 @@ class Recording(msgspec.Struct, frozen=True):
         leaves, spec = flatten(batch)
         if spec != self.spec or not all(map(is_leaf, leaves)):
             raise CannotRecord(
-                "session.share(batches): this microbatch is not made of tensors in the way that the recorded "
-                f"one was ({spec}, not {self.spec}), which cutting the model into stages needs"
+                f"session.share(batches): this microbatch is {shown(batch)}, and the one that was recorded "
+                f"{shown(unflatten(self.example, self.spec))}; cutting the model into stages needs tensors and numbers at the "
+                "same places: let something stand there that changes nothing, or train with depth 1"
             )
         found = Leaves(leaves)
         found.variant = self.variants.of(found)

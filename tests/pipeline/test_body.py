@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from agent import session
+from agent.away import nothing
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline import variants
 from agent.pipeline.examine import Facts, cut_points, examine
@@ -262,8 +263,49 @@ def test_what_an_object_holds_besides_is_the_same_in_each(
     batch.weight = 2.0
     recorder.found[0].flatten(batch)
     batch.name = "b"
-    with pytest.raises(CannotRecord, match="not made of tensors in the way"):
+    with pytest.raises(
+        CannotRecord, match=r"this microbatch is Batch\(.*name='b'\), and .*name='a'"
+    ):
         recorder.found[0].flatten(batch)
+
+
+def test_what_is_not_there_in_some_microbatches_is_named(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    run(tmp_path, GOOD["plain"])
+    with pytest.raises(
+        CannotRecord, match=r"is \(Tensor, None\), and the one that was recorded \(Tensor, Tensor\)"
+    ):
+        recorder.found[0].flatten((torch.zeros(5, 4), None))
+
+
+def test_a_distribution_of_weights_that_are_not_here(
+    tmp_path: Path, recorder: Recorder, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The loop is run to compare with it, and a distribution would complain of what is no number."""
+    recording = session.Session.recording
+
+    def apart(self: session.Session, told: Told) -> Recording:
+        held = [(param, param.data) for param in self.space.params.values()]
+        for param, data in held:
+            param.data = nothing(data)
+        try:
+            return recording(self, told)
+        finally:
+            for param, data in held:
+                param.data = data
+
+    monkeypatch.setattr(session.Session, "recording", apart)
+    run(
+        tmp_path,
+        """
+    for x, y in session.share(batches(step)):
+        found = torch.distributions.Normal(model(x), 1.0)
+        session.backward(-found.log_prob(x[:, :3]).mean())
+    """,
+    )
+    assert recorder.failed == ""
+    assert len(recorder.found) == 3
 
 
 def recording_batch(case: str, names: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> object:
