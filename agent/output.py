@@ -8,11 +8,16 @@ leads is held until then. Standard error is taken from everyone.
 import io
 import threading
 from collections.abc import Callable
+from typing import TYPE_CHECKING
+
+if TYPE_CHECKING:
+    from _typeshed import ReadableBuffer
 
 FLUSH_S = 0.1
 BATCH_LINES = 100
 WAITING_MAX = 10_000
 HELD_MAX = 1_000
+STDERR = 2
 
 
 class Lines:
@@ -89,10 +94,20 @@ class Stream(io.TextIOBase):
         return True
 
     def write(self, text: str, /) -> int:
-        *whole, self._begun = (self._begun + text).split("\n")
+        sayable = text.encode(errors="backslashreplace").decode()  # also a name that is no UTF-8
+        *whole, self._begun = (self._begun + sayable).split("\n")
         for line in whole:
             self._add(line.rpartition("\r")[2] or line.strip("\r"))
         return len(text)
+
+    @property
+    def buffer(self) -> io.BufferedIOBase:
+        """For scripts that write bytes."""
+        return _Bytes(self)
+
+    def fileno(self) -> int:
+        """The worker's own: `faulthandler` wants one, and processes that the script starts."""
+        return STDERR
 
     def reconfigure(self, **_: object) -> None:
         """Scripts ask for line buffering, which this is."""
@@ -102,3 +117,17 @@ class Stream(io.TextIOBase):
         if self._begun:
             self._add(self._begun)
             self._begun = ""
+
+
+class _Bytes(io.BufferedIOBase):
+    """What is written as bytes, on its way to a stream of text."""
+
+    def __init__(self, stream: Stream) -> None:
+        self._stream = stream
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, data: "ReadableBuffer", /) -> int:
+        self._stream.write(bytes(data).decode(errors="replace"))
+        return len(bytes(data))

@@ -127,7 +127,7 @@ def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> _Fail
             return None
         typed_in = job.script.removesuffix(came.script) if job.script.endswith(came.script) else ""
         detail = failure.detail.replace(f"{folder}{os.sep}", typed_in)[-DETAIL_CHARS_MAX:]
-        return _Failure(failure.kind, detail)
+        return _Failure(failure.kind, detail.encode(errors="backslashreplace").decode())
 
 
 def _execute(path: Path, group: Group) -> _Failure | None:

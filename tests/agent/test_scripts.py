@@ -63,6 +63,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
     "no session": ("print('done')", "no_session", "without a session"),
     "no loop": (START, "refused", "never looped over session.steps"),
     "exit": ("import sys; sys.exit('no data')", "exit", "no data"),
+    "a name that is no UTF-8": ("raise OSError('no /none/\\udcff')", "exception", r"/none/\udcff"),
     "syntax": ("for", "exception", "SyntaxError"),
     "no share": (START + "for step in session.steps(2): pass", "refused", "session.share"),
     "two models of one name": (
@@ -301,6 +302,19 @@ def test_a_script_may_ask_for_line_buffering(crew: Crew) -> None:
     )
     crew.completed()
     assert crew.printed() == ["done"]
+
+
+def test_whatever_a_script_prints_its_lines_arrive(crew: Crew) -> None:
+    """Bytes, a name that is no UTF-8, and what asks for the number of its file."""
+    crew.begin(
+        1,
+        "import faulthandler, sys\nfaulthandler.enable()\n"
+        + START
+        + "\nfor _ in session.steps(0): pass\n"
+        + "print('/none/\\udcff')\nsys.stdout.buffer.write(b'\\xff bytes\\n')\nprint('done')\n",
+    )
+    crew.completed()
+    assert crew.printed() == [r"/none/\udcff", "\N{REPLACEMENT CHARACTER} bytes", "done"]
 
 
 NAN = """
