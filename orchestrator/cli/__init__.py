@@ -4,6 +4,7 @@ Exit codes: 0 done · 1 it did not work · 2 the command or the settings are wro
 100 the script failed · 101 the job failed for another reason · 102 the job was cancelled · 130 Ctrl-C.
 """
 
+import io
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -34,6 +35,8 @@ for room in (machine, running, market, past, jobs, trouble):
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one command; whatever goes wrong becomes one line and an exit code."""
     words = list(sys.argv[1:] if arguments is None else arguments)
+    sys.stdout = sys.stdout or io.StringIO()  # whoever has closed it wants none
+    sys.stderr = sys.stderr or io.StringIO()
     if not words or words[0] not in {one.name for one in app.registered_commands}:
         _open_all_rooms()
     try:

@@ -2,8 +2,11 @@
 
 import json
 import os
+import sys
 
 import pytest
+
+from orchestrator.cli import main
 
 MISTAKES = {
     "a command that is not there": (("nope",), 2, "No such command 'nope'"),
@@ -146,6 +149,14 @@ def test_a_house_that_was_killed_is_told_from_one_that_never_was(shell):
         answer = shell("status")
         assert (answer.code, "has ended without saying so" in answer.line) == (3, True)
         assert shell("down", "--force").code == 0
+
+
+@pytest.mark.parametrize("closed", ["stdout", "stderr"])
+def test_whoever_has_closed_an_output_gets_the_exit_code(shell, monkeypatch, closed):
+    """`orchestrator status >&-`: Python has no stream there then."""
+    monkeypatch.chdir(shell.folder)
+    monkeypatch.setattr(sys, closed, None)
+    assert main(["status"]) == 3
 
 
 def test_the_installed_program_ends_with_the_same_codes(shell):
