@@ -23,7 +23,11 @@ from orchestrator.wording import plural
 DEATHS_MAX = 4
 BACKOFF_S = 1.0
 BACKOFF_DOUBLINGS_MAX = 6
-STALLS_MAX = 3
+STALLS_MAX = 3  # then all workers start afresh, and get twice as long
+FRESH_MAX = 4  # times without a step
+WORN_MAX = 3
+DOUBLINGS_MAX = 6
+READY_S_MAX = 3600.0
 RECOVERIES_MAX = 200
 PAUSES_MAX = 32
 GAIN_MIN = 1.03  # predictions are not better than that
@@ -57,7 +61,7 @@ def staff(state: State, out: list[AnyAction], lease: Lease) -> None:
         job.workers[worker.id] = None
         lease.workers[slot] = worker.id
         room -= 1
-        set_alarm(state, state.now_s + state.settings.worker_timeout_s, "worker", worker.id)
+        set_alarm(state, state.now_s + ready_s(state, job), "worker", worker.id)
         why = f"slot {slot} of {lease.machine_id} is free and {job.id} has use for it"
         out.append(start_order(worker, lease, why))
 
@@ -152,8 +156,15 @@ def on_worker_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
     """It should have been ready by now."""
     worker = state.workers.get(worker_id)
     if worker is not None and not worker.ready:
-        patience_s = state.settings.worker_timeout_s
-        _lose_worker(state, out, worker, f"not ready after {patience_s:.0f} s")
+        job, had_s = state.jobs[worker.job], state.now_s - worker.started_at_s
+        job.ready_s = min(max(ready_s(state, job), 2 * had_s), READY_S_MAX)
+        why = f"not ready after {had_s:.0f} s: its script has not come to session.steps"
+        _lose_worker(state, out, worker, why)
+
+
+def ready_s(state: State, job: Job) -> float:
+    """A script may have to load a lot: each time that this was too short, the next worker gets twice as long."""
+    return job.ready_s or state.settings.worker_timeout_s
 
 
 def on_worker_lost(state: State, out: list[AnyAction], event: WorkerLost) -> None:
@@ -172,15 +183,20 @@ def _lose_worker(state: State, out: list[AnyAction], worker: Worker, because: st
     """Gone, while its machine may well live: a fresh one takes the slot, unless they keep dying."""
     lease, job = state.leases[worker.token], state.jobs[worker.job]
     why = f"{worker.id} on {lease.machine_id} {because}"
+    worked = lease.state == "working" and job.step > lease.died_step
     stop(state, out, worker, because)
     if not (job.active and lease.usable) or finished_computing(job):
         return
-    lease.deaths += 1
+    lease.deaths, lease.died_step = 1 if worked else lease.deaths + 1, job.step
     backoff_s = BACKOFF_S * 2 ** min(lease.deaths - 1, BACKOFF_DOUBLINGS_MAX)
     lease.slot_free_at_s[worker.slot] = state.now_s + backoff_s
     if lease.deaths >= DEATHS_MAX * lease.type.slots:
         leases.penalise(state, out, lease.pool, f"workers keep dying on {lease.machine_id}")
         leases.give_back(state, out, lease, f"workers keep dying there: {why}")
+        job.worn += 1
+        if job.worn == WORN_MAX:
+            many = f"workers kept dying on {WORN_MAX} machines without a step between"
+            jobs.finish(state, out, job, "FAILED", f"{many}, the last: {why}; {jobs.RESUME}")
         return
     note(out, lease.machine_id, f"{why}; a fresh one starts in {backoff_s:.0f} s")
     set_alarm(state, lease.slot_free_at_s[worker.slot], "staff", lease.token)
@@ -446,7 +462,7 @@ def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
 def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, step: int) -> None:
     """A step was committed under this generation."""
     if step > job.step:
-        job.step, job.stalls = step, 0
+        job.step, job.stalls, job.worn = step, 0, 0
         job.progress_at_s = state.now_s
     if generation <= job.acknowledged or generation < job.generation or job.layout is None:
         return
@@ -477,8 +493,6 @@ def _mark_working(state: State, job: Job) -> None:
                 job.times = job.times.saw("start_s", state.now_s - lease.intended_at_s)
         elif not busy and lease.state == "working":
             move_lease(lease, "ready", state.now_s, "its workers are not in the layout")
-        if busy and lease.deaths:
-            lease.deaths = 0
 
 
 def _release_the_leaving(state: State, out: list[AnyAction], job: Job) -> None:
@@ -585,10 +599,25 @@ def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
         job.unfit and (job.urgent or job.acknowledged != job.generation)
     ):
         return
-    job.stalls += 1
     job.urgent = True
     note(out, job_id, f"nothing was committed for {silent_s:.0f} s")
+    if any(worker not in job.workers for worker in job.layout.workers):
+        want_layout(state, job)  # it waits for machines
+        return
+    job.stalls += 1
+    if job.stalls == STALLS_MAX * FRESH_MAX:
+        times = f"though its workers were started afresh {FRESH_MAX - 1} times"
+        hangs = "its script hangs, or a step takes longer than that"
+        jobs.finish(
+            state,
+            out,
+            job,
+            "FAILED",
+            f"nothing was committed for {silent_s:.0f} s, {times}: {hangs}; {jobs.RESUME}",
+        )
+        return
     if job.stalls % STALLS_MAX == 0:
+        job.refreshed += 1
         for worker in [state.workers[w] for w in job.workers]:
             stop(state, out, worker, "no step was committed for too long")
         for lease in [state.leases[token] for token in job.leases]:
@@ -597,8 +626,8 @@ def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
 
 
 def stall_s(state: State, job: Job) -> float:
-    """Patience is a multiple of what a step takes."""
-    return max(state.settings.stall_s, 20 * job.step_s)
+    """Patience is a multiple of what a step takes, and more once that has not been enough."""
+    return max(state.settings.stall_s, 20 * job.step_s) * 2.0 ** min(job.refreshed, DOUBLINGS_MAX)
 
 
 def repeat_orders(state: State, out: list[AnyAction], job: Job) -> None:

@@ -34,6 +34,7 @@ DAMAGED = (
     "{}: how far the job has come is not known any more. Put a copy of redis/ in its place while the house is down; or "
     "resume, which goes on from {}"
 )
+WHY_CHARS_MAX = 500  # of an exception: its traceback has all of it
 RESUME = "resume continues from the last committed step"  # which one, the keeper knows at the end
 
 move = move_job
@@ -275,7 +276,7 @@ def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) ->
     if again:
         job.failures += 1
         job.failed_at_s, job.failed_step = state.now_s, job.step
-    last = event.detail.strip().rpartition("\n")[2]
+    last = event.detail.strip().rpartition("\n")[2][:WHY_CHARS_MAX]
     what = f"{event.kind} at step {job.step}: {last}"
     if event.kind in FATAL_KINDS:
         finish(state, out, job, "FAILED", what)
@@ -321,7 +322,7 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
     if state.stopping:
         note(out, job.id, "not resumed: the manager is shutting down")
         return
-    job.failures, job.preemptions, job.stalls = 0, 0, 0
+    job.failures, job.preemptions, job.stalls, job.worn = 0, 0, 0, 0
     job.failed_at_s, job.failed_step, job.ended_at_s = -1.0, -1, None
     move(state, out, job, "PENDING", f"resumed by {event.by} from step {job.step}")
     state.live_jobs[job.id] = None

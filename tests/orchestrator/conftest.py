@@ -214,15 +214,16 @@ class Hand:
 
     # --- whole stretches ----------------------------------------------------------------------
 
-    def serve(self, steps: int | None = None) -> None:
-        """Whatever is asked for happens at once: machines start, agents join, workers are ready."""
+    def serve(self, steps: int | None = None, *, ready: bool = True) -> None:
+        """Whatever is asked for happens at once: machines start, agents join, workers are `ready`."""
         while self.served < len(self.said):
             action = self.said[self.served]
             self.served += 1
             if isinstance(action, Launch) and action.request.token in self.state.leases:
                 self.joined(self.launched(action))
             elif isinstance(action, StartWorker) and action.worker in self.state.workers:
-                self.ready(action, steps)
+                if ready:
+                    self.ready(action, steps)
             elif isinstance(action, Terminate) and action.machine_id in self.machines:
                 self.terminated(action.machine_id)
             elif isinstance(action, ListMachines):

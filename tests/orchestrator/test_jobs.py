@@ -1,6 +1,7 @@
 """Jobs: refused with the arithmetic, run, recover, fail for one reason at a time, end, come back."""
 
 import re
+from itertools import pairwise
 from typing import Any
 
 import msgspec
@@ -14,6 +15,7 @@ from agent.messages import (
     RecordsDamaged,
     Regrouped,
     Rewound,
+    WorkerFailed,
     WorkerLost,
 )
 from orchestrator.actions import (
@@ -193,6 +195,73 @@ def test_nothing_is_committed_for_long_and_it_is_asked_again(hand: Any) -> None:
     assert h.only(h.wait(120.0), StopWorker)
 
 
+def test_a_step_that_takes_longer_than_patience_gets_there(hand: Any) -> None:
+    """Each time that fresh workers have not been enough they get twice as long; in the end the job fails and says so."""
+    h = hand(stall_s=30.0).running(slots_max=1)
+    began_s, fresh_at_s = h.at_s, []
+    while h.job.active and h.at_s < began_s + 7200.0:
+        if h.only(h.wait(5.0), StopWorker):
+            fresh_at_s.append(h.at_s)
+        h.serve()
+    waited = [after - before for before, after in pairwise(fresh_at_s)]
+    assert len(waited) == 3
+    assert all(after > 1.5 * before for before, after in pairwise(waited))
+    assert h.job.status == "FAILED"
+    assert "afresh 3 times: its script hangs, or a step takes longer than that" in h.job.because
+    assert not h.state.workers
+
+
+def test_a_script_that_loads_for_long_gets_the_time_that_it_needs(hand: Any) -> None:
+    """A worker that was not ready in time is followed by one that has twice as long."""
+    h = hand(worker_timeout_s=120.0)
+    h.start()
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    h.serve(ready=False)
+    h.wait(125.0)
+    (first,) = [worker.started_at_s for worker in h.state.workers.values()]
+    h.wait(200.0)
+    assert [worker.started_at_s for worker in h.state.workers.values()] == [first]
+    h.serve()
+    h.wait(2.0)
+    h.committed(1)
+    assert h.job.status == "RUNNING"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_script_that_kills_its_own_process_ends_the_job(hand: Any, *, begun: bool) -> None:
+    """Wherever it dies, it dies again: machines are not bought for it without end."""
+    h = hand()
+    if begun:
+        h.running(slots_max=1)
+    else:
+        h.start()
+        h.submit(slots_max=1)
+    machines = set()
+    for _ in range(100):
+        h.wait(10.0)
+        h.serve(ready=begun)
+        machines |= {lease.machine_id for lease in h.leases if lease.machine_id}
+        for worker in list(h.job.workers):
+            h.lost(worker)
+    assert h.job.status == "FAILED"
+    assert "workers kept dying on 3 machines without a step between" in h.job.because
+    assert len(machines) == 3
+
+
+def test_deaths_with_steps_between_them_end_nothing(hand: Any) -> None:
+    """Whoever kills workers for sport finds the job and its machine still there."""
+    h = hand().running(slots_max=1)
+    for _ in range(20):
+        h.lost(next(iter(h.job.workers)))
+        h.wait(70.0)
+        h.serve()
+        h.wait(2.0)
+        h.committed(h.job.step + 1)
+    assert h.job.status == "RUNNING"
+    assert len({lease.machine_id for lease in h.leases}) == 1
+
+
 def test_a_lost_holder_outside_the_layout_has_it_asked_for_again(hand: Any) -> None:
     """Its machine was known to be gone; those who wait for its state are told to go on without it."""
     h = hand().running(slots_max=2)
@@ -258,6 +327,23 @@ def test_failures_of_the_script_are_counted_apart_from_preemptions(hand: Any) ->
     assert "bad batch (2 failures, max_failures is 1)" in h.job.because
     assert h.only(out, Terminate)
     assert "ValueError: bad batch" in h.words(h.said)
+
+
+def test_an_exception_of_many_words_is_cut_in_the_reason(hand: Any) -> None:
+    """Some have a tensor in them, and every table shows the reason."""
+    h = hand().running(slots_max=1, max_failures=0)
+    h.see(
+        WorkerFailed(
+            at_s=h.at_s,
+            job="job",
+            worker=h.job.layout.workers[0],
+            kind="exception",
+            detail="ValueError: " + "7" * 60_000,
+        )
+    )
+    assert h.job.status == "FAILED"
+    assert "ValueError: 777" in h.job.because
+    assert len(h.job.because) < 1000
 
 
 def test_too_many_preemptions_fail_the_job(hand: Any) -> None:
