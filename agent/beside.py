@@ -53,12 +53,12 @@ class Beside:
         self._calls, self._counts, self._timed = 0, set[str](), set[str]()
         self._before: dict[str, tuple[object, Mark]] = {}
 
-    def look(self, caller: Caller, step: int) -> None:
+    def look(self, caller: Caller, step: int, total: int) -> None:
         self._calls += 1
         if self._calls & (self._calls - 1):
             return
         if self._calls == 1:
-            refuse_carried(caller, self._given.values())
+            refuse_carried(caller, self._given.values(), total)
             sources = own.sources(caller.frame)
             self._counts, self._timed = counted(sources), timed(sources)
         found = dict(self._marked(caller))

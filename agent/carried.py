@@ -24,7 +24,7 @@ CLOCKS = {"time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_
 ADDS = {"append", "appendleft", "extend", "extendleft", "insert"}
 
 
-def refuse_carried(caller: Caller, given: Collection[object]) -> None:
+def refuse_carried(caller: Caller, given: Collection[object], total: int) -> None:
     """In the function that has the loop over `session.share(...)`, and in those that called it. What the objects have that
     the session was given is theirs."""
     theirs = {id(value) for each in given for value in getattr(each, "__dict__", {}).values()}
@@ -33,7 +33,7 @@ def refuse_carried(caller: Caller, given: Collection[object]) -> None:
     for frame in own.frames(caller.frame):
         scope, loop = _loop_at(frame)
         names = {**frame.f_globals, **frame.f_locals}
-        behind = left_behind(scope, loop, names, given) if loop is not None else set[str]()
+        behind = left_behind(scope, loop, names, given, total) if loop is not None else set[str]()
         found = None if loop is None else _carried(loop, within, behind)
         if loop is not None and found is None:
             items = _carried_items(loop, share)

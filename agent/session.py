@@ -298,7 +298,7 @@ class Session:
         self._optimizers.check()
         frame = sys._getframe(1)
         caller = Caller(frame, frame.f_lasti)
-        self._beside.look(caller, self.version)
+        self._beside.look(caller, self.version, self._facts.steps_total)
         self.eyes.look(self.version, batches, whole=self.holdings.here is None)
         self._asked, self._streams, self._within = (caller, batches), None, None
         if not self._looked_at:

@@ -108,6 +108,13 @@ AFTER = {
     "the best by what is given": ("if kept.best > step: best = step", True),
     "the best by a name": ("found = session.loss\n        if found < 9: best = step", True),
     "every step's": ("best = session.loss", False),
+    "an early step's": ("if step == 1: best = copy.deepcopy(model.state_dict())", True),
+    "the first epoch's": ("epoch = step // 2\n        if epoch < order[1]: best = epoch", True),
+    "every other step's": ("if step % 2 == 0: best = step", False),
+    "an early step's, and all others'": (
+        "best = step\n        if step == 1: best = session.loss",
+        False,
+    ),
     "the last step's": ("if step == 3: best = session.loss", False),
     "an epoch's": ("epoch, at = divmod(step, 2)\n        if at == 1: best = epoch", False),
     "what says why it was left": ("if session.loss < 9:\n            best = 1; break", False),
