@@ -56,7 +56,13 @@ OPEN_JOBS = "orch:jobs:open"
 TRACES_ASKED = "orch:trace:asked"
 ASKED_S = 0.5
 PORTS = "orch:keeper:ports"
+PORTS_END = 1 << 16
 PULSE_S = 5.0
+
+
+def _port(said: bytes) -> int:
+    """Any, where what Redis has is none: whoever asks is told of the new one."""
+    return int(said) if said.isdigit() and int(said) < PORTS_END else 0
 
 
 def _script_key(job: str) -> str:
@@ -118,7 +124,7 @@ class Keeper:
         """On the port of the keeper before us; the first one takes any."""
         # Two houses on one Redis do not fight over a port.
         house = str(self._place.checkpoints.resolve())
-        port = int(self._client.hget(PORTS, house) or 0)
+        port = _port(self._client.hget(PORTS, house) or b"")
         deadline_s = time.monotonic() + BIND_PATIENCE_S
         while True:
             try:

@@ -22,7 +22,7 @@ from agent import keeper as keeper_module
 from agent import vault
 from agent.commits import Commit, RedisCommitLog
 from agent.faults import Fault, Plan
-from agent.keeper import OPEN_JOBS, Keeper, _script_key, connect
+from agent.keeper import OPEN_JOBS, PORTS, Keeper, _script_key, connect
 from agent.layout import data_parallel
 from agent.messages import PULSE, AnyReport, JobOrder, RecordsDamaged, Rewound, WorkerLost
 from agent.outbox import INBOX
@@ -178,6 +178,19 @@ def test_what_redis_has_of_a_job_is_damaged(
         assert keeper._jobs["job"].history.version == 0
     finally:
         keeper.close()
+
+
+@pytest.mark.parametrize("left", [b"4071x", b"", b"-1", b"99999", b"\xff\x00"])
+def test_a_port_that_is_none_keeps_nobody_down(
+    refusing: Refusing, tmp_path: Path, left: bytes
+) -> None:
+    place = Place(checkpoints=tmp_path / "checkpoints")
+    Keeper(refusing, place, "127.0.0.1", SECRET).close()
+    (house,) = refusing.hgetall(PORTS)
+    refusing.hset(PORTS, house, left)
+    keeper = Keeper(refusing, place, "127.0.0.1", SECRET)
+    keeper.close()
+    assert keeper.address.endswith(f":{refusing.hget(PORTS, house).decode()}")
 
 
 def test_a_script_is_in_redis_twice(refusing: Refusing, tmp_path: Path) -> None:
