@@ -12,6 +12,8 @@ from typing import Any
 
 import torch
 
+SMALL = 0.01
+
 
 def nothing(param: torch.Tensor, device: torch.device | None = None) -> torch.Tensor:
     """What a parameter like this holds while it is away: where it is, or on `device`."""
@@ -23,6 +25,11 @@ def nothing(param: torch.Tensor, device: torch.device | None = None) -> torch.Te
 
 def is_away(param: torch.Tensor) -> bool:
     return param.numel() > 1 and not any(param.stride())
+
+
+def is_none(param: torch.Tensor) -> bool:
+    """Also one of a single number, which has as much memory while it is away."""
+    return is_away(param) or (param.numel() == 1 and bool(param.isnan()))
 
 
 def any_away(module: torch.nn.Module) -> bool:
@@ -49,6 +56,22 @@ def watch(module: torch.nn.Module, seen: Callable[[], None]) -> None:
 
     reduced.__name__ = "__reduce_ex__"  # which is asked for by who copies and by who pickles
     module.__dict__[reduced.__name__] = reduced
+
+
+@contextmanager
+def computable(module: torch.nn.Module) -> Iterator[None]:
+    """A number stands in, without memory: code that looks at what it computes may refuse what is not a number, or never end."""
+    away = list[tuple[torch.nn.Parameter, torch.Tensor]]()
+    if any_away(module):
+        away = [(param, param.data) for param in module.parameters() if is_none(param)]
+    for param, none in away:
+        number = SMALL if none.dtype.is_floating_point or none.dtype.is_complex else 0
+        param.data = none.new_full((), number).expand(none.shape)
+    try:
+        yield
+    finally:
+        for param, none in away:
+            param.data = none
 
 
 @contextmanager

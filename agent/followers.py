@@ -10,7 +10,7 @@ from typing import Any
 
 import torch
 
-from agent.away import is_away
+from agent.away import is_none
 from agent.coupling import ROOM
 from agent.errors import Misuse
 from agent.shards import Stateful
@@ -77,7 +77,7 @@ class Followers:
 
     def _following(self) -> Iterator[tuple[str, torch.Tensor]]:
         for name, param in self._untrained.items():
-            if not _is_none(param):
+            if not is_none(param):
                 yield name, param.detach()
         kept = dict(self._kept())
         like = self._shapes() if kept else set()
@@ -95,13 +95,9 @@ class Followers:
         found = set()
         for module in self._modules.values():
             params = list(module.parameters())
-            found |= {param.shape for param in params if _is_none(param)}
+            found |= {param.shape for param in params if is_none(param)}
             found.add(torch.Size([sum(param.numel() for param in params)]))
         return found
-
-
-def _is_none(param: torch.nn.Parameter) -> bool:
-    return is_away(param) or (param.numel() == 1 and bool(param.isnan()))
 
 
 def _tensors(state: Any, key: str) -> dict[str, torch.Tensor]:

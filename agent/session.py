@@ -32,7 +32,7 @@ import numpy as np
 import torch
 
 from agent import clipping, coupling, scaling, shards
-from agent.away import watch
+from agent.away import computable, watch
 from agent.beside import Beside
 from agent.device import number_of, settle
 from agent.errors import CannotRecord, Misuse, NotFinite, StateError, WireError
@@ -448,7 +448,7 @@ class Session:
         model = modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
         body = Body(caller)
         try:
-            with attributes_kept(model):
+            with attributes_kept(model), computable(model):
                 self._filled.empty()
                 found = body.record(
                     model, self._run_recorded, batches, self.scaler, told, self._filled.empty

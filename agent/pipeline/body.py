@@ -22,7 +22,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointFunction
 
-from agent.away import any_away
+from agent.away import any_away, computable
 from agent.device import device_of
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline import guests
@@ -106,7 +106,7 @@ class Body:
             raise CannotRecord(self._short(str(error))) from error
 
         def another(batch: Sequence[torch.Tensor]) -> fx.GraphModule:
-            with attributes_kept(model):
+            with attributes_kept(model), computable(model):
                 empty()
                 other = record(model, loss_of, cloned(batch), scaler, fixed=True)
             if graph.meta.get(LATE):
@@ -190,25 +190,15 @@ class Body:
 
     def _again(self, model: torch.nn.Module, run: Callable[[], Any]) -> Any:
         """The loss of the body as it is. Buffers and random streams are as before then."""
-        before = [
-            (module._buffers, key, buffer, buffer.detach().clone())
-            for module in model.modules()
-            for key, buffer in module._buffers.items()
-            if buffer is not None
-        ]
-        # What is not here is no number, of which a distribution would complain.
+        # A number stands in for what is not here, of which a distribution might complain.
         asking = unvalidated() if any_away(model) else contextlib.nullcontext()
-        with streams_kept(device_of(model)), self._reentrant_refused(), asking:
+        with self._reentrant_refused(), asking:
             try:
-                with unsaved():
-                    loss = run()
+                with _as_before(model), unsaved():
+                    return run()
             except RuntimeError:  # it needs what it saves; any other error comes up again
-                loss = run()
-        with torch.no_grad():
-            for owner, key, buffer, kept in before:
-                buffer.copy_(kept)
-                owner[key] = buffer
-        return loss
+                with _as_before(model):
+                    return run()
 
     @contextlib.contextmanager
     def _reentrant_refused(self) -> Iterator[None]:
@@ -247,6 +237,25 @@ class Body:
 
     def _short(self, text: str) -> str:
         return text.replace(self._file, Path(self._file).name)
+
+
+@contextlib.contextmanager
+def _as_before(model: torch.nn.Module) -> Iterator[None]:
+    """Buffers and random streams are what they were, also for whoever tries again."""
+    before = [
+        (module._buffers, key, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for key, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        with streams_kept(device_of(model)):
+            yield
+    finally:
+        with torch.no_grad():
+            for owner, key, buffer, kept in before:
+                buffer.copy_(kept)
+                owner[key] = buffer
 
 
 def _alike(one: Any, other: Any) -> bool:

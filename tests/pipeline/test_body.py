@@ -253,6 +253,19 @@ def test_a_loop_is_recorded(tmp_path: Path, recorder: Recorder, case: str) -> No
     )
 
 
+def test_a_loop_that_differentiates_where_it_draws(tmp_path: Path, recorder: Recorder) -> None:
+    """What is run to compare with needs what its forward saves, and draws the same when it is run for that once more."""
+    loop = """
+    for x, y in session.share(batches(step)):
+        x = (x + torch.randn_like(x)).requires_grad_()
+        found = model(x)
+        (slope,) = torch.autograd.grad(found.square().sum(), x, create_graph=True)
+        session.backward(functional.cross_entropy(found, y) + slope.square().mean())
+    """
+    run(tmp_path, loop)
+    assert recorder.failed == ""
+
+
 def test_what_an_object_holds_besides_is_the_same_in_each(
     tmp_path: Path, recorder: Recorder
 ) -> None:
