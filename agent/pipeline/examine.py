@@ -20,15 +20,22 @@ import msgspec
 import torch
 from msgspec import structs
 from torch import fx
+from torch.nn.modules.batchnorm import _NormBase
+from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
+from agent.away import computable
 from agent.device import device_of, stream_kept, stream_state
 from agent.errors import CannotRecord
 from agent.pipeline import modes
+from agent.pipeline.guests import Guest
 from agent.pipeline.record import python_drawn, where
+from agent.pipeline.scaling import Scaling
 from agent.pipeline.witness import unsaved
 from agent.still import version_of
 
+TORCHS, OURS = "torch.nn.modules.", Guest | Scaling
+DRAW = _DropoutNd | torch.nn.RNNBase | torch.nn.MultiheadAttention | torch.nn.RReLU
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
 
@@ -71,13 +78,14 @@ def examine(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> Facts:
 
 
 def examined(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> tuple[Facts, Any]:
-    """Run the graph once on one microbatch, and give what came out, too. Parameters may be away: what comes of
-    them is not a number, which shows in every buffer that the forward writes to."""
+    """Run the graph once on one microbatch, and give what came out, too. For parameters that are away a number may stand in."""
     try:
         look, written, out = _looked(graph, example, unsaved())
     except CannotRecord:
         # A forward that differentiates something itself needs what is saved for that.
         look, written, out = _looked(graph, example, nullcontext())
+    drawing, writing = _at_times(graph)
+    written |= writing
     facts = Facts(
         nodes=len(graph.graph.nodes),
         values=look.values(),
@@ -89,7 +97,7 @@ def examined(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> tuple[Fa
             *_buffer_uses(graph, written),
             *_derivatives(graph),
         ),
-        draws=tuple(look.draws),
+        draws=tuple(sorted(drawing.union(look.draws))),
         written=written,
     )
     return facts, out
@@ -104,7 +112,7 @@ def _looked(
     }
     look = _Look(graph)
     try:
-        with stream_kept(device_of(graph)), how, modes.kept():
+        with stream_kept(device_of(graph)), how, modes.kept(), computable(graph):
             out = look.run(*example)
     finally:
         written = frozenset(
@@ -114,6 +122,23 @@ def _looked(
             for name in written:
                 graph.get_buffer(name).copy_(before[name][2])
     return look, written, out
+
+
+def _at_times(graph: fx.GraphModule) -> tuple[set[int], set[str]]:
+    """Nodes that may draw, and buffers of norms that may be written to: by modules that are called as they are. What one did
+    not do on this microbatch it may do on another, by what it finds there, or when the script has told it something else."""
+    drawing, owned = set[int](), set[int]()
+    for index, node in enumerate(graph.graph.nodes):
+        if node.op != "call_module":
+            continue
+        module = graph.get_submodule(str(node.target))
+        for each in module.modules():
+            known = type(each).__module__.startswith(TORCHS) or isinstance(each, OURS)
+            if not known or isinstance(each, DRAW):
+                drawing.add(index)
+            if isinstance(each, _NormBase):
+                owned.update(map(id, each.buffers()))
+    return drawing, {name for name, buffer in graph.named_buffers() if id(buffer) in owned}
 
 
 def _is_written(

@@ -12,7 +12,7 @@ When the outermost code itself cannot be recorded so, or most of the model would
 
 import random
 import traceback
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from keyword import iskeyword
 from typing import Any
@@ -31,7 +31,7 @@ from agent.pipeline import guests
 from agent.pipeline.flat import cloned
 from agent.pipeline.modes import Switches
 from agent.pipeline.scaling import Scaler, Scaling
-from agent.pipeline.witness import HERE, LIBRARY, Witness, refuse_replaced
+from agent.pipeline.witness import HERE, LIBRARY, Witness, refuse_lent, refuse_replaced
 
 LossOf = Callable[..., torch.Tensor]
 FIXED = "shapes are fixed"  # in the `meta` of a graph: sizes are constants in it
@@ -202,6 +202,7 @@ class _Tracer(fx.Tracer):
         self._kept, self._device = kept, device
         self._grad = torch.is_grad_enabled()
         self._inside = 0  # of how many modules of the model
+        self._own: Collection[int] = ()  # its weights
         self.switches = Switches()
         self.failed: str | None = None
 
@@ -216,6 +217,7 @@ class _Tracer(fx.Tracer):
         names = ", ".join(f"batch_{index}" for index in range(count))
         space: dict[str, Any] = {"forward": Recorded.forward}
         exec(f"def fixed(self, {names}): return forward(self, {names})", space)  # noqa: S102
+        self._own = {id(param) for param in root.parameters()}
         root.__class__ = type("Recorded", (Recorded,), {"forward": space["fixed"]})
         before = _drawn(self._device)
         graph = super().trace(root)
@@ -236,6 +238,7 @@ class _Tracer(fx.Tracer):
             path = self.path_of_module(m)
         except NameError:
             return self._beside(m, forward, args, kwargs)
+        refuse_lent(m, self._own)
         self._inside += 1
         try:
             if self.is_leaf_module(m, path):  # it is not run, so there is nothing to look for

@@ -15,7 +15,7 @@ import inspect
 import operator
 import traceback
 import weakref
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -284,7 +284,10 @@ class Witness(TorchFunctionMode):
         path = self._paths.get(id(module))
         if path is None:
             return self._beside(module, original, args, kwargs)
-        if path and (path in self._kept or self._is_leaf(module, path)):
+        kept = path and path in self._kept
+        if kept:
+            refuse_lent(module, self._attributes)
+        if kept or (path and self._is_leaf(module, path) and not lent(module, self._attributes)):
             taken, named = self._taken(args), self._taken(kwargs)
             with self._own_code():
                 out = original(module, *args, **kwargs)
@@ -411,6 +414,16 @@ class Witness(TorchFunctionMode):
             self._remember(
                 value, self._create("call_function", operator.getitem, (node, key), {}, pure)
             )
+
+
+def lent(module: torch.nn.Module, own: Container[int]) -> bool:
+    """Whether it computes with other weights than its own, as in `torch.func.functional_call`: as a node it would not."""
+    return any(id(param) not in own for param in module.parameters())
+
+
+def refuse_lent(module: torch.nn.Module, own: Container[int]) -> None:
+    if lent(module, own):
+        raise TraceError("it computes with weights that it is lent")
 
 
 def refuse_replaced(module: torch.nn.Module, before: list[torch.Tensor | None]) -> None:

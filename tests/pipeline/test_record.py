@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from playing import MODELS, loss_of, made
 from torch import nn
+from torch.func import functional_call
 
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline.cut import TooShort, balance, build, choose
@@ -96,6 +97,40 @@ def test_a_line_that_cannot_be_recorded_is_named():
 
     with pytest.raises(CannotRecord, match=r"test_record\.py:\d+ in branching.*depth 1"):
         record(made(chain), branching, (X, Y))
+
+
+class Lending(nn.Module):
+    """Its layer computes with other weights than its own, which are the same at first."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = nn.Linear(6, 6)
+        self.change = nn.Parameter(torch.zeros(6, 6))
+
+    def forward(self, x):
+        return functional_call(self.layer, {"weight": self.layer.weight + self.change}, (x,))
+
+
+def adapted(model, x, y):
+    """The loss behind a step of its own, as when it learns to learn."""
+    weights = dict(model.named_parameters())
+    found = torch.autograd.grad(loss_of(model, x, y), weights.values(), create_graph=True)
+    after = {name: w - 0.1 * g for (name, w), g in zip(weights.items(), found, strict=True)}
+    return F.cross_entropy(functional_call(model, after, (x,)), y)
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+@pytest.mark.parametrize(
+    ("part", "loss"), [(Lending, loss_of), (nn.ReLU, adapted), (Detached, adapted)]
+)
+def test_a_module_computes_with_the_weights_that_it_is_lent(part, loss, fixed):
+    """As a node it would compute with its own, and nothing would show while both are the same."""
+    model = made(lambda: chain(part()))
+    graph = record(model, loss, (X, Y), fixed=fixed)
+    with torch.no_grad():
+        for param in model.parameters():
+            param.add_(0.1)
+    assert torch.equal(graph(X, Y), loss(model, X, Y))
 
 
 class Straight(torch.autograd.Function):
@@ -241,6 +276,16 @@ def test_a_buffer_that_is_the_same_after_it_was_written_to_was_written_to():
     """The microbatch that is looked at may change nothing by its write, and the next one does."""
     graph = record(chain(Largest()), loss_of, (X, Y))
     assert examine(graph, (X, Y)).written == {"model.1.most"}
+
+
+def test_what_a_module_does_only_at_times():
+    """A script may set the dropout later, or have a norm learn: both are called as they are, and nothing is recorded anew."""
+    model = chain(nn.Dropout(0.0), nn.BatchNorm1d(6).eval())
+    graph = record(model, loss_of, (X, Y))
+    facts = examine(graph, (X, Y))
+    nodes = list(graph.graph.nodes)
+    assert [nodes[index].target for index in facts.draws] == ["model.1"]
+    assert facts.written == {name for name, _ in graph.named_buffers()}
 
 
 def bent(model, x):
