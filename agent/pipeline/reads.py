@@ -1,8 +1,10 @@
 """What a loop's body reads besides its microbatch: recorded with other values it may be another graph.
 
     names          step, weight      numbers and words by value, all else by which object it is
-    places         cfg.alpha         attributes and items of what is named: numbers and words, and which function it is
-    functions      losses.of(...)    the names and places that functions of the person's own read outside of themselves
+    places         cfg.alpha         attributes and items of what is named: numbers and words, and which function, tensor or
+                                     list it is
+    functions      losses.of(cfg)    the names and places that functions of the person's own read outside of themselves, and
+                                     those of what they are given: the object whose method it is, or `cfg`
     modules        self.training     numbers and words in the modules that were taken apart, and what learns in them
 
 Modules that were kept whole are called as they are, and what they read is read anew every time; of guests (see `guests.py`)
@@ -17,11 +19,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
+import numpy as np
 import torch
 
 from agent.own import is_library
 
 PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
+HELD = (torch.Tensor, np.ndarray, list, tuple, dict)
 ABSENT = object()
 Place = Callable[[Mapping[str, Any]], Any]
 
@@ -50,9 +54,15 @@ class Reads:
                 if path and path[0] in names and path[0] not in stored:
                     self._places.append(_place(path))
         self._modules = list(_taken_apart(model, whole))
-        called = [place(names) for place in self._places]
-        called += [each for one in self._modules for each in _methods(one)]
-        self._functions = list(_reached(called))
+        known = {name: value for name, value in names.items() if name not in stored}
+        called = [_call(node, known) for node in nodes if isinstance(node, ast.Call)]
+        called += [Call(place(names)) for place in self._places]
+        called += [Call(each, (one,)) for one in self._modules for each in _methods(one)]
+        self._calls = list(_reached(called))
+        apart = {id(module) for module in self._modules}
+        met = set[FunctionType]()
+        for call in self._calls:
+            call.leave_out(apart, met)
         self._asked = [each for one in asked for each in one.modules()]
         self._found = self._look(names)
 
@@ -65,8 +75,8 @@ class Reads:
 
     def _look(self, names: dict[str, Any]) -> list[Any]:
         found = [place(names) for place in self._places]
-        for function in self._functions:
-            found += _outside(function)
+        for call in self._calls:
+            found += call.look()
         for module in self._modules:
             found += [value for value in vars(module).values() if isinstance(value, PLAIN)]
         return found + [module.training for module in self._asked]
@@ -99,19 +109,23 @@ def _followed(path: list[Any], names: Mapping[str, Any]) -> Any:
 
 
 def _place(path: list[Any]) -> Place:
-    _, *steps = path
+    return functools.partial(_lying, path)
 
-    def look(names: Mapping[str, Any]) -> Any:
-        value = _followed(path, names)
-        return value if not steps or isinstance(value, (*PLAIN, FunctionType)) else None
 
-    return look
+def _lying(path: list[Any], names: Mapping[str, Any]) -> Any:
+    value = _followed(path, names)
+    return value if len(path) == 1 or isinstance(value, (*PLAIN, *HELD, FunctionType)) else None
 
 
 def _attribute(owner: Any, key: str) -> Any:
     """What lies there: nothing of the script's is run to find it out."""
     own = getattr(owner, "__dict__", {})
-    return own[key] if key in own else getattr(type(owner), "__dict__", {}).get(key)
+    if key in own:
+        return own[key]
+    parts = own.get("_modules") if isinstance(owner, torch.nn.Module) else None
+    if parts and key in parts:
+        return parts[key]
+    return next((vars(kind)[key] for kind in type(owner).__mro__ if key in vars(kind)), None)
 
 
 def _item(owner: Any, key: Any) -> Any:
@@ -146,45 +160,116 @@ def _methods(module: torch.nn.Module) -> Iterator[FunctionType]:
                 waiting += method.__code__.co_names
 
 
-def _reached(called: Sequence[Any]) -> Iterator[FunctionType]:
+class Call:
+    """A function, and what is known of what it is given."""
+
+    def __init__(
+        self, function: Any, given: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+    ) -> None:
+        self.function = function
+        self._given = dict[str, Any]()
+        self._paths: Sequence[list[Any]] = ()
+        if isinstance(function, FunctionType):
+            code = function.__code__
+            self._given = dict.fromkeys(_parameters(code))
+            self._given |= zip(code.co_varnames[: code.co_argcount], given, strict=False)
+            self._given |= {k: v for k, v in (named or {}).items() if k in self._given}
+
+    @property
+    def mark(self) -> tuple[int, ...]:
+        return id(self.function), *map(id, self._given.values())
+
+    def look(self) -> list[Any]:
+        """What it reads by name outside of itself, and in what it is given."""
+        names = self._names()
+        return [_lying(path, names) for path in self._paths]
+
+    def leave_out(self, apart: Collection[int], met: set[FunctionType]) -> None:
+        """What is looked at anyway: in modules that were taken apart, and by whoever else calls this function."""
+
+        def wanted(path: list[Any]) -> bool:
+            if path[0] not in self._given:
+                return self.function not in met
+            return len(path) > 2 or (len(path) == 2 and id(self._given[path[0]]) not in apart)
+
+        self._paths = [path for path in _paths(self.function.__code__) if wanted(path)]
+        met.add(self.function)
+
+    def calls(self) -> Iterator["Call"]:
+        names = self._names()
+        return (_called(path, names) for path in _paths(self.function.__code__))
+
+    def _names(self) -> Mapping[str, Any]:
+        cells = dict[str, Any]()
+        free = self.function.__code__.co_freevars
+        for name, cell in zip(free, self.function.__closure__ or (), strict=False):
+            try:
+                cells[name] = cell.cell_contents
+            except ValueError:
+                cells[name] = None  # not set yet
+        return ChainMap(self._given, cells, self.function.__globals__)
+
+
+def _parameters(code: CodeType) -> tuple[str, ...]:
+    return code.co_varnames[: code.co_argcount + code.co_kwonlyargcount]
+
+
+def _call(node: ast.Call, names: Mapping[str, Any]) -> Call:
+    """One that stands in the body."""
+    path = _path(node.func)
+    given = [lying_at(each, names) for each in node.args]
+    named = {each.arg: lying_at(each.value, names) for each in node.keywords if each.arg}
+    return _called(path, names, given, named) if path else Call(None)
+
+
+def _called(
+    path: list[Any],
+    names: Mapping[str, Any],
+    given: Sequence[Any] = (),
+    named: Mapping[str, Any] | None = None,
+) -> Call:
+    """Of what lies there. A method is given its object first."""
+    function = _followed(path, names)
+    if path[1:] and path[-1][0] == "attribute":
+        owner = _followed(path[:-1], names)
+        if path[-1][1] not in getattr(owner, "__dict__", {}):
+            given = (owner, *given)
+    return Call(function, given, named)
+
+
+def _reached(called: Sequence[Call]) -> Iterator[Call]:
     """Functions among these and what they call by name, as far as it is no library's."""
-    waiting, seen = list(called), set[int]()
+    waiting, seen = list(called), set[tuple[int, ...]]()
     while waiting:
-        function = waiting.pop()
-        if not isinstance(function, FunctionType) or id(function) in seen:
+        call = waiting.pop()
+        if not isinstance(call.function, FunctionType) or call.mark in seen:
             continue
-        seen.add(id(function))
-        if not is_library(function.__code__.co_filename):
-            yield function
-            waiting += _outside(function)
+        seen.add(call.mark)
+        if not is_library(call.function.__code__.co_filename):
+            yield call
+            waiting += call.calls()
 
 
 @functools.cache
-def _paths(code: CodeType) -> tuple[Place, ...]:
-    """`losses.weight` where it reads that: what it names outside of itself, and what lies there."""
+def _paths(code: CodeType) -> tuple[list[Any], ...]:
+    """`losses.weight` where it reads that: what it names outside of itself or is given, and what lies there."""
     found: list[list[Any]] = []
-    goes_on = False
+    goes_on, given, key = False, _parameters(code), list[Any]()
     for step in dis.get_instructions(code):
-        if step.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
-            found.append([step.argval])
+        name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
+        local = step.opname.startswith("LOAD_FAST") and name in given
+        if local or step.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
+            found.append([name])
             goes_on = True
         elif goes_on and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
-            found.append([*found[-1], ("attribute", step.argval)])
+            found.append([*found[-1], ("attribute", name)])
+        elif goes_on and step.opname == "LOAD_CONST":
+            key = [step.argval]
+            continue
+        elif goes_on and key and "SUBSCR" in step.opname:
+            found.append([*found[-1], ("item", *key)])
         else:
             goes_on = False
-    inner = (
-        place for each in code.co_consts if isinstance(each, CodeType) for place in _paths(each)
-    )
-    return (*map(_place, found), *inner)
-
-
-def _outside(function: FunctionType) -> list[Any]:
-    """What a function reads by name outside of itself."""
-    cells: dict[str, Any] = {}
-    for name, cell in zip(function.__code__.co_freevars, function.__closure__ or (), strict=False):
-        try:
-            cells[name] = cell.cell_contents
-        except ValueError:
-            cells[name] = None  # not set yet
-    names = ChainMap(cells, function.__globals__)
-    return [place(names) for place in _paths(function.__code__)]
+        key = []
+    inner = (path for each in code.co_consts if isinstance(each, CodeType) for path in _paths(each))
+    return (*found, *inner)

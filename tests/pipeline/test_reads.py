@@ -31,6 +31,30 @@ def set_elsewhere(model, x):
 def another(model, x):
     return model(x).mean()
 
+def remembered(x):
+    return sum(each.mean() for each in settings.memory)
+
+class Settings:
+    def __init__(self):
+        self.weight, self.items = 1.0, {"weight": 1.0}
+
+def given(model, x, settings):
+    return model(x).mean() * settings.weight
+
+def named(model, x, *, settings):
+    return model(x).mean() * settings.items["weight"]
+
+class Base:
+    def loss(self, model, x):
+        return self.weighed(model(x))
+
+    def weighed(self, x):
+        return x.mean() * self.settings.weight
+
+class Trainer(Base):
+    def __init__(self):
+        self.settings = Settings()
+
 class Net(torch.nn.Linear):
     def forward(self, x):
         return self.scaled(super().forward(x))
@@ -54,7 +78,9 @@ def beside(tmp_path: Path) -> Iterator[ModuleType]:
 
 
 def reads(beside: ModuleType, body: str) -> tuple[Reads, dict[str, object]]:
+    trainer = beside.Trainer()
     names: dict[str, object] = {"losses": beside, "model": beside.Net(4, 1), "x": torch.ones(2, 4)}
+    names |= {"trainer": trainer, "settings": trainer.settings}
     return Reads(ast.parse(body).body, names, names["model"], ()), names
 
 
@@ -76,6 +102,36 @@ def test_a_number_beside_the_script_has_changed(
     assert not found.changed(names)
     setattr(beside if where == "losses" else beside.settings, what, 2.0)
     assert found.changed(names)
+
+
+@pytest.mark.parametrize(
+    "body",
+    [
+        "loss = trainer.loss(model, x)",
+        "loss = losses.given(model, x, settings)",
+        "loss = losses.given(model, x, trainer.settings)",
+        "loss = losses.named(model, x, settings=settings)",
+    ],
+)
+def test_a_number_in_what_a_function_is_given_has_changed(beside: ModuleType, body: str) -> None:
+    """The object whose method it is, also one that is inherited and called by another, or one that goes in."""
+    found, names = reads(beside, body)
+    assert not found.changed(names)
+    names["settings"].weight = names["settings"].items["weight"] = 2.0
+    assert found.changed(names)
+
+
+def test_what_lies_there_is_another_tensor(beside: ModuleType) -> None:
+    """A memory that is filled anew: what it had is a constant of the recording."""
+    beside.settings.memory = (torch.ones(2),)
+    for body in (
+        "loss = sum(each.mean() for each in losses.settings.memory)",
+        "losses.remembered(x)",
+    ):
+        found, names = reads(beside, body)
+        assert not found.changed(names)
+        beside.settings.memory = (torch.ones(2),)
+        assert found.changed(names)
 
 
 def test_a_function_beside_the_script_is_another_one(beside: ModuleType) -> None:
