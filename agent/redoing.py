@@ -7,6 +7,7 @@ from agent.protocol import Part, Redo, RedoAsked
 
 TAG = "redo"
 
+Spans = tuple[tuple[int, int], ...]
 Payload = tuple[memoryview, bytes]  # the sum, and what was contributed to
 
 
@@ -14,6 +15,7 @@ class Redoing:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
         self._come: dict[tuple[int, int], Payload] = {}  # by generation, step
+        self._early: dict[tuple[int, int], Spans] = {}  # what was asked for in advance
 
     def __len__(self) -> int:
         """How many are here and not applied yet."""
@@ -24,6 +26,7 @@ class Redoing:
 
     def clear(self) -> None:
         self._come.clear()
+        self._early.clear()
 
     def meet(self, step: int, chain: Iterable[str]) -> None:
         """Nobody's commit holds anybody back here, and who is a step ahead has changed what others of the chain, whose
@@ -35,14 +38,23 @@ class Redoing:
         for peer in others:
             self._crew.take(peer, step, TAG)
 
-    def take(self, step: int, spans: tuple[tuple[int, int], ...] = ()) -> Payload:
+    def take(self, step: int, spans: Spans = ()) -> Payload:
         """The sum of this step, or these bytes of it."""
         entered = self._crew.entered
         assert entered is not None
         generation = entered.layout.generation
+        early = self._early.pop((generation, step), None)
+        if early is not None and early != spans:
+            self._wait(
+                generation, step
+            )  # the loop has been recorded anew since, and other layers are kept
         # One comes while the one before is applied; what is not asked for takes no memory here.
-        first = step == entered.version - entered.redo
-        for wanted in range(step if first else step + 1, min(step + 2, entered.version)):
+        for wanted in range(step if early != spans else step + 1, min(step + 2, entered.version)):
             asked = RedoAsked(generation=generation, step=wanted, spans=spans)
             self._crew.link.send(asked)
+            if wanted != step:
+                self._early[generation, wanted] = spans
+        return self._wait(generation, step)
+
+    def _wait(self, generation: int, step: int) -> Payload:
         return self._crew.wait(lambda: self._come.pop((generation, step), None))
