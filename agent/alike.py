@@ -41,6 +41,13 @@ class Alike:
                     f"{other}. Whoever joins later has them as the script begins with them: say model.train() or "
                     "model.eval() anew in every step"
                 )
+            if known.told != one.told:
+                which = min({*known.told} ^ {*one.told})
+                here, there = (worker, other) if which in one.told else (other, worker)
+                return (
+                    f"step {one.step}: {which} in the model on {here}, and not on {there}. Whoever joins later has modules "
+                    "as the script begins with them: set it anew in every step, as it depends on the step"
+                )
             if not known.change and one.change:
                 self._said[one.step] = (worker, one)
         while len(self._said) > STEPS_MAX:

@@ -108,6 +108,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     batches: tuple[float, ...]
     change: tuple[float, ...]
     training: int = 0  # how many modules are in training mode
+    told: tuple[str, ...] = ()  # what the script has told modules since: `1.p = 0.3`
 
 
 class Prepared(Message, frozen=True, kw_only=True):

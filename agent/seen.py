@@ -1,8 +1,12 @@
 """What a worker has seen of a step, in a few numbers: enough to tell when others see something else."""
 
+import dis
+import functools
+import itertools
 import math
 from collections import deque
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from types import FunctionType
 from typing import Any
 from zlib import crc32
 
@@ -11,12 +15,17 @@ import torch
 from torch.utils import _pytree as pytree
 
 from agent.away import is_away
+from agent.own import is_own_class
 from agent.protocol import Seen
 
 NUMBERS = 4
 LEAVES_MAX = 4
 WORDS = 997  # so few that two of them are never near to each other
 STEPS_MAX = 8
+TOLD_MAX = 16
+KINDS_MAX = 1024
+PLAIN = (bool, int, float, str)
+TORCHS = "torch.nn.modules."
 ROUNDED = 64  # a change of fewer units in the last place says nothing
 
 
@@ -32,6 +41,13 @@ class Eyes:
             for tensor in (*model.parameters(), *model.buffers())
             if tensor.dtype.is_floating_point
         ]
+        self._begun = [  # what only a script changes in modules, as it is now
+            (f"{name}.{key}".lstrip("."), vars(module), key, vars(module)[key])
+            for model in models
+            for name, module in model.named_modules()
+            for key in _gone_by(_kinds(module)) & vars(module).keys()
+            if isinstance(vars(module)[key], PLAIN)
+        ]
         self._before: tuple[int, list[float]] = (-1, [])
         self.seen: deque[Seen] = deque(maxlen=STEPS_MAX)
 
@@ -44,6 +60,7 @@ class Eyes:
                 batches=_of_batches(batches),
                 change=change,
                 training=sum(module.training for module in self._modules),
+                told=tuple(itertools.islice(self._others(), TOLD_MAX)),
             )
         )
         self._before = (step, self._numbers(step)) if whole else (-1, [])
@@ -52,6 +69,12 @@ class Eyes:
         """The state was taken over from others."""
         self._before = (-1, [])
         self.seen.clear()
+
+    def _others(self) -> Iterator[str]:
+        for name, there, key, begun in self._begun:
+            now = there.get(key)
+            if now is not begun and now != begun and isinstance(now, PLAIN):
+                yield f"{name} = {now!r}"
 
     def _numbers(self, step: int) -> list[float]:
         param = self._of(step)
@@ -69,6 +92,24 @@ class Eyes:
             return ()
         least = ROUNDED * torch.finfo(param.dtype).eps * max(map(abs, now))
         return change if max(map(abs, change)) > least else ()
+
+
+def _kinds(module: torch.nn.Module) -> tuple[type, ...]:
+    kinds = type(module).__mro__
+    return kinds[: kinds.index(torch.nn.Module)]
+
+
+@functools.lru_cache(KINDS_MAX)
+def _gone_by(kinds: tuple[type, ...]) -> frozenset[str]:
+    """What methods of a module go by, and do not change: that is left to scripts. Of libraries nobody knows."""
+    if not all(each.__module__.startswith(TORCHS) or is_own_class(each) for each in kinds):
+        return frozenset()
+    read, changed = set[str](), set[str]()
+    for name, method in [pair for each in kinds for pair in vars(each).items()]:
+        if isinstance(method, FunctionType) and name != "__init__":
+            for step in dis.get_instructions(method):
+                (changed if step.opname == "STORE_ATTR" else read).add(str(step.argval))
+    return frozenset(read - changed - {"training"})
 
 
 def _some(array: torch.Tensor | np.ndarray[Any, Any]) -> list[Any]:

@@ -1,5 +1,6 @@
 """Workers that do not do the same: found out by what each says of its steps, before the numbers are anybody's guess."""
 
+import msgspec
 import pytest
 import torch
 from crews import Crew, until
@@ -68,6 +69,35 @@ def test_eyes_see_a_change_and_forget_what_was_taken_over() -> None:
     assert [one.change for one in eyes.seen] == [()]
 
 
+class Scaled(torch.nn.Linear):
+    """Goes by a number, and counts what it is asked."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.scale, self.calls, self.note = 1.0, 0, ""
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.calls += 1
+        return super().forward(x) * self.scale
+
+
+def test_eyes_see_what_a_script_has_told_a_module() -> None:
+    """As long as it is not what it was: what the forward changes, or nobody goes by, is not meant."""
+    model = torch.nn.Sequential(torch.nn.Dropout(0.1), Scaled())
+    eyes = Eyes([model])
+    model(LIST[1])
+    model[0].p, model[1].scale, model[1].note = 0.2, 0.5, "later"
+    eyes.look(0, LIST)
+    model[1].scale = 1.0
+    eyes.look(1, LIST)
+    assert [one.told for one in eyes.seen] == [("0.p = 0.2", "1.scale = 0.5"), ("0.p = 0.2",)]
+    alike = Alike()
+    alike.hear("a", eyes.seen)
+    assert "step 1: 0.p = 0.2 in the model on a, and not on b" in alike.hear(
+        "b", [msgspec.structs.replace(eyes.seen[1], told=())]
+    )
+
+
 def test_eyes_see_rows_and_words() -> None:
     """Microbatches may be numbers of rows, and texts."""
     one, other, alike = Eyes([]), Eyes([]), Alike()
@@ -121,6 +151,11 @@ UNLIKE = {
         "    optimizer.step()\n    if step == 2: model.eval()",
         "modules are in training mode on",
     ),
+    "what a module goes by": (
+        "    optimizer.step()",
+        "    optimizer.step()\n    if step == 2: model[1].p = 0.5",
+        "1.p = 0.5 in the model on",
+    ),
     "a stream that goes on": (
         "step + 1.0 + i) for",
         "stream.uniform()) for",
@@ -144,7 +179,8 @@ def test_a_newcomer_that_begins_anew_is_refused(crew: Crew, case: str, depth: in
     hold.touch()
     crew.depth = depth
     script = SCRIPT.replace(
-        "torch.nn.Linear(4, 1)", "torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Linear(4, 1))"
+        "torch.nn.Linear(4, 1)",
+        "torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.Dropout(0.0), torch.nn.Linear(4, 1))",
     )
     first, _ = crew.begin(2, script.replace(old, new), str(hold))
     crew.reach(4)
