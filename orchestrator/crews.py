@@ -26,6 +26,7 @@ BACKOFF_DOUBLINGS_MAX = 6
 STALLS_MAX = 3  # then all workers start afresh, and get twice as long
 FRESH_MAX = 4  # times without a step
 WORN_MAX = 3
+WORN_S = 300.0  # a network that is cut kills workers as well, and comes back
 DOUBLINGS_MAX = 6
 READY_S_MAX = 3600.0
 RECOVERIES_MAX = 200
@@ -173,13 +174,16 @@ def on_worker_lost(state: State, out: list[AnyAction], event: WorkerLost) -> Non
         return
     if worker is not None:
         detail = f": {event.detail}" if event.detail else ""
-        _lose_worker(state, out, worker, f"lost ({event.cause}{detail})")
+        by_script = event.cause != "machine"
+        _lose_worker(state, out, worker, f"lost ({event.cause}{detail})", by_script=by_script)
     if event.owed_state and job.serving:
         job.urgent = True  # who is in the layout waits for nobody: only a new one wakes them
     want_layout(state, job)
 
 
-def _lose_worker(state: State, out: list[AnyAction], worker: Worker, because: str) -> None:
+def _lose_worker(
+    state: State, out: list[AnyAction], worker: Worker, because: str, *, by_script: bool = True
+) -> None:
     """Gone, while its machine may well live: a fresh one takes the slot, unless they keep dying."""
     lease, job = state.leases[worker.token], state.jobs[worker.job]
     why = f"{worker.id} on {lease.machine_id} {because}"
@@ -193,9 +197,11 @@ def _lose_worker(state: State, out: list[AnyAction], worker: Worker, because: st
     if lease.deaths >= DEATHS_MAX * lease.type.slots:
         leases.penalise(state, out, lease.pool, f"workers keep dying on {lease.machine_id}")
         leases.give_back(state, out, lease, f"workers keep dying there: {why}")
-        job.worn += 1
-        if job.worn == WORN_MAX:
-            many = f"workers kept dying on {WORN_MAX} machines without a step between"
+        job.worn += by_script
+        if job.worn <= 1:
+            job.worn_at_s = state.now_s
+        if job.worn >= WORN_MAX and state.now_s >= job.worn_at_s + WORN_S:
+            many = f"workers kept dying on {job.worn} machines without a step between"
             jobs.finish(state, out, job, "FAILED", f"{many}, the last: {why}; {jobs.RESUME}")
         return
     note(out, lease.machine_id, f"{why}; a fresh one starts in {backoff_s:.0f} s")

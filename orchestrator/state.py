@@ -253,6 +253,7 @@ class Job(msgspec.Struct, kw_only=True):
     failed_step: int = -1
     stalls: int = 0  # without a step between them
     worn: int = 0  # machines on which workers kept dying, without a step between them
+    worn_at_s: float = 0.0  # the first of them
     refreshed: int = 0  # how often all of its workers were started afresh
     ready_s: float = 0.0  # what a worker gets to be ready, once that was not enough
     steps_lost: int = 0

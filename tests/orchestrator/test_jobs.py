@@ -245,8 +245,19 @@ def test_a_script_that_kills_its_own_process_ends_the_job(hand: Any, *, begun: b
         for worker in list(h.job.workers):
             h.lost(worker)
     assert h.job.status == "FAILED"
-    assert "workers kept dying on 3 machines without a step between" in h.job.because
-    assert len(machines) == 3
+    assert re.search("workers kept dying on . machines without a step between", h.job.because)
+    assert 3 <= len(machines) < 10
+
+
+def test_machines_without_an_agent_are_not_the_scripts_fault(hand: Any) -> None:
+    """A house that was killed took all agents with it, and the machines may be listed for a while."""
+    h = hand().running(slots_max=1)
+    for _ in range(30):
+        for worker in list(h.job.workers):
+            h.see(WorkerLost(at_s=h.at_s, job="job", worker=worker, cause="machine"))
+        h.wait(10.0)
+        h.serve(ready=False)
+    assert h.job.active
 
 
 def test_deaths_with_steps_between_them_end_nothing(hand: Any) -> None:
