@@ -292,7 +292,9 @@ class SumSpace:
         """Gradients into the model, as views of the sum; the buffers' changes applied."""
         views = self._near(total)
         for index, param in enumerate(self.params.values()):
-            param.grad = views[index].to(param.device) if total.present[index] else None
+            # Detached: what a script does to it, and records, is not recorded of our memory.
+            there = total.present[index]
+            param.grad = views[index].detach().to(param.device) if there else None
         for index, buffer in enumerate(self.buffers.values()):
             if total.present[len(self.params) + index]:
                 change = views[len(self.params) + index].to(buffer.device)

@@ -37,7 +37,10 @@ MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD,
 DISK_VARIABLE = "SPOT_TEMP_DIR"
 DETAIL_CHARS_MAX = 60_000
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
-AWAY = f"This writes to a parameter that others keep, {coupling.ROOM}"
+AWAY = (
+    f"This writes to a parameter that others keep, {coupling.ROOM}. What changes each weight by itself is done to those "
+    "that have a gradient, `if p.grad is not None`"
+)
 NO_GRADIENT = (
     "A parameter that others keep has no gradient here, "
     f"{coupling.APART}: ask for it, `if p.grad is not None`, before anything is done to it"

@@ -100,3 +100,17 @@ def test_a_flag_is_what_any_microbatch_made_of_it(count: int) -> None:
     space.install(whole, count)
     assert model.begun
     assert model.seen.tolist() == [True, count > 1, True, False]
+
+
+def test_what_a_script_records_of_a_gradient_is_not_recorded_of_the_sum() -> None:
+    """Without `no_grad`, as scripts that know of no sum may: the next one comes into the same memory."""
+    model = Counted()
+    space = SumSpace([model])
+    total = Sum(space)
+    total.present[:] = b"\1\0"
+    space.install(total, 1)
+    model.weight.grad.add_(model.weight, alpha=0.5)
+    assert model.weight.grad.requires_grad
+    assert not total.flat.requires_grad
+    assert not any(view.requires_grad for view in total.views)
+    assert total.views[0].tolist() == [0.5] * 3
