@@ -22,12 +22,17 @@ from typing import Any
 import numpy as np
 import torch
 
-from agent.own import is_library
+from agent.own import is_library, is_own_class
 
 PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
 HELD = (torch.Tensor, np.ndarray, list, tuple, dict)
+ITEMS_MAX = 64
 ABSENT = object()
 Place = Callable[[Mapping[str, Any]], Any]
+
+
+class _Items(tuple[Any, ...]):
+    """What a list has now."""
 
 
 class Reads:
@@ -47,16 +52,17 @@ class Reads:
             for node in nodes
             if isinstance(node, ast.Name) and isinstance(node.ctx, ast.Store)
         }
-        self._places: list[Place] = []
+        paths = list[list[Any]]()
         for node in nodes:
             if isinstance(node, ast.Name | ast.Attribute | ast.Subscript):
                 path = _path(node)
                 if path and path[0] in names and path[0] not in stored:
-                    self._places.append(_place(path))
+                    paths.append(path)
+        self._places: list[Place] = [functools.partial(_lying, path) for path in paths]
         self._modules = list(_taken_apart(model, whole))
         known = {name: value for name, value in names.items() if name not in stored}
         called = [_call(node, known) for node in nodes if isinstance(node, ast.Call)]
-        called += [Call(place(names)) for place in self._places]
+        called += [_called(path, names) for path in paths]
         called += [Call(each, (one,)) for one in self._modules for each in _methods(one)]
         self._calls = list(_reached(called))
         apart = {id(module) for module in self._modules}
@@ -69,7 +75,7 @@ class Reads:
     def changed(self, names: dict[str, Any]) -> bool:
         found = self._look(names)
         return len(found) != len(self._found) or any(
-            a is not b and not (isinstance(a, PLAIN) and type(a) is type(b) and a == b)
+            a is not b and not (isinstance(a, (*PLAIN, _Items)) and type(a) is type(b) and a == b)
             for a, b in zip(found, self._found, strict=True)
         )
 
@@ -108,12 +114,10 @@ def _followed(path: list[Any], names: Mapping[str, Any]) -> Any:
     return value
 
 
-def _place(path: list[Any]) -> Place:
-    return functools.partial(_lying, path)
-
-
 def _lying(path: list[Any], names: Mapping[str, Any]) -> Any:
     value = _followed(path, names)
+    if type(value) is list and len(value) <= ITEMS_MAX and all(isinstance(v, PLAIN) for v in value):
+        return _Items(value)
     return value if len(path) == 1 or isinstance(value, (*PLAIN, *HELD, FunctionType)) else None
 
 
@@ -125,7 +129,11 @@ def _attribute(owner: Any, key: str) -> Any:
     parts = own.get("_modules") if isinstance(owner, torch.nn.Module) else None
     if parts and key in parts:
         return parts[key]
-    return next((vars(kind)[key] for kind in type(owner).__mro__ if key in vars(kind)), None)
+    return _of_kind(type(owner), key)
+
+
+def _of_kind(kind: type, key: str) -> Any:
+    return next((vars(each)[key] for each in kind.__mro__ if key in vars(each)), None)
 
 
 def _item(owner: Any, key: Any) -> Any:
@@ -190,7 +198,9 @@ class Call:
         def wanted(path: list[Any]) -> bool:
             if path[0] not in self._given:
                 return self.function not in met
-            return len(path) > 2 or (len(path) == 2 and id(self._given[path[0]]) not in apart)
+            given = self._given[path[0]]
+            known = id(given) in apart and path[1:] and path[1][1] in vars(given)
+            return len(path) > 2 or (len(path) == 2 and not known)
 
         self._paths = [path for path in _paths(self.function.__code__) if wanted(path)]
         met.add(self.function)
@@ -230,6 +240,13 @@ def _called(
 ) -> Call:
     """Of what lies there. A method is given its object first."""
     function = _followed(path, names)
+    while isinstance(function, functools.partial):
+        given, named = (*function.args, *given), {**function.keywords, **(named or {})}
+        function = function.func
+    if is_own_class(type(function)) and not isinstance(function, torch.nn.Module):
+        given, function = (function, *given), _of_kind(type(function), "__call__")
+    elif isinstance(function, property):
+        function = function.fget
     if path[1:] and path[-1][0] == "attribute":
         owner = _followed(path[:-1], names)
         if path[-1][1] not in getattr(owner, "__dict__", {}):

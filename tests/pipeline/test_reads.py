@@ -1,6 +1,7 @@
 """What a recorded loop reads in other files is known: when it changes, the loop is recorded anew."""
 
 import ast
+import functools
 import importlib
 from collections.abc import Iterator
 from pathlib import Path
@@ -37,6 +38,17 @@ def remembered(x):
 class Settings:
     def __init__(self):
         self.weight, self.items = 1.0, {"weight": 1.0}
+
+    @property
+    def half(self):
+        return self.weight / 2
+
+class Asked:
+    def __init__(self, settings):
+        self.settings = settings
+
+    def __call__(self, x):
+        return x.mean() * self.settings.weight
 
 def given(model, x, settings):
     return model(x).mean() * settings.weight
@@ -81,6 +93,8 @@ def reads(beside: ModuleType, body: str) -> tuple[Reads, dict[str, object]]:
     trainer = beside.Trainer()
     names: dict[str, object] = {"losses": beside, "model": beside.Net(4, 1), "x": torch.ones(2, 4)}
     names |= {"trainer": trainer, "settings": trainer.settings}
+    names["part"] = functools.partial(beside.given, names["model"], settings=trainer.settings)
+    names["asked"] = beside.Asked(trainer.settings)
     return Reads(ast.parse(body).body, names, names["model"], ()), names
 
 
@@ -111,6 +125,9 @@ def test_a_number_beside_the_script_has_changed(
         "loss = losses.given(model, x, settings)",
         "loss = losses.given(model, x, trainer.settings)",
         "loss = losses.named(model, x, settings=settings)",
+        "loss = part(x=x)",
+        "loss = asked(model(x))",
+        "loss = model(x) * settings.half",
     ],
 )
 def test_a_number_in_what_a_function_is_given_has_changed(beside: ModuleType, body: str) -> None:
@@ -132,6 +149,15 @@ def test_what_lies_there_is_another_tensor(beside: ModuleType) -> None:
         assert not found.changed(names)
         beside.settings.memory = (torch.ones(2),)
         assert found.changed(names)
+
+
+def test_a_list_has_another_number(beside: ModuleType) -> None:
+    """It is the same list."""
+    beside.settings.memory = [1.0, 2.0]
+    found, names = reads(beside, "loss = losses.remembered(x)")
+    assert not found.changed(names)
+    beside.settings.memory[1] = 3.0
+    assert found.changed(names)
 
 
 def test_a_function_beside_the_script_is_another_one(beside: ModuleType) -> None:
