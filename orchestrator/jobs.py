@@ -20,7 +20,7 @@ from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
 from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
 from orchestrator.state import Account, Job, Lease, Moved, State, move_job, note, set_alarm
 from orchestrator.view import JobStatus
-from orchestrator.wording import loss, plural
+from orchestrator.wording import loss, plural, usd
 
 JOBS_MAX = 1000
 REWINDS_KEPT = 8
@@ -102,11 +102,10 @@ def _too_poor(state: State, job: Job, account: Account, name: str) -> str | None
     """The least that has to be there to buy the machines of one step, against what is left."""
     if account.cap_usd is None:
         return None
-    left = account.cap_usd - ledger.spent_usd(account, state.now_s)
+    spent = ledger.spent_usd(account, state.now_s)
+    left = account.cap_usd - spent
     if left <= 0:
-        return (
-            f"budget: {name} is ${account.cap_usd:.4f}, ${left:.4f} of it are left: it buys no step"
-        )
+        return f"budget: {name} is {usd(account.cap_usd)}, and {usd(spent)} are spent: it buys no step"
     cheapest = _cheapest(state, job.spec.slots_min)
     if cheapest is None:
         return None
