@@ -105,7 +105,9 @@ def _too_poor(state: State, job: Job, account: Account, name: str) -> str | None
     spent = ledger.spent_usd(account, state.now_s)
     left = account.cap_usd - spent
     if left <= 0:
-        return f"budget: {name} is {usd(account.cap_usd)}, and {usd(spent)} are spent: it buys no step"
+        return (
+            f"budget: {name} is {usd(account.cap_usd)}, and {usd(spent)} are spent: it buys no step"
+        )
     cheapest = _cheapest(state, job.spec.slots_min)
     if cheapest is None:
         return None
