@@ -22,12 +22,14 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointFunction
 
+from agent import own as scripts
 from agent.away import any_away, computable
 from agent.device import device_of
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline import guests
 from agent.pipeline.examine import Facts, examined
 from agent.pipeline.flat import cloned, flatten, is_leaf, unflatten
+from agent.pipeline.heard import Heard
 from agent.pipeline.loops import MICROBATCH, Caller, find, names_of, refuse, uncleared
 from agent.pipeline.reads import Reads
 from agent.pipeline.record import (
@@ -55,6 +57,7 @@ class Body:
         self._names = names_of(caller.frame)
         self._loop = uncleared(find(caller), self._names)
         self._code = self._compile()
+        self._heard = Heard(scripts.names(caller.frame).values())
 
     def record(
         self,
@@ -85,9 +88,13 @@ class Body:
         def own(batch: Sequence[torch.Tensor] = leaves) -> Any:
             return loss_of(None, *cloned(batch))
 
+        def recorded_of(example: Sequence[Any], *, fixed: bool) -> fx.GraphModule:
+            with self._heard.listening(model):
+                return record(model, loss_of, example, scaler, fixed=fixed)
+
         def recorded(fixed: bool) -> Looked:
             with attributes_kept(model):
-                graph = record(model, loss_of, leaves, scaler, fixed=fixed)
+                graph = recorded_of(leaves, fixed=fixed)
                 late = guests.postpone(graph)
                 known = None if has_constants(graph) else told(mark_of(graph))
                 graph.meta[LATE] = True
@@ -96,7 +103,7 @@ class Body:
                 facts, loss = examined(graph, leaves)
                 nodes = list(graph.graph.nodes)
                 if any(nodes[index] in late for index in facts.draws):
-                    graph = record(model, loss_of, leaves, scaler, fixed=fixed)
+                    graph = recorded_of(leaves, fixed=fixed)
                     facts, loss = examined(graph, leaves)
                 return graph, facts, loss
 
@@ -108,7 +115,7 @@ class Body:
         def another(batch: Sequence[torch.Tensor]) -> fx.GraphModule:
             with attributes_kept(model), computable(model):
                 empty()
-                other = record(model, loss_of, cloned(batch), scaler, fixed=True)
+                other = recorded_of(cloned(batch), fixed=True)
             if graph.meta.get(LATE):
                 guests.postpone(other)
             return other
@@ -230,7 +237,7 @@ class Body:
         whole = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
         parts = [self._loop.whole.target, *self._loop.whole.body]
         asked = [guest.called[0] for guest in guests.guests(graph)]
-        return Reads(parts, self._names, model, whole, asked)
+        return Reads(parts, self._names, model, whole, asked, self._heard)
 
     def _at(self, node: Any) -> str:
         return f"{Path(self._file).name}:{node.lineno}"

@@ -6,6 +6,7 @@
     functions      losses.of(cfg)    the names and places that functions of the person's own read outside of themselves, and
                                      those of what they are given: the object whose method it is, or `cfg`
     modules        self.training     numbers and words in the modules that were taken apart, and what learns in them
+    asked          c = cfg; c.alpha  what objects of the person's own classes were asked for meanwhile (see `heard.py`)
 
 Modules that were kept whole are called as they are, and what they read is read anew every time; of guests (see `guests.py`)
 it is looked at whether they train, since what draws random numbers has its turn.
@@ -19,20 +20,13 @@ from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
-import numpy as np
 import torch
 
 from agent.own import is_library, is_own_class
+from agent.pipeline.heard import HELD, PLAIN, Heard, lying, now, of_kind, same
 
-PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
-HELD = (torch.Tensor, np.ndarray, list, tuple, dict)
-ITEMS_MAX = 64
 ABSENT = object()
 Place = Callable[[Mapping[str, Any]], Any]
-
-
-class _Items(tuple[Any, ...]):
-    """What a list has now."""
 
 
 class Reads:
@@ -45,7 +39,9 @@ class Reads:
         model: torch.nn.Module,
         whole: Collection[str],
         asked: Sequence[torch.nn.Module] = (),
+        heard: Heard | None = None,
     ) -> None:
+        self._heard = heard or Heard()
         nodes = [node for part in parts for node in ast.walk(part)]
         stored = {
             node.id
@@ -74,10 +70,9 @@ class Reads:
 
     def changed(self, names: dict[str, Any]) -> bool:
         found = self._look(names)
-        return len(found) != len(self._found) or any(
-            a is not b and not (isinstance(a, (*PLAIN, _Items)) and type(a) is type(b) and a == b)
-            for a, b in zip(found, self._found, strict=True)
-        )
+        if len(found) != len(self._found) or not all(map(same, found, self._found)):
+            return True
+        return self._heard.changed()
 
     def _look(self, names: dict[str, Any]) -> list[Any]:
         found = [place(names) for place in self._places]
@@ -110,30 +105,15 @@ def _followed(path: list[Any], names: Mapping[str, Any]) -> Any:
     name, *steps = path
     value = names.get(name, ABSENT)
     for kind, key in steps:
-        value = _attribute(value, key) if kind == "attribute" else _item(value, key)
+        value = lying(value, key) if kind == "attribute" else _item(value, key)
     return value
 
 
 def _lying(path: list[Any], names: Mapping[str, Any]) -> Any:
     value = _followed(path, names)
-    if type(value) is list and len(value) <= ITEMS_MAX and all(isinstance(v, PLAIN) for v in value):
-        return _Items(value)
-    return value if len(path) == 1 or isinstance(value, (*PLAIN, *HELD, FunctionType)) else None
-
-
-def _attribute(owner: Any, key: str) -> Any:
-    """What lies there: nothing of the script's is run to find it out."""
-    own = getattr(owner, "__dict__", {})
-    if key in own:
-        return own[key]
-    parts = own.get("_modules") if isinstance(owner, torch.nn.Module) else None
-    if parts and key in parts:
-        return parts[key]
-    return _of_kind(type(owner), key)
-
-
-def _of_kind(kind: type, key: str) -> Any:
-    return next((vars(each)[key] for each in kind.__mro__ if key in vars(each)), None)
+    if len(path) == 1 or isinstance(value, (*PLAIN, *HELD, FunctionType)):
+        return now(value)
+    return None
 
 
 def _item(owner: Any, key: Any) -> Any:
@@ -244,7 +224,7 @@ def _called(
         given, named = (*function.args, *given), {**function.keywords, **(named or {})}
         function = function.func
     if is_own_class(type(function)) and not isinstance(function, torch.nn.Module):
-        given, function = (function, *given), _of_kind(type(function), "__call__")
+        given, function = (function, *given), of_kind(type(function), "__call__")
     elif isinstance(function, property):
         function = function.fget
     if path[1:] and path[-1][0] == "attribute":

@@ -321,6 +321,82 @@ def test_a_distribution_of_weights_that_are_not_here(
     assert len(recorder.found) == 3
 
 
+HOLDING = START.replace(
+    "weight, kept",
+    """
+import argparse, collections, dataclasses
+class Config:
+    def __init__(self, **names): self.__dict__.update(names)
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    factor: float = 1.0
+class Task:
+    def __init__(self):
+        self.config, self.all = Config(factor=1.0), [Config(factor=1.0), Config(factor=1.0)]
+        self.args, self.slotted = argparse.Namespace(factor=1.0), Slotted()
+        self.space, self.table = types.SimpleNamespace(factor=1.0), {"loss": {"factor": 1.0}}
+        self.last = collections.deque([1.0], maxlen=1)
+    def called_otherwise(self, x, y):
+        config = self.config
+        return functional.cross_entropy(model(x), y) * config.factor
+    def by_its_name(self, x, y, name="factor"):
+        return functional.cross_entropy(model(x), y) * getattr(self.config, name)
+    def handed_on(self, x, y):
+        return functional.cross_entropy(model(x), y) * self.of(self.config)
+    def of(self, config):
+        return config.factor
+    def one_of_many(self, x, y):
+        return sum(functional.cross_entropy(model(x), y) * each.factor for each in self.all)
+    def arguments(self, x, y):
+        args = self.args
+        return functional.cross_entropy(model(x), y) * args.factor
+    def slots(self, x, y):
+        slotted = self.slotted
+        return functional.cross_entropy(model(x), y) * slotted.factor
+    def namespace(self, x, y):
+        space = self.space
+        return functional.cross_entropy(model(x), y) * space.factor
+    def table_in_a_table(self, x, y):
+        table = self.table["loss"]
+        return functional.cross_entropy(model(x), y) * table.get("factor")
+    def all_of_it(self, x, y):
+        return functional.cross_entropy(model(x), y) * vars(self.config)["factor"]
+    def last_of_all(self, x, y):
+        return functional.cross_entropy(model(x), y) * sum(self.last)
+    def nothing(self, x, y):
+        return functional.cross_entropy(model(x), y) * max(self.config.other, 0)
+task = Task()
+weight, kept""",
+)
+SETS = """
+    for each in (task.config, task.all[1], task.args, task.slotted, task.space):
+        each.factor = 1.0 + step
+    task.table["loss"]["factor"] = 1.0 + step; task.last.append(1.0 + step)
+    task.config.other, task.unread = 1, step
+    for x, y in session.share(batches(step)):
+        session.backward(task.{how}(x, y))
+"""
+
+
+@pytest.mark.parametrize(
+    "how",
+    [
+        *("called_otherwise", "by_its_name", "handed_on", "one_of_many", "arguments", "slots"),
+        *("namespace", "table_in_a_table", "all_of_it", "last_of_all", "nothing"),
+    ],
+)
+def test_a_number_that_is_come_by_in_some_way_has_changed(
+    tmp_path: Path, recorder: Recorder, how: str
+) -> None:
+    """The loop is recorded anew, and computes what the script computes then. For what is not read it is not."""
+    names = run(tmp_path, SETS.format(how=how), HOLDING)
+    assert recorder.failed == ""
+    assert len({id(found) for found in recorder.found}) == (1 if how == "nothing" else 3)
+    x, y = names["batches"](2)[0]
+    expected = getattr(names["task"], how)(x, y)
+    assert torch.equal(recorder.found[-1].graph(x, y), expected)
+
+
 def recording_batch(case: str, names: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> object:
     return {
         "a dict": {"x": x, "y": y},
