@@ -12,6 +12,7 @@ import msgspec
 import torch
 from torch import fx
 
+from agent.anew import Anew
 from agent.chain import Chain, Whole
 from agent.errors import Misuse
 from agent.faults import passing
@@ -102,7 +103,7 @@ class Deep:
 
     def __init__(self, me: str) -> None:
         self._me = me
-        self._sections = Sections()
+        self._sections, self._anew = Sections(), Anew()
         self._channel: MeshChannel | None = None
         self._generation = -1
         self._chain: Chain | None = None
@@ -129,7 +130,7 @@ class Deep:
         if self._channel is None:
             self._channel = channel()
         word = FirstWord(self._channel, layout.workers, f"recorded/{step}")
-        recording = recorded(word.facts)
+        recording = self._anew.recorded(step, lambda: recorded(word.facts))
         # Numbers that the body reads and that are not in its graph make another recording of the same graph.
         if self._chain is None or self._chain.recording.graph is not recording.graph:
             recording = self._begun_alike(layout, recording, word, adopt)

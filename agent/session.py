@@ -28,6 +28,7 @@ from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any, TypeVar
 
+import msgspec
 import numpy as np
 import torch
 
@@ -434,8 +435,9 @@ class Session:
             raise Misuse("session.recording() has nothing to record before session.share(...)")
         if self._asked is not None:
             caller, batches = self._asked
-            if self._recording is None or outdated(self._recording, caller):
-                self._record(caller, batches, told)
+            because = "" if self._recording is None else outdated(self._recording, caller)
+            if self._recording is None or because:
+                self._record(caller, batches, told, because)
         assert self._recording is not None
         return self._recording
 
@@ -443,7 +445,7 @@ class Session:
         """It is the same loop's, begun with a microbatch of another worker's."""
         self._recording = recording
 
-    def _record(self, caller: Caller, batches: Sequence[object], told: Told) -> None:
+    def _record(self, caller: Caller, batches: Sequence[object], told: Told, because: str) -> None:
         modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
         model = modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
         body = Body(caller)
@@ -459,7 +461,7 @@ class Session:
             raise
         if self._recording is not None and found.same_as(self._recording):
             found = found.begun_with(self._recording.variants.first)
-        self._recording = found
+        self._recording = msgspec.structs.replace(found, because=because)
 
     def _run_recorded(self, body: Callable[[], None]) -> Any:
         before, self._phase = self._phase, "recording"

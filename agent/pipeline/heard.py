@@ -87,12 +87,12 @@ class Heard:
             if owner is not None and place not in self._found:
                 self._found[place] = weak, now(lying(owner, place[1]))
 
-    def changed(self) -> bool:
+    def changed(self) -> str:
         for (_, name), (owner, before) in self._found.items():
             there = owner()
             if there is not None and not same(now(lying(there, name)), before):
-                return True
-        return False
+                return f"{type(there).__name__}.{name}"
+        return ""
 
 
 def _goes_by(owner: Any, name: str, value: Any, known: Collection[int]) -> bool:

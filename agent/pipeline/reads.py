@@ -16,7 +16,7 @@ import ast
 import dis
 import functools
 from collections import ChainMap
-from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from types import CodeType, FunctionType
 from typing import Any
 
@@ -26,7 +26,6 @@ from agent.own import is_library, is_own_class
 from agent.pipeline.heard import HELD, PLAIN, Heard, lying, now, of_kind, same
 
 ABSENT = object()
-Place = Callable[[Mapping[str, Any]], Any]
 
 
 class Reads:
@@ -54,7 +53,7 @@ class Reads:
                 path = _path(node)
                 if path and path[0] in names and path[0] not in stored:
                     paths.append(path)
-        self._places: list[Place] = [functools.partial(_lying, path) for path in paths]
+        self._paths = paths
         self._modules = list(_taken_apart(model, whole))
         known = {name: value for name, value in names.items() if name not in stored}
         called = [_call(node, known) for node in nodes if isinstance(node, ast.Call)]
@@ -66,21 +65,34 @@ class Reads:
         for call in self._calls:
             call.leave_out(apart, met)
         self._asked = [each for one in asked for each in one.modules()]
-        self._found = self._look(names)
+        self._found = list(self._look(names))
 
-    def changed(self, names: dict[str, Any]) -> bool:
-        found = self._look(names)
-        if len(found) != len(self._found) or not all(map(same, found, self._found)):
-            return True
-        return self._heard.changed()
+    def changed(self, names: dict[str, Any]) -> str:
+        """What reads otherwise now; nothing if all is as it was."""
+        found = list(self._look(names))
+        for (path, value), (_, before) in zip(found, self._found, strict=False):
+            if not same(value, before):
+                return _words(path)
+        return self._heard.changed() if len(found) == len(self._found) else "a function"
 
-    def _look(self, names: dict[str, Any]) -> list[Any]:
-        found = [place(names) for place in self._places]
+    def _look(self, names: dict[str, Any]) -> Iterator[tuple[list[Any], Any]]:
+        for path in self._paths:
+            yield path, _lying(path, names)
         for call in self._calls:
-            found += call.look()
+            yield from call.look()
         for module in self._modules:
-            found += [value for value in vars(module).values() if isinstance(value, PLAIN)]
-        return found + [module.training for module in self._asked]
+            for name, value in vars(module).items():
+                if isinstance(value, PLAIN):
+                    yield [type(module).__name__, ("attribute", name)], value
+        for module in self._asked:
+            yield [type(module).__name__, ("attribute", "training")], module.training
+
+
+def _words(path: list[Any]) -> str:
+    name, *steps = path
+    return str(name) + "".join(
+        f".{key}" if kind == "attribute" else f"[{key!r}]" for kind, key in steps
+    )
 
 
 def _path(node: ast.AST) -> list[Any]:
@@ -167,10 +179,10 @@ class Call:
     def mark(self) -> tuple[int, ...]:
         return id(self.function), *map(id, self._given.values())
 
-    def look(self) -> list[Any]:
+    def look(self) -> Iterator[tuple[list[Any], Any]]:
         """What it reads by name outside of itself, and in what it is given."""
         names = self._names()
-        return [_lying(path, names) for path in self._paths]
+        return ((path, _lying(path, names)) for path in self._paths)
 
     def leave_out(self, apart: Collection[int], met: set[FunctionType]) -> None:
         """What is looked at anyway: in modules that were taken apart, and by whoever else calls this function."""

@@ -30,6 +30,7 @@ class Recording(msgspec.Struct, frozen=True):
     variants: Variants
     spec: Any
     reads: Reads
+    because: str = ""  # what the one before would have read otherwise
 
     @property
     def graph(self) -> fx.GraphModule:
@@ -109,6 +110,6 @@ def nobody(mark: str) -> Facts | None:  # noqa: ARG001
     return None
 
 
-def outdated(recording: Recording, caller: Caller) -> bool:
-    """Whether the body would read something else now. Its graph may be another one then."""
+def outdated(recording: Recording, caller: Caller) -> str:
+    """What the body would read otherwise now. Its graph may be another one then."""
     return recording.reads.changed(names_of(caller.frame))

@@ -11,6 +11,7 @@ import torch
 from torch import fx
 
 from agent import session
+from agent.anew import Anew
 from agent.away import nothing
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline import variants
@@ -214,10 +215,12 @@ class Recorder(Alone):
         self.found: list[Recording] = []
         self.failed = ""
         self.told: Told = nobody
+        self.anew = Anew()
 
     def share(self) -> tuple[int, int]:
         try:
-            self.found.append(session.made()[0].recording(self.told))
+            own = session.made()[0]
+            self.found.append(self.anew.recorded(own.version, lambda: own.recording(self.told)))
         except CannotRecord as error:
             self.failed = str(error)
         return super().share()
@@ -395,6 +398,19 @@ def test_a_number_that_is_come_by_in_some_way_has_changed(
     x, y = names["batches"](2)[0]
     expected = getattr(names["task"], how)(x, y)
     assert torch.equal(recorder.found[-1].graph(x, y), expected)
+
+
+def test_a_loop_that_is_recorded_anew_in_each_step_is_said_to_be(
+    tmp_path: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Once, and by what it reads; not where it is so now and then."""
+    body = SETS.format(how="called_otherwise")
+    run(tmp_path, body.replace("step", "step // 2"), HOLDING.replace("steps(3)", "steps(8)"))
+    assert capsys.readouterr().err == ""
+    session._sessions.clear()
+    run(tmp_path, body, HOLDING.replace("steps(3)", "steps(8)"))
+    said = capsys.readouterr().err
+    assert said.count("`Config.factor`") == said.count("\n") == 1
 
 
 def recording_batch(case: str, names: dict[str, Any], x: torch.Tensor, y: torch.Tensor) -> object:
