@@ -155,11 +155,12 @@ def _told(kind: type, note: Callable[[Any, str, Any], None]) -> Iterator[None]:
         note(owner, name, value)
         return value
 
-    kind.__getattribute__ = asked  # type: ignore[method-assign, assignment]
+    # Past a metaclass that might not have it.
+    type.__setattr__(kind, "__getattribute__", asked)
     try:
         yield
     finally:
         if had:
-            kind.__getattribute__ = before  # type: ignore[method-assign]
+            type.__setattr__(kind, "__getattribute__", before)
         else:
-            del kind.__getattribute__
+            type.__delattr__(kind, "__getattribute__")

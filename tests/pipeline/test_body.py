@@ -333,7 +333,9 @@ class Config:
 @dataclasses.dataclass(slots=True)
 class Slotted:
     factor: float = 1.0
-class Task:
+class Sealed(type):
+    def __setattr__(cls, name, value): raise TypeError(name)
+class Task(metaclass=Sealed):
     def __init__(self):
         self.config, self.all = Config(factor=1.0), [Config(factor=1.0), Config(factor=1.0)]
         self.args, self.slotted = argparse.Namespace(factor=1.0), Slotted()
