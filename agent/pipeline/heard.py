@@ -8,7 +8,7 @@ import argparse
 import weakref
 from collections import deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
+from contextlib import ExitStack, contextmanager, suppress
 from types import MemberDescriptorType, SimpleNamespace
 from typing import Any
 
@@ -72,20 +72,21 @@ class Heard:
     @contextmanager
     def listening(self, model: torch.nn.Module) -> Iterator[None]:
         known = {id(module) for module in model.modules()}
-        asked = dict[tuple[int, str], Callable[[], Any]]()
+        asked = dict[tuple[int, str], tuple[Callable[[], Any], Any]]()
 
         def note(owner: Any, name: str, value: Any) -> None:
             if (id(owner), name) not in asked and _goes_by(owner, name, value, known):
-                asked[id(owner), name] = _weakly(owner)
+                asked[id(owner), name] = _weakly(owner), now(lying(owner, name))
 
         with ExitStack() as stack:
             for kind in self._kinds:
                 stack.enter_context(_told(kind, note))
             yield
-        for place, weak in asked.items():
+        for place, (weak, before) in asked.items():
             owner = weak()
-            if owner is not None and place not in self._found:
-                self._found[place] = weak, now(lying(owner, place[1]))
+            # What the loop itself puts there it does not go by: a list of what a module has computed.
+            if owner is not None and same(now(lying(owner, place[1])), before):
+                self._found.setdefault(place, (weak, before))
 
     def changed(self) -> str:
         for (_, name), (owner, before) in self._found.items():
@@ -110,8 +111,10 @@ def _goes_by(owner: Any, name: str, value: Any, known: Collection[int]) -> bool:
 
 
 def lying(owner: Any, name: str) -> Any:
-    """What lies there: nothing of the script's is run to find it out."""
-    own = getattr(owner, ALL, {})
+    """What lies there: nothing of the script's is run to find it out, nor is it heard."""
+    own: Mapping[str, Any] = {}
+    with suppress(AttributeError):
+        own = object.__getattribute__(owner, ALL)
     if name == ALL:
         return dict(own)
     if name in own:
@@ -121,7 +124,8 @@ def lying(owner: Any, name: str) -> Any:
         return parts[name]
     found = of_kind(type(owner), name)
     if isinstance(found, MemberDescriptorType):  # `__slots__`
-        return found.__get__(owner) if hasattr(owner, name) else None
+        with suppress(AttributeError):
+            return found.__get__(owner)
     return found
 
 

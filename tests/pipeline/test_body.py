@@ -402,6 +402,22 @@ def test_a_number_that_is_come_by_in_some_way_has_changed(
     assert torch.equal(recorder.found[-1].graph(x, y), expected)
 
 
+def test_what_the_loop_puts_there_itself_is_not_gone_by(tmp_path: Path, recorder: Recorder) -> None:
+    """A list of what a module has computed is another one behind each forward."""
+    listing = """
+class Listing(torch.nn.Linear):
+    def __init__(self):
+        super().__init__(4, 3); self.found, self.sizes = [], {}
+    def forward(self, x):
+        self.found.clear(); self.found.append(super().forward(x)); self.sizes[len(self.sizes)] = 1.0
+        return sum(self.found)
+model = torch.nn.Sequential(Listing())
+optimizer ="""
+    run(tmp_path, GOOD["plain"], START.replace("\noptimizer =", listing, 1))
+    assert recorder.failed == ""
+    assert len({id(found) for found in recorder.found}) == 1
+
+
 def test_a_loop_that_is_recorded_anew_in_each_step_is_said_to_be(
     tmp_path: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
