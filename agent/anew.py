@@ -8,6 +8,7 @@ from agent.pipeline.reads import Reads
 from agent.pipeline.recording import Recording
 
 STEPS_MIN = 4
+SAID = f"the loop over session.share(...) was recorded anew in each of the last {STEPS_MIN} steps"
 
 
 class Anew:
@@ -29,7 +30,6 @@ class Anew:
         self._last, self._row, self._took_s = step, self._row + 1, self._took_s + took_s
         if self._row == STEPS_MIN:
             sys.stderr.write(
-                f"the loop over session.share(...) was recorded anew in each of the last {STEPS_MIN} steps, in "
-                f"{self._took_s / STEPS_MIN:.2f} s on average: it reads `{what}`, which has changed. What changes in every step costs "
-                "nothing if it is in the microbatches\n"
+                f"{SAID}, in {self._took_s / STEPS_MIN:.2f} s on average: it reads `{what}`, which has changed. What changes in "
+                "every step costs nothing if it is in the microbatches\n"
             )
