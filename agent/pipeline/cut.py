@@ -27,9 +27,7 @@ from agent.pipeline.pieces import NOTHING, Boundary, Piece
 from agent.pipeline.stage import Stage
 
 SECTIONS_MAX = 64
-SELDOM_BYTES_MAX = (
-    1 << 18
-)  # of a buffer that is copied for each microbatch, in case it is written to
+SELDOM_BYTES_MAX = 1 << 18  # of a buffer that is copied in case it is written to
 BANDWIDTH_BYTES_PER_S = 1e9  # until a link has been measured
 
 
