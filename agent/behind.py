@@ -38,8 +38,9 @@ def left_behind(
         if any(_finds_out(test, stored - told, names, theirs) for test in tests)
     }
     steps = _Steps(loop, told, names, total)
-    found |= {name.id for name, tests in stores if steps.early(tests)} - {
-        name.id for name, tests in stores if not steps.early(tests)
+    early = [(name.id, steps.early(tests)) for name, tests in stores]
+    found |= {name for name, is_early in early if is_early} - {
+        name for name, is_early in early if not is_early
     }
     end = (loop.end_lineno or 0, loop.end_col_offset or 0)
     behind = [use for use in uses(getattr(scope, "body", []), loop) if place_of(use[2]) >= end]

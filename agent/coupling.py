@@ -7,7 +7,6 @@ others have gradients. And what the person's own code reads of gradients is look
 
 import ast
 from collections.abc import Iterable, Iterator
-from typing import TypeGuard
 
 import torch
 from torch.optim.swa_utils import AveragedModel
@@ -97,7 +96,7 @@ def _read(tree: ast.AST, optimizers: set[str]) -> Iterator[ast.Attribute]:
     for node in ast.iter_child_nodes(tree):
         if isinstance(node, ast.ClassDef) and node.name in optimizers:
             continue
-        if _is_gradient(node) and not (isinstance(tree, ast.Call) and tree.func is node):
+        if guarded.is_gradient(node) and not (isinstance(tree, ast.Call) and tree.func is node):
             yield node
         elif not _harmless(node):
             yield from _read(node, optimizers)
@@ -110,12 +109,6 @@ def _nodes(tree: ast.AST, optimizers: set[str]) -> Iterator[ast.AST]:
             yield from _nodes(node, optimizers)
 
 
-def _is_gradient(node: ast.AST) -> TypeGuard[ast.Attribute]:
-    return (
-        isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Load)
-    )
-
-
 def _harmless(node: ast.AST) -> bool:
     match node:
         case ast.Compare(ops=[ast.Is() | ast.IsNot()]):
@@ -124,5 +117,5 @@ def _harmless(node: ast.AST) -> bool:
             bare = (
                 owner.value if isinstance(owner, ast.Attribute) and owner.attr == "data" else owner
             )
-            return _is_gradient(bare) and name.endswith("_")
+            return guarded.is_gradient(bare) and name.endswith("_")
     return False

@@ -103,7 +103,8 @@ class Deep:
 
     def __init__(self, me: str) -> None:
         self._me = me
-        self._sections, self._anew = Sections(), Anew()
+        self._sections = Sections()
+        self._anew = Anew()
         self._channel: MeshChannel | None = None
         self._generation = -1
         self._chain: Chain | None = None

@@ -8,6 +8,7 @@ import ast
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import dropwhile
+from typing import TypeGuard
 
 from agent.pipeline.loops import names_in
 
@@ -56,9 +57,14 @@ def asks(node: ast.AST) -> bool:
     return any(
         isinstance(each, ast.Compare)
         and isinstance(each.ops[0], ast.Is | ast.IsNot)
-        and isinstance(each.left, ast.Attribute)
-        and each.left.attr == "grad"
+        and is_gradient(each.left)
         for each in ast.walk(node)
+    )
+
+
+def is_gradient(node: ast.AST) -> TypeGuard[ast.Attribute]:
+    return (
+        isinstance(node, ast.Attribute) and node.attr == "grad" and isinstance(node.ctx, ast.Load)
     )
 
 

@@ -22,6 +22,7 @@ PYTHON = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib
 DEPTH_MAX = 3  # objects in objects of one's own
 INSTALLED = ("/site-packages/", "/dist-packages/")
 SOURCES_MAX = 64
+TORCHS = "torch.nn.modules."
 _libraries: dict[str, object] = {}  # modules by name, once they are known to be none of these
 
 
@@ -36,6 +37,10 @@ def is_own_class(kind: type) -> bool:
     if kind.__module__ == "__main__":
         return True
     return not is_library(getattr(sys.modules.get(kind.__module__), "__file__", None))
+
+
+def is_torchs(module: type) -> bool:
+    return module.__module__.startswith(TORCHS)
 
 
 def shown(file: str) -> str:

@@ -45,9 +45,8 @@ class Redoing:
         generation = entered.layout.generation
         early = self._early.pop((generation, step), None)
         if early is not None and early != spans:
-            self._wait(
-                generation, step
-            )  # the loop has been recorded anew since, and other layers are kept
+            # The loop has been recorded anew since, and other layers are kept.
+            self._wait(generation, step)
         # One comes while the one before is applied; what is not asked for takes no memory here.
         for wanted in range(step if early != spans else step + 1, min(step + 2, entered.version)):
             asked = RedoAsked(generation=generation, step=wanted, spans=spans)

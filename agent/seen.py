@@ -15,7 +15,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from agent.away import is_away
-from agent.own import is_own_class
+from agent.own import is_own_class, is_torchs
 from agent.protocol import Seen
 
 NUMBERS = 4
@@ -25,7 +25,6 @@ STEPS_MAX = 8
 TOLD_MAX = 16
 KINDS_MAX = 1024
 PLAIN = (bool, int, float, str)
-TORCHS = "torch.nn.modules."
 ROUNDED = 64  # a change of fewer units in the last place says nothing
 
 
@@ -102,7 +101,7 @@ def _kinds(module: torch.nn.Module) -> tuple[type, ...]:
 @functools.lru_cache(KINDS_MAX)
 def _gone_by(kinds: tuple[type, ...]) -> frozenset[str]:
     """What methods of a module go by, and do not change: that is left to scripts. Of libraries nobody knows."""
-    if not all(each.__module__.startswith(TORCHS) or is_own_class(each) for each in kinds):
+    if not all(is_torchs(each) or is_own_class(each) for each in kinds):
         return frozenset()
     read, changed = set[str](), set[str]()
     for name, method in [pair for each in kinds for pair in vars(each).items()]:

@@ -22,7 +22,7 @@ import torch
 from torch import fx
 from torch.utils.checkpoint import CheckpointFunction
 
-from agent import own as scripts
+from agent import own
 from agent.away import any_away, computable
 from agent.device import device_of
 from agent.errors import CannotRecord, Misuse
@@ -57,7 +57,7 @@ class Body:
         self._names = names_of(caller.frame)
         self._loop = uncleared(find(caller), self._names)
         self._code = self._compile()
-        self._heard = Heard(scripts.names(caller.frame).values())
+        self._heard = Heard(own.names(caller.frame).values())
 
     def record(
         self,
@@ -85,7 +85,7 @@ class Body:
         self._refuse_hooks(model)
         leaves = cloned(leaves)  # the body may write into its microbatch
 
-        def own(batch: Sequence[torch.Tensor] = leaves) -> Any:
+        def as_it_is(batch: Sequence[torch.Tensor] = leaves) -> Any:
             return loss_of(None, *cloned(batch))
 
         def recorded_of(example: Sequence[Any], *, fixed: bool) -> fx.GraphModule:
@@ -108,7 +108,7 @@ class Body:
                 return graph, facts, loss
 
         try:
-            graph, facts, loss = self._recorded(recorded, partial(self._run_twice, model, own))
+            graph, facts, loss = self._recorded(recorded, partial(self._run_twice, model, as_it_is))
         except CannotRecord as error:
             raise CannotRecord(self._short(str(error))) from error
 
@@ -126,7 +126,7 @@ class Body:
             for other in [found.flatten(batch) for batch in batches[1:]][:1]:
                 # What was taken from the first one shows.
                 loss = self._again(model, partial(other.variant.graph, *other))
-                self._compare(loss, self._again(model, partial(own, other)))
+                self._compare(loss, self._again(model, partial(as_it_is, other)))
         return found
 
     def _recorded(self, recorded: Callable[[bool], Looked], run: Callable[[], Any]) -> Looked:

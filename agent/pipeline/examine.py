@@ -27,6 +27,7 @@ from torch.utils import _pytree as pytree
 from agent.away import computable
 from agent.device import device_of, stream_kept, stream_state
 from agent.errors import CannotRecord
+from agent.own import is_torchs
 from agent.pipeline import modes
 from agent.pipeline.guests import Guest
 from agent.pipeline.record import python_drawn, where
@@ -34,7 +35,7 @@ from agent.pipeline.scaling import Scaling
 from agent.pipeline.witness import unsaved
 from agent.still import version_of
 
-TORCHS, OURS = "torch.nn.modules.", Guest | Scaling
+OURS = Guest | Scaling
 DRAW = _DropoutNd | torch.nn.RNNBase | torch.nn.MultiheadAttention | torch.nn.RReLU
 PLAIN = (int, float, bool, str, type(None), torch.dtype, torch.device)
 
@@ -133,7 +134,7 @@ def _at_times(graph: fx.GraphModule) -> tuple[set[int], set[str]]:
             continue
         module = graph.get_submodule(str(node.target))
         for each in module.modules():
-            known = type(each).__module__.startswith(TORCHS) or isinstance(each, OURS)
+            known = is_torchs(type(each)) or isinstance(each, OURS)
             if not known or isinstance(each, DRAW):
                 drawing.add(index)
             if isinstance(each, _NormBase):

@@ -59,6 +59,7 @@ class Stage:
     def __init__(self, piece: Piece, *, microbatches: int, piece_of: PieceOf | None = None) -> None:
         self.piece, self.module = piece, piece.module
         self._known = WeakKeyDictionary[fx.GraphModule, Known]()
+        self._written = set[int]()  # the buffers of the module that any piece writes to
         self._piece_of = piece_of
         self._microbatches = microbatches
         self._held: dict[int, Held] = {}
@@ -104,7 +105,7 @@ class Stage:
 
     def writes(self, buffer: torch.Tensor) -> bool:
         """Whether each microbatch has had a copy of it."""
-        return any(each is buffer for written, _ in self._known.values() for each, _ in written)
+        return id(buffer) in self._written
 
     def _of(self, piece: Piece) -> Known:
         """The buffers that it writes to, and where they are in it; and whether it switches modes."""
@@ -114,6 +115,7 @@ class Stage:
             written = [(module.get_buffer(n), _places(module, n)) for n in piece.written]
             found = written, any(modes.switches(node) for node in module.graph.nodes)
             self._known[module] = found
+            self._written |= {id(buffer) for buffer, _ in written}
         return found
 
     def recompute(self, microbatch: int) -> None:
