@@ -17,6 +17,7 @@ import socket
 import struct
 import termios
 import threading
+import weakref
 from collections.abc import Callable
 
 import msgspec
@@ -66,6 +67,7 @@ class Connection:
         sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
         self._sock = sock
         self._sending = threading.Lock()
+        _here.add(self)
         self.bytes_in = 0  # grows with whatever arrives: the sign of life that needs no message
 
     @property
@@ -185,7 +187,23 @@ class Connection:
         """Wakes whoever is sending or receiving."""
         with contextlib.suppress(OSError):  # it was not connected any more
             self._sock.shutdown(socket.SHUT_RDWR)
+        self.let_go()
+
+    def let_go(self) -> None:
+        """Whoever else has it keeps it."""
         self._sock.close()
+
+
+_here: weakref.WeakSet[Connection] = weakref.WeakSet()
+
+
+def _forked() -> None:
+    """What a script has forked is no worker. It would keep open what breaks when its worker dies, and be heard in its name."""
+    for connection in list(_here):
+        connection.let_go()
+
+
+os.register_at_fork(after_in_child=_forked)
 
 
 def room(count: int) -> memoryview:

@@ -144,7 +144,7 @@ def _execute(path: Path, group: Group) -> _Failure | None:
 def _play(path: Path, group: Group) -> _Failure | None:
     try:
         try:
-            runpy.run_path(str(path), run_name="__main__")
+            _run(path)
         except SystemExit as end:
             if end.code not in (None, 0):
                 return _Failure("exit", f"the script ended itself with {end.code!r}")
@@ -167,6 +167,20 @@ def _play(path: Path, group: Group) -> _Failure | None:
     except BaseException as error:
         return _of_script(error)
     return None
+
+
+def _run(path: Path) -> None:
+    """What the script forks and lets come to its end is no worker, and ends like any other process."""
+    worker, code = os.getpid(), None
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except BaseException as error:
+        if os.getpid() == worker:
+            raise
+        code = error.code if isinstance(error, SystemExit) else repr(error)
+    finally:
+        if os.getpid() != worker:
+            os._exit(code if isinstance(code, int) else code is not None)
 
 
 def _of_script(error: BaseException) -> _Failure:

@@ -345,6 +345,24 @@ def test_not_a_number_can_be_skipped(crew: Crew) -> None:
     assert [line.split()[0] for line in crew.printed()] == ["0", "1", "2", "3", "4", "5"]
 
 
+@pytest.mark.parametrize("last", ["sys.exit()", "sys.exit(3)", "1 / 0"])
+def test_what_a_script_forks_is_no_worker(crew: Crew, last: str) -> None:
+    """However it ends, the job has nothing of it."""
+    forking = "\n    if not (pid := os.fork()): " + last + "\n    os.waitpid(pid, 0)\n"
+    crew.begin(1, "import os, sys\n" + START + STEP + forking)
+    assert crew.completed().step == 4
+    assert crew.of(WorkerFailed) == []
+
+
+def test_what_a_script_forks_holds_no_connection(crew: Crew) -> None:
+    """That its worker is dead is seen at once, whatever still runs."""
+    forking = "\n    if step == 0 and not os.fork(): time.sleep(40)\n    time.sleep(0.1)\n"
+    crew.begin(1, "import os, time\n" + START + STEP.replace("4", "400") + forking)
+    crew.reach(2)
+    crew.kill(*crew.ready)
+    assert until("the loss", lambda: crew.of(WorkerLost))[0].cause == "connection"
+
+
 def test_a_loop_may_be_left_early(crew: Crew) -> None:
     """A script that breaks out of its loop, on all workers alike, is done with what it has."""
     script = START + textwrap.dedent(
