@@ -20,7 +20,7 @@ from agent.layout import Layout
 from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.cut import balance, build, measured, worth_cutting
 from agent.pipeline.examine import CutPoint, Facts, cut_points
-from agent.pipeline.recording import Recording, Told
+from agent.pipeline.recording import Recording
 from agent.pipeline.wires import MeshChannel
 
 
@@ -119,7 +119,7 @@ class Deep:
         self,
         layout: Layout,
         step: int,
-        recorded: Callable[[Told], Recording],
+        to_play: Callable[..., Recording],
         adopt: Callable[[Recording], None],
         whole: Whole,
         channel: Callable[[], MeshChannel],
@@ -131,7 +131,8 @@ class Deep:
         if self._channel is None:
             self._channel = channel()
         word = FirstWord(self._channel, layout.workers, f"recorded/{step}")
-        recording = self._anew.recorded(step, lambda: recorded(word.facts))
+        entered = self._chain is None
+        recording = self._anew.recorded(step, lambda: to_play(word.facts, entered=entered))
         # Numbers that the body reads and that are not in its graph make another recording of the same graph.
         if self._chain is None or self._chain.recording.graph is not recording.graph:
             recording = self._begun_alike(layout, recording, word, adopt)

@@ -217,7 +217,7 @@ class Group(Crew):
         chain = self._deep.chain(
             layout,
             step,
-            session.recording,
+            session.to_play,
             session.adopt,
             Whole(session.space, session.holdings, session.total, session.scaler),
             lambda: MeshChannel(

@@ -26,6 +26,7 @@ import struct
 import sys
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
+from functools import partial
 from typing import Any, TypeVar
 
 import msgspec
@@ -36,6 +37,7 @@ from agent import clipping, coupling, scaling, shards
 from agent.away import computable, watch
 from agent.beside import Beside
 from agent.device import number_of, settle
+from agent.doubts import Doubts
 from agent.errors import CannotRecord, Misuse, NotFinite, StateError, WireError
 from agent.faults import passing
 from agent.form import Form
@@ -151,7 +153,7 @@ class Session:
         self.space = SumSpace(modules)
         self.holdings = Holdings(self.objects, _unborn)
         self._form, self._filled, self._still = Form(modules), Filled(modules), Still(modules)
-        self._beside, self.eyes = Beside(self.objects), Eyes(modules)
+        self._beside, self.eyes, self._doubts = Beside(self.objects), Eyes(modules), Doubts()
         self._total: Sum | None = None
         self._partial = Partial(self.space, microbatches)
         self._world = _world if _world is not None else Alone()
@@ -441,13 +443,33 @@ class Session:
         assert self._recording is not None
         return self._recording
 
+    def to_play(self, told: Told = nobody, *, entered: bool) -> Recording:
+        """The recording, looked at if it is time to. `entered`: in the first step of a layout."""
+        self.recording(told)
+        if self._asked is not None:
+            caller, batches = self._asked
+            look = partial(self._computes, caller)
+            if not self._doubts.right(self.version, look, entered=entered):
+                self._record(caller, batches, told, "")
+        return self.recording(told)
+
+    def _computes(self, caller: Caller) -> bool:
+        assert self._recording is not None
+        model = self._model()
+        with attributes_kept(model), computable(model):
+            self._filled.empty()
+            return Body(caller).computes(self._recording, model, self._run_recorded, self.scaler)
+
+    def _model(self) -> torch.nn.Module:
+        modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
+        return modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
+
     def adopt(self, recording: Recording) -> None:
         """It is the same loop's, begun with a microbatch of another worker's."""
         self._recording = recording
 
     def _record(self, caller: Caller, batches: Sequence[object], told: Told, because: str) -> None:
-        modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
-        model = modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
+        model = self._model()
         body = Body(caller)
         try:
             with attributes_kept(model), computable(model):
@@ -462,6 +484,7 @@ class Session:
         if self._recording is not None and found.same_as(self._recording):
             found = found.begun_with(self._recording.variants.first)
         self._recording = msgspec.structs.replace(found, because=because)
+        self._doubts.recorded(self.version)
 
     def _run_recorded(self, body: Callable[[], None]) -> Any:
         before, self._phase = self._phase, "recording"

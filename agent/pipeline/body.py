@@ -40,12 +40,20 @@ from agent.pipeline.record import (
     streams_kept,
     unvalidated,
 )
-from agent.pipeline.recording import Recording, Told, has_constants, mark_of, nobody
+from agent.pipeline.recording import (
+    Recording,
+    Told,
+    has_constants,
+    mark_of,
+    nobody,
+    same_graphs,
+)
 from agent.pipeline.scaling import Scaler
 from agent.pipeline.variants import Variant, Variants
 from agent.pipeline.witness import unsaved
 
 LATE = "late"  # in the `meta` of a graph: guests are asked as late as can be
+Run = Callable[..., Any]
 Looked = tuple[fx.GraphModule, Facts, Any]
 
 
@@ -62,7 +70,7 @@ class Body:
     def record(
         self,
         model: torch.nn.Module,
-        run: Callable[..., Any],
+        run: Run,
         batches: Sequence[object],
         scaler: Scaler | None = None,
         told: Told = nobody,
@@ -79,9 +87,7 @@ class Body:
                 "cutting the model into stages needs tensors and numbers, or tuples, lists, dicts and objects of them"
             )
 
-        def loss_of(_: torch.nn.Module | None, *tensors: Any) -> Any:
-            return run(lambda: self._play(unflatten(tensors, spec)))
-
+        loss_of = self._loss_of(run, spec)
         self._refuse_hooks(model)
         leaves = cloned(leaves)  # the body may write into its microbatch
 
@@ -128,6 +134,30 @@ class Body:
                 loss = self._again(model, partial(other.variant.graph, *other))
                 self._compare(loss, self._again(model, partial(as_it_is, other)))
         return found
+
+    def computes(
+        self, recording: Recording, model: torch.nn.Module, run: Run, scaler: Scaler | None
+    ) -> bool:
+        """Whether the body still computes what was recorded: it may go by something that nobody sees it read."""
+        example, known = recording.example, recording.graph
+        loss_of, fixed = self._loss_of(run, recording.spec), bool(known.meta.get(FIXED))
+        with attributes_kept(model):
+            graph = record(model, loss_of, cloned(example), scaler, fixed=fixed)
+            if known.meta.get(LATE):
+                guests.postpone(graph)
+            if same_graphs(graph, known):
+                return True
+            # What it kept for itself when it was recorded is there now: another graph may compute the same.
+            losses = [
+                self._again(model, partial(each, *cloned(example))) for each in (graph, known)
+            ]
+        return _alike(*losses)
+
+    def _loss_of(self, run: Run, spec: Any) -> Callable[..., Any]:
+        def loss_of(_: torch.nn.Module | None, *tensors: Any) -> Any:
+            return run(lambda: self._play(unflatten(tensors, spec)))
+
+        return loss_of
 
     def _recorded(self, recorded: Callable[[bool], Looked], run: Callable[[], Any]) -> Looked:
         """With placeholders, and where these lead astray with tensors as they are. The loss is that of the loop itself;

@@ -50,15 +50,7 @@ class Recording(msgspec.Struct, frozen=True):
         return self.variants.first.fixed
 
     def same_as(self, other: "Recording") -> bool:
-        """Constants have no values in the code, so a graph that has any is like no other. Nor does it say who a guest is."""
-        called = [
-            [guest.called[0] for guest in guests.guests(each.graph)] for each in (self, other)
-        ]
-        return (
-            self.graph.code == other.graph.code
-            and all(map(operator.is_, *called))
-            and not has_constants(self.graph)
-        )
+        return same_graphs(self.graph, other.graph)
 
     def begun_with(self, first: Variant) -> "Recording":
         return msgspec.structs.replace(self, variants=self.variants.begun_with(first))
@@ -89,6 +81,12 @@ class Leaves(tuple[torch.Tensor, ...]):
     """A microbatch taken apart, and what is computed of it."""
 
     variant: Variant
+
+
+def same_graphs(one: fx.GraphModule, other: fx.GraphModule) -> bool:
+    """Constants have no values in the code, so a graph that has any is like no other. Nor does it say who a guest is."""
+    called = [[guest.called[0] for guest in guests.guests(each)] for each in (one, other)]
+    return one.code == other.code and all(map(operator.is_, *called)) and not has_constants(one)
 
 
 def has_constants(graph: fx.GraphModule) -> bool:

@@ -1,0 +1,47 @@
+"""Whether a loop still computes what was recorded.
+
+What it reads is looked at in every step, as far as that can be seen (`agent.pipeline.reads`). The rest shows when the loop is
+recorded once more: where a layout begins, in the step behind that, and then ever more seldom.
+"""
+
+from collections.abc import Callable
+
+from agent.errors import CannotRecord, Misuse
+
+FAR = 63  # odd, or what alternates would look the same
+WAY = (
+    "something that changes from step to step where nobody sees it (an environment variable, an array that is written to): put "
+    "it into the microbatches, or into an attribute of an object that the loop names"
+)
+
+
+class Doubts:
+    def __init__(self) -> None:
+        self._right = self._played = -1  # the last steps in which it was right, and used
+        self._wait = 1
+
+    def recorded(self, step: int) -> None:
+        self._right, self._wait = step, 1
+
+    def right(self, step: int, look: Callable[[], bool], *, entered: bool) -> bool:
+        """If not, it is to be recorded anew: that is for all workers to do, in the first step of their layout."""
+        before, self._played = self._played, step
+        if step < self._right:
+            return False  # sent back
+        since = step - self._right
+        if since < (1 if entered else self._wait):
+            return True
+        if look():
+            self._right, self._wait = step, min(2 * self._wait, FAR)
+            return True
+        if before > self._right:
+            raise Misuse(
+                f"step {step}: the loop over session.share(...) computes something else than in step {self._right}, and steps "
+                f"between may have been computed as that one: it goes by {WAY}"
+            )
+        if not entered:
+            raise CannotRecord(
+                f"step {step}: the loop over session.share(...) computes something else than in the step before: it goes by "
+                f"{WAY}. Or train with depth 1"
+            )
+        return False
