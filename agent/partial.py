@@ -6,7 +6,7 @@ import torch
 
 from agent import tree
 from agent.device import CPU, settle
-from agent.sums import Contribution, Sum, SumSpace
+from agent.sums import Contribution, Lent, Sum, SumSpace
 
 
 class Partial:
@@ -20,6 +20,7 @@ class Partial:
         self.space = space
         self._microbatches = microbatches
         self._held: dict[tree.Node, Sum | Contribution] = {}
+        self._lent: Lent | None = None
         self._spare: list[Sum] = []
         self._copies: list[Sum] = []
         self._copied = 0  # how many copies are in use
@@ -32,7 +33,7 @@ class Partial:
     def clear(self) -> None:
         self._spare += [held for held in self._held.values() if isinstance(held, Sum)]
         self._held.clear()
-        self._copied = 0
+        self._lent, self._copied = None, 0
 
     def missing(self, first: int, count: int) -> list[int]:
         nodes = tree.nodes_of(first, count, self._microbatches)
@@ -40,34 +41,40 @@ class Partial:
             leaf for node in nodes for leaf in tree.missing(node, self._held, self._microbatches)
         ]
 
+    def lend(self, microbatch: int, first: int, count: int) -> None:
+        """Put what this one is to be added to into the model's gradients, if that lies apart: its backward adds to them as
+        it goes, and needs no memory for all of its own. Only for a backward that no script sees."""
+        node, within = tree.lowest((0, microbatch), self._microbatches), range(first, first + count)
+        pair = self._pair(node, within)
+        if pair is not None and isinstance(beside := self._held.get(pair[1]), Contribution):
+            del self._held[pair[1]]
+            self._lent = self.space.lend(beside)
+
     def add(self, microbatch: int, loss: float | torch.Tensor, first: int, count: int) -> None:
         """Take in what the model's gradients hold now, and add up what is complete by it."""
-        within, node = range(first, first + count), tree.lowest((0, microbatch), self._microbatches)
-        self._held[node] = self.space.take(loss)
-        while (family := self._family(node, within)) is not None:
-            node, left, right = family
-            if left not in self._held or right not in self._held:
-                return
-            one, other = self._held.pop(left), self._held.pop(right)
-            if isinstance(one, Contribution) and isinstance(other, Contribution):
-                node, total = self._join_leaves(node, within, one, other)
+        node, within = tree.lowest((0, microbatch), self._microbatches), range(first, first + count)
+        one = self.space.take(loss)
+        if self._lent is not None and (pair := self._pair(node, within)) is not None:
+            one, node = self.space.returned(self._lent, one), pair[0]
+            self._lent = None
+        self._held[node] = one
+        while (pair := self._pair(node, within)) is not None and pair[1] in self._held:
+            left, right = self._held.pop(node), self._held.pop(pair[1])
+            if isinstance(left, Contribution) and isinstance(right, Contribution):
+                node, total = self._join_apart(pair[0], within, left, right)
             else:
-                total = self._join(one, other)
+                node, total = pair[0], self._join(left, right)
             self._held[node] = total
 
-    def _join_leaves(
+    def _join_apart(
         self, node: tree.Node, within: range, one: Contribution, other: Contribution
     ) -> tuple[tree.Node, Sum]:
         """The sum of `node`; or that of its parent, if its sibling's is here: it then needs no room of its own."""
-        family = self._family(node, within)
-        if family is not None:
-            parent, *halves = family
-            halves.remove(node)
-            beside = self._held.get(halves[0])
-            if isinstance(beside, Sum):
-                self.space.accumulate(beside, one, other)
-                del self._held[halves[0]]
-                return parent, beside
+        pair = self._pair(node, within)
+        if pair is not None and isinstance(beside := self._held.get(pair[1]), Sum):
+            self.space.accumulate(beside, one, other)
+            del self._held[pair[1]]
+            return pair[0], beside
         return node, self._join(one, other)
 
     def _join(self, left: Sum | Contribution, right: Sum | Contribution) -> Sum:
@@ -89,14 +96,16 @@ class Partial:
     def _room(self) -> Sum:
         return self._spare.pop() if self._spare else Sum(self.space, self.space.device)
 
-    def _family(
-        self, node: tree.Node, within: range
-    ) -> tuple[tree.Node, tree.Node, tree.Node] | None:
+    def _pair(self, node: tree.Node, within: range) -> tuple[tree.Node, tree.Node] | None:
+        """What becomes of a node, and what it is added to for that, if all of it is to be found in here."""
         family = tree.family(node, self._microbatches)
         if family is None:
             return None
-        covered = tree.covers(family[0], self._microbatches)
-        return family if covered.start in within and covered[-1] in within else None
+        parent, left, right = family
+        covered = tree.covers(parent, self._microbatches)
+        if covered.start not in within or covered[-1] not in within:
+            return None
+        return parent, right if left == node else left
 
     def nodes(self, first: int, count: int) -> list[Sum]:
         """In host memory."""

@@ -55,6 +55,13 @@ class Contribution(msgspec.Struct, frozen=True):
     found: list[torch.Tensor | None]
 
 
+class Lent(msgspec.Struct, frozen=True):
+    """A contribution whose gradients are the model's for now, and how often each had been written to before."""
+
+    one: Contribution
+    versions: list[int]
+
+
 def union(masks: Iterable[bytes | bytearray]) -> bytes:
     """What any of several sums was contributed to, as each has it in `present`."""
     rows = [np.frombuffer(mask, dtype=np.uint8) for mask in masks]
@@ -210,6 +217,27 @@ class SumSpace:
             loss = loss.to(self.device)
         return Contribution(loss=loss, found=found)
 
+    def lend(self, one: Contribution) -> Lent:
+        """Its gradients into the model, for a backward that adds to them."""
+        for index, param in enumerate(self.params.values()):
+            gradient = one.found[index]
+            if gradient is not None and not _is_alone(gradient):
+                gradient = one.found[index] = gradient.clone()
+            param.grad = gradient
+        return Lent(one, [0 if each is None else each._version for each in one.found])
+
+    def returned(self, lent: Lent, both: Contribution) -> Contribution:
+        """What two have left: the gradients of `both` were added up by a backward, the buffers' changes are not yet."""
+        found = list(both.found)
+        rows = zip(lent.one.found, both.found, lent.versions, strict=True)
+        for index, (a, b, version) in enumerate(rows):
+            if index >= len(self.params):
+                one, other = (b, a) if a is None else (a, b)
+                found[index] = None if one is None else one + (NOTHING if other is None else other)
+            elif b is not None and (a is None or a._version == version):
+                found[index] = b + NOTHING  # of one of them only: -0.0 becomes 0.0
+        return Contribution(loss=lent.one.loss + both.loss, found=found)
+
     def _unchanged(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[bool]:
         """By value: batch norm writes its running sums without a trace in the version counter. A device is asked once."""
         if self.device == CPU:
@@ -320,6 +348,15 @@ class SumSpace:
 def is_summed(buffer: torch.Tensor) -> bool:
     """Of a buffer of another type nothing is known that its changes could come to: it has to stay as it is."""
     return buffer.dtype.is_floating_point or buffer.dtype in (torch.int64, torch.int32, torch.bool)
+
+
+def _is_alone(gradient: torch.Tensor) -> bool:
+    """Whether nothing else has its memory, nor it any twice: gradients of a sum may be one tensor, or what a function has kept."""
+    if torch._debug_has_internal_overlap(gradient):
+        return False
+    storage = gradient.untyped_storage()
+    users = 2 + gradient._is_view()  # this name for it, the tensor, and what it is a view of
+    return torch._C._storage_Use_Count(storage._cdata) == users
 
 
 def _add_pair(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:

@@ -38,15 +38,16 @@ class Span(msgspec.Struct, frozen=True):
 class Step(msgspec.Struct, frozen=True, kw_only=True):
     """What an execution needs from outside. Microbatches are counted within the step, not the replica.
 
-    `open` seeds the random streams for a microbatch. `take` is called when a stage's `.grad`s (and buffers)
-    hold one microbatch's contribution, with its loss on the last stage and 0 elsewhere; it leaves
-    none there. `check` is called between actions, and raises what ends the step early.
+    `open` seeds the random streams for a microbatch. `lend` is called before a backward into a stage's `.grad`s, and may leave
+    some there for it to add to. `take` is called when they (and buffers) hold one microbatch's
+    contribution, with its loss on the last stage and 0 elsewhere; it leaves none there. `check` is called between actions, and raises what ends the step early.
     """
 
     name: str  # what its messages are marked with: no two steps in flight share it
     first: int
     batches: Sequence[Sequence[Any]]
     open: Callable[[int], None]
+    lend: Callable[[Stage, int], None]
     take: Callable[[Stage, int, float | torch.Tensor], None]
     check: Callable[[], None]
 
@@ -231,7 +232,9 @@ class Executor:
             case Kind.RECOMPUTE:
                 stage.recompute(microbatch)
             case Kind.BACKWARD:
-                self._send(action, -1, stage.backward(microbatch, self._receive(action)))
+                arrived = self._receive(action)
+                step.lend(stage, step.first + microbatch)
+                self._send(action, -1, stage.backward(microbatch, arrived))
                 self._done(stage, microbatch, step)
             case Kind.INPUT_GRADIENT:
                 parcel, whole = stage.input_gradient(microbatch, self._receive(action))
@@ -240,6 +243,7 @@ class Executor:
                     self._done(stage, microbatch, step)
             case Kind.WEIGHT_GRADIENT:
                 if not stage.shares:
+                    step.lend(stage, step.first + microbatch)
                     stage.weight_gradient(microbatch)
                     self._done(stage, microbatch, step)
             case _:

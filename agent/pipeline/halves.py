@@ -77,9 +77,9 @@ class Halves:
         return found[: len(leaves)], owed if owed and _complete(owed) else None
 
     def second(self, owed: Owed) -> None:
-        """What the weights get, into their `.grad`."""
+        """What the weights get, into their `.grad`s, or added to what is there."""
         for index, gradient in owed.known:
-            self._weights[index].grad = gradient
+            _give(self._weights[index], gradient)
         # A weight of several uses is found out along the way from one to the next, which others need as well.
         again = any(group.nodes > 1 for group in owed.groups)
         for group in owed.groups:
@@ -90,7 +90,7 @@ class Halves:
             ]
             found = self._go_on(group, entering, again)
             for index, gradient in zip(group.weights, found, strict=True):
-                self._weights[index].grad = gradient
+                _give(self._weights[index], gradient)
 
     def _go_on(
         self, group: Group, entering: list[tuple[GradientEdge, torch.Tensor]], again: bool
@@ -156,6 +156,14 @@ class Halves:
             entries += mine
             groups.append(Group(reached, tuple(span), len(ways)))
         return Plan(tuple(entries), tuple(groups), tuple(at_once))
+
+
+def _give(weight: torch.nn.Parameter, gradient: torch.Tensor | None) -> None:
+    """To what it has already, if anything."""
+    if weight.grad is None:
+        weight.grad = gradient
+    elif gradient is not None:
+        weight.grad.add_(gradient)
 
 
 def _outputs(

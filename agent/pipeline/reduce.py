@@ -36,12 +36,19 @@ class StageSums:
         self.space = SumSpace([stage.module])
         self._partial = Partial(self.space, microbatches)
         self._total: Sum | None = None
+        together = all(param.device == self.space.device for param in self.space.params.values())
+        self._lends = together and not stage.shares
         (self._own,) = (share for share in shares if share.peer == me)
         self._peers = tuple(share for share in shares if share.peer != me)
 
     def begin(self) -> None:
         self.space.begin()
         self._partial.clear()
+
+    def lend(self, microbatch: int) -> None:
+        """Not where stages before this one have a parameter, too: they are told of each microbatch apart."""
+        if self._lends:
+            self._partial.lend(microbatch, self._own.first, self._own.count)
 
     def take(self, microbatch: int, loss: float | torch.Tensor) -> None:
         passing("step: stage played", self.space.params)

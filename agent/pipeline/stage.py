@@ -12,6 +12,7 @@ The numbers are those of the model in one piece, to the bit:
 
 from collections.abc import Callable, Sequence
 from contextlib import nullcontext
+from functools import partial
 from typing import Any
 from weakref import WeakKeyDictionary
 
@@ -219,10 +220,27 @@ class Stage:
         if not held.roots[0] or not wanted:
             return (None,) * len(leaves)
         edges, grads = held.roots
+        if any(param.grad is not None for param in self._params.values()):
+            return self._add(edges, grads, leaves)
         found = torch.autograd.grad(edges, wanted, grads, allow_unused=True)
         for param, gradient in zip(self._params.values(), found[len(leaves) :], strict=True):
             param.grad = gradient
         return found[: len(leaves)]
+
+    def _add(
+        self,
+        edges: list[GradientEdge],
+        grads: list[torch.Tensor],
+        leaves: list[torch.Tensor],
+    ) -> tuple[torch.Tensor | None, ...]:
+        """The same, where the parameters have gradients that theirs are added to one by one, while they are in the cache."""
+        found: list[torch.Tensor | None] = [None] * len(leaves)
+        for index, leaf in enumerate(leaves):
+            leaf.register_hook(partial(found.__setitem__, index))  # type: ignore[no-untyped-call]
+        torch.autograd.backward(edges, grads, inputs=[*leaves, *self._params.values()])
+        for leaf in leaves:
+            leaf.grad = None
+        return tuple(found)
 
     def input_gradient(self, microbatch: int, arrived: Parcel | None) -> tuple[Parcel, bool]:
         """What the stage before waits for; and whether there is no other half to be done later."""

@@ -95,6 +95,7 @@ class Worker:
             first=self.replica.first,
             batches=batches,
             open=open_,
+            lend=lambda stage, microbatch: self.sums[stage.piece.index].lend(microbatch),
             take=lambda stage, microbatch, loss: self._take(stage, microbatch, loss / scale),
             check=check,
         )

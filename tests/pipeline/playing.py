@@ -179,6 +179,36 @@ def codebook() -> nn.Module:
     return nn.Sequential(nn.Linear(6, 6), Codes(), drop, nn.Linear(6, 6), drop, nn.Linear(6, 5))
 
 
+class Kept(torch.autograd.Function):
+    """Its gradient is a tensor that lives on."""
+
+    gradient = torch.full((3, 6), 0.25)
+
+    @staticmethod
+    def forward(ctx, x, weight):
+        return x + weight
+
+    @staticmethod
+    def backward(ctx, arriving):
+        return arriving, Kept.gradient
+
+
+class Twins(nn.Module):
+    """What comes in and two weights have one gradient between them, in one memory; a third has one that is kept elsewhere."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.left, self.right, self.third = (nn.Parameter(torch.zeros(18)) for _ in range(3))
+
+    def forward(self, x):
+        both = x + self.left.view(3, 6) + self.right.view(3, 6)
+        return torch.tanh(Kept.apply(both, self.third.view(3, 6)))
+
+
+def twins() -> nn.Module:
+    return nn.Sequential(nn.Linear(6, 6), Twins(), nn.Linear(6, 6), Twins(), nn.Linear(6, 5))
+
+
 def words(generator: torch.Generator, size: int):
     x = torch.randint(0, 11, (size, 5), generator=generator)
     return x, torch.randint(0, 11, (size, 5), generator=generator)
@@ -202,6 +232,7 @@ MODELS = {
     "lstm": (Recurrent, words),
     "repeated": (Repeated, rows),
     "codes": (codebook, rows),
+    "twins": (twins, rows),
 }
 
 
