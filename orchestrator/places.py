@@ -1,8 +1,9 @@
 """Where everything lies: one state directory, and nothing outside it.
 
 Unix sockets may not have paths of more than 107 characters, and Ray needs about 65 of them for
-itself. When the state directory's own path is too long, a symbolic link with a short name in the
-temporary directory leads to it; the house removes the link when it ends.
+itself, and takes ASCII only. When the state directory's own path is too long, or has other letters, a
+symbolic link with a short name in the temporary directory leads to it; the house removes the link when
+it ends.
 """
 
 import hashlib
@@ -23,9 +24,14 @@ class Places:
 
     def make(self) -> None:
         """Make the state directory, private to its owner, and the short way to it."""
-        self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
-        (self.state_dir / "run").mkdir(mode=0o700, exist_ok=True)
-        (self.state_dir / "logs").mkdir(mode=0o700, exist_ok=True)
+        try:
+            self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+            (self.state_dir / "run").mkdir(mode=0o700, exist_ok=True)
+            (self.state_dir / "logs").mkdir(mode=0o700, exist_ok=True)
+        except OSError as error:
+            raise OSError(
+                f"{self.state_dir} cannot be the state directory ({error.strerror}); set manager.state_dir to a folder of yours"
+            ) from error
         link = self._link()
         if not self._needs_link():
             return
@@ -99,7 +105,8 @@ class Places:
         return self.state_dir / "logs" / f"{name}.log"
 
     def _needs_link(self) -> bool:
-        return len(str(self.state_dir / "run")) > RUN_PATH_MAX
+        path = str(self.state_dir / "run")
+        return len(path) > RUN_PATH_MAX or not path.isascii()
 
     def _link(self) -> Path:
         base = os.environ.get("XDG_RUNTIME_DIR", tempfile.gettempdir())
@@ -115,8 +122,13 @@ def dangling_links() -> list[Path]:
         Path(tempfile.gettempdir()),
     }
     found = (link for folder in folders for name in LINKS for link in folder.glob(name))
-    return sorted(
-        link
-        for link in found
-        if link.is_symlink() and not link.exists() and link.lstat().st_uid == os.getuid()
-    )
+    return sorted(link for link in found if _ours_to_nowhere(link))
+
+
+def _ours_to_nowhere(link: Path) -> bool:
+    """Another person's may lead where we may not look."""
+    try:
+        ours = link.is_symlink() and link.lstat().st_uid == os.getuid()
+        return ours and not link.exists()
+    except OSError:
+        return False

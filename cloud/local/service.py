@@ -55,8 +55,8 @@ def read_boot_env(path: Path) -> dict[str, str]:
 
 
 def _short_way(directory: Path) -> Path:
-    """A short path to a directory: Unix sockets on the machines have no room for a long one."""
-    if len(str(directory)) <= SHORT_PATH:
+    """A short path to a directory: Unix sockets on the machines have no room for a long one, and Ray takes ASCII only."""
+    if len(str(directory)) <= SHORT_PATH and str(directory).isascii():
         return directory
     name = blake2b(str(directory).encode(), digest_size=4).hexdigest()
     link = Path("/tmp", f"sc-{name}")  # noqa: S108 - a link into a directory of mode 0700

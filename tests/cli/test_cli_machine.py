@@ -3,7 +3,7 @@
 import socket
 
 from orchestrator.config import template
-from orchestrator.places import Places
+from orchestrator.places import Places, dangling_links
 
 OFF = ("--set", "ray.head_address=127.0.41.7")
 
@@ -84,3 +84,12 @@ def test_a_short_way_that_leads_elsewhere_is_replaced(tmp_path):
     assert short.readlink() == places.state_dir / "run"
     places.remove_link()
     assert not short.is_symlink()
+
+
+def test_a_short_way_that_cannot_be_followed_is_left_alone(tmp_path, monkeypatch):
+    """As that of another person's house, whose folder is private."""
+    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    closed, gone = (tmp_path / f"spot-{digit * 12}" for digit in "01")
+    closed.symlink_to("x" * 300)
+    gone.symlink_to(tmp_path / "gone")
+    assert [link for link in dangling_links() if link.parent == tmp_path] == [gone]
