@@ -93,6 +93,10 @@ class Client:
         try:
             house = msgspec.json.decode(places.house.read_bytes(), type=House)
         except (OSError, msgspec.DecodeError) as error:
+            if _held(places.lock):
+                raise NotRunning(
+                    f"a manager is just starting or ending in {places.state_dir}; look again in a moment"
+                ) from error
             raise NotRunning(
                 f"nothing is running in {places.state_dir}; start it with: orchestrator up"
             ) from error

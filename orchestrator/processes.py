@@ -7,6 +7,7 @@ are recognised and ended without ever touching a process that is not ours.
 
 import ctypes
 import os
+import resource
 import signal
 import subprocess
 import time
@@ -16,6 +17,19 @@ from pathlib import Path
 MARK = "SPOT_HOUSE"
 PR_SET_PDEATHSIG = 1
 KILL_S_MAX = 3.0
+FILE_BYTES_MIN = 1 << 30  # Ray's shared memory, checkpoints, and a journal that grows
+
+
+def narrow() -> str:
+    """Why what this process starts could not do its work, in a sentence; empty if it can. Ray waits in vain, and
+    says nothing."""
+    bytes_max, _ = resource.getrlimit(resource.RLIMIT_FSIZE)
+    if bytes_max == resource.RLIM_INFINITY or bytes_max >= FILE_BYTES_MIN:
+        return ""
+    return (
+        f"files may have {bytes_max:,} bytes at most here (ulimit -f), and {FILE_BYTES_MIN:,} are needed; start it "
+        "where that is unlimited"
+    )
 
 
 def start(

@@ -204,6 +204,16 @@ def _disk(config: Config) -> Finding:
     return _enough("disk", free, DISK_BYTES_MIN, "free some, or move manager.state_dir")
 
 
+def _limits(_: Config) -> Finding:
+    narrow = processes.narrow()
+    return Finding(
+        name="limits",
+        ok=not narrow,
+        found=narrow or "wide enough",
+        remedy="ulimit -f unlimited" if narrow else "",
+    )
+
+
 def _memory(_: Config) -> Finding:
     with Path("/proc/meminfo").open() as lines:
         sizes = {line.partition(":")[0]: int(line.split()[1]) << 10 for line in lines}
@@ -274,6 +284,6 @@ def _locked(places: Places) -> bool:
 
 
 CHECKS: tuple[Check, ...] = (
-    _python, _torch, _ray, _redis, _ray_port, _dashboard_port, _state_dir, _disk, _memory,
+    _python, _torch, _ray, _redis, _ray_port, _dashboard_port, _state_dir, _disk, _limits, _memory,
     _shared_memory, _cores, _clock, _leftovers,
 )  # fmt: skip

@@ -16,6 +16,7 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
+from orchestrator import processes
 from orchestrator.cli import tables
 from orchestrator.cli.desk import CommandError, Desk, command
 from orchestrator.cli.jobs import find
@@ -99,6 +100,8 @@ def dashboard_address(house: House, places: Places) -> str:
 
 def _start(desk: Desk, places: Places) -> House:
     """The house as a process of its own. If we are interrupted while it starts, it ends."""
+    if narrow := processes.narrow():
+        raise CommandError(narrow)
     process, begins_at = _spawn(desk, places)
     try:
         with desk.busy("starting Redis, Ray, the local cloud and the manager"):

@@ -2,11 +2,15 @@
 
 import json
 import os
+import resource
+import subprocess
 import sys
+from pathlib import Path
 
 import pytest
 
 from orchestrator.cli import main
+from orchestrator.house import only_one
 
 MISTAKES = {
     "a command that is not there": (("nope",), 2, "No such command 'nope'"),
@@ -16,6 +20,9 @@ MISTAKES = {
     "a negative budget": (("submit", "ok.py", "--budget=-1"), 2, "--budget -1.0: an amount in US dollars"),
     "a missing script": (("submit", "none.py"), 2, "none.py: no such file"),
     "a directory as a script": (("submit", "folder"), 2, "folder: a directory; name the script in it"),
+    "a file as the state directory": (
+        ("up", "--set", "manager.state_dir=ok.py"), 1, "ok.py cannot be the state directory (File exists); set manager.state_dir",
+    ),
     "a queue as a script": (("submit", "queue"), 2, "queue: not a file"),
     "a script in a file": (("submit", "ok.py/x.py"), 2, "ok.py/x.py: cannot be read: Not a directory"),
     "a script that cannot be read": (("submit", "/proc/self/mem"), 2, "/proc/self/mem: cannot be read"),
@@ -133,6 +140,30 @@ def test_a_garbled_note_of_the_house_is_no_house(shell, text):
     answer = shell("status")
     assert answer.code == 3
     assert "start it with: orchestrator up" in answer.line
+
+
+def test_a_house_that_starts_is_told_from_one_that_never_was(shell):
+    """Its lock is held, its note is not there yet."""
+    with only_one(shell.places):
+        answer = shell("status")
+    assert (answer.code, "is just starting or ending" in answer.line) == (3, True)
+
+
+@pytest.mark.processes
+def test_a_house_is_not_begun_under_limits_that_it_cannot_live_with(shell):
+    """Ray would wait for minutes, and not say for what."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_FSIZE, (1 << 20, 1 << 20))
+
+    program = Path(sys.executable).with_name("orchestrator")
+    ran = subprocess.run(
+        [program, "up"], cwd=shell.folder, capture_output=True, text=True, preexec_fn=limit
+    )
+    assert (ran.returncode, ran.stdout) == (1, "")
+    assert ran.stderr.startswith(
+        "orchestrator: files may have 1,048,576 bytes at most here (ulimit -f)"
+    )
 
 
 def test_a_house_that_was_killed_is_told_from_one_that_never_was(shell):
