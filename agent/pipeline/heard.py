@@ -1,26 +1,28 @@
 """What objects of the person's own classes are asked for while a loop is recorded, whatever they are called there.
 
 What stands in the source as a name and what lies there is followed by `reads`. `cfg = self.cfg; cfg.beta` is no such thing, nor is
-`getattr(cfg, key)`, nor an object that is handed on or lies in a list. So the asking itself is listened to.
+`getattr(cfg, key)`, nor an object that is handed on or lies in a list. So the asking itself is listened to. Losses that are modules
+of torch's own are looked at when they are called.
 """
 
 import argparse
 import weakref
-from collections import deque
+from collections import UserDict, deque
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import ExitStack, contextmanager, suppress
-from types import MemberDescriptorType, SimpleNamespace
+from types import FunctionType, MemberDescriptorType, MethodType, SimpleNamespace
 from typing import Any
 
 import numpy as np
 import torch
+from torch.nn.modules.module import register_module_forward_pre_hook
 
 from agent.own import is_own_class
 
 PLAIN = (int, float, bool, str, bytes, type(None), torch.dtype, torch.device)
-CONTAINERS = (list, tuple, dict, deque, SimpleNamespace)
-HELD = (torch.Tensor, np.ndarray, *CONTAINERS)
-ITEMS_MAX, DEPTH_MAX = 64, 3
+CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserDict, SimpleNamespace)
+HELD = (torch.Tensor, torch.nn.Module, np.ndarray, FunctionType, MethodType, *CONTAINERS)
+ITEMS_MAX, BYTES_MAX, DEPTH_MAX = 256, 1 << 16, 3
 ALL = "__dict__"
 
 
@@ -42,11 +44,14 @@ class _It:
 
 def now(value: Any, depth: int = DEPTH_MAX) -> Any:
     """To be compared later: numbers and words as they are, also in containers that are not large; else which object it is."""
+    if isinstance(value, np.ndarray) and value.nbytes <= BYTES_MAX:
+        return Items((_It(value), value.tobytes()))
     if not isinstance(value, CONTAINERS) or not depth:
         return value
     inside = vars(value) if isinstance(value, SimpleNamespace) else value
     if len(inside) > ITEMS_MAX:
         return value
+    inside = sorted(inside, key=repr) if isinstance(inside, set | frozenset) else inside
     pairs = inside.items() if isinstance(inside, Mapping) else enumerate(inside)
     return Items((key, type(each), _in_container(each, depth - 1)) for key, each in pairs)
 
@@ -59,7 +64,11 @@ def _in_container(value: Any, depth: int) -> Any:
 def same(one: Any, other: Any) -> bool:
     if one is other:
         return True
-    return isinstance(one, (*PLAIN, Items)) and type(one) is type(other) and bool(one == other)
+    return (
+        isinstance(one, (*PLAIN, Items, MethodType))
+        and type(one) is type(other)
+        and bool(one == other)
+    )
 
 
 class Heard:
@@ -78,9 +87,15 @@ class Heard:
             if (id(owner), name) not in asked and _goes_by(owner, name, value, known):
                 asked[id(owner), name] = _weakly(owner), now(lying(owner, name))
 
+        def called(module: torch.nn.Module, _: object) -> None:
+            """A loss that is a module of torch's, and none of the model's."""
+            for name in vars(module) if id(module) not in known else ():
+                note(module, name, vars(module)[name])
+
         with ExitStack() as stack:
             for kind in self._kinds:
                 stack.enter_context(_told(kind, note))
+            stack.callback(register_module_forward_pre_hook(called).remove)
             yield
         for place, (weak, before) in asked.items():
             owner = weak()
@@ -107,6 +122,8 @@ def _goes_by(owner: Any, name: str, value: Any, known: Collection[int]) -> bool:
         or (id(owner) in known and isinstance(value, PLAIN))
     ):
         return False
+    if isinstance(value, MethodType):  # most are their class's
+        return isinstance(lying(owner, name), MethodType)
     return isinstance(value, (*PLAIN, *HELD)) or is_own_class(type(value))
 
 

@@ -17,15 +17,16 @@ import dis
 import functools
 from collections import ChainMap
 from collections.abc import Collection, Iterator, Mapping, Sequence
-from types import CodeType, FunctionType
+from types import CodeType, FunctionType, MethodType
 from typing import Any
 
 import torch
 
 from agent.own import is_library, is_own_class
-from agent.pipeline.heard import HELD, PLAIN, Heard, lying, now, of_kind, same
+from agent.pipeline.heard import HELD, ITEMS_MAX, PLAIN, Heard, lying, now, of_kind, same
 
 ABSENT = object()
+FUNCTIONS = (FunctionType, MethodType, functools.partial)
 
 
 class Reads:
@@ -57,7 +58,7 @@ class Reads:
         self._modules = list(_taken_apart(model, whole))
         known = {name: value for name, value in names.items() if name not in stored}
         called = [_call(node, known) for node in nodes if isinstance(node, ast.Call)]
-        called += [_called(path, names) for path in paths]
+        called += [call for path in paths for call in _calls_at(path, names)]
         called += [Call(each, (one,)) for one in self._modules for each in _methods(one)]
         self._calls = list(_reached(called))
         apart = {id(module) for module in self._modules}
@@ -123,7 +124,7 @@ def _followed(path: list[Any], names: Mapping[str, Any]) -> Any:
 
 def _lying(path: list[Any], names: Mapping[str, Any]) -> Any:
     value = _followed(path, names)
-    if len(path) == 1 or isinstance(value, (*PLAIN, *HELD, FunctionType)):
+    if len(path) == 1 or isinstance(value, (*PLAIN, *HELD)):
         return now(value)
     return None
 
@@ -172,7 +173,12 @@ class Call:
         if isinstance(function, FunctionType):
             code = function.__code__
             self._given = dict.fromkeys(_parameters(code))
-            self._given |= zip(code.co_varnames[: code.co_argcount], given, strict=False)
+            places = code.co_varnames[: code.co_argcount]
+            self._given |= zip(
+                reversed(places), reversed(function.__defaults__ or ()), strict=False
+            )
+            self._given |= function.__kwdefaults__ or {}
+            self._given |= zip(places, given, strict=False)
             self._given |= {k: v for k, v in (named or {}).items() if k in self._given}
 
     @property
@@ -199,7 +205,7 @@ class Call:
 
     def calls(self) -> Iterator["Call"]:
         names = self._names()
-        return (_called(path, names) for path in _paths(self.function.__code__))
+        return (call for path in _paths(self.function.__code__) for call in _calls_at(path, names))
 
     def _names(self) -> Mapping[str, Any]:
         cells = dict[str, Any]()
@@ -231,19 +237,45 @@ def _called(
     named: Mapping[str, Any] | None = None,
 ) -> Call:
     """Of what lies there. A method is given its object first."""
-    function = _followed(path, names)
-    while isinstance(function, functools.partial):
-        given, named = (*function.args, *given), {**function.keywords, **(named or {})}
-        function = function.func
-    if is_own_class(type(function)) and not isinstance(function, torch.nn.Module):
-        given, function = (function, *given), of_kind(type(function), "__call__")
-    elif isinstance(function, property):
-        function = function.fget
+    found = _followed(path, names)
     if path[1:] and path[-1][0] == "attribute":
-        owner = _followed(path[:-1], names)
-        if path[-1][1] not in getattr(owner, "__dict__", {}):
+        owner, name = _followed(path[:-1], names), path[-1][1]
+        if isinstance(found, classmethod):
+            given = (owner if isinstance(owner, type) else type(owner), *given)
+        elif isinstance(found, FunctionType | property) and name not in getattr(
+            owner, "__dict__", {}
+        ):
             given = (owner, *given)
-    return Call(function, given, named)
+    return _call_of(found, given, named)
+
+
+def _call_of(
+    function: Any, given: Sequence[Any] = (), named: Mapping[str, Any] | None = None
+) -> Call:
+    while True:
+        match function:
+            case functools.partial():
+                given, named = (*function.args, *given), {**function.keywords, **(named or {})}
+                function = function.func
+            case MethodType():
+                given, function = (function.__self__, *given), function.__func__
+            case staticmethod() | classmethod():
+                function = function.__func__
+            case property():
+                function = function.fget
+            case _ if is_own_class(type(function)) and not isinstance(function, torch.nn.Module):
+                given, function = (function, *given), of_kind(type(function), "__call__")
+            case _:
+                return Call(function, given, named)
+
+
+def _calls_at(path: list[Any], names: Mapping[str, Any]) -> Iterator[Call]:
+    """Of what lies there, or in the container there."""
+    yield _called(path, names)
+    found = _followed(path, names)
+    if isinstance(found, list | tuple | dict) and len(found) <= ITEMS_MAX:
+        inside = dict.values(found) if isinstance(found, dict) else found
+        yield from (_call_of(each) for each in inside if isinstance(each, FUNCTIONS))
 
 
 def _reached(called: Sequence[Call]) -> Iterator[Call]:
@@ -264,12 +296,19 @@ def _paths(code: CodeType) -> tuple[list[Any], ...]:
     """`losses.weight` where it reads that: what it names outside of itself or is given, and what lies there."""
     found: list[list[Any]] = []
     goes_on, given, key = False, _parameters(code), list[Any]()
+    other = dict[str, list[Any]]()  # names of its own that it gives to what lies there
     for step in dis.get_instructions(code):
         name = step.argval[-1] if isinstance(step.argval, tuple) else step.argval
         local = step.opname.startswith("LOAD_FAST") and name in given
         if local or step.opname in ("LOAD_GLOBAL", "LOAD_DEREF"):
             found.append([name])
             goes_on = True
+        elif step.opname.startswith("LOAD_FAST") and name in other:
+            found.append(other[name])
+            goes_on = True
+        elif goes_on and step.opname == "STORE_FAST":
+            other[name] = found[-1]
+            goes_on = False
         elif goes_on and step.opname in ("LOAD_ATTR", "LOAD_METHOD"):
             found.append([*found[-1], ("attribute", name)])
         elif goes_on and step.opname == "LOAD_CONST":

@@ -422,7 +422,7 @@ def test_a_loop_that_is_recorded_anew_in_each_step_is_said_to_be(
     tmp_path: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
     """Once, and by what it reads; not where it is so now and then."""
-    body = SETS.format(how="called_otherwise")
+    body = SETS.format(how="by_its_name")
     run(tmp_path, body.replace("step", "step // 2"), HOLDING.replace("steps(3)", "steps(8)"))
     assert capsys.readouterr().err == ""
     session._sessions.clear()

@@ -3,20 +3,24 @@
 import ast
 import functools
 import importlib
-from collections.abc import Iterator
+from collections import UserDict
+from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import ModuleType
+from typing import Any
 
+import numpy as np
 import pytest
 import torch
 
 from agent.calibrate import key_of
 from agent.parcel import at_home
+from agent.pipeline.heard import Heard
 from agent.pipeline.reads import Reads
 from agent.pipeline.record import record
 
 BESIDE = """
-import settings, torch
+import functools, settings, torch
 
 WEIGHT = 1.0
 
@@ -55,6 +59,33 @@ def given(model, x, settings):
 
 def named(model, x, *, settings):
     return model(x).mean() * settings.items["weight"]
+
+def defaulted(x, items={"weight": 1.0}):
+    return x.mean() * items["weight"]
+
+def aliased(x):
+    elsewhere = settings
+    return x.mean() * elsewhere.WEIGHT
+
+def summed(x):
+    return sum(each(x) for each in (*PARTS, *MORE.values()))
+
+def part(x):
+    return x.mean() * settings.WEIGHT
+
+PARTS = [part]
+MORE = {"more": functools.partial(part)}
+
+class Kind:
+    weight = 1.0
+
+    @classmethod
+    def loss(cls, x):
+        return x.mean() * cls.weight
+
+    @staticmethod
+    def other(x):
+        return x.mean() * settings.WEIGHT
 
 class Base:
     def loss(self, model, x):
@@ -95,6 +126,10 @@ def reads(beside: ModuleType, body: str) -> tuple[Reads, dict[str, object]]:
     names |= {"trainer": trainer, "settings": trainer.settings}
     names["part"] = functools.partial(beside.given, names["model"], settings=trainer.settings)
     names["asked"] = beside.Asked(trainer.settings)
+    return reads_of(body, names)
+
+
+def reads_of(body: str, names: dict[str, object]) -> tuple[Reads, dict[str, object]]:
     return Reads(ast.parse(body).body, names, names["model"], ()), names
 
 
@@ -105,8 +140,21 @@ def reads(beside: ModuleType, body: str) -> tuple[Reads, dict[str, object]]:
         ("loss = losses.set_elsewhere(model, x)", "settings", "WEIGHT"),
         ("loss = model(x)", "settings", "SCALE"),
         ("loss = losses.WEIGHT", "losses", "WEIGHT"),
+        ("loss = losses.aliased(x)", "settings", "WEIGHT"),
+        ("loss = losses.summed(x)", "settings", "WEIGHT"),
+        ("loss = losses.PARTS[0](x)", "settings", "WEIGHT"),
+        ("loss = losses.Kind.other(x)", "settings", "WEIGHT"),
     ],
-    ids=["through another function", "of another module", "in a method", "in the loop"],
+    ids=[
+        "through another function",
+        "of another module",
+        "in a method",
+        "in the loop",
+        "of a module by another name",
+        "in functions of a list and a dict",
+        "in a function of a list",
+        "in a static method",
+    ],
 )
 def test_a_number_beside_the_script_has_changed(
     beside: ModuleType, body: str, where: str, what: str
@@ -158,6 +206,68 @@ def test_a_list_has_another_number(beside: ModuleType) -> None:
     assert not found.changed(names)
     beside.settings.memory[1] = 3.0
     assert found.changed(names)
+
+
+def test_a_number_of_a_class_has_changed(beside: ModuleType) -> None:
+    """Which a method of the class reads."""
+    found, names = reads(beside, "loss = losses.Kind.loss(x)")
+    assert not found.changed(names)
+    beside.Kind.weight = 2.0
+    assert found.changed(names)
+
+
+def test_a_number_in_a_default_has_changed(beside: ModuleType) -> None:
+    """A dict that nobody hands in."""
+    found, names = reads(beside, "loss = losses.defaulted(x)")
+    assert not found.changed(names)
+    beside.defaulted.__defaults__[0]["weight"] = 2.0
+    assert found.changed(names)
+
+
+@pytest.mark.parametrize(
+    ("held", "change"),
+    [
+        (np.ones(2), lambda held: held.put(1, 2.0)),
+        ({"one", "other"}, lambda held: held.discard("one")),
+        (UserDict(one=1.0), lambda held: held.update(one=2.0)),
+        ([1.0] * 100, lambda held: held.append(1.0)),
+    ],
+    ids=["an array", "a set", "a dict of its own kind", "a list"],
+)
+def test_what_is_written_to_where_it_lies(
+    beside: ModuleType, held: Any, change: Callable[[Any], None]
+) -> None:
+    """It is the same object."""
+    beside.settings.memory = held
+    found, names = reads(beside, "loss = losses.remembered(x)")
+    assert not found.changed(names)
+    change(held)
+    assert found.changed(names)
+
+
+def test_another_method_lies_there(beside: ModuleType) -> None:
+    """A phase of training, kept in an attribute; the same method, asked for once more, is no other."""
+    _, names = reads(beside, "loss = trainer.phase(x)")
+    names["trainer"].phase = names["trainer"].weighed
+    found, _ = reads_of("loss = trainer.phase(x)", names)
+    names["trainer"].phase = names["trainer"].weighed
+    assert not found.changed(names)
+    names["settings"].weight = 2.0
+    assert found.changed(names)
+    names["settings"].weight = 1.0
+    names["trainer"].phase = names["trainer"].loss
+    assert found.changed(names)
+
+
+def test_a_number_of_a_loss_has_changed(beside: ModuleType) -> None:
+    """It is torch's own, and none of the model's."""
+    loss, model = torch.nn.CrossEntropyLoss(), torch.nn.Linear(2, 2)
+    heard = Heard()
+    with heard.listening(model):
+        loss(model(torch.ones(1, 2)), torch.tensor([1]))
+    assert not heard.changed()
+    loss.label_smoothing = 0.1
+    assert heard.changed() == "CrossEntropyLoss.label_smoothing"
 
 
 def test_a_function_beside_the_script_is_another_one(beside: ModuleType) -> None:
