@@ -26,7 +26,7 @@ from agent import own
 from agent.away import any_away, computable
 from agent.device import device_of
 from agent.errors import CannotRecord, Misuse
-from agent.pipeline import guests
+from agent.pipeline import guests, modes
 from agent.pipeline.examine import Facts, examined
 from agent.pipeline.flat import cloned, flatten, is_leaf, unflatten
 from agent.pipeline.heard import Heard
@@ -278,7 +278,7 @@ class Body:
 
 @contextlib.contextmanager
 def _as_before(model: torch.nn.Module) -> Iterator[None]:
-    """Buffers and random streams are what they were, also for whoever tries again."""
+    """Buffers, random streams and modes are what they were, also for whoever tries again."""
     before = [
         (module._buffers, key, buffer, buffer.detach().clone())
         for module in model.modules()
@@ -286,7 +286,7 @@ def _as_before(model: torch.nn.Module) -> Iterator[None]:
         if buffer is not None
     ]
     try:
-        with streams_kept(device_of(model)):
+        with streams_kept(device_of(model)), modes.kept():
             yield
     finally:
         with torch.no_grad():

@@ -552,13 +552,15 @@ def _wrapped(tensor: torch.Tensor) -> bool:
 
 
 def _applied(cls: Any) -> Callable[..., Any]:
+    """By a module's name that is none of torch's: `torch.fx` would write the class in its place, which is not what is called."""
+
     def applied(*args: Any, **kwargs: Any) -> Any:
         return cls.apply(*args, **kwargs)
 
     applied.__name__, applied.__qualname__, applied.__module__ = (
         cls.__name__,
         cls.__qualname__,
-        cls.__module__,
+        f"applied.{cls.__module__}",
     )
     return applied
 

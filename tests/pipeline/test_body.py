@@ -14,7 +14,8 @@ from agent import session
 from agent.anew import Anew
 from agent.away import nothing
 from agent.errors import CannotRecord, Misuse
-from agent.pipeline import variants
+from agent.pipeline import modes, variants
+from agent.pipeline.body import _as_before
 from agent.pipeline.examine import Facts, cut_points, examine
 from agent.pipeline.record import FIXED
 from agent.pipeline.recording import Recording, Told, nobody
@@ -400,6 +401,14 @@ def test_a_number_that_is_come_by_in_some_way_has_changed(
     x, y = names["batches"](2)[0]
     expected = getattr(names["task"], how)(x, y)
     assert torch.equal(recorder.found[-1].graph(x, y), expected)
+
+
+def test_a_graph_that_fails_leaves_the_modes_as_they_were() -> None:
+    """In the middle of a stretch without gradients: the script trains on in one piece, and needs them."""
+    with pytest.raises(ZeroDivisionError), _as_before(torch.nn.Linear(1, 1)):
+        modes.grad(enabled=False)
+        raise ZeroDivisionError
+    assert torch.is_grad_enabled()
 
 
 def test_what_the_loop_puts_there_itself_is_not_gone_by(tmp_path: Path, recorder: Recorder) -> None:
