@@ -49,7 +49,7 @@ from agent.partial import Partial
 from agent.pipeline import modes
 from agent.pipeline.births import Unborn
 from agent.pipeline.body import Body
-from agent.pipeline.loops import Caller
+from agent.pipeline.loops import Caller, names_of
 from agent.pipeline.record import Filled, attributes_kept
 from agent.pipeline.recording import Recording, Told, nobody, outdated
 from agent.pipeline.scaling import place
@@ -458,7 +458,10 @@ class Session:
         model = self._model()
         with attributes_kept(model), computable(model):
             self._filled.empty()
-            return Body(caller).computes(self._recording, model, self._run_recorded, self.scaler)
+            body, known = Body(caller), self._recording
+            right = body.computes(known, model, self._run_recorded, self.scaler)
+        known.reads.settle(names_of(caller.frame))
+        return right
 
     def _model(self) -> torch.nn.Module:
         modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]

@@ -103,6 +103,11 @@ class Heard:
             if owner is not None and same(now(lying(owner, place[1])), before):
                 self._found.setdefault(place, (weak, before))
 
+    def settle(self) -> None:
+        for place, (weak, _) in self._found.items():
+            if (owner := weak()) is not None:
+                self._found[place] = weak, now(lying(owner, place[1]))
+
     def changed(self) -> str:
         for (_, name), (owner, before) in self._found.items():
             there = owner()

@@ -76,6 +76,11 @@ class Reads:
                 return _words(path)
         return self._heard.changed() if len(found) == len(self._found) else "a function"
 
+    def settle(self, names: dict[str, Any]) -> None:
+        """The loop was recorded to look at it, and what it puts somewhere itself is another object now."""
+        self._found = list(self._look(names))
+        self._heard.settle()
+
     def _look(self, names: dict[str, Any]) -> Iterator[tuple[list[Any], Any]]:
         for path in self._paths:
             yield path, _lying(path, names)

@@ -427,6 +427,37 @@ optimizer ="""
     assert len({id(found) for found in recorder.found}) == 1
 
 
+class Looker(Recorder):
+    def share(self) -> tuple[int, int]:
+        own = session.made()[0]
+        first = own.recording()
+        assert own._computes(own._asked[0])
+        assert own.recording() is first
+        return super().share()
+
+
+def test_looking_once_more_changes_nothing(tmp_path: Path) -> None:
+    """A loop is recorded to see whether it still computes the same, and what it puts somewhere is another object then."""
+    taps = """
+class Tap:
+    found = None
+tap, taps = Tap(), {}
+def tapped(module, given, found):
+    tap.found = taps["found"] = found
+model[1].register_forward_hook(tapped)
+optimizer ="""
+    loop = """
+    for x, y in session.share(batches(step)):
+        loss = functional.cross_entropy(model(x), y)
+        session.backward(loss + tap.found.mean() + taps["found"].mean())
+    """
+    session._sessions.clear()
+    session.join(Looker())
+    run(tmp_path, loop, START.replace("\noptimizer =", taps, 1))
+    session._sessions.clear()
+    session._world = None
+
+
 def test_a_loop_that_is_recorded_anew_in_each_step_is_said_to_be(
     tmp_path: Path, recorder: Recorder, capsys: pytest.CaptureFixture[str]
 ) -> None:
