@@ -66,7 +66,9 @@ def computable(module: torch.nn.Module) -> Iterator[None]:
         away = [(param, param.data) for param in module.parameters() if is_none(param)]
     for param, none in away:
         number = SMALL if none.dtype.is_floating_point or none.dtype.is_complex else 0
-        param.data = none.new_full((), number).expand(none.shape)
+        # What is seen as complex numbers has the two parts of each side by side.
+        pair = (2,) if none.shape[-1:] == (2,) else ()
+        param.data = none.new_full(pair, number).expand(none.shape)
     try:
         yield
     finally:
