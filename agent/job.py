@@ -145,7 +145,7 @@ class Job:
         """Put what there is of a closed job on the disk. Says whether it is there."""
         if self.fenced:
             return True
-        saved = self.vault.saved
+        saved = self.vault.saved or self.vault.left(self.history.version)
         away = saved is None or self.vault.write(saved, last=True)
         if away:
             self.vault.clear()

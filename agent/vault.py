@@ -209,10 +209,14 @@ class Vault:
         """Beside the job: the best of what workers had in memory, and of what the keeper before us has left there."""
         if copied is not None and copied.reached >= committed:
             return Kept(copied, Rung.PEER, "workers")
-        left = None if self._remains is None else self._remains.find(committed)
+        left = self.left(committed)
         if left is not None and (copied is None or left.reached > copied.reached):
             return Kept(left, Rung.BACKUP, "the keeper before this one")
         return None if copied is None else Kept(copied, Rung.PEER, "workers")
+
+    def left(self, committed: int) -> Saved | None:
+        """Beside the job: what the keeper before us has left in memory, which may be all that there is of it."""
+        return None if self._remains is None else self._remains.find(committed)
 
     def recall(self, committed: int, *, patient: bool, kept: Kept | None = None) -> Found:
         """Beside the job: the best of what is in memory, of the versions on the disk and, if need be, elsewhere.

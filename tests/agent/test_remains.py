@@ -13,6 +13,7 @@ from crews import Crew, KeeperProcess, Nursery, RedisProcess, ends_alike, played
 
 from agent import remains
 from agent.backup import Backup, LoggedSum, Saved
+from agent.keeper import OPEN_JOBS
 from agent.messages import Recalled, Rewound
 from agent.remains import LOG, Remains, move_in, root_of, sweep
 from agent.store.format import lay_out
@@ -262,3 +263,29 @@ def test_the_keeper_and_all_workers_are_killed_and_no_step_is_lost(
     lasting.keeper.close_job("job")
     root = root_of(lasting.folder / "checkpoints")
     until("all to be let go", lambda: [path.name for path in root.iterdir()] == [remains.HOME])
+
+
+@pytest.mark.processes
+def test_a_job_that_is_closed_before_it_goes_on_loses_no_step(
+    lasting: Crew, alone: tuple[list[str], bytes], redis_process: RedisProcess
+) -> None:
+    """All were killed, and the next keeper closes the job before any worker has come: nobody has asked for the state
+    yet, and what was left of it in memory goes to the disk."""
+    out = lasting.folder / "out.pt"
+    lasting.begin(2, TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
+    lasting.reach(8)
+    lasting.keeper.kill()
+    lasting.kill(*lasting.pids)
+    committed = commits(redis_process)
+    lasting.keeper.start()
+    lasting.keeper.close_job("job")
+    store = redis.Redis.from_url(redis_process.url)
+    until("it to be closed", lambda: not store.hlen(OPEN_JOBS))
+    assert list(remains.SHARED.glob(f"{root_of(lasting.folder / 'checkpoints').name}/job")) == []
+    lasting.open(TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
+    lasting.pids.clear()
+    lasting.start(2)
+    lasting.completed()
+    assert lasting.of(Rewound) == []
+    assert lasting.of(Recalled)[0].step == committed[0]
+    ends_alike(lasting, alone, STEPS)
