@@ -26,7 +26,8 @@ from torch.distributed.checkpoint.state_dict_saver import save as torch_save_che
 from agent.errors import CheckpointError
 from agent.shards import DTYPES_BY_NAME
 from agent.store import values
-from agent.store.archive import Archive
+from agent.store.archive import TRIES, Archive, Mark
+from agent.store.errors import Damaged
 from agent.store.format import Manifest
 from agent.store.layers import REST, memory_of
 from agent.store.objects import open_sink
@@ -146,6 +147,24 @@ def _tensors(sink: Sink, manifest: Manifest, prefix: str) -> dict[str, torch.Ten
     return found
 
 
+def _written(archive: Archive, out: Path) -> Manifest:
+    """The newest version that can be read to its end. A running job may let go of one while it is read: there is a newer
+    one then."""
+    write = save_weights if out.suffix in (".pt", ".safetensors") else to_torch
+    for _ in range(TRIES):
+        manifest = _newest(archive)
+        try:
+            write(out, archive.sink, manifest)
+        except Damaged as error:
+            mark = Mark(manifest.version, manifest.generation)
+            archive.set_aside(mark, str(error))
+            if mark in archive.marks():  # nothing may be changed there
+                raise
+        else:
+            return manifest
+    raise CheckpointError(f"{archive.sink.name}: {TRIES} versions could not be read")
+
+
 def _newest(archive: Archive) -> Manifest:
     manifest = archive.newest()
     if manifest is None:
@@ -165,11 +184,7 @@ def main() -> int:
     place = str(options.job).rstrip("/")
     try:
         archive = Archive(open_sink(place), place.rpartition("/")[2])
-        manifest = _newest(archive)
-        if options.out.suffix in (".pt", ".safetensors"):
-            save_weights(options.out, archive.sink, manifest)
-        else:
-            to_torch(options.out, archive.sink, manifest)
+        manifest = _written(archive, options.out)
     except CheckpointError as error:
         sys.stderr.write(f"{error}\n")
         return 1

@@ -76,6 +76,24 @@ def test_the_command_writes_the_newest_version(tmp_path, capsys, monkeypatch):
     assert "no version of a job lies there" in capsys.readouterr().err
 
 
+@pytest.mark.parametrize("name", ["model.pt", "folder"])
+def test_what_is_damaged_or_let_go_of_while_it_is_read_is_passed_over(
+    tmp_path, capsys, monkeypatch, name
+):
+    """The version before it is written then, and the person hears which one that is."""
+    objects, step = make("tied")
+    step(0)
+    sink = DiskSink(tmp_path / "job")
+    store(sink, objects)
+    newest = store(sink, objects, version=2)
+    with (tmp_path / "job" / newest.parts[0].key).open("rb+") as part:
+        part.seek(newest.parts[0].header_bytes)
+        part.write(b"\xff\xff")
+    monkeypatch.setattr("sys.argv", ["export", str(tmp_path / "job"), str(tmp_path / name)])
+    assert main() == 0
+    assert capsys.readouterr().out == f"version 1 is in {tmp_path / name}\n"
+
+
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "folder"])
 def test_a_disk_that_fills_leaves_what_was_there(saved, tmp_path, name):
     """One line for the person, whichever library writes; what was exported before is whole, and nothing else lies there."""
