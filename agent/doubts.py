@@ -40,6 +40,7 @@ class Doubts:
                 f"between may have been computed as that one: it goes by {WAY}"
             )
         if not entered:
+            self._played = before  # the job trains with depth 1
             raise CannotRecord(
                 f"step {step}: the loop over session.share(...) computes something else than in the step before: it goes by "
                 f"{WAY}. Or train with depth 1"

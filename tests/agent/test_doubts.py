@@ -75,6 +75,7 @@ def test_a_layout_begins_with_what_is_right() -> None:
     doubts.recorded(1)
     with pytest.raises(CannotRecord, match=r"step 2: .* than in the step before"):
         doubts.right(2, bool, entered=False)
+    assert not doubts.right(4, bool, entered=True), "nothing was computed by it in step 2"
     doubts.recorded(2)
     assert doubts.right(3, lambda: True, entered=False)
     assert doubts.right(4, bool, entered=False)
