@@ -48,6 +48,14 @@ class Alike:
                     f"step {one.step}: {which} in the model on {here}, and not on {there}. Whoever joins later has modules "
                     "as the script begins with them: set it anew in every step, as it depends on the step"
                 )
+            for name in sorted(known.goes_by.keys() & one.goes_by.keys()):
+                if not _equal((known.goes_by[name],), (one.goes_by[name],)):
+                    return (
+                        f"step {one.step}: `{name}` goes into the loop over session.share(...), and is another on {worker} than "
+                        f"{'before' if worker == other else f'on {other}'}. Whoever joins later has it as the script begins with it: set it anew in every step, as it "
+                        "depends on the step, or keep it in something with state_dict and load_state_dict, and give that to "
+                        "Session(...)"
+                    )
             if not known.change and one.change:
                 self._said[one.step] = (worker, one)
         while len(self._said) > STEPS_MAX:

@@ -80,6 +80,12 @@ def timed(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
     return {name for times, _ in each for name in times} - others
 
 
+def clocked(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
+    """The names that are set to what a clock tells."""
+    sets = (each for one in sources.items() for each in _sets(own.parsed(own.source(*one))))
+    return {_last(target) for target, value in sets if value is not None and _is_time(value)}
+
+
 @functools.lru_cache(own.SOURCES_MAX)
 def _added(source: str) -> tuple[frozenset[str], frozenset[str]]:
     """Where times are added, and where something else is."""

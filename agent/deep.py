@@ -178,6 +178,7 @@ class Deep:
         if heard.mark != recording.mark:
             raise Misuse(
                 f"the loop over session.share(...) computes something else here than on {layout.workers[0]}: a script "
-                "has to do the same on every worker, or cannot be cut into stages"
+                "has to do the same on every worker, or cannot be cut into stages. What was set in one step, `if step == 100: "
+                "cfg.weight = 0.5`, whoever joined later has not got: set it anew in every step, as it depends on the step"
             )
         return heard.cuts

@@ -109,6 +109,7 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     change: tuple[float, ...]
     training: int = 0  # how many modules are in training mode
     told: tuple[str, ...] = ()  # what the script has told modules since: `1.p = 0.3`
+    goes_by: dict[str, float] = {}  # what the code of the loop reads
 
 
 class Prepared(Message, frozen=True, kw_only=True):

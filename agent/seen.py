@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from types import FunctionType
 from typing import Any
 from zlib import crc32
@@ -50,7 +50,14 @@ class Eyes:
         self._before: tuple[int, list[float]] = (-1, [])
         self.seen: deque[Seen] = deque(maxlen=STEPS_MAX)
 
-    def look(self, step: int, batches: Sequence[Any], *, whole: bool = True) -> None:
+    def look(
+        self,
+        step: int,
+        batches: Sequence[Any],
+        goes_by: Mapping[str, float] = {},
+        *,
+        whole: bool = True,
+    ) -> None:
         """At the beginning of a step. Where not all is here, what is here has come from others meanwhile."""
         change = self._change(step - 1) if whole else ()
         self.seen.append(
@@ -60,6 +67,7 @@ class Eyes:
                 change=change,
                 training=sum(module.training for module in self._modules),
                 told=tuple(itertools.islice(self._others(), TOLD_MAX)),
+                goes_by=dict(goes_by),
             )
         )
         self._before = (step, self._numbers(step)) if whole else (-1, [])

@@ -42,6 +42,7 @@ from agent.errors import CannotRecord, Misuse, NotFinite, StateError, WireError
 from agent.faults import passing
 from agent.form import Form
 from agent.given import check_modules, check_unborn, scaler_of
+from agent.gone_by import GoneBy
 from agent.holdings import Holdings
 from agent.optimizers import Optimizers
 from agent.order import Streams, refuse_order
@@ -166,7 +167,7 @@ class Session:
         self._kept_versions: list[int] = []
         self._asked: tuple[Caller, Sequence[object]] | None = None  # who shares what just now
         self._recording: Recording | None = None
-        self._watched: set[int] = set()
+        self._watched, self._gone_by = set[int](), GoneBy(self._model())
         self._optimizers = Optimizers(
             self.objects, self.space.params, lambda: self.version, lambda: self.holdings.astray
         )
@@ -302,7 +303,8 @@ class Session:
         frame = sys._getframe(1)
         caller = Caller(frame, frame.f_lasti)
         self._beside.look(caller, self.version, self._facts.steps_total)
-        self.eyes.look(self.version, batches, whole=self.holdings.here is None)
+        goes_by, whole = self._gone_by.now(caller), self.holdings.here is None
+        self.eyes.look(self.version, batches, goes_by, whole=whole)
         self._asked, self._streams, self._within = (caller, batches), None, None
         if not self._looked_at:
             self._looked_at, self._streams = True, Streams(caller)

@@ -81,6 +81,13 @@ class Reads:
         self._found = list(self._look(names))
         self._heard.settle()
 
+    def said(self, names: dict[str, Any]) -> Iterator[tuple[str, Any]]:
+        """What the body and its functions read now, and by which words."""
+        yield from ((_words(path), _lying(path, names)) for path in self._paths)
+        for call in self._calls:
+            where = call.function.__qualname__
+            yield from ((f"{_words(path)} in {where}", value) for path, value in call.look())
+
     def _look(self, names: dict[str, Any]) -> Iterator[tuple[list[Any], Any]]:
         for path in self._paths:
             yield path, _lying(path, names)

@@ -1,12 +1,20 @@
 """Workers that do not do the same: found out by what each says of its steps, before the numbers are anybody's guess."""
 
+import sys
+import time
+from types import SimpleNamespace
+from typing import Any
+
 import msgspec
+import numpy as np
 import pytest
 import torch
 from crews import Crew, until
 
 from agent.alike import STEPS_MAX, Alike
+from agent.gone_by import GoneBy
 from agent.messages import WorkerFailed
+from agent.pipeline.loops import Caller
 from agent.protocol import Seen
 from agent.seen import Eyes
 
@@ -98,6 +106,76 @@ def test_eyes_see_what_a_script_has_told_a_module() -> None:
     )
 
 
+class Schedule:
+    def __init__(self) -> None:
+        self.beta, self.began_s, self.loss = 1.0, 0.0, torch.nn.MSELoss()
+
+    def of(self, x: torch.Tensor, others: list[float]) -> torch.Tensor:
+        self.began_s = time.monotonic()
+        return self.loss(x, x) * self.beta * sum(others) * self.began_s
+
+
+def shared(schedule: Schedule, others: list[float]) -> dict[str, float]:
+    """What a loop over microbatches in here goes by."""
+
+    def share(_: object) -> list[torch.Tensor]:
+        frame = sys._getframe(1)
+        found.append(GoneBy(model).now(Caller(frame, frame.f_lasti)))
+        return []
+
+    session, model, found = SimpleNamespace(share=share), torch.nn.Linear(1, 1), list[Any]()
+    for x in session.share([]):
+        session.backward(schedule.of(model(x), others))
+    return found[0]
+
+
+def test_what_a_loop_goes_by_is_told_by_its_names() -> None:
+    """Numbers, and which loss it is, wherever the code reads them; no times, which are others everywhere."""
+    schedule = Schedule()
+    before = shared(schedule, [1.0, 2.0])
+    assert before["self.beta in Schedule.of"] == 1.0
+    assert before["others[1]"] == 2.0
+    assert not any("began_s" in name for name in before)
+    schedule.beta, schedule.loss = 0.5, torch.nn.L1Loss()
+    after = shared(schedule, [1.0, 3.0])
+    assert {name for name in before if before[name] != after[name]} == {
+        "others[1]",
+        "self.beta in Schedule.of",
+        "self.loss in Schedule.of",
+    }
+
+
+def test_a_name_that_stands_for_another_object_is_no_other_number() -> None:
+    """Settings that are made anew in each step: what they have in this step is told, not what those of the first step had."""
+    session, found = SimpleNamespace(), list[dict[str, float]]()
+    by = GoneBy(torch.nn.Linear(1, 1))
+
+    def share(_: object) -> list[torch.Tensor]:
+        frame = sys._getframe(1)
+        found.append(by.now(Caller(frame, frame.f_lasti)))
+        return []
+
+    session.share = share
+    for step in range(3):
+        schedule = Schedule()
+        schedule.beta = float(step)
+        for x in session.share([]):
+            session.backward(Schedule.of(schedule, x, np.ones(2)))
+    assert [each["self.beta in Schedule.of"] for each in found] == [0.0, 1.0, 2.0]
+
+
+def test_who_goes_by_another_number_is_told() -> None:
+    """By its name, and what to do."""
+    alike, eyes = Alike(), [Eyes([]), Eyes([])]
+    eyes[0].look(7, LIST, {"cfg.beta": 0.5, "cfg.one": 1.0})
+    eyes[1].look(7, LIST, {"cfg.beta": 1.0, "cfg.other": 1.0})
+    assert alike.hear("a", eyes[0].seen) == ""
+    said = alike.hear("b", eyes[1].seen)
+    assert said.startswith(
+        "step 7: `cfg.beta` goes into the loop over session.share(...), and is another on b than on a."
+    )
+
+
 def test_eyes_see_rows_and_words() -> None:
     """Microbatches may be numbers of rows, and texts."""
     one, other, alike = Eyes([]), Eyes([]), Alike()
@@ -134,6 +212,10 @@ torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = Session(model, optimizer, microbatches=2)
+class Weights:
+    def __init__(self):
+        self.beta = 1.0
+weights = Weights()
 counts, stream, hold = itertools.count(1), np.random.default_rng(0), pathlib.Path(sys.argv[1])
 def batches(step):
     while step == 4 and hold.exists():
@@ -142,7 +224,7 @@ def batches(step):
 for step in session.steps(9):
     count = next(counts)
     for x in session.share(batches(step)):
-        session.backward(model(x).square().mean() / 100)
+        session.backward(weights.beta * model(x).square().mean() / 100)
     optimizer.step()
 """
 UNLIKE = {
@@ -155,6 +237,11 @@ UNLIKE = {
         "    optimizer.step()",
         "    optimizer.step()\n    if step == 2: model[1].p = 0.5",
         "1.p = 0.5 in the model on",
+    ),
+    "what an object of one's own has": (
+        "    optimizer.step()",
+        "    optimizer.step()\n    if step == 2: weights.beta = 0.5",
+        "set it anew in every step, as it depends on the step",
     ),
     "a stream that goes on": (
         "step + 1.0 + i) for",
