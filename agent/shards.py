@@ -36,10 +36,15 @@ def cut(total: int, parts: int, index: int, align: int = 64) -> tuple[int, int]:
     return min(start, total), min(end, total)
 
 
+def in_a_row(tensor: torch.Tensor) -> torch.Tensor:
+    """The bytes of a tensor, or of a copy if it does not lie end to end. One number that was expanded counts as such, with a stride of 0."""
+    dense = tensor.detach().contiguous()
+    return dense.as_strided((dense.numel(),), (1,)).view(torch.uint8)
+
+
 def bytes_of(tensor: torch.Tensor) -> memoryview:
     """The memory of a dense CPU tensor (of a copy, if it lies elsewhere or not end to end)."""
-    dense = tensor.detach().to("cpu").contiguous()
-    return dense.view(-1).view(torch.uint8).numpy().data
+    return in_a_row(tensor.cpu()).numpy().data
 
 
 def weights_sha(weights: Mapping[str, torch.Tensor]) -> str:

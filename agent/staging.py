@@ -13,6 +13,7 @@ import msgspec
 import torch
 
 from agent.device import CPU
+from agent.shards import in_a_row
 
 
 class Away(msgspec.Struct, frozen=True):
@@ -30,7 +31,7 @@ class Away(msgspec.Struct, frozen=True):
     def flat(self) -> torch.Tensor:
         if not self.tensor.numel():
             return torch.empty(0, dtype=torch.uint8, device=self.tensor.device)
-        return self.tensor.contiguous().view(-1).view(torch.uint8)[self.low : self.high]
+        return in_a_row(self.tensor)[self.low : self.high]
 
 
 Piece = memoryview | Away  # bytes that lie somewhere

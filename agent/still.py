@@ -11,6 +11,7 @@ import torch
 
 from agent.away import is_away
 from agent.errors import Misuse
+from agent.shards import in_a_row
 from agent.sums import is_summed
 
 WORD = 8  # bytes are added in words
@@ -74,7 +75,7 @@ class Still:
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
     """Of its words."""
-    raw = tensor.detach().reshape(-1).contiguous().view(torch.uint8)
+    raw = in_a_row(tensor)
     if raw.storage_offset() % WORD:
         raw = raw.clone()
     whole = raw.numel() // WORD * WORD

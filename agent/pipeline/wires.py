@@ -24,6 +24,7 @@ from agent.errors import WireError
 from agent.mesh import Mesh
 from agent.pipeline.channel import Key, Parcel
 from agent.protocol import Part
+from agent.shards import bytes_of
 from agent.staging import Away, Piece, here, mark, there
 from agent.wire import ALIGN_BYTES
 
@@ -215,7 +216,7 @@ def pack(parcel: Parcel, behind: Event) -> tuple[bytes, list[memoryview]]:
             assert behind is not None
             pieces.append(Away(lying, 0, once.nbytes, behind))
         else:
-            pieces.append(lying.contiguous().view(-1).view(torch.uint8).numpy().data)
+            pieces.append(bytes_of(lying))
         pieces.append(memoryview(bytes(padding)))
         at += once.nbytes + padding
     return _encode(Manifest(tuple(places), parcel.plain)), here(pieces)

@@ -22,7 +22,7 @@ import msgspec
 import torch
 
 from agent.device import CPU
-from agent.shards import Stateful
+from agent.shards import Stateful, in_a_row
 from agent.staging import Away, Fetch, pinned
 from agent.store.format import ALIGN_BYTES, File, Layer, file_of, share
 from agent.store.layers import Collected, Group, LiveLayer, block_of, collect
@@ -89,8 +89,7 @@ class _Copy(msgspec.Struct, frozen=True):
 
     def perform(self) -> None:
         assert isinstance(self.source, torch.Tensor)
-        flat = self.source.reshape(-1).view(torch.uint8)
-        self.target.copy_(flat[self.low : self.high])
+        self.target.copy_(in_a_row(self.source)[self.low : self.high])
 
 
 class Snapshotter:

@@ -47,6 +47,8 @@ def tensors():
         base.transpose(0, 2),
         base[:, 1:, ::2],
         base[:1].expand(5, 3, 4),
+        torch.tensor(2.0).expand(5),
+        torch.tensor(2.0).expand(1),
         torch.randn(2, 3, 4, 4).to(memory_format=torch.channels_last),
         torch.tensor(3, dtype=torch.int64),
         torch.randn(3).to(torch.bfloat16),
