@@ -101,7 +101,7 @@ class Job:
 
     def regroup(self, layout: Layout, when: When) -> None:
         with self._lock:
-            if not self.closed:
+            if not self.closed and self.roster.finishing is None:
                 self._regrouping.ask(layout, when, committing=self._committing)
 
     def restore(self, layout: Layout) -> None:

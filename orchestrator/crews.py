@@ -209,8 +209,9 @@ def _lose_worker(
 
 
 def finished_computing(job: Job) -> bool:
-    """Workers leave when the last step is committed; that is no loss."""
-    return 0 < job.steps_total <= job.step
+    """The last step is committed, and all who have done it are there to bring the trained model."""
+    workers = job.layout.workers if job.layout is not None else ()
+    return 0 < job.steps_total <= job.step and bool(workers) and job.workers.keys() >= {*workers}
 
 
 def stop(state: State, out: list[AnyAction], worker: Worker, because: str) -> None:

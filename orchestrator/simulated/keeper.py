@@ -138,6 +138,9 @@ class SimulatedJob:
             self._began_s = None
             return
         now_s, version = self._timeline.now_s, self._version
+        if self.step == self.steps_total:
+            self._timeline.at(now_s + pause_s, lambda: self._last_commit(version))
+            return
         self._step_s = self._step_of(layout)
         self._began_s = now_s + pause_s
         left_s = (self.steps_total - self.step) * self._step_s
@@ -182,16 +185,7 @@ class SimulatedJob:
         if self._version != version or self._layout is None:
             return
         self._advance()
-        event = Progress(
-            at_s=0.0,
-            job=self.id,
-            generation=self._layout.generation,
-            step=self.step,
-            steps_total=self.steps_total,
-            loss=1.0 / (1 + self.step),
-            step_s=self._step_s,
-        )
-        self._inbox.report(event, 0.0, may_be_lost=False)
+        self._tell_step(self._layout)
         each_s = self._pace.slot_step_s / self.microbatches / self._layout.depth
         paced = Paced(
             at_s=0.0,
@@ -206,10 +200,30 @@ class SimulatedJob:
             self.checkpoint()
         self._timeline.after(self._pace.progress_every_s, lambda: self._progress(version))
 
+    def _tell_step(self, layout: Layout) -> None:
+        event = Progress(
+            at_s=0.0,
+            job=self.id,
+            generation=layout.generation,
+            step=self.step,
+            steps_total=self.steps_total,
+            loss=1.0 / (1 + self.step),
+            step_s=self._step_s,
+        )
+        self._inbox.report(event, 0.0, may_be_lost=False)
+
     def _last_commit(self, version: int) -> None:
+        if self._version != version or self._layout is None:
+            return
+        self._stand_still()
+        self.step, version = self.steps_total, self._version
+        self._tell_step(self._layout)
+        self._timeline.after(self._pace.result_s, lambda: self._result(version))
+
+    def _result(self, version: int) -> None:
+        """Whoever leaves before it is there leaves it to those who come."""
         if self._version != version:
             return
-        self.step = self.steps_total
         self.halt()
         event = JobCompleted(
             at_s=0.0,

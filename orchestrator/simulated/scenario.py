@@ -70,6 +70,7 @@ class Pace(msgspec.Struct, frozen=True, kw_only=True):
     join_s: float = 4.0
     worker_start_s: float = 6.0
     detect_s: float = 0.1
+    result_s: float = 2.0  # from the last commit until the trained model is there
     agent_detect_s: float = 3.0
     notice_poll_s: float = 1.0
     answer_s: float = 1.0

@@ -151,6 +151,43 @@ def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(new_hous
     assert not root_of(house.places.checkpoints).exists()
 
 
+HELD = """
+class Held:
+    def state_dict(self):
+        while session.version == steps and os.path.exists(out + ".hold"):
+            time.sleep(0.05)
+        return {}
+
+    def load_state_dict(self, state):
+        pass
+
+
+session = Session(model, optimizer, Held(), microbatches=6)
+"""
+
+
+@pytest.mark.parametrize("how_many", [1, 2])
+def test_who_has_done_the_last_step_dies_before_the_model_is_there(new_house, tmp_path, how_many):
+    """All steps are committed, and the last state is on nobody's disk yet: others come for it, and the job is done."""
+    steps, out = 30, tmp_path / "ours.pt"
+    hold = tmp_path / "ours.pt.hold"
+    hold.touch()
+    begun = "session = Session(model, optimizer, microbatches=6)\n"
+    script = "import os\n" + TOY.replace(begun, HELD)
+    house = new_house()
+    house.start()
+    house.submit(script, argv=(str(steps), "0.01", str(out)), slots_min=2, slots_max=2)
+    house.reached(steps)
+    lines = {pid: command_line(pid) for pid in processes.marked(house.places.identity)}
+    workers = [pid for pid, line in lines.items() if "ray::WorkerActor.run" in line]
+    assert len(workers) == 2, lines
+    for pid in workers[:how_many]:
+        os.kill(pid, signal.SIGKILL)
+    hold.unlink()
+    assert house.ended().status == "SUCCEEDED"
+    assert same(weights(out), undisturbed(tmp_path, steps))
+
+
 def test_a_script_that_raises_fails_with_its_own_traceback(new_house):
     """`submit --follow` ends with 100, the script's own lines and none of ours; no machine is kept."""
     house = new_house()
