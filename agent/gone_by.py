@@ -20,13 +20,25 @@ from agent.pipeline.loops import Caller, find, names_of
 from agent.pipeline.reads import Reads
 
 NAMES_MAX = 64
+EVERY = 8
+DEVICES = {"cpu", "cuda", "mps", "xpu", "meta"}
 WORDS = 997.0  # so few that two of them are never near to each other
 
 
 class GoneBy:
     def __init__(self, model: torch.nn.Module) -> None:
-        self._model = model
+        self._modules = list(_of_each_kind(model))
         self._left: set[str] | None = None
+        self._generation = -1
+
+    def at(self, caller: Caller, step: int, generation: int) -> dict[str, float]:
+        """In some of the steps, if there are others: who comes when all were lost goes through some again."""
+        return self.now(caller) if generation >= 0 and step % EVERY == 0 else {}
+
+    def entering(self, caller: Caller, generation: int) -> dict[str, float]:
+        """In the first step that is computed in a layout, in which somebody may be new."""
+        before, self._generation = self._generation, generation
+        return {} if generation == before else self.now(caller)
 
     def now(self, caller: Caller) -> dict[str, float]:
         """By the words that stand in the source; where these mean several things, they are told if all are the same."""
@@ -47,8 +59,17 @@ class GoneBy:
         try:
             loop = find(caller).whole
         except CannotRecord:
-            return Reads([], {}, self._model, ())
-        return Reads([loop.target, *loop.body], names_of(caller.frame), self._model, ())
+            return Reads([], {}, self._modules)
+        return Reads([loop.target, *loop.body], names_of(caller.frame), self._modules)
+
+
+def _of_each_kind(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Whose code is no other's: what modules have themselves is looked at elsewhere (`agent.seen`)."""
+    met = set[type]()
+    for module in model.modules():
+        if type(module) not in met:
+            met.add(type(module))
+            yield module
 
 
 def _numbers(words: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -63,6 +84,7 @@ def _numbers(words: str, value: Any) -> Iterator[tuple[str, float]]:
 
 
 def _word(value: Any) -> float:
-    """A path is another on every machine."""
+    """A path is another on every machine, and so may be a device."""
     name = value if isinstance(value, str) else getattr(value, "__qualname__", type(value).__name__)
-    return 0.0 if "/" in name else 1 + crc32(name.encode()) % WORDS
+    own = "/" in name or name.partition(":")[0] in DEVICES
+    return 0.0 if own else 1 + crc32(name.encode()) % WORDS

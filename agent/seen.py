@@ -5,11 +5,12 @@ import functools
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Iterator, Sequence
 from types import FunctionType
 from typing import Any
 from zlib import crc32
 
+import msgspec
 import numpy as np
 import torch
 from torch.utils import _pytree as pytree
@@ -54,7 +55,6 @@ class Eyes:
         self,
         step: int,
         batches: Sequence[Any],
-        goes_by: Mapping[str, float] = {},
         *,
         whole: bool = True,
     ) -> None:
@@ -67,10 +67,14 @@ class Eyes:
                 change=change,
                 training=sum(module.training for module in self._modules),
                 told=tuple(itertools.islice(self._others(), TOLD_MAX)),
-                goes_by=dict(goes_by),
             )
         )
         self._before = (step, self._numbers(step)) if whole else (-1, [])
+
+    def goes_by(self, told: dict[str, float]) -> None:
+        """What the loop's code goes by in this step, where it was looked at."""
+        if told and self.seen:
+            self.seen[-1] = msgspec.structs.replace(self.seen[-1], goes_by=told)
 
     def forget(self) -> None:
         """The state was taken over from others."""

@@ -303,8 +303,8 @@ class Session:
         frame = sys._getframe(1)
         caller = Caller(frame, frame.f_lasti)
         self._beside.look(caller, self.version, self._facts.steps_total)
-        goes_by, whole = self._gone_by.now(caller), self.holdings.here is None
-        self.eyes.look(self.version, batches, goes_by, whole=whole)
+        self.eyes.look(self.version, batches, whole=self.holdings.here is None)
+        self.eyes.goes_by(self._gone_by.at(caller, self.version, self._world.generation))
         self._asked, self._streams, self._within = (caller, batches), None, None
         if not self._looked_at:
             self._looked_at, self._streams = True, Streams(caller)
@@ -341,6 +341,9 @@ class Session:
         while True:
             try:
                 first, count = self._world.share()
+                if self._asked is not None:
+                    caller, _ = self._asked
+                    self.eyes.goes_by(self._gone_by.entering(caller, self._world.generation))
                 passing("step: share opened")
                 self._filled.begin((self._world.deep, first, count))
                 self._still.begin()

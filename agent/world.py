@@ -43,6 +43,10 @@ class World(Protocol):
     @property
     def notice_s(self) -> float | None: ...
 
+    @property
+    def generation(self) -> int:
+        """Of the layout that this worker is in."""
+
     def boundary(self, session: "Session", facts: Facts) -> None:
         """Return when `session.version` is the version that everyone goes on from."""
 
@@ -84,6 +88,7 @@ class Alone:
 
     nan: NanPolicy = "fail"
     leader = True
+    generation = -1
     notice_s = None
     deep = False
 

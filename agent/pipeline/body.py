@@ -31,7 +31,7 @@ from agent.pipeline.examine import Facts, examined
 from agent.pipeline.flat import cloned, flatten, is_leaf, unflatten
 from agent.pipeline.heard import Heard
 from agent.pipeline.loops import MICROBATCH, Caller, find, names_of, refuse, uncleared
-from agent.pipeline.reads import Reads
+from agent.pipeline.reads import Reads, taken_apart
 from agent.pipeline.record import (
     FIXED,
     attributes_kept,
@@ -267,7 +267,8 @@ class Body:
         whole = {str(node.target) for node in graph.graph.nodes if node.op == "call_module"}
         parts = [self._loop.whole.target, *self._loop.whole.body]
         asked = [guest.called[0] for guest in guests.guests(graph)]
-        return Reads(parts, self._names, model, whole, asked, self._heard)
+        apart = list(taken_apart(model, whole))
+        return Reads(parts, self._names, apart, asked, self._heard)
 
     def _at(self, node: Any) -> str:
         return f"{Path(self._file).name}:{node.lineno}"

@@ -30,14 +30,13 @@ FUNCTIONS = (FunctionType, MethodType, functools.partial)
 
 
 class Reads:
-    """Everything that one recording was made with, and how to look at it again."""
+    """Everything that one recording was made with, and how to look at it again. Of `modules` it is looked at what they have, too."""
 
     def __init__(
         self,
         parts: Sequence[ast.AST],
         names: dict[str, Any],
-        model: torch.nn.Module,
-        whole: Collection[str],
+        modules: Sequence[torch.nn.Module],
         asked: Sequence[torch.nn.Module] = (),
         heard: Heard | None = None,
     ) -> None:
@@ -55,7 +54,7 @@ class Reads:
                 if path and path[0] in names and path[0] not in stored:
                     paths.append(path)
         self._paths = paths
-        self._modules = list(_taken_apart(model, whole))
+        self._modules = modules
         known = {name: value for name, value in names.items() if name not in stored}
         called = [_call(node, known) for node in nodes if isinstance(node, ast.Call)]
         called += [call for path in paths for call in _calls_at(path, names)]
@@ -147,7 +146,7 @@ def _item(owner: Any, key: Any) -> Any:
     return owner.get(key) if type(owner) is dict else None
 
 
-def _taken_apart(model: torch.nn.Module, whole: Collection[str]) -> Iterator[torch.nn.Module]:
+def taken_apart(model: torch.nn.Module, whole: Collection[str]) -> Iterator[torch.nn.Module]:
     """The modules whose own code was recorded."""
     kept: list[str] = []
     for name, module in model.named_modules():

@@ -145,6 +145,26 @@ def test_what_a_loop_goes_by_is_told_by_its_names() -> None:
     }
 
 
+def test_it_is_looked_at_where_somebody_may_be_new() -> None:
+    """In the first step of a layout, and in every eighth; alone never, and it takes no time."""
+    told = list[tuple[int, str]]()
+    by = GoneBy(torch.nn.Linear(1, 1))
+    beta, session = 1.0, SimpleNamespace()
+
+    def share(where: tuple[int, int]) -> list[torch.Tensor]:
+        caller = Caller(frame := sys._getframe(1), frame.f_lasti)
+        step, generation = where
+        told.extend((step, "at") for _ in by.at(caller, step, generation))
+        told.extend((step, "entering") for _ in by.entering(caller, generation))
+        return []
+
+    session.share = share
+    for step, generation in enumerate([-1, -1, 3, 3, 3, 4, 4, 4, 4, 4]):
+        for _ in session.share((step, generation)):
+            assert beta
+    assert told == [(2, "entering"), (5, "entering"), (8, "at")]
+
+
 def test_a_name_that_stands_for_another_object_is_no_other_number() -> None:
     """Settings that are made anew in each step: what they have in this step is told, not what those of the first step had."""
     session, found = SimpleNamespace(), list[dict[str, float]]()
@@ -167,8 +187,10 @@ def test_a_name_that_stands_for_another_object_is_no_other_number() -> None:
 def test_who_goes_by_another_number_is_told() -> None:
     """By its name, and what to do."""
     alike, eyes = Alike(), [Eyes([]), Eyes([])]
-    eyes[0].look(7, LIST, {"cfg.beta": 0.5, "cfg.one": 1.0})
-    eyes[1].look(7, LIST, {"cfg.beta": 1.0, "cfg.other": 1.0})
+    for each in eyes:
+        each.look(7, LIST)
+    eyes[0].goes_by({"cfg.beta": 0.5, "cfg.one": 1.0})
+    eyes[1].goes_by({"cfg.beta": 1.0, "cfg.other": 1.0})
     assert alike.hear("a", eyes[0].seen) == ""
     said = alike.hear("b", eyes[1].seen)
     assert said.startswith(

@@ -130,7 +130,7 @@ def reads(beside: ModuleType, body: str) -> tuple[Reads, dict[str, object]]:
 
 
 def reads_of(body: str, names: dict[str, object]) -> tuple[Reads, dict[str, object]]:
-    return Reads(ast.parse(body).body, names, names["model"], ()), names
+    return Reads(ast.parse(body).body, names, list(names["model"].modules())), names
 
 
 @pytest.mark.parametrize(
