@@ -54,7 +54,7 @@ def test_what_changes_at_some_time(crew: Crew) -> None:
 
 def test_looked_at_ever_more_seldom() -> None:
     """In the next step, and then twice as many steps later, up to some dozens."""
-    doubts, looked = Doubts(), list[int]()
+    doubts, looked = Doubts(lambda: 0.0), list[int]()
 
     def look(step: int) -> bool:
         looked.append(step)
@@ -64,6 +64,23 @@ def test_looked_at_ever_more_seldom() -> None:
     for step in range(300):
         assert doubts.right(step, lambda at=step: look(at), entered=step == 20)
     assert looked == [1, 3, 7, 15, 20, 52, 115, 178, 241]
+
+
+def test_it_takes_next_to_no_time() -> None:
+    """Where a look takes as long as two steps, there are 1024 between; but a layout that begins is looked at."""
+    now_s, looked = [0.0], list[int]()
+    doubts = Doubts(lambda: now_s[0])
+
+    def look(step: int) -> bool:
+        looked.append(step)
+        now_s[0] += 0.25
+        return True
+
+    doubts.recorded(0)
+    for step in range(2500):
+        assert doubts.right(step, lambda at=step: look(at), entered=step == 300)
+        now_s[0] += 0.125
+    assert looked == [1, 3, 7, 15, 31, 63, 300, 1324, 2348]
 
 
 def test_a_layout_begins_with_what_is_right() -> None:
