@@ -16,7 +16,8 @@ log = logging.getLogger(__name__)
 
 CLOSED = "orch:jobs:closed"  # sorted set: jobs by when they were closed
 CLOSED_MAX = 1500
-KEYS = ("orch:commit", "orch:log", "orch:manifest")
+KEPT_JOBS = "orch:jobs:kept"  # hash: closed jobs that are in memory only
+KEYS = ("orch:commit", "orch:log", "orch:manifest", "orch:jobs:script")
 
 
 def note_open(client: Any, job: str) -> None:
@@ -34,6 +35,7 @@ def note_closed(client: Any, checkpoints: Path, job: str, at_s: float) -> None:
 
 def forget(client: Any, checkpoints: Path, job: str) -> None:
     client.delete(*(f"{key}:{job}" for key in KEYS))
+    client.hdel(KEPT_JOBS, job)
     folder = checkpoints / job
     if folder.parent != checkpoints or not folder.is_dir():
         return

@@ -21,7 +21,7 @@ import redis
 from agent import commits
 from agent.commits import CommitLog, RedisCommitLog
 from agent.errors import CheckpointError, RecordError, WireError
-from agent.forgetting import note_closed, note_open
+from agent.forgetting import KEPT_JOBS, note_closed, note_open
 from agent.job import Job
 from agent.layout import Layout
 from agent.member import Member
@@ -138,7 +138,8 @@ class Keeper:
         return listener
 
     def _reload(self) -> None:
-        for field, data in self._client.hgetall(OPEN_JOBS).items():
+        records = self._client.hgetall(KEPT_JOBS) | self._client.hgetall(OPEN_JOBS)
+        for field, data in records.items():
             name = field.decode(errors="replace")
             try:
                 record = _opened(name, data)
@@ -153,7 +154,7 @@ class Keeper:
             elif record.layout is not None:
                 job.restore(record.layout)
         if self._place.memory is not None:
-            sweep(self._place.memory, self._open)
+            sweep(self._place.memory, {field.decode(errors="replace") for field in records})
 
     def _script(self, order: JobOrder) -> bytes:
         """As it was submitted. What was put into the store lies there twice."""
@@ -200,6 +201,7 @@ class Keeper:
         self._client.set(_script_key(order.job), script)
         record = OpenJob(order=order)
         self._save(record)
+        self._client.hdel(KEPT_JOBS, order.job)
         with self._lock:
             kept = self._kept.pop(order.job, None)
         if kept is None:
@@ -246,26 +248,30 @@ class Keeper:
             self._close(name)
 
     def _close(self, name: str) -> None:
-        """What could not be put on the disk stays in memory, in case that the job is opened again."""
+        """What could not be put on the disk stays in memory, for the next keeper or in case that the job is opened again."""
         job = self._jobs[name]
-        self._patiently(self._save)(msgspec.structs.replace(self._open[name], closing=True))
+        record = msgspec.structs.replace(self._open[name], closing=True)
+        self._patiently(self._save)(record)
         job.close()
         try:
             away = job.put_away()
         except Exception:
             log.exception("%s could not be put on the disk", name)
             away = False
-        self._patiently(self._strike)(name)
+        if away:
+            self._patiently(self._strike)(name)
+        else:
+            self._patiently(self._keep)(record)
         with self._lock:
             if not away:
                 self._kept[name] = job
                 while len(self._kept) > KEPT_MAX:
-                    del self._kept[next(iter(self._kept))]
+                    self._kept.pop(next(iter(self._kept))).vault.leave()
             del self._jobs[name], self._open[name], self._closing[name]
         self._patiently(note_closed)(self._client, self._place.checkpoints, name, CLOCK.now_s())
 
     def _put_away(self) -> None:
-        """What did not fit on the disk when its job was closed is tried again: our memory ends with us."""
+        """What did not fit on the disk when its job was closed is tried again: it ends with us, or with the machine."""
         while not self._closed.wait(KEPT_S):
             with self._lock:
                 kept = dict(self._kept)
@@ -278,11 +284,20 @@ class Keeper:
                     log.exception("%s could not be put on the disk", name)
                     continue
                 with self._lock:
-                    if away and self._kept.get(name) is job:
+                    gone = away and self._kept.get(name) is job
+                    if gone:
                         del self._kept[name]
+                if gone:
+                    with contextlib.suppress(Closed):
+                        self._patiently(self._client.hdel)(KEPT_JOBS, name)
+
+    def _keep(self, record: OpenJob) -> None:
+        self._save(record, KEPT_JOBS)
+        self._client.hdel(OPEN_JOBS, record.order.job)
 
     def _strike(self, name: str) -> None:
         self._client.hdel(OPEN_JOBS, name)
+        self._client.hdel(KEPT_JOBS, name)
         self._client.delete(_script_key(name))
 
     def _wait_closed(self, name: str) -> None:
@@ -300,8 +315,8 @@ class Keeper:
             job.reopen()
         return job
 
-    def _save(self, record: OpenJob) -> None:
-        self._client.hset(OPEN_JOBS, record.order.job, seal(msgspec.json.encode(record)))
+    def _save(self, record: OpenJob, key: str = OPEN_JOBS) -> None:
+        self._client.hset(key, record.order.job, seal(msgspec.json.encode(record)))
         with self._lock:
             self._open[record.order.job] = record
 

@@ -325,6 +325,11 @@ def move_in(root: Path, checkpoints: Path) -> bool:
     return True
 
 
+def kept(root: Path) -> list[Path]:
+    """The jobs of which something is there that can be found: not all of their steps are on the disk."""
+    return sorted({log.parent.parent for log in root.glob(f"*/*/{LOG}")})
+
+
 def sweep(root: Path, jobs: Collection[str]) -> None:
     """Remove what is of none of these jobs."""
     with contextlib.suppress(OSError):

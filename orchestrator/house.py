@@ -154,10 +154,12 @@ class House:
         if self._redis is not None:
             self._redis.stop()
         processes.sweep(self.places.identity, grace_s=0)
-        if self.places.given_back.exists():  # and with that every job is on the disk
-            from agent.remains import root_of
+        if self.places.given_back.exists():
+            from agent.remains import kept, root_of
 
-            shutil.rmtree(root_of(self.places.checkpoints), ignore_errors=True)
+            root = root_of(self.places.checkpoints)
+            if not kept(root):  # every job is on the disk
+                shutil.rmtree(root, ignore_errors=True)
         self.places.remove_link()
 
     def _clear_up(self) -> None:

@@ -3,6 +3,7 @@
 import contextlib
 import os
 import resource
+import shutil
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -20,14 +21,16 @@ from redis.retry import Retry
 
 from agent import keeper as keeper_module
 from agent import vault
-from agent.commits import Commit, RedisCommitLog
+from agent.commits import Commit, RedisCommitLog, key_of
 from agent.faults import Fault, Plan
-from agent.keeper import OPEN_JOBS, PORTS, Keeper, _script_key, connect
+from agent.forgetting import KEPT_JOBS
+from agent.keeper import KEPT_MAX, OPEN_JOBS, PORTS, Keeper, _script_key, connect
 from agent.layout import data_parallel
 from agent.messages import PULSE, AnyReport, JobOrder, RecordsDamaged, Rewound, WorkerLost
 from agent.outbox import INBOX
 from agent.parcel import submitted_key
 from agent.protocol import Snapshot
+from agent.remains import kept, root_of
 from agent.vault import Place, Vault
 
 pytestmark = pytest.mark.processes
@@ -121,6 +124,36 @@ def test_what_did_not_fit_when_a_job_was_closed_is_written_when_there_is_room(
         assert [mark.version for mark in disk(tmp_path / "job").marks()] == [3]
     finally:
         keeper.close()
+
+
+def test_of_many_jobs_that_the_disk_refused_the_next_keeper_has_all(
+    refusing: Refusing, tmp_path: Path
+) -> None:
+    """One keeper holds on to a few of them only; what it has noted down of the others stays where it is."""
+    jobs = [f"job{number}" for number in range(KEPT_MAX + 2)]
+    checkpoints = tmp_path / "checkpoints"
+    place = Place(checkpoints=checkpoints, memory=root_of(checkpoints))
+    checkpoints.mkdir()
+    keeper = Keeper(refusing, place, "127.0.0.1", SECRET)
+    try:
+        for job in jobs:
+            refusing.hset(key_of(job), mapping={"term": 1, "generation": 0, "step": 3})
+            keeper.open_job(order(job), b"")
+            keeper._jobs[job].vault.adopt(saved(3))
+            (checkpoints / job).write_bytes(b"")  # where its folder would be
+            keeper.close_job(job)
+            until("the close", lambda job=job: job not in keeper._jobs)
+        keeper.close()
+        for job in jobs:
+            (checkpoints / job).unlink()
+        keeper = Keeper(refusing, place, "127.0.0.1", SECRET)
+        until("all to be on the disk", lambda: not (keeper._jobs or kept(place.memory)))
+        for job in jobs:
+            assert [mark.version for mark in disk(checkpoints / job).marks()] == [3]
+        assert not refusing.exists(KEPT_JOBS)
+    finally:
+        keeper.close()
+        shutil.rmtree(place.memory)
 
 
 def cut_off(client: Any) -> None:

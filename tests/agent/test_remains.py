@@ -15,7 +15,7 @@ from agent import remains
 from agent.backup import Backup, LoggedSum, Saved
 from agent.keeper import OPEN_JOBS
 from agent.messages import Recalled, Rewound
-from agent.remains import LOG, Remains, move_in, root_of, sweep
+from agent.remains import LOG, Remains, kept, move_in, root_of, sweep
 from agent.store.format import lay_out
 from agent.store.memory import RETURNING_BYTES_MIN
 
@@ -289,3 +289,46 @@ def test_a_job_that_is_closed_before_it_goes_on_loses_no_step(
     assert lasting.of(Rewound) == []
     assert lasting.of(Recalled)[0].step == committed[0]
     ends_alike(lasting, alone, STEPS)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("room", [True, False])
+def test_what_the_disk_refuses_when_a_job_is_closed_outlives_the_keeper(
+    lasting: Crew, alone: tuple[list[str], bytes], redis_process: RedisProcess, room: bool
+) -> None:
+    """The next keepers leave it where it is for as long as the disk refuses it, and put it there by themselves once
+    there is room. Opened again before that, the job goes on from what is in memory."""
+    out, folder = lasting.folder / "out.pt", lasting.folder / "checkpoints" / "job"
+    options = {"backup_every_steps": 5, "checkpoint_every_s": 3600.0}
+    lasting.begin(2, TOY, str(STEPS), str(out), **options)
+    lasting.reach(8)
+    folder.parent.mkdir(exist_ok=True)
+    folder.write_bytes(b"")  # where its folder would be
+    store = redis.Redis.from_url(redis_process.url)
+    lasting.keeper.close_job("job")
+    for _ in range(2):
+        until("it to be closed", lambda: not store.hlen(OPEN_JOBS))
+        lasting.keeper.kill()
+        lasting.keeper.start()
+    committed = commits(redis_process)
+    root = root_of(lasting.folder / "checkpoints")
+    until("it to be closed", lambda: not store.hlen(OPEN_JOBS))
+    assert kept(root) == [root / "job"]
+    if room:
+        folder.unlink()
+        lasting.keeper.kill()
+        lasting.keeper.start()
+        until("it to be on the disk", lambda: not store.hlen(OPEN_JOBS) and not kept(root))
+    lasting.ready.clear()
+    lasting.open(TOY, str(STEPS), str(out), **options)
+    lasting.pids.clear()
+    lasting.start(2)
+    recalled = until("it to go on", lambda: lasting.of(Recalled))
+    if not room:
+        folder.unlink()
+    lasting.completed()
+    assert lasting.of(Rewound) == []
+    assert [one.step for one in recalled] == committed
+    ends_alike(lasting, alone, STEPS)
+    lasting.keeper.close_job("job")
+    until("all to be let go", lambda: [path.name for path in root.iterdir()] == [remains.HOME])

@@ -12,7 +12,7 @@ import pytest
 import torch
 from houses import RunningHouse, command_line, until
 
-from agent.remains import root_of
+from agent.remains import kept, root_of
 from orchestrator import processes
 from orchestrator.cli.running import news
 from orchestrator.client import local_cloud
@@ -186,6 +186,38 @@ def test_who_has_done_the_last_step_dies_before_the_model_is_there(new_house, tm
     hold.unlink()
     assert house.ended().status == "SUCCEEDED"
     assert same(weights(out), undisturbed(tmp_path, steps))
+
+
+def test_down_leaves_in_memory_what_the_disk_refuses(new_house, tmp_path):
+    """`down` says whose newest steps are there, where, and what to do; the next `up` puts them on the disk, and the job
+    that is resumed loses nothing."""
+    steps, out = 100, tmp_path / "ours.pt"
+    house = new_house()
+    folder = house.places.checkpoints / "job"
+    house.start()
+    house.submit(TOY, argv=(str(steps), "0.1", str(out)), slots_max=2)
+    house.reached(20)
+    folder.parent.mkdir(exist_ok=True)
+    folder.write_bytes(b"")  # where its folder would be
+    root = root_of(house.places.checkpoints)
+    down = orchestrator("down", "--config", str(house.config))
+    assert down.returncode == 0, down.stderr
+    assert house.process.wait(60) == 0
+    said = " ".join((down.stdout + down.stderr).split())
+    assert f"the newest steps of job are not in {house.places.checkpoints} yet" in said
+    assert f"in {root / 'job'}, " in said
+    again = orchestrator("down", "--json", "--config", str(house.config))
+    assert msgspec.json.decode(again.stdout)["kept_in_memory"] == [str(root / "job")]
+    folder.unlink()
+    house.start()
+    until("it to be on the disk", lambda: not kept(root))
+    assert orchestrator("resume", "job", "--config", str(house.config)).returncode == 0
+    until("it to go on", lambda: house.job().ended_at_s is None)
+    job = house.ended(150)
+    assert (job.status, job.steps_lost) == ("SUCCEEDED", 0), house.told()
+    assert same(weights(out), undisturbed(tmp_path, steps))
+    assert house.down() == 0
+    assert not root.exists()
 
 
 def test_a_script_that_raises_fails_with_its_own_traceback(new_house):
