@@ -54,10 +54,12 @@ class Partial:
         """Take in what the model's gradients hold now, and add up what is complete by it."""
         node, within = tree.lowest((0, microbatch), self._microbatches), range(first, first + count)
         one = self.space.take(loss)
-        if self._lent is not None and (pair := self._pair(node, within)) is not None:
-            one, node = self.space.returned(self._lent, one), pair[0]
+        if self._lent is None or (pair := self._pair(node, within)) is None:
+            self._held[node] = one
+        else:
+            node, _ = pair
+            self._held[node] = self._returned(self._lent, one)
             self._lent = None
-        self._held[node] = one
         while (pair := self._pair(node, within)) is not None and pair[1] in self._held:
             left, right = self._held.pop(node), self._held.pop(pair[1])
             if isinstance(left, Contribution) and isinstance(right, Contribution):
@@ -65,6 +67,15 @@ class Partial:
             else:
                 node, total = pair[0], self._join(left, right)
             self._held[node] = total
+
+    def _returned(self, lent: Lent, one: Contribution) -> Sum | Contribution:
+        """Two that were added up by a backward; in the room that lies there for the sum anyway, if it is not in use yet."""
+        both = self.space.returned(lent, one)
+        if not self._spare or any(isinstance(held, Sum) for held in self._held.values()):
+            return both
+        total = self._room()
+        self.space.write(total, both)
+        return total
 
     def _join_apart(
         self, node: tree.Node, within: range, one: Contribution, other: Contribution

@@ -121,3 +121,6 @@ def test_a_backward_that_adds_needs_one_room_less() -> None:
         partial.clear()
         rooms.append(len(partial._spare))
     assert rooms == [2, 1]
+    for microbatch in range(2):
+        _compute(space, partial, microbatch, 0, 8, lends=True)
+    assert not partial._spare, "the first pair lies there, and nowhere else"
