@@ -51,13 +51,7 @@ class Eyes:
         self._before: tuple[int, list[float]] = (-1, [])
         self.seen: deque[Seen] = deque(maxlen=STEPS_MAX)
 
-    def look(
-        self,
-        step: int,
-        batches: Sequence[Any],
-        *,
-        whole: bool = True,
-    ) -> None:
+    def look(self, step: int, batches: Sequence[Any], *, whole: bool = True) -> None:
         """At the beginning of a step. Where not all is here, what is here has come from others meanwhile."""
         change = self._change(step - 1) if whole else ()
         self.seen.append(

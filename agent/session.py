@@ -450,13 +450,15 @@ class Session:
 
     def to_play(self, told: Told = nobody, *, entered: bool) -> Recording:
         """The recording, looked at if it is time to. `entered`: in the first step of a layout."""
-        self.recording(told)
-        if self._asked is not None:
-            caller, batches = self._asked
-            look = partial(self._computes, caller)
-            if not self._doubts.right(self.version, look, entered=entered):
-                self._record(caller, batches, told, "")
-        return self.recording(told)
+        found = self.recording(told)
+        if self._asked is None:
+            return found
+        caller, batches = self._asked
+        look = partial(self._computes, caller)
+        if not self._doubts.right(self.version, look, entered=entered):
+            self._record(caller, batches, told, "")
+        assert self._recording is not None
+        return self._recording
 
     def _computes(self, caller: Caller) -> bool:
         assert self._recording is not None

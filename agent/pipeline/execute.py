@@ -40,7 +40,8 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     `open` seeds the random streams for a microbatch. `lend` is called before a backward into a stage's `.grad`s, and may leave
     some there for it to add to. `take` is called when they (and buffers) hold one microbatch's
-    contribution, with its loss on the last stage and 0 elsewhere; it leaves none there. `check` is called between actions, and raises what ends the step early.
+    contribution, with its loss on the last stage and 0 elsewhere; it leaves none there. `check` is called between
+    actions, and raises what ends the step early.
     """
 
     name: str  # what its messages are marked with: no two steps in flight share it
