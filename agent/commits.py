@@ -11,6 +11,9 @@ from typing import Any, Protocol
 import msgspec
 
 from agent.errors import Fenced, RecordError
+from agent.messages import Rewound
+from agent.outbox import INBOX
+from cloud.clock import CLOCK
 
 
 class Commit(msgspec.Struct, frozen=True, kw_only=True):
@@ -31,8 +34,9 @@ class CommitLog(Protocol):
     def write(self, job: str, term: int, commit: Commit) -> None:
         """Write the next commit, or raise `Fenced`."""
 
-    def rewind(self, job: str, term: int, commit: Commit) -> None:
-        """Go back to an earlier version, because the state of everything newer is lost."""
+    def rewind(self, job: str, term: int, commit: Commit, told: Rewound) -> None:
+        """Go back to an earlier version, because the state of everything newer is lost, and tell the manager: both, or
+        neither."""
 
 
 class History:
@@ -87,7 +91,8 @@ class History:
     def rewind(self, version: int) -> None:
         """Go back, because the state of everything newer is lost; or `Fenced`."""
         commit = Commit(generation=max(self.generation, 0), version=version, loss=None)
-        self._log.rewind(self._job, self._term, commit)
+        told = Rewound(at_s=CLOCK.now_s(), job=self._job, from_step=self.version, to_step=version)
+        self._log.rewind(self._job, self._term, commit, told)
         self._newest = commit
 
 
@@ -111,7 +116,7 @@ class MemoryCommitLog:
     def write(self, job: str, term: int, commit: Commit) -> None:
         self._put(job, term, commit, back=False)
 
-    def rewind(self, job: str, term: int, commit: Commit) -> None:
+    def rewind(self, job: str, term: int, commit: Commit, told: Rewound) -> None:  # noqa: ARG002 - there is no manager
         self._put(job, term, commit, back=True)
 
     def _put(self, job: str, term: int, commit: Commit, *, back: bool) -> None:
@@ -162,11 +167,12 @@ if tonumber(ARGV[2]) < tonumber(held[2] or '-1') then
   return 'generation ' .. ARGV[2] .. ' is older than ' .. held[2]
 end
 local step, newest = tonumber(ARGV[3]), tonumber(held[3] or '0')
-if ARGV[5] == '0' and step ~= newest and step ~= newest + 1 then
+if ARGV[5] == '' and step ~= newest and step ~= newest + 1 then
   return 'version ' .. ARGV[3] .. ' does not follow ' .. newest
 end
 local sealed = seal(ARGV[2], ARGV[3], ARGV[4])
 redis.call('HSET', KEYS[1], 'generation', ARGV[2], 'step', ARGV[3], 'loss', ARGV[4], 'seal', sealed)
+if ARGV[5] ~= '' then redis.call('XADD', KEYS[2], '*', 'e', ARGV[5]) end
 return ''
 """
 )
@@ -193,15 +199,15 @@ class RedisCommitLog:
         self._strike(keys=[key_of(job)])
 
     def write(self, job: str, term: int, commit: Commit) -> None:
-        self._put(job, term, commit, back=False)
+        self._put(job, term, commit)
 
-    def rewind(self, job: str, term: int, commit: Commit) -> None:
-        self._put(job, term, commit, back=True)
+    def rewind(self, job: str, term: int, commit: Commit, told: Rewound) -> None:
+        self._put(job, term, commit, msgspec.json.encode(told))
 
-    def _put(self, job: str, term: int, commit: Commit, *, back: bool) -> None:
+    def _put(self, job: str, term: int, commit: Commit, told: bytes = b"") -> None:
         loss = "" if commit.loss is None else repr(commit.loss)
-        arguments = [term, commit.generation, commit.version, loss, int(back)]
-        refusal = self._write(keys=[key_of(job)], args=arguments)
+        arguments = [term, commit.generation, commit.version, loss, told]
+        refusal = self._write(keys=[key_of(job), INBOX], args=arguments)
         if refusal:
             text = refusal.decode() if isinstance(refusal, bytes) else str(refusal)
             raise Fenced(f"{job}: {text}")

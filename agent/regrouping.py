@@ -278,15 +278,12 @@ class Regrouping:
 
     def _go_back(self, version: int) -> bool:
         """Whether it is for us to say."""
-        before = self._history.version
         try:
             self._history.rewind(version)
         except Fenced as error:
             self._gave_up(error)
             return False
         self._vault.since, self._roster.left, self._roster.unled = version, None, None
-        if version < before:
-            self._reports.rewound(before, version)
         return True
 
     # --- the keeper was restarted ---------------------------------------------------------------------

@@ -15,7 +15,6 @@ from agent.messages import (
     RecallFailed,
     Regrouped,
     Report,
-    Rewound,
     WorkerFailed,
     WorkerLost,
     WorkerReady,
@@ -82,11 +81,6 @@ class Reports:
     def failed(self, worker: str, kind: FailureKind, detail: str) -> None:
         self._report(
             WorkerFailed(at_s=CLOCK.now_s(), job=self._job, worker=worker, kind=kind, detail=detail)
-        )
-
-    def rewound(self, from_step: int, to_step: int) -> None:
-        self._report(
-            Rewound(at_s=CLOCK.now_s(), job=self._job, from_step=from_step, to_step=to_step)
         )
 
     def recalled(self, step: int, because: str) -> None:

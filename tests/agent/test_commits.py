@@ -10,7 +10,8 @@ from crews import RedisProcess
 
 from agent.commits import Commit, CommitLog, History, MemoryCommitLog, RedisCommitLog
 from agent.errors import Fenced
-from agent.messages import AnyReport, Progress, Report
+from agent.messages import AnyReport, Progress, Report, Rewound
+from agent.outbox import INBOX
 from agent.reports import Reports
 
 pytestmark = pytest.mark.processes
@@ -62,13 +63,17 @@ def test_the_same_commit_twice_is_one(log: CommitLog) -> None:
     assert log.take(JOB)[1].version == 1
 
 
+def back(before: int, after: int) -> Rewound:
+    return Rewound(at_s=0.0, job=JOB, from_step=before, to_step=after)
+
+
 REFUSED: dict[str, Callable[[CommitLog, int], None]] = {
     "an older generation": lambda log, term: log.write(JOB, term, commit(3, generation=1)),
     "a step too far": lambda log, term: log.write(JOB, term, commit(4, generation=2)),
     "a step back": lambda log, term: log.write(JOB, term, commit(1, generation=2)),
     "an earlier keeper": lambda log, term: log.write(JOB, term - 1, commit(3, generation=2)),
     "an earlier keeper that rewinds": lambda log, term: log.rewind(
-        JOB, term - 1, commit(0, generation=2)
+        JOB, term - 1, commit(0, generation=2), back(2, 0)
     ),
 }
 
@@ -90,6 +95,20 @@ def test_a_rewind_goes_back(log: CommitLog) -> None:
     term, _ = log.take(JOB)
     for version in range(1, 6):
         log.write(JOB, term, commit(version))
-    log.rewind(JOB, term, Commit(generation=1, version=2))
+    log.rewind(JOB, term, Commit(generation=1, version=2), back(5, 2))
     log.write(JOB, term, commit(3))
     assert log.take(JOB)[1].version == 3
+
+
+def test_who_goes_back_has_told_the_manager(redis_process: RedisProcess) -> None:
+    """With the very write: a keeper that is killed behind it, with its outbox, leaves no step uncounted."""
+    with redis.Redis.from_url(redis_process.url) as client:
+        history = History(RedisCommitLog(client), JOB)
+        for version in range(1, 6):
+            history.write(commit(version))
+            history.note(commit(version))
+        history.rewind(2)
+        ((_, entry),) = client.xrange(INBOX)
+    told = msgspec.json.decode(entry[b"e"], type=AnyReport)
+    assert isinstance(told, Rewound)
+    assert (told.job, told.from_step, told.to_step) == (JOB, 5, 2)
