@@ -40,6 +40,10 @@ class Killed(NotRunning):
     """A house lived here and has ended without saying so."""
 
 
+class Between(NotRunning):
+    """A house holds this state directory that cannot be spoken to: it starts, or ends."""
+
+
 class Silent(redis.ConnectionError):
     """There is no answer; the message is for a person."""
 
@@ -94,7 +98,7 @@ class Client:
             house = msgspec.json.decode(places.house.read_bytes(), type=House)
         except (OSError, msgspec.DecodeError) as error:
             if _held(places.lock):
-                raise NotRunning(
+                raise Between(
                     f"a manager is just starting or ending in {places.state_dir}; look again in a moment"
                 ) from error
             raise NotRunning(

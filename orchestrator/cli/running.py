@@ -20,7 +20,7 @@ from orchestrator import processes
 from orchestrator.cli import tables
 from orchestrator.cli.desk import CommandError, Desk, command
 from orchestrator.cli.jobs import find
-from orchestrator.client import Client, House, Killed, NotRunning
+from orchestrator.client import Between, Client, House, Killed, NotRunning
 from orchestrator.config import environment
 from orchestrator.events import ShutdownAsked
 from orchestrator.live_table import panel, sentences_of
@@ -259,7 +259,7 @@ def down(
     """End the jobs with a checkpoint, give every machine back, and end the manager."""
     places = Places(desk.config.state_dir)
     try:
-        client = desk.client()
+        client = _settled(desk)
     except Killed:
         found = Found(killed=True)
     except NotRunning as error:
@@ -275,6 +275,19 @@ def down(
         if not force:
             settled, found.view = _settle(desk, places)
     _say_down(desk, places, found, left, settled)
+
+
+def _settled(desk: Desk) -> Client:
+    """Whoever is just starting is ended as soon as it can be asked; its `up` may have been killed."""
+    deadline = time.monotonic() + UP_S_MAX
+    with desk.busy("waiting for a manager that is just starting or ending"):
+        while True:
+            try:
+                return desk.client()
+            except Between:
+                if time.monotonic() > deadline:
+                    raise
+                time.sleep(LOOK_S)
 
 
 class Found(msgspec.Struct, kw_only=True):

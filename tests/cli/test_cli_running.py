@@ -70,6 +70,19 @@ def test_ctrl_c_while_it_starts_leaves_nothing(shell, until):
     assert not shell.places.house.exists()
 
 
+def test_down_ends_a_house_whose_up_was_killed_while_it_started(shell, until):
+    """It goes on starting by itself; it is waited for, asked, and gone."""
+    starting = shell.start("up")
+    until(lambda: len(processes.marked(shell.places.identity)) > 0)
+    starting.kill()
+    try:
+        answer = shell("down", "--json")
+    finally:
+        shell("down")
+    assert (answer.code, answer.json["was_up"], answer.json["killed"]) == (0, True, False)
+    assert processes.marked(shell.places.identity) == []
+
+
 def test_down_gives_everything_back(own_house, until):
     """The job ends with a reason, the cloud sells no machine any more, the process is gone."""
     own_house.script("long.py", "x = 'wait'\n")
