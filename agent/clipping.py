@@ -1,4 +1,4 @@
-"""`clip_grad_norm_` where a worker has the gradients of its own layers only.
+"""`clip_grad_norm_` and `clip_grad_value_` where a worker has the gradients of its own layers only.
 
 The norm is one of all gradients, so those of every tensor are told with the sums of the step, and put together in
 the order in which one process would. Nothing waits for others here, and nothing changes where all is at hand.
@@ -13,13 +13,13 @@ from torch.nn.utils import clip_grad
 
 from agent.holdings import Holdings
 
-_original = clip_grad.clip_grad_norm_
+_by_norm, _by_value = clip_grad.clip_grad_norm_, clip_grad.clip_grad_value_
 
 
 def follow(holdings: Callable[[], Holdings | None]) -> None:
-    """From now on the scripts of this process clip by the norm of all gradients."""
+    """From now on the scripts of this process clip by the norm of all gradients, and each value of those that are here."""
 
-    @functools.wraps(_original)
+    @functools.wraps(_by_norm)
     def clip_grad_norm_(
         parameters: torch.Tensor | Iterable[torch.Tensor],
         max_norm: float,
@@ -29,7 +29,7 @@ def follow(holdings: Callable[[], Holdings | None]) -> None:
     ) -> torch.Tensor:
         here = holdings()
         if here is None or not here.norms:
-            return _original(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
+            return _by_norm(parameters, max_norm, norm_type, error_if_nonfinite, foreach)
         params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
         with here.ours():
             total = here.norm(params, norm_type)
@@ -42,5 +42,20 @@ def follow(holdings: Callable[[], Holdings | None]) -> None:
             here.clip(params)
         return total
 
-    torch.nn.utils.clip_grad_norm_ = clip_grad_norm_
-    clip_grad.clip_grad_norm_ = clip_grad_norm_
+    @functools.wraps(_by_value)
+    def clip_grad_value_(
+        parameters: torch.Tensor | Iterable[torch.Tensor],
+        clip_value: float,
+        foreach: bool | None = None,
+    ) -> None:
+        here = holdings()
+        if here is None or not here.norms:
+            return _by_value(parameters, clip_value, foreach)
+        params = [parameters] if isinstance(parameters, torch.Tensor) else list(parameters)
+        with here.ours():
+            if any(param.grad is not None for param in params):
+                _by_value(params, clip_value, foreach)
+        return here.clip(params)
+
+    torch.nn.utils.clip_grad_norm_ = clip_grad.clip_grad_norm_ = clip_grad_norm_
+    torch.nn.utils.clip_grad_value_ = clip_grad.clip_grad_value_ = clip_grad_value_

@@ -147,6 +147,9 @@ APART = """\
         nn.utils.clip_grad_norm_(model[:3].parameters(), 0.05)
         nn.utils.clip_grad_norm_(model[3].parameters(), 0.02)
         nn.utils.clip_grad_value_(model.parameters(), 1e-3)"""
+OTHERS = """\
+        nn.utils.clip_grad_value_(model[0].parameters(), 1e-3)
+        nn.utils.clip_grad_norm_(model[1:].parameters(), 0.05)"""
 
 
 @pytest.mark.parametrize("clip", [TWICE, BEFORE], ids=["twice", "behind another"])
@@ -161,9 +164,13 @@ def test_the_norm_of_gradients_that_were_changed_is_refused_where_a_part_is(
     assert "something has changed them since" in failed.detail
 
 
-def test_gradients_may_be_clipped_in_parts_and_otherwise_behind(crew: Crew, tmp_path: Path) -> None:
-    """A look at the norm of all, norms of several parts, and what changes each gradient behind them are right."""
-    played(crew, tmp_path, script(clip=APART), owned=True)
+@pytest.mark.parametrize("clip", [APART, OTHERS], ids=["behind", "others before"])
+def test_gradients_may_be_clipped_in_parts_and_otherwise_behind(
+    crew: Crew, tmp_path: Path, clip: str
+) -> None:
+    """A look at the norm of all, norms of several parts, and what changes each gradient behind them are right; so is what
+    changed gradients of which no norm is asked, wherever they are."""
+    played(crew, tmp_path, script(clip=clip), owned=True)
 
 
 FOLLOWS = """
