@@ -18,7 +18,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from agent import own
 from agent.carried import STATE, counted, refuse_carried, timed
 from agent.errors import Misuse
-from agent.pipeline.loops import Caller
+from agent.pipeline.loops import Caller, emptied_in, found_loop
 from agent.still import version_of
 
 NAMES_MAX = 10_000
@@ -80,10 +80,11 @@ class Beside:
         mine = {_memory(tensor) for tensor in tensors}
         found = own.names(caller.frame)
         names = [*found.items()][:NAMES_MAX]
+        anew = emptied_in(found_loop(caller))
         # What is in a thing that the session has is for that thing to tell.
         inside = tuple(f"{name}." for name, thing in names if id(thing) in known)
         for name, thing in names:
-            if name.startswith(("__", *inside)):
+            if name in anew or name.startswith(("__", *inside)):
                 continue
             if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled():
                 _refuse_scaler(name, known=id(thing) in known)

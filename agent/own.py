@@ -39,6 +39,15 @@ def is_own_class(kind: type) -> bool:
     return not is_library(getattr(sys.modules.get(kind.__module__), "__file__", None))
 
 
+def is_own(hook: object) -> bool:
+    """Whether what is called there is the person's own: a function, a method, an object of a class."""
+    while isinstance(hook, functools.partial):
+        hook = hook.func
+    hook = getattr(hook, "__func__", hook)
+    code = getattr(hook, "__code__", None)
+    return is_own_class(type(hook)) if code is None else not is_library(code.co_filename)
+
+
 def is_torchs(module: type) -> bool:
     return module.__module__.startswith(TORCHS)
 

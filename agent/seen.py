@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from agent.away import is_away
-from agent.own import is_own_class, is_torchs
+from agent.own import is_own, is_own_class, is_torchs
 from agent.protocol import Seen
 
 NUMBERS = 4
@@ -47,6 +47,11 @@ class Eyes:
             for name, module in model.named_modules()
             for key in _gone_by(_kinds(module)) & vars(module).keys()
             if isinstance(vars(module)[key], PLAIN)
+        ]
+        self._hooks = [
+            (name, module, len(_own_hooks(module)))
+            for model in models
+            for name, module in model.named_modules()
         ]
         self._before: tuple[int, list[float]] = (-1, [])
         self.seen: deque[Seen] = deque(maxlen=STEPS_MAX)
@@ -80,6 +85,9 @@ class Eyes:
             now = there.get(key)
             if now is not begun and now != begun and isinstance(now, PLAIN):
                 yield f"{name} = {now!r}"
+        for name, module, begun in self._hooks:
+            if (now := len(_own_hooks(module))) != begun:
+                yield f"{name or 'the model'} with {now} forward hook{'s' * (now != 1)}"
 
     def _numbers(self, step: int) -> list[float]:
         param = self._of(step)
@@ -97,6 +105,12 @@ class Eyes:
             return ()
         least = ROUNDED * torch.finfo(param.dtype).eps * max(map(abs, now))
         return change if max(map(abs, change)) > least else ()
+
+
+def _own_hooks(module: torch.nn.Module) -> list[object]:
+    """What the script has hung up there; libraries do so when a forward comes by."""
+    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
+    return [hook for hook in hooks if is_own(hook)]
 
 
 def _kinds(module: torch.nn.Module) -> tuple[type, ...]:

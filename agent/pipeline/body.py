@@ -253,7 +253,7 @@ class Body:
             exec(self._code, {**self._names, MICROBATCH: [batch]})  # noqa: S102 - the script's own code
 
     def _compile(self) -> CodeType:
-        refuse(self._loop, self._at)
+        refuse(self._loop, self._names, self._at)
         try:
             module = ast.Module(body=[self._loop.single], type_ignores=[])
             return compile(ast.fix_missing_locations(module), self._file, "exec")
@@ -268,7 +268,7 @@ class Body:
         parts = [self._loop.whole.target, *self._loop.whole.body]
         asked = [guest.called[0] for guest in guests.guests(graph)]
         apart = list(taken_apart(model, whole))
-        return Reads(parts, self._names, apart, asked, self._heard)
+        return Reads(parts, self._names, apart, asked, self._heard, [*model.modules()])
 
     def _at(self, node: Any) -> str:
         return f"{Path(self._file).name}:{node.lineno}"

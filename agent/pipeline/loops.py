@@ -8,6 +8,7 @@ something behind `session.backward(...)`.
 import ast
 import copy
 import functools
+from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
@@ -149,7 +150,7 @@ def _clears(part: ast.stmt, names: dict[str, Any]) -> bool:
     return False
 
 
-def refuse(loop: Loop, at: Callable[[Any], str]) -> None:
+def refuse(loop: Loop, names: dict[str, Any], at: Callable[[Any], str]) -> None:
     """What the body does that has to be done for every microbatch."""
     body = loop.whole.body
     calls = [node for part in body for node in ast.walk(part) if _is_backward(node)]
@@ -173,7 +174,7 @@ def refuse(loop: Loop, at: Callable[[Any], str]) -> None:
                 "session.share(...), whose body is not run for every microbatch when the model is cut into "
                 "stages. Move it behind the loop: session.loss is the loss of the step there"
             )
-    made = _made_anew(body)
+    made = _made_anew(body) | _begun_anew(body, names)
     for part in body:
         _refuse_effects(part, made, stored_in(loop), at)
     carried = read_first(list(uses([loop.whole.target, *body])), stored_in(loop))
@@ -241,6 +242,33 @@ def _made_anew(body: list[ast.stmt]) -> set[str]:
         node.id for node in stored if id(node) not in known and not isinstance(node.ctx, ast.Del)
     }
     return {node.id for node in made if isinstance(node, ast.Name)} - others
+
+
+def _begun_anew(body: list[ast.stmt], names: dict[str, Any]) -> set[str]:
+    """Names of the script's own lists and dicts with which that is so."""
+    kinds = (list, dict, set, deque)
+    return {name for name in _emptied_first(body) if isinstance(names.get(name), kinds)}
+
+
+def emptied_in(loop: Loop | None) -> set[str]:
+    """What the loop, if one was found, empties for each microbatch before it does anything else with it."""
+    return set() if loop is None else _emptied_first(loop.whole.body)
+
+
+def _emptied_first(body: list[ast.stmt]) -> set[str]:
+    emptied = {found.id for part in body if (found := _emptied(part)) is not None}
+    first = dict[str, bool]()
+    for name, is_stored, _ in uses(body):
+        first.setdefault(name, is_stored)
+    return {name for name in emptied if first[name]}
+
+
+def _emptied(part: ast.stmt) -> ast.Name | None:
+    """`found.clear()`"""
+    match part:
+        case ast.Expr(value=ast.Call(func=ast.Attribute(attr="clear", value=ast.Name() as owner))):
+            return owner
+    return None
 
 
 def _is_new(value: ast.expr) -> bool:
@@ -331,6 +359,8 @@ def uses(nodes: list[Any], without: ast.AST | None = None) -> Iterator[Use]:
             case ast.AugAssign(target=ast.Name() as target):
                 yield target.id, False, target
                 yield from uses([node.value, target], without)
+            case ast.Expr() if (emptied := _emptied(node)) is not None:
+                yield emptied.id, True, emptied
             case ast.For():
                 yield from uses([node.iter, node.target, *node.body, *node.orelse], without)
             case ast.ListComp() | ast.SetComp() | ast.GeneratorExp() | ast.DictComp():

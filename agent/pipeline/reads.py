@@ -6,6 +6,7 @@
     functions      losses.of(cfg)    the names and places that functions of the person's own read outside of themselves, and
                                      those of what they are given: the object whose method it is, or `cfg`
     modules        self.training     numbers and words in the modules that were taken apart, and what learns in them
+    hooks          what is hung up at modules: it is recorded with them, and may keep what it is told
     asked          c = cfg; c.alpha  what objects of the person's own classes were asked for meanwhile (see `heard.py`)
 
 Modules that were kept whole are called as they are, and what they read is read anew every time; of guests (see `guests.py`)
@@ -23,7 +24,7 @@ from typing import Any
 import torch
 
 from agent.own import is_library, is_own_class
-from agent.pipeline.heard import HELD, ITEMS_MAX, PLAIN, Heard, lying, now, of_kind, same
+from agent.pipeline.heard import HELD, ITEMS_MAX, PLAIN, Heard, Items, lying, now, of_kind, same
 
 ABSENT = object()
 FUNCTIONS = (FunctionType, MethodType, functools.partial)
@@ -39,8 +40,9 @@ class Reads:
         modules: Sequence[torch.nn.Module],
         asked: Sequence[torch.nn.Module] = (),
         heard: Heard | None = None,
+        overheard: Sequence[torch.nn.Module] = (),
     ) -> None:
-        self._heard = heard or Heard()
+        self._heard, self._overheard = heard or Heard(), overheard
         nodes = [node for part in parts for node in ast.walk(part)]
         stored = {
             node.id
@@ -98,6 +100,14 @@ class Reads:
                     yield [type(module).__name__, ("attribute", name)], value
         for module in self._asked:
             yield [type(module).__name__, ("attribute", "training")], module.training
+        yield ["hooks"], Items(_hooks(self._overheard))
+
+
+def _hooks(modules: Sequence[torch.nn.Module]) -> Iterator[object]:
+    for module in modules:
+        if module._forward_hooks or module._forward_pre_hooks:
+            hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+            yield id(module), *hooks
 
 
 def _words(path: list[Any]) -> str:

@@ -1,5 +1,6 @@
 """Workers that do not do the same: found out by what each says of its steps, before the numbers are anybody's guess."""
 
+import functools
 import sys
 import time
 from types import SimpleNamespace
@@ -99,6 +100,13 @@ def test_eyes_see_what_a_script_has_told_a_module() -> None:
     model[1].scale = 1.0
     eyes.look(1, LIST)
     assert [one.told for one in eyes.seen] == [("0.p = 0.2", "1.scale = 0.5"), ("0.p = 0.2",)]
+    model[0].register_forward_hook(functools.partial(print, sep=""))  # as a library does
+    hung = model[0].register_forward_hook(lambda *_: None)
+    eyes.look(2, LIST)
+    assert eyes.seen[2].told == ("0.p = 0.2", "0 with 1 forward hook")
+    hung.remove()
+    eyes.look(3, LIST)
+    assert eyes.seen[3].told == ("0.p = 0.2",)
     alike = Alike()
     alike.hear("a", eyes.seen)
     assert "step 1: 0.p = 0.2 in the model on a, and not on b" in alike.hear(
@@ -259,6 +267,11 @@ UNLIKE = {
         "    optimizer.step()",
         "    optimizer.step()\n    if step == 2: model[1].p = 0.5",
         "1.p = 0.5 in the model on",
+    ),
+    "what overhears a module": (
+        "    optimizer.step()",
+        "    optimizer.step()\n    if step == 2: model[1].register_forward_hook(lambda m, a, out: out * 0.5)",
+        "set it anew in every step, as it depends on the step",
     ),
     "what an object of one's own has": (
         "    optimizer.step()",

@@ -52,6 +52,12 @@ REFUSED = {
         "print(sum(own))",
         "`own`",
     ),
+    "a list that is emptied, and read behind": (
+        f"losses.clear(); {LOSS}; losses.append(loss.item())",
+        "",
+        "print(losses)",
+        "train.py:34: `losses`",
+    ),
     "a state for the next step": (f"{LOSS}; hidden[0] = loss.detach()", "", "", "`hidden`"),
     "a count in a dict": (f"{LOSS}; stats['loss'] += loss.item()", "", "", "`stats`"),
     "a meter": (f"{LOSS}; meter.update(loss.item())", "", "", "`meter.sum`"),
@@ -72,6 +78,11 @@ ALLOWED = {
         "",
         "",
     ),
+    "a list that is emptied for every microbatch": (
+        "losses.clear(); losses.append(model(x).square().mean()); session.backward(losses[0])",
+        "",
+        "",
+    ),
     "what is counted behind the loop": (LOSS, "", "meter.update(session.loss)"),
 }
 
@@ -89,6 +100,13 @@ def test_what_is_collected_in_the_loop_is_refused(
     with pytest.raises(Misuse, match="in the loop over session") as error:
         by_hand(filled(*parts))
     assert str(error.value).startswith(name)
+
+
+def test_a_list_that_is_emptied_too_late_is_refused(by_hand: Callable[[str], None]) -> None:
+    """What the microbatch before has put there is read."""
+    late = f"{LOSS}; losses.append(loss); losses.clear(); losses.append(loss)"
+    with pytest.raises(Misuse, match="`losses` goes on from step to step"):
+        by_hand(filled(late, "", ""))
 
 
 @pytest.mark.parametrize("case", ALLOWED)

@@ -919,6 +919,54 @@ def test_hooks_that_the_first_forward_hangs_up_are_there_once(
     assert len(names["model"].caught) == 1
 
 
+OVERHEARD = {
+    "in a dict": ("kept.update(found=out)", "kept['found'].mean()", ""),
+    "as a number": ("kept.update(found=out.detach())", "kept['found'].abs().mean()", ""),
+    "in a list": ("heard.append(out)", "sum(each.mean() for each in heard)", "heard.clear()"),
+}
+
+
+@pytest.mark.parametrize("case", OVERHEARD)
+def test_what_a_hook_of_a_layer_has_kept_is_of_this_microbatch(
+    tmp_path: Path, recorder: Recorder, case: str
+) -> None:
+    """Torch's own layers are called as they are, but for those that somebody listens to."""
+    keeps, term, first = OVERHEARD[case]
+    hooks = f"""
+heard = []
+for each in model: each.register_forward_hook(lambda m, a, out: {keeps})
+for step in"""
+    loop = f"""
+    for x, y in session.share(batches(step)):
+        {first or "pass"}
+        loss = functional.cross_entropy(model(x), y)
+        session.backward(loss + {term})
+    """
+    names = run(tmp_path, loop, START.replace("\nfor step in", hooks, 1))
+    assert recorder.failed == ""
+    recording = recorder.found[0]
+    assert cut_points(recording.facts)
+    for x, y in names["batches"](5):
+        names["heard"].clear()
+        expected = torch.nn.functional.cross_entropy(names["model"](x), y)
+        expected = expected + eval(term, dict(names))
+        assert torch.equal(recording.graph(x, y), expected)
+
+
+def test_a_hook_that_one_step_hangs_up_makes_another_graph(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    loop = """
+    if step == 1: model[1].register_forward_hook(lambda m, a, out: out * 0.5)
+    for x, y in session.share(batches(step)):
+        session.backward(functional.cross_entropy(model(x), y))
+    """
+    run(tmp_path, loop)
+    first, second, third = recorder.found
+    assert first.mark != second.mark
+    assert second is third
+
+
 def test_no_more_graphs_are_kept_than_are_told(monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that came up last are; what is not kept is recorded again."""
     monkeypatch.setattr(variants, "VARIANTS_MAX", 2)
