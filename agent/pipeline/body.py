@@ -65,7 +65,8 @@ class Body:
         self._names = names_of(caller.frame)
         self._loop = uncleared(find(caller), self._names)
         self._code = self._compile()
-        self._heard = Heard(own.names(caller.frame).values())
+        self._own = [*own.names(caller.frame).values()]
+        self._heard = Heard(self._own)
 
     def record(
         self,
@@ -96,7 +97,7 @@ class Body:
 
         def recorded_of(example: Sequence[Any], *, fixed: bool) -> fx.GraphModule:
             with self._heard.listening(model):
-                return record(model, loss_of, example, scaler, fixed=fixed)
+                return record(model, loss_of, example, scaler, fixed=fixed, names=self._own)
 
         def recorded(fixed: bool) -> Looked:
             with attributes_kept(model):
@@ -142,7 +143,7 @@ class Body:
         example, known = recording.example, recording.graph
         loss_of, fixed = self._loss_of(run, recording.spec), bool(known.meta.get(FIXED))
         with attributes_kept(model):
-            graph = record(model, loss_of, cloned(example), scaler, fixed=fixed)
+            graph = record(model, loss_of, cloned(example), scaler, fixed=fixed, names=self._own)
             if known.meta.get(LATE):
                 guests.postpone(graph)
             if same_graphs(graph, known):

@@ -12,7 +12,7 @@ When the outermost code itself cannot be recorded so, or most of the model would
 
 import random
 import traceback
-from collections.abc import Callable, Collection, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
 from keyword import iskeyword
 from typing import Any
@@ -29,6 +29,7 @@ from agent.device import device_of, stream_kept, stream_state
 from agent.errors import CannotRecord
 from agent.pipeline import guests
 from agent.pipeline.flat import cloned
+from agent.pipeline.leftovers import placeholders_removed
 from agent.pipeline.modes import Switches
 from agent.pipeline.scaling import Scaler, Scaling
 from agent.pipeline.witness import HERE, LIBRARY, Witness, refuse_lent, refuse_replaced
@@ -71,8 +72,10 @@ def record(
     scaler: Scaler | None = None,
     *,
     fixed: bool = False,
+    names: Iterable[object] = (),
 ) -> fx.GraphModule:
-    """The graph of `loss_of(model, *batch)`; parameters keep their names behind `model.`
+    """The graph of `loss_of(model, *batch)`; parameters keep their names behind `model.` What the script has names for keeps
+    no placeholders.
 
     With placeholders it holds for microbatches of any shape, so they are tried first, unless `fixed` says that they
     are of no use. If most of the model would be one node then, it is run on the example as it is.
@@ -80,7 +83,8 @@ def record(
     first = None
     if not fixed:
         try:
-            graph = _attempts(_on_placeholders, Recorded(model, loss_of, scaler), example)
+            with placeholders_removed(model, names):
+                graph = _attempts(_on_placeholders, Recorded(model, loss_of, scaler), example)
         except CannotRecord:
             raise
         except Exception as error:  # whatever the person's code raises

@@ -602,6 +602,38 @@ def test_whatever_the_body_reads_is_looked_at_again(
     assert first.graph is not second.graph
 
 
+def test_a_recording_leaves_no_placeholders_in_objects_of_the_script(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    """A schedule that keeps its table where its last microbatch was, as those of libraries do, is what it was. What it asks of
+    placeholders cannot be answered, so the loop is run as it is: with tensors."""
+    start = START.replace(
+        "session = ",
+        """
+class Schedule:
+    def __init__(self):
+        self.betas, self.cache = torch.ones(5), {}
+    def weighed(self, loss, x):
+        self.betas = self.betas.to(device=x.device)
+        self.last, self.cache["x"] = x, [x]
+        return loss * self.betas.mean() * len(x)
+trainer = types.SimpleNamespace(model=model, parts=[1], schedule=Schedule())
+session = """,
+        1,
+    ).replace(
+        "zero_grad=optimizer.zero_grad)",
+        "zero_grad=optimizer.zero_grad, schedule=trainer.schedule)",
+    )
+    loop = """
+    for x, y in session.share(batches(step)):
+        session.backward(trainer.schedule.weighed(functional.cross_entropy(model(x), y), x))
+    assert type(trainer.schedule.betas) is torch.Tensor
+    """
+    run(tmp_path, loop, start)
+    assert recorder.failed == ""
+    assert recorder.found[0].graph.meta.get(FIXED)
+
+
 def test_a_teacher_has_its_turn_if_it_draws(tmp_path: Path, recorder: Recorder) -> None:
     """What draws random numbers is asked before the model, which draws behind it; what does not is asked at the end. Another
     teacher in the same place is another graph."""

@@ -1,0 +1,67 @@
+"""What a recording leaves in objects of the script that are no modules of the model: nothing.
+
+A schedule of noise, a loss or a table keeps what it was given last (`self.betas = self.betas.to(x.device)`), and would keep a
+placeholder, upon which the first microbatch would come.
+"""
+
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
+from types import FunctionType, ModuleType
+from typing import Any
+
+import torch
+from torch import fx
+
+DEPTH_MAX, PLACES_MAX = 4, 4096
+Place = dict[Any, Any]
+
+
+@contextmanager
+def placeholders_removed(model: torch.nn.Module, names: Iterable[object]) -> Iterator[None]:
+    """From what is come by from these names. Whatever else is put there meanwhile, by another thread for one, stays."""
+    before = [(place, dict(place)) for place in _places(model, names)]
+    try:
+        yield
+    finally:
+        for place, earlier in before:
+            for key in [key for key, value in [*place.items()] if _is_placeholder(value)]:
+                if key in earlier:
+                    place[key] = earlier[key]
+                else:
+                    del place[key]
+
+
+def _is_placeholder(value: object) -> bool:
+    if isinstance(value, list | tuple):
+        return any(isinstance(each, fx.Proxy) for each in value)
+    return isinstance(value, fx.Proxy)
+
+
+def _places(model: torch.nn.Module, names: Iterable[object]) -> list[Place]:
+    known = {id(module) for module in model.modules()}
+    found, around = list[Place](), [*names]
+    for _ in range(DEPTH_MAX):
+        new = list[Place]()
+        for thing in around:
+            place = _inside(thing)
+            if place is not None and not known.intersection((id(thing), id(place))):
+                known.add(id(place))
+                new.append(place)
+        found += new
+        if len(found) > PLACES_MAX:
+            break
+        around = [value for place in new for value in [*place.values()]]
+    return found[:PLACES_MAX]
+
+
+def _inside(thing: object) -> Place | None:
+    """Its attributes: nothing of the script's is run to find them."""
+    if isinstance(thing, dict):
+        return thing
+    if issubclass(type(thing), type | ModuleType | FunctionType | torch.Tensor):
+        return None
+    try:
+        place = object.__getattribute__(thing, "__dict__")
+    except AttributeError:
+        return None
+    return place if type(place) is dict else None
