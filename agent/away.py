@@ -7,10 +7,12 @@ that as well. Where the time counts that something takes, something stands in fo
 
 from collections import OrderedDict
 from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, nullcontext
 from typing import Any
 
 import torch
+from torch.overrides import TorchFunctionMode
+from torch.utils._pytree import tree_leaves, tree_map_only
 
 SMALL = 0.01
 
@@ -70,10 +72,33 @@ def computable(module: torch.nn.Module) -> Iterator[None]:
         pair = (2,) if none.shape[-1:] == (2,) else ()
         param.data = none.new_full(pair, number).expand(none.shape)
     try:
-        yield
+        with _Lent() if away else nullcontext():
+            yield
     finally:
         for param, none in away:
             param.data = none
+
+
+class _Lent(TorchFunctionMode):
+    """Some kernels refuse what has no memory, torch's grouped products for one: for such a call it has some."""
+
+    def __torch_function__(self, func: Any, _: Any, args: Any = (), kwargs: Any = None) -> Any:
+        kwargs = kwargs or {}
+        try:
+            return func(*args, **kwargs)
+        except RuntimeError:
+            if not any(map(_stands_in, tree_leaves((args, kwargs)))):
+                raise
+        args, kwargs = tree_map_only(torch.Tensor, _with_memory, (args, kwargs))
+        return func(*args, **kwargs)
+
+
+def _stands_in(value: object) -> bool:
+    return isinstance(value, torch.Tensor) and is_away(value)
+
+
+def _with_memory(value: torch.Tensor) -> torch.Tensor:
+    return value.contiguous() if is_away(value) else value
 
 
 @contextmanager
