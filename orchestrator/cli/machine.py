@@ -3,6 +3,7 @@
 import contextlib
 import fcntl
 import os
+import secrets
 import shutil
 import socket
 import subprocess
@@ -16,6 +17,8 @@ import redis
 import typer
 from rich.text import Text
 
+from agent.errors import CheckpointError
+from agent.offsite import open_place
 from orchestrator import processes
 from orchestrator.cli import tables
 from orchestrator.cli.desk import ERROR, CommandError, Desk, command
@@ -204,6 +207,24 @@ def _disk(config: Config) -> Finding:
     return _enough("disk", free, DISK_BYTES_MIN, "free some, or move manager.state_dir")
 
 
+def _storage(config: Config) -> Finding:
+    """Written to for real, as copies will be, and left as it was."""
+    url = config.storage.checkpoint_url
+    if url is None:
+        return Finding(name="storage", ok=True, found="off: nothing outlives this machine")
+    key = f"check-{secrets.token_hex(8)}"
+    try:
+        sink = open_place(url)
+        sink.put(key, [b"checked"])
+        sink.delete([key])
+    except (CheckpointError, OSError) as error:
+        return Finding(
+            name="storage", ok=False, found=str(error).splitlines()[0],
+            remedy="correct storage.checkpoint_url, its keys in the environment, or what it leads to",
+        )  # fmt: skip
+    return Finding(name="storage", ok=True, found=url)
+
+
 def _limits(_: Config) -> Finding:
     narrow = processes.narrow()
     return Finding(
@@ -284,6 +305,6 @@ def _locked(places: Places) -> bool:
 
 
 CHECKS: tuple[Check, ...] = (
-    _python, _torch, _ray, _redis, _ray_port, _dashboard_port, _state_dir, _disk, _limits, _memory,
+    _python, _torch, _ray, _redis, _ray_port, _dashboard_port, _state_dir, _disk, _storage, _limits, _memory,
     _shared_memory, _cores, _clock, _leftovers,
 )  # fmt: skip

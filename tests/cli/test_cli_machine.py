@@ -65,6 +65,18 @@ def test_check_names_the_remedy_of_what_fails(shell):
     assert "set dashboard.port to a free port" in failed[1]
 
 
+def test_check_writes_to_where_copies_shall_go(shell):
+    """A file is in the way of the one; the other takes it, and nothing is left there."""
+    in_the_way = shell.folder / "taken"
+    in_the_way.write_text("")
+    for place, good in ((in_the_way, False), (shell.folder / "store", True)):
+        answer = shell("check", "--json", "--set", f"storage.checkpoint_url=file://{place}")
+        found = next(one for one in answer.json["checks"] if one["name"] == "storage")
+        assert (found["ok"], str(place) in found["found"]) == (good, True)
+        assert ("storage.checkpoint_url" in found["remedy"]) is not good
+    assert not [path for path in (shell.folder / "store").rglob("*") if path.is_file()]
+
+
 def test_check_goes_on_after_a_wrong_setting(shell):
     """The wrong line of the file is the first finding; the rest is checked with the defaults."""
     shell.script("orchestrator.toml", "[job]\nnan = 3\n")
