@@ -193,7 +193,7 @@ class DiskSink:
     def open(self, key: str) -> Iterator[Read]:
         path = self.root / check_key(key)
         with _mapped(path):
-            handle = os.open(path, os.O_RDONLY)
+            handle = os.open(path, os.O_RDONLY | os.O_NONBLOCK)  # a pipe waits for its writer
 
         def read(offset: int, views: list[memoryview]) -> None:
             wanted = sum(view.nbytes for view in views)

@@ -152,6 +152,14 @@ def as_somebody_else():
         libc.setfsuid(before)
 
 
+def test_a_pipe_where_a_file_should_be_is_not_waited_for(disk):
+    """Nobody will ever write to it, and whoever reads would never come back."""
+    disk.root.mkdir(exist_ok=True)
+    os.mkfifo(disk.root / "part")
+    with pytest.raises(Unavailable), disk.open("part") as read:
+        read(0, [memoryview(bytearray(1))])
+
+
 def test_files_that_go_while_they_are_listed_were_not_there(disk):
     """Somebody prunes meanwhile. What is said of the files that stay is true each time."""
     disk.put("parts/0000000001/stays", [b"abc"])
