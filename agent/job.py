@@ -63,6 +63,7 @@ from agent.wire import Connection
 log = logging.getLogger(__name__)
 
 CLOSE_S = 30.0  # for the commit that is being written
+COPIED_S = 10.0  # the manager waits longer for a job to be put away
 PEER_GRACE_S = 0.5
 
 
@@ -146,7 +147,7 @@ class Job:
         if self.fenced:
             return True
         saved = self.vault.saved or self.vault.left(self.history.version)
-        away = saved is None or self.vault.write(saved, last=True)
+        away = saved is None or self.vault.write(saved, last=True, copied_s=COPIED_S)
         if away:
             self.vault.clear()
         return away

@@ -65,7 +65,7 @@ class Offsite:
         self._job, self._source, self._opened, self._report = job, source, opened, report
         self._every_s = every_s
         self._due_s = time.monotonic()
-        self._lock = threading.Lock()
+        self._lock = threading.Condition()
         self._working: Offer | None = None
         self._next: Offer | None = None
         self._target: Archive | None = None
@@ -87,6 +87,11 @@ class Offsite:
             self._working = self._next
         threading.Thread(target=self._work, name="copy", daemon=True).start()
 
+    def wait(self, patience_s: float) -> None:
+        """Until nothing is left to copy, or nothing more is tried."""
+        with self._lock:
+            self._lock.wait_for(lambda: self._working is None, patience_s)
+
     def _pin(self) -> None:
         """What is being copied, or is next, must not go meanwhile."""
         offers = (self._working, self._next)
@@ -100,6 +105,7 @@ class Offsite:
         with self._lock:
             self._working, self._next = self._next, None
             self._pin()
+            self._lock.notify_all()
             return self._working
 
     def _attempt(self, offer: Offer) -> None:

@@ -281,8 +281,11 @@ class Vault:
             self._report,
         )
 
-    def write(self, saved: Saved, *, last: bool = False, ended: bool = False) -> bool:
-        """Beside the job. Full disks are reported, and do not stop training."""
+    def write(
+        self, saved: Saved, *, last: bool = False, ended: bool = False, copied_s: float = 0.0
+    ) -> bool:
+        """Beside the job. Full disks are reported, and do not stop training. For so long it is waited for the copy: behind
+        the report whoever asked for it may end this machine."""
         with self._writing:
             try:
                 manifest = saving.save(self._archive, self._taken_over(), saved)
@@ -299,9 +302,10 @@ class Vault:
             state_bytes=manifest.state_bytes,
             uri=(self._directory / manifest.key).resolve().as_uri(),
         )
-        self._report(written)
         if self._offsite is not None:
             self._offsite.offer(manifest, self.since, last=last)
+            self._offsite.wait(copied_s)
+        self._report(written)
         return True
 
     def _written_whole(self, saved: Saved) -> Manifest:

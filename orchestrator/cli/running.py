@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from orchestrator import processes
-from orchestrator.cli import tables
+from orchestrator.cli import leaving, tables
 from orchestrator.cli.desk import CommandError, Desk, command
 from orchestrator.cli.jobs import find
 from orchestrator.client import Between, Client, House, Killed, NotRunning
@@ -350,13 +350,6 @@ def _settle(desk: Desk, places: Places) -> tuple[list[str], View | None]:
     return [one.id for one in ended if (one.ended_at_s or 0.0) >= began_s], view
 
 
-def kept_in_memory(places: Places) -> list[Path]:
-    """Where jobs are whose newest steps are not on the disk."""
-    from agent.remains import kept, root_of
-
-    return kept(root_of(places.checkpoints))
-
-
 def _was_killed(left: list[int]) -> Text:
     return Text(
         "the manager had ended before everything was given back; "
@@ -400,7 +393,8 @@ def _say_down(
     view = found.view
     held = [one.id for one in view.machines if one.ended_at_s is None] if view else []
     cost = view.cost if view else None
-    kept = kept_in_memory(places)
+    with desk.busy("looking where the newest steps are"):
+        left_there = leaving.found(desk.config, places, view)
     texts = []
     if settled:
         texts.append(Text(f"found and given back: {', '.join(settled)}"))
@@ -412,22 +406,15 @@ def _say_down(
         texts.append(Text(found.words))
     else:
         texts.append(Text.assemble(("down", "bold green"), f" in {places.state_dir}"))
-    for folder in kept:
-        texts.append(
-            Text(
-                f"the newest steps of {folder.name} are not in {places.checkpoints} yet: they are in {folder}, "
-                "in this machine's memory, and gone if it goes down; see that there is room on the disk, then: "
-                "orchestrator up",
-                style="yellow",
-            )
-        )
+    texts += [Text(said, style="yellow") for said in left_there.texts(desk.config)]
     if cost:
         texts.append(Text(f"spent {usd(cost.spent_usd)}, saved {usd(cost.saved_usd)}"))
     desk.answer(
         {
             "was_up": found.was_up, "killed": found.killed, "cost": cost, "machines_last_seen": held,
             "processes_swept": len(left), "machines_settled": settled,
-            "kept_in_memory": [str(folder) for folder in kept],
+            "kept_in_memory": [str(folder) for folder in left_there.in_memory],
+            "not_copied": [one.job for one in left_there.uncopied], "lost": left_there.lost,
         },
         *texts,
         then=("orchestrator gc --dry-run",) if found.words else ("orchestrator up",),

@@ -13,7 +13,7 @@ from crews import until
 from agent import offsite
 from agent.checksum import crc32c
 from agent.errors import CheckpointError
-from agent.messages import CheckpointCopied, CheckpointFailed, CopyFailed, Report
+from agent.messages import CheckpointCopied, CheckpointFailed, CheckpointWritten, CopyFailed, Report
 from agent.offsite import Offsite, Storage
 from agent.recovery import Shelf, newest
 from agent.saving import save
@@ -47,6 +47,18 @@ def test_what_is_written_is_copied_without_its_sums(tmp_path: Path) -> None:
     assert vault.write(saved(9, redo=1), last=True)
     until("the last copy", lambda: len(of(said, CheckpointCopied)) == 2)
     assert [mark.version for mark in storage.archive("job").marks()] == [9, 3]
+
+
+def test_the_last_copy_is_waited_for_and_not_for_ever(tmp_path: Path) -> None:
+    """Behind the report that a closed job is on the disk, whoever asked for it ends the machine."""
+    vault, _, said = copied_once(tmp_path)
+    assert vault.write(saved(9), last=True, copied_s=60.0)
+    assert [type(report) for report in said[-2:]] == [CheckpointCopied, CheckpointWritten]
+    away = tmp_path / "elsewhere"
+    away.rename(tmp_path / "away")
+    away.write_bytes(b"")
+    assert vault.write(saved(12), last=True, copied_s=0.1)
+    assert type(said[-1]) is CheckpointWritten
 
 
 def test_a_version_that_was_there_already_is_copied_as_it_lies_there(tmp_path: Path) -> None:

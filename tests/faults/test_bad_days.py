@@ -13,6 +13,8 @@ import torch
 from houses import RunningHouse, command_line, until
 
 from agent.remains import kept, root_of
+from agent.store.archive import Archive
+from agent.store.sinks import DiskSink
 from orchestrator import processes
 from orchestrator.cli.running import news
 from orchestrator.client import local_cloud
@@ -218,6 +220,39 @@ def test_down_leaves_in_memory_what_the_disk_refuses(new_house, tmp_path):
     assert same(weights(out), undisturbed(tmp_path, steps))
     assert house.down() == 0
     assert not root.exists()
+
+
+def test_down_says_what_is_not_copied(new_house, tmp_path):
+    """What lies on the manager's machine only is gone with it. Where copies can go, the last one is there."""
+    copies = tmp_path / "copies"
+    house = new_house(f'[storage]\ncheckpoint_url = "{copies.as_uri()}"\n')
+    house.start()
+    house.submit(TOY, argv=("100000", "0.01", str(tmp_path / "ours.pt")), slots_max=1)
+    house.reached(50)
+    until("a copy", lambda: [*copies.rglob("manifests/*.json")])
+    copies.rename(tmp_path / "moved")
+    copies.write_bytes(b"")
+    down = orchestrator("down", "--config", str(house.config))
+    assert down.returncode == 0, down.stderr
+    said = " ".join((down.stdout + down.stderr).split())
+    assert f"is not in {copies.as_uri()} (" in said
+    assert f"it is in {house.places.checkpoints / 'job'} on this machine only" in said
+    assert "are lost" not in said
+    copies.unlink()
+    (tmp_path / "moved").rename(copies)
+    assert house.process.wait(60) == 0
+    house.start()
+    assert orchestrator("resume", "job", "--config", str(house.config)).returncode == 0
+    before = house.job().step
+    house.reached(before + 50)
+    down = orchestrator("down", "--json", "--config", str(house.config))
+    assert msgspec.json.decode(down.stdout)["not_copied"] == []
+    assert house.process.wait(60) == 0
+    newest = [
+        Archive(DiskSink(root / "job"), "job").newest()
+        for root in (house.places.checkpoints, copies)
+    ]
+    assert newest[0].version - newest[0].redo == newest[1].version > before
 
 
 def test_a_script_that_raises_fails_with_its_own_traceback(new_house):

@@ -1,0 +1,102 @@
+"""Where the newest steps of jobs lie behind `down`: not all of it outlives this machine, and that is said."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import msgspec
+
+from agent.errors import CheckpointError
+from agent.offsite import Storage
+from agent.remains import kept, root_of
+from agent.store.archive import Archive
+from agent.store.sinks import DiskSink
+from orchestrator.config import Config
+from orchestrator.places import Places
+from orchestrator.view import View
+
+LATELY_S = 3600.0  # what has ended before that has been copied, or was said to be not
+JUST_NOW_S = 300.0  # by `down`; of others a person may have removed what there was
+
+
+class Uncopied(msgspec.Struct, frozen=True):
+    """The newest state of a job is not where copies go."""
+
+    job: str
+    step: int
+    folder: Path
+    there: str
+
+
+class Lost(msgspec.Struct, frozen=True):
+    """Steps that were committed, and lie nowhere any more."""
+
+    job: str
+    step: int
+    left: int
+
+
+class Leaving(msgspec.Struct, frozen=True):
+    in_memory: tuple[Path, ...] = ()
+    uncopied: tuple[Uncopied, ...] = ()
+    lost: tuple[Lost, ...] = ()
+
+    def texts(self, config: Config) -> Iterator[str]:
+        for folder in self.in_memory:
+            yield (
+                f"the newest steps of {folder.name} are not in {Places(config.state_dir).checkpoints} yet: they are in "
+                f"{folder}, in this machine's memory, and gone if it goes down; see that there is room on the disk, then: "
+                "orchestrator up"
+            )
+        for one in self.uncopied:
+            yield (
+                f"the state of {one.job} at step {one.step} is not in {config.storage.checkpoint_url} ({one.there}): it is "
+                f"in {one.folder} on this machine only; before this machine goes, copy that folder, or resume the job "
+                "until it is copied"
+            )
+        for each in self.lost:
+            yield (
+                f"steps {each.left} to {each.step} of {each.job} are lost: the disk did not take them, nor did this "
+                f"machine's memory; resumed, it goes on from step {each.left}"
+            )
+
+
+def found(config: Config, places: Places, view: View | None) -> Leaving:
+    """`view` is the last that the house that has ended has shown."""
+    in_memory = tuple(kept(root_of(places.checkpoints)))
+    names, now_s = {folder.name for folder in in_memory}, time.time()
+    lost, uncopied = list[Lost](), list[Uncopied]()
+    for job in view.jobs if view else ():
+        ago_s = now_s - (job.ended_at_s or now_s)
+        if ago_s > LATELY_S:
+            continue
+        shelf = Archive(DiskSink(places.checkpoints / job.id), job.id)
+        try:
+            here = _newest(shelf)
+        except CheckpointError:  # which whoever resumes it is told
+            continue
+        reached, state = here or (0, 0)
+        if reached < job.step and ago_s < JUST_NOW_S and job.id not in names:
+            lost.append(Lost(job.id, job.step, reached))
+        if state and (there := _without(config, job.id, state)):
+            uncopied.append(Uncopied(job.id, state, Path(shelf.sink.name), there))
+    return Leaving(in_memory, tuple(uncopied), tuple(lost))
+
+
+def _without(config: Config, job: str, state: int) -> str:
+    """What is where copies go instead of this state; nothing if it is there."""
+    if config.storage.checkpoint_url is None:
+        return ""
+    try:
+        there = _newest(Storage(url=config.storage.checkpoint_url, every_s=0.0).archive(job))
+    except (CheckpointError, OSError) as error:
+        return str(error).splitlines()[0]
+    if there is None:
+        return "nothing of it is there"
+    return "" if there[1] >= state else f"that of step {there[1]} is"
+
+
+def _newest(shelf: Archive) -> tuple[int, int] | None:
+    """The step that the newest version reaches, and that of the state in it."""
+    newest = shelf.newest()
+    return None if newest is None else (newest.version, newest.version - newest.redo)

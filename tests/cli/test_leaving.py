@@ -1,0 +1,58 @@
+"""What `down` says of steps that this machine alone has, or nobody."""
+
+import time
+
+import pytest
+from test_live_table import seen
+
+from agent.store.archive import Archive
+from agent.store.format import Manifest
+from agent.store.sinks import DiskSink
+from orchestrator.cli import leaving
+from orchestrator.config import Config, Manager, Storage
+from orchestrator.places import Places
+
+
+def version(folder, step, redo=0):
+    """A state of this many steps, and sums that lead on."""
+    archive = Archive(DiskSink(folder / "gpt-1"), "gpt-1")
+    manifest = Manifest(
+        job="gpt-1", version=step, generation=archive.take_over(0), layers=(), parts=(), redo=redo
+    )
+    assert archive.commit(manifest)
+
+
+@pytest.fixture
+def config(tmp_path):
+    storage = Storage(checkpoint_url=(tmp_path / "copies").as_uri())
+    return Config(manager=Manager(state_dir=str(tmp_path / "state")), storage=storage)
+
+
+def said(config, **job):
+    view = seen(status="CANCELLED", **{"step": 30, "ended_at_s": time.time(), **job})
+    return list(leaving.found(config, Places(config.state_dir), view).texts(config))
+
+
+def test_all_of_it_is_where_it_should_be(config, tmp_path):
+    """Copies are of states: the few steps behind the newest are on the disk only, as is meant."""
+    version(Places(config.state_dir).checkpoints, 30, redo=4)
+    version(tmp_path / "copies", 26)
+    assert not said(config)
+
+
+def test_a_state_that_is_on_this_machine_only(config, tmp_path):
+    version(Places(config.state_dir).checkpoints, 30)
+    assert "(nothing of it is there)" in said(config)[0]
+    version(tmp_path / "copies", 20)
+    (text,) = said(config)
+    assert text.startswith("the state of gpt-1 at step 30 is not in file://")
+    assert "(that of step 20 is)" in text
+
+
+def test_steps_that_nobody_has(config, tmp_path):
+    """Whoever ended earlier may have been removed since."""
+    assert said(config)[0].startswith("steps 0 to 30 of gpt-1 are lost")
+    version(Places(config.state_dir).checkpoints, 12)
+    version(tmp_path / "copies", 12)
+    assert said(config)[0].startswith("steps 12 to 30 of gpt-1 are lost")
+    assert not said(config, ended_at_s=time.time() - leaving.JUST_NOW_S - 1)
