@@ -7,7 +7,7 @@ under the names that the person's own code has (see `agent.own`), in the first s
 
 from collections import deque
 from collections.abc import Iterable, Iterator
-from typing import Any
+from typing import Any, TypeGuard
 
 import torch
 
@@ -69,6 +69,9 @@ class Within:
                 # A value that is no number may have been loaded, and is kept so as not to load it again.
                 counts = {key: value for key, value in dict.items(thing) if _is_number(value)}
                 return self._id(thing), counts if len(counts) <= ITEMS_MAX else 0
+            case torch.nn.Module() if next(thing.parameters(), None) is None:
+                # Nothing learns in a metric of a library's, which counts how often it was asked.
+                return self._id(thing), *map(_numbers, thing.modules())
         return None
 
     def _id(self, thing: object) -> int:
@@ -76,5 +79,9 @@ class Within:
         return id(thing)
 
 
-def _is_number(thing: object) -> bool:
+def _numbers(module: torch.nn.Module) -> dict[str, float]:
+    return {key: value for key, value in vars(module).items() if _is_number(value)}
+
+
+def _is_number(thing: object) -> TypeGuard[int | float]:
     return isinstance(thing, int | float) and not isinstance(thing, bool)

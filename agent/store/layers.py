@@ -246,7 +246,12 @@ def _tensors_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
     found = [(name, item) for name, item in state.items() if isinstance(item, torch.Tensor)]
     if len(found) != len(state):
         odd = sorted(name for name, item in state.items() if not isinstance(item, torch.Tensor))
-        raise StateError(f"{odd[0]}: extra state that is no tensor cannot be saved by layer")
+        raise StateError(
+            f"{odd[0]}: the model's state_dict() has something there that is no tensor, which cannot be saved by layer: "
+            "keep it as a buffer if it changes; if it does not, have a class of your own that leaves it out, "
+            f"`def state_dict(self, *args, **named): found = super().state_dict(*args, **named); found.pop({odd[0]!r}); "
+            "return found`"
+        )
     return found
 
 

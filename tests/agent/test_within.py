@@ -33,6 +33,12 @@ model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 trainer, data, meter = Trainer(), Data(), Meter()
 losses, hidden, stats = [], [0.0, 0.0], collections.defaultdict(float)
+class Metric(torch.nn.Module):
+    asked = 0
+    def forward(self, found):
+        self.asked += 1
+        return found.mean()
+metrics = torch.nn.ModuleDict({{"mean": Metric()}})
 session = Session(model, optimizer, microbatches=2)
 for step in session.steps(2):
     total, own = 0.0, []
@@ -43,8 +49,8 @@ for step in session.steps(2):
 """
 LOSS = "loss = model(x).square().mean(); session.backward(loss)"
 REFUSED = {
-    "a total": (f"{LOSS}; total += loss.item()", "", "print(total)", "train.py:34: `total`"),
-    "the last loss": (LOSS, "", "print(loss.item())", "train.py:34: `loss`"),
+    "a total": (f"{LOSS}; total += loss.item()", "", "print(total)", "train.py:40: `total`"),
+    "the last loss": (LOSS, "", "print(loss.item())", "train.py:40: `loss`"),
     "a list": (f"{LOSS}; losses.append(loss.item())", "", "", "`losses`"),
     "a list of every step": (
         f"{LOSS}; own.append(loss.item())",
@@ -56,10 +62,11 @@ REFUSED = {
         f"losses.clear(); {LOSS}; losses.append(loss.item())",
         "",
         "print(losses)",
-        "train.py:34: `losses`",
+        "train.py:40: `losses`",
     ),
     "a state for the next step": (f"{LOSS}; hidden[0] = loss.detach()", "", "", "`hidden`"),
     "a count in a dict": (f"{LOSS}; stats['loss'] += loss.item()", "", "", "`stats`"),
+    "a metric of a library": (f"{LOSS}; metrics['mean'](loss)", "", "", "`metrics`"),
     "a meter": (f"{LOSS}; meter.update(loss.item())", "", "", "`meter.sum`"),
     "a meter, where another function is the body": (
         "trainer.train(x)",
@@ -70,6 +77,7 @@ REFUSED = {
 }
 ALLOWED = {
     "a name of another use": (LOSS, "", "loss = session.loss; print(loss)"),
+    "a metric that is asked behind the loop": (LOSS, "", "metrics['mean'](model(data[0]))"),
     "what is printed": (f"{LOSS}; print(loss.item())", "", ""),
     "what was loaded": (LOSS, "", "print(data.found)"),
     "what every microbatch sets anew": ("trainer.train(x)", "self.meter.last = loss", ""),

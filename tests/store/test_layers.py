@@ -217,6 +217,26 @@ def test_a_tensor_that_cannot_be_written_is_said_with_the_way_out(tensor, way):
         layers_of({"model": model})
 
 
+class Noted(nn.Linear):
+    """As libraries do that build a model from its file."""
+
+    def state_dict(self, *args, **named):
+        return super().state_dict(*args, **named) | {"_noted": {"rows": 2}}
+
+
+class Left(Noted):
+    def state_dict(self, *args, **named):
+        found = super().state_dict(*args, **named)
+        found.pop("_noted")
+        return found
+
+
+def test_what_is_no_tensor_in_the_state_of_a_model_may_be_left_out():
+    with pytest.raises(StateError, match=r"^_noted: .* found.pop\('_noted'\)"):
+        layers_of({"model": Noted(2, 1)})
+    assert layers_of({"model": Left(2, 1)})
+
+
 def test_a_state_that_cannot_be_written_is_said_by_name():
     """A value that is neither tensor nor plain is refused with its place in the state."""
 
