@@ -441,7 +441,7 @@ def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
     """
     job = state.jobs.get(event.job)
     mark = (event.at_s, event.from_step, event.to_step)
-    if job is None or job.ended or mark in job.rewound:
+    if job is None or job.ended or mark in job.rewound or event.to_step >= event.from_step:
         return
     if job.step > event.from_step or job.heard_at_s > event.at_s:
         return

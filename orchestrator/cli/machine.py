@@ -17,8 +17,6 @@ import redis
 import typer
 from rich.text import Text
 
-from agent.errors import CheckpointError
-from agent.offsite import open_place
 from orchestrator import processes
 from orchestrator.cli import tables
 from orchestrator.cli.desk import ERROR, CommandError, Desk, command
@@ -212,6 +210,9 @@ def _storage(config: Config) -> Finding:
     url = config.storage.checkpoint_url
     if url is None:
         return Finding(name="storage", ok=True, found="off: nothing outlives this machine")
+    from agent.errors import CheckpointError
+    from agent.offsite import open_place
+
     key = f"check-{secrets.token_hex(8)}"
     try:
         sink = open_place(url)

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from orchestrator import processes
-from orchestrator.cli import leaving, tables
+from orchestrator.cli import tables
 from orchestrator.cli.desk import CommandError, Desk, command
 from orchestrator.cli.jobs import find
 from orchestrator.client import Between, Client, House, Killed, NotRunning
@@ -390,6 +390,8 @@ def alive(pid: int) -> bool:
 def _say_down(
     desk: Desk, places: Places, found: Found, left: list[int], settled: list[str]
 ) -> None:
+    from orchestrator.cli import leaving
+
     view = found.view
     held = [one.id for one in view.machines if one.ended_at_s is None] if view else []
     cost = view.cost if view else None

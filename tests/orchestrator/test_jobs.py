@@ -436,6 +436,14 @@ def test_only_the_loss_of_the_keepers_memory_takes_steps_back(hand: Any) -> None
     assert (h.job.step, h.job.status) == (31, "RUNNING")
 
 
+def test_a_keeper_whose_memory_reaches_further_than_redis_loses_nothing(hand: Any) -> None:
+    """It writes down how far it is, and that is no way back."""
+    h = hand().running(slots_max=1)
+    h.committed(50)
+    assert h.see(rewound(h, 50, 52)) == []
+    assert (h.job.step, h.job.steps_lost) == (50, 0)
+
+
 def test_nobody_pays_for_all_of_it_again_unasked(hand: Any) -> None:
     """There were checkpoints, and none is left: the job ends, says what to do, and gives its machines back. Whoever
     resumes it wants that, also from step 0. Where none had been stored, it begins anew by itself."""
