@@ -39,6 +39,16 @@ def is_own_class(kind: type) -> bool:
     return not is_library(getattr(sys.modules.get(kind.__module__), "__file__", None))
 
 
+def overheard_by(module: torch.nn.Module) -> list[object]:
+    """The hooks of its forward that are neither torch's own, as those that make a weight before each forward are, nor ours."""
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return [hook for hook in hooks if not _maker(hook).startswith(("torch.", "agent."))]
+
+
+def _maker(hook: object) -> str:
+    return getattr(hook, "__module__", None) or type(hook).__module__
+
+
 def is_own(hook: object) -> bool:
     """Whether what is called there is the person's own: a function, a method, an object of a class."""
     while isinstance(hook, functools.partial):

@@ -16,7 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from agent.away import is_away
-from agent.own import is_own, is_own_class, is_torchs
+from agent.own import is_own, is_own_class, is_torchs, overheard_by
 from agent.protocol import Seen
 
 NUMBERS = 4
@@ -109,8 +109,7 @@ class Eyes:
 
 def _own_hooks(module: torch.nn.Module) -> list[object]:
     """What the script has hung up there; libraries do so when a forward comes by."""
-    hooks = [*module._forward_hooks.values(), *module._forward_pre_hooks.values()]
-    return [hook for hook in hooks if is_own(hook)]
+    return [hook for hook in overheard_by(module) if is_own(hook)]
 
 
 def _kinds(module: torch.nn.Module) -> tuple[type, ...]:

@@ -23,7 +23,7 @@ from typing import Any
 
 import torch
 
-from agent.own import is_library, is_own_class
+from agent.own import is_library, is_own_class, overheard_by
 from agent.pipeline.heard import HELD, ITEMS_MAX, PLAIN, Heard, Items, lying, now, of_kind, same
 
 ABSENT = object()
@@ -105,8 +105,7 @@ class Reads:
 
 def _hooks(modules: Sequence[torch.nn.Module]) -> Iterator[object]:
     for module in modules:
-        if module._forward_hooks or module._forward_pre_hooks:
-            hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+        if (module._forward_hooks or module._forward_pre_hooks) and (hooks := overheard_by(module)):
             yield id(module), *hooks
 
 

@@ -184,15 +184,8 @@ def is_leaf(m: torch.nn.Module, name: str) -> bool:
     return (
         isinstance(m, Scaling)
         or bool(m._backward_hooks or m._backward_pre_hooks)
-        or (TORCHS.is_leaf_module(m, name) and not _overheard(m))
+        or (TORCHS.is_leaf_module(m, name) and not own.overheard_by(m))
     )
-
-
-def _overheard(m: torch.nn.Module) -> bool:
-    """By hooks that are neither torch's own, as those that make a weight before each forward are, nor ours."""
-    hooks = (*m._forward_hooks.values(), *m._forward_pre_hooks.values())
-    makers = (getattr(hook, "__module__", None) or type(hook).__module__ for hook in hooks)
-    return any(not maker.startswith(("torch.", "agent.")) for maker in makers)
 
 
 @contextmanager
