@@ -41,6 +41,8 @@ def is_own_class(kind: type) -> bool:
 
 def overheard_by(module: torch.nn.Module) -> list[object]:
     """The hooks of its forward that are neither torch's own, as those that make a weight before each forward are, nor ours."""
+    if not (module._forward_hooks or module._forward_pre_hooks):
+        return []  # as of nearly all, and all are asked in each step
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
     return [hook for hook in hooks if not _maker(hook).startswith(("torch.", "agent."))]
 

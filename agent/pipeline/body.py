@@ -65,7 +65,8 @@ class Body:
         self._names = names_of(caller.frame)
         self._loop = uncleared(find(caller), self._names)
         self._code = self._compile()
-        self._own = [*own.names(caller.frame).values()]
+        things = own.names(caller.frame).values()
+        self._own = [thing for thing in things if not isinstance(thing, torch.Tensor)]
         self._heard = Heard(self._own)
 
     def record(

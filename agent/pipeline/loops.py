@@ -21,6 +21,7 @@ from agent import own
 from agent.errors import CannotRecord
 from agent.pipeline.reads import lying_at
 
+EMPTIED = (list, dict, set, deque)
 MICROBATCH = "__microbatch__"
 LOOPS_MAX = 4
 NEW = {  # what is called so makes something that nobody else has
@@ -174,7 +175,8 @@ def refuse(loop: Loop, names: dict[str, Any], at: Callable[[Any], str]) -> None:
                 "session.share(...), whose body is not run for every microbatch when the model is cut into "
                 "stages. Move it behind the loop: session.loss is the loss of the step there"
             )
-    made = _made_anew(body) | _begun_anew(body, names)
+    emptied = {each for each in emptied_in(loop) if isinstance(names.get(each), EMPTIED)}
+    made = _made_anew(body) | emptied
     for part in body:
         _refuse_effects(part, made, stored_in(loop), at)
     carried = read_first(list(uses([loop.whole.target, *body])), stored_in(loop))
@@ -244,18 +246,9 @@ def _made_anew(body: list[ast.stmt]) -> set[str]:
     return {node.id for node in made if isinstance(node, ast.Name)} - others
 
 
-def _begun_anew(body: list[ast.stmt], names: dict[str, Any]) -> set[str]:
-    """Names of the script's own lists and dicts with which that is so."""
-    kinds = (list, dict, set, deque)
-    return {name for name in _emptied_first(body) if isinstance(names.get(name), kinds)}
-
-
 def emptied_in(loop: Loop | None) -> set[str]:
     """What the loop, if one was found, empties for each microbatch before it does anything else with it."""
-    return set() if loop is None else _emptied_first(loop.whole.body)
-
-
-def _emptied_first(body: list[ast.stmt]) -> set[str]:
+    body = [] if loop is None else loop.whole.body
     emptied = {found.id for part in body if (found := _emptied(part)) is not None}
     first = dict[str, bool]()
     for name, is_stored, _ in uses(body):

@@ -105,7 +105,7 @@ class Reads:
 
 def _hooks(modules: Sequence[torch.nn.Module]) -> Iterator[object]:
     for module in modules:
-        if (module._forward_hooks or module._forward_pre_hooks) and (hooks := overheard_by(module)):
+        if hooks := overheard_by(module):
             yield id(module), *hooks
 
 
