@@ -53,7 +53,7 @@ def test_others_have_their_turn_meanwhile(work: str, quick_turns: None) -> None:
     thread.start()
     begun.wait()
     while thread.is_alive():
-        time.sleep(0.0005)
+        time.sleep(0.0001)
         turns += 1
     assert turns > TURNS_MIN
 
