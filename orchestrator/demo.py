@@ -360,6 +360,6 @@ def _summary(
     table.add_row(
         "the same machine time on demand", f"${cost.on_demand_usd:.5f} (saved {saved:.0%})"
     )
-    table.add_row("final loss", losses[0] or "-")
-    table.add_row("final loss, undisturbed", losses[1] or "-")
+    table.add_row("final held-out loss", losses[0] or "-")
+    table.add_row("the same, undisturbed", losses[1] or "-")
     console.print(table)

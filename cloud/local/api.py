@@ -181,14 +181,14 @@ class Api:
         wanted = msgspec.json.decode(await request.body(), type=Drill)
         at_once = wanted.warning_s == 0 and not wanted.only_hint
         running = sorted(
-            (machine.launched_at_s, machine.id)
+            (noticed, machine.launched_at_s, machine.id)  # who goes anyway comes last
             for machine in self._core.machines(wanted.deployment)
-            if machine.state == "running"
-            and machine.market == "spot"
-            and (at_once or self._core.notice(machine.id) is None)
+            if machine.state == "running" and machine.market == "spot"
+            for noticed in [self._core.notice(machine.id) is not None]
+            if at_once or not noticed
         )
         count = len(running) if wanted.nodes == "all" else wanted.nodes
-        taken = [machine_id for _, machine_id in running[:count]]
+        taken = [machine_id for _, _, machine_id in running[:count]]
         if wanted.only_hint:
             self._core.hint(taken, self._now_s())
         else:

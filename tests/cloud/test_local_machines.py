@@ -115,6 +115,15 @@ def test_other_machines_are_left_alone(new_cloud: NewCloud):
     assert machine(cloud, second.id).state == "running"
 
 
+def test_one_that_is_going_anyway_is_taken_last(new_cloud: NewCloud):
+    """The loss of a machine that has a notice, and whose work is elsewhere already, is none."""
+    cloud = new_cloud(boot=DETACHING).start()
+    first, second = booted(cloud, "t-1"), booted(cloud, "t-2")
+    assert ask(cloud, lambda provider: provider.drill(warning_s=600, nodes=1)) == [first.id]
+    for expected in (second.id, first.id):
+        assert ask(cloud, lambda provider: provider.drill(warning_s=0, nodes=1)) == [expected]
+
+
 def test_a_warned_machine_lives_until_its_deadline(new_cloud: NewCloud):
     """Its processes run while the warning does, and are killed when it is over."""
     cloud = new_cloud(boot=DETACHING).start()
