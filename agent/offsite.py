@@ -46,6 +46,12 @@ def open_place(place: str) -> Sink:
         raise CheckpointError(f"{place} cannot be opened: {error}") from error
 
 
+def earlier(url: str) -> Archive:
+    """What an earlier job stored at `.../JOB`."""
+    place = url.rstrip("/")
+    return Archive(open_place(place), place.rpartition("/")[2])
+
+
 class Offer(msgspec.Struct, frozen=True):
     """A version that lies in the source, and the version that this job's keeper went on from."""
 

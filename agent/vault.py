@@ -20,7 +20,7 @@ from agent.errors import CheckpointError
 from agent.faults import passing
 from agent.layout import Layout
 from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, JobOrder, Report
-from agent.offsite import Offsite, Storage, open_place
+from agent.offsite import Offsite, Storage, earlier
 from agent.protocol import Snapshot
 from agent.recovery import Found, Kept, Shelf
 from agent.remains import Remains
@@ -225,15 +225,19 @@ class Vault:
         if kept is not None and kept.saved.reached >= committed:
             return recovery.newest([], committed, kept)
         here, further = Shelf(Rung.DISK, self._archive), partial(self._elsewhere, committed)
-        return recovery.newest([here], committed, kept, patient=patient, further=further)
+        found = recovery.newest([here], committed, kept, patient=patient, further=further)
+        if found.saved is None and not committed and self._order.from_url:
+            raise CheckpointError(
+                f"nothing sound is stored at {self._order.from_url} to go on from"
+            )
+        return found
 
     def _elsewhere(self, committed: int) -> list[Shelf]:
         """Where else something may lie. Of a job that has committed nothing we have stored nothing."""
         if committed and self._place.storage is not None:
             return [Shelf(Rung.OBJECT, self._place.storage.archive(self._job))]
         if self._order.from_url:
-            url = self._order.from_url.rstrip("/")
-            return [Shelf(Rung.OBJECT, Archive(open_place(url), url.rpartition("/")[2]))]
+            return [Shelf(Rung.OBJECT, earlier(self._order.from_url))]
         return []
 
     def drop(self) -> None:

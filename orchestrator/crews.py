@@ -469,7 +469,7 @@ def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
 def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, step: int) -> None:
     """A step was committed under this generation."""
     if step > job.step:
-        job.step, job.stalls, job.worn = step, 0, 0
+        job.step, job.stalls, job.worn, job.unread = step, 0, 0, ""
         job.progress_at_s = state.now_s
     if generation <= job.acknowledged or generation < job.generation or job.layout is None:
         return
@@ -612,20 +612,20 @@ def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
         want_layout(state, job)  # it waits for machines
         return
     job.stalls += 1
-    if job.stalls == STALLS_MAX * FRESH_MAX:
+    if job.stalls == STALLS_MAX * FRESH_MAX or (job.unread and not job.step):
         times = f"though its workers were started afresh {FRESH_MAX - 1} times"
-        hangs = "its script hangs, or a step takes longer than that"
+        hangs = f"{times}: its script hangs, or a step takes longer than that"
         jobs.finish(
             state,
             out,
             job,
             "FAILED",
-            f"nothing was committed for {silent_s:.0f} s, {times}: {hangs}; {jobs.RESUME}",
+            f"nothing was committed for {silent_s:.0f} s, {job.unread or hangs}; {jobs.RESUME}",
         )
         return
     if job.stalls % STALLS_MAX == 0:
         job.refreshed += 1
-        for worker in [state.workers[w] for w in job.workers]:
+        for worker in [] if job.unread else [state.workers[w] for w in job.workers]:
             stop(state, out, worker, "no step was committed for too long")
         for lease in [state.leases[token] for token in job.leases]:
             staff(state, out, lease)

@@ -323,7 +323,7 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
     if state.stopping:
         note(out, job.id, "not resumed: the manager is shutting down")
         return
-    job.failures, job.preemptions, job.stalls, job.worn = 0, 0, 0, 0
+    job.failures, job.preemptions, job.stalls, job.worn, job.unread = 0, 0, 0, 0, ""
     job.failed_at_s, job.failed_step, job.ended_at_s = -1.0, -1, None
     move(state, out, job, "PENDING", f"resumed by {event.by} from step {job.step}")
     state.live_jobs[job.id] = None
@@ -408,11 +408,18 @@ def on_copy_failed(state: State, out: list[AnyAction], event: CopyFailed) -> Non
 
 def on_recalled(state: State, out: list[AnyAction], event: Recalled) -> None:
     _say(state, out, event.job, f"goes on from {event.because}")
+    _set_unread(state, event.job, "")
 
 
 def on_recall_failed(state: State, out: list[AnyAction], event: RecallFailed) -> None:
-    why = f"what is stored of the job cannot be read: {event.error}; it is tried again"
-    _say(state, out, event.job, why)
+    why = f"what is stored of the job cannot be read: {event.error}"
+    _say(state, out, event.job, f"{why}; it is tried again")
+    _set_unread(state, event.job, why)
+
+
+def _set_unread(state: State, job_id: str, why: str) -> None:
+    if job := state.jobs.get(job_id):
+        job.unread = why
 
 
 def on_records_damaged(state: State, out: list[AnyAction], event: RecordsDamaged) -> None:

@@ -53,7 +53,7 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         script_sha=job.spec.script_sha,
         argv=job.spec.argv,
         status=job.status,
-        because="; ".join(why for why in (job.because, job.waiting, job.unfit) if why),
+        because="; ".join(why for why in (job.because, job.waiting, job.unfit, job.unread) if why),
         step=job.step,
         steps_total=job.steps_total,
         loss=job.loss,

@@ -252,6 +252,7 @@ class Job(msgspec.Struct, kw_only=True):
     failed_at_s: float = -1.0
     failed_step: int = -1
     stalls: int = 0  # without a step between them
+    unread: str = ""  # what is stored and cannot be read, as long as it is waited for
     worn: int = 0  # machines on which workers kept dying, without a step between them
     worn_at_s: float = 0.0  # the first of them
     refreshed: int = 0  # how often all of its workers were started afresh

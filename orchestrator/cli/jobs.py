@@ -226,12 +226,23 @@ def on_its_clock(spec: JobSpec, ahead_s: float) -> JobSpec:
 
 
 def stored_at(url: str | None) -> str:
-    """Where an earlier job's states lie: the folder or store, and the job's id behind it."""
-    if url is None or url.startswith(STORAGES):
-        return url or ""
-    raise CommandError(
-        f"--from {url}: write {', '.join(STORAGES)}... with the job's id at the end", USAGE
-    )
+    """Where an earlier job's states lie: the folder or store, and the job's id behind it. It is looked at before
+    anything is paid for."""
+    if url is None:
+        return ""
+    as_written = f"write {', '.join(STORAGES)}... with the job's id at the end"
+    if not url.startswith(STORAGES):
+        raise CommandError(f"--from {url}: {as_written}", USAGE)
+    from agent.errors import CheckpointError
+    from agent.offsite import earlier
+
+    try:
+        newest = earlier(url).newest()
+    except (CheckpointError, OSError) as error:
+        raise CommandError(f"--from {url} cannot be read: {str(error).splitlines()[0]}") from error
+    if newest is None:
+        raise CommandError(f"--from {url}: nothing sound is stored there; {as_written}")
+    return url
 
 
 def deadline_s(text: str, now_s: float) -> float:

@@ -376,3 +376,16 @@ def test_a_job_goes_on_from_what_another_one_stored(tmp_path: Path) -> None:
     other = vault_of(tmp_path / "here", [], from_url="s4://nowhere/old")
     with pytest.raises(CheckpointError, match="s4://nowhere/old"):
         other.recall(0, patient=True)
+
+
+def test_a_job_that_shall_go_on_from_what_is_not_there_does_not_begin_anew(tmp_path: Path) -> None:
+    """Nobody pays for steps that were paid for before. Behind its first step its own versions are what counts."""
+    old = Archive(disk(tmp_path / "old").sink, "old")
+    save(old, 1, saved(8))
+    (manifest,) = (tmp_path / "old" / "manifests").iterdir()
+    manifest.write_bytes(manifest.read_bytes()[:-9])
+    for name in ("old", "nothing"):
+        vault = vault_of(tmp_path / "here", [], from_url=(tmp_path / name).as_uri())
+        with pytest.raises(CheckpointError, match=f"nothing sound is stored at file:.*{name}"):
+            vault.recall(0, patient=False)
+        assert vault.recall(5, patient=False).saved is None

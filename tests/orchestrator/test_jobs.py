@@ -12,6 +12,7 @@ from agent.messages import (
     CheckpointWritten,
     JobCompleted,
     Progress,
+    RecallFailed,
     RecordsDamaged,
     Regrouped,
     Rewound,
@@ -209,6 +210,40 @@ def test_a_step_that_takes_longer_than_patience_gets_there(hand: Any) -> None:
     assert h.job.status == "FAILED"
     assert "afresh 3 times: its script hangs, or a step takes longer than that" in h.job.because
     assert not h.state.workers
+
+
+def unread(h: Any) -> None:
+    h.see(RecallFailed(at_s=h.at_s, job="job", error="s3://x/job: 503"))
+
+
+def test_what_a_job_shall_go_on_from_and_cannot_is_no_fault_of_its_script(hand: Any) -> None:
+    """It is said while it is tried. Before the first step it is soon given up: nothing is at stake, and machines cost."""
+    h = hand(stall_s=30.0)
+    h.start()
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    h.serve()
+    unread(h)
+    assert "cannot be read: s3://x/job: 503" in view_of(h.state, h.at_s).jobs[0].because
+    h.wait(65.0)
+    assert h.job.status == "FAILED"
+    assert "what is stored of the job cannot be read: s3://x/job: 503" in h.job.because
+
+
+def test_a_job_whose_steps_cannot_be_read_waits_with_the_workers_that_it_has(hand: Any) -> None:
+    """New ones would read no better. When it goes on nothing is left of it; if it never does, the store is why."""
+    h = hand(stall_s=30.0).running(slots_max=1)
+    workers = list(h.job.workers)
+    unread(h)
+    assert not h.only(h.wait(600.0), StopWorker)
+    assert (h.job.status, list(h.job.workers)) == ("RECOVERING", workers)
+    h.committed(2)
+    assert "503" not in view_of(h.state, h.at_s).jobs[0].because
+    unread(h)
+    h.wait(7200.0)
+    assert h.job.status == "FAILED"
+    assert "s3://x/job: 503" in h.job.because
+    assert "script hangs" not in h.job.because
 
 
 def test_a_script_that_loads_for_long_gets_the_time_that_it_needs(hand: Any) -> None:
