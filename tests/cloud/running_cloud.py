@@ -6,6 +6,7 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
+from contextlib import suppress
 from pathlib import Path
 from typing import TypeVar
 
@@ -93,10 +94,11 @@ class RunningCloud:
         """The pid of the machine's init, once its first-boot script runs."""
         assert self.process is not None
         for child in _children(self.process.pid):
-            if machine_id in alive_on({machine_id}) and _children(child):
-                environment = Path("/proc", str(child), "environ").read_bytes()
-                if f"{processes.MARKER}={machine_id}".encode() in environment.split(b"\0"):
-                    return child
+            with suppress(FileNotFoundError, ProcessLookupError):  # it ends while it is looked at
+                if machine_id in alive_on({machine_id}) and _children(child):
+                    environment = Path("/proc", str(child), "environ").read_bytes()
+                    if f"{processes.MARKER}={machine_id}".encode() in environment.split(b"\0"):
+                        return child
         return None
 
     def stop(self, number: signal.Signals = signal.SIGTERM) -> None:
