@@ -20,7 +20,7 @@ from typing import Any
 
 import torch
 from torch import fx
-from torch.utils.checkpoint import CheckpointFunction
+from torch.utils import checkpoint as checkpointing
 
 from agent import own
 from agent.away import any_away, computable
@@ -51,6 +51,7 @@ from agent.pipeline.recording import (
 from agent.pipeline.scaling import Scaler
 from agent.pipeline.variants import Variant, Variants
 from agent.pipeline.witness import unsaved
+from agent.still import version_of
 
 LATE = "late"  # in the `meta` of a graph: guests are asked as late as can be
 Run = Callable[..., Any]
@@ -231,18 +232,25 @@ class Body:
         """The loss of the body as it is. Buffers and random streams are as before then."""
         # A number stands in for what is not here, of which a distribution might complain.
         asking = unvalidated() if any_away(model) else contextlib.nullcontext()
-        with self._reentrant_refused(), asking:
+        with self._reentrant_refused(), _written_in_checkpoints(model) as written, asking:
             try:
                 with _as_before(model), unsaved():
-                    return run()
+                    loss = run()
             except RuntimeError:  # it needs what it saves; any other error comes up again
                 with _as_before(model):
-                    return run()
+                    loss = run()
+        if written:
+            raise CannotRecord(
+                f"{self._at(self._loop)}: the buffer {min(written)!r} is written to within torch.utils.checkpoint, which on one "
+                "device writes to it once more in each backward, and stages do not: leave the norm or module that has it "
+                "out of the checkpoint, or train with depth 1"
+            )
+        return loss
 
     @contextlib.contextmanager
     def _reentrant_refused(self) -> Iterator[None]:
         try:
-            with functions_refused(CheckpointFunction):
+            with functions_refused(checkpointing.CheckpointFunction):
                 yield
         except fx.proxy.TraceError as error:
             raise CannotRecord(
@@ -296,6 +304,29 @@ def _as_before(model: torch.nn.Module) -> Iterator[None]:
             for owner, key, buffer, kept in before:
                 buffer.copy_(kept)
                 owner[key] = buffer
+
+
+@contextlib.contextmanager
+def _written_in_checkpoints(model: torch.nn.Module) -> Iterator[set[str]]:
+    """The buffers that what is computed once more in the backward writes to."""
+    written, hook = set[str](), checkpointing._checkpoint_hook
+
+    class Watched(hook):  # type: ignore[misc, valid-type]
+        def __enter__(self) -> None:
+            self.before = {name: version_of(buffer) for name, buffer in model.named_buffers()}
+            super().__enter__()
+
+        def __exit__(self, *why: object) -> None:
+            for name, buffer in model.named_buffers():
+                if self.before.get(name) not in (None, version_of(buffer)):
+                    written.add(name)
+            super().__exit__(*why)
+
+    checkpointing._checkpoint_hook = Watched  # type: ignore[misc]
+    try:
+        yield written
+    finally:
+        checkpointing._checkpoint_hook = hook  # type: ignore[misc]
 
 
 def _alike(one: Any, other: Any) -> bool:

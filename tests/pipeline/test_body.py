@@ -803,6 +803,20 @@ def test_a_reentrant_checkpoint_is_not_cut(tmp_path: Path, recorder: Recorder) -
         assert bool(failed) == bool(recorder.failed)
 
 
+def test_a_checkpoint_that_writes_to_buffers_is_not_cut(tmp_path: Path, recorder: Recorder) -> None:
+    """On one device its norm learns twice from each microbatch, in the forward and when that is computed once more."""
+    loop = textwrap.indent(textwrap.dedent(GOOD["plain"]), "    ")
+    changed = REENTRANT.replace("True)\n", "False)\n")
+    norm = "model[2] = torch.nn.Sequential(model[2], torch.nn.BatchNorm1d(model[2].out_features))\n"
+    for learning, failed in (("", "within torch.utils.checkpoint"), ("model.eval()\n", "")):
+        session._sessions.clear()
+        recorder.failed = ""
+        start = START.replace("optimizer = ", f"{norm}{changed}{learning}optimizer = ")
+        run(tmp_path, loop, start)
+        assert failed in recorder.failed
+        assert bool(failed) == bool(recorder.failed)
+
+
 KEEPS = {
     "a mask": "self.kept = torch.ones_like(x) if self.kept is None else self.kept\n        return x * self.kept",
     "what was seen last": "self.kept = x\n        return x + self.kept",
