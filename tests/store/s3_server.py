@@ -24,7 +24,6 @@ def s3_sink(server):
         secret_access_key="none",
         region="us-east-1",
         virtual_hosted_style_request=False,
-        client={"allow_http": True},
     )
 
 

@@ -229,6 +229,16 @@ def test_without_obstore_the_error_says_what_to_install(monkeypatch):
         open_sink("s3://bucket/prefix")
 
 
+def test_a_store_on_the_lan_is_named_by_the_environment_alone(monkeypatch):
+    """An endpoint without TLS, as boto3 and the AWS command line take it from the environment, is asked."""
+    with S3Server() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        monkeypatch.setenv("AWS_ACCESS_KEY_ID", "none")
+        monkeypatch.setenv("AWS_SECRET_ACCESS_KEY", "none")
+        open_sink("s3://bucket/prefix").put("parts/0000000001/a", [b"abc"])
+        assert server.files == {"prefix/parts/0000000001/a": b"abc"}
+
+
 @pytest.mark.parametrize("code", [429, 500, 503])
 def test_a_store_that_refuses_for_a_while_is_asked_again(hurried, code):
     """A few refusals in a row are ridden out by every operation."""
