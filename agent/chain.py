@@ -314,18 +314,13 @@ class Chain:
 
     def _pieces_of(self, stage: int, total: Sum) -> Iterator[tuple[int, memoryview]]:
         """The bytes of a stage's entries, each up to where the next one of the whole begins."""
-        whole = self._whole.space
-        starts = sorted(place[0] for place in whole.places)
-        ends = dict(zip(starts, [*starts[1:], whole.total_bytes], strict=True))
         index = {0: 0, **self._index(total.space)}
         for entry in self._entries[stage]:
-            start, end, *_ = whole.places[entry]
+            start, end = self._whole.space.slot(entry)
             if entry in index and entry not in self._unused:
-                source = total.space.places[index[entry]][0]
-                yield start, total.memory(source, source + end - start)
-                start = end
-            if start < ends[whole.places[entry][0]]:
-                yield start, memoryview(bytes(ends[whole.places[entry][0]] - start))
+                yield start, total.memory(*total.space.slot(index[entry]))
+            elif start < end:
+                yield start, memoryview(bytes(end - start))
 
     # --- where the numbers lie ----------------------------------------------------------------------
 
@@ -354,16 +349,17 @@ class Chain:
         there: dict[int, int] | None,
         here: dict[int, int] | None,
     ) -> Span:
-        start, end, *_ = self._whole.space.places[entry]
+        start, end = self._whole.space.slot(entry)
         from_ = source.places[there[entry]][0] if source is not None and there else start
         to = self._space.places[here[entry]][0] if here is not None else start
         return from_, to, end - start
 
     def _from_whole(self) -> list[Span]:
         """From a sum of the whole into the one that is kept here."""
-        whole, here = self._whole.space.places, self._space.places
-        index = {0: 0, **self._index(self._space)}
-        ways = ((whole[e][0], here[i][0], whole[e][1] - whole[e][0]) for e, i in index.items())
+        here, ways = self._space.places, list[Span]()
+        for entry, index in {0: 0, **self._index(self._space)}.items():
+            start, end = self._whole.space.slot(entry)
+            ways.append((start, here[index][0], end - start))
         return _merged(sorted(ways))
 
     def _is_param(self, entry: int) -> bool:

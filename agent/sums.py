@@ -10,10 +10,11 @@ workers exchange and all that the keeper's redo log holds:
                            buffer = start + sum      (integers: the count goes on)
                buffer = start xor sum    (flags: what any microbatch has switched)
 
-Numbers of one type lie together, so that adding two sums is one operation per type. What one worker adds up of its
-own microbatches stays on the device that it computes on; what is added over workers is in host memory. Whether anything
-was contributed to an entry at all is kept apart in `present`: a parameter that no microbatch used
-has no gradient, which is not the same as a gradient of zero.
+Numbers of one type lie together, so that adding two sums is one operation per type. Each tensor begins on 64 bytes,
+as torch's own do: a product of gradients may round otherwise where they lie otherwise, and stages have other spaces
+than the whole. What one worker adds up of its own microbatches stays on the device that it computes on; what is added
+over workers is in host memory. Whether anything was contributed to an entry at all is kept apart in `present`: a
+parameter that no microbatch used has no gradient, which is not the same as a gradient of zero.
 """
 
 from collections.abc import Callable, Iterable, Iterator, Sequence
@@ -147,13 +148,16 @@ class SumSpace:
         for index in order:
             tensor = self._of(index, loss)
             if not self.groups or self.groups[-1][2] != tensor.dtype:
-                at = -(-at // ALIGN_BYTES) * ALIGN_BYTES
                 self.groups.append((at, at, tensor.dtype))
-            end = at + tensor.nbytes
-            self.places[index] = (at, end, tensor.dtype, tensor.shape)
-            self.groups[-1] = (self.groups[-1][0], end, tensor.dtype)
-            at = end
-        self.total_bytes = -(-at // ALIGN_BYTES) * ALIGN_BYTES
+            self.places[index] = (at, at + tensor.nbytes, tensor.dtype, tensor.shape)
+            at += _aligned(tensor.nbytes)
+            self.groups[-1] = (self.groups[-1][0], at, tensor.dtype)
+        self.total_bytes = at
+
+    def slot(self, index: int) -> tuple[int, int]:
+        """Where a number's place begins and the next one's: as large in every space that has it."""
+        start, end, *_ = self.places[index]
+        return start, start + _aligned(end - start)
 
     def _of(self, index: int, loss: torch.Tensor) -> torch.Tensor:
         return self.tensors[index - 1] if index else loss
@@ -369,6 +373,10 @@ def _add_pair(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
     for start in range(0, count, PIECE_NUMBERS):
         end = start + PIECE_NUMBERS
         into[start:end].add_(a[start:end] + b[start:end])
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGN_BYTES) * ALIGN_BYTES
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

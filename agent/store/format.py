@@ -22,7 +22,8 @@ import msgspec
 from agent.checksum import Buffer, crc32c
 from agent.store.errors import Damaged, Unknown
 
-FORMAT = 1  # another one when somebody who does not know of a change would misread a version
+FORMAT = 2  # another one when somebody who does not know of a change would misread a version
+FORMAT_OF_PACKED_SUMS = 1  # in a sum the tensors lay one behind another
 BLOCK_BYTES = 1 << 18  # small enough that a block is still in the processor's cache when summed
 ALIGN_BYTES = 64
 HEADER_BYTES_MAX = 100_000_000  # the bound of the safetensors library
@@ -120,7 +121,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     format: int = FORMAT
 
     def __post_init__(self) -> None:
-        if self.format != FORMAT:
+        if self.format != FORMAT and (self.format != FORMAT_OF_PACKED_SUMS or self.redo):
             raise ValueError(f"version {self.version}: format {self.format}, known is {FORMAT}")
         if self.block_bytes != BLOCK_BYTES:
             raise ValueError(f"version {self.version}: blocks of {self.block_bytes} bytes")
@@ -254,9 +255,7 @@ def decode(data: bytes, key: str) -> Manifest:
         manifest = msgspec.json.decode(body, type=Manifest)
     except (msgspec.MsgspecError, ValueError) as error:
         what = "is sound, but not of a kind that this version of the software can read"
-        raise Unknown(
-            f"{key} {what}; start the version that wrote it, or a newer one: {error}"
-        ) from error
+        raise Unknown(f"{key} {what}; start the version that wrote it: {error}") from error
     if manifest.key != key:
         raise Damaged(f"{key} holds the manifest {manifest.key}")
     return manifest

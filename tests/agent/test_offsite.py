@@ -318,24 +318,27 @@ def test_a_disk_that_gives_nothing_is_not_an_empty_one(tmp_path: Path, bad: str)
     assert same(newest(shelves, 5, patient=False).saved, saved(4))
 
 
-@pytest.mark.parametrize("later", [('"format":1', '"format":2'), ('"dtype":"U8"', '"dtype":"F8"')])
-def test_a_version_that_a_later_software_wrote_is_neither_passed_over_nor_deleted(
-    tmp_path: Path, later: tuple[str, str]
+@pytest.mark.parametrize(
+    "other",
+    [('"format":2', '"format":3'), ('"format":2', '"format":1'), ('"dtype":"U8"', '"dtype":"F8"')],
+)
+def test_a_version_that_another_software_wrote_is_neither_passed_over_nor_deleted(
+    tmp_path: Path, other: tuple[str, str]
 ) -> None:
-    """It is sound, and the newest: whoever cannot read it says so, and leaves it to who can."""
+    """A later one, or one whose sums lie otherwise. It is sound, and the newest: whoever cannot read it says so, and leaves it to who can."""
     archive = disk(tmp_path)
     for version in (3, 5):
         save(archive, 1, saved(version, redo=1))
     key = Mark(6, 1).key(MANIFESTS)
     envelope = msgspec.json.decode(archive.sink.get(key))
-    body = msgspec.json.encode(envelope["manifest"]).replace(*(word.encode() for word in later))
-    other = msgspec.json.encode({"crc32c": crc32c(0, body), "manifest": msgspec.Raw(body)})
+    body = msgspec.json.encode(envelope["manifest"]).replace(*(word.encode() for word in other))
+    written = msgspec.json.encode({"crc32c": crc32c(0, body), "manifest": msgspec.Raw(body)})
     archive.sink.delete([key])
-    archive.sink.create(key, other)
+    archive.sink.create(key, written)
     for patient in (True, False):
         with pytest.raises(Unknown, match="start the version that wrote it"):
             newest([Shelf(Rung.DISK, archive)], 6, patient=patient)
-    assert archive.sink.get(key) == other
+    assert archive.sink.get(key) == written
 
 
 def test_a_disk_that_gives_nothing_gives_way_to_the_storage(tmp_path: Path) -> None:

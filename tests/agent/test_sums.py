@@ -35,6 +35,17 @@ def test_a_constant_buffer_of_whole_numbers():
     assert torch.equal(whole.views[1], torch.zeros(4, dtype=torch.int64))
 
 
+def test_tensors_begin_where_torchs_own_do() -> None:
+    """In the sum of the whole and in that of a stage, so that what an optimizer multiplies gradients by rounds alike."""
+    model = torch.nn.Sequential(
+        torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1)
+    )
+    whole = SumSpace([model])
+    for space in (whole, whole.part(lambda name: name != "0.weight")):
+        total = Sum(space)
+        assert [view.data_ptr() % 64 for view in total.views] == [0] * len(total.views)
+
+
 def test_in_whatever_order_microbatches_finish():
     """First to last, last to first or mixed: the sum has the same bits."""
     expected = added([0, 1, 2, 3, 4, 5, 6], 7).flat

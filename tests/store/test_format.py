@@ -12,7 +12,7 @@ from states import make_state, write_state
 
 from agent.store.archive import assemble
 from agent.store.errors import Damaged
-from agent.store.format import decode, encode, file_of, lay_out, share
+from agent.store.format import Manifest, decode, encode, file_of, lay_out, share
 from agent.store.sinks import MemorySink, check_key
 
 seeds = st.integers(0, 10**6)
@@ -119,3 +119,10 @@ def test_holders_that_disagree_are_found():
     two = lay_out("block", [("m/w", "I32", (4,))])
     with pytest.raises(Damaged, match="two holders disagree about layer block"):
         assemble("job", 1, 1, [one, two], [])
+
+
+def test_what_was_written_before_sums_were_aligned_is_read_where_there_are_none():
+    """The state itself lies as it did."""
+    assert Manifest(job="job", version=3, generation=1, layers=(), parts=(), format=1).version == 3
+    with pytest.raises(ValueError, match="format 1"):
+        Manifest(job="job", version=3, generation=1, layers=(), parts=(), redo=1, format=1)
