@@ -598,10 +598,13 @@ def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
     job = state.jobs.get(job_id)
     if job is None or not job.active:
         return
-    set_alarm(state, state.now_s + stall_s(state, job), "stall", job_id)
-    silent_s = state.now_s - job.progress_at_s
-    if job.layout is None or not job.serving or silent_s < stall_s(state, job):
+    patience_s = stall_s(state, job)
+    due_s = job.progress_at_s + patience_s
+    early = state.now_s < due_s
+    set_alarm(state, due_s if early else state.now_s + patience_s, "stall", job_id)
+    if job.layout is None or not job.serving or early:
         return
+    silent_s = state.now_s - job.progress_at_s
     if finished_computing(job) or (
         job.unfit and (job.urgent or job.acknowledged != job.generation)
     ):
@@ -633,8 +636,18 @@ def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
 
 
 def stall_s(state: State, job: Job) -> float:
-    """Patience is a multiple of what a step takes, and more once that has not been enough."""
-    return max(state.settings.stall_s, 20 * job.step_s) * 2.0 ** min(job.refreshed, DOUBLINGS_MAX)
+    """Patience is a multiple of what a step takes, and more once that has not been enough. A state on its way to all
+    of them, at worst by one link, is not to be broken off: it would begin again."""
+    patience_s = max(state.settings.stall_s, 20 * job.step_s) + _sending_s(job)
+    return patience_s * 2.0 ** min(job.refreshed, DOUBLINGS_MAX)
+
+
+def _sending_s(job: Job) -> float:
+    layout = job.layout
+    if layout is None:
+        return 0.0
+    copies = layout.width if layout.owned else len(layout.workers)
+    return copies * job.state_bytes / layouts.bandwidth(job.profile)
 
 
 def repeat_orders(state: State, out: list[AnyAction], job: Job) -> None:

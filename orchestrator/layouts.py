@@ -412,13 +412,19 @@ def _who_moves(
     return _whole_states(asked, list(found), pace)
 
 
+def bandwidth(profile: Profile | None) -> float:
+    """Between machines, in bytes per second."""
+    return UNKNOWN_BYTES_PER_S if profile is None else profile.network.inter.bandwidth_bytes_per_s
+
+
 def _pace(asked: Question) -> Pace:
+    backup = bandwidth(asked.profile)
     if asked.profile is None:
-        return Pace(UNKNOWN_BYTES_PER_S, UNKNOWN_BYTES_PER_S, asked.morph_s)
+        return Pace(backup, backup, asked.morph_s)
     network = asked.profile.network
     machines = {seat.machine for seat in asked.seats}
     link = network.intra if len(machines) == 1 else network.inter
-    return Pace(link.bandwidth_bytes_per_s, network.inter.bandwidth_bytes_per_s, asked.morph_s)
+    return Pace(link.bandwidth_bytes_per_s, backup, asked.morph_s)
 
 
 def _held(asked: Question, before: Layout, *, owned: bool) -> Mapping[str, frozenset[int]]:

@@ -1,5 +1,6 @@
 """What must hold after every event, whatever goes wrong. A breach stops the simulation and says which."""
 
+import math
 from collections.abc import Sequence
 
 from agent.messages import Rewound
@@ -12,6 +13,7 @@ from orchestrator.simulated.world import SimulatedWorld
 from orchestrator.state import Account, Job, Lease, LeaseState, State
 
 EPSILON_USD = 1e-6
+CALLED_BACK_S_MAX = 180.0
 AWAY_S_MAX = 120.0  # how long a manager may be suspended in one piece
 ROUNDING_S = 1e-3
 TRIES_MAX = 6  # of a call in a row that a bad day swallows
@@ -44,6 +46,7 @@ class Watcher:
         self._leases: dict[str, LeaseState] = {}
         self._generations: dict[str, int] = {}
         self._launched: dict[str, None] = {}
+        self._made_way_s: dict[str, float] = {}
         self.last_state: State | None = None
 
     def journaled(self, event: AnyEvent, actions: Sequence[AnyAction]) -> None:
@@ -166,8 +169,14 @@ class Watcher:
         _no_negative("everything", state.account)
 
     def _holds_no_more_than_it_may(self, state: State, job: Job) -> None:
-        """Nothing is bought twice: what stays with the job is what it asked for, one machine more at most."""
+        """Nothing is bought twice: what stays with the job is what it asked for, one machine more at most.
+
+        Who made way for another and was called back, since a worker was lost before that one was there, may stay
+        until the bidder has looked again.
+        """
         staying = [state.leases[token] for token in job.leases]
+        self._made_way_s |= {e.token: state.now_s for e in staying if e.leaving}
+        called_back_s = state.now_s - CALLED_BACK_S_MAX
         kept = [
             lease.type.slots
             for lease in staying
@@ -175,6 +184,7 @@ class Watcher:
             and lease.lost_at_s is None
             and lease.state not in ("noticed", "ending")
             and _undisturbed(lease)
+            and self._made_way_s.get(lease.token, -math.inf) < called_back_s
         ]
         if job.active and sum(kept) > job.spec.slots_max:
             raise Breach(f"job {job.id} holds {sum(kept)} slots, slots_max={job.spec.slots_max}")

@@ -196,6 +196,18 @@ def test_nothing_is_committed_for_long_and_it_is_asked_again(hand: Any) -> None:
     assert h.only(h.wait(120.0), StopWorker)
 
 
+def test_a_large_state_on_its_way_is_not_broken_off(hand: Any) -> None:
+    """84 GB take 84 s where nothing was measured, and twice that to two by one link."""
+    h = hand(stall_s=30.0).running(slots_max=2)
+    h.job.state_bytes = 84 * 10**9
+    copies = len(h.job.layout.workers)
+    generation = h.job.generation
+    h.wait(84.0 * copies)
+    assert h.job.generation == generation
+    h.wait(150.0)
+    assert h.job.generation > generation
+
+
 def test_a_step_that_takes_longer_than_patience_gets_there(hand: Any) -> None:
     """Each time that fresh workers have not been enough they get twice as long; in the end the job fails and says so."""
     h = hand(stall_s=30.0).running(slots_max=1)
