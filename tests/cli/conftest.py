@@ -60,7 +60,10 @@ class Shell:
         return Answer(code, out.getvalue(), err.getvalue())
 
     def start(self, *words: str) -> "subprocess.Popen[str]":
-        """The installed program as a process of its own."""
+        """The installed program as a process of its own, as a terminal would start it."""
+        if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
+            # Whoever runs the tests behind an `&` gives them no Ctrl-C, and they would hand that on.
+            signal.signal(signal.SIGINT, signal.default_int_handler)
         process = subprocess.Popen(
             [PROGRAM, *words], cwd=self.folder, text=True,
             stdout=subprocess.PIPE, stderr=subprocess.PIPE,
