@@ -1,6 +1,6 @@
 """What a worker and the keeper say to each other, and what workers say among themselves.
 
-Every message is small and travels in front of its payload, if it has one: see `agent.wire`.
+Every message is small and travels in front of its payload, if it has one: see `agent.net.wire`.
 `step` counts from 0 and names the work; `version` counts committed steps and names the state, so
 step s turns version s into version s + 1. Whatever belongs to a layout carries its generation.
 """
@@ -56,7 +56,7 @@ class Hello(Message, frozen=True, kw_only=True):
     """`version` is None for a worker that holds no state yet; `generation` is the one it is in.
 
     `held` is of that version, `promised` of the next one: what this worker keeps once it hears that the step for
-    which it is prepared is committed. `copies` says that it has some of others: see `agent.copies`. With
+    which it is prepared is committed. `copies` says that it has some of others: see `agent.crew.copies`. With
     version `left` its script has left its loop.
     """
 
@@ -202,7 +202,7 @@ class PeerBroken(Message, frozen=True, kw_only=True):
 
 
 class ProfileAsked(Message, frozen=True, kw_only=True):
-    """Has anybody measured this? See `agent.calibrate.key_of`."""
+    """Has anybody measured this? See `agent.calibration.calibrate.key_of`."""
 
     key: str
 
@@ -265,7 +265,7 @@ class Heard(Message, frozen=True, kw_only=True):
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The payload is the script with what goes along, as in `agent.parcel`, for who has not begun it. `state_bytes` are what a newcomer will be sent of the state; 0 if that is not known."""
+    """The payload is the script with what goes along, as in `agent.source.parcel`, for who has not begun it. `state_bytes` are what a newcomer will be sent of the state; 0 if that is not known."""
 
     order: JobOrder
     state_bytes: int = 0
@@ -291,7 +291,7 @@ class Enter(Message, frozen=True, kw_only=True):
     holders the keeper sends its own copy, of which each asks for its layers where it shall have no more; and the
     `redo` sums behind it are asked for. `snapshot` is as in
     `Commit`. `record` asks the first worker whether the script can be cut, since nobody has said so yet; the others
-    begin their first share by waiting for its word (`agent.helping`). `unled` is the committed step that the first
+    begin their first share by waiting for its word (`agent.crew.helping`). `unled` is the committed step that the first
     worker leads once more when it applies it again.
     """
 

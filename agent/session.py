@@ -33,36 +33,37 @@ import msgspec
 import numpy as np
 import torch
 
-from agent import clipping, coupling, scaling, shards
-from agent.away import computable, watch
-from agent.beside import Beside
-from agent.device import number_of, settle
-from agent.doubts import Doubts
 from agent.errors import CannotRecord, Misuse, NotFinite, StateError, WireError
 from agent.faults import passing
-from agent.form import Form
-from agent.given import check_modules, check_unborn, scaler_of
-from agent.gone_by import GoneBy
-from agent.holdings import Holdings
-from agent.optimizers import Optimizers
-from agent.order import Streams, refuse_order
-from agent.partial import Partial
+from agent.owned import clipping, coupling, scaling
+from agent.owned.holdings import Holdings
 from agent.pipeline import modes
 from agent.pipeline.births import Unborn
 from agent.pipeline.body import Body
-from agent.pipeline.loops import Caller, names_of
+from agent.pipeline.doubts import Doubts
 from agent.pipeline.record import Filled, attributes_kept
 from agent.pipeline.recording import Recording, Told, nobody, outdated
 from agent.pipeline.scaling import place
 from agent.schedule import Kind
-from agent.seen import Eyes
-from agent.still import Still
+from agent.script.beside import Beside
+from agent.script.form import Form
+from agent.script.given import check_modules, check_unborn, scaler_of
+from agent.script.gone_by import GoneBy
+from agent.script.optimizers import Optimizers
+from agent.script.order import Streams, refuse_order
+from agent.script.seen import Eyes
+from agent.script.within import Within, behind_the_loop
+from agent.source.loops import Caller, names_of
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.memory import Arena, copy_bytes
 from agent.store.shares import Gathered
-from agent.sums import Sum, Summed, SumSpace
+from agent.tensors import shards
+from agent.tensors.away import computable, watch
+from agent.tensors.device import number_of, settle
+from agent.tensors.partial import Partial
+from agent.tensors.still import Still
+from agent.tensors.sums import Sum, Summed, SumSpace
 from agent.timeline import Notes
-from agent.within import Within, behind_the_loop
 from agent.world import Abandoned, Alone, Facts, Interrupted, World
 
 Batch = TypeVar("Batch")
@@ -195,7 +196,7 @@ class Session:
     def warm(self, arena: Arena) -> None:
         """Take the memory of a step before there is one, and `arena` for the optimizer's state that will be loaded.
 
-        What is freed here is what the first backward finds: see `agent.worker.keep_memory`.
+        What is freed here is what the first backward finds: see `agent.instance.worker.keep_memory`.
         """
         self.total().flat.zero_()
         self._partial.reserve()

@@ -6,8 +6,8 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from agent.messages import NanPolicy
-from agent.partial import Partial
-from agent.sums import Sum, Summed
+from agent.tensors.partial import Partial
+from agent.tensors.sums import Sum, Summed
 
 if TYPE_CHECKING:
     from agent.session import Session

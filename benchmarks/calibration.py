@@ -26,7 +26,9 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from agent import Session, gauge, measuring, session as ours
+from agent import Session, session as ours
+from agent.calibration import gauge
+from agent.calibration import measuring
 
 profile_of = measuring.profile_of
 tasks = 0

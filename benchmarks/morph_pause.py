@@ -25,8 +25,8 @@ import numpy as np
 from _crew import KEEPER, Commits, Crew, crew_of, machine, spread, until
 
 from agent.messages import BackupHeld
+from agent.net.wire import Connection
 from agent.protocol import Part
-from agent.wire import Connection
 
 CALM_STEPS = 8
 PATIENCE_S = 240.0  # a step of 100 MB takes long on a machine with other work

@@ -28,7 +28,7 @@ import json, statistics, sys, time
 import torch
 from torch import nn
 from agent import Session, session as sessions
-from agent.link import BEAT_S
+from agent.net.link import BEAT_S
 from agent.protocol import Beat
 from agent.world import Alone
 

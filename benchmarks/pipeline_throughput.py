@@ -32,15 +32,15 @@ import torch.distributed as dist
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
+from agent.instance.worker import keep_memory
 from agent.layout import Layout, Replica
-from agent.mesh import Mesh
+from agent.net.mesh import Mesh
 from agent.pipeline.cut import build, choose
 from agent.pipeline.examine import examine
 from agent.pipeline.record import record
 from agent.pipeline.wires import MeshChannel
 from agent.pipeline.work import Worker
 from agent.schedule import Schedule
-from agent.worker import keep_memory
 
 WIDTH, BLOCKS, WORDS, CLASSES = 256, 6, 32, 64
 ROWS = int(os.environ.get("ROWS", "8"))  # of a microbatch: the fewer, the more each message weighs

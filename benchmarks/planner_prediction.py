@@ -27,10 +27,11 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from torch import nn
 
-from agent.calibrate import Settings, calibrate
+from agent.calibration.calibrate import Settings, calibrate
+from agent.calibration.links import RingTime, fit_ring
+from agent.instance.worker import keep_memory
 from agent.layout import Layout, Replica
-from agent.links import RingTime, fit_ring
-from agent.mesh import Mesh
+from agent.net.mesh import Mesh
 from agent.pipeline.channel import Exchange, Parcel
 from agent.pipeline.cut import build
 from agent.pipeline.examine import examine
@@ -40,7 +41,6 @@ from agent.pipeline.stage import Stage
 from agent.pipeline.wires import MeshChannel
 from agent.pipeline.work import Worker
 from agent.profile import Link, Network, Profile
-from agent.worker import keep_memory
 from orchestrator.morph import book, costing, schedules, search
 from orchestrator.morph.plans import Cost, Plan, Way, all_but_last
 from orchestrator.morph.search import Task

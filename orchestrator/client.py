@@ -12,8 +12,8 @@ from typing import Any, cast
 import msgspec
 import redis
 
-from agent.parcel import submitted_key
 from agent.profile import Profile
+from agent.source.parcel import submitted_key
 from agent.timeline import Timeline
 from cloud.clock import ticks
 from cloud.errors import ProviderUnreachable

@@ -14,7 +14,7 @@ from typing import Any
 
 import msgspec
 
-from agent.offsite import Storage
+from agent.reliable.offsite import Storage
 from orchestrator.actors import NAMESPACE, ManagerActor, Order
 from orchestrator.config import load
 from orchestrator.places import Places
@@ -26,7 +26,7 @@ def enlist(order: Order, storage: Storage | None) -> None:
     """Create the detached keeper and manager; the Ray token is in the environment."""
     import ray
 
-    from agent.actor import KeeperActor, keeper_options
+    from agent.instance.actor import KeeperActor, keeper_options
 
     host = order.ray_address.rpartition(":")[0]
     ray.init(

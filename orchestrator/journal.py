@@ -14,7 +14,7 @@ import msgspec
 import redis.asyncio
 
 from agent.errors import RecordError
-from agent.records import seal_of
+from agent.reliable.records import seal_of
 from orchestrator.actions import AnyAction
 from orchestrator.events import AnyEvent
 from orchestrator.state import State

@@ -141,7 +141,7 @@ async def live(order: Order) -> None:
 
 async def put_away(store: "redis.asyncio.Redis", jobs: AbstractSet[str]) -> None:
     """Until the keeper has the states of these jobs on the disk, within bounds: it ends with the house."""
-    from agent.keeper import OPEN_JOBS
+    from agent.reliable.keeper import OPEN_JOBS
 
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PUT_AWAY_S_MAX):

@@ -12,9 +12,9 @@ from typing import Any, assert_never
 import msgspec
 import redis.asyncio
 
-from agent.actor import AgentActor
+from agent.instance.actor import AgentActor
 from agent.messages import JobOrder, WorkerOrder
-from agent.parcel import submitted_key
+from agent.source.parcel import submitted_key
 from orchestrator.actions import (
     CloseJob,
     OpenJob,

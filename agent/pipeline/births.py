@@ -6,7 +6,7 @@ needs it: so the random stream ends where it does on a single device, and where 
 known. From there any part of the model can be born later, in any order: what leads to it is done again, and
 draws what it would have drawn.
 
-Until then a parameter is away: see `agent.away`. It is the same object before and after, so that an optimizer may
+Until then a parameter is away: see `agent.tensors.away`. It is the same object before and after, so that an optimizer may
 have it already.
 """
 
@@ -21,10 +21,10 @@ from torch.nn.parameter import is_lazy
 from torch.utils import swap_tensors
 from torch.utils._pytree import tree_map_only
 
-from agent.away import is_away, nothing
-from agent.device import CPU
 from agent.errors import Misuse
 from agent.pipeline.tape import CannotPlayBack, Constants, Known, Line, Tape, inits_written
+from agent.tensors.away import is_away, nothing
+from agent.tensors.device import CPU
 
 MALLOC = {-1: 1 << 24, -2: 1 << 17, -3: 1 << 22}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
 BUILT = "build it as usual instead of handing it over unbuilt"

@@ -22,16 +22,10 @@ import torch
 from torch import fx
 from torch.utils import checkpoint as checkpointing
 
-from agent import own
-from agent.away import any_away, computable
-from agent.device import device_of
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline import guests, modes
 from agent.pipeline.examine import Facts, examined
 from agent.pipeline.flat import cloned, flatten, is_leaf, unflatten
-from agent.pipeline.heard import Heard
-from agent.pipeline.loops import MICROBATCH, Caller, find, names_of, refuse, uncleared
-from agent.pipeline.reads import Reads, taken_apart
 from agent.pipeline.record import (
     FIXED,
     attributes_kept,
@@ -51,7 +45,13 @@ from agent.pipeline.recording import (
 from agent.pipeline.scaling import Scaler
 from agent.pipeline.variants import Variant, Variants
 from agent.pipeline.witness import unsaved
-from agent.still import version_of
+from agent.source import own
+from agent.source.heard import Heard
+from agent.source.loops import MICROBATCH, Caller, find, names_of, refuse, uncleared
+from agent.source.reads import Reads, taken_apart
+from agent.tensors.away import any_away, computable
+from agent.tensors.device import device_of
+from agent.tensors.still import version_of
 
 LATE = "late"  # in the `meta` of a graph: guests are asked as late as can be
 Run = Callable[..., Any]

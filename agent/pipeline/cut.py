@@ -18,13 +18,13 @@ from collections.abc import Sequence
 import torch
 from torch import fx
 
-from agent.away import stood_in
-from agent.device import clock_of, device_of, stream_kept
 from agent.errors import Misuse
 from agent.pipeline import modes
 from agent.pipeline.examine import CutPoint, Facts, cut_points, used
 from agent.pipeline.pieces import NOTHING, Boundary, Piece
 from agent.pipeline.stage import Stage
+from agent.tensors.away import stood_in
+from agent.tensors.device import clock_of, device_of, stream_kept
 
 SECTIONS_MAX = 64
 SELDOM_BYTES_MAX = 1 << 18  # of a buffer that is copied in case it is written to

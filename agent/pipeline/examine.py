@@ -24,16 +24,16 @@ from torch.nn.modules.batchnorm import _NormBase
 from torch.nn.modules.dropout import _DropoutNd
 from torch.utils import _pytree as pytree
 
-from agent.away import computable
-from agent.device import device_of, stream_kept, stream_state
 from agent.errors import CannotRecord
-from agent.own import is_torchs
 from agent.pipeline import modes
 from agent.pipeline.guests import Guest
 from agent.pipeline.record import python_drawn, where
 from agent.pipeline.scaling import Scaling
 from agent.pipeline.witness import unsaved
-from agent.still import version_of
+from agent.source.own import is_torchs
+from agent.tensors.away import computable
+from agent.tensors.device import device_of, stream_kept, stream_state
+from agent.tensors.still import version_of
 
 OURS = Guest | Scaling
 DRAW = _DropoutNd | torch.nn.RNNBase | torch.nn.MultiheadAttention | torch.nn.RReLU

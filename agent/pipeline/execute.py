@@ -19,10 +19,10 @@ from typing import Any
 import msgspec
 import torch
 
-from agent.device import CPU, Mark, Watch
 from agent.pipeline.channel import Channel, Key, Parcel
 from agent.pipeline.stage import Stage
 from agent.schedule import Action, Kind, Schedule
+from agent.tensors.device import CPU, Mark, Watch
 
 REACH = 8
 

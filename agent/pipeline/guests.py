@@ -13,7 +13,7 @@ from torch import fx
 
 from agent.errors import CannotRecord
 from agent.pipeline import modes
-from agent.still import version_of
+from agent.tensors.still import version_of
 
 Autocast = tuple[Any, ...] | None  # what is set in one; none outside of all
 IN_PLACE = [

@@ -6,8 +6,8 @@ import msgspec
 import torch
 from torch import fx
 
-from agent.device import CPU
 from agent.pipeline.examine import Value
+from agent.tensors.device import CPU
 
 
 class Boundary(msgspec.Struct, frozen=True, kw_only=True):

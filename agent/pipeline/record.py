@@ -24,8 +24,6 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.distributions import Distribution
 from torch.fx.node import map_aggregate
 
-from agent import own
-from agent.device import device_of, stream_kept, stream_state
 from agent.errors import CannotRecord
 from agent.pipeline import guests
 from agent.pipeline.flat import cloned
@@ -33,6 +31,8 @@ from agent.pipeline.leftovers import placeholders_removed
 from agent.pipeline.modes import Switches
 from agent.pipeline.scaling import Scaler, Scaling
 from agent.pipeline.witness import HERE, LIBRARY, Witness, refuse_lent, refuse_replaced
+from agent.source import own
+from agent.tensors.device import device_of, stream_kept, stream_state
 
 LossOf = Callable[..., torch.Tensor]
 FIXED = "shapes are fixed"  # in the `meta` of a graph: sizes are constants in it

@@ -9,15 +9,15 @@ import msgspec
 import torch
 from torch import fx
 
-from agent.device import anywhere
 from agent.errors import CannotRecord
 from agent.pipeline import guests
 from agent.pipeline.examine import Facts
 from agent.pipeline.flat import flatten, is_leaf, shown, unflatten
-from agent.pipeline.loops import Caller, names_of
-from agent.pipeline.reads import Reads
 from agent.pipeline.record import FIXED
 from agent.pipeline.variants import Variant, Variants, form_of
+from agent.source.loops import Caller, names_of
+from agent.source.reads import Reads
+from agent.tensors.device import anywhere
 
 
 class Recording(msgspec.Struct, frozen=True):

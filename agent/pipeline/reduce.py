@@ -10,14 +10,14 @@ from collections.abc import Mapping, Sequence
 import msgspec
 import torch
 
-from agent import tree
 from agent.errors import CannotRecord
 from agent.faults import passing
-from agent.partial import Partial
 from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.stage import Stage
-from agent.shards import cut
-from agent.sums import Sum, SumSpace, union
+from agent.tensors import tree
+from agent.tensors.partial import Partial
+from agent.tensors.shards import cut
+from agent.tensors.sums import Sum, SumSpace, union
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):

@@ -20,13 +20,13 @@ import torch
 from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from agent.device import number_of, set_stream_state, stream_state
 from agent.errors import Misuse
 from agent.pipeline import modes
 from agent.pipeline.channel import Parcel
 from agent.pipeline.halves import Halves, Owed
 from agent.pipeline.pieces import Piece
 from agent.pipeline.witness import unsaved
+from agent.tensors.device import number_of, set_stream_state, stream_state
 
 Gradients = dict[str, torch.Tensor]
 PieceOf = Callable[[Any], Piece]  # of a microbatch

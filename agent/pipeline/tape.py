@@ -11,8 +11,8 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_map_only
 
-from agent.device import CPU
 from agent.errors import Misuse
+from agent.tensors.device import CPU
 
 LOOKING_INITS = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
 META, TOLD = torch.device("meta"), torch.device("cpu", 0)  # nobody else says it with a number

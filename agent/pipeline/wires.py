@@ -19,14 +19,14 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from agent.device import CPU, where
 from agent.errors import WireError
-from agent.mesh import Mesh
+from agent.net.mesh import Mesh
+from agent.net.wire import ALIGN_BYTES
 from agent.pipeline.channel import Key, Parcel
 from agent.protocol import Part
-from agent.shards import bytes_of
-from agent.staging import Away, Piece, here, mark, there
-from agent.wire import ALIGN_BYTES
+from agent.tensors.device import CPU, where
+from agent.tensors.shards import bytes_of
+from agent.tensors.staging import Away, Piece, here, mark, there
 
 QUEUED_MAX = 4096
 Event = torch.Event | None

@@ -27,10 +27,10 @@ from torch.autograd.graph import saved_tensors_hooks
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
-from agent import own
-from agent.device import device_of, stream_state
 from agent.pipeline import guests, modes
-from agent.still import version_of
+from agent.source import own
+from agent.tensors.device import device_of, stream_state
+from agent.tensors.still import version_of
 
 LIBRARY = str(Path(torch.__file__).parent)
 HERE = str(Path(__file__).parents[1])

@@ -14,16 +14,16 @@ from typing import Any
 import msgspec
 import torch
 
-from agent.device import CPU, where
 from agent.errors import StateError
-from agent.shards import DTYPES, DTYPES_BY_NAME, Stateful, bytes_of
-from agent.staging import Away, Piece, mark
 from agent.store import values
 from agent.store.format import Layer, Manifest, lay_out, share
 from agent.store.memory import Arena
 from agent.store.reading import THREADS, Index, Want, read
 from agent.store.shares import Extent, Share
 from agent.store.sinks import Sink
+from agent.tensors.device import CPU, where
+from agent.tensors.shards import DTYPES, DTYPES_BY_NAME, Stateful, bytes_of
+from agent.tensors.staging import Away, Piece, mark
 
 REST = "~rest"  # no module has such a name
 Group = Callable[[str], str]

@@ -21,12 +21,12 @@ from typing import Literal
 import msgspec
 import torch
 
-from agent.device import CPU
-from agent.shards import Stateful, in_a_row
-from agent.staging import Away, Fetch, pinned
 from agent.store.format import ALIGN_BYTES, File, Layer, file_of, share
 from agent.store.layers import Collected, Group, LiveLayer, block_of, collect
 from agent.store.memory import fresh
+from agent.tensors.device import CPU
+from agent.tensors.shards import Stateful, in_a_row
+from agent.tensors.staging import Away, Fetch, pinned
 
 log = logging.getLogger(__name__)
 

@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from agent.errors import CheckpointError
-from agent.offsite import Storage
-from agent.remains import kept, root_of
+from agent.reliable.offsite import Storage
+from agent.reliable.remains import kept, root_of
 from agent.store.archive import Archive
 from agent.store.sinks import DiskSink
 from orchestrator.config import Config

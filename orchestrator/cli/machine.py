@@ -211,7 +211,7 @@ def _storage(config: Config) -> Finding:
     if url is None:
         return Finding(name="storage", ok=True, found="off: nothing outlives this machine")
     from agent.errors import CheckpointError
-    from agent.offsite import open_place
+    from agent.reliable.offsite import open_place
 
     key = f"check-{secrets.token_hex(8)}"
     try:

@@ -16,8 +16,8 @@ from typing import Never
 import msgspec
 from rich.text import Text
 
-from agent import parcel
 from agent.errors import ParcelError
+from agent.source import parcel
 from orchestrator.cli.desk import USAGE, CommandError
 from orchestrator.cli.neighbours import check_source, neighbours
 from orchestrator.config import Config

@@ -4,13 +4,13 @@ from pathlib import Path
 
 import torch
 
-from agent.backup import Backup, LoggedSum, Saved
 from agent.messages import JobOrder, Report
-from agent.offsite import Storage
+from agent.reliable.backup import Backup, LoggedSum, Saved
+from agent.reliable.offsite import Storage
+from agent.reliable.vault import Place, Vault
 from agent.store.archive import Archive
 from agent.store.layers import LiveLayer, layers_of
 from agent.store.sinks import DiskSink
-from agent.vault import Place, Vault
 
 
 def held(objects: dict[str, object], version: int) -> Backup:

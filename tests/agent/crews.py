@@ -16,15 +16,16 @@ import explain
 import msgspec
 import redis
 
-from agent import anew, messages
+from agent import messages
+from agent.crew import anew
 from agent.faults import VARIABLE
-from agent.keeper import Keeper, connect
+from agent.instance.worker import DISK_VARIABLE
 from agent.layout import Layout, data_parallel
 from agent.messages import UNRECORDED, AnyReport, JobOrder, WorkerOrder
-from agent.offsite import Storage
-from agent.vault import Place
-from agent.wire import job_secret
-from agent.worker import DISK_VARIABLE
+from agent.net.wire import job_secret
+from agent.reliable.keeper import Keeper, connect
+from agent.reliable.offsite import Storage
+from agent.reliable.vault import Place
 
 SECRET = "a secret of the deployment"
 PATIENCE_S = 60.0

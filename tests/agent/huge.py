@@ -13,7 +13,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from agent import Session, copies, unbuilt
+from agent import Session, unbuilt
+from agent.crew import copies
 
 WIDTH, LAYERS, STEPS = 1448, 16, 3
 

@@ -8,7 +8,7 @@ import threading
 
 import explain
 
-from agent.actor import KeeperActor
+from agent.instance.actor import KeeperActor
 
 
 def main() -> None:

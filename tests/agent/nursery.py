@@ -10,7 +10,8 @@ import sys
 import explain
 import msgspec
 
-from agent import faults, worker
+from agent import faults
+from agent.instance import worker
 from agent.messages import WorkerOrder
 
 

@@ -7,9 +7,9 @@ import pytest
 from crews import SECRET, Crew, ends_alike, played_alone, until
 
 from agent.messages import WorkerFailed, WorkerLost
-from agent.parcel import File, pack
+from agent.net.wire import dial, job_secret
 from agent.protocol import Hello, Welcome
-from agent.wire import dial, job_secret
+from agent.source.parcel import File, pack
 
 pytestmark = pytest.mark.processes
 

@@ -285,7 +285,8 @@ def test_a_number_that_is_in_no_graph_leaves_the_stages_alone(crew: Crew) -> Non
 
 
 BROKEN = """
-from agent import Session, probing
+from agent import Session
+from agent.calibration import probing
 
 
 def broken(profile, near, far, crew, step):

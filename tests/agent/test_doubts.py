@@ -5,9 +5,9 @@ from pathlib import Path
 import pytest
 from crews import Crew, ends_alike, played_alone, until
 
-from agent.doubts import Doubts
 from agent.errors import CannotRecord, Misuse
 from agent.messages import WorkerFailed, WorkerReady
+from agent.pipeline.doubts import Doubts
 
 STEPS = 12
 SCRIPT = f"""

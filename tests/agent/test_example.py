@@ -42,7 +42,7 @@ OURS = {
 DIGEST = """
 import runpy, sys
 from agent.session import made
-from agent.shards import weights_sha
+from agent.tensors.shards import weights_sha
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
 print(weights_sha(made()[0].objects["model"].state_dict()))

@@ -12,7 +12,6 @@ from pathlib import Path
 import pytest
 from crews import Crew, ends_alike, played_alone, until
 
-from agent.keeper import OPEN_JOBS
 from agent.messages import (
     CheckpointCopied,
     CheckpointFailed,
@@ -24,7 +23,8 @@ from agent.messages import (
     WorkerLost,
     WorkerReady,
 )
-from agent.watch import SILENT_S
+from agent.reliable.keeper import OPEN_JOBS
+from agent.reliable.watch import SILENT_S
 
 pytestmark = pytest.mark.processes
 

@@ -8,9 +8,9 @@ import pytest
 from crews import Crew, ends_alike, played_alone, until
 
 from agent.faults import Fault, Plan
-from agent.keeper import OPEN_JOBS, OpenJob
 from agent.messages import CheckpointWritten, Recalled, Rewound, WorkerLost, WorkerReady
-from agent.records import seal, unseal
+from agent.reliable.keeper import OPEN_JOBS, OpenJob
+from agent.reliable.records import seal, unseal
 
 pytestmark = pytest.mark.processes
 

@@ -6,8 +6,8 @@ from typing import Any
 import pytest
 from crews import Crew, until
 
-from agent import watch
 from agent.messages import FailureKind, JobCompleted, Regrouped, WorkerFailed, WorkerLost
+from agent.reliable import watch
 
 pytestmark = pytest.mark.processes
 

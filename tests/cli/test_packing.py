@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from agent.parcel import FILES_MAX, read, unpack
+from agent.source.parcel import FILES_MAX, read, unpack
 from orchestrator.cli import packing
 from orchestrator.cli.desk import CommandError
 from orchestrator.cli.packing import Packed

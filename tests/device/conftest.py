@@ -52,7 +52,7 @@ class Births:
 
     def start(self, order: WorkerOrder, host: str = "127.0.0.1", faults: str = "") -> int:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "agent.worker", "--host", host],
+            [sys.executable, "-m", "agent.instance.worker", "--host", host],
             env={**self._env, VARIABLE: faults} if faults else self._env,
             stdin=subprocess.PIPE,
         )

@@ -4,16 +4,16 @@ import sys
 
 import torch
 
-from agent.device import Watch, set_stream_state, stream_state
-from agent.partial import Partial
+from agent.net.wire import room
 from agent.pipeline.channel import Parcel
 from agent.pipeline.wires import asked_for, pack, unpack
-from agent.shards import bytes_of
-from agent.staging import Away, Fetch, here, mark, pinned
 from agent.store.layers import collect, share_of
 from agent.store.memory import Again, Copying
-from agent.sums import SumSpace
-from agent.wire import room
+from agent.tensors.device import Watch, set_stream_state, stream_state
+from agent.tensors.partial import Partial
+from agent.tensors.shards import bytes_of
+from agent.tensors.staging import Away, Fetch, here, mark, pinned
+from agent.tensors.sums import SumSpace
 
 KIND = torch.accelerator.current_accelerator().type
 DEVICE = torch.zeros(1, device=KIND).device  # with its number

@@ -12,7 +12,7 @@ import pytest
 import torch
 from houses import RunningHouse, command_line, until
 
-from agent.remains import kept, root_of
+from agent.reliable.remains import kept, root_of
 from agent.store.archive import Archive
 from agent.store.sinks import DiskSink
 from orchestrator import processes

@@ -10,11 +10,11 @@ import torch.nn.functional as F  # noqa: N812
 from blocks import network
 from torch import nn
 
-from agent import calibrate, links
-from agent.calibrate import Settings
+from agent.calibration import calibrate, links
+from agent.calibration.calibrate import Settings
+from agent.calibration.links import RingTime
+from agent.calibration.workspace import Living
 from agent.errors import Misuse
-from agent.links import RingTime
-from agent.workspace import Living
 from orchestrator.morph import book
 from orchestrator.morph.search import Task
 

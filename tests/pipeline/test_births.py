@@ -5,13 +5,13 @@ import torch
 from playing import MODELS, SEED, loss_of, made
 from torch import nn
 
-from agent.away import any_away, is_away
 from agent.errors import Misuse
 from agent.pipeline.births import Unborn
 from agent.pipeline.cut import build, measured
 from agent.pipeline.examine import cut_points, examine
 from agent.pipeline.record import record
 from agent.pipeline.tape import CannotPlayBack
+from agent.tensors.away import any_away, is_away
 
 
 class Peculiar(nn.Module):

@@ -11,8 +11,7 @@ import torch
 from torch import fx
 
 from agent import session
-from agent.anew import Anew
-from agent.away import nothing
+from agent.crew.anew import Anew
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline import modes, variants
 from agent.pipeline.body import _as_before
@@ -21,6 +20,7 @@ from agent.pipeline.record import FIXED
 from agent.pipeline.recording import Recording, Told, nobody
 from agent.pipeline.stage import Stage
 from agent.pipeline.variants import Pieces, Variant, Variants, form_of
+from agent.tensors.away import nothing
 from agent.world import Alone
 
 START = """

@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from agent.errors import WireError
-from agent.mesh import Mesh
+from agent.net.mesh import Mesh
 from agent.pipeline.channel import Exchange, Parcel
 from agent.pipeline.wires import MeshChannel
 

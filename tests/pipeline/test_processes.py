@@ -17,7 +17,7 @@ from playing import (
 )
 
 from agent import session
-from agent.mesh import Mesh
+from agent.net.mesh import Mesh
 from agent.pipeline.cut import build, choose
 from agent.pipeline.wires import MeshChannel
 from agent.pipeline.work import Worker

@@ -13,11 +13,11 @@ import numpy as np
 import pytest
 import torch
 
-from agent.calibrate import key_of
-from agent.parcel import at_home
-from agent.pipeline.heard import Heard
-from agent.pipeline.reads import Reads
+from agent.calibration.calibrate import key_of
 from agent.pipeline.record import record
+from agent.source.heard import Heard
+from agent.source.parcel import at_home
+from agent.source.reads import Reads
 
 BESIDE = """
 import functools, settings, torch

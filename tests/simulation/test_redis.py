@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from agent.keeper import OPEN_JOBS
+from agent.reliable.keeper import OPEN_JOBS
 from orchestrator import loop
 from orchestrator.events import JobSubmitted
 from orchestrator.journal import RedisJournal

@@ -1,0 +1,1 @@
+"""A model and the network between workers, measured once: a profile that answers for every layout."""

@@ -1,0 +1,102 @@
+"""Calibration inside a running job: what a worker measures of its model, at a boundary between steps.
+
+One worker measures, once, as soon as its loop has been recorded, with a microbatch of the script's own; others may
+take parts over (`agent.crew.helping`). What was measured before (same code, shapes, kind of machine and libraries) is known
+to the keeper and is not measured again. Nothing of the run changes by it: see `agent.calibration.calibrate.measure`.
+"""
+
+import os
+import platform
+from collections.abc import Callable, Iterable
+from contextlib import AbstractContextManager
+from pathlib import Path
+
+import torch
+
+from agent.calibration import calibrate
+from agent.calibration.board import Board
+from agent.calibration.calibrate import Plan, Settings
+from agent.calibration.gauge import Gauge, Patience
+from agent.messages import Unbuilt
+from agent.pipeline.recording import Recording
+from agent.profile import Link, Network, Profile
+from agent.tensors.device import CPU, device_of, memory_bytes, name_of, where
+
+# Assumed as long as nobody has measured: a datacentre's 10 Gbit/s, and the memory of one machine.
+BETWEEN = Link(bandwidth_bytes_per_s=1.25e9, latency_s=1e-4)
+WITHIN = Link(bandwidth_bytes_per_s=5e9, latency_s=3e-5)
+NETWORK = Network(intra=WITHIN, inter=BETWEEN, reduce_intra=WITHIN, reduce_inter=BETWEEN)
+
+
+def machine_kind(device: torch.device = CPU) -> str:
+    """What two machines of one kind have in common, as far as a worker can see that computes on this device."""
+    if device != CPU:
+        return name_of(device)
+    lines = Path("/proc/cpuinfo").read_text(encoding="utf-8").splitlines()
+    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
+    name = next(names, platform.machine())
+    return f"{os.cpu_count()} x {name}, {torch.get_num_threads()} at work"
+
+
+def unbuilt(things: Iterable[object], mark: str) -> Unbuilt | None:
+    """What a worker says of a model that nobody has built, if it is one: weights, gradients, optimizer."""
+    if not mark:
+        return None
+    models, optimizers, training_bytes = list[torch.nn.Module](), list[torch.optim.Optimizer](), 0.0
+    for thing in things:
+        if isinstance(thing, torch.nn.Module):
+            models.append(thing)
+        elif isinstance(thing, torch.optim.Optimizer):
+            optimizers.append(thing)
+    state = max((calibrate.state_share(each) for each in optimizers), default=0.0)
+    for param in [param for model in models for param in model.parameters()]:
+        training_bytes += param.nbytes * (2 + state if param.requires_grad else 1)
+    room_bytes = int(memory_bytes(where(param for model in models for param in model.parameters())))
+    return Unbuilt(training_bytes=int(training_bytes), room_bytes=room_bytes, mark=mark)
+
+
+def size_of(recording: Recording) -> int:
+    """Samples of a microbatch: the first tensor's first axis."""
+    first = next(filter(torch.is_tensor, recording.example))
+    return int(first.shape[0]) if first.dim() and first.shape[0] else 1
+
+
+def key_of(recording: Recording, code: str) -> str:
+    """Where a profile of this is found again. `code` is the checksum of the job's files."""
+    batches = {size_of(recording): recording.example}
+    kind = machine_kind(device_of(recording.graph))
+    return calibrate.key_of(recording.graph, batches, kind, code)
+
+
+def profile_of(
+    recording: Recording,
+    things: Iterable[object],
+    model: str,
+    microbatches_left: int,
+    check: Callable[[], None],
+    opened: Callable[[Plan, Board], None],
+) -> Profile:
+    """Measured here and now; `things` are what the session holds, the optimizer among them."""
+    device = device_of(recording.graph)
+    optimizers = [thing for thing in things if isinstance(thing, torch.optim.Optimizer)]
+    return calibrate.measure(
+        recording.graph,
+        recording.facts,
+        {size_of(recording): recording.example},
+        Settings(
+            model=model,
+            instance_type=machine_kind(device),
+            memory_bytes=memory_bytes(device),
+            network=NETWORK,
+            microbatches_left=microbatches_left,
+            check=check,
+            opened=opened,
+        ),
+        optimizer=optimizers[0] if optimizers else None,
+    )
+
+
+def gauging(recording: Recording, plan: Plan, patience: Patience) -> AbstractContextManager[Gauge]:
+    """Parts of what another worker measures of the same."""
+    batches = {size_of(recording): recording.example}
+    return calibrate.gauging(recording.graph, recording.facts, batches, plan, patience)

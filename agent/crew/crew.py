@@ -1,0 +1,111 @@
+"""Where a worker is among others, and its one way to wait for them."""
+
+import threading
+from collections.abc import Callable
+from typing import TypeVar
+
+from agent.errors import Misuse, WireError
+from agent.layout import Layout
+from agent.net.link import Link
+from agent.net.mesh import Mesh
+from agent.net.wire import Connection
+from agent.protocol import Enter, Part
+from agent.session import Session
+from agent.world import Interrupted, Left
+
+T = TypeVar("T")
+
+ENDS = (
+    "step {}: the scripts of others have left their loop over session.steps(...) here, and that of this worker goes on. "
+    "Whether it stops has to be the same on every worker: session.leader may not decide that, and what is counted for "
+    "it from step to step, a best loss for one, belongs into Session(model, optimizer, ...)"
+)
+
+
+class Crew:
+    """All of this is the script's thread's, but for `link`, `order`, and the mesh, whose threads wake it."""
+
+    me: str
+    code = ""  # the checksum of the job's files
+    link: Link
+    order: Enter | None = None  # the newest that was heard of
+    entered: Enter | None = None  # the one this worker is in
+    over: int | None = None  # the version with which others have left their loops
+    _mesh: Mesh
+    _session: Session | None = None
+
+    def __init__(self) -> None:
+        self._changed = threading.Condition()
+
+    @property
+    def session(self) -> Session:
+        assert self._session is not None
+        return self._session
+
+    @property
+    def layout(self) -> Layout:
+        assert self.entered is not None
+        return self.entered.layout
+
+    @property
+    def generation(self) -> int:
+        return self.entered.layout.generation if self.entered is not None else -1
+
+    def superseded(self, generation: int | None = None) -> bool:
+        """Whether a newer layout was heard of than this; if none is named, than the one entered."""
+        order = self.order
+        since = self.generation if generation is None else generation
+        return order is not None and order.layout.generation > since
+
+    def go_on(self, generation: int | None = None) -> None:
+        """Raise `Interrupted` if there is another way to go, and what else there is if there is none."""
+        if self.over is not None and self.over <= self.link.step:
+            if self.session.played:
+                raise Misuse(ENDS.format(self.over))
+            raise Left
+        if self.superseded(generation):
+            raise Interrupted
+
+    def send(self, peer: str, part: Part, pieces: list[memoryview]) -> None:
+        while True:
+            connection: Connection = self.wait(
+                lambda: self._mesh.connection(peer), generation=part.generation
+            )
+            try:
+                connection.send(part, *pieces)
+            except WireError:
+                self._mesh.drop(peer, connection)
+            else:
+                return
+
+    def wake(self) -> None:
+        """Have the script's thread look again."""
+        with self._changed:
+            self._changed.notify_all()
+
+    def has(self, peer: str, step: int, tag: str) -> bool:
+        """Whether `take` would not wait."""
+        return (peer, self.generation, step, tag) in self._mesh.mailbox
+
+    def take(
+        self, peer: str, step: int, tag: str, generation: int | None = None
+    ) -> tuple[bytes, memoryview]:
+        key = (peer, self.generation if generation is None else generation, step, tag)
+        return self.wait(lambda: self._mesh.mailbox.pop(key, None), generation=generation)
+
+    def wait(
+        self,
+        look: Callable[[], T | None],
+        *,
+        interruptible: bool = True,
+        generation: int | None = None,
+    ) -> T:
+        """The one place where the script's thread waits: until `look` finds something."""
+        with self._changed:
+            while True:
+                found = look()
+                if found:
+                    return found
+                if interruptible and self.entered is not None:
+                    self.go_on(generation)
+                self._changed.wait()

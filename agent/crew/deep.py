@@ -1,0 +1,184 @@
+"""Where a worker is in a layout of deep chains, and what of that outlives a layout.
+
+A chain is made anew for each layout, and for each graph that the script's loop turns out to compute. Who is first
+in the layout chooses where the graph is cut, if the layout does not say so, and tells the others; with that goes what
+it has found out about the graph, so that whoever records the loop later does not run it for that.
+"""
+
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+import torch
+from torch import fx
+
+from agent.crew.anew import Anew
+from agent.crew.chain import Chain, Whole
+from agent.errors import Misuse
+from agent.faults import passing
+from agent.layout import Layout
+from agent.pipeline.channel import Channel, Parcel
+from agent.pipeline.cut import balance, build, measured, worth_cutting
+from agent.pipeline.examine import CutPoint, Facts, cut_points
+from agent.pipeline.recording import Recording
+from agent.pipeline.wires import MeshChannel
+
+
+class Sections:
+    """Where a recording may be cut, and what lies between: measured once by whoever has to choose."""
+
+    def __init__(self) -> None:
+        self._graph: fx.GraphModule | None = None
+        self._points: tuple[CutPoint, ...] = ()
+        self._seconds: list[float] = []
+
+    def choose(self, recording: Recording, stages: int) -> tuple[int, ...]:
+        if self._graph is not recording.graph or stages > len(self._points) + 1:
+            self._measure(recording, stages)
+        chosen = balance(self._seconds, [point.nbytes for point in self._points], stages)
+        return tuple(self._points[index].after for index in chosen)
+
+    def _measure(self, recording: Recording, stages: int) -> None:
+        points = worth_cutting(recording.facts)
+        if stages > len(points) + 1:
+            points = cut_points(recording.facts)
+        pieces = build(recording.graph, recording.facts, [point.after for point in points])
+        self._seconds = measured(pieces, recording.example)
+        self._graph, self._points = recording.graph, points
+
+
+class Word(msgspec.Struct, frozen=True):
+    """What the first worker of a layout has to say of its recording: which graph it is, and where it is cut."""
+
+    mark: str
+    cuts: tuple[int, ...]
+    facts: Facts
+    # Of the microbatch that it was recorded with, if others may make another graph.
+    numbers: tuple[bool | int | float | None, ...] = ()
+    tensors: tuple[torch.Tensor | None, ...] = ()
+
+    @classmethod
+    def of(cls, recording: Recording, cuts: tuple[int, ...]) -> "Word":
+        begun = recording.beginning
+        numbers = tuple(None if isinstance(leaf, torch.Tensor) else leaf for leaf in begun)
+        tensors = tuple(leaf if isinstance(leaf, torch.Tensor) else None for leaf in begun)
+        return cls(recording.mark, cuts, recording.facts, numbers, tensors)
+
+    @property
+    def example(self) -> tuple[Any, ...]:
+        both = zip(self.tensors, self.numbers, strict=True)
+        return tuple(number if tensor is None else tensor for tensor, number in both)
+
+
+class FirstWord:
+    """... on its way to the others, once in a chain."""
+
+    def __init__(self, channel: Channel, workers: tuple[str, ...], tag: str) -> None:
+        self._channel, self._workers, self._tag = channel, workers, tag
+        self._word: Word | None = None
+
+    def say(self, word: Word) -> None:
+        plain = msgspec.msgpack.encode(msgspec.structs.replace(word, tensors=()))  # once for all
+        parcel = Parcel(tensors=word.tensors, plain=plain)
+        for peer in self._workers[1:]:
+            self._channel.send(peer, self._tag, parcel)
+
+    def heard(self) -> Word:
+        if self._word is None:
+            parcel = self._channel.receive(self._workers[0], self._tag)
+            assert isinstance(parcel.plain, bytes)
+            word = msgspec.msgpack.decode(parcel.plain, type=Word)
+            self._word = msgspec.structs.replace(word, tensors=parcel.tensors)
+        return self._word
+
+    def facts(self, mark: str) -> Facts | None:
+        """What is known of this graph, if it has come already: nobody waits for that."""
+        if self._word is None and not self._channel.ready(self._workers[0], self._tag):
+            return None
+        return self.heard().facts if self.heard().mark == mark else None
+
+
+class Deep:
+    """What a worker keeps of deep layouts, from one to the next."""
+
+    def __init__(self, me: str) -> None:
+        self._me = me
+        self._sections = Sections()
+        self._anew = Anew()
+        self._channel: MeshChannel | None = None
+        self._generation = -1
+        self._chain: Chain | None = None
+
+    def leave(self) -> None:
+        """The layout is not the one any more: nothing more of it is sent."""
+        if self._channel is not None:
+            self._channel.break_off("the layout has changed")
+        self._channel, self._chain = None, None
+
+    def chain(
+        self,
+        layout: Layout,
+        step: int,
+        to_play: Callable[..., Recording],
+        adopt: Callable[[Recording], None],
+        whole: Whole,
+        channel: Callable[[], MeshChannel],
+    ) -> Chain:
+        """The chain of this layout; another one if the script computes something else now."""
+        if self._generation != layout.generation:
+            self.leave()
+            self._generation = layout.generation
+        if self._channel is None:
+            self._channel = channel()
+        word = FirstWord(self._channel, layout.workers, f"recorded/{step}")
+        entered = self._chain is None
+        recording = self._anew.recorded(step, lambda: to_play(word.facts, entered=entered))
+        # Numbers that the body reads and that are not in its graph make another recording of the same graph.
+        if self._chain is None or self._chain.recording.graph is not recording.graph:
+            recording = self._begun_alike(layout, recording, word, adopt)
+            cuts = self._cuts(layout, recording, word)
+            self._chain = Chain(layout, self._me, recording, cuts, self._channel, whole)
+        return self._chain
+
+    def keepers(self) -> dict[str, frozenset[str] | None]:
+        """Who has what, behind a step of a layout in which each keeps its own."""
+        assert self._chain is not None
+        return dict(self._chain.keepers())
+
+    def _begun_alike(
+        self,
+        layout: Layout,
+        recording: Recording,
+        word: FirstWord,
+        adopt: Callable[[Recording], None],
+    ) -> Recording:
+        """Cuts are places in one graph: where others may compute other microbatches, everyone begins with that of the first worker."""
+        if not recording.fixed or layout.workers[0] == self._me:
+            return recording
+        heard = word.heard()
+        if heard.mark != recording.mark and heard.example:
+            recording = recording.begun_with(recording.variants.of(heard.example))
+            adopt(recording)
+        return recording
+
+    def _cuts(self, layout: Layout, recording: Recording, word: FirstWord) -> tuple[int, ...]:
+        """Those of the layout, if they are of this graph; else the first worker chooses for all."""
+        stages = layout.schedule_of(layout.replica_of(self._me)).stages
+        known = {point.after for point in cut_points(recording.facts)}
+        told = len(layout.cuts) == stages - 1 and known.issuperset(layout.cuts)
+        if layout.workers[0] == self._me:
+            cuts = layout.cuts if told else self._sections.choose(recording, stages)
+            word.say(Word.of(recording, cuts))
+            passing("morph: cuts told")
+            return cuts
+        if told and not recording.fixed:
+            return layout.cuts
+        heard = word.heard()
+        passing("morph: cuts told")
+        if heard.mark != recording.mark:
+            raise Misuse(
+                f"the loop over session.share(...) computes something else here than on {layout.workers[0]}: a script "
+                "has to do the same on every worker, or cannot be cut into stages. What was set in one step, `if step == 100: "
+                "cfg.weight = 0.5`, whoever joined later has not got: set it anew in every step, as it depends on the step"
+            )
+        return heard.cuts

@@ -1,0 +1,73 @@
+"""The sum of a step over chains of one: reduce-scatter and all-gather, in the order of the canonical tree."""
+
+from collections.abc import Callable
+
+import torch
+
+from agent.crew.crew import Crew
+from agent.faults import passing
+from agent.protocol import Part
+from agent.store.memory import copy_bytes
+from agent.tensors import tree
+from agent.tensors.device import CPU
+from agent.tensors.partial import Partial
+from agent.tensors.shards import cut
+from agent.tensors.sums import Sum, union
+
+
+def gather(
+    crew: Crew, step: int, partial: Partial, total: Sum, reduced: Callable[[Sum], None]
+) -> None:
+    """Sum over everyone into `total`; `reduced` is called when one's own slice of it is there and on its way to others."""
+    layout = crew.layout
+    peers = [worker for worker in layout.workers if worker != crew.me]
+    spans = {
+        worker: cut(total.space.total_bytes, len(layout.workers), index)
+        for index, worker in enumerate(layout.workers)
+    }
+    own = layout.replica_of(crew.me)
+    mine = partial.nodes(own.first, own.count)
+    present = union(node.present for node in mine)
+    for peer in peers:
+        part = Part(generation=layout.generation, step=step, tag="part", extra=present)
+        crew.send(peer, part, [node.memory(*spans[peer]) for node in mine])
+    passing("step: sums sent")
+    start, end = spans[crew.me]
+    parts, masks = _parts(crew, step, end - start, present)
+    passing("step: sums taken")
+    nodes = tree.nodes_of(own.first, own.count, layout.microbatches)
+    parts |= dict(zip(nodes, (node.flat[start:end] for node in mine), strict=True))
+    total.flat[start:end] = tree.fold(
+        tree.root(layout.microbatches),
+        parts,
+        layout.microbatches,
+        lambda a, b: total.space.add_slices(a, b, start),
+    )
+    summed = Part(generation=layout.generation, step=step, tag="sum")
+    for peer in peers:
+        crew.send(peer, summed, [total.memory(start, end)])
+    if peers:
+        reduced(total)
+    for peer in peers:
+        _, payload = crew.take(peer, step, "sum")
+        copy_bytes(payload, total.memory(*spans[peer]))
+    total.present[:] = union(masks)
+
+
+def _parts(
+    crew: Crew, step: int, size: int, own: bytes
+) -> tuple[dict[tree.Node, torch.Tensor], list[bytes]]:
+    """Everyone's sums for my slice, by node; and what each contributed to."""
+    parts: dict[tree.Node, torch.Tensor] = {}
+    masks = [own]
+    for replica in crew.layout.replicas:
+        peer = replica.workers[0]
+        if peer == crew.me:
+            continue
+        present, payload = crew.take(peer, step, "part")
+        nodes = tree.nodes_of(replica.first, replica.count, crew.layout.microbatches)
+        flat = torch.frombuffer(payload, dtype=torch.uint8) if size else torch.empty(0, device=CPU)
+        for index, node in enumerate(nodes):
+            parts[node] = flat[index * size : (index + 1) * size]
+        masks.append(present)
+    return parts, masks

@@ -1,0 +1,535 @@
+"""A worker among others: the side of the step's transaction that runs beside the script.
+
+    compute own microbatches -> reduce my slice -> hand it to all, and to the keeper -> prepared
+    -> commit -> apply
+
+The script's thread does everything here and waits in one place only (`_wait`); the threads of the mesh
+and of the link to the keeper leave what arrives and wake it. A new layout (`Enter`) interrupts every
+wait that belongs to an older one. State moves at step boundaries, and never into a script's
+unfinished step.
+"""
+
+import hashlib
+import threading
+import time
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import TypeVar
+
+from agent.calibration import probing
+from agent.crew import exchange, helping
+from agent.crew.chain import Chain, Whole
+from agent.crew.copies import Copies
+from agent.crew.crew import Crew
+from agent.crew.deep import Deep
+from agent.crew.handover import Handover, Having, having
+from agent.crew.noting import Noting
+from agent.crew.preparing import Preparing
+from agent.crew.pulling import Pulling
+from agent.crew.redoing import Redoing
+from agent.crew.snapshots import Snapshots
+from agent.crew.survey import Survey
+from agent.crew.warming import Landing, warm
+from agent.errors import CannotRecord, WireError
+from agent.faults import passing
+from agent.messages import JobOrder, NanPolicy, WorkerOrder
+from agent.net.link import Link
+from agent.net.mesh import Mesh
+from agent.pipeline.wires import MeshChannel
+from agent.protocol import (
+    AnyMessage,
+    Commit,
+    CopiesAsked,
+    Done,
+    Enter,
+    Held,
+    Hello,
+    LoopLeft,
+    Noticed,
+    Over,
+    Part,
+    PeerBroken,
+    Peers,
+    ProfileKnown,
+    Redo,
+    State,
+    Unled,
+    Welcome,
+)
+from agent.session import Session
+from agent.store.layers import Collected
+from agent.tensors.device import settle
+from agent.tensors.partial import Partial
+from agent.tensors.sums import Sum, Summed
+from agent.world import Abandoned, Facts, Interrupted
+
+T = TypeVar("T")
+
+UNLED = (
+    "step {}: the script leads here and looks at its whole model, of which a part was lost with another worker: "
+    "what it would show or save is not there"
+)
+
+
+class Group(Crew):
+    """The world of a session that is one of many."""
+
+    nan: NanPolicy = "fail"
+
+    def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
+        super().__init__()
+        self._job, self.me, self._machine_id = order.job, order.worker, order.machine_id
+        self.slot = order.slot
+        self._handover = Handover(self, Pulling(self, lambda: self._mesh, self._changed))
+        self._copies = Copies(self, self.me, self._changed)
+        self._snapshots = Snapshots(self, self._handover, self._copies)
+        self._preparing = Preparing(self)
+        self._mesh = Mesh(
+            self.me, order.secret, host, self._changed, self._peer_broke, self._answer_peer
+        )
+        self._mesh.keep = self._copies.take
+        self._landing = Landing()
+        self._mesh.place = self._landing.place
+        self._survey = Survey(self, order.job, self._mesh.address)
+        self._complaints: list[PeerBroken] = []  # in the newest layout that was heard of
+        self.link = Link(
+            order.keeper_address,
+            order.secret,
+            self._hello,
+            self._deliver,
+            ended,
+            connected=self._complain_again,
+        )
+        self._welcome: tuple[Welcome, bytes] | None = None
+        self._holds = False  # this worker's state is one that the job goes on from
+        self._needs_state = False
+        self._committed = 0
+        self._left: int | None = None  # the version with which the script left its loop
+        self._redo, self._noting = Redoing(self), Noting(self)
+        self._done = False
+        self._notice_at_s: float | None = None
+        self._began_s, self._computed = 0.0, 0  # of this share: since when, and microbatches so far
+        self._deep = Deep(self.me)
+        self.astray = False  # what the script does until the next boundary counts for nothing
+        self._told_to_lead = False  # and the script may have kept that, until the next boundary
+
+    # --- what the worker process uses ---------------------------------------------------------------
+
+    def start(self) -> tuple[JobOrder, bytes]:
+        """Connect to the keeper; the order, and the script with what goes along."""
+        self.link.start()
+        self._greeting, payload = self.wait(lambda: self._welcome)
+        self._welcome = None
+        self.nan, self.code = self._greeting.order.nan, hashlib.sha256(payload).hexdigest()
+        return self._greeting.order, payload
+
+    def close(self) -> None:
+        self.link.close()
+        self._mesh.close()
+
+    # --- what the session uses ----------------------------------------------------------------------
+
+    @property
+    def leads(self) -> bool | None:
+        """As `leader`; None as long as this worker was in no layout at all."""
+        return None if self.entered is None else self._leads
+
+    @property
+    def leader(self) -> bool:
+        self._told_to_lead |= self._leads
+        return self._leads
+
+    @property
+    def _leads(self) -> bool:
+        entered = self.entered
+        if entered is None or self.astray or entered.layout.workers[0] != self.me:
+            return False
+        return self._holds or entered.unled == self.session.version
+
+    @property
+    def notice_s(self) -> float | None:
+        return None if self._notice_at_s is None else self._notice_at_s - time.time()
+
+    def boundary(self, session: Session, facts: Facts) -> None:
+        self._session, self.link.step = session, -1
+        if self._survey.ready is None:
+            warm(session, self._landing, self._greeting.state_bytes)
+        self._survey.introduce(facts)
+        self._check_followers(session)
+        self.astray = self._told_to_lead = False
+        while True:
+            try:
+                self._come_in(session)
+                self._send_what_is_due()
+            except Interrupted:
+                continue
+            break
+        self._landing.clear()
+        self._handover.pulling.forget(session.version)
+
+    def _check_followers(self, session: Session) -> None:
+        if not self.astray and session.holdings.here is not None:
+            session.holdings.followers.check(session.version - 1)
+
+    def logged(self, step: int) -> Summed | None:
+        entered = self.entered
+        assert entered is not None
+        if not entered.version - entered.redo <= step < entered.version:
+            return None
+        try:
+            if not entered.layout.owned:
+                payload, present = self._redo.take(step)
+                return self.session.summed(payload, present)
+            chain = self._prepare_chain(step)
+            self._redo.meet(step, entered.layout.replica_of(self.me).workers)
+            payload, present = self._redo.take(step, chain.spans)
+            return chain.again(step, payload, present)
+        except Interrupted:
+            self.astray = True
+            raise Abandoned from None
+
+    def share(self) -> tuple[int, int]:
+        if self.superseded():
+            self._change_in_step()
+        if self._leads:
+            self._survey.look()
+        else:
+            self._survey.help()
+        self._noting.begin()
+        self._began_s, self._computed = time.monotonic(), 0
+        self.link.step, mine = self.session.version, self.layout.replica_of(self.me)
+        return mine.first, mine.count
+
+    def _answer_peer(self, peer: str, part: Part) -> None:
+        if part.tag == probing.PROBE:
+            probing.answer(self, self._mesh, peer, part)
+        elif part.tag == helping.ASKED:
+            self._survey.helpers.answer(peer, part)
+        else:
+            self._handover.pulling.answer(peer, part)
+
+    @property
+    def deep(self) -> bool:
+        return self.layout.depth > 1
+
+    def _prepare_chain(self, step: int) -> Chain:
+        """This worker's place in the layout, and what it keeps there."""
+        session, layout = self.session, self.layout
+        chain = self._deep.chain(
+            layout,
+            step,
+            session.to_play,
+            session.adopt,
+            Whole(session.space, session.holdings, session.total, session.scaler),
+            lambda: MeshChannel(
+                self._mesh,
+                self._changed,
+                layout.generation,
+                device=session.space.device,
+                patience_s=threading.TIMEOUT_MAX / 2,  # the keeper says when it is over
+                check=self.go_on,
+            ),
+        )
+        if chain.held is not None:
+            session.part()
+            self._handover.pull(chain.held)
+            if not self._handover.having:  # nobody had anything, and now each has its own
+                self._handover.keep(self._deep.keepers())
+        return chain
+
+    def play(self, step: int, batches: Sequence[object]) -> Summed:
+        try:
+            return self._play(step, batches)
+        except CannotRecord as error:
+            if self.layout.owned or not self._survey.take_back(str(error)):
+                raise  # owned: nobody has room for the whole model
+        return self.wait(lambda: None)  # for the next layout, which is of depth 1
+
+    def _play(self, step: int, batches: Sequence[object]) -> Summed:
+        session, chain = self.session, self._prepare_chain(step)
+        summed = chain.play(step, batches, lambda m: session.seed_for(step, m), self._stop_or_save)
+        self.link.microbatch_s = chain.busy_s
+        if session.notes is not None:
+            chain.note(session.notes)
+            self._noting.tell(step, chain.cuts)
+        if chain.held is None:
+            self._preparing.slice(step, summed.total)
+        else:
+            slices = chain.slices()
+            self._preparing.send(step, slices)
+            if self.layout.sole:
+                self._copies.exchange(
+                    self.layout, step, summed.present, session.space.total_bytes, slices
+                )
+        return summed
+
+    def fetch(self) -> None:
+        """Everyone does at the same place of the script, or who does not waits for those who do.
+
+        The script goes on with a whole model, or for nothing: with what is no number in it, which a script that leads
+        would show or save. A new layout is heard of here, and its workers are asked; it is entered later, for the
+        state of an unfinished step is not one to hand over.
+        """
+        if not self.astray and self._handover.look(self._counted_among):
+            return
+        leads, step = self._leads or self._told_to_lead, self.session.version
+        self._holds, self.astray = False, True
+        if leads:
+            if (
+                step < self.session.next_version
+            ):  # else it is committed later, and led like any other
+                self.link.send(Unled(step=step))
+            raise WireError(UNLED.format(step))
+
+    def _counted_among(self, order: Enter | None) -> Having | None:
+        """Who has what of the state that is looked at; None where it is not the job's any more."""
+        if order is not None and order is not self.entered:
+            return having(order) if self.me in order.holders else None
+        if self._holds:
+            return self._handover.having
+        # A committed step is applied again: those of our chain are at the same one, others may be ahead.
+        chain = self.layout.replica_of(self.me).workers
+        return {one: held for one, held in self._handover.having.items() if one in chain}
+
+    def _stop_or_save(self) -> None:
+        self.go_on()
+        self._send_what_is_due()
+
+    def _send_what_is_due(self) -> None:
+        if self._holds and self._snapshots.due():
+            self._snapshots.send()
+
+    def check(self) -> None:
+        self._stop_or_save()
+        self._computed += 1
+
+    def gather(self, step: int, partial: Partial, total: Sum) -> None:
+        if self.session.notes is not None:
+            self.session.notes.skip()
+        if self._computed:
+            settle(self.session.space.device)
+            self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
+        exchange.gather(self, step, partial, total, lambda t: self._preparing.slice(step, t))
+        self._noting.tell(step)
+
+    def commit(self, step: int, summed: Summed) -> None:
+        promised = None
+        if summed.held is not None:
+            promised = Held(tuple(sorted(summed.held)), len(self.session.holdings.all))
+            self._handover.promised = promised
+        if len(self.layout.workers) == 1:  # one message behind the other: nobody waits for its sum
+            self._preparing.slice(step, summed.total)
+        self._preparing.say(step, summed, promised)
+        while True:
+            self.wait(
+                lambda: (
+                    self._committed > step
+                    or self._preparing.forgotten
+                    or (self._holds and self._snapshots.due())
+                )
+            )
+            self._send_what_is_due()
+            if self._committed > step:
+                passing("step: commit heard")
+                break
+            if self._preparing.forgotten:
+                self._preparing.send_again(step)
+                self._preparing.say(step, summed, promised)
+        if summed.held is not None:
+            self._handover.keep(self._deep.keepers())
+        if not self.layout.sole:
+            self._copies.clear()
+
+    def settle(self) -> None:
+        self._snapshots.settle()
+
+    def finish(self, session: Session, facts: Facts) -> bool:  # noqa: ARG002
+        self._check_followers(session)
+        self.link.step, last = -1, session.version
+        self._left = last
+        self.link.send(LoopLeft(version=last))
+        while not self._done:
+            try:
+                self._come_in(session)
+                if session.version < last:
+                    self._left = None
+                    return False
+                if self.layout.owned:
+                    self._gather_behind(session)
+                sent_at = self.link.connects
+                self._snapshots.send_state(session.collected(), session.version, final=True)
+                self.wait(partial(self._over_or_forgotten, sent_at))
+            except Interrupted:
+                continue
+            if self._snapshots.failed:
+                raise WireError("the last state could not be sent")
+        return True
+
+    def _over_or_forgotten(self, sent_at: int) -> bool:
+        return self._done or self._snapshots.failed or self.link.connects != sent_at
+
+    def _gather_behind(self, session: Session) -> None:
+        """What comes behind the loop may use all of the model, unless nobody has room for that."""
+        self._handover.pulling.offer(session.version, session.snapshot())
+        if session.unbuilt:
+            self._handover.take_in()
+        else:
+            self._handover.pull(session.holdings.all)
+
+    # --- layouts ------------------------------------------------------------------------------------
+
+    def _come_in(self, session: Session) -> None:
+        """At a boundary: be in the newest layout, with its state (or on the way there by redo)."""
+        while True:
+            if self.superseded():
+                self._enter()
+            entered = self.entered
+            if self._needs_state and entered is not None:
+                self._handover.receive(entered)
+                self._needs_state = False
+            if entered is not None and self.me in entered.layout.workers:
+                self._handover.pull_whole()
+                break
+            self.wait(lambda: self.superseded() or self._done, interruptible=False)
+            if self._done:
+                return
+        if not self._holds and session.version == entered.version:
+            self._holds = True
+            self._handover.say_held()
+            passing("morph: holding said")
+
+    def _change_in_step(self) -> None:
+        """In the middle of a step: go on with it in the new layout, or give it up.
+
+        Who is left out in the first step of a model that is being born is no worse than a newcomer, and waits.
+        """
+        self._enter()
+        while self.session.newborn and self._holds and self.me not in self.layout.workers:
+            self.wait(self.superseded, interruptible=False)
+            self._enter()
+        if not self._holds or self.me not in self.layout.workers:
+            self._holds, self.astray = False, True
+            raise Abandoned
+        self._handover.pull_whole()
+
+    def _enter(self) -> None:
+        order, session = self.order, self.session
+        assert order is not None
+        self._mesh.enter(order.layout.generation)
+        self._deep.leave()
+        inside, holder = self.me in order.layout.workers, self.me in order.holders
+        # Where some have been sent their layers, these are had from them.
+        born = session.newborn and order.version == 0 and bool(order.holders) and not order.held
+        self._holds, self._needs_state = holder or born, inside and not (holder or born)
+        self.entered = order
+        self._handover.enter(order, born=born)
+        passing("morph: entered")
+        if born and not holder:
+            self._handover.say_held()
+        if born:
+            return
+        if not self._holds:
+            return
+        if session.version != order.version:
+            raise WireError(
+                f"the keeper takes {self.me} for a holder of version {order.version}, "
+                f"but it holds {session.version}"
+            )
+        self._handover.hand_over(order)
+        self._holds = inside
+
+    # --- what those see who ask for layers ----------------------------------------------------------
+
+    def now(self) -> tuple[int, Collected | None]:
+        session = self._session
+        return (-1, None) if session is None else (session.version, session.kept)
+
+    def past(self, version: int) -> bool:
+        return self._session is not None and self._session.given >= version
+
+    # --- what arrives, on other threads -------------------------------------------------------------
+
+    def _hello(self) -> Hello:
+        return Hello(
+            job=self._job,
+            worker=self.me,
+            machine_id=self._machine_id,
+            mesh_address=self._mesh.address,
+            generation=self.generation,
+            version=self._session.version if self._session is not None and self._holds else None,
+            held=self._handover.held(self._session) if self._session else None,
+            promised=self._handover.promised,
+            copies=self._copies.any,
+            left=self._left,
+            ready=self._survey.ready,
+        )
+
+    def _deliver(  # noqa: PLR0912 - one branch per message
+        self, message: AnyMessage, payload: memoryview
+    ) -> None:
+        with self._changed:
+            match message:
+                case Welcome():
+                    self._welcome = (message, bytes(payload))
+                case Peers():
+                    self._survey.addresses = dict(message.addresses)
+                    self._mesh.want(message.addresses)
+                case Enter():
+                    self._hear(message)
+                case Commit():
+                    self._committed = max(self._committed, message.version)
+                    if message.snapshot:
+                        self._snapshots.asked_at = message.version
+                    if message.trace:
+                        self._noting.asked_at = message.version
+                    self._copies.heard(message.backup)
+                case CopiesAsked():
+                    self._copies.send_all(self.link)
+                case ProfileKnown():
+                    self._survey.known = message
+                case State():
+                    self._handover.state = (message, payload)
+                case Redo():
+                    self._redo.hear(message, payload)
+                case Noticed():
+                    self._notice_at_s = message.deadline_s
+                case Done():
+                    self._done = True
+                case Over():
+                    self.over = message.version
+                case _:
+                    raise WireError(f"the keeper sent {type(message).__name__}")
+            self._changed.notify_all()
+
+    def _hear(self, order: Enter) -> None:
+        """A keeper that was restarted may tell again of a layout that we have heard of, and not entered yet."""
+        generation = order.layout.generation
+        if self.order is not None and generation < self.order.layout.generation:
+            return
+        if generation == self.generation:
+            if order.snapshot:
+                self._snapshots.asked_at = order.version
+            return
+        before = set(self.order.addresses) if self.order is not None else set()
+        self._complaints = [each for each in self._complaints if each.generation == generation]
+        self.order = order
+        self._mesh.forget(before - set(order.addresses))
+        self._mesh.want(order.addresses)
+        self._snapshots.asked_at = order.version if order.snapshot else None
+        # Not more: who slept while others did a step is told the version, and not that its own was committed.
+        self._committed = min(self._committed, order.version)
+        self._redo.clear()
+
+    def _peer_broke(self, peer: str) -> None:
+        """Of the newest layout that was heard of, or of who hands its state over to it: what breaks before it is
+        entered is lacking in it."""
+        order = self.order
+        if order is not None and peer in (*order.layout.workers, *order.holders):
+            complaint = PeerBroken(generation=order.layout.generation, peer=peer)
+            self._complaints.append(complaint)
+            self.link.send(complaint)
+
+    def _complain_again(self) -> None:
+        """The keeper may not have heard it, or has forgotten it: it was restarted."""
+        for complaint in list(self._complaints):
+            self.link.send(complaint)

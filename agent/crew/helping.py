@@ -1,0 +1,182 @@
+"""Workers that would wait for the one who measures the model, and measure with it.
+
+    the leader of a layout                              another one
+    Call   what, and for which kind of machine    ->    records its own loop, if its machine is of that kind
+                                                  <-    ask: here I am; later: what was found, and what is next?
+    Work   a task, and where to cut               ->    measures
+    Over                                          ->    goes on with its step
+
+In a layout whose workers are to find out (`Enter.record`) each begins its first share here, and the leader says `Over` to
+each in any case. Nothing else is waited for: the leader measures itself what does not come, and a newer layout ends
+every wait. A worker whose machine is of another kind goes on at once, since a profile is of one kind.
+
+Every word has the same tag, so of two the later counts: none needs the one before it.
+"""
+
+import threading
+from contextlib import suppress
+
+import msgspec
+
+from agent.calibration import measuring
+from agent.calibration.board import Alone, Board, Round
+from agent.calibration.calibrate import Plan
+from agent.calibration.gauge import Needless, Patience
+from agent.crew.crew import Crew
+from agent.faults import passing
+from agent.net.mesh import ASK
+from agent.protocol import Part
+from agent.world import Interrupted
+
+WORD = "survey"
+ASKED = f"{ASK}/{WORD}"
+HELPERS_MAX = 16
+
+
+class Call(msgspec.Struct, frozen=True, tag=True):
+    instance_type: str
+    key: str  # see `agent.calibration.calibrate.key_of`
+
+
+class Work(msgspec.Struct, frozen=True, tag=True):
+    task: int
+    plan: Plan
+
+
+class Over(msgspec.Struct, frozen=True, tag=True):
+    pass
+
+
+Word = Call | Work | Over
+Found = Round | Alone | None
+_decode = msgspec.msgpack.Decoder(Word).decode
+_decode_found = msgspec.msgpack.Decoder(Found).decode
+
+
+class Helpers:
+    """As the leader has them. Those who ask are answered on threads of the mesh."""
+
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self.waiting = False  # for a word, all of the layout
+        self._lock = threading.Lock()
+        self._early: list[str] | None = None  # who asked before there was anything to hand out
+        self._desk: tuple[Plan, Board, Patience] | None = None
+
+    def call(self, instance_type: str, key: str) -> None:
+        if not self.waiting:
+            return
+        with self._lock:
+            self._early, self._desk = [], None
+        for peer in self._peers()[:HELPERS_MAX]:
+            self._say(peer, Call(instance_type, key))
+
+    def open(self, plan: Plan, board: Board) -> None:
+        """Those who were called get something to do."""
+        if not self.waiting:
+            return
+        with self._lock:
+            early, self._early = self._early or [], None
+            self._desk = plan, board, Patience(lambda: None, plan.limit_s)
+        for peer in early:
+            self._say(peer, self._next(peer, None))
+
+    def dismiss(self) -> None:
+        if not self.waiting:
+            return
+        with self._lock:
+            self._early, self._desk = None, None
+        for peer in self._peers():
+            self._say(peer, Over())
+        self.waiting = False
+
+    def answer(self, peer: str, part: Part) -> None:
+        with self._lock:
+            if self._early is not None:
+                self._early.append(peer)
+                return
+        found = _decode_found(part.extra)
+        with suppress(Interrupted):  # so is whoever asked
+            self._say(peer, self._next(peer, found), part)
+
+    def _next(self, peer: str, found: Found) -> Word:
+        with self._lock:
+            desk = self._desk
+        if desk is None:
+            return Over()
+        plan, board, patience = desk
+        if found is not None:
+            board.put(found)
+        task = None if patience.left_s < 0 else board.take(peer)
+        if task is None:
+            return Over()
+        return Work(task, msgspec.structs.replace(plan, limit_s=patience.left_s))
+
+    def _peers(self) -> list[str]:
+        return [worker for worker in self._crew.layout.workers if worker != self._crew.me]
+
+    def _say(self, peer: str, word: Word, asked: Part | None = None) -> None:
+        entered = self._crew.entered
+        assert entered is not None
+        part = Part(
+            generation=entered.layout.generation if asked is None else asked.generation,
+            step=entered.version if asked is None else asked.step,
+            tag=WORD,
+            extra=msgspec.msgpack.encode(word),
+        )
+        self._crew.send(peer, part, [])
+
+
+class Helping:
+    """One who helps the leader of the layout that it is in."""
+
+    def __init__(self, crew: Crew) -> None:
+        entered = crew.entered
+        assert entered is not None
+        self._crew, self._leader = crew, entered.layout.workers[0]
+        self._step = entered.version  # that which all of the layout begin with
+        self.able = False
+
+    def help(self) -> None:
+        """Until there is nothing left to do."""
+        word = self._hear()
+        kind = measuring.machine_kind(self._crew.session.space.device)
+        if not isinstance(word, Call) or word.instance_type != kind:
+            return
+        passing("survey: called")
+        recording = self._crew.session.recording()
+        if measuring.key_of(recording, self._crew.code) != word.key:
+            return
+        self.able = True
+        word = self._ask(None)
+        if not isinstance(word, Work):
+            return
+        patience = Patience(self._crew.go_on, word.plan.limit_s)
+        patience.needless = self._heard
+        with measuring.gauging(recording, word.plan, patience) as gauge:
+            while isinstance(word, Work):
+                try:
+                    found = gauge.do(word.task)
+                except Needless:
+                    word = self._hear()
+                else:
+                    word = self._ask(found)
+                    passing("survey: part sent")
+
+    def _heard(self) -> bool:
+        return self._crew.has(self._leader, self._step, WORD)
+
+    def _hear(self) -> Word:
+        extra, _ = self._crew.take(self._leader, self._step, WORD)
+        word: Word = _decode(extra)
+        return word
+
+    def _ask(self, found: Found) -> Word:
+        part = Part(
+            generation=self._crew.generation,
+            step=self._step,
+            tag=ASKED,
+            extra=msgspec.msgpack.encode(found),
+        )
+        self._crew.send(self._leader, part, [])
+        return self._hear()

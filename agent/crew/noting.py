@@ -1,0 +1,24 @@
+"""The timeline of a step on one worker, noted down when somebody asked for it."""
+
+from agent.crew.crew import Crew
+from agent.protocol import Traced
+from agent.schedule import Kind
+from agent.timeline import Notes
+
+
+class Noting:
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self.asked_at: int | None = None  # the step that is to be noted down
+
+    def begin(self) -> None:
+        session = self._crew.session
+        session.notes = Notes() if self.asked_at == session.version else None
+
+    def tell(self, step: int, cuts: tuple[int, ...] = ()) -> None:
+        notes, generation = self._crew.session.notes, self._crew.layout.generation
+        if notes is not None:
+            notes.lap(Kind.REDUCE, 0)
+            moments = tuple(notes.moments)
+            traced = Traced(generation=generation, step=step, cuts=cuts, moments=moments)
+            self._crew.link.send(traced)

@@ -1,0 +1,56 @@
+"""What a worker tells the keeper of a step before the commit: its slice of the sum, and that it can apply all of it."""
+
+from agent.crew.crew import Crew
+from agent.faults import passing
+from agent.protocol import Held, Prepared, Slice
+from agent.tensors.shards import cut
+from agent.tensors.sums import Sum, Summed
+
+
+class Preparing:
+    def __init__(self, crew: Crew) -> None:
+        self._crew = crew
+        self._sliced_at = 0  # the connection to the keeper by which the sum was sent
+        self._slices: list[tuple[int, list[memoryview]]] = []  # what the keeper got of the sum
+
+    @property
+    def forgotten(self) -> bool:
+        """Whether the keeper was restarted since, and does not know of it."""
+        return self._crew.link.connects != self._sliced_at
+
+    def slice(self, step: int, total: Sum) -> None:
+        """Where everyone has the whole sum, each sends as much of it."""
+        workers = self._crew.layout.workers
+        start, end = cut(total.space.total_bytes, len(workers), workers.index(self._crew.me))
+        self.send(step, [(start, [total.memory(start, end)])])
+
+    def send(self, step: int, slices: list[tuple[int, list[memoryview]]]) -> None:
+        """As offsets, and what lies there."""
+        self._sliced_at, self._slices = self._crew.link.connects, slices
+        for offset, pieces in slices:
+            message = Slice(
+                generation=self._crew.generation,
+                step=step,
+                offset=offset,
+                total=self._crew.session.space.total_bytes,
+            )
+            self._crew.link.send(message, *pieces)
+        passing("step: slice sent")
+
+    def send_again(self, step: int) -> None:
+        self.send(step, self._slices)
+
+    def say(self, step: int, summed: Summed, promised: Held | None) -> None:
+        """`promised` is what will be here behind the step, if not all."""
+        layout = self._crew.layout
+        self._crew.link.send(
+            Prepared(
+                generation=layout.generation,
+                step=step,
+                loss=float(summed.total.loss) / layout.microbatches,
+                present=summed.present,
+                held=promised,
+                seen=tuple(self._crew.session.eyes.seen),
+            )
+        )
+        passing("step: prepared")

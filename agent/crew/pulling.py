@@ -1,0 +1,238 @@
+"""Layers of a version, asked for by whoever lacks them and answered by those who have them.
+
+Asked for are exactly the layers that are needed, each in shares from all who have it. Answers come from live
+memory, on a thread of their own: a version does not change in memory before everyone in the layout has prepared
+the next, so before whoever asks has been answered. A version that the script has changed all the same is
+refused. Who was left out of the layout is waited for by nobody: so each answer is followed by a word that nothing
+changed while it was sent, and without that word it is not used; and who asks for a version that the layout is past
+is told so.
+
+Who only looks at weights may have them from the middle of a script's step, as soon as they are right. A state
+is whole at the step's boundary only: what a schedule or an optimizer is set to may still change behind a look.
+"""
+
+import threading
+from collections import defaultdict
+from collections.abc import Callable, Collection, Iterable, Mapping
+from typing import Protocol
+
+import msgspec
+
+from agent.errors import Misuse, WireError
+from agent.net.mesh import ASK, Mesh
+from agent.net.wire import Connection
+from agent.protocol import Part
+from agent.store.format import share
+from agent.store.layers import Collected, LiveLayer
+from agent.store.shares import Extent, Gathered, Share
+from agent.tensors.staging import Piece, here
+
+OFFERS_MAX = 2
+LOOK_AGAIN_S = 0.05
+
+Known = Mapping[str, frozenset[str] | None]  # who has which layers; None is all
+
+
+class Changed(Misuse):
+    """What was asked for is not there any more, as it was."""
+
+
+class Ask(msgspec.Struct, frozen=True):
+    """Layers, and which share of how many; the answer is marked with `serial`. Who looks wants weights only."""
+
+    serial: int
+    wanted: tuple[tuple[str, int, int], ...]
+    look: bool = False
+
+
+class Offer(msgspec.Struct, frozen=True, kw_only=True):
+    version: int
+    state: Collected
+    updates: list[int]
+
+
+class Crew(Protocol):
+    """What is needed of the group that this worker is in."""
+
+    @property
+    def generation(self) -> int: ...
+
+    def send(self, peer: str, part: Part, pieces: list[memoryview]) -> None: ...
+
+    def take(self, peer: str, step: int, tag: str, generation: int) -> tuple[bytes, memoryview]: ...
+
+    def now(self) -> tuple[int, Collected | None]:
+        """The version that the session is at, and its state as it was when that began."""
+
+    def past(self, version: int) -> bool:
+        """Whether the script may be changing that version, or has."""
+
+
+class Pulling:
+    def __init__(self, crew: Crew, mesh: Callable[[], Mesh], changed: threading.Condition) -> None:
+        self._crew, self._mesh, self._changed = crew, mesh, changed
+        self._offers: dict[int, Offer] = {}
+        self._shown: Offer | None = None
+        self._past = (-1, 0)  # in this layout nobody needs a version before this one
+        self._serial = 0
+
+    def offer(self, version: int, state: Collected) -> None:
+        """Whoever asks for this version may have it."""
+        with self._changed:
+            self._offers[version] = _offer(version, state)
+            for old in sorted(self._offers)[:-OFFERS_MAX]:
+                del self._offers[old]
+            self._changed.notify_all()
+
+    def show(self, version: int, state: Collected) -> None:
+        """Whoever looks at this version may have its weights; it is not offered as a state."""
+        with self._changed:
+            self._shown = _offer(version, state)
+            self._changed.notify_all()
+
+    def clear(self) -> None:
+        """What is here is given up for a state of any version, an earlier one maybe, and will have these once more."""
+        with self._changed:
+            self._offers, self._shown = {}, None
+
+    def forget(self, version: int) -> None:
+        """Nobody in the layout asks for older ones any more; what they hold in memory may go."""
+        with self._changed:
+            self._past = (self._crew.generation, version)
+            self._offers = {v: offer for v, offer in self._offers.items() if v >= version}
+            self._changed.notify_all()
+
+    def pull(self, layers: Collection[str], version: int, known: Known) -> Gathered:
+        """The state of these layers, from those who are known to have them."""
+        return self._ask(layers, version, known, self._crew.generation, look=False)
+
+    def look(
+        self, layers: Collection[str], version: int, known: Known, generation: int
+    ) -> Gathered:
+        """Their weights; in a layout that need not be entered yet."""
+        return self._ask(layers, version, known, generation, look=True)
+
+    def _ask(
+        self,
+        layers: Collection[str],
+        version: int,
+        known: Known,
+        generation: int,
+        *,
+        look: bool,
+    ) -> Gathered:
+        asks: dict[str, list[tuple[str, int, int]]] = defaultdict(list)
+        for layer in sorted(layers):
+            having = [peer for peer, held in known.items() if held is None or layer in held]
+            if not having:
+                raise WireError(f"nobody in the layout has layer {layer} of version {version}")
+            for index, peer in enumerate(having):
+                asks[peer].append((layer, index, len(having)))
+        self._serial += 1
+        ask = Part(generation=generation, step=version, tag=ASK)
+        for peer, wanted in asks.items():
+            extra = msgspec.msgpack.encode(Ask(self._serial, tuple(wanted), look))
+            self._crew.send(peer, msgspec.structs.replace(ask, extra=extra), [])
+        gathered = Gathered()
+        for peer in asks:
+            tag = f"give/{self._serial}"
+            extra, payload = self._crew.take(peer, version, tag, generation)
+            if not extra or not self._crew.take(peer, version, f"{tag}/so", generation)[0]:
+                raise Changed(
+                    f"the model was changed on {peer} while it was used here: where each worker keeps its own "
+                    "layers only, use the model behind optimizer.step(), or on all workers alike"
+                )
+            gathered.add(msgspec.msgpack.decode(extra, type=Share), payload)
+        return gathered
+
+    def answer(self, peer: str, part: Part) -> None:
+        """On a thread of its own: wait until we are at that version, and send what is asked for."""
+        ask = msgspec.msgpack.decode(part.extra, type=Ask)
+        with self._changed:
+            while (found := self._find(part.step, look=ask.look)) is None:
+                if self._crew.generation > part.generation:
+                    return
+                if self._is_past(part):
+                    break
+                self._changed.wait(LOOK_AGAIN_S)
+        connection = self._mesh().connection(peer)
+        if connection is None:
+            return
+        try:
+            self._reply(connection, part, ask, found)
+        except Exception as error:
+            self._mesh().drop(peer, connection)  # whoever asked would wait for ever
+            if not isinstance(error, WireError | MemoryError):
+                raise
+
+    def _is_past(self, part: Part) -> bool:
+        generation, version = self._past
+        return generation == part.generation and part.step < version
+
+    def _reply(self, connection: Connection, part: Part, ask: Ask, found: Offer | None) -> None:
+        reply = Part(generation=part.generation, step=part.step, tag=f"give/{ask.serial}")
+        so = False
+        if found is not None and self._is_as_it_was(found):
+            answer, pieces = _answer(found.state, ask)
+            extra = msgspec.msgpack.encode(answer)
+            connection.send(msgspec.structs.replace(reply, extra=extra), *here(pieces))
+            reply = msgspec.structs.replace(reply, tag=f"{reply.tag}/so")
+            so = self._is_as_it_was(found)
+        if not so and self._crew.generation > part.generation:
+            return  # we are steps ahead, in a layout that whoever asks has not heard of
+        connection.send(msgspec.structs.replace(reply, extra=b"so" if so else b""))
+
+    def _is_as_it_was(self, offer: Offer) -> bool:
+        return not self._crew.past(offer.version) and offer.state.updates() == offer.updates
+
+    def _find(self, version: int, *, look: bool) -> Offer | None:
+        if version in self._offers:
+            return self._offers[version]
+        at, state = self._crew.now()
+        if at == version and state is not None:
+            return _offer(version, state)
+        shown = self._shown
+        return shown if look and shown is not None and shown.version == version else None
+
+
+def _offer(version: int, state: Collected) -> Offer:
+    return Offer(version=version, state=state, updates=state.updates())
+
+
+def covers(having: Known, every: Collection[str]) -> bool:
+    """Whether these have all layers between them."""
+    together: set[str] = set()
+    for held in having.values():
+        if held is None:
+            return True
+        together |= held
+    return together >= set(every)
+
+
+def share_among(live: Iterable[LiveLayer], having: Known, me: str) -> tuple[Share, list[Piece]]:
+    """What one of those who have them sends of these layers."""
+    found = {}
+    for layer in live:
+        peers = [w for w, held in having.items() if held is None or layer.form.name in held]
+        if me in peers:
+            found[layer.form.name] = (layer, peers.index(me), len(peers))
+    return _share(found)
+
+
+def _answer(state: Collected, ask: Ask) -> tuple[Share, list[Piece]]:
+    live = {layer.form.name: layer for layer in state.only([n for n, *_ in ask.wanted]).finish()}
+    return _share({name: (live[name], index, of) for name, index, of in ask.wanted})
+
+
+def _share(parts: Mapping[str, tuple[LiveLayer, int, int]]) -> tuple[Share, list[Piece]]:
+    """Of each layer share `index` of so many, and its form with the first."""
+    forms, extents, pieces = [], list[Extent](), list[Piece]()
+    for name, (layer, index, of) in parts.items():
+        size = layer.form.layer_bytes
+        low, high = share(size, of, index)
+        if not index:
+            forms.append(layer.form)
+        if low < high:
+            extents.append(Extent(name, low, high - low, size))
+            pieces.extend(layer.pieces(low, high))
+    return Share(forms=tuple(forms), extents=tuple(extents)), pieces

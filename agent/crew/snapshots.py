@@ -1,0 +1,169 @@
+"""What a worker sends the keeper of the state: its share, copied and sent while the next step computes.
+
+Between two updates of an optimizer nothing writes to the state (buffers are copied when it is collected): forward and
+backward only read it. So the script waits only for what is not copied yet when it is about to get its gradients.
+"""
+
+import queue
+import threading
+from collections.abc import Callable
+from functools import partial
+
+import msgspec
+import torch
+
+from agent.crew.copies import Copies
+from agent.crew.crew import Crew
+from agent.crew.handover import Handover
+from agent.crew.pulling import covers, share_among
+from agent.faults import passing
+from agent.protocol import Snapshot
+from agent.store.layers import Collected, LiveLayer, share_of
+from agent.store.memory import Again, Copying
+from agent.store.shares import Share, batches
+from agent.tensors.device import CPU
+from agent.tensors.staging import Fetch, Piece, pinned
+from agent.world import Interrupted
+
+Shared = tuple[Share, list[Piece]]
+
+CHUNK_BYTES = 1 << 20  # so that what is urgent can pass in between
+
+
+class Snapshots:
+    def __init__(self, crew: Crew, handover: Handover, copies: Copies) -> None:
+        self._crew, self._handover, self._copies = crew, handover, copies
+        self.asked_at: int | None = None  # the version that the keeper wants
+        self._copying: Copying | None = None
+        self._again = Again()
+        self.failed = False  # on a thread beside the script's, with the last state of all
+        self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []  # threads that are through
+
+    def settle(self) -> None:
+        """Return when nothing of the state is being copied any more: it is about to change."""
+        if self._copying is not None:
+            self._copying.let_change()
+            self._copying = None
+
+    def due(self) -> bool:
+        """What is asked for with a new layout is sent under that layout, not under the one before; and not before
+        those of the layout have all of it between them.
+        """
+        session = self._crew.session
+        unborn = session.newborn and self._crew.layout.owned and not self._handover.having
+        return not unborn and not self._crew.superseded() and self.asked_at == session.version
+
+    def send(self) -> None:
+        self.asked_at, session = None, self._crew.session
+        self.send_state(session.collected(), session.version, final=False)
+
+    def send_state(self, state: Collected, version: int, *, final: bool) -> None:
+        """Copy my share and send it, on a thread of its own. The script behind its loop may do anything."""
+        session, layout = self._crew.session, self._crew.layout
+        shared = self._shared(final=final)
+        if shared is None:
+            return  # whoever has the rest is not in the layout: we will be asked again
+        self.settle()
+        shares = list[Share]()  # mine, as soon as it is known
+
+        def sources() -> list[Piece]:
+            share, pieces = shared(state.finish())
+            shares.append(share)
+            return pieces
+
+        self._copying = copying = self._copying_of(sources)
+        if final:
+            copying.finish()
+        passing("save: snapshot begun")
+        begun = Snapshot(
+            generation=layout.generation,
+            version=version,
+            forms=(),
+            extents=(),
+            last=False,
+            final=final,
+        )
+        keep = None
+        if layout.sole and not final:
+            keep = partial(self._copies.share, layout, version, len(session.holdings.all))
+        self._beside(partial(self._stream, begun, copying, shares, keep))
+
+    def _copying_of(self, sources: Callable[[], list[Piece]]) -> Copying:
+        device = self._crew.session.space.device
+        if device == CPU:
+            return Copying(sources, self._again)
+        return Copying(
+            sources,
+            self._again,
+            far=lambda pairs: Fetch(
+                [(a, torch.frombuffer(m, dtype=torch.uint8)) for a, m in pairs]
+            ),
+            room=lambda count: pinned(count, device).numpy().data,
+        )
+
+    def _shared(self, *, final: bool) -> Callable[[list[LiveLayer]], Shared] | None:
+        """What my share of a state is, as it is shared out now."""
+        session, layout, me = self._crew.session, self._crew.layout, self._crew.me
+        if layout.owned and (session.unbuilt or not final):
+            having = self._handover.shares()
+            if not covers(having, session.holdings.all):
+                return None
+            return partial(share_among, having=having, me=me)
+        return partial(share_of, holders=len(layout.workers), index=layout.workers.index(me))
+
+    def _beside(self, stream: Callable[[], None]) -> None:
+        """On a thread that is there already, if one is: the script would wait for a new one to begin."""
+        if self._idle:
+            self._idle.pop().put(stream)
+            return
+        given = queue.SimpleQueue[Callable[[], None]]()
+        given.put(stream)
+        threading.Thread(target=self._serve, args=(given,), name="snapshot", daemon=True).start()
+
+    def _serve(self, given: queue.SimpleQueue[Callable[[], None]]) -> None:
+        while True:
+            given.get()()
+            self._idle.append(given)
+
+    def _stream(
+        self,
+        begun: Snapshot,
+        copying: Copying,
+        shares: list[Share],
+        keep: Callable[[Share, memoryview], None] | None,
+    ) -> None:
+        """Batch by batch, to the neighbour that keeps a copy and then to the keeper."""
+        copying.finish()
+        try:
+            self._send_all(begun, shares[0], copying.whole, keep)
+        except Interrupted:
+            return
+        except Exception:
+            # Of others the keeper sees that they do not come, and asks again.
+            self.failed |= begun.final
+            self._crew.wake()
+            raise
+        # Where room is short, none is held for the next.
+        if keep is None and not self._crew.session.unbuilt:
+            self._again.give(copying.whole)
+
+    def _send_all(
+        self,
+        begun: Snapshot,
+        share: Share,
+        whole: memoryview,
+        keep: Callable[[Share, memoryview], None] | None,
+    ) -> None:
+        at, link = 0, self._crew.link
+        message = msgspec.structs.replace(begun, forms=share.forms)
+        for batch in batches(share.extents, CHUNK_BYTES):
+            size = sum(extent.size for extent in batch)
+            data = whole[at : at + size]
+            if keep is not None:
+                keep(Share(forms=message.forms, extents=batch), data)
+            link.send(msgspec.structs.replace(message, extents=batch), data)
+            passing("save: share sent")
+            at, message = at + size, begun
+            if self._crew.superseded():
+                return
+        link.send(msgspec.structs.replace(message, last=True))

@@ -1,0 +1,191 @@
+"""What one worker finds out for all: whether the script can be cut, what its model takes, what the network takes.
+
+The step waits for it, so it has to be short, and others help with what can be measured side by side. Whatever goes wrong,
+the job trains on without knowing.
+"""
+
+import logging
+import sys
+from collections.abc import Mapping
+from functools import partial
+
+import msgspec
+
+from agent.calibration import measuring, probing
+from agent.crew.crew import Crew
+from agent.crew.helping import Helpers, Helping
+from agent.errors import CannotRecord, Misuse
+from agent.messages import UNRECORDED
+from agent.pipeline.examine import cut_points
+from agent.profile import Profile
+from agent.protocol import Measured, ProfileAsked, ProfileKnown, Ready, Recording
+from agent.world import Facts, Interrupted
+
+log = logging.getLogger(__name__)
+
+
+class Survey:
+    """Of one worker's script. `addresses` are where others are; the first is this worker's own."""
+
+    def __init__(self, crew: Crew, job: str, address: str) -> None:
+        self._crew, self._job, self._address = crew, job, address
+        self.helpers = Helpers(crew)
+        self._helped_at = -1  # the generation in which this worker was asked to help, or has asked
+        self.ready: Ready | None = None
+        self.addresses: Mapping[str, str] = {}
+        self.known: ProfileKnown | None = None  # what the keeper answered last
+        self._steps_total = 0
+        self._unmeasured = False  # the script can be cut, and nobody has measured it yet
+        # Whose network has not been measured with all kinds of peers.
+        self._unprobed: Profile | None = None
+        self._taken_back = False  # it could be cut, and a later step could not
+        self._probed_at = -1  # the generation in which it was tried
+
+    def introduce(self, facts: Facts) -> None:
+        """Once: this worker waits for a layout."""
+        self._steps_total = facts.steps_total
+        if self.ready is None:
+            session = self._crew.session
+            self.ready = Ready(
+                microbatches=facts.microbatches,
+                steps_total=facts.steps_total,
+                state_bytes=session.state_bytes,
+                unbuilt=measuring.unbuilt(session.objects.values(), session.birth_mark),
+            )
+            self._crew.link.send(self.ready)
+
+    def look(self) -> None:
+        """As the leader of the layout: find out what nobody knows yet."""
+        self.helpers.waiting = self._others_wait()
+        if self.helpers.waiting:
+            self._tell_recorded()
+        if self._unmeasured:
+            self._measure()
+        self.helpers.dismiss()
+        if self._unprobed is not None:
+            self._probe(self._unprobed)
+
+    def help(self) -> None:
+        """As another one: measure what the leader hands out, before one's own share of the first step."""
+        if not self._others_wait():
+            return
+        helping = Helping(self._crew)
+        try:
+            helping.help()
+        except Interrupted:
+            self._unmeasured |= helping.able  # whoever leads now may not know of it
+            raise
+        except Misuse:
+            raise
+        except Exception as error:
+            self._say(f"could not help to measure the model: {error!r}")
+
+    def _others_wait(self) -> bool:
+        """Whether everyone begins this layout with finding out, and this is its first share."""
+        entered, generation = self._crew.entered, self._crew.generation
+        if entered is None or not entered.record or self._helped_at == generation:
+            return False
+        self._helped_at = generation
+        return True
+
+    def _tell_recorded(self) -> None:
+        """Whether the script could be cut, once it is known."""
+        assert self.ready is not None
+        if self.ready.uncuttable != UNRECORDED:
+            return
+        self._crew.link.send(Recording())
+        try:
+            points = cut_points(self._crew.session.recording().facts)
+            why = "" if points else "its model has no place to be cut at"
+        except CannotRecord as error:
+            points, why = (), str(error)
+        except Misuse:
+            raise  # its numbers would depend on who computes what, cut or not
+        except Exception as error:
+            # What the script does is right as long as nobody cuts it: it trains on in one piece.
+            log.exception("the loop could not be recorded")
+            points, why = (), f"recording its loop failed: {type(error).__name__}: {error}"
+        self.ready = msgspec.structs.replace(self.ready, uncuttable=why, stages_max=len(points) + 1)
+        self._crew.link.send(self.ready)
+        self._unmeasured = not why
+
+    def take_back(self, why: str) -> bool:
+        """It was recorded, and this step computes something else. False if it never could be: who asks for depth then is wrong."""
+        assert self.ready is not None
+        if self.ready.uncuttable not in ("", UNRECORDED) and not self._taken_back:
+            return False
+        self._taken_back, self._unmeasured = True, False
+        self.ready = msgspec.structs.replace(self.ready, uncuttable=why, stages_max=1)
+        self._crew.link.send(self.ready)
+        return True
+
+    def _measure(self) -> None:
+        """Unless it was measured before."""
+        session = self._crew.session
+        recording = session.recording()
+        key = measuring.key_of(recording, self._crew.code)
+        if not self._measured_before(key):
+            self.helpers.call(measuring.machine_kind(session.space.device), key)
+            left = (self._steps_total - session.version) * session.microbatches
+            things = session.objects.values()
+            try:
+                profile = measuring.profile_of(
+                    recording, things, self._job, left, self._crew.go_on, self.helpers.open
+                )
+                profile = msgspec.structs.replace(profile, key=key)
+                self._unmeasured, self._unprobed = False, profile
+                try:
+                    self.helpers.dismiss()
+                    self._unprobed = self._with_network(profile)
+                finally:  # who is called away has still measured the model
+                    self._crew.link.send(Measured(profile=self._unprobed))
+            except Interrupted:
+                raise
+            except Exception as error:  # a job trains without a profile too
+                self._say(f"the model was not measured: {error!r}")
+        self._unmeasured = False
+
+    def _say(self, what: str) -> None:
+        sys.stderr.write(f"{what}\n")  # which is told in the job's log, under the worker's name
+
+    def _measured_before(self, key: str) -> bool:
+        link = self._crew.link
+        while True:
+            asked_at = link.connects
+            link.send(ProfileAsked(key=key))
+            found = self._crew.wait(partial(self._answer, key, asked_at))
+            if isinstance(found, ProfileKnown):
+                self._unprobed = found.unprobed
+                return found.known
+
+    def _answer(self, key: str, asked_at: int) -> ProfileKnown | bool:
+        """The keeper's answer; or that it was restarted, and has to be asked again."""
+        if self.known is not None and self.known.key == key:
+            return self.known
+        return self._crew.link.connects != asked_at
+
+    def _probe(self, profile: Profile) -> None:
+        """When there are neighbours of a kind that there was none of before."""
+        if self._probed_at == self._crew.generation:
+            return
+        try:
+            found = self._with_network(profile)
+        except Interrupted:
+            raise
+        except Exception as error:  # nor does it need to know the network
+            self._unprobed = None
+            self._say(f"the network was not measured: {error!r}")
+            return
+        if found != profile:
+            self._crew.link.send(Measured(profile=found))
+        self._unprobed = None if found.network_from == "measured" else found
+
+    def _with_network(self, profile: Profile) -> Profile:
+        self._probed_at = self._crew.generation
+        host = self._address.rpartition(":")[0]
+        near, far = list[str](), list[str]()
+        for peer in self._crew.layout.workers:
+            if peer != self._crew.me and peer in self.addresses:
+                there = self.addresses[peer].rpartition(":")[0]
+                (near if there == host else far).append(peer)
+        return probing.probed(profile, near, far, self._crew, self._crew.session.version)

@@ -1,0 +1,56 @@
+"""What a newcomer to a running job does before it says that it is ready: it takes the memory of its first step.
+
+The first touch of a page costs more than what is then done with it, and most of all on a virtual machine that never had
+that page before. In the first step of a layout everybody waits for the last, so it is touched while the others train on.
+So are the script's sources, in which its first step looks for what may not be in them.
+"""
+
+import threading
+
+from agent.crew.copies import has_room
+from agent.net.mesh import STATE
+from agent.protocol import Part
+from agent.script.carried import counted
+from agent.session import Session
+from agent.source import own
+from agent.store.memory import ALIGN_BYTES, Arena, fresh, touch
+
+SHARES_MAX = 1024  # of a state, each of which begins aligned
+STEP_FACTOR = 4  # a step holds gradients of two microbatches and two sums
+
+
+class Landing:
+    """Where shares of a state arrive. No byte of it is used twice, so what comes late of an older layout does no harm."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._left = memoryview(b"")
+
+    def make(self, state_bytes: int) -> None:
+        self._left = fresh(state_bytes + SHARES_MAX * ALIGN_BYTES)
+        touch(self._left)
+
+    def place(self, part: Part, count: int) -> memoryview | None:
+        with self._lock:
+            if part.tag != STATE or count > self._left.nbytes:
+                return None
+            found, used = self._left[:count], -(-count // ALIGN_BYTES) * ALIGN_BYTES
+            self._left = self._left[used:]
+            return found
+
+    def clear(self) -> None:
+        with self._lock:
+            self._left = memoryview(b"")
+
+
+def warm(session: Session, landing: Landing, state_bytes: int) -> None:
+    """Get ready for a state of so many bytes, if the machine has memory to spare. Of 0 bytes nothing is known."""
+    frame = own.asking()
+    if frame is not None:
+        counted(own.sources(frame))
+    beside = max(state_bytes - session.state_bytes, 0)  # what an optimizer has beside the weights
+    needed = state_bytes + beside + STEP_FACTOR * session.space.total_bytes
+    if not state_bytes or session.unbuilt or not has_room(needed):
+        return
+    landing.make(state_bytes)
+    session.warm(Arena.touched(beside + beside // ALIGN_BYTES))

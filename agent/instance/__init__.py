@@ -1,0 +1,1 @@
+"""What is started on a machine: its agent, the workers in its slots, and what these print."""

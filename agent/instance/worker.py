@@ -1,0 +1,242 @@
+"""One worker: a process that runs a person's script, once, with a session that is one of many.
+
+    python -m agent.instance.worker --host 127.0.0.1 < order.json      (or as a Ray actor: see `agent.instance.actor`)
+
+Everything that takes long is imported before the order is there, so a process that waits for its order
+is warm. The process ends with the script; a worker that is no longer wanted ends at once.
+"""
+
+import argparse
+import ctypes
+import os
+import runpy
+import sys
+import tempfile
+import threading
+import traceback
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
+from pathlib import Path
+from typing import Literal
+
+import msgspec
+import torch
+
+from agent import session
+from agent.crew.group import Group
+from agent.errors import Misuse, NotFinite, ParcelError, WireError
+from agent.instance.output import LeaderOnly, Lines, Stream
+from agent.instance.scratch import scratch
+from agent.messages import FailureKind, JobOrder, WorkerOrder
+from agent.owned import coupling, followers, guarded
+from agent.protocol import Ended, Failed
+from agent.protocol import Lines as LinesMessage
+from agent.source import own, parcel
+from agent.tensors import device
+from agent.world import Left
+
+GOODBYE_S = 5.0
+MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
+DISK_VARIABLE = "SPOT_TEMP_DIR"
+DETAIL_CHARS_MAX = 60_000
+ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
+AWAY = (
+    f"This writes to a parameter that others keep, {coupling.ROOM}. What changes each weight by itself is done to those "
+    "that have a gradient, `if p.grad is not None`"
+)
+NO_GRADIENT = (
+    "A parameter that others keep has no gradient here, "
+    f"{coupling.APART}: ask for it, `if p.grad is not None`, before anything is done to it"
+)
+TAKEN = (
+    "a worker has another module of that name in use, which the script would get: rename this one"
+)
+
+Outcome = Literal["ended", "failed"]
+
+
+class _Failure(msgspec.Struct, frozen=True):
+    kind: FailureKind
+    detail: str
+
+
+def warm_up() -> None:
+    """Train a trifle, so that all that torch imports and allocates at first use is there before."""
+    keep_memory()
+    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    optimizer = torch.optim.AdamW(model.parameters())
+    schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
+    model(torch.zeros(2, 4)).sum().backward()
+    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    optimizer.step()
+    schedule.step()
+
+
+def keep_memory() -> None:
+    """Let freed memory stay ours: a step frees what the next one takes, and a page taken anew is zeroed first.
+
+    glibc's own settings give the end of the heap back at 128 KiB, and map whatever is large. See mallopt(3).
+    """
+    mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
+    if mallopt is not None:  # another C library has none
+        for setting, nbytes in MALLOC.items():
+            mallopt(setting, nbytes)
+
+
+def run(order: WorkerOrder, host: str) -> Outcome:
+    """Run the job's script in this process. Only once: the script may leave anything behind."""
+    over, goodbye = threading.Event(), threading.Event()
+
+    def ended(why: str) -> None:
+        goodbye.set()
+        if not over.is_set():
+            with suppress(OSError):  # on a full disk
+                print(f"{order.worker}: {why}", file=sys.__stderr__, flush=True)
+            os._exit(0)
+
+    group = Group(order, host, ended)
+    job, payload = group.start()
+    lines = Lines(lambda batch: group.link.send(LinesMessage(lines=batch)))
+    failure = _perform(job, payload, group, lines)
+    lines.close()
+    over.set()
+    group.link.send(
+        Ended() if failure is None else Failed(kind=failure.kind, detail=failure.detail)
+    )
+    goodbye.wait(GOODBYE_S)
+    group.close()
+    return "ended" if failure is None else "failed"
+
+
+def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> _Failure | None:
+    if job.script_sha and group.code != job.script_sha:
+        return _Failure("setup", f"{job.script}: what arrived is not what was submitted")
+    try:
+        came = parcel.read(payload, Path(job.script).name)
+    except ParcelError as error:
+        return _Failure("setup", f"{job.script}: {error}")
+    if taken := parcel.taken_names(came):
+        return _Failure("setup", f"{taken[0]}: {TAKEN}")
+    # On the machine's own disk: what a killed worker leaves goes with the machine, or with the next worker.
+    disk = Path(os.environ.get(DISK_VARIABLE) or tempfile.gettempdir()).absolute()
+    with scratch("worker-", disk) as folder:
+        path = parcel.unpack(came, folder)
+        session.join(group)
+        device.take(group.slot)
+        out = LeaderOnly(lines, lambda: group.leads)
+        streams = Stream(out.add), Stream(lines.add)
+        with parcel.at_home(folder, path), _as_script(path, job.argv, streams):
+            failure = _execute(path, group)
+        # What a script said before it failed may help to see why.
+        out.settle(passes=failure is not None or bool(group.leads))
+        if failure is None:
+            return None
+        typed_in = job.script.removesuffix(came.script) if job.script.endswith(came.script) else ""
+        detail = failure.detail.replace(f"{folder}{os.sep}", typed_in)[-DETAIL_CHARS_MAX:]
+        return _Failure(failure.kind, detail.encode(errors="backslashreplace").decode())
+
+
+def _execute(path: Path, group: Group) -> _Failure | None:
+    failure = _play(path, group)
+    if group.astray:
+        # There were no gradients there, or no whole model: nobody can ask a script to bear that.
+        raise WireError(ASTRAY if failure is None else f"{ASTRAY}: {failure.detail}")
+    return failure
+
+
+def _play(path: Path, group: Group) -> _Failure | None:
+    try:
+        try:
+            _run(path)
+        except SystemExit as end:
+            if end.code not in (None, 0):
+                return _Failure("exit", f"the script ended itself with {end.code!r}")
+        except Left:
+            session.made()[0].leave()
+        if not session.made():
+            return _Failure(
+                "no_session",
+                f"{path} came to its end without a session: make one with agent.Session(model, "
+                "optimizer, microbatches=...) and loop over session.steps(...)",
+            )
+        if not group.astray:
+            session.made()[0].close()
+    except WireError:
+        raise  # not the script's fault: this worker is simply lost
+    except NotFinite as error:
+        return _Failure("nan", str(error))
+    except Misuse as error:
+        return _Failure("refused", own_traceback(error))
+    except BaseException as error:
+        return _of_script(error)
+    return None
+
+
+def _run(path: Path) -> None:
+    """What the script forks and lets come to its end is no worker, and ends like any other process."""
+    worker, code = os.getpid(), None
+    try:
+        runpy.run_path(str(path), run_name="__main__")
+    except BaseException as error:
+        if os.getpid() == worker:
+            raise
+        code = error.code if isinstance(error, SystemExit) else repr(error)
+    finally:
+        if os.getpid() != worker:
+            os._exit(code if isinstance(code, int) else code is not None)
+
+
+def _of_script(error: BaseException) -> _Failure:
+    said = own_traceback(error)
+    apart = any(each.holdings.here is not None for each in session.made())
+    if apart and followers.writes_away(error):
+        return _Failure("refused", f"{said}\n{AWAY}")
+    if apart and guarded.misses(error):
+        return _Failure("refused", f"{said}\n{NO_GRADIENT}")
+    return _Failure("exception", said)
+
+
+@contextmanager
+def _as_script(path: Path, argv: tuple[str, ...], streams: tuple[Stream, Stream]) -> Iterator[None]:
+    """The process looks to the script as if it had been started by hand."""
+    before = sys.argv, sys.stdout, sys.stderr
+    sys.argv = [str(path), *argv]
+    sys.stdout, sys.stderr = streams
+    try:
+        yield
+    finally:
+        sys.argv, sys.stdout, sys.stderr = before
+        for stream in streams:
+            stream.finish()
+
+
+def own_traceback(error: BaseException) -> str:
+    """The traceback as the script's author knows it: without the frames of ours below and between."""
+    whole = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = whole
+    seen: set[int] = set()
+    while part is not None and id(part) not in seen:
+        seen.add(id(part))
+        part.stack = traceback.StackSummary.from_list(
+            [
+                frame
+                for frame in part.stack
+                if not frame.filename.startswith((own.OURS, "<frozen runpy>"))
+            ]
+        )
+        part = part.__cause__ or part.__context__
+    return "".join(whole.format()).rstrip()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(prog="python -m agent.instance.worker", description=__doc__)
+    parser.add_argument("--host", default="127.0.0.1", help="where other workers can reach us")
+    options = parser.parse_args()
+    warm_up()
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerOrder)
+    run(order, options.host)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

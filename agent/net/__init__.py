@@ -1,0 +1,1 @@
+"""Frames over TCP: from worker to worker, and to the keeper."""

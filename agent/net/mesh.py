@@ -1,0 +1,223 @@
+"""Worker to worker over TCP, kept open over generations.
+
+Every frame says to which generation and step it belongs. Frames of older generations are dropped, those
+of newer ones are held until their time comes. The mesh itself never waits: what has arrived is in
+`mailbox`, and `changed` is told whenever anything changes, so that one waiting place (in
+`agent.crew.group`) sees frames, broken peers and news from the keeper alike.
+"""
+
+import logging
+import socket
+import threading
+import time
+from collections.abc import Callable, Iterable, Mapping
+from itertools import count
+
+from agent.errors import Refused, WireError
+from agent.net.wire import Connection, accept, dial
+from agent.protocol import AnyMessage, Part, PeerHello
+
+log = logging.getLogger(__name__)
+
+HELD_PARTS_MAX = 4096
+DIAL_S = 8.0  # for whoever is being dialled, and does not answer
+DIAL_WAIT_S = 0.05
+LOOK_S = 0.5
+ASK = "ask"  # how the tags begin of what is answered at once
+STATE = "state"  # the tag of a share of a whole state
+KEEP = "keep"  # the tag of what nobody waits for, and which is kept
+
+Key = tuple[str, int, int, str]  # peer, generation, step, tag
+
+
+class Mesh:
+    """`changed` guards all of this object's state."""
+
+    def __init__(
+        self,
+        worker: str,
+        secret: str,
+        host: str,
+        changed: threading.Condition,
+        broken: Callable[[str], None],
+        asked: Callable[[str, Part], None] | None = None,
+    ) -> None:
+        """`asked` answers a peer that asks for something, on a thread of its own."""
+        self._worker, self._secret = worker, secret
+        self._changed, self._broken, self._asked = changed, broken, asked
+        self.keep: Callable[[str, Part, memoryview], None] | None = None
+        self.place: Callable[[Part, int], memoryview | None] = lambda *_: None
+        self._connections: dict[str, Connection] = {}
+        self._serials, self._newest = count(1), dict[str, int]()  # of dials: ours, and each peer's
+        self._dialing: set[str] = set()
+        self._wanted: set[str] = set()
+        self._generation = -1
+        self._closed = threading.Event()
+        self.mailbox: dict[Key, tuple[bytes, memoryview]] = {}
+        self.dropped = 0
+        self._listener = socket.create_server((host, 0))
+        self.address = f"{host}:{self._listener.getsockname()[1]}"
+        threading.Thread(target=self._listen, name="mesh-accept", daemon=True).start()
+        threading.Thread(target=self._watch, name="mesh-watch", daemon=True).start()
+
+    def want(self, addresses: Mapping[str, str]) -> None:
+        """Connect to these, ahead of need. Of two workers the one with the smaller name dials."""
+        with self._changed:
+            self._wanted |= set(addresses)
+            for peer, address in addresses.items():
+                if peer > self._worker and peer not in self._dialing | set(self._connections):
+                    self._dialing.add(peer)
+                    threading.Thread(
+                        target=self._dial, args=(peer, address), name=f"dial-{peer}", daemon=True
+                    ).start()
+
+    def forget(self, peers: Iterable[str]) -> None:
+        """They are gone: whoever is sending to them wakes up."""
+        with self._changed:
+            self._wanted -= set(peers)
+            gone = [self._connections.pop(peer) for peer in peers if peer in self._connections]
+        for connection in gone:
+            connection.close()
+
+    def enter(self, generation: int) -> None:
+        with self._changed:
+            self._generation = generation
+            for key in [key for key in self.mailbox if key[1] < generation]:
+                del self.mailbox[key]
+                self.dropped += 1
+
+    def drop(self, peer: str, connection: Connection) -> None:
+        """It does not work any more."""
+        with self._changed:
+            known = self._connections.get(peer) is connection
+            if known:
+                del self._connections[peer]
+        connection.close()
+        if known:
+            self._broken(peer)
+
+    def connection(self, peer: str) -> Connection | None:
+        return self._connections.get(peer)
+
+    def close(self) -> None:
+        with self._changed:
+            self._closed.set()
+            peers = list(self._connections)
+        self._listener.close()
+        self.forget(peers)
+
+    def _watch(self) -> None:
+        while not self._closed.wait(LOOK_S):
+            with self._changed:
+                lost = [(peer, one) for peer, one in self._connections.items() if one.unheard]
+            for peer, connection in lost:
+                log.warning("nothing that is sent to %s arrives", peer)
+                self.drop(peer, connection)
+
+    def _listen(self) -> None:
+        while True:
+            try:
+                sock, _ = self._listener.accept()
+            except OSError as error:
+                if self._closed.is_set():
+                    return
+                log.warning("a caller could not be let in: %s", error)
+                threading.Event().wait(DIAL_WAIT_S)
+                continue
+            threading.Thread(
+                target=self._welcome, args=(sock,), name="mesh-welcome", daemon=True
+            ).start()
+
+    def _welcome(self, sock: socket.socket) -> None:
+        try:
+            connection, hello = accept(sock, lambda _: self._secret)
+        except (WireError, OSError) as error:
+            log.info("a caller was turned away: %s", error)
+            return
+        if not isinstance(hello, PeerHello):
+            connection.close()
+            return
+        self._receive(hello.worker, connection, hello.serial)
+
+    def _dial(self, peer: str, address: str) -> None:
+        until_s, attempt = time.monotonic() + DIAL_S, 0
+        while time.monotonic() < until_s:
+            attempt, serial = attempt + 1, next(self._serials)
+            with self._changed:
+                if self._closed.is_set() or peer not in self._wanted:
+                    break
+            try:
+                hello = PeerHello(worker=self._worker, serial=serial)
+                connection = dial(address, self._secret, hello)
+            except Refused:
+                break
+            except WireError:
+                self._closed.wait(min(DIAL_WAIT_S * attempt, 1.0))
+                continue
+            self._receive(peer, connection, 0)
+            return
+        with self._changed:
+            self._dialing.discard(peer)
+            report = peer in self._wanted and not self._closed.is_set()
+        if report:
+            self._broken(peer)
+
+    def _receive(self, peer: str, connection: Connection, serial: int) -> None:
+        """Everything that comes from `peer`, until the connection ends. A dial that it gave up long ago, and that we
+        come to late, takes no place of a newer one.
+        """
+        with self._changed:
+            if serial < self._newest.get(peer, 0):
+                connection.close()
+                return
+            self._newest[peer] = serial
+            connection.probe()
+            earlier = self._connections.get(peer)
+            self._connections[peer] = connection
+            self._dialing.discard(peer)  # not sooner: two that replace each other may both be lost
+            self._changed.notify_all()
+        if earlier is not None:
+            earlier.close()
+        try:
+            while True:
+                message, payload = connection.receive(self._place)
+                self._put(peer, message, payload)
+        except WireError:
+            pass  # the usual end
+        finally:
+            self._end(peer, connection)
+
+    def _place(self, message: AnyMessage, count: int) -> memoryview | None:
+        return self.place(message, count) if isinstance(message, Part) else None
+
+    def _end(self, peer: str, connection: Connection) -> None:
+        connection.close()
+        with self._changed:
+            known = self._connections.get(peer) is connection
+            if known:
+                del self._connections[peer]
+            report = known and not self._closed.is_set()
+            self._changed.notify_all()
+        if report:
+            self._broken(peer)
+
+    def _put(self, peer: str, message: AnyMessage, payload: memoryview) -> None:
+        if not isinstance(message, Part):
+            raise WireError(f"{peer} sent {type(message).__name__}")
+        with self._changed:
+            if message.tag == KEEP and self.keep is not None:
+                self.keep(peer, message, payload)  # in an older layout, too: it is of a version
+                return
+            if message.generation < self._generation:
+                self.dropped += 1
+                return
+            if message.tag.startswith(ASK) and self._asked is not None:
+                threading.Thread(
+                    target=self._asked, args=(peer, message), name=f"answer-{peer}", daemon=True
+                ).start()
+                return
+            if len(self.mailbox) >= HELD_PARTS_MAX:
+                raise WireError(f"{peer} sends more than anyone can hold")
+            key = (peer, message.generation, message.step, message.tag)
+            self.mailbox[key] = (message.extra, payload)
+            self._changed.notify_all()

@@ -1,0 +1,217 @@
+"""Where commits are written down: the one fact about a job that must never be in doubt.
+
+A keeper that starts takes the log over by raising its term; what an earlier keeper still tries to write is
+refused, and so is a generation older than the newest. A commit that was written and whose answer
+got lost may be written again: the same commit twice is one commit.
+"""
+
+import threading
+from typing import Any, Protocol
+
+import msgspec
+
+from agent.errors import Fenced, RecordError
+from agent.messages import Rewound
+from agent.reliable.outbox import INBOX
+from cloud.clock import CLOCK
+
+
+class Commit(msgspec.Struct, frozen=True, kw_only=True):
+    """`version` steps of the job are committed."""
+
+    generation: int = -1
+    version: int = 0
+    loss: float | None = None
+
+
+class CommitLog(Protocol):
+    def take(self, job: str) -> tuple[int, Commit]:
+        """Become the only writer: the new term, and the newest commit; or raise `RecordError`."""
+
+    def strike(self, job: str) -> None:
+        """What is written makes no sense any more: whoever takes it next begins anew."""
+
+    def write(self, job: str, term: int, commit: Commit) -> None:
+        """Write the next commit, or raise `Fenced`."""
+
+    def rewind(self, job: str, term: int, commit: Commit, told: Rewound) -> None:
+        """Go back to an earlier version, because the state of everything newer is lost, and tell the manager: both, or
+        neither."""
+
+
+class History:
+    """The commits of one job, as the keeper that took its log over has them and writes them."""
+
+    def __init__(self, log_: CommitLog, job: str) -> None:
+        self._log, self._job = log_, job
+        self._term, self._newest = log_.take(job)
+
+    @property
+    def first(self) -> bool:
+        """Whether nobody has ever taken this log before."""
+        return self._term == 1
+
+    @property
+    def version(self) -> int:
+        """How many steps are committed."""
+        return self._newest.version
+
+    @property
+    def generation(self) -> int:
+        """In which the newest was committed; -1 if none was."""
+        return self._newest.generation
+
+    def wrote(self, generation: int, step: int) -> bool:
+        """Whether this step, played in this generation, is the newest that was committed. Of older ones nobody asks but
+        who slept through them: others have done them since.
+        """
+        return (generation, step + 1) == (self.generation, self.version)
+
+    @property
+    def loss(self) -> float | None:
+        return self._newest.loss
+
+    def take(self) -> tuple[int, Commit]:
+        """Become the only writer again, however long Redis is away; `resume` makes it known here."""
+        return self._log.take(self._job)
+
+    def resume(self, term: int, newest: Commit) -> bool:
+        """Whether nobody has committed or gone back meanwhile."""
+        same = newest.version == self.version
+        self._term, self._newest = term, newest
+        return same
+
+    def write(self, commit: Commit) -> None:
+        """However long it takes, or `Fenced`. It counts here when `note` is told."""
+        self._log.write(self._job, self._term, commit)
+
+    def note(self, commit: Commit) -> None:
+        self._newest = commit
+
+    def rewind(self, version: int) -> None:
+        """Go back, because the state of everything newer is lost; or `Fenced`."""
+        commit = Commit(generation=max(self.generation, 0), version=version, loss=None)
+        told = Rewound(at_s=CLOCK.now_s(), job=self._job, from_step=self.version, to_step=version)
+        self._log.rewind(self._job, self._term, commit, told)
+        self._newest = commit
+
+
+class MemoryCommitLog:
+    """For a keeper whose commits need not outlive it."""
+
+    def __init__(self) -> None:
+        self._lock = threading.Lock()
+        self._jobs: dict[str, tuple[int, Commit]] = {}
+
+    def take(self, job: str) -> tuple[int, Commit]:
+        with self._lock:
+            term, newest = self._jobs.get(job, (0, Commit()))
+            self._jobs[job] = (term + 1, newest)
+            return self._jobs[job]
+
+    def strike(self, job: str) -> None:
+        with self._lock:
+            self._jobs[job] = (self._jobs[job][0], Commit())
+
+    def write(self, job: str, term: int, commit: Commit) -> None:
+        self._put(job, term, commit, back=False)
+
+    def rewind(self, job: str, term: int, commit: Commit, told: Rewound) -> None:  # noqa: ARG002 - there is no manager
+        self._put(job, term, commit, back=True)
+
+    def _put(self, job: str, term: int, commit: Commit, *, back: bool) -> None:
+        with self._lock:
+            held_term, newest = self._jobs[job]
+            if term != held_term:
+                raise Fenced(f"{job}: term {term} tried to write, but term {held_term} has begun")
+            if commit.generation < newest.generation:
+                raise Fenced(
+                    f"{job}: generation {commit.generation} is older than {newest.generation}"
+                )
+            if not back and commit.version not in (newest.version, newest.version + 1):
+                raise Fenced(f"{job}: version {commit.version} does not follow {newest.version}")
+            self._jobs[job] = (term, commit)
+
+
+_SEAL = """
+local function seal(generation, step, loss)
+  return redis.sha1hex(generation .. ' ' .. step .. ' ' .. loss)
+end
+"""
+
+_TAKE = (
+    _SEAL
+    + """
+local held = redis.call('HMGET', KEYS[1], 'term', 'generation', 'step', 'loss', 'seal')
+if held[1] and not string.match(held[1], '^%d+$') then return 'term' end
+if held[5] and held[5] ~= seal(held[2] or '', held[3] or '', held[4] or '') then return 'step' end
+if held[2] and not (tonumber(held[2]) and tonumber(held[3])) then return 'step' end
+local term = redis.call('HINCRBY', KEYS[1], 'term', 1)
+return {term, held[2] or '-1', held[3] or '0', held[4] or ''}
+"""
+)
+
+_STRIKE = """
+redis.call('DEL', KEYS[1])
+redis.call('HSET', KEYS[1], 'term', redis.call('TIME')[1])
+"""
+
+_WRITE = (
+    _SEAL
+    + """
+local held = redis.call('HMGET', KEYS[1], 'term', 'generation', 'step')
+if held[1] ~= ARGV[1] then
+  return 'term ' .. ARGV[1] .. ' tried to write, but the term is ' .. (held[1] or 'none')
+end
+if tonumber(ARGV[2]) < tonumber(held[2] or '-1') then
+  return 'generation ' .. ARGV[2] .. ' is older than ' .. held[2]
+end
+local step, newest = tonumber(ARGV[3]), tonumber(held[3] or '0')
+if ARGV[5] == '' and step ~= newest and step ~= newest + 1 then
+  return 'version ' .. ARGV[3] .. ' does not follow ' .. newest
+end
+local sealed = seal(ARGV[2], ARGV[3], ARGV[4])
+redis.call('HSET', KEYS[1], 'generation', ARGV[2], 'step', ARGV[3], 'loss', ARGV[4], 'seal', sealed)
+if ARGV[5] ~= '' then redis.call('XADD', KEYS[2], '*', 'e', ARGV[5]) end
+return ''
+"""
+)
+
+
+class RedisCommitLog:
+    """The hash `orch:commit:{job}`, written by a script so that check and write are one."""
+
+    def __init__(self, client: Any) -> None:
+        self._take = client.register_script(_TAKE)
+        self._write, self._strike = client.register_script(_WRITE), client.register_script(_STRIKE)
+
+    def take(self, job: str) -> tuple[int, Commit]:
+        answer = self._take(keys=[key_of(job)])
+        if isinstance(answer, bytes):
+            raise RecordError(f"the {answer.decode()} in {key_of(job)} in Redis is damaged")
+        term, generation, version, loss = answer
+        return int(term), Commit(
+            generation=int(generation), version=int(version), loss=float(loss) if loss else None
+        )
+
+    def strike(self, job: str) -> None:
+        """The next term is one that no earlier keeper had."""
+        self._strike(keys=[key_of(job)])
+
+    def write(self, job: str, term: int, commit: Commit) -> None:
+        self._put(job, term, commit)
+
+    def rewind(self, job: str, term: int, commit: Commit, told: Rewound) -> None:
+        self._put(job, term, commit, msgspec.json.encode(told))
+
+    def _put(self, job: str, term: int, commit: Commit, told: bytes = b"") -> None:
+        loss = "" if commit.loss is None else repr(commit.loss)
+        arguments = [term, commit.generation, commit.version, loss, told]
+        refusal = self._write(keys=[key_of(job), INBOX], args=arguments)
+        if refusal:
+            text = refusal.decode() if isinstance(refusal, bytes) else str(refusal)
+            raise Fenced(f"{job}: {text}")
+
+
+def key_of(job: str) -> str:
+    return f"orch:commit:{job}"

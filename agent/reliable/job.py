@@ -1,0 +1,444 @@
+"""One job as the keeper runs it: what the manager says, what workers say, and what is committed.
+
+The manager says which layout shall be; `agent.reliable.regrouping` brings it into being, `agent.reliable.roster` knows who is
+there, and here every step of it is committed. What workers say arrives on one thread per connection; one lock
+makes the job's decisions one after the other, and nothing that may take long (Redis, the disk, a worker that
+does not read) is done under it.
+
+    version    steps committed, as the commit log has them
+"""
+
+import logging
+import math
+import threading
+import time
+from collections.abc import Callable
+
+from agent.errors import Fenced, WireError
+from agent.layout import Layout
+from agent.messages import UNRECORDED, FailureKind, JobCompleted, JobOrder, LossCause, When
+from agent.net.wire import Connection
+from agent.protocol import (
+    AnyMessage,
+    Beat,
+    Commit,
+    CopiedState,
+    CopiedSum,
+    CopiesSent,
+    Ended,
+    Failed,
+    Hello,
+    Holding,
+    LayersAsked,
+    Lines,
+    LoopLeft,
+    Measured,
+    Noticed,
+    PeerBroken,
+    Peers,
+    Prepared,
+    ProfileAsked,
+    ProfileKnown,
+    Ready,
+    Recording,
+    RedoAsked,
+    Slice,
+    Snapshot,
+    Traced,
+    Unled,
+    Welcome,
+)
+from agent.reliable import commits
+from agent.reliable.alike import Alike
+from agent.reliable.ending import Ending
+from agent.reliable.member import Member
+from agent.reliable.outbox import Out
+from agent.reliable.regrouping import Regrouping
+from agent.reliable.reports import Reports
+from agent.reliable.roster import Roster
+from agent.reliable.round import Round
+from agent.reliable.tracing import Tracing
+from agent.reliable.vault import Place, Vault
+
+log = logging.getLogger(__name__)
+
+CLOSE_S = 30.0  # for the commit that is being written
+COPIED_S = 10.0  # the manager waits longer for a job to be put away
+PEER_GRACE_S = 0.5
+
+
+class Job:
+    def __init__(
+        self,
+        order: JobOrder,
+        script: bytes,
+        log_: commits.CommitLog,
+        out: Out,
+        place: Place,
+        completed: Callable[[JobCompleted], None],
+    ) -> None:
+        self.order, self._script = order, script
+        self._out = out
+        self._lock = threading.Condition(threading.RLock())
+        self.history = commits.History(log_, order.job)
+        self._reports = Reports(order.job, out.report, self.history.loss)
+        self.vault = Vault(order, place, out.report)
+        self.vault.since = self.history.version
+        self.roster = Roster(self.history, self._reports, self._lock)
+        self._round, self._alike = Round(self.vault.memory.take), Alike()
+        self._tracing = Tracing(order.job)
+        self._regrouping = Regrouping(
+            self.history, self.roster, self.vault, self._reports, self._lock, self._give_up
+        )
+        self._regrouping.begun = self._round.begin
+        self._ending = Ending(
+            self.roster, self.vault, self._lock, self._reports, completed, lambda: self.closed
+        )
+        self._committing = False
+        self._reopening = threading.Lock()
+        self.closed = self.fenced = False  # the latter: by a newer keeper, as far as we know
+
+    # --- what the manager says ----------------------------------------------------------------------
+
+    def regroup(self, layout: Layout, when: When) -> None:
+        with self._lock:
+            if not self.closed and self.roster.finishing is None:
+                self._regrouping.ask(layout, when, committing=self._committing)
+
+    def restore(self, layout: Layout) -> None:
+        """The keeper was restarted: this is the layout that was running."""
+        with self._lock:
+            self._regrouping.restore(layout)
+
+    def write_checkpoint(self) -> None:
+        with self._lock:
+            self.vault.write_beside()
+
+    def trace(self) -> None:
+        """Have the next step noted down that is played to its end in one layout."""
+        with self._lock:
+            self._tracing.wanted = True
+
+    def close(self) -> None:
+        """Commit nothing more."""
+        with self._lock:
+            self._shut()
+            self._lock.wait_for(lambda: not self._committing, CLOSE_S)
+            members = list(self.roster.members.values())
+            self.roster.members.clear()
+        for member in members:
+            member.dismiss("the job was closed")
+
+    def forsake(self) -> None:
+        """The keeper ends, and nobody is told: whoever is here waits for the next one."""
+        with self._lock:
+            self._shut()
+            self.vault.leave()
+            for member in self.roster.members.values():
+                member.close()
+
+    def _shut(self) -> None:
+        self.closed = True
+        self._regrouping.close()
+        self._lock.notify_all()
+
+    def put_away(self) -> bool:
+        """Put what there is of a closed job on the disk. Says whether it is there."""
+        if self.fenced:
+            return True
+        saved = self.vault.saved or self.vault.left(self.history.version)
+        away = saved is None or self.vault.write(saved, last=True, copied_s=COPIED_S)
+        if away:
+            self.vault.clear()
+        return away
+
+    def lets_in(self, worker: str) -> bool:
+        """Whether it is none of those that were let go, who dial again of their own accord."""
+        with self._lock:
+            return not self.roster.is_gone(worker)
+
+    def reopen(self) -> None:
+        """It is closed, but what it holds is here only; or it was fenced, and is asked for here all the same."""
+        with self._reopening:
+            if self.closed:
+                self._take_again()
+
+    def _take_again(self) -> None:
+        term, newest = self.history.take()
+        with self._lock:
+            if not self.history.resume(term, newest):
+                self.vault.drop()
+            self.vault.begin_anew(self.history.version)
+            self._regrouping.forget()
+            self.roster.left = self.roster.finishing = None
+            self.closed = self.fenced = False
+
+    def notice(self, machine_id: str, deadline_s: float) -> None:
+        with self._lock:
+            for member in self.roster.members.values():
+                if member.machine_id == machine_id:
+                    member.noticed = True
+                    member.post(Noticed(deadline_s=deadline_s))
+
+    # --- who comes and goes -------------------------------------------------------------------------
+
+    def join(self, connection: Connection, hello: Hello) -> Member | None:
+        member, roster = Member(connection, hello), self.roster
+        with self._lock:
+            why = roster.refused(hello.worker)
+            if why is not None or self.closed:
+                member.dismiss(why or "the job was closed")
+                return None
+            roster.let_in(member)
+            # Who comes again has its script, and it may be large.
+            script = self._script if hello.ready is None else b""
+            member.post(Welcome(order=self.order, state_bytes=self._state_bytes()), script)
+            addresses = {m.worker: m.mesh_address for m in roster.members.values()}
+            for each in roster.members.values():
+                each.post(Peers(addresses=addresses))
+            if hello.ready is not None:
+                self._on_ready(member, hello.ready)
+            if hello.left is not None:
+                roster.hear_left(hello.left)
+            self._regrouping.joined()
+        return member
+
+    def _state_bytes(self) -> int:
+        """Of a whole state, where everyone keeps one."""
+        layout, backup = self.roster.layout, self.vault.backup
+        whole = layout is not None and not layout.owned
+        return backup.state_bytes if whole and backup is not None else 0
+
+    def leave(self, member: Member, cause: LossCause, detail: str) -> None:
+        """Its connection is broken, or it is silent: it is out, and never comes back."""
+        with self._lock:
+            if self.roster.is_here(member):
+                self.roster.lose(member.worker, cause, detail)
+
+    def tick(self, now_s: float, late_s: float) -> None:
+        """`late_s` is by how much this very call is late: others may be late for the same reason."""
+        with self._lock:
+            self.roster.lose_the_silent(now_s, late_s)
+            self.roster.lose_the_suspected(now_s)
+            self.roster.tell_of_ends()
+            self._regrouping.look(now_s, late_s)
+            if self.vault.due() and not self.closed:
+                self.vault.write_beside()
+
+    # --- what workers say ---------------------------------------------------------------------------
+
+    def place(self, member: Member, message: AnyMessage, size: int) -> memoryview | None:
+        """Where the payload of `message` shall land."""
+        with self._lock:
+            layout = self.roster.layout
+            if not self.roster.is_here(member) or layout is None:
+                return None
+            if isinstance(message, Snapshot):
+                return self.vault.place(message, layout)
+            if isinstance(message, Slice) and self._is_current(message.generation, message.step):
+                return self._round.sums(message.total).place(message.offset, size)
+        return None
+
+    def receive(self, member: Member, message: AnyMessage, payload: memoryview) -> None:
+        if isinstance(message, Beat):
+            member.beat(message.microbatch_s, message.step)
+            return
+        member.unheard = True
+        try:
+            self._see_to(member, message, payload)
+        finally:
+            member.unheard = False
+
+    def _see_to(self, member: Member, message: AnyMessage, payload: memoryview) -> None:
+        """On the thread that listens to this worker, which waits for Redis here if that is away."""
+        if isinstance(message, ProfileAsked):
+            self._look_up(member, message.key)
+            return
+        with self._lock:
+            if not self.roster.is_here(member):
+                return
+            self._handle(member, message, payload)
+            commit = self._next_commit()
+        if commit is not None:
+            self._commit(commit)
+
+    def _handle(  # noqa: PLR0912 - one branch per message
+        self, member: Member, message: AnyMessage, payload: memoryview
+    ) -> None:
+        match message:
+            case Ready():
+                self._on_ready(member, message)
+            case Slice():
+                if self._is_current(message.generation, message.step):
+                    self._round.sums(message.total).take(message.offset, payload)
+            case Prepared():
+                self._on_prepared(member, message)
+            case Holding():
+                if self._is_of_layout(message.generation):
+                    member.holds(message.version, message.held)
+            case LoopLeft():
+                self.roster.hear_left(message.version)
+            case Unled():
+                self.roster.unled = message.step
+            case Snapshot():
+                self._on_snapshot(member, message, payload)
+            case Recording():
+                self.roster.recorders.begin(member.worker)
+            case Measured():
+                self._reports.profiled(member.worker, message.profile)
+            case Traced():
+                self._on_traced(member.worker, message)
+            case LayersAsked():
+                if self._is_of_layout(message.generation):
+                    self._regrouping.send_backup(member, message.generation, message.layers)
+            case RedoAsked():
+                self._regrouping.send_logged(member, message)
+            case CopiedState() | CopiedSum() | CopiesSent():
+                self._regrouping.salvage(member, message, payload)
+            case PeerBroken():
+                if self._is_of_layout(message.generation):
+                    due_s = time.monotonic() + PEER_GRACE_S
+                    self.roster.suspect(message.peer, member.worker, due_s)
+            case Lines():
+                self._out.lines(self.order.job, member.worker, message.lines)
+            case Failed():
+                self._on_failed(member, message.kind, message.detail)
+            case Ended():
+                self.roster.remove(member.worker, "its script has ended")
+                member.dismiss("the script has ended")
+            case _:
+                raise WireError(f"{member.worker} sent {type(message).__name__}")
+
+    def _on_ready(self, member: Member, ready: Ready) -> None:
+        others = (m for m in self.roster.members.values() if m is not member)
+        other = next((m for m in others if m.ready is not None), None)
+        if other is not None and other.ready is not None and _unlike(ready, other.ready):
+            why = f"its model would have other initial values than that of {other.worker}"
+            seed = "call torch.manual_seed(...) before unbuilt(...)"
+            self._on_failed(member, "setup", f"{member.worker}: {why}: {seed}")
+            return
+        member.ready = ready
+        self.roster.recorders.told |= ready.uncuttable != UNRECORDED
+        self._reports.ready(member, ready)
+
+    def _on_snapshot(self, member: Member, message: Snapshot, payload: memoryview) -> None:
+        if self.roster.layout is not None:
+            whole = self.vault.take(message, payload, member.worker, self.roster.layout)
+            if whole is not None and message.final:
+                self._ending.begin(whole)
+
+    def _look_up(self, member: Member, key: str) -> None:
+        profile = self._out.profile(key)
+        if profile is not None:
+            self._reports.profiled(member.worker, profile)
+        unprobed = profile if profile is not None and profile.network_from != "measured" else None
+        member.post(ProfileKnown(key=key, known=profile is not None, unprobed=unprobed))
+
+    def _on_traced(self, worker: str, traced: Traced) -> None:
+        layout = self.roster.layout
+        timeline = self._tracing.take(worker, traced, layout) if layout is not None else None
+        if timeline is not None:
+            self._out.timeline(timeline)
+
+    def _on_failed(self, member: Member, kind: FailureKind, detail: str) -> None:
+        self.roster.remove(member.worker, "its script failed")
+        member.dismiss("the script failed")
+        self._reports.failed(member.worker, kind, detail)
+
+    # --- commits ------------------------------------------------------------------------------------
+
+    def _is_of_layout(self, generation: int) -> bool:
+        layout = self.roster.layout
+        return layout is not None and generation == layout.generation
+
+    def _is_current(self, generation: int, step: int) -> bool:
+        return self._is_of_layout(generation) and step == self.history.version
+
+    def _on_prepared(self, member: Member, message: Prepared) -> None:
+        if unlike := self._alike.hear(member.worker, message.seen):
+            self._on_failed(member, "refused", unlike)
+        elif self._is_current(message.generation, message.step):
+            self._round.prepared(member.worker, message)
+        elif self.history.wrote(message.generation, message.step):
+            member.post(Commit(generation=message.generation, version=self.history.version))
+
+    def _next_commit(self) -> commits.Commit | None:
+        """The commit that can be written now. It is the only one until it is written."""
+        layout = self.roster.layout
+        if layout is None or self._committing or self.closed or not self.vault.open:
+            return None
+        if self._regrouping.waits or not self._round.whole(layout):
+            return None
+        if self.roster.left == self.history.version:
+            return None
+        self._committing = True
+        return commits.Commit(
+            generation=layout.generation,
+            version=self.history.version + 1,
+            loss=self._round.loss(layout),
+        )
+
+    def _commit(self, commit: commits.Commit) -> None:
+        """Write it down, however long Redis is away; then tell everyone."""
+        with self._lock:
+            assert self.roster.layout is not None
+            promised = self._round.logged(self.history.version, self.roster.layout)
+        self.vault.promise(promised)
+        try:
+            self.history.write(commit)
+        except Fenced as error:
+            self._give_up(error)
+            return
+        with self._lock:
+            self._committing = False
+            self._take_commit(commit)
+            self._lock.notify_all()
+
+    def _give_up(self, error: Fenced) -> None:
+        """Somebody newer writes the commits of this job: it is theirs, and not ours any more."""
+        log.error("%s", error)
+        self._out.lines(self.order.job, "keeper", (f"{error}; this keeper commits no more",))
+        with self._lock:
+            self._shut()
+            self.fenced, self._committing = True, False
+            for worker in list(self.roster.members):
+                self.roster.lose(worker, "connection", "another keeper has taken the job over")
+            self._lock.notify_all()
+
+    def _take_commit(self, commit: commits.Commit) -> None:
+        roster, layout = self.roster, self.roster.layout
+        assert layout is not None
+        logged, prepared = self._round.end(self.history.version, layout)
+        self.vault.log(logged)
+        self.history.note(commit)
+        if commit.loss is not None and math.isfinite(commit.loss):
+            self._reports.loss = commit.loss  # a skipped step has none that could be shown
+        snapshot = (self.vault.wants or self.vault.lags(layout)) and roster.pending is None
+        if snapshot:
+            self.vault.ask(layout, commit.version)
+        trace = self._tracing.wanted and roster.pending is None
+        if trace:
+            self._tracing.begin(layout.generation, commit.version)
+        told = Commit(
+            generation=layout.generation,
+            version=commit.version,
+            snapshot=snapshot,
+            trace=trace,
+            backup=self.vault.backup.version if self.vault.backup is not None else -1,
+        )
+        for member in roster.inside():
+            member.holds(commit.version, prepared[member.worker].held)
+            member.post(told)
+        ready = next((m.ready for m in roster.members.values() if m.ready is not None), None)
+        steps_total = ready.steps_total if ready is not None else 0
+        self._reports.progress(layout.generation, commit.version, steps_total)
+        self._reports.paces(layout.generation, roster.inside())
+        if roster.pending is not None and not self.closed:
+            self._regrouping.apply()
+
+
+def _unlike(one: Ready, other: Ready) -> bool:
+    """Whether they would give a model that is built in parts other initial values."""
+    return one.unbuilt is not None and (
+        other.unbuilt is None or one.unbuilt.mark != other.unbuilt.mark
+    )

@@ -1,0 +1,347 @@
+"""Layouts of a job: how each comes into being, and where its workers get the state from. No torch here.
+
+The job that owns it holds its lock. What is stored is read beside it, on a thread of its own.
+"""
+
+import logging
+import threading
+import time
+from collections.abc import Callable
+from itertools import count
+
+from agent.errors import CheckpointError, Fenced, WireError
+from agent.layout import Layout
+from agent.messages import When
+from agent.protocol import (
+    Commit,
+    CopiedState,
+    CopiedSum,
+    CopiesAsked,
+    CopiesSent,
+    Enter,
+    Redo,
+    RedoAsked,
+    State,
+)
+from agent.reliable.backup import Saved
+from agent.reliable.commits import History
+from agent.reliable.member import Member
+from agent.reliable.reports import Reports
+from agent.reliable.roster import Roster
+from agent.reliable.salvage import Salvage
+from agent.reliable.vault import Vault
+from agent.store.shares import bodies
+
+log = logging.getLogger(__name__)
+
+RECONNECT_S = 3.0  # how long a restarted keeper waits for the workers of the running layout
+RETRY_S = 5.0
+EVERYTHING = ((0, None),)
+RECALLS_PATIENT = 3  # tries, before what can be read must do
+
+
+class Regrouping:
+    def __init__(
+        self,
+        history: History,
+        roster: Roster,
+        vault: Vault,
+        reports: Reports,
+        changed: threading.Condition,
+        gave_up: Callable[[Fenced], None],
+    ) -> None:
+        self._history, self._roster, self._vault = history, roster, vault
+        self._reports, self._changed, self._gave_up = reports, changed, gave_up
+        self._awaited_until_s: float | None = None
+        self._recalling = self._recalled = False  # what is stored is being read; it was
+        self._closed = False
+        self._salvage = Salvage()  # what workers have in host memory, while it comes
+        self.begun: Callable[[], None] = lambda: None  # told when a layout begins
+
+    @property
+    def waits(self) -> bool:
+        """Whether the workers of a layout that was running are still expected back."""
+        return self._awaited_until_s is not None
+
+    def ask(self, layout: Layout, when: When, *, committing: bool) -> None:
+        """This is the next layout: now, or behind the step in flight if there is one."""
+        roster = self._roster
+        newest = roster.pending or roster.layout
+        if newest is not None and layout.generation <= newest.generation:
+            return
+        roster.pending = layout
+        idle = roster.layout is None or not roster.started or not roster.complete
+        if (when == "now" or idle) and not committing and not self.waits:
+            self.apply()
+
+    def restore(self, layout: Layout) -> None:
+        """The keeper was restarted: this is the layout that was running."""
+        roster = self._roster
+        roster.layout, roster.started, roster.sources = layout, True, None
+        self._awaited_until_s = time.monotonic() + RECONNECT_S
+
+    def forget(self) -> None:
+        """The job is taken up again, by those who come from now on."""
+        roster = self._roster
+        roster.layout, roster.pending, self._awaited_until_s = None, None, None
+        self._recalled = self._closed = False
+
+    def close(self) -> None:
+        self._closed = True
+
+    def look(self, now_s: float, late_s: float) -> None:
+        """Whether anything has been waited for long enough. What held us up for `late_s` held workers up as well."""
+        if self._awaited_until_s is not None:
+            self._awaited_until_s += late_s
+            if now_s > self._awaited_until_s:
+                self._carry_on()
+        if self._held_up() and self._vault.wants:
+            self._ask_for_state()
+
+    def joined(self) -> None:
+        """Somebody has come."""
+        if self.waits and self._roster.complete:
+            self._carry_on()
+
+    def _held_up(self) -> bool:
+        """Whether everyone waits for a backup: no commit is a moment to ask for it again."""
+        here = self._roster.started and not self._closed and not self.waits
+        return here and self._roster.complete and not self._vault.open
+
+    # --- a layout begins ------------------------------------------------------------------------------
+
+    def apply(self) -> None:
+        """The layout that was asked for becomes the one."""
+        roster = self._roster
+        assert roster.pending is not None
+        roster.layout, roster.pending, roster.started = roster.pending, None, False
+        self.begun()
+        roster.suspicions.clear()
+        self._vault.stop_asking()
+        self._reports.regrouping()
+        absent = roster.absent()
+        for worker in absent:
+            roster.lose(worker, "connection", "it is not connected")
+        if not absent:
+            self._start()
+
+    def _start(self) -> None:
+        """Everyone is there: tell them, and see to it that they get the state."""
+        roster, vault = self._roster, self._vault
+        layout = roster.layout
+        assert layout is not None
+        holders = roster.holders()
+        reached = vault.reached
+        if not holders and reached not in (None, self._history.version):
+            assert reached is not None
+            if not self._go_back(reached):
+                return
+        if not holders and vault.backup is None:
+            if not self._recalled:
+                self._recall()
+                return
+            if not self._begin_anew(layout):
+                return
+            holders = roster.holders()
+        self._tell(layout, holders)
+        roster.started, roster.sources = True, holders
+
+    def _tell(self, layout: Layout, holders: tuple[str, ...]) -> None:
+        members, vault = self._roster.members, self._vault
+        snapshot = vault.wants
+        if snapshot:
+            vault.ask(layout, self._history.version)
+        enter = Enter(
+            layout=layout,
+            version=self._history.version,
+            holders=holders,
+            addresses={w: m.mesh_address for w, m in members.items()},
+            held={w: h.layers for w in holders if (h := members[w].held) is not None},
+            redo=0 if holders else len(vault.redo),
+            snapshot=snapshot,
+            record=self._roster.recorders.wanted(time.monotonic()),
+            unled=self._unled(),
+        )
+        for worker in dict.fromkeys((*layout.workers, *holders)):
+            member = members[worker]
+            member.post(enter)
+            member.enters(layout, holds=worker in holders)
+            if not holders and not layout.owned:
+                self.send_backup(member, layout.generation)
+
+    def _unled(self) -> int | None:
+        """Whoever has gone on from that step does not do it again."""
+        step = self._roster.unled
+        return step if step is not None and step + 1 == self._history.version else None
+
+    def send_backup(
+        self, member: Member, generation: int, wanted: tuple[str, ...] | None = None
+    ) -> None:
+        """All of it, or the layers that were asked for."""
+        backup = self._vault.backup
+        if backup is None and self._recalling:
+            return  # as in `send_logged`
+        assert backup is not None
+        layers = tuple(each for each in backup.layers if wanted is None or each.name in wanted)
+        state = State(generation=generation, version=backup.version, layers=layers)
+        member.post(state, *bodies(layers, backup.bodies))
+
+    def send_logged(self, member: Member, asked: RedoAsked) -> None:
+        """One by one, as a worker has room for them: so a newer layout is never behind all of them."""
+        layout = self._roster.layout
+        if layout is None or asked.generation != layout.generation:
+            return
+        logged = self._vault.logged(asked.step)
+        if logged is None and self._recalling:
+            return  # it was told of the layout by a keeper before us, and is lost when it has sent its copies
+        if logged is None:
+            raise WireError(
+                f"{member.worker} asked for the sum of step {asked.step}, which is gone"
+            )
+        redo = Redo(generation=asked.generation, step=logged.step, present=logged.present)
+        member.post(redo, *(logged.body[start:end] for start, end in asked.spans or EVERYTHING))
+
+    # --- nobody holds the state -----------------------------------------------------------------------
+
+    def _recall(self) -> None:
+        """Nobody holds the state, and nor do we: read what is stored, beside whatever else happens."""
+        if not self._recalling:
+            self._recalling = True
+            asked = [m for m in self._roster.members.values() if m.copies]
+            self._salvage = Salvage(member.worker for member in asked)
+            for member in asked:
+                member.post(CopiesAsked())
+            threading.Thread(target=self._read_beside, name="recall", daemon=True).start()
+
+    def salvage(
+        self, member: Member, message: CopiedState | CopiedSum | CopiesSent, payload: memoryview
+    ) -> None:
+        """What a worker has in host memory of its own layers and of its neighbour's."""
+        match message:
+            case CopiedState():
+                self._salvage.take_state(message, payload)
+            case CopiedSum():
+                self._salvage.take_sum(message, payload)
+            case CopiesSent():
+                self._salvage.end(member.worker)
+                self._changed.notify_all()
+
+    def _copied(self) -> Saved | None:
+        """Beside the job: what workers have had in host memory, when all of those who are here have sent it."""
+
+        with self._changed:
+            # Who does not send it in the end is found by its silence.
+            self._changed.wait_for(
+                lambda: self._closed or not self._salvage.awaits(self._roster.members)
+            )
+            found = self._salvage.best(self._history.version)
+            self._salvage = Salvage()
+        return found
+
+    def _read_beside(self) -> None:
+        found, vault, version = None, self._vault, self._history.version
+        kept = vault.kept(version, self._copied())
+        for attempt in count():
+            try:
+                patient = attempt < RECALLS_PATIENT
+                found = vault.recall(version, patient=patient, kept=kept)
+                break
+            except (CheckpointError, OSError, MemoryError) as error:
+                self._reports.recall_failed(str(error) or type(error).__name__)
+                with self._changed:
+                    if self._changed.wait_for(lambda: self._closed, RETRY_S):
+                        break
+        with self._changed:
+            self._recalling, self._recalled = False, True
+            if self._closed or vault.backup is not None:
+                return
+            if found is not None and found.saved is not None:
+                vault.adopt(found.saved)
+                self._reports.recalled(found.saved.reached, found.because)
+            if not self._roster.started:
+                self._lose(self._strays())
+                if self._roster.complete:
+                    self._start()
+
+    def _begin_anew(self, layout: Layout) -> bool:
+        """Nothing is stored either: somebody who has the state that the script began with is the holder."""
+        roster = self._roster
+        if self._history.version and not self._go_back(0):
+            return False
+        fresh = [w for w in layout.workers if roster.members[w].fresh]
+        if fresh:
+            roster.members[fresh[0]].version = 0
+            return True
+        for worker in layout.workers:
+            roster.lose(worker, "connection", "its state is from a past that was lost")
+        return False
+
+    def _go_back(self, version: int) -> bool:
+        """Whether it is for us to say."""
+        try:
+            self._history.rewind(version)
+        except Fenced as error:
+            self._gave_up(error)
+            return False
+        self._vault.since, self._roster.left, self._roster.unled = version, None, None
+        return True
+
+    # --- the keeper was restarted ---------------------------------------------------------------------
+
+    def _carry_on(self) -> None:
+        """After a restart: who is there goes on where it was, as far as they fit together."""
+        roster, version = self._roster, self._history.version
+        layout = roster.layout
+        assert layout is not None
+        self._awaited_until_s = None
+        for member in roster.members.values():
+            same = member.generation == self._history.generation
+            if same and member.version == version - 1:  # the commit has not reached it yet
+                member.hears_of_commit(version)
+        for worker in roster.absent():
+            roster.lose(worker, "connection", "it did not come back to the restarted keeper")
+        if roster.pending is not None:
+            self.apply()
+            return
+        inside = [m for m in roster.members.values() if m.generation == layout.generation]
+        if not inside and roster.complete:  # written down, and told to nobody
+            roster.started = False
+            self._start()
+            return
+        strays = self._strays()
+        if any(member.copies for member in strays) and not roster.holders():
+            roster.started = False
+            self._recall()  # they are lost behind it: what they have copies of would go with them
+            return
+        self._lose(strays)
+        if roster.complete:
+            self._ask_for_state()
+
+    def _strays(self) -> list[Member]:
+        """Who was told of this layout by a keeper before us, and has not come to what was committed."""
+        roster, layout, version = self._roster, self._roster.layout, self._history.version
+        if layout is None:
+            return []
+        inside = [m for m in roster.members.values() if m.generation == layout.generation]
+        holding = any(m.version == version for m in inside)
+        there = roster.inside() if holding else inside
+        return [
+            member
+            for member in there
+            if member.worker in layout.workers
+            and (member.generation, member.version) != (layout.generation, version)
+        ]
+
+    def _lose(self, strays: list[Member]) -> None:
+        for member in strays:
+            why = "it was on its way when the keeper restarted"
+            self._roster.lose(member.worker, "connection", why)
+
+    def _ask_for_state(self) -> None:
+        layout = self._roster.layout
+        assert layout is not None
+        self._vault.ask(layout, self._history.version)
+        for member in self._roster.inside():
+            member.post(
+                Commit(generation=layout.generation, version=self._history.version, snapshot=True)
+            )

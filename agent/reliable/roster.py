@@ -1,0 +1,163 @@
+"""Who of a job is here, who is shut out, and whom the others wait for. No torch here.
+
+The job that owns it holds its lock; nothing here waits.
+
+    holder     a member whose state is the newest committed version, or will be as soon as it has applied the commit
+"""
+
+import threading
+import time
+
+from agent.layout import Layout
+from agent.messages import LossCause
+from agent.protocol import Over
+from agent.reliable.commits import History
+from agent.reliable.member import Member
+from agent.reliable.recorders import Recorders
+from agent.reliable.reports import Reports
+from agent.reliable.suspicions import Suspicions
+from agent.reliable.watch import Watch
+
+
+class Roster:
+    def __init__(self, history: History, reports: Reports, changed: threading.Condition) -> None:
+        """`changed` is told when somebody goes."""
+        self._history, self._reports, self._changed = history, reports, changed
+        self._watch = Watch()
+        self.suspicions = Suspicions()
+        self.recorders = Recorders()
+        self.members: dict[str, Member] = {}
+        self.layout: Layout | None = None
+        self.pending: Layout | None = None  # the next one
+        self.started = False  # the layout was told to its workers
+        # Who was asked to hand its state to those who lack it. In a keeper that was restarted: nobody knows.
+        self.sources: tuple[str, ...] | None = ()
+        self.left: int | None = None  # the version with which scripts left their loops
+        self.unled: int | None = None  # the committed step that nobody has led to its end
+        self.finishing: set[str] | None = None  # workers whose script is not at its end yet
+
+    # --- who is here --------------------------------------------------------------------------------
+
+    @property
+    def complete(self) -> bool:
+        """Whether everyone of the layout is here."""
+        return self.layout is not None and not self.absent()
+
+    def absent(self) -> list[str]:
+        layout = self.layout
+        return [w for w in layout.workers if w not in self.members] if layout is not None else []
+
+    def inside(self) -> list[Member]:
+        """Those of the layout who are here."""
+        layout = self.layout
+        workers = layout.workers if layout is not None else ()
+        return [self.members[worker] for worker in workers if worker in self.members]
+
+    def is_here(self, member: Member) -> bool:
+        return self.members.get(member.worker) is member
+
+    def holders(self) -> tuple[str, ...]:
+        """Who has the newest version: together all of it, or nobody counts."""
+        newest = self._history.version
+        found = {w: m.held for w, m in self.members.items() if m.version == newest}
+        parts = [held for held in found.values() if held is not None]
+        together = {layer for held in parts for layer in held.layers}
+        if len(parts) == len(found) > 0 and len(together) < parts[0].of:
+            return ()
+        return tuple(found)
+
+    def hear_left(self, version: int) -> None:
+        """Of one outside of the layout, too: others may be about to take over from it. Too late where they have gone on."""
+        if version == self._history.version:
+            self.left = version
+
+    def tell_of_ends(self) -> None:
+        """Whoever is in a step that others will not have, since their scripts have left their loops, waits in vain."""
+        left = self.left
+        for member in self.inside():
+            if left is not None and member.step >= left:
+                member.post(Over(version=left))
+
+    def refused(self, worker: str) -> str | None:
+        """Why this worker is not let in, if it is not."""
+        if self.finishing is not None and worker not in self.finishing:
+            return "the job is done"
+        return self._watch.gone(worker)
+
+    def is_gone(self, worker: str) -> bool:
+        return self._watch.gone(worker) is not None
+
+    def let_in(self, member: Member) -> None:
+        earlier = self.members.pop(member.worker, None)
+        if earlier is not None:
+            earlier.close()
+        self.members[member.worker] = member
+
+    # --- who goes -----------------------------------------------------------------------------------
+
+    def lose(self, worker: str, cause: LossCause, detail: str) -> None:
+        """It is out, and never comes back."""
+        owed_state = self._owes_state(worker)
+        member = self.remove(worker, f"it was declared lost ({cause}: {detail})")
+        if member is not None:
+            self.recorders.lost(worker, time.monotonic(), announced=member.noticed)
+            member.close()
+        if self.finishing is None:
+            self._reports.lost(worker, cause, detail, owed_state=owed_state)
+
+    def remove(self, worker: str, why: str) -> Member | None:
+        self._watch.shut_out(worker, why)
+        self.suspicions.drop(worker)
+        if self.layout is not None and worker in self.layout.workers:
+            self._reports.disturbed()
+        if self.finishing is not None:
+            self.finishing.discard(worker)
+        self._changed.notify_all()
+        return self.members.pop(worker, None)
+
+    def lose_the_silent(self, now_s: float, late_s: float) -> None:
+        """`late_s` is by how much this very look is late: others may be late for the same reason."""
+        for member in list(self.members.values()):
+            busy = self.recorders.is_busy(member.worker)
+            bound_s = self._watch.bound_s(awaited=self._awaited(member) and not busy)
+            if (silent_s := member.silent_s(now_s)) > bound_s + late_s:
+                self._watch.wait_longer(self._history.version)
+                self.lose(member.worker, "silent", f"nothing was heard for {silent_s:.1f} s")
+
+    def suspect(self, accused: str, by: str, due_s: float) -> None:
+        """The connection between them broke. Of those outside it matters of whom a state is waited for, who may have
+        died with an earlier keeper; who is gone is known."""
+        assert self.layout is not None
+        inside = accused in self.members and accused in self.layout.workers
+        if inside or (self._owes_state(accused) and not self.is_gone(accused)):
+            self.suspicions.hear(accused, by, due_s)
+
+    def lose_the_suspected(self, now_s: float) -> None:
+        while (pair := self.suspicions.lost(now_s)) is not None:
+            accused, by = pair
+            self.suspicions.drop(accused)
+            if accused in self.members or self._owes_state(accused):
+                self.lose(accused, "connection", f"its connection to {by} broke")
+
+    def _owes_state(self, worker: str) -> bool:
+        """Whether those of the layout wait for the state of this one, who is not in it."""
+        layout = self.layout
+        if layout is None or worker in layout.workers:
+            return False
+        if self.sources is not None and worker not in self.sources:
+            return False
+        inside = self.inside()
+        if any(member.version != self._history.version for member in inside):
+            return True
+        # Of the newest version they may have some layers only, and be about to fetch the others.
+        if layout.owned:  # nobody here knows what each needs: behind their first step they have it
+            return self._history.generation != layout.generation
+        return any(member.held is not None for member in inside)
+
+    def _awaited(self, member: Member) -> bool:
+        """Whether others wait for it: in the layout, in the one that comes next, or for the state that it has."""
+        if member.ready is None:
+            return False
+        layouts = (self.layout, self.pending)
+        inside = any(layout is not None and member.worker in layout.workers for layout in layouts)
+        return inside or self._owes_state(member.worker)

@@ -1,0 +1,47 @@
+"""The step in flight: who is prepared for its commit, and what has come of its sum. No torch here."""
+
+from agent.errors import WireError
+from agent.layout import Layout
+from agent.protocol import Prepared
+from agent.reliable.backup import Assembly, LoggedSum, Room
+
+
+class Round:
+    def __init__(self, room: Room) -> None:
+        self._room = room
+        self._prepared: dict[str, Prepared] = {}
+        self._sums: Assembly | None = None
+
+    def begin(self) -> None:
+        """Whatever has come was of another step, or of another layout."""
+        self._prepared.clear()
+        self._sums = None
+
+    def sums(self, total: int) -> Assembly:
+        if self._sums is None:
+            self._sums = Assembly(total, self._room)
+        if self._sums.total != total:
+            raise WireError(f"a sum of {total} bytes, but others say {self._sums.total}")
+        return self._sums
+
+    def prepared(self, worker: str, message: Prepared) -> None:
+        self._prepared[worker] = message
+
+    def whole(self, layout: Layout) -> bool:
+        """Whether it can be committed."""
+        here = self._sums is not None and self._sums.whole
+        return here and all(worker in self._prepared for worker in layout.workers)
+
+    def loss(self, layout: Layout) -> float:
+        return self._prepared[layout.workers[0]].loss
+
+    def logged(self, step: int, layout: Layout) -> LoggedSum:
+        """Its sum, and what the step contributed to."""
+        assert self._sums is not None
+        return LoggedSum(step, self._prepared[layout.workers[0]].present, self._sums.body)
+
+    def end(self, step: int, layout: Layout) -> tuple[LoggedSum, dict[str, Prepared]]:
+        """And who was prepared; the next one begins."""
+        logged, prepared = self.logged(step, layout), self._prepared
+        self._prepared, self._sums = {}, None
+        return logged, prepared

@@ -1,0 +1,191 @@
+"""What a script keeps from step to step beside its session: whoever joins later would begin it anew.
+
+An average of the weights, a schedule, an iterator that batches are drawn from: looked for under the names that the
+person's own code has (see `agent.source.own`). What is the same object as before, and has moved on, is refused. Looked at in few
+steps only, ever more seldom.
+"""
+
+from collections import deque
+from collections.abc import Iterable, Iterator, Mapping
+from itertools import islice
+from types import GeneratorType
+from typing import Any
+
+import torch
+from torch.optim.lr_scheduler import LRScheduler
+from torch.utils.data.dataloader import _BaseDataLoaderIter
+
+from agent.errors import Misuse
+from agent.script.carried import STATE, counted, refuse_carried, timed
+from agent.source import own
+from agent.source.loops import Caller, emptied_in, found_loop
+from agent.tensors.still import version_of
+
+NAMES_MAX = 10_000
+
+GIVE = "give it to the session, Session(model, optimizer, {}, ...)"
+ANEW = "make the microbatches of a step anew from its number"
+
+Mark = tuple[Any, ...]
+
+
+class Written:
+    """How often each of these tensors was written to; what has come or gone since is not asked."""
+
+    def __init__(self, things: Iterable[object], mine: set[int]) -> None:
+        tensors = [t for t in islice(things, NAMES_MAX) if isinstance(t, torch.Tensor)]
+        self._tensors = [tensor for tensor in tensors if _memory(tensor) not in mine]
+        self._versions = {id(tensor): version_of(tensor) for tensor in self._tensors}
+
+    def __eq__(self, other: object) -> bool:
+        assert isinstance(other, Written)
+        both = self._versions.keys() & other._versions.keys()
+        return all(self._versions[one] == other._versions[one] for one in both)
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Beside:
+    """`given` is what the session has."""
+
+    def __init__(self, given: Mapping[str, object]) -> None:
+        self._given = given
+        self._calls, self._counts, self._timed = 0, set[str](), set[str]()
+        self._before: dict[str, tuple[object, Mark]] = {}
+
+    def look(self, caller: Caller, step: int, total: int) -> None:
+        self._calls += 1
+        if self._calls & (self._calls - 1):
+            return
+        if self._calls == 1:
+            refuse_carried(caller, self._given.values(), total)
+            sources = own.sources(caller.frame)
+            self._counts, self._timed = counted(sources), timed(sources)
+        found = dict(self._marked(caller))
+        for name, (thing, mark) in found.items():
+            before = self._before.get(name)
+            if before is not None and before[0] is thing and not _same(before[1], mark):
+                raise Misuse(
+                    f"step {step}: `{name}` goes on from step to step, and Session(...) does not know of it, so whoever "
+                    f"joins later would begin it anew: {_advice(name, thing)}"
+                )
+        self._before = found
+
+    def _marked(self, caller: Caller) -> Iterator[tuple[str, tuple[object, Mark]]]:
+        given = [*self._given.values()]
+        known = {id(each) for each in [*given, *_parts(given)]}
+        models = [thing for thing in given if isinstance(thing, torch.nn.Module)]
+        keys = {name for model in models for name, _ in model.named_parameters()}
+        tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
+        mine = {_memory(tensor) for tensor in tensors}
+        found = own.names(caller.frame)
+        names = [*found.items()][:NAMES_MAX]
+        anew = emptied_in(found_loop(caller))
+        # What is in a thing that the session has is for that thing to tell.
+        inside = tuple(f"{name}." for name, thing in names if id(thing) in known)
+        for name, thing in names:
+            if name in anew or name.startswith(("__", *inside)):
+                continue
+            if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled():
+                _refuse_scaler(name, known=id(thing) in known)
+            owner, _, attribute = name.rpartition(".")
+            is_left = id(thing) in known or (attribute in self._timed and _are_numbers(thing))
+            mark = None if is_left else _mark(thing, mine, keys)
+            if mark is not None:
+                yield name, (thing, mark)
+            if attribute in self._counts and isinstance(thing, int | float):
+                holder = found.get(owner)  # none, where a name is only called as an attribute is
+                if own.is_own_class(type(holder)):
+                    yield name, (holder, (thing,))
+
+
+def _are_numbers(thing: object) -> bool:
+    """As times are, which go on differently on every machine anyway."""
+    some = islice(thing, NAMES_MAX) if isinstance(thing, list | deque) else ()
+    return all(isinstance(each, int | float) for each in some)
+
+
+def _parts(things: Iterable[object]) -> Iterator[object]:
+    """Schedules may be made of others."""
+    for thing in things:
+        inner = getattr(thing, "_schedulers", None)
+        if isinstance(inner, list):
+            yield from inner
+            yield from _parts(inner)
+
+
+def _refuse_scaler(name: str, *, known: bool) -> None:
+    """At once: what it scales too much in the first step is no failure of that step."""
+    if not known:
+        raise Misuse(
+            f"`{name}` is a GradScaler that Session(...) does not know of, so whoever joins later would begin with "
+            f"another scale: {GIVE.format(name)}"
+        )
+
+
+def _mark(thing: object, mine: set[int], keys: set[str]) -> Mark | None:
+    """How far it is; None for what is not looked at."""
+    found: Mark | None = None
+    match thing:
+        case torch.nn.Module():
+            found = _versions([*thing.parameters()], mine)
+        # What lies in a dict is asked of `dict`: a class of its own may load what is not there yet.
+        case dict() if dict.keys(thing) & keys:
+            values = [value for value in dict.values(thing) if isinstance(value, torch.Tensor)]
+            found = _versions(values, mine)
+        case dict():
+            found = (Written(dict.values(thing), mine),)
+        case list() | deque():
+            found = (len(thing), Written(thing, mine))
+        case torch.Tensor():
+            found = (Written([thing], mine),)
+        case tuple():
+            found = (Written(thing, mine),)
+        case LRScheduler():
+            found = (thing.last_epoch,)
+        case _BaseDataLoaderIter():
+            found = (thing._num_yielded,)
+        case GeneratorType():
+            found = _progress(thing)
+        case _ if type(thing).__module__ == "builtins" and hasattr(thing, "__length_hint__"):
+            found = (thing.__length_hint__(),)
+    return found
+
+
+def _versions(tensors: list[torch.Tensor], mine: set[int]) -> Mark | None:
+    """Nothing of what is the model's own, under another name: a `state_dict()` that is kept goes along with it."""
+    others = [tensor for tensor in tensors if _memory(tensor) not in mine]
+    return tuple((tensor, version_of(tensor)) for tensor in others) or None
+
+
+def _memory(tensor: torch.Tensor) -> int:
+    """What tells it from other memory; a sparse tensor, for one, is several, and none of them is a model's."""
+    try:
+        return int(tensor.untyped_storage()._cdata)
+    except NotImplementedError:
+        return id(tensor)
+
+
+def _progress(thing: Any) -> Mark | None:
+    frame = thing.gi_frame
+    if frame is None or frame.f_code.co_filename.startswith(own.OURS):
+        return None
+    inner = thing.gi_yieldfrom  # what it hands on, `yield from loader` for one
+    return (frame.f_lasti, *frame.f_locals.values(), *(_mark(inner, set(), set()) or ()))
+
+
+def _same(one: Mark, other: Mark) -> bool:
+    return len(one) == len(other) and all(_equal(a, b) for a, b in zip(one, other, strict=True))
+
+
+def _equal(a: Any, b: Any) -> bool:
+    if isinstance(a, tuple) and isinstance(b, tuple):
+        return _same(a, b)
+    plain = int | float | str | bytes | Written
+    return a is b or (isinstance(a, plain) and isinstance(b, plain) and a == b)
+
+
+def _advice(name: str, thing: object) -> str:
+    if isinstance(thing, torch.nn.Module | LRScheduler):
+        return GIVE.format(name)
+    return ANEW if hasattr(thing, "__next__") else STATE

@@ -1,0 +1,89 @@
+"""What a script gives to its session, looked at before anything is done with it."""
+
+from collections.abc import Iterable, Sequence
+from typing import Any
+
+import torch
+
+from agent.errors import Misuse
+from agent.pipeline.births import Unborn
+from agent.tensors.away import is_away
+
+
+def check_modules(modules: Sequence[torch.nn.Module], *, built: bool) -> None:
+    """That their names and their states say what is what."""
+    _check_names(modules)
+    for module in modules:
+        _check_scripted(module)
+        if built:
+            _check_saved(module)
+
+
+def _check_names(modules: Sequence[torch.nn.Module]) -> None:
+    """Sums, snapshots and the optimizer's state go by the name of a parameter or buffer."""
+    seen: set[str] = set()
+    for module in modules:
+        names = {name for name, _ in (*module.named_parameters(), *module.named_buffers())}
+        if both := sorted(names & seen):
+            raise Misuse(
+                f"Session: two of the models both have a tensor called {both[0]!r}. Put them into one "
+                "nn.ModuleDict and give that to Session, so that every name is there once"
+            )
+        seen |= names
+
+
+def _check_scripted(module: torch.nn.Module) -> None:
+    for name, part in module.named_modules():
+        if isinstance(part, torch.jit.ScriptModule):
+            raise Misuse(
+                f"Session: {name or 'the model'!r} is a scripted module, whose tensors cannot be told apart: give it as "
+                "it was before torch.jit, which computes the same"
+            )
+
+
+def _check_saved(module: torch.nn.Module) -> None:
+    """The state goes by `state_dict()`, which may be the person's own."""
+    saved = module.state_dict(keep_vars=True)
+    for name, param in module.named_parameters():
+        if saved.get(name) is not param:
+            raise Misuse(
+                f"Session: the state_dict() of {type(module).__name__} has not got its parameter {name!r} under that "
+                "name, so whoever joins later would not get it. Leave state_dict() as torch has it, and leave out or "
+                "rename in a method of another name"
+            )
+
+
+def check_unborn(
+    unborn: Iterable[Unborn[Any]],
+    modules: Sequence[torch.nn.Module],
+    others: Sequence[object],
+) -> None:
+    """That they are as they were handed over, and nothing was made of them that is theirs to make."""
+    names = {id(param): name for module in modules for name, param in module.named_parameters()}
+    for param in [param for each in unborn for param in each.params]:
+        if id(param) not in names:
+            raise Misuse(
+                "a model was handed over unbuilt, and a parameter of it is in no model that Session(...) was "
+                "given: give all of it to Session"
+            )
+        if not is_away(param):
+            raise Misuse(
+                f"{names[id(param)]} was changed after unbuilt(...): whatever changes the model before training, "
+                ".to(...) or loading weights for one, belongs into the function that builds it"
+            )
+        for thing in others:
+            if isinstance(thing, torch.optim.Optimizer) and thing.state.get(param):
+                raise Misuse(
+                    f"{type(thing).__name__} makes its state before there are any parameters: with unbuilt(...) "
+                    "use an optimizer that makes it in its first step, as Adam and SGD do"
+                )
+
+
+def scaler_of(others: Sequence[object]) -> torch.amp.GradScaler | None:
+    """The one that scales the loss, if it does."""
+    scalers = [thing for thing in others if isinstance(thing, torch.amp.GradScaler)]
+    if len(scalers) > 1:
+        raise Misuse(
+            "Session: two GradScalers were given; one scales the loss of all that is trained"
+        )
+    return scalers[0] if scalers and scalers[0].is_enabled() else None

@@ -1,0 +1,90 @@
+"""What the loop over `session.share(...)` goes by, in a few numbers: whoever joins later may have it as the script begins.
+
+`if step == 100: cfg.beta = 0.5` is right on whoever was there in step 100. So workers tell each other, by names, which numbers the
+code of the loop reads (`agent.source.reads`), and of words, functions and losses which ones they are.
+"""
+
+import functools
+from collections.abc import Iterator
+from types import FunctionType
+from typing import Any
+from zlib import crc32
+
+import torch
+
+from agent.errors import CannotRecord
+from agent.script.carried import clocked, timed
+from agent.source import own
+from agent.source.heard import Items
+from agent.source.loops import Caller, find, names_of
+from agent.source.reads import Reads
+
+NAMES_MAX = 64
+EVERY = 8
+DEVICES = {"cpu", "cuda", "mps", "xpu", "meta"}
+WORDS = 997.0  # so few that two of them are never near to each other
+
+
+class GoneBy:
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._modules = list(_of_each_kind(model))
+        self._left: set[str] | None = None
+        self._generation = -1
+
+    def at(self, caller: Caller, step: int, generation: int) -> dict[str, float]:
+        """In some of the steps, if there are others: who comes when all were lost goes through some again."""
+        return self.now(caller) if generation >= 0 and step % EVERY == 0 else {}
+
+    def entering(self, caller: Caller, generation: int) -> dict[str, float]:
+        """In the first step that is computed in a layout, in which somebody may be new."""
+        before, self._generation = self._generation, generation
+        return {} if generation == before else self.now(caller)
+
+    def now(self, caller: Caller) -> dict[str, float]:
+        """By the words that stand in the source; where these mean several things, they are told if all are the same."""
+        if self._left is None:
+            sources = own.sources(caller.frame)
+            self._left = clocked(sources) | timed(sources)
+        told, unlike = dict[str, float](), set[str]()
+        for words, value in self._reads(caller).said(names_of(caller.frame)):
+            if words.split()[0].rpartition(".")[2] in self._left:
+                continue
+            for name, number in _numbers(words, value):
+                if told.setdefault(name, number) != number:
+                    unlike.add(name)
+        return {name: told[name] for name in sorted(told.keys() - unlike)[:NAMES_MAX]}
+
+    def _reads(self, caller: Caller) -> Reads:
+        """Anew in each step: names may stand for other objects then."""
+        try:
+            loop = find(caller).whole
+        except CannotRecord:
+            return Reads([], {}, self._modules)
+        return Reads([loop.target, *loop.body], names_of(caller.frame), self._modules)
+
+
+def _of_each_kind(model: torch.nn.Module) -> Iterator[torch.nn.Module]:
+    """Whose code is no other's: what modules have themselves is looked at elsewhere (`agent.script.seen`)."""
+    met = set[type]()
+    for module in model.modules():
+        if type(module) not in met:
+            met.add(type(module))
+            yield module
+
+
+def _numbers(words: str, value: Any) -> Iterator[tuple[str, float]]:
+    if isinstance(value, Items):
+        for each in value:
+            if isinstance(each, tuple) and isinstance(each[2], bool | int | float):
+                yield f"{words}[{each[0]!r}]", float(each[2])
+    elif isinstance(value, bool | int | float):
+        yield words, float(value)
+    elif isinstance(value, str | torch.nn.Module | FunctionType | functools.partial):
+        yield words, _word(value)
+
+
+def _word(value: Any) -> float:
+    """A path is another on every machine, and so may be a device."""
+    name = value if isinstance(value, str) else getattr(value, "__qualname__", type(value).__name__)
+    own = "/" in name or name.partition(":")[0] in DEVICES
+    return 0.0 if own else 1 + crc32(name.encode()) % WORDS

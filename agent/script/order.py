@@ -1,0 +1,134 @@
+"""What would depend on which microbatches a worker had, and in which order: found before it changes a number.
+
+Workers have different microbatches, and other ones tomorrow. So nothing may go from one microbatch into the loss
+of the next, no count of those that were seen may, and no random stream of the script's own may be drawn from.
+"""
+
+import ast
+import random
+from collections.abc import Iterator
+from pathlib import Path
+
+import numpy as np
+import torch
+
+from agent.errors import Misuse
+from agent.source import own
+from agent.source.loops import (
+    Caller,
+    found_loop,
+    names_in,
+    read_behind,
+    read_first,
+    stored_in,
+    uses,
+)
+
+ELSEWISE = (
+    "session.loss is the mean loss of the step; what else is wanted of all its microbatches has to be computed from "
+    "them behind the loop"
+)
+
+Stream = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
+
+
+def refuse_order(caller: Caller) -> None:
+    """What the source of the loop shows. A loop that cannot be found there is not looked at."""
+    loop = found_loop(caller)
+    if loop is None:
+        return
+    into_loss = _into_loss(loop.whole)
+    counted = sorted(into_loss & set(_counted(loop.whole)))
+    if counted:
+        raise Misuse(
+            f"{loop.place}: `{counted[0]}` goes into the loss and counts the microbatches of this worker only, "
+            "of which others have others: put it into the microbatch"
+        )
+    inside = list(uses([loop.whole.target, *loop.whole.body]))
+    carried = read_first(inside, stored_in(loop) & into_loss)
+    if carried is not None:
+        raise Misuse(
+            f"{loop.place}: `{carried.id}` goes from one microbatch into the loss of the next, which another "
+            "worker may have: begin anew with every microbatch"
+        )
+    behind = read_behind(loop)
+    if behind is not None:
+        raise Misuse(
+            f"{Path(loop.file).name}:{behind.lineno}: `{behind.id}` is set in the loop over session.share(...), where "
+            f"every worker has other microbatches, so behind it there is this worker's only: {ELSEWISE}"
+        )
+
+
+def _into_loss(loop: ast.For) -> set[str]:
+    """The names that the loss is computed from, as far as it is computed in the body."""
+    calls = (
+        node
+        for part in loop.body
+        for node in ast.walk(part)
+        if isinstance(node, ast.Call)
+        and isinstance(node.func, ast.Attribute)
+        and node.func.attr == "backward"
+    )
+    found = {name for call in calls for each in call.args for name in names_in(each, how=ast.Load)}
+    statements = [
+        node
+        for part in loop.body
+        for node in ast.walk(part)
+        if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For)
+    ]
+    while True:
+        more = {
+            name
+            for node in statements
+            if found & _stored(node)
+            for name in names_in(node.iter if isinstance(node, ast.For) else node, how=ast.Load)
+        }
+        if more <= found:
+            return found
+        found |= more
+
+
+def _stored(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For) -> set[str]:
+    targets = node.targets if isinstance(node, ast.Assign) else [node.target]
+    return {name for target in targets for name in names_in(target, how=ast.Store)}
+
+
+def _counted(loop: ast.For) -> Iterator[str]:
+    """What `enumerate` gives for a microbatch."""
+    match loop:
+        case ast.For(
+            iter=ast.Call(func=ast.Name(id="enumerate")),
+            target=ast.Tuple(elts=[ast.Name(id=name), *_]),
+        ):
+            yield name
+
+
+class Streams:
+    """The person's own random streams, by the names that there are for them."""
+
+    def __init__(self, caller: Caller) -> None:
+        named = own.names(caller.frame)
+        self._streams = {name: each for name, each in named.items() if isinstance(each, Stream)}
+        self._before = self._states()
+
+    def _states(self) -> dict[str, str]:
+        return {name: _state(stream) for name, stream in self._streams.items()}
+
+    def refuse_draws(self) -> None:
+        after = self._states()
+        for name, before in self._before.items():
+            if after[name] != before:
+                raise Misuse(
+                    f"`{name}` is drawn from in the loop over session.share(...), where every worker has other "
+                    "microbatches: draw from torch's own stream, which is the same for a microbatch wherever it is"
+                )
+
+
+def _state(stream: Stream) -> str:
+    if isinstance(stream, torch.Generator):
+        return stream.get_state().numpy().tobytes().hex()
+    if isinstance(stream, np.random.Generator):
+        return repr(stream.bit_generator.state)
+    if isinstance(stream, np.random.RandomState):
+        return repr([np.asarray(each).tolist() for each in stream.get_state(legacy=True)])
+    return repr(stream.getstate())

@@ -1,0 +1,159 @@
+"""What a worker has seen of a step, in a few numbers: enough to tell when others see something else."""
+
+import dis
+import functools
+import itertools
+import math
+from collections import deque
+from collections.abc import Iterator, Sequence
+from types import FunctionType
+from typing import Any
+from zlib import crc32
+
+import msgspec
+import numpy as np
+import torch
+from torch.utils import _pytree as pytree
+
+from agent.protocol import Seen
+from agent.source.own import is_own, is_own_class, is_torchs, overheard_by
+from agent.tensors.away import is_away
+
+NUMBERS = 4
+LEAVES_MAX = 4
+WORDS = 997  # so few that two of them are never near to each other
+STEPS_MAX = 8
+TOLD_MAX = 16
+KINDS_MAX = 1024
+PLAIN = (bool, int, float, str)
+ROUNDED = 64  # a change of fewer units in the last place says nothing
+
+
+class Eyes:
+    """Of the last microbatch some numbers, and of one parameter or buffer how a step has changed some:
+    another one each step."""
+
+    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        self._modules = [module for model in models for module in model.modules()]
+        self._tensors = [
+            tensor
+            for model in models
+            for tensor in (*model.parameters(), *model.buffers())
+            if tensor.dtype.is_floating_point
+        ]
+        self._begun = [  # what only a script changes in modules, as it is now
+            (f"{name}.{key}".lstrip("."), vars(module), key, vars(module)[key])
+            for model in models
+            for name, module in model.named_modules()
+            for key in _gone_by(_kinds(module)) & vars(module).keys()
+            if isinstance(vars(module)[key], PLAIN)
+        ]
+        self._hooks = [
+            (name, module, len(_own_hooks(module)))
+            for model in models
+            for name, module in model.named_modules()
+        ]
+        self._before: tuple[int, list[float]] = (-1, [])
+        self.seen: deque[Seen] = deque(maxlen=STEPS_MAX)
+
+    def look(self, step: int, batches: Sequence[Any], *, whole: bool = True) -> None:
+        """At the beginning of a step. Where not all is here, what is here has come from others meanwhile."""
+        change = self._change(step - 1) if whole else ()
+        self.seen.append(
+            Seen(
+                step=step,
+                batches=_of_batches(batches),
+                change=change,
+                training=sum(module.training for module in self._modules),
+                told=tuple(itertools.islice(self._others(), TOLD_MAX)),
+            )
+        )
+        self._before = (step, self._numbers(step)) if whole else (-1, [])
+
+    def goes_by(self, told: dict[str, float]) -> None:
+        """What the loop's code goes by in this step, where it was looked at."""
+        if told and self.seen:
+            self.seen[-1] = msgspec.structs.replace(self.seen[-1], goes_by=told)
+
+    def forget(self) -> None:
+        """The state was taken over from others."""
+        self._before = (-1, [])
+        self.seen.clear()
+
+    def _others(self) -> Iterator[str]:
+        for name, there, key, begun in self._begun:
+            now = there.get(key)
+            if now is not begun and now != begun and isinstance(now, PLAIN):
+                yield f"{name} = {now!r}"
+        for name, module, begun in self._hooks:
+            if (now := len(_own_hooks(module))) != begun:
+                yield f"{name or 'the model'} with {now} forward hook{'s' * (now != 1)}"
+
+    def _numbers(self, step: int) -> list[float]:
+        param = self._of(step)
+        return [] if param is None or is_away(param) else _some(param)
+
+    def _of(self, step: int) -> torch.Tensor | None:
+        return self._tensors[step % len(self._tensors)] if self._tensors else None
+
+    def _change(self, step: int) -> tuple[float, ...]:
+        """What became of the numbers that were noted down at this step."""
+        at, before = self._before
+        now, param = self._numbers(step) if at == step else [], self._of(step)
+        change = tuple(b - a for a, b in zip(before, now, strict=False))
+        if not change or param is None or not all(map(math.isfinite, change)):
+            return ()
+        least = ROUNDED * torch.finfo(param.dtype).eps * max(map(abs, now))
+        return change if max(map(abs, change)) > least else ()
+
+
+def _own_hooks(module: torch.nn.Module) -> list[object]:
+    """What the script has hung up there; libraries do so when a forward comes by."""
+    return [hook for hook in overheard_by(module) if is_own(hook)]
+
+
+def _kinds(module: torch.nn.Module) -> tuple[type, ...]:
+    kinds = type(module).__mro__
+    return kinds[: kinds.index(torch.nn.Module)]
+
+
+@functools.lru_cache(KINDS_MAX)
+def _gone_by(kinds: tuple[type, ...]) -> frozenset[str]:
+    """What methods of a module go by, and do not change: that is left to scripts. Of libraries nobody knows."""
+    if not all(is_torchs(each) or is_own_class(each) for each in kinds):
+        return frozenset()
+    read, changed = set[str](), set[str]()
+    for name, method in [pair for each in kinds for pair in vars(each).items()]:
+        if isinstance(method, FunctionType) and name != "__init__":
+            for step in dis.get_instructions(method):
+                (changed if step.opname == "STORE_ATTR" else read).add(str(step.argval))
+    return frozenset(read - changed - {"training"})
+
+
+def _some(array: torch.Tensor | np.ndarray[Any, Any]) -> list[Any]:
+    flat = array.reshape(-1)
+    every = max(1, len(flat) // NUMBERS)
+    found: list[Any] = flat[: every * NUMBERS : every].tolist()
+    return found
+
+
+def _of_batches(batches: Sequence[Any]) -> tuple[float, ...]:
+    """Of what is at hand: a sequence of the script's own might load what it is asked for."""
+    if not isinstance(batches, list | tuple | torch.Tensor):
+        return ()
+    leaves = pytree.tree_leaves(batches[-1])[:LEAVES_MAX]
+    found: list[float] = []
+    for leaf in leaves:
+        if isinstance(leaf, torch.Tensor | np.ndarray) and _is_plain(leaf):
+            found += [*leaf.shape, *_some(leaf)]
+        elif isinstance(leaf, int | float):
+            found.append(leaf)
+        elif isinstance(leaf, str):
+            found.append(crc32(leaf.encode()) % WORDS)
+    return tuple(float(each) for each in found)
+
+
+def _is_plain(leaf: torch.Tensor | np.ndarray[Any, Any]) -> bool:
+    if isinstance(leaf, torch.Tensor):
+        return leaf.layout is torch.strided and not leaf.is_complex()
+    return leaf.dtype.kind in "fiub"

@@ -1,0 +1,384 @@
+"""What is summed over the microbatches of a step, laid out in one flat buffer.
+
+A step turns state v into v + 1 by way of sums over its microbatches, so those sums are all that
+workers exchange and all that the keeper's redo log holds:
+
+    loss       sum of the microbatches' losses (float64)
+    gradients  sum over microbatches of d(loss / M) / d(parameter)
+    buffers    sum of what each microbatch changed in a buffer, starting from the step's own start;
+               afterwards  buffer = start + sum / M  (floats: the mean change)
+                           buffer = start + sum      (integers: the count goes on)
+               buffer = start xor sum    (flags: what any microbatch has switched)
+
+Numbers of one type lie together, so that adding two sums is one operation per type. Each tensor begins on 64 bytes,
+as torch's own do: a product of gradients may round otherwise where they lie otherwise, and stages have other spaces
+than the whole. What one worker adds up of its own microbatches stays on the device that it computes on; what is added
+over workers is in host memory. Whether anything was contributed to an entry at all is kept apart in `present`: a
+parameter that no microbatch used has no gradient, which is not the same as a gradient of zero.
+"""
+
+from collections.abc import Callable, Iterable, Iterator, Sequence
+
+import msgspec
+import numpy as np
+import torch
+
+from agent.errors import Misuse
+from agent.tensors.away import is_away
+from agent.tensors.device import CPU, home
+
+ALIGN_BYTES = 64
+PIECE_NUMBERS = 1 << 16
+NOTHING = False  # added to numbers of any type, flags among them, it leaves the type as it is
+
+
+class Sum:
+    """One flat buffer of a space, and which of its entries were contributed to. In host memory, if nothing is said."""
+
+    def __init__(self, space: "SumSpace", on: torch.device = CPU) -> None:
+        self.space = space
+        pinned = on == CPU != space.device  # so that the device copies from and to it by itself
+        self.flat = torch.zeros(space.total_bytes, dtype=torch.uint8, device=on, pin_memory=pinned)
+        self.present = bytearray(len(space.tensors))
+        self.loss, *self.views = (
+            self.flat[start:end].view(dtype).view(shape)
+            for start, end, dtype, shape in space.places
+        )
+
+    def memory(self, start: int, end: int) -> memoryview:
+        return self.flat.numpy().data[start:end]
+
+
+class Contribution(msgspec.Struct, frozen=True):
+    """What one microbatch adds to each entry, where its backward left it: not copied yet."""
+
+    loss: float | torch.Tensor
+    found: list[torch.Tensor | None]
+
+
+class Lent(msgspec.Struct, frozen=True):
+    """A contribution whose gradients are the model's for now, and how often each had been written to before."""
+
+    one: Contribution
+    versions: list[int]
+
+
+def union(masks: Iterable[bytes | bytearray]) -> bytes:
+    """What any of several sums was contributed to, as each has it in `present`."""
+    rows = [np.frombuffer(mask, dtype=np.uint8) for mask in masks]
+    return bytes(np.bitwise_or.reduce(rows)) if rows else b""
+
+
+class Norm(msgspec.Struct, frozen=True):
+    """Of one gradient: as it is summed, and without the scale of the loss; and whether all its numbers are finite,
+    which their squares may not be. Both are looked at only where the loss is scaled."""
+
+    norm: float
+    unscaled: float = 0.0
+    finite: bool = True
+
+
+class Summed(msgspec.Struct, frozen=True):
+    """The sum of a step: of everything, or (`held`) of the layers that this worker keeps.
+
+    `finite`, `present` and the `norms` of the gradients (by parameter) are of all of it in any case.
+    """
+
+    total: Sum
+    finite: bool
+    present: bytes
+    held: frozenset[str] | None = None
+    norms: dict[int, Norm] = {}
+
+
+class SumSpace:
+    """Where each number of a step's sum lies."""
+
+    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
+        self._modules = tuple(modules)
+        self._homes: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = [
+            (each._buffers, key, buffer)
+            for module in self._modules
+            for each in module.modules()
+            for key, buffer in each._buffers.items()
+            if buffer is not None
+        ]
+        self._take(
+            {
+                name: param
+                for module in self._modules
+                for name, param in module.named_parameters()
+                if param.requires_grad
+            },
+            {
+                name: buffer
+                for module in self._modules
+                for name, buffer in module.named_buffers()
+                if is_summed(buffer)
+            },
+        )
+
+    def part(self, wanted: Callable[[str], bool]) -> "SumSpace":
+        """A space of some of these, by name."""
+        part = SumSpace(())
+        part._take(
+            {name: param for name, param in self.params.items() if wanted(name)},
+            {name: buffer for name, buffer in self.buffers.items() if wanted(name)},
+        )
+        return part
+
+    def _take(self, params: dict[str, torch.Tensor], buffers: dict[str, torch.Tensor]) -> None:
+        self.params, self.buffers = params, buffers
+        self.names = [*params, *buffers]
+        self.tensors = [*params.values(), *buffers.values()]
+        self._lay_out()
+        self._before = [buffer.detach().clone() for buffer in buffers.values()]
+        self.device = home(self.tensors)
+        self._there: Sum | None = None  # where the sum of a step lies on the device
+        self.changed: list[str] = []  # the buffers that the last microbatch has
+
+    def _lay_out(self) -> None:
+        loss = torch.zeros(1, dtype=torch.float64, device=CPU)
+        order = sorted(range(len(self.tensors) + 1), key=lambda i: (-self._of(i, loss).itemsize, i))
+        self.places: list[tuple[int, int, torch.dtype, torch.Size]] = [
+            (0, 0, torch.uint8, torch.Size())
+        ] * len(order)
+        self.groups: list[tuple[int, int, torch.dtype]] = []
+        at = 0
+        for index in order:
+            tensor = self._of(index, loss)
+            if not self.groups or self.groups[-1][2] != tensor.dtype:
+                self.groups.append((at, at, tensor.dtype))
+            self.places[index] = (at, at + tensor.nbytes, tensor.dtype, tensor.shape)
+            at += _aligned(tensor.nbytes)
+            self.groups[-1] = (self.groups[-1][0], at, tensor.dtype)
+        self.total_bytes = at
+
+    def slot(self, index: int) -> tuple[int, int]:
+        """Where a number's place begins and the next one's: as large in every space that has it."""
+        start, end, *_ = self.places[index]
+        return start, start + _aligned(end - start)
+
+    def _of(self, index: int, loss: torch.Tensor) -> torch.Tensor:
+        return self.tensors[index - 1] if index else loss
+
+    def begin(self) -> None:
+        """A step starts: no gradients, and the buffers as they are now are its start."""
+        for param in self.params.values():
+            param.grad = None
+        self._bring_home()
+        for index, buffer in enumerate(self.buffers.values()):
+            self._before[index].copy_(buffer)
+
+    def blank(self) -> None:
+        """The step is given up: gradients that say nothing, for a script that looks at some."""
+        self.begin()
+        for param in self.params.values():
+            param.grad = None if is_away(param) else torch.zeros_like(param)
+
+    def _bring_home(self) -> None:
+        """A forward may have put another tensor in the place of a buffer: it is the buffer that has its value then."""
+        for owner, key, buffer in self._homes:
+            found = owner.get(key)
+            if found is None or found is buffer:
+                continue
+            if (found.shape, found.dtype) == (buffer.shape, buffer.dtype):
+                buffer.detach().copy_(found.detach())
+                owner[key] = buffer
+
+    def _refuse_size(self, buffer: torch.Tensor, before: torch.Tensor) -> None:
+        name = next(name for name, each in self.buffers.items() if each is buffer)
+        raise Misuse(
+            f"the forward has made the buffer {name!r} {list(buffer.shape)}, which was {list(before.shape)}: let it have "
+            "its size before Session(...), by a forward on one batch for example"
+        )
+
+    def take(self, loss: float | torch.Tensor) -> Contribution:
+        """What one microbatch has left in the model, which is as it was before."""
+        found: list[torch.Tensor | None] = []
+        for name, param in self.params.items():
+            gradient = param.grad
+            if gradient is not None:
+                if gradient.is_sparse:
+                    raise Misuse(f"{name} has a sparse gradient; make its layer with sparse=False")
+                param.grad = None
+                gradient = gradient.detach().to(self.device)
+            found.append(gradient)
+        self._bring_home()
+        pairs = list(zip(self._before, self.buffers.values(), strict=True))
+        unchanged = list(self._unchanged(pairs))
+        self.changed = [n for n, same in zip(self.buffers, unchanged, strict=True) if not same]
+        for (before, buffer), same in zip(pairs, unchanged, strict=True):
+            if same:
+                found.append(None)
+                continue
+            if buffer.shape != before.shape:
+                self._refuse_size(buffer, before)
+            change = torch.ne if before.dtype == torch.bool else torch.sub
+            found.append(change(buffer.detach(), before).to(self.device))
+            buffer.detach().copy_(before)
+        if isinstance(loss, torch.Tensor):
+            loss = loss.to(self.device)
+        return Contribution(loss=loss, found=found)
+
+    def lend(self, one: Contribution) -> Lent:
+        """Its gradients into the model, for a backward that adds to them."""
+        for index, param in enumerate(self.params.values()):
+            gradient = one.found[index]
+            if gradient is not None and not _is_alone(gradient):
+                gradient = one.found[index] = gradient.clone()
+            param.grad = gradient
+        return Lent(one, [0 if each is None else each._version for each in one.found])
+
+    def returned(self, lent: Lent, both: Contribution) -> Contribution:
+        """What two have left: the gradients of `both` were added up by a backward, the buffers' changes are not yet."""
+        found = list(both.found)
+        rows = zip(lent.one.found, both.found, lent.versions, strict=True)
+        for index, (a, b, version) in enumerate(rows):
+            if index >= len(self.params):
+                one, other = (b, a) if a is None else (a, b)
+                found[index] = None if one is None else one + (NOTHING if other is None else other)
+            elif b is not None and (a is None or a._version == version):
+                found[index] = b + NOTHING  # of one of them only: -0.0 becomes 0.0
+        return Contribution(loss=lent.one.loss + both.loss, found=found)
+
+    def _unchanged(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[bool]:
+        """By value: batch norm writes its running sums without a trace in the version counter. A device is asked once."""
+        if self.device == CPU:
+            yield from (torch.equal(buffer, before) for before, buffer in pairs)
+        elif pairs:
+            same = [(buffer == before).all().to(self.device) for before, buffer in pairs]
+            yield from torch.stack(same).tolist()
+
+    def write(self, into: Sum, one: Contribution) -> None:
+        """into = one"""
+        into.loss.fill_(one.loss)
+        for index, (view, value) in enumerate(zip(into.views, one.found, strict=True)):
+            into.present[index] = value is not None
+            if value is None:
+                view.zero_()
+            else:
+                view.copy_(value)
+
+    def join(self, into: Sum, left: Contribution, right: Contribution) -> None:
+        """into = left + right, in one pass over the memory."""
+        into.loss.fill_(left.loss + right.loss)
+        pairs = zip(into.views, left.found, right.found, strict=True)
+        for index, (view, a, b) in enumerate(pairs):
+            into.present[index] = a is not None or b is not None
+            one, other = (b, a) if a is None else (a, b)
+            if one is None:
+                view.zero_()
+            else:
+                torch.add(one, NOTHING if other is None else other, out=view)
+
+    def accumulate(self, into: Sum, one: Contribution, other: Contribution | None = None) -> None:
+        """into += one, or into += one + other"""
+        into.loss += one.loss if other is None else one.loss + other.loss
+        others = [None] * len(one.found) if other is None else other.found
+        for index, (view, a, b) in enumerate(zip(into.views, one.found, others, strict=True)):
+            into.present[index] |= a is not None or b is not None
+            # -0.0 becomes 0.0, as by adding a zero
+            if other is None:
+                view.add_(NOTHING if a is None else a)
+            elif a is not None and b is not None:
+                _add_pair(view, a, b)
+            else:
+                found = b if a is None else a
+                view.add_(NOTHING if found is None else found + NOTHING)
+
+    def add(self, left: Sum, right: Sum) -> None:
+        """left += right"""
+        for start, end, dtype in self.groups:
+            left.flat[start:end].view(dtype).add_(right.flat[start:end].view(dtype))
+        left.present[:] = bytes(a | b for a, b in zip(left.present, right.present, strict=True))
+
+    def add_slices(self, a: torch.Tensor, b: torch.Tensor, start: int) -> torch.Tensor:
+        """a + b, both being the bytes from `start` on of a sum."""
+        out = torch.empty_like(a)
+        for group_start, group_end, dtype in self.groups:
+            low, high = max(group_start - start, 0), min(group_end - start, a.numel())
+            if low < high:
+                torch.add(
+                    a[low:high].view(dtype), b[low:high].view(dtype), out=out[low:high].view(dtype)
+                )
+        return out
+
+    def written(self, present: bytes) -> list[str]:
+        """The buffers that a step of the whole changes."""
+        first = len(self.params)
+        changed = zip(self.buffers, present[first:], strict=True)
+        return [name for name, one in changed if one]
+
+    def finite(self, total: Sum) -> bool:
+        return all(
+            bool(torch.isfinite(total.flat[start:end].view(dtype).sum(dtype=_wide(dtype))))
+            for start, end, dtype in self.groups
+            if dtype.is_floating_point
+        )
+
+    def summed(self, total: Sum) -> Summed:
+        return Summed(total, self.finite(total), bytes(total.present))
+
+    def install(self, total: Sum, microbatches: int) -> None:
+        """Gradients into the model, as views of the sum; the buffers' changes applied."""
+        views = self._near(total)
+        for index, param in enumerate(self.params.values()):
+            # Detached: what a script does to it, and records, is not recorded of our memory.
+            there = total.present[index]
+            param.grad = views[index].detach().to(param.device) if there else None
+        for index, buffer in enumerate(self.buffers.values()):
+            if total.present[len(self.params) + index]:
+                change = views[len(self.params) + index].to(buffer.device)
+                if buffer.dtype == torch.bool:
+                    buffer.detach().logical_xor_(change)
+                    continue
+                if buffer.dtype.is_floating_point:
+                    change = change / microbatches
+                buffer.detach().add_(change)
+
+    def near(self, views: list[torch.Tensor]) -> list[torch.Tensor]:
+        return views if self.device == CPU else [view.to(self.device) for view in views]
+
+    def _near(self, total: Sum) -> list[torch.Tensor]:
+        """The entries of a sum where the model is. It is waited for: the next sum may come into the same memory."""
+        if self.device == CPU:
+            return total.views
+        self._there = self._there or Sum(self, self.device)
+        self._there.flat.copy_(total.flat)
+        return self._there.views
+
+
+def is_summed(buffer: torch.Tensor) -> bool:
+    """Of a buffer of another type nothing is known that its changes could come to: it has to stay as it is."""
+    return buffer.dtype.is_floating_point or buffer.dtype in (torch.int64, torch.int32, torch.bool)
+
+
+def _is_alone(gradient: torch.Tensor) -> bool:
+    """Whether nothing else has its memory, nor it any twice: gradients of a sum may be one tensor, or what a function has kept."""
+    if torch._debug_has_internal_overlap(gradient):
+        return False
+    storage = gradient.untyped_storage()
+    users = 2 + gradient._is_view()  # this name for it, the tensor, and what it is a view of
+    return torch._C._storage_Use_Count(storage._cdata) == users
+
+
+def _add_pair(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
+    """into += a + b, in pieces that stay in the cache, where all lie in one row."""
+    count = into.numel()
+    if count <= PIECE_NUMBERS or not (a.is_contiguous() and b.is_contiguous()):
+        into.add_(a + b)
+        return
+    into, a, b = into.view(-1), a.view(-1), b.view(-1)
+    for start in range(0, count, PIECE_NUMBERS):
+        end = start + PIECE_NUMBERS
+        into[start:end].add_(a[start:end] + b[start:end])
+
+
+def _aligned(count: int) -> int:
+    return -(-count // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def _wide(dtype: torch.dtype) -> torch.dtype:
+    """In which many numbers of half precision can be added without passing its largest."""
+    return torch.promote_types(dtype, torch.float32)

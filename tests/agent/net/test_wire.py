@@ -1,0 +1,242 @@
+"""Frames over real sockets: whole or refused, and only between those who know the secret."""
+
+import contextlib
+import resource
+import select
+import socket
+import threading
+from collections.abc import Callable, Iterator
+from pathlib import Path
+
+import pytest
+from crews import until
+
+from agent.errors import Refused, WireError
+from agent.net.wire import FREE_BYTES, Connection, accept, dial, job_secret
+from agent.protocol import AnyMessage, Beat, Commit, Hello, Lines, PeerHello, Redo, Slice
+from agent.reliable.member import Member
+
+HELLO = PeerHello(worker="w1", serial=1)
+
+
+@pytest.fixture
+def pair() -> Iterator[tuple[Connection, Connection]]:
+    left, right = (Connection(sock) for sock in _tcp())
+    yield left, right
+    left.close()
+    right.close()
+
+
+def _tcp() -> tuple[socket.socket, socket.socket]:
+    with socket.create_server(("127.0.0.1", 0)) as server:
+        left = socket.create_connection(server.getsockname())
+        right, _ = server.accept()
+    return left, right
+
+
+def test_a_message_and_its_payload_arrive(pair: tuple[Connection, Connection]) -> None:
+    """The payload may come in pieces and lands where the receiver wants it."""
+    left, right = pair
+    message = Slice(generation=3, step=7, offset=0, total=10)
+    sender = threading.Thread(target=left.send, args=(message, b"hello", b"", b"world"))
+    sender.start()
+    place = memoryview(bytearray(10))
+    received, payload = right.receive(lambda _, size: place[:size])
+    sender.join()
+    assert received == message
+    assert payload.obj is place.obj
+    assert bytes(place) == b"helloworld"
+
+
+def _frame_of(message: Slice, payload: bytes) -> bytes:
+    """What goes over the wire for it."""
+    tap, wire = _tcp()
+    recorder = Connection(tap)
+    recorder.send(message, payload)
+    recorder.close()
+    frame = bytearray()
+    while piece := wire.recv(1 << 16):
+        frame += piece
+    wire.close()
+    return bytes(frame)
+
+
+@pytest.mark.parametrize("at", [0, 5, 12, 16, 20, -1])
+def test_a_damaged_frame_is_refused(pair: tuple[Connection, Connection], at: int) -> None:
+    """One flipped bit anywhere, in lengths, message or payload, ends the connection."""
+    left, right = pair
+    frame = bytearray(_frame_of(Slice(generation=3, step=7, offset=0, total=10), b"0123456789"))
+    frame[at] ^= 1
+    left._sock.sendall(frame)
+    left.close()
+    with pytest.raises(WireError):
+        right.receive()
+
+
+def test_what_changes_while_it_is_sent_is_refused(pair: tuple[Connection, Connection]) -> None:
+    """It is summed before the first byte goes: a state that somebody changed halfway is no state."""
+    left, right = pair
+    payload = bytearray(1 << 26)
+    message = Slice(generation=3, step=7, offset=0, total=len(payload))
+
+    def send() -> None:
+        with contextlib.suppress(WireError):  # the other side hangs up
+            left.send(message, payload)
+
+    sender = threading.Thread(target=send)
+    sender.start()
+
+    def change(_: AnyMessage, __: int) -> None:
+        payload[-1] = 1  # far behind what fits into the buffers between
+
+    with pytest.raises(WireError, match="damaged"):
+        right.receive(change)
+    sender.join(10)
+    assert not sender.is_alive()
+
+
+def _answer(secret: str | None) -> tuple[str, Callable[[], AnyMessage | WireError]]:
+    """One caller is answered as the keeper or a peer would."""
+    server = socket.create_server(("127.0.0.1", 0))
+    heard: list[AnyMessage | WireError] = []
+
+    def serve() -> None:
+        with server:
+            sock, _ = server.accept()
+        try:
+            connection, hello = accept(sock, lambda _: secret)
+            heard.append(hello)
+            connection.close()
+        except WireError as error:
+            heard.append(error)
+
+    thread = threading.Thread(target=serve)
+    thread.start()
+
+    def result() -> AnyMessage | WireError:
+        thread.join(10)
+        return heard[0]
+
+    return f"127.0.0.1:{server.getsockname()[1]}", result
+
+
+def test_both_sides_prove_that_they_know_the_secret() -> None:
+    """With the same secret they understand each other; with another one, neither believes the other."""
+    address, heard = _answer("ours")
+    dial(address, "ours", HELLO).close()
+    assert heard() == HELLO
+    address, heard = _answer("ours")
+    with pytest.raises(WireError):
+        dial(address, "theirs", HELLO)
+    assert isinstance(heard(), WireError)
+
+
+def test_who_is_not_expected_hears_so() -> None:
+    """A worker of a job that nobody knows is refused in words, and does not try again."""
+    address, heard = _answer(None)
+    with pytest.raises(Refused, match="nobody here knows that job"):
+        dial(address, "ours", HELLO)
+    assert isinstance(heard(), WireError)
+
+
+def test_each_job_has_a_secret_of_its_own() -> None:
+    """From the secret of one job neither that of another nor the deployment's can be told."""
+    assert job_secret("s", "a") != job_secret("s", "b")
+    assert job_secret("s", "a") != "s"
+
+
+def test_a_closed_connection_wakes_who_receives(pair: tuple[Connection, Connection]) -> None:
+    """Closing one's own end from another thread ends the wait."""
+    left, right = pair
+    errors: list[WireError] = []
+
+    def wait() -> None:
+        try:
+            left.receive()
+        except WireError as error:
+            errors.append(error)
+
+    waiting = threading.Thread(target=wait)
+    waiting.start()
+    right.send(Beat())
+    left.close()
+    waiting.join(10)
+    assert not waiting.is_alive()
+
+
+def test_who_sends_now_waits_for_nobody(pair: tuple[Connection, Connection]) -> None:
+    """While something of before has not been taken, nothing is sent; and nothing that may be too much at once."""
+    left, right = pair
+    assert left.send_now(Beat())
+    assert right.receive()[0] == Beat()
+    assert not left.send_now(Lines(lines=("a" * FREE_BYTES,)))
+    left._sock.setblocking(False)
+    filled = 0
+    with pytest.raises(BlockingIOError):
+        while True:
+            filled += left._sock.send(bytes(1 << 16))
+    left._sock.setblocking(True)
+    assert not left.send_now(Beat())
+    while not select.select([], [left._sock], [], 0)[1]:
+        filled -= len(right._sock.recv(1 << 16))
+    assert not left.send_now(Beat())  # there is room, for how much of it is not known
+    while filled:
+        filled -= len(right._sock.recv(min(filled, 1 << 20)))
+    until("what has come to be confirmed", lambda: left.send_now(Beat()))
+    assert right.receive()[0] == Beat()
+
+
+def test_who_sends_now_does_not_pass_whoever_is_sending(
+    pair: tuple[Connection, Connection],
+) -> None:
+    """Half of its message may be on its way."""
+    left, _ = pair
+    with left._sending:
+        assert not left.send_now(Beat())
+    left.close()
+    assert not left.send_now(Beat())
+
+
+def test_what_is_posted_comes_in_its_order(pair: tuple[Connection, Connection]) -> None:
+    """Whether it is sent at once or waits for what is before it."""
+    left, right = pair
+    member = Member(left, Hello(job="job", worker="w", machine_id="m", mesh_address=""))
+    for step in range(300):
+        member.post(Redo(generation=1, step=step, present=b""), b"payload")
+        member.post(Commit(generation=1, version=step))
+    found = [right.receive()[0] for _ in range(600)]
+    assert [one.step for one in found if isinstance(one, Redo)] == [*range(300)]
+    assert [type(one) for one in found] == [Redo, Commit] * 300
+    member.close()
+
+
+def test_a_connection_that_another_thread_closed_is_known_by_one_error(
+    pair: tuple[Connection, Connection],
+) -> None:
+    """Whatever is asked of it: a thread that turns a caller away does not end by surprise."""
+    left, _ = pair
+    left.close()
+    left.close()
+    for ask in (lambda: left.send(Beat()), left.receive, lambda: left.patience(2.0)):
+        with pytest.raises(WireError):
+            ask()
+
+
+def test_a_payload_that_there_is_no_memory_for_ends_the_connection(
+    pair: tuple[Connection, Connection],
+) -> None:
+    """Not the thread that receives: whoever is deaf and goes on beating would be waited for for ever."""
+    left, right = pair
+    left._sock.sendall(_frame_of(Slice(generation=3, step=7, offset=0, total=10), b"0123456789"))
+    used = int(Path("/proc/self/statm").read_text().split()[0]) * resource.getpagesize()
+    soft, hard = resource.getrlimit(resource.RLIMIT_AS)
+    huge = bytearray(_frame_of(Slice(generation=3, step=8, offset=0, total=10), b""))
+    huge[4:12] = (1 << 33).to_bytes(8, "little")
+    left._sock.sendall(huge)
+    assert bytes(right.receive()[1]) == b"0123456789"
+    resource.setrlimit(resource.RLIMIT_AS, (used + (1 << 30), hard))
+    try:
+        with pytest.raises(WireError, match=f"no memory for {1 << 33} bytes of Slice"):
+            right.receive()
+    finally:
+        resource.setrlimit(resource.RLIMIT_AS, (soft, hard))

@@ -1,0 +1,335 @@
+"""What a keeper leaves in memory: found by the next one, as it was, or not at all."""
+
+import shutil
+import tempfile
+from collections.abc import Iterator
+from itertools import pairwise
+from pathlib import Path
+
+import pytest
+import redis
+from backups import same
+from crews import Crew, KeeperProcess, Nursery, RedisProcess, ends_alike, played_alone, until
+
+from agent.messages import Recalled, Rewound
+from agent.reliable import remains
+from agent.reliable.backup import Backup, LoggedSum, Saved
+from agent.reliable.keeper import OPEN_JOBS
+from agent.reliable.remains import LOG, Remains, kept, move_in, root_of, sweep
+from agent.store.format import lay_out
+from agent.store.memory import RETURNING_BYTES_MIN
+
+TOY = (
+    Path(__file__)
+    .parents[1]
+    .joinpath("deep_toy.py")
+    .read_text()
+    .replace("width: int = 16", "width: int = 96")
+)
+STEPS = 30
+SIZES = (
+    100,
+    RETURNING_BYTES_MIN,
+    3 * RETURNING_BYTES_MIN + 8,
+)  # one that is written down whole, and two areas
+
+
+@pytest.fixture
+def shared() -> Iterator[Path]:
+    """A folder in memory."""
+    with tempfile.TemporaryDirectory(prefix="remains-", dir=remains.SHARED) as folder:
+        yield Path(folder)
+
+
+def filled(memory: Remains, size: int, number: int) -> memoryview:
+    body = memory.take(size)
+    body[:] = bytes([number]) * size
+    return body
+
+
+def state(memory: Remains, version: int) -> Backup:
+    bodies = {f"l{size}": filled(memory, size, version) for size in SIZES}
+    layers = tuple(lay_out(f"l{size}", [("x", "U8", (size,))]) for size in SIZES)
+    return Backup(generation=1, version=version, layers=layers, bodies=bodies)
+
+
+def logged(memory: Remains, step: int, size: int = SIZES[1]) -> LoggedSum:
+    return LoggedSum(step, b"\1\0", filled(memory, size, 100 + step))
+
+
+def lived(folder: Path, version: int, sums: int) -> tuple[Remains, Saved]:
+    """One that has written down a state, and the sums that lead on from it."""
+    memory = Remains(folder)
+    held = Saved(state(memory, version), ())
+    assert memory.note_state(held)
+    for step in range(version, version + sums):
+        held = Saved(held.backup, (*held.redo, logged(memory, step)))
+        memory.note_sum(held.redo[-1])
+    return memory, held
+
+
+def until_version(held: Saved, version: int) -> Saved:
+    return Saved(held.backup, tuple(one for one in held.redo if one.step < version))
+
+
+def test_the_next_one_finds_what_was_committed(shared: Path) -> None:
+    """Not the sum that was written down, and whose commit was not."""
+    memory, held = lived(shared, 3, 4)
+    memory.leave()
+    for committed in (7, 6, 3):
+        assert same(Remains(shared).find(committed), until_version(held, committed))
+    assert Remains(shared).find(2) is None  # of another past
+    assert Remains(shared / "other").find(7) is None
+
+
+def test_it_is_there_when_the_memory_is_not_held_on_to_any_more(shared: Path) -> None:
+    memory, held = lived(shared, 3, 2)
+    expected = [bytes(one.body) for one in held.redo]
+    memory.leave()
+    del memory, held
+    assert [bytes(one.body) for one in Remains(shared).find(5).redo] == expected
+
+
+def test_a_new_state_takes_the_place_of_what_led_to_it(shared: Path) -> None:
+    """Also of a sum that was written down, and not committed yet, when all of the state had come."""
+    memory, held = lived(shared, 3, 4)
+    newer = Saved(state(memory, 6), held.redo[3:])
+    memory.note_sum(late := logged(memory, 7))
+    assert memory.note_state(newer)
+    memory.leave()
+    assert same(Remains(shared).find(8), Saved(newer.backup, (*newer.redo, late)))
+
+
+def test_what_is_not_needed_any_more_is_used_again(shared: Path) -> None:
+    """A new file for each step would cost more than what comes into it."""
+    memory, held = lived(shared, 0, 0)
+    (life,) = shared.iterdir()
+    seen = []
+    for step in range(9):
+        memory.note_sum(one := logged(memory, step, 2 * SIZES[1]))
+        newer = state(memory, step + 1)
+        memory.rest()
+        assert memory.note_state(Saved(newer, ()))
+        held, one = newer, None
+        seen.append({path.name for path in life.iterdir()})
+    assert seen[3] == seen[-1], (held, one)
+
+
+@pytest.mark.parametrize("number", range(len(SIZES)))
+def test_memory_that_is_used_again_is_not_what_it_was(shared: Path, number: int) -> None:
+    """What the log says of it is of the past. What is in the log itself is what it was."""
+    memory, held = lived(shared, 3, 2)
+    size = SIZES[number]
+    _kept = [body for name, body in held.backup.bodies.items() if name != f"l{size}"]
+    _sums = held.redo
+    del held
+    filled(memory, size, 77)
+    memory.leave()
+    found = Remains(shared).find(5)
+    assert (found is None) == (number > 0)
+    assert found is None or {bytes(b)[0] for b in found.backup.bodies.values()} == {3}
+
+
+def test_from_who_lives_nothing_is_taken(shared: Path) -> None:
+    memory, held = lived(shared, 3, 2)
+    assert Remains(shared).find(5) is None
+    memory.leave()
+    assert same(Remains(shared).find(5), held)
+
+
+def test_a_log_that_ends_anywhere_is_read_until_there(shared: Path) -> None:
+    """Killed while it is written: what was written before is whole."""
+    memory, held = lived(shared, 3, 5)
+    memory.leave()
+    (life,) = shared.iterdir()
+    whole = (life / LOG).read_bytes()
+    reached = []
+    for end in range(len(whole) + 1):
+        (life / LOG).write_bytes(whole[:end])
+        found = Remains(shared).find(8)
+        reached.append(-1 if found is None else found.reached)
+        assert found is None or same(found, until_version(held, found.reached))
+    assert sorted(set(reached)) == [-1, 3, 4, 5, 6, 7, 8]
+    assert all(a <= b for a, b in pairwise(reached))
+
+
+def test_what_reaches_furthest_of_two_lives(shared: Path) -> None:
+    """The later one had been killed before it had a state of its own: or it has, and removes the earlier one."""
+    job = shared / "job"
+    first, older = lived(job, 3, 5)
+    second, newer = lived(job, 6, 1)
+    first.leave()
+    second.leave()
+    assert same(Remains(job).find(8), older)
+    second.remove_earlier()
+    assert same(Remains(job).find(8), newer)
+    first.remove_earlier()
+    assert same(Remains(job).find(8), newer)
+    first.clear()
+    assert same(Remains(job).find(8), newer)
+    second.clear()
+    assert Remains(job).find(8) is None
+
+
+def test_what_is_found_is_written_down_as_it_is(shared: Path) -> None:
+    """Killed again before there is another state: the third one finds the same, and what came since."""
+    first, _ = lived(shared, 3, 2)
+    first.leave()
+    second = Remains(shared)
+    found = second.find(5)
+    assert second.note_state(found)
+    second.remove_earlier()
+    second.note_sum(more := logged(second, 5))
+    second.leave()
+    assert same(Remains(shared).find(6), Saved(found.backup, (*found.redo, more)))
+
+
+def test_without_room_memory_is_the_process_own(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A state of which some is nowhere to be found is not written down, nor is the one before it left to be found."""
+    memory, held = lived(shared, 3, 2)
+    monkeypatch.setattr(remains, "PARTS_FREE", remains.PARTS + 1)
+    assert not memory.note_state(Saved(state(memory, 5), ()))
+    memory.note_sum(logged(memory, 5))
+    memory.leave()
+    assert Remains(shared).find(6) is None
+    assert held.reached == 5
+
+
+def test_nothing_is_left_of_jobs_and_houses_that_are_no_more(shared: Path) -> None:
+    house, gone = shared / "house", shared / "gone"
+    root, other = (shared / f"{remains.PREFIX}{name}" for name in "ab")
+    for place, home in ((other, gone), (root, house)):
+        home.mkdir()
+        assert move_in(place, home / "checkpoints")
+        for job in ("one", "two"):
+            lived(place / job, 3, 1)[0].leave()
+    sweep(root, {"two"})
+    assert sorted(path.name for path in root.iterdir()) == [remains.HOME, "two"]
+    gone.rmdir()
+    move_in(root, house / "checkpoints")
+    assert not other.exists()
+    assert root.exists()
+
+
+# --- with real processes ----------------------------------------------------------------------------
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
+    folder = tmp_path_factory.mktemp("alone")
+    (folder / "train.py").write_text(TOY)
+    return played_alone(folder / "train.py", folder / "out" / "out.pt", str(STEPS))
+
+
+@pytest.fixture
+def lasting(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Crew]:
+    """A crew whose keeper's memory outlives it."""
+    keeper = KeeperProcess(redis_process, tmp_path, lasting=True)
+    crew = Crew(redis_process, nursery, tmp_path, keeper)
+    yield crew
+    crew.close()
+    shutil.rmtree(root_of(tmp_path / "checkpoints"))
+
+
+def commits(redis_process: RedisProcess) -> list[int]:
+    client = redis.Redis.from_url(redis_process.url)
+    return [int(client.hget("orch:commit:job", "step"))]
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("depth", [1, 2])
+def test_the_keeper_and_all_workers_are_killed_and_no_step_is_lost(
+    lasting: Crew, alone: tuple[list[str], bytes], depth: int
+) -> None:
+    """Twice, and nothing is on the disk: the next keeper has what the one before had in memory. Where each keeps its own
+    layers too. When the job is done nothing of it is left in memory."""
+    lasting.depth, lasting.owned = depth, depth > 1
+    out = lasting.folder / "out.pt"
+    lasting.begin(2, TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
+    for step in (8, 19):
+        lasting.reach(step)
+        lasting.keeper.kill()
+        lasting.kill(*lasting.pids)
+        lasting.keeper.start()
+        lasting.pids.clear()
+        lasting.start(2)
+    lasting.completed()
+    assert lasting.of(Rewound) == []
+    ends_alike(lasting, alone, STEPS)
+    found = lasting.of(Recalled)
+    assert len(found) == 2
+    assert all("the keeper before" in one.because or "backup tier" in one.because for one in found)
+    lasting.keeper.close_job("job")
+    root = root_of(lasting.folder / "checkpoints")
+    until("all to be let go", lambda: [path.name for path in root.iterdir()] == [remains.HOME])
+
+
+@pytest.mark.processes
+def test_a_job_that_is_closed_before_it_goes_on_loses_no_step(
+    lasting: Crew, alone: tuple[list[str], bytes], redis_process: RedisProcess
+) -> None:
+    """All were killed, and the next keeper closes the job before any worker has come: nobody has asked for the state
+    yet, and what was left of it in memory goes to the disk."""
+    out = lasting.folder / "out.pt"
+    lasting.begin(2, TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
+    lasting.reach(8)
+    lasting.keeper.kill()
+    lasting.kill(*lasting.pids)
+    committed = commits(redis_process)
+    lasting.keeper.start()
+    lasting.keeper.close_job("job")
+    store = redis.Redis.from_url(redis_process.url)
+    until("it to be closed", lambda: not store.hlen(OPEN_JOBS))
+    assert list(remains.SHARED.glob(f"{root_of(lasting.folder / 'checkpoints').name}/job")) == []
+    lasting.open(TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
+    lasting.pids.clear()
+    lasting.start(2)
+    lasting.completed()
+    assert lasting.of(Rewound) == []
+    assert lasting.of(Recalled)[0].step == committed[0]
+    ends_alike(lasting, alone, STEPS)
+
+
+@pytest.mark.processes
+@pytest.mark.parametrize("room", [True, False])
+def test_what_the_disk_refuses_when_a_job_is_closed_outlives_the_keeper(
+    lasting: Crew, alone: tuple[list[str], bytes], redis_process: RedisProcess, room: bool
+) -> None:
+    """The next keepers leave it where it is for as long as the disk refuses it, and put it there by themselves once
+    there is room. Opened again before that, the job goes on from what is in memory."""
+    out, folder = lasting.folder / "out.pt", lasting.folder / "checkpoints" / "job"
+    options = {"backup_every_steps": 5, "checkpoint_every_s": 3600.0}
+    lasting.begin(2, TOY, str(STEPS), str(out), **options)
+    lasting.reach(8)
+    folder.parent.mkdir(exist_ok=True)
+    folder.write_bytes(b"")  # where its folder would be
+    store = redis.Redis.from_url(redis_process.url)
+    lasting.keeper.close_job("job")
+    for _ in range(2):
+        until("it to be closed", lambda: not store.hlen(OPEN_JOBS))
+        lasting.keeper.kill()
+        lasting.keeper.start()
+    committed = commits(redis_process)
+    root = root_of(lasting.folder / "checkpoints")
+    until("it to be closed", lambda: not store.hlen(OPEN_JOBS))
+    assert kept(root) == [root / "job"]
+    if room:
+        folder.unlink()
+        lasting.keeper.kill()
+        lasting.keeper.start()
+        until("it to be on the disk", lambda: not store.hlen(OPEN_JOBS) and not kept(root))
+    lasting.ready.clear()
+    lasting.open(TOY, str(STEPS), str(out), **options)
+    lasting.pids.clear()
+    lasting.start(2)
+    recalled = until("it to go on", lambda: lasting.of(Recalled))
+    if not room:
+        folder.unlink()
+    lasting.completed()
+    assert lasting.of(Rewound) == []
+    assert [one.step for one in recalled] == committed
+    ends_alike(lasting, alone, STEPS)
+    lasting.keeper.close_job("job")
+    until("all to be let go", lambda: [path.name for path in root.iterdir()] == [remains.HOME])

@@ -1,0 +1,137 @@
+"""How long a worker may be silent before the keeper gives it up."""
+
+import time
+from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
+
+from agent.layout import data_parallel
+from agent.messages import JobOrder, Report
+from agent.protocol import Held
+from agent.reliable.commits import Commit, MemoryCommitLog
+from agent.reliable.job import Job
+from agent.reliable.regrouping import RECONNECT_S
+from agent.reliable.vault import Place
+from agent.reliable.watch import SILENT_EARLY_S, SILENT_S
+
+
+class Said:
+    """Where the job says what happens."""
+
+    def __init__(self) -> None:
+        self.reports: list[Report] = []
+
+    def report(self, report: Report) -> None:
+        self.reports.append(report)
+
+    def lines(self, job: str, worker: str, lines: tuple[str, ...]) -> None: ...
+
+    def flush(self, patience_s: float) -> bool:
+        return True
+
+
+def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(tmp_path: Path) -> None:
+    """A script that holds up all threads at a step for longer than our patience gets past it in the end."""
+    order = JobOrder(job="job", script="train.py", script_sha="")
+    job = Job(order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None)
+    lives = 0
+    while lives < 10:
+        silent: Any = SimpleNamespace(
+            worker=f"w{lives}", ready=object(), close=lambda: None, noticed=False,
+            silent_s=lambda _: 4.0 * SILENT_S - 0.1,
+        )  # fmt: skip
+        job.roster.members[silent.worker] = silent
+        job.roster.layout = data_parallel(lives, 1, (silent.worker,))
+        job.tick(0.0, 0.0)
+        if silent.worker in job.roster.members:
+            break
+        lives += 1
+    assert lives == 3
+    job.history.note(Commit(version=1))
+    job.roster.members[silent.worker].silent_s = lambda _: 4.0 * SILENT_S + 0.1
+    job.tick(0.0, 0.0)
+    assert not job.roster.members
+
+
+def test_nobody_waits_for_whoever_is_outside_the_layout(tmp_path: Path) -> None:
+    """A busy machine may keep a spare worker from speaking for a while; once it is in the layout, no longer."""
+    order = JobOrder(job="job", script="train.py", script_sha="")
+    job = Job(order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None)
+    spare: Any = SimpleNamespace(
+        worker="w1",
+        ready=object(),
+        close=lambda: None,
+        noticed=False,
+        silent_s=lambda _: 2.0 * SILENT_S,
+    )
+    job.roster.members["w1"] = spare
+    job.tick(0.0, 0.0)
+    assert "w1" in job.roster.members
+    job.roster.layout = data_parallel(1, 1, ("w1",))
+    job.tick(0.0, 0.0)
+    assert not job.roster.members
+
+
+def test_who_records_the_loop_is_waited_for_as_while_it_builds(tmp_path: Path) -> None:
+    """To find out whether a script can be cut is done once, and nobody is tried a third time soon: who dies of it is heard of by its
+    connection. Once it is told, silence is what it was."""
+    order = JobOrder(job="job", script="train.py", script_sha="")
+    job = Job(order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None)
+    silent: Any = SimpleNamespace(
+        worker="w1", ready=object(), close=lambda: None, noticed=False,
+        silent_s=lambda _: 2.0 * SILENT_S,
+    )  # fmt: skip
+    job.roster.members["w1"] = silent
+    job.roster.layout = data_parallel(1, 1, ("w1",))
+    job.roster.recorders.begin("w1")
+    job.tick(0.0, 0.0)
+    assert "w1" in job.roster.members
+    silent.silent_s = lambda _: SILENT_EARLY_S + 0.1
+    job.tick(0.0, 0.0)
+    assert not job.roster.members
+    job.roster.members["w1"], silent.silent_s = silent, lambda _: 2.0 * SILENT_S
+    job.roster.recorders.told = True
+    job.tick(0.0, 0.0)
+    assert not job.roster.members
+
+
+def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(tmp_path: Path) -> None:
+    """From stages to whole states: whoever is lost outside of the new layout, before all layers were fetched, is
+    said to owe them, after no more silence than inside; the manager then asks for another layout."""
+    said = Said()
+    order = JobOrder(job="job", script="train.py", script_sha="")
+    job = Job(order, b"", MemoryCommitLog(), said, Place(checkpoints=tmp_path), lambda _: None)
+    half = Held(layers=("a",), of=2)
+    inside: Any = SimpleNamespace(
+        worker="w1",
+        ready=object(),
+        close=lambda: None,
+        silent_s=lambda _: 0.0,
+        version=0,
+        held=half,
+    )
+    outside: Any = SimpleNamespace(
+        worker="w2", ready=object(), close=lambda: None, noticed=False, silent_s=None
+    )
+    job.roster.layout, job.roster.sources = data_parallel(1, 1, ("w1",)), ("w2",)
+    for held, silent_s, owed in ((half, 2 * SILENT_S, True), (None, 2 * SILENT_EARLY_S, False)):
+        inside.held, outside.silent_s = held, lambda _, silent_s=silent_s: silent_s
+        job.roster.members = {"w1": inside, "w2": outside}
+        job.tick(0.0, 0.0)
+        assert said.reports[-1].owed_state == owed
+
+
+def test_what_holds_a_restarted_keeper_up_is_not_counted_against_its_workers(
+    tmp_path: Path,
+) -> None:
+    """A machine that stood still for longer than workers have for coming back: they could not come either."""
+    said = Said()
+    order = JobOrder(job="job", script="train.py", script_sha="")
+    job = Job(order, b"", MemoryCommitLog(), said, Place(checkpoints=tmp_path), lambda _: None)
+    job.restore(data_parallel(1, 1, ("w1",)))
+    restored_s = time.monotonic()
+    still_s = 2.0 * RECONNECT_S
+    job.tick(restored_s + still_s, still_s)
+    assert said.reports == []
+    job.tick(restored_s + still_s + RECONNECT_S, 0.0)
+    assert [report.worker for report in said.reports] == ["w1"]
