@@ -47,7 +47,7 @@ from agent.pipeline.scaling import place
 from agent.schedule import Kind
 from agent.script.beside import Beside
 from agent.script.form import Form
-from agent.script.given import check_modules, check_unborn, scaler_of
+from agent.script.given import check_modules, check_unborn, divided_by, scaler_of
 from agent.script.gone_by import GoneBy
 from agent.script.optimizers import Optimizers
 from agent.script.order import Streams, refuse_order
@@ -120,14 +120,16 @@ class Session:
         self,
         model: torch.nn.Module,
         *others: shards.Stateful,
-        microbatches: int,
+        microbatches: int = 0,
         seed: int = 0,
         threads: int = 1,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise Misuse(f"Session(model, ...): the model is a {type(model).__name__}")
         if microbatches < 1:
-            raise Misuse(f"Session(microbatches={microbatches}): a step needs at least one")
+            raise Misuse(
+                "Session(model, optimizer, microbatches=M): say of how many microbatches a step is made, at least 1"
+            )
         # How many threads share an operation is part of its rounding, so it is fixed for all.
         torch.set_num_threads(threads)
         # Where there is the CPU only, `torch.manual_seed` takes 0.1 ms to note down who asks for a device's stream.
@@ -221,6 +223,9 @@ class Session:
 
     def steps(self, total: int) -> Iterator[int]:
         """The steps that are still to do, up to `total`."""
+        return self._beside.given_out(self._steps(total))
+
+    def _steps(self, total: int) -> Generator[int, None, None]:
         if self._phase != "made":
             raise Misuse(
                 "session.steps() was called twice; a script has one training loop, over the steps of all epochs: "
@@ -411,12 +416,23 @@ class Session:
         if self.notes is not None:
             settle(self.space.device)
             self.notes.lap(Kind.FORWARD, self._microbatch)
+        if self.version == self._microbatch == 0 and self.scaler is None:
+            self._say_divided(loss)
         (loss / self.microbatches).backward()  # type: ignore[no-untyped-call]
         if self.notes is not None:
             settle(self.space.device)
             self.notes.lap(Kind.BACKWARD, self._microbatch)
         self._microbatch_loss += number_of(loss) / self._scale
         self._backward_calls += 1
+
+    def _say_divided(self, loss: torch.Tensor) -> None:
+        """As loops do that add gradients up themselves. Whoever means it may."""
+        if divided_by(loss) == self.microbatches > 1:
+            sys.stderr.write(
+                f"the loss that session.backward(...) is given was divided by {self.microbatches}, the number of microbatches. "
+                "What is trained on is the mean over the microbatches of a step anyway: leave the division out, unless "
+                "gradients shall be that much smaller\n"
+            )
 
     def _refuse_autocast(self) -> None:
         """A stage's backward is under none; alone it would compute in half precision what the forward did not."""

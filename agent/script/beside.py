@@ -5,8 +5,9 @@ person's own code has (see `agent.source.own`). What is the same object as befor
 steps only, ever more seldom.
 """
 
+import weakref
 from collections import deque
-from collections.abc import Iterable, Iterator, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from itertools import islice
 from types import GeneratorType
 from typing import Any
@@ -16,6 +17,7 @@ from torch.optim.lr_scheduler import LRScheduler
 from torch.utils.data.dataloader import _BaseDataLoaderIter
 
 from agent.errors import Misuse
+from agent.script.alongside import refuse_alongside
 from agent.script.carried import STATE, counted, refuse_carried, timed
 from agent.source import own
 from agent.source.loops import Caller, emptied_in, found_loop
@@ -52,12 +54,21 @@ class Beside:
         self._given = given
         self._calls, self._counts, self._timed = 0, set[str](), set[str]()
         self._before: dict[str, tuple[object, Mark]] = {}
+        self._steps: Callable[[], Iterator[int] | None] = lambda: None
+
+    def given_out(self, steps: Iterator[int]) -> Iterator[int]:
+        """What the script has its numbers of steps from."""
+        self._steps = weakref.ref(steps)
+        return steps
 
     def look(self, caller: Caller, step: int, total: int) -> None:
         self._calls += 1
         if self._calls & (self._calls - 1):
             return
         if self._calls == 1:
+            steps = self._steps()
+            if step == 0 and steps is not None:  # a newcomer has no time for it
+                refuse_alongside(steps)
             refuse_carried(caller, self._given.values(), total)
             sources = own.sources(caller.frame)
             self._counts, self._timed = counted(sources), timed(sources)
@@ -147,6 +158,8 @@ def _mark(thing: object, mine: set[int], keys: set[str]) -> Mark | None:
             found = (thing._num_yielded,)
         case GeneratorType():
             found = _progress(thing)
+        case type():  # `itertools.repeat` itself has what its instances have
+            pass
         case _ if type(thing).__module__ == "builtins" and hasattr(thing, "__length_hint__"):
             found = (thing.__length_hint__(),)
     return found

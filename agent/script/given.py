@@ -87,3 +87,17 @@ def scaler_of(others: Sequence[object]) -> torch.amp.GradScaler | None:
             "Session: two GradScalers were given; one scales the loss of all that is trained"
         )
     return scalers[0] if scalers and scalers[0].is_enabled() else None
+
+
+def divided_by(loss: torch.Tensor) -> int:
+    """The whole number that the loss was divided by last, or multiplied by one part of; 1 if by none."""
+    node = loss.grad_fn
+    other = getattr(node, "_saved_other", None)
+    if node is None or not isinstance(other, torch.Tensor) or other.numel() != 1:
+        return 1
+    kind, value = node.name(), float(other)
+    if kind.startswith("Mul") and value:
+        value = 1 / value
+    return (
+        round(value) if kind.startswith(("Div", "Mul")) and abs(value - round(value)) < 1e-6 else 1
+    )

@@ -26,7 +26,7 @@ def text(page, selector: str) -> str:
 def test_the_first_line_is_the_money(page):
     """Spent, committed, now, on demand, saved: in that order, in dollars."""
     lines = text(page, "#costs").split("\n")
-    assert lines[::3][:5] == ["Spent", "Committed", "Now", "On demand", "Saved"]
+    assert lines[::3][:5] == ["Spent", "Reserved", "Now", "On demand", "Saved"]
     assert lines[1::3][:5] == ["$0.245", "$0.031", "$0.156/h", "$0.742", "$0.497"]
     assert "67 % less than on demand" in lines
     assert page.complaints == []

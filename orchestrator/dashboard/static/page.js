@@ -111,7 +111,7 @@ function costs({ cost, machines }) {
   const share = cost.on_demand_usd > 0 ? `${Math.round((100 * cost.saved_usd) / cost.on_demand_usd)} % less than on demand` : "";
   const boxes = [
     box("Spent", usd(cost.spent_usd), spent),
-    box("Committed", usd(cost.committed_usd), "reserved for what is held"),
+    box("Reserved", usd(cost.committed_usd), "for what is held"),
     box("Now", `${usd(cost.now_usd_per_h)}/h`, plural(held, "machine")),
     box("On demand", usd(cost.on_demand_usd), "for the same machine time"),
     box("Saved", usd(cost.saved_usd), share, cost.saved_usd < 0 ? "over" : "saved"),
@@ -128,7 +128,7 @@ function facts(job) {
     ["Step time", job.step_s > 0 ? milliseconds(job.step_s) : NONE],
     over ? null : ["Now", `${usd(job.now_usd_per_h)}/h`],
     ["Spent", job.budget_usd === null ? usd(job.spent_usd) : `${usd(job.spent_usd)} of ${usd(job.budget_usd)}`],
-    over ? null : ["Committed", usd(job.committed_usd)],
+    over ? null : ["Reserved", usd(job.committed_usd)],
     ["On demand", usd(job.on_demand_usd)],
     ["Saved", job.on_demand_usd > 0 ? `${usd(job.saved_usd)} (${Math.round((100 * job.saved_usd) / job.on_demand_usd)} %)` : usd(job.saved_usd)],
     ["Preemptions", count(job.preemptions)],

@@ -182,6 +182,7 @@ ALLOWED = {
         "",
     ),
     "the model by another name": ("core = torch.nn.ModuleList([model])", "", ""),
+    "an iterator's class": ("from itertools import repeat, count; import datetime", "", ""),
     "a compiled model": ("fast = torch.compile(model, backend='eager')", "", ""),
 }
 

@@ -1,0 +1,63 @@
+"""What is drawn beside the numbers of the steps: `zip(session.steps(n), loader)`, `enumerate(session.steps(n))`.
+
+Whoever joins in step 120 gets 120 as its first number of a step, and the first of whatever is drawn beside it. Nothing of this
+has a name of the script's, so it is looked for among the iterators themselves, once, in the first step of a job.
+"""
+
+import gc
+import itertools
+from collections.abc import Iterator
+from types import GeneratorType
+
+from agent.errors import Misuse
+
+COUNTING = (enumerate, itertools.islice)
+BESIDE = (zip, itertools.zip_longest, itertools.accumulate, *COUNTING)
+DEPTH_MAX = 4  # of what may lie between them: a bar that shows progress, for one
+LOOKED_AT_MAX = 1000
+
+
+def refuse_alongside(steps: Iterator[int]) -> None:
+    """`steps` is what `session.steps(...)` gave."""
+    for thing in gc.get_objects():
+        # Not `isinstance`: it asks the object, and a lazy one may load what it stands for.
+        if type(thing) in BESIDE and _leads_to(thing, steps):
+            _refuse(type(thing).__name__, counting=type(thing) in COUNTING)
+
+
+def _leads_to(thing: object, steps: Iterator[int]) -> bool:
+    layer, seen = [thing], {id(thing)}
+    for _ in range(DEPTH_MAX):
+        inside = [each for each in gc.get_referents(*layer) if id(each) not in seen]
+        if any(each is steps for each in inside):
+            return True
+        layer = [each for each in inside if _hands_on(each)][:LOOKED_AT_MAX]
+        seen.update(map(id, layer))
+    return False
+
+
+def _hands_on(thing: object) -> bool:
+    """An iterator, a generator's frame or an object around one; not what a program as a whole hangs on."""
+    kind = type(thing)
+    return (
+        kind in BESIDE
+        or kind is GeneratorType
+        or hasattr(kind, "__next__")
+        or hasattr(kind, "__iter__")
+    )
+
+
+def _refuse(kind: str, *, counting: bool) -> None:
+    what = (
+        "counts from its own beginning"
+        if counting
+        else "takes what else it is given from its beginning"
+    )
+    way = (
+        "session.steps(...) gives the number of the step, and ends at the number that it is given"
+        if counting
+        else "loop over session.steps(...) alone, and make what a step needs from its number, in batches(step)"
+    )
+    raise Misuse(
+        f"{kind}(session.steps(...)) {what}, which whoever joins later does in another step: {way}"
+    )

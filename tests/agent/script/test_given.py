@@ -1,0 +1,49 @@
+"""What a script gives to its session is looked at, and what is odd about it is said."""
+
+from collections.abc import Callable
+
+import pytest
+
+from agent.errors import Misuse
+
+SCRIPT = """
+import torch
+from agent import Session
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+session = Session(model, optimizer{microbatches})
+for step in session.steps(3):
+    for x in session.share([torch.ones(2, 4)] * 2):
+        session.backward(model(x).square().mean(){division})
+    optimizer.step()
+"""
+TWO = ", microbatches=2"
+
+
+@pytest.mark.parametrize("division", [" / 2", " * 0.5", ".div(2)", " / torch.tensor(2.0)"])
+def test_a_loss_that_is_divided_by_the_microbatches_is_said(
+    by_hand: Callable[[str], None], capsys: pytest.CaptureFixture[str], division: str
+) -> None:
+    """Once, since it may be meant: loops that add gradients up divide, and here that is done already."""
+    by_hand(SCRIPT.format(microbatches=TWO, division=division))
+    said = capsys.readouterr().err.splitlines()
+    assert len(said) == 1
+    assert "was divided by 2, the number of microbatches" in said[0]
+
+
+@pytest.mark.parametrize("division", ["", " / 3", " * 2", " * torch.ones(1).sum()", " + 1"])
+def test_other_losses_are_not(
+    by_hand: Callable[[str], None], capsys: pytest.CaptureFixture[str], division: str
+) -> None:
+    by_hand(SCRIPT.format(microbatches=TWO, division=division))
+    assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("microbatches", ["", ", microbatches=0"])
+def test_how_many_microbatches_has_to_be_said(
+    by_hand: Callable[[str], None], microbatches: str
+) -> None:
+    with pytest.raises(
+        Misuse, match=r"Session\(model, optimizer, microbatches=M\): say of how many"
+    ):
+        by_hand(SCRIPT.format(microbatches=microbatches, division=""))
