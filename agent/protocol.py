@@ -85,10 +85,12 @@ class Ready(Message, frozen=True, kw_only=True):
 
 
 class Beat(Message, frozen=True, kw_only=True):
-    """Alive; how long a microbatch took lately (0 if none was computed), and the step that it is in the middle of."""
+    """Alive; how long a microbatch took lately (0 if none was computed), the step that it is in the middle of, and for
+    how long its script's thread has done nothing: see `agent.net.stuck`."""
 
     microbatch_s: float = 0.0
     step: int = -1
+    hung_s: float = 0.0
 
 
 class Slice(Message, frozen=True, kw_only=True):

@@ -332,9 +332,10 @@ class Session:
             summed = self._world.logged(step)
             if summed is None:
                 summed = yield from self._compute(step, batches)
-            self.seed_for(step, self.microbatches + 1)
-            self._install(summed)
-            passing("step: installed")
+            with self._world.unaided():
+                self.seed_for(step, self.microbatches + 1)
+                self._install(summed)
+                passing("step: installed")
         except Abandoned:
             # The rest of the body runs out on zeros, and what it does is then overwritten. No optimizer sees them:
             # it would change the state by them, and others may be asking for it just now.

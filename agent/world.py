@@ -1,6 +1,7 @@
 """Those who train together, as a session sees them: many, or nobody else."""
 
 from collections.abc import Sequence
+from contextlib import AbstractContextManager, nullcontext
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
@@ -75,6 +76,9 @@ class World(Protocol):
     def commit(self, step: int, summed: Summed) -> None:
         """Return when the step is committed: from here on nobody goes back behind it."""
 
+    def unaided(self) -> AbstractContextManager[None]:
+        """Inside nobody else is needed, and nothing of the script's is done."""
+
     def settle(self) -> None:
         """Return when nobody reads the state any more: the script is about to change it, or it is loaded."""
 
@@ -117,6 +121,9 @@ class Alone:
 
     def commit(self, step: int, summed: Summed) -> None:  # noqa: ARG002
         return None
+
+    def unaided(self) -> AbstractContextManager[None]:
+        return nullcontext()
 
     def settle(self) -> None:
         return None

@@ -2,6 +2,7 @@
 
 import threading
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from typing import TypeVar
 
 from agent.errors import Misuse, WireError
@@ -72,11 +73,16 @@ class Crew:
                 lambda: self._mesh.connection(peer), generation=part.generation
             )
             try:
-                connection.send(part, *pieces)
+                with self.link.stuck.aided():
+                    connection.send(part, *pieces)
             except WireError:
                 self._mesh.drop(peer, connection)
             else:
                 return
+
+    def unaided(self) -> AbstractContextManager[None]:
+        """Inside nobody else is needed, but where this waits or sends: see `agent.net.stuck`."""
+        return self.link.stuck.unaided()
 
     def wake(self) -> None:
         """Have the script's thread look again."""
@@ -101,7 +107,7 @@ class Crew:
         generation: int | None = None,
     ) -> T:
         """The one place where the script's thread waits: until `look` finds something."""
-        with self._changed:
+        with self.link.stuck.aided(), self._changed:
             while True:
                 found = look()
                 if found:

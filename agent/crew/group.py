@@ -35,6 +35,7 @@ from agent.faults import passing
 from agent.messages import JobOrder, NanPolicy, WorkerOrder
 from agent.net.link import Link
 from agent.net.mesh import Mesh
+from agent.net.stuck import unaided
 from agent.pipeline.wires import MeshChannel
 from agent.protocol import (
     AnyMessage,
@@ -232,7 +233,8 @@ class Group(Crew):
         )
         if chain.held is not None:
             session.part()
-            self._handover.pull(chain.held)
+            with self.unaided():
+                self._handover.pull(chain.held)
             if not self._handover.having:  # nobody had anything, and now each has its own
                 self._handover.keep(self._deep.keepers())
         return chain
@@ -295,6 +297,7 @@ class Group(Crew):
         self.go_on()
         self._send_what_is_due()
 
+    @unaided
     def _send_what_is_due(self) -> None:
         if self._holds and self._snapshots.due():
             self._snapshots.send()
@@ -309,9 +312,11 @@ class Group(Crew):
         if self._computed:
             settle(self.session.space.device)
             self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
-        exchange.gather(self, step, partial, total, lambda t: self._preparing.slice(step, t))
+        with self.unaided():
+            exchange.gather(self, step, partial, total, lambda t: self._preparing.slice(step, t))
         self._noting.tell(step)
 
+    @unaided
     def commit(self, step: int, summed: Summed) -> None:
         promised = None
         if summed.held is not None:
@@ -368,6 +373,7 @@ class Group(Crew):
     def _over_or_forgotten(self, sent_at: int) -> bool:
         return self._done or self._snapshots.failed or self.link.connects != sent_at
 
+    @unaided
     def _gather_behind(self, session: Session) -> None:
         """What comes behind the loop may use all of the model, unless nobody has room for that."""
         self._handover.pulling.offer(session.version, session.snapshot())
@@ -378,6 +384,7 @@ class Group(Crew):
 
     # --- layouts ------------------------------------------------------------------------------------
 
+    @unaided
     def _come_in(self, session: Session) -> None:
         """At a boundary: be in the newest layout, with its state (or on the way there by redo)."""
         while True:
@@ -398,6 +405,7 @@ class Group(Crew):
             self._handover.say_held()
             passing("morph: holding said")
 
+    @unaided
     def _change_in_step(self) -> None:
         """In the middle of a step: go on with it in the new layout, or give it up.
 

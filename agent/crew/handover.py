@@ -17,6 +17,7 @@ from agent.protocol import Enter, Held, Holding, LayersAsked, Part, State
 from agent.session import Session
 from agent.store.layers import REST, share_of, with_settings
 from agent.store.shares import Gathered, Share, whole
+from agent.tensors.device import settle
 from agent.tensors.staging import here
 from agent.world import Interrupted
 
@@ -61,9 +62,12 @@ class Handover:
         session = self._crew.session
         lacking = session.holdings.lacking(layers)
         if session.newborn:
-            session.bear(layers)
+            with self._crew.link.stuck.aided():  # it is the script's model
+                session.bear(layers)
         elif lacking:
-            session.add(self._found(lacking), lacking)
+            gathered = self._found(lacking)
+            self._settle()
+            session.add(gathered, lacking)
             # Before anybody knows of it: who asks in the next layout may ask before we are in it.
             self.pulling.offer(session.version, session.collected())
             self.say_held()
@@ -170,7 +174,8 @@ class Handover:
             tag=STATE,
             extra=msgspec.msgpack.encode(share),
         )
-        lying = here(pieces)
+        with self._crew.link.stuck.aided():  # behind what the script has told a device
+            lying = here(pieces)
         for receiver in receivers:
             self._crew.send(receiver, part, lying)
             passing("morph: part sent")
@@ -179,6 +184,7 @@ class Handover:
         """The state that the layout begins with; in layouts in which each keeps its own, what all need of it."""
         session = self._crew.session
         self.pulling.clear()
+        self._settle()
         if order.layout.owned or (order.holders and order.held):
             self._start_with(order)
         elif order.holders:
@@ -187,6 +193,11 @@ class Handover:
             session.load(*self._from_backup())
         if order.holders:
             passing("morph: state received")
+
+    def _settle(self) -> None:
+        """What comes to a device comes behind what the script has told it."""
+        with self._crew.link.stuck.aided():
+            settle(self._crew.session.space.device)
 
     def _from_backup(self, layers: tuple[str, ...] = ()) -> tuple[Gathered, int]:
         """What the keeper has, and of which version; these layers of it, where nobody is sent more."""

@@ -42,7 +42,8 @@ class Snapshots:
     def settle(self) -> None:
         """Return when nothing of the state is being copied any more: it is about to change."""
         if self._copying is not None:
-            self._copying.let_change()
+            with self._crew.link.stuck.aided():  # by the thread that copies, or by a device
+                self._copying.let_change()
             self._copying = None
 
     def due(self) -> bool:

@@ -12,6 +12,7 @@ from collections.abc import Callable
 
 from agent.checksum import Buffer
 from agent.errors import Refused, WireError
+from agent.net.stuck import Stuck
 from agent.net.wire import Connection, dial
 from agent.protocol import AnyMessage, Beat, Dismissal, Message
 
@@ -40,6 +41,7 @@ class Link:
         self._closed = threading.Event()
         self.connects = 0  # whoever waits for an answer sees by this that it must ask again
         self.microbatch_s, self.step = 0.0, -1
+        self.stuck = Stuck()  # of the thread that makes the link, which is the script's
 
     def start(self) -> None:
         """Connect (waiting as long as patience lasts) and listen from then on."""
@@ -59,7 +61,8 @@ class Link:
         connection = self._connection
         if connection is not None:
             try:
-                connection.send(message, *payload)
+                with self.stuck.aided():
+                    connection.send(message, *payload)
             except WireError:
                 return  # the receiving thread sees the same, and dials again
 
@@ -113,4 +116,5 @@ class Link:
 
     def _beat(self) -> None:
         while not self._closed.wait(BEAT_S):
-            self.send(Beat(microbatch_s=self.microbatch_s, step=self.step))
+            hung_s = self.stuck.beat() * BEAT_S
+            self.send(Beat(microbatch_s=self.microbatch_s, step=self.step, hung_s=hung_s))

@@ -219,6 +219,7 @@ class Job:
         """`late_s` is by how much this very call is late: others may be late for the same reason."""
         with self._lock:
             self.roster.lose_the_silent(now_s, late_s)
+            self.roster.lose_the_hung()
             self.roster.lose_the_suspected(now_s)
             self.roster.tell_of_ends()
             self._regrouping.look(now_s, late_s)
@@ -241,7 +242,7 @@ class Job:
 
     def receive(self, member: Member, message: AnyMessage, payload: memoryview) -> None:
         if isinstance(message, Beat):
-            member.beat(message.microbatch_s, message.step)
+            member.beat(message.microbatch_s, message.step, message.hung_s)
             return
         member.unheard = True
         try:

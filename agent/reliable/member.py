@@ -37,6 +37,7 @@ class Member:
         self.ready: Ready | None = hello.ready
         self.microbatch_s = 0.0
         self.step = -1  # that it is in the middle of
+        self.hung_s = 0.0  # while it says that it is alive
         self.heard_bytes = -1
         self.unheard = False  # what it said last is seen to, and nobody listens meanwhile
         self.heard_s = 0.0
@@ -45,9 +46,9 @@ class Member:
         self._posting, self._behind = threading.Lock(), 0  # how many are not sent yet
         threading.Thread(target=self._send, name=f"to-{self.worker}", daemon=True).start()
 
-    def beat(self, microbatch_s: float, step: int) -> None:
+    def beat(self, microbatch_s: float, step: int, hung_s: float) -> None:
         """Smoothed: a single step says little about how fast a worker is."""
-        self.step = step
+        self.step, self.hung_s = step, hung_s
         if not self.microbatch_s:
             self.microbatch_s = microbatch_s
         self.microbatch_s += SMOOTHING * (microbatch_s - self.microbatch_s)

@@ -18,6 +18,8 @@ from agent.reliable.reports import Reports
 from agent.reliable.suspicions import Suspicions
 from agent.reliable.watch import Watch
 
+HANGS = "it hangs: for {:.0f} s nothing has happened there, where it waits for nobody"
+
 
 class Roster:
     def __init__(self, history: History, reports: Reports, changed: threading.Condition) -> None:
@@ -121,8 +123,17 @@ class Roster:
             busy = self.recorders.is_busy(member.worker)
             bound_s = self._watch.bound_s(awaited=self._awaited(member) and not busy)
             if (silent_s := member.silent_s(now_s)) > bound_s + late_s:
-                self._watch.wait_longer(self._history.version)
+                self._watch.silent.ended(self._history.version)
                 self.lose(member.worker, "silent", f"nothing was heard for {silent_s:.1f} s")
+
+    def lose_the_hung(self) -> None:
+        """They say that they are alive, and everyone would wait for them."""
+        for member in list(self.members.values()):
+            if not member.hung_s or member.ready is None:
+                continue
+            if member.hung_s > self._watch.hung_bound_s(member.ready.state_bytes):
+                self._watch.hung.ended(self._history.version)
+                self.lose(member.worker, "silent", HANGS.format(member.hung_s))
 
     def suspect(self, accused: str, by: str, due_s: float) -> None:
         """The connection between them broke. Of those outside it matters of whom a state is waited for, who may have

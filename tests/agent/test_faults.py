@@ -33,6 +33,7 @@ from agent.messages import (
     WorkerLost,
     WorkerReady,
 )
+from agent.reliable import watch
 
 HERE = Path(__file__).parent
 STEPS = 120
@@ -61,6 +62,15 @@ PLACES = {
     for depth, out in NOT_PASSED.items()
 }
 SILENT: tuple[Kind, ...] = ("stop", "term", "hang", "corrupt", "reset", "exception", "memory")
+# Where nobody else is needed, and no code of the script's or of torch's runs.
+UNAIDED = (
+    *(point for point in faults.MORPH if point != "morph: cuts told"),
+    "step: prepared",
+    "step: commit heard",
+    "step: installed",
+    "save: snapshot begun",
+)
+BETWEEN = (*REDUCED, "step: slice sent")  # in deep chains amid what computes
 GRADIENTS = {1: "step: microbatch computed", 2: "step: stage played", 3: "step: stage played"}
 
 
@@ -141,6 +151,7 @@ class Job:
         script, *argv = command(depth, crew.folder, self.out)
         crew.depth, crew.owned = depth, depth == 3
         self.steady = WORKERS[depth] - 1
+        self.hangs_are_found = False  # by the keeper, before a manager gets impatient
         crew.begin(self.steady, Path(script).read_text(), *argv, **options)
         crew.reach(2)
         crew.settle = 1
@@ -208,6 +219,9 @@ class Job:
             case "stop":
                 assert self.lost(name).cause == "silent"
                 self.crew.kill(name, how=signal.SIGCONT)
+            case "hang" if self.hangs_are_found:
+                lost = self.lost(name)
+                assert (lost.cause, lost.detail[:8]) == ("silent", "it hangs")
             case "hang" if not beside:
                 self.crew.kill(name)  # it lives and does nothing: a manager ends such a one
                 self.lost(name)
@@ -319,6 +333,25 @@ def test_the_menu(trial: Trial, depth: int, alone: tuple[list[str], bytes]) -> N
     assert {line.point for line in happened} == set(PLACES[depth])
     for phase in PHASES:
         assert {line.kind for line in happened if line.point in phase} == set(SILENT)
+
+
+@pytest.mark.processes
+def test_the_keeper_finds_who_hangs(
+    trial: Trial, depth: int, alone: tuple[list[str], bytes], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """One after the other hangs in a hand-over, or between a step's sum and the next step, and says that it is alive. It
+    is given up, and nobody else; the others commit on."""
+    monkeypatch.setattr(watch, "HUNG_S", 1.0)
+    job = Job(trial, depth, backup_every_steps=2)
+    job.hangs_are_found = True
+    due = UNAIDED if depth > 1 else (*UNAIDED, *BETWEEN)
+    points = [point for point in due if point in PLACES[depth]]
+    for number, point in enumerate(points):
+        job.suffer(number, Fault(point=point, passing=1, kind="hang"))
+    job.ends_alike(alone)
+    assert [line.point for line in job.happened()] == points
+    found = [lost for lost in trial.of(WorkerLost) if lost.detail.startswith("it hangs")]
+    assert len(found) == len(points)
 
 
 @pytest.mark.processes
