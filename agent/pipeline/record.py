@@ -30,9 +30,9 @@ from agent.pipeline.flat import cloned
 from agent.pipeline.leftovers import placeholders_removed
 from agent.pipeline.modes import Switches
 from agent.pipeline.scaling import Scaler, Scaling
-from agent.pipeline.witness import HERE, LIBRARY, Witness, refuse_lent, refuse_replaced
 from agent.source import own
 from agent.tensors.device import device_of, stream_kept, stream_state
+from agent.pipeline.witness import HERE, LIBRARY, Derived, Witness, refuse_lent, refuse_replaced
 
 LossOf = Callable[..., torch.Tensor]
 FIXED = "shapes are fixed"  # in the `meta` of a graph: sizes are constants in it
@@ -131,9 +131,9 @@ class _Failed(Exception):  # noqa: N818 - a reason to try it otherwise
 def _on_placeholders(
     whole: Recorded, example: Sequence[torch.Tensor], kept: frozenset[str]
 ) -> fx.GraphModule:
-    tracer = _Tracer(kept, device_of(whole))
+    tracer = _Tracer(kept, device_of(whole), Derived([*whole.parameters(), *whole.buffers()]))
     try:
-        with tracer.switches.watching():
+        with tracer.switches.watching(), tracer.derived:
             return fx.GraphModule(whole, tracer.trace(whole, {"batch": len(example)}))
     except CannotRecord:
         raise
@@ -204,9 +204,9 @@ def buffers_kept(whole: torch.nn.Module) -> Iterator[None]:
 class _Tracer(fx.Tracer):
     proxy_buffer_attributes = True  # a buffer's value is not a constant
 
-    def __init__(self, kept: frozenset[str], device: torch.device) -> None:
+    def __init__(self, kept: frozenset[str], device: torch.device, derived: Derived) -> None:
         super().__init__()
-        self._kept, self._device = kept, device
+        self._kept, self._device, self.derived = kept, device, derived
         self._grad = torch.is_grad_enabled()
         self._inside = 0  # of how many modules of the model
         self._own: Collection[int] = ()  # its weights
@@ -277,6 +277,12 @@ class _Tracer(fx.Tracer):
         if next(m.parameters(), None) is not None or next(m.buffers(), None) is not None:
             raise fx.proxy.TraceError("it calls a module that the session does not know of")
         return forward(*args, **kwargs)  # a loss without state, made beside the model
+
+    def create_arg(self, a: Any) -> Any:
+        """`sum(p.square().sum() for p in model.parameters())` meets no placeholder, and would be this step's number for good."""
+        if isinstance(a, torch.Tensor) and not self.derived.knows(a) and self.derived.has(a):
+            raise fx.proxy.TraceError("it computes with weights before it meets its inputs")
+        return super().create_arg(a)
 
     def create_node(self, *args: Any, **kwargs: Any) -> fx.Node:
         if self._inside and torch.is_grad_enabled() != self._grad:

@@ -452,6 +452,34 @@ class _Unseen(TorchDispatchMode):  # type: ignore[no-untyped-call]
         return out
 
 
+class Derived(TorchDispatchMode):  # type: ignore[no-untyped-call]
+    """Tensors that were computed from these, or are these under another name (`p.data`)."""
+
+    def __init__(self, known: Sequence[torch.Tensor]) -> None:
+        super().__init__()  # type: ignore[no-untyped-call]
+        self._known = {id(tensor) for tensor in known}
+        self._memories = {tensor.untyped_storage()._cdata for tensor in known}
+        self._made: dict[int, weakref.ref[torch.Tensor]] = {}
+
+    def knows(self, tensor: torch.Tensor) -> bool:
+        return id(tensor) in self._known
+
+    def has(self, tensor: torch.Tensor) -> bool:
+        ref = self._made.get(id(tensor))
+        if ref is not None and ref() is tensor:
+            return True
+        plain = tensor.layout is torch.strided
+        return plain and tensor.untyped_storage()._cdata in self._memories
+
+    def __torch_dispatch__(
+        self, func: Callable[..., Any], types: Any, args: Any = (), kwargs: Any = None
+    ) -> Any:
+        out = func(*args, **(kwargs or {}))
+        if any(map(self.has, _tensors((args, kwargs or {})))):
+            self._made.update({id(tensor): weakref.ref(tensor) for tensor in _tensors(out)})
+        return out
+
+
 def _counted(name: str, args: Any, kwargs: Mapping[str, Any]) -> list[torch.Tensor]:
     """The tensors whose values say how large the result is."""
     tensors = _tensors((args, kwargs))

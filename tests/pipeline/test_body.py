@@ -689,6 +689,29 @@ def test_who_asks_whether_it_has_a_tensor_has_one(tmp_path: Path, recorder: Reco
     assert torch.equal(recorder.found[0].graph(x, y), expected)
 
 
+@pytest.mark.parametrize(
+    "penalty",
+    [
+        "sum(p.square().sum() for p in model.parameters())",
+        "sum((p.detach() - p.data / 2).abs().sum() for p in [*model.parameters()][:1])",
+    ],
+)
+def test_what_is_computed_of_weights_alone_is_computed_in_each_step(
+    tmp_path: Path, recorder: Recorder, penalty: str
+) -> None:
+    """No placeholder goes into it, and it is no number that the recording found once."""
+    loop = f"""
+    for x, y in session.share(batches(step)):
+        session.backward(functional.cross_entropy(model(x), y) + {penalty})
+    optimizer.step()
+    """
+    names = run(tmp_path, loop)
+    assert recorder.failed == ""
+    x, y = names["batches"](0)[0]
+    expected = torch.nn.functional.cross_entropy(names["model"](x), y) + eval(penalty, names)
+    assert torch.equal(recorder.found[0].graph(x, y), expected)
+
+
 def test_a_look_at_a_microbatch_is_a_look_at_each(tmp_path: Path, recorder: Recorder) -> None:
     """What a loop asks of the values of its microbatch is asked of each: one that answers otherwise has another graph."""
     loop = """
