@@ -367,6 +367,7 @@ class Session:
                 self._world.commit(step, summed)
                 self.eyes.seen.clear()
             except Interrupted:
+                self._filled.look()
                 continue
             return summed
 
@@ -468,6 +469,7 @@ class Session:
 
     def to_play(self, told: Told = nobody, *, entered: bool) -> Recording:
         """The recording, looked at if it is time to. `entered`: in the first step of a layout."""
+        self._filled.empty()  # who was there before has tables that newcomers have not made yet
         found = self.recording(told)
         if self._asked is None:
             return found

@@ -25,7 +25,7 @@ from agent.errors import Misuse
 from agent.pipeline.cut import build, worth_cutting
 from agent.pipeline.examine import CutPoint, Facts, cut_points, examine
 from agent.pipeline.pieces import Piece
-from agent.pipeline.record import LossOf, buffers_kept, record
+from agent.pipeline.record import LossOf, attributes_kept, buffers_kept, record
 from agent.profile import Network, NetworkFrom, Profile, Section, parse, render
 from agent.script.optimizers import twin_of
 from agent.source.own import is_own_class
@@ -112,7 +112,7 @@ def gauging(
 @contextmanager
 def _untouched(graph: fx.GraphModule) -> Iterator[None]:
     try:
-        with buffers_kept(graph), stream_kept(device_of(graph)):
+        with attributes_kept(graph), buffers_kept(graph), stream_kept(device_of(graph)):
             yield
     finally:
         graph.zero_grad(set_to_none=True)

@@ -28,6 +28,7 @@ from agent.pipeline.examine import Facts, examined
 from agent.pipeline.flat import cloned, flatten, is_leaf, unflatten
 from agent.pipeline.record import (
     FIXED,
+    Kept,
     attributes_kept,
     functions_refused,
     record,
@@ -53,6 +54,7 @@ from agent.tensors.away import any_away, computable
 from agent.tensors.device import device_of
 from agent.tensors.still import version_of
 
+PLAIN = torch.nn.Module()
 LATE = "late"  # in the `meta` of a graph: guests are asked as late as can be
 Run = Callable[..., Any]
 Looked = tuple[fx.GraphModule, Facts, Any]
@@ -97,6 +99,10 @@ class Body:
         def as_it_is(batch: Sequence[torch.Tensor] = leaves) -> Any:
             return loss_of(None, *cloned(batch))
 
+        def next_one() -> Any:
+            other, shape = flatten(batches[min(1, len(batches) - 1)])
+            return self._loss_of(run, shape)(None, *cloned(other))
+
         def recorded_of(example: Sequence[Any], *, fixed: bool) -> fx.GraphModule:
             with self._heard.listening(model):
                 return record(model, loss_of, example, scaler, fixed=fixed, names=self._own)
@@ -117,7 +123,9 @@ class Body:
                 return graph, facts, loss
 
         try:
-            graph, facts, loss = self._recorded(recorded, partial(self._run_twice, model, as_it_is))
+            graph, facts, loss = self._recorded(
+                recorded, partial(self._run_twice, model, as_it_is, next_one)
+            )
         except CannotRecord as error:
             raise CannotRecord(self._short(str(error))) from error
 
@@ -213,20 +221,32 @@ class Body:
                 "is told something else by a placeholder. Train with depth 1"
             )
 
-    def _run_twice(self, model: torch.nn.Module, run: Callable[[], Any]) -> Any:
+    def _run_twice(
+        self, model: torch.nn.Module, run: Callable[[], Any], other: Callable[[], Any]
+    ) -> Any:
         """What a module keeps for itself may not go into the loss of the next microbatch, which others may have."""
+        begun, attributes = Kept(model), _attributes(model)
         with attributes_kept(model):
             one, before = self._again(model, run), _attributes(model)
-            other, after = self._again(model, run), _attributes(model)
-        if not _alike(one, other):
-            kept = sorted(name for name in after if after[name] is not before.get(name))
-            what = " and ".join(f"`{name}`" for name in kept[:2]) or "something"
-            raise Misuse(
-                f"{self._at(self._loop)}: a microbatch has another loss when it is computed once more: the model keeps "
-                f"{what} from one forward to the next, which may be that of another worker. Begin anew with every "
-                "microbatch, or put it into a buffer, of which every microbatch sees the step's start"
-            )
+            behind = self._again(model, other) if begun.anything else None
+            again, after = self._again(model, run), _attributes(model)
+        if not _alike(one, again):
+            self._refuse_kept("when it is computed once more", before, after)
+        if behind is not None:
+            first = begun.without(model, partial(self._again, model, other))
+            if not _alike(behind, first):
+                self._refuse_kept("when no other was computed before it", attributes, before)
         return one
+
+    def _refuse_kept(self, when: str, before: dict[str, Any], after: dict[str, Any]) -> None:
+        kept = sorted(name for name in after if after[name] is not before.get(name))
+        what = " and ".join(f"`{name}`" for name in kept[:2]) or "something"
+        raise Misuse(
+            f"{self._at(self._loop)}: a microbatch has another loss {when}: the model keeps "
+            f"{what} from one forward to the next, which may be that of another worker. Begin anew with every "
+            "microbatch, or put it into a buffer, of which every microbatch sees the step's start. What is made once of "
+            "some data can be made before Session(...)"
+        )
 
     def _again(self, model: torch.nn.Module, run: Callable[[], Any]) -> Any:
         """The loss of the body as it is. Buffers and random streams are as before then."""
@@ -303,7 +323,9 @@ def _as_before(model: torch.nn.Module) -> Iterator[None]:
         with torch.no_grad():
             for owner, key, buffer, kept in before:
                 buffer.copy_(kept)
-                owner[key] = buffer
+                there = owner.get(key)
+                if there is None or there.shape == buffer.shape:  # else a table that has grown
+                    owner[key] = buffer
 
 
 @contextlib.contextmanager
@@ -337,10 +359,10 @@ def _alike(one: Any, other: Any) -> bool:
 
 
 def _attributes(model: torch.nn.Module) -> dict[str, Any]:
-    """What modules have besides parameters, buffers and modules."""
+    """What modules have besides parameters, modules and buffers that are there from the beginning."""
     return {
         f"{name}.{key}" if name else key: value
         for name, module in model.named_modules()
-        for key, value in vars(module).items()
-        if not key.startswith("_")
+        for key, value in (*vars(module).items(), *module._buffers.items())
+        if key not in vars(PLAIN)
     }

@@ -22,6 +22,7 @@ from agent.errors import Misuse
 from agent.pipeline import modes
 from agent.pipeline.examine import CutPoint, Facts, cut_points, used
 from agent.pipeline.pieces import NOTHING, Boundary, Piece
+from agent.pipeline.record import attributes_kept
 from agent.pipeline.stage import Stage
 from agent.tensors.away import stood_in
 from agent.tensors.device import clock_of, device_of, stream_kept
@@ -229,7 +230,8 @@ def measured(
     """
     device = pieces[0].device
     clock, found = clock_of(device, time.perf_counter), [math.inf] * len(pieces)
-    with stream_kept(device):
+    modules = torch.nn.ModuleList([piece.module for piece in pieces])
+    with stream_kept(device), attributes_kept(modules):
         for _ in range(rounds):
             arrived = None
             for index, piece in enumerate(pieces):

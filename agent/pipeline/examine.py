@@ -6,6 +6,7 @@ A cut is refused where it would change the numbers:
 
 * a value that crosses shares its memory with something that is written to behind the cut;
 * a buffer is written to, and used on both sides;
+* a module that is called as it is keeps something for another call that gives something else without it;
 * the forward asks for a derivative of what is computed behind the cut by what is before it;
 * an autocast casts a weight once, and uses that on both sides;
 * what would cross is neither a tensor nor plain numbers.
@@ -14,6 +15,7 @@ A cut is refused where it would change the numbers:
 import weakref
 from collections.abc import Iterator, Sequence
 from contextlib import AbstractContextManager, nullcontext
+from functools import partial
 from typing import Any
 
 import msgspec
@@ -27,7 +29,7 @@ from torch.utils import _pytree as pytree
 from agent.errors import CannotRecord
 from agent.pipeline import modes
 from agent.pipeline.guests import Guest
-from agent.pipeline.record import python_drawn, where
+from agent.pipeline.record import Kept, attributes_kept, python_drawn, where
 from agent.pipeline.scaling import Scaling
 from agent.pipeline.witness import unsaved
 from agent.source.own import is_torchs
@@ -96,6 +98,7 @@ def examined(graph: fx.GraphModule, example: Sequence[torch.Tensor]) -> tuple[Fa
             *_switches(graph),
             *modes.without_grad(graph.graph.nodes),
             *_buffer_uses(graph, written),
+            *look.handed_on,
             *_derivatives(graph),
         ),
         draws=tuple(sorted(drawing.union(look.draws))),
@@ -111,17 +114,20 @@ def _looked(
     before = {
         name: (buffer, version_of(buffer), buffer.clone()) for name, buffer in graph.named_buffers()
     }
-    look = _Look(graph)
-    try:
-        with stream_kept(device_of(graph)), how, modes.kept(), computable(graph):
-            out = look.run(*example)
-    finally:
-        written = frozenset(
-            name for name, buffer in graph.named_buffers() if _is_written(buffer, *before[name])
-        )
-        with torch.no_grad():
-            for name in written:
-                graph.get_buffer(name).copy_(before[name][2])
+    with attributes_kept(graph):
+        look = _Look(graph)
+        try:
+            with stream_kept(device_of(graph)), how, modes.kept(), computable(graph):
+                out = look.run(*example)
+        finally:
+            written = frozenset(
+                name
+                for name, buffer in graph.named_buffers()
+                if name in before and _is_written(buffer, *before[name])
+            )
+            with torch.no_grad():
+                for name in written:
+                    before[name][0].copy_(before[name][2])
     return look, written, out
 
 
@@ -146,7 +152,9 @@ def _is_written(
     buffer: torch.Tensor, before: torch.Tensor, version: int, value: torch.Tensor
 ) -> bool:
     """Also where it is the same afterwards: the largest value so far may be another one for the next microbatch. Batch
-    norm's kernels do not count what they write."""
+    norm's kernels do not count what they write. One of another size is kept for another call, as an attribute is."""
+    if buffer.shape != before.shape:
+        return False
     counted = buffer is not before or version_of(buffer) != version
     return counted or not torch.equal(buffer, value)
 
@@ -178,12 +186,15 @@ class _Look(fx.Interpreter):
             int, bool
         ] = {}  # whether what a node makes has gradients, when it is made and written
         self.draws: list[int] = []
+        self._kept, self._keeps, self._at = Kept(graph), -1, 0
+        self.handed_on: list[tuple[int, int]] = []
         self._stream, self._others = stream_state(self._device), python_drawn()
         self.casts = modes.Casts(graph.parameters())
 
     def run_node(self, n: fx.Node) -> Any:
+        self._at = self._index[n]
         try:
-            with self.casts.watching(self._index[n], n):
+            with self.casts.watching(self._at, n):
                 out = super().run_node(n)
         except Exception as error:
             raise CannotRecord(
@@ -199,6 +210,23 @@ class _Look(fx.Interpreter):
             self.draws.append(self._index[n])
             self._stream = stream
         self._note(n, out)
+        return out
+
+    def call_module(self, target: Any, args: Any, kwargs: Any) -> Any:
+        """A table that a module has made in its first call, it makes in another stage as well; what comes of that call's
+        values is there in its own stage only."""
+        module = self.fetch_attr(target)
+        if all(is_torchs(type(each)) or isinstance(each, OURS) for each in module.modules()):
+            return super().call_module(target, args, kwargs)
+        apart = None
+        if self._keeps >= 0:
+            given = pytree.tree_map(_cloned, (args, kwargs))
+            apart = self._kept.without(module, partial(super().call_module, target, *given))
+        out = super().call_module(target, args, kwargs)
+        if self._keeps >= 0 and not _alike(out, apart):
+            self.handed_on.append((self._keeps, self._at))
+        elif self._keeps < 0 and self._kept.anything:
+            self._keeps = self._at
         return out
 
     def _note(self, node: fx.Node, out: Any) -> None:
@@ -265,6 +293,21 @@ class _Memory:
 
     def _alive(self) -> Iterator[tuple[int, torch.Tensor]]:
         return ((node, tensor) for node, ref in self.tensors if (tensor := ref()) is not None)
+
+
+def _cloned(value: Any) -> Any:
+    return value.clone() if isinstance(value, torch.Tensor) else value
+
+
+def _alike(one: Any, other: Any) -> bool:
+    """In all that can be compared."""
+    ones, others = pytree.tree_leaves(one), pytree.tree_leaves(other)
+    return len(ones) == len(others) and all(
+        torch.equal(a.nan_to_num(), b.nan_to_num())
+        if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
+        else a is b or (isinstance(a, PLAIN) and isinstance(b, PLAIN) and a == b)
+        for a, b in zip(ones, others, strict=True)
+    )
 
 
 def _switches(graph: fx.GraphModule) -> Iterator[tuple[int, int]]:

@@ -322,16 +322,38 @@ def streams_kept(device: torch.device) -> Iterator[None]:
 def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
     """Nor in what modules keep for themselves: a mask that is made once, what was attended to last. They would keep
     placeholders otherwise, and the first microbatch would come upon them."""
-    before = [
-        (now, dict(now))
-        for module in model.modules()
-        for now in (*_attributes(module), module._buffers)
-    ]
+    before = [(now, dict(now)) for module in model.modules() for now in _attributes(module)]
     try:
         yield
     finally:
         for now, earlier in before:
             _put_back(now, earlier)
+
+
+class Kept:
+    """What modules keep of one call for the next: whether there is anything now, and what a call gives without it."""
+
+    def __init__(self, model: torch.nn.Module) -> None:
+        self._model = model  # with all that it is made of
+        self._begun = [(now, dict(now)) for each in model.modules() for now in _attributes(each)]
+
+    @property
+    def anything(self) -> bool:
+        return any(
+            now.keys() != begun.keys() or any(now[key] is not value for key, value in begun.items())
+            for now, begun in self._begun
+        )
+
+    def without(self, module: torch.nn.Module, call: Callable[[], Any]) -> Any:
+        """What a call of this module gives; None if it fails. Random streams, its buffers and what is kept are as before."""
+        device = device_of(self._model)
+        with attributes_kept(self._model), buffers_kept(module), streams_kept(device):
+            for now, begun in self._begun:
+                _put_back(now, begun)
+            try:
+                return call()
+            except Exception:  # it needs what was kept
+                return None
 
 
 @contextmanager
@@ -350,39 +372,49 @@ class Filled:
     if there had been no forward, so that whoever has run some records what whoever has run none does."""
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
-        modules = [module for model in models for module in model.modules()]
-        self._places = [place for module in modules for place in _attributes(module)]
+        self._places = [  # and whether it may be filled at any time: a table that grows is one of these
+            (place, bool(module._non_persistent_buffers_set))
+            for model in models
+            for module in model.modules()
+            for place in _attributes(module)
+        ]
         self._roles = set[object]()
-        self._before: list[dict[Any, Any]] = []
+        self._before: list[tuple[int, dict[Any, Any]]] = []
         self._first: dict[tuple[int, Any], tuple[bool, Any]] = {}  # what was there, if anything was
 
     def begin(self, role: object) -> None:
         """Whoever has done the same before comes by the same modules."""
-        known, self._before = role in self._roles, []
+        known = role in self._roles
         self._roles.add(role)
-        if not known:
-            self._before = [dict(place) for place in self._places]
+        self._before = [
+            (index, dict(place))
+            for index, (place, grows) in enumerate(self._places)
+            if grows or not known
+        ]
 
     def look(self) -> None:
         """Nothing but forwards have been since."""
-        for index, before in enumerate(self._before):
-            for key, value in self._places[index].items():
+        for index, before in self._before:
+            for key, value in self._places[index][0].items():
                 if before.get(key) is not value:
                     self._first.setdefault((index, key), (key in before, before.get(key)))
         self._before = []
 
     def empty(self) -> None:
         for (index, key), (was_there, value) in self._first.items():
+            place, _ = self._places[index]
             if was_there:
-                self._places[index][key] = value
+                place[key] = value
             else:
-                self._places[index].pop(key, None)
+                place.pop(key, None)
 
 
 def _attributes(module: torch.nn.Module) -> list[dict[Any, Any]]:
-    """Its attributes, and its hooks: libraries hang some up in the first forward, and note in an attribute that they did."""
+    """Its attributes, its buffers, and its hooks: libraries hang some up in the first forward, and note in an attribute that
+    they did."""
     own = vars(module)
-    return [own, *(v for key, v in own.items() if key.endswith("_hooks") and isinstance(v, dict))]
+    hooks = (v for key, v in own.items() if key.endswith("_hooks") and isinstance(v, dict))
+    return [own, module._buffers, *hooks]
 
 
 def _put_back(now: dict[Any, Any], before: dict[Any, Any]) -> None:

@@ -179,7 +179,9 @@ class Stage:
         held.buffers = [buffer.clone() for buffer, _ in written]
         for copy, (_, places) in zip(held.buffers, written, strict=True):
             for owner, key in places:
-                owner._buffers[key] = copy
+                there = owner._buffers[key]
+                if there is not None and there.shape == copy.shape:  # else a table that has grown
+                    owner._buffers[key] = copy
         try:
             with modes.kept() if switches else nullcontext():
                 return held.piece.module(*inputs)
@@ -187,6 +189,8 @@ class Stage:
             for index, (buffer, places) in enumerate(written):
                 for owner, key in places:
                     there = owner._buffers[key]  # the forward may have put another one there
+                    if there is not None and there.shape != buffer.shape:
+                        continue  # a table that has grown
                     if there is not None and there is not held.buffers[index]:
                         held.buffers[index] = there.detach()
                     owner._buffers[key] = buffer

@@ -712,6 +712,64 @@ def test_what_is_computed_of_weights_alone_is_computed_in_each_step(
     assert torch.equal(recorder.found[0].graph(x, y), expected)
 
 
+KEEPING = START.replace(
+    "optimizer =",
+    """
+class Scaled(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.scale = None
+        self.register_buffer("kept", None, persistent=False)
+    def forward(self, x, anew):
+        if BEGUN and (x.abs().mean() >= 0):  # which is kept whole
+            self.WHERE = x.detach().abs().mean() + FROM
+        return x / self.WHERE
+model.scaled = Scaled()
+optimizer =""",
+)
+
+
+@pytest.mark.parametrize("where", ["scale", "kept"])
+def test_what_is_made_once_of_a_microbatch_is_refused(
+    tmp_path: Path, recorder: Recorder, where: str
+) -> None:
+    """Each worker would make it of the first that it has. A table, which is the same for each, may be made once."""
+    loop = """
+    for x, y in session.share(batches(step)):
+        session.backward(functional.cross_entropy(model[2](model[1](model[0](model.scaled(x, True)))), y))
+    """
+    once = KEEPING.replace("BEGUN", f"self.{where} is None").replace("WHERE", where)
+    with pytest.raises(Misuse, match=f"no other was computed before it: the model keeps .*{where}"):
+        run(tmp_path, loop, once.replace("FROM", "0.5"))
+    session._sessions.clear()
+    run(tmp_path, loop, once.replace("x.detach().abs().mean() + FROM", "2.0 + torch.zeros(())"))
+    assert recorder.failed == ""
+    assert cut_points(recorder.found[0].facts)
+
+
+def test_what_a_module_keeps_for_its_next_call_is_in_one_stage(
+    tmp_path: Path, recorder: Recorder
+) -> None:
+    """Another stage would have what it kept of another microbatch, or nothing. What the second call is given as well may be cut before."""
+    loop = """
+    for x, y in session.share(batches(step)):
+        h = model[1](model[0](model.scaled(x, True)))
+        session.backward(functional.cross_entropy(model[2](model.scaled(h, {})), y))
+    """
+    start = KEEPING.replace("BEGUN", "anew").replace("WHERE", "scale").replace("FROM", "0.5")
+    run(tmp_path, loop.format(False), start)
+    (one,) = {id(found.graph): found for found in recorder.found}.values()
+    first, last = [
+        index
+        for index, node in enumerate(one.graph.graph.nodes)
+        if node.op == "call_module" and "scaled" in str(node.target)
+    ]
+    assert not [point for point in cut_points(one.facts) if first <= point.after < last]
+    session._sessions.clear()
+    run(tmp_path, loop.format(True), start)
+    assert [p for p in cut_points(recorder.found[-1].facts) if first <= p.after < last]
+
+
 def test_a_look_at_a_microbatch_is_a_look_at_each(tmp_path: Path, recorder: Recorder) -> None:
     """What a loop asks of the values of its microbatch is asked of each: one that answers otherwise has another graph."""
     loop = """
