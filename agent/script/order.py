@@ -6,8 +6,10 @@ of the next, no count of those that were seen may, and no random stream of the s
 
 import ast
 import random
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from pathlib import Path
+from types import FunctionType
+from typing import Any
 
 import numpy as np
 import torch
@@ -16,13 +18,18 @@ from agent.errors import Misuse
 from agent.source import own
 from agent.source.loops import (
     Caller,
+    Function,
+    Loop,
+    emptied_in,
     found_loop,
     names_in,
+    names_of,
     read_behind,
     read_first,
     stored_in,
     uses,
 )
+from agent.pipeline.reads import lying_at
 
 ELSEWISE = (
     "session.loss is the mean loss of the step; what else is wanted of all its microbatches has to be computed from "
@@ -51,12 +58,88 @@ def refuse_order(caller: Caller) -> None:
             f"{loop.place}: `{carried.id}` goes from one microbatch into the loss of the next, which another "
             "worker may have: begin anew with every microbatch"
         )
+    kept = _kept_by_key(loop, names_of(caller.frame))
+    if kept is not None:
+        raise Misuse(
+            f"{loop.place}: `{ast.unparse(kept)}` keeps what the model has computed in the loop over session.share(...) for a "
+            "later microbatch, which another worker may have: begin anew with every microbatch, or put all that belongs "
+            "together into one"
+        )
     behind = read_behind(loop)
     if behind is not None:
         raise Misuse(
             f"{Path(loop.file).name}:{behind.lineno}: `{behind.id}` is set in the loop over session.share(...), where "
             f"every worker has other microbatches, so behind it there is this worker's only: {ELSEWISE}"
         )
+
+
+def _kept_by_key(loop: Loop, names: dict[str, Any]) -> ast.expr | None:
+    """`states[i] = state` or `self.state = state`, read before it is set: of what comes of a model that learns. What was
+    loaded once may be kept."""
+    body = [part for part in loop.whole.body if not isinstance(part, Function | ast.ClassDef)]
+    statements = [node for part in body for node in ast.walk(part) if isinstance(node, ast.stmt)]
+    made, read = emptied_in(loop) | stored_in(loop), set[str]()
+    computed = _computed(statements, names)
+    for node in sorted(statements, key=lambda each: each.lineno):
+        targets = list(_kept_targets(node))
+        apart = {id(each) for target in targets for each in ast.walk(target)}
+        read |= {
+            ast.unparse(each)
+            for part in _own_parts(node)
+            for each in ast.walk(part)
+            if isinstance(each, ast.Name | ast.Attribute) and id(each) not in apart
+        }
+        for target in targets if _is_computed(node, computed, names) else []:
+            where = target.value if isinstance(target, ast.Subscript) else target
+            if ast.unparse(where) in read and not names_in(where) & made:
+                return target
+    return None
+
+
+def _own_parts(node: ast.stmt) -> Iterator[ast.AST]:
+    """Of a statement what is not another statement."""
+    return (each for each in ast.iter_child_nodes(node) if not isinstance(each, ast.stmt))
+
+
+def _kept_targets(node: ast.stmt) -> Iterator[ast.Subscript | ast.Attribute]:
+    for target in node.targets if isinstance(node, ast.Assign) else []:
+        for each in target.elts if isinstance(target, ast.Tuple | ast.List) else [target]:
+            if isinstance(each, ast.Subscript | ast.Attribute):
+                yield each
+
+
+def _computed(statements: Sequence[ast.stmt], names: dict[str, Any]) -> set[str]:
+    """The names that stand for what a model that learns has computed."""
+    found, before = set[str](), -1
+    sets = [node for node in statements if isinstance(node, ast.Assign)]
+    while len(found) != before:
+        before = len(found)
+        for node in sets:
+            if _is_computed(node, found, names):
+                found |= names_in(*node.targets, how=ast.Store)
+    return found
+
+
+def _is_computed(node: ast.stmt, computed: set[str], names: dict[str, Any]) -> bool:
+    if not isinstance(node, ast.Assign):
+        return False
+    value = node.value
+    calls = (node.func for node in ast.walk(value) if isinstance(node, ast.Call))
+    return bool(names_in(value) & computed) or any(
+        _learns(lying_at(func, names))
+        for func in calls
+        if isinstance(func, ast.Name | ast.Attribute)
+    )
+
+
+def _learns(thing: object) -> bool:
+    """A model that does, or a function of the person's own that calls one by its name."""
+    if isinstance(thing, torch.nn.Module):
+        return any(param.requires_grad for param in thing.parameters())
+    if not isinstance(thing, FunctionType) or own.is_library(thing.__code__.co_filename):
+        return False
+    named = (thing.__globals__.get(name) for name in thing.__code__.co_names)
+    return any(isinstance(each, torch.nn.Module) and _learns(each) for each in named)
 
 
 def _into_loss(loop: ast.For) -> set[str]:

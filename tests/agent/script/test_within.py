@@ -32,6 +32,10 @@ class Data:
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 trainer, data, meter = Trainer(), Data(), Meter()
+trainer.state, kept, parts = 0.0, {{}}, {{}}
+frozen = torch.nn.Linear(4, 1).requires_grad_(False)
+def seen_by(x):
+    return model(x)
 losses, hidden, stats = [], [0.0, 0.0], collections.defaultdict(float)
 class Metric(torch.nn.Module):
     asked = 0
@@ -49,8 +53,8 @@ for step in session.steps(2):
 """
 LOSS = "loss = model(x).square().mean(); session.backward(loss)"
 REFUSED = {
-    "a total": (f"{LOSS}; total += loss.item()", "", "print(total)", "train.py:40: `total`"),
-    "the last loss": (LOSS, "", "print(loss.item())", "train.py:40: `loss`"),
+    "a total": (f"{LOSS}; total += loss.item()", "", "print(total)", "train.py:44: `total`"),
+    "the last loss": (LOSS, "", "print(loss.item())", "train.py:44: `loss`"),
     "a list": (f"{LOSS}; losses.append(loss.item())", "", "", "`losses`"),
     "a list of every step": (
         f"{LOSS}; own.append(loss.item())",
@@ -62,9 +66,21 @@ REFUSED = {
         f"losses.clear(); {LOSS}; losses.append(loss.item())",
         "",
         "print(losses)",
-        "train.py:40: `losses`",
+        "train.py:44: `losses`",
     ),
     "a state for the next step": (f"{LOSS}; hidden[0] = loss.detach()", "", "", "`hidden`"),
+    "a state of the model for the next step, by a key": (
+        "found = model(x + kept.get(0, 0.0)); kept[0] = found.detach(); session.backward(found.square().mean())",
+        "",
+        "",
+        "train.py:41: `kept[0]` keeps what the model has computed",
+    ),
+    "such a state in an object": (
+        "found = seen_by(x + trainer.state); trainer.state = (found.detach(), 1)[0]; session.backward(found.mean())",
+        "",
+        "",
+        "train.py:41: `trainer.state` keeps what the model has computed",
+    ),
     "a count in a dict": (f"{LOSS}; stats['loss'] += loss.item()", "", "", "`stats`"),
     "a metric of a library": (f"{LOSS}; metrics['mean'](loss)", "", "", "`metrics`"),
     "a meter": (f"{LOSS}; meter.update(loss.item())", "", "", "`meter.sum`"),
@@ -76,6 +92,16 @@ REFUSED = {
     ),
 }
 ALLOWED = {
+    "what belongs together in a dict": (
+        "parts['a'] = model(x).square().mean(); parts['b'] = model(x).mean(); session.backward(parts['a'] + parts['b'])",
+        "",
+        "",
+    ),
+    "what does not learn is asked once": (
+        "found = frozen(x) if 0 not in kept else kept[0]; kept[0] = found; session.backward((model(x) + found).mean())",
+        "",
+        "",
+    ),
     "a name of another use": (LOSS, "", "loss = session.loss; print(loss)"),
     "a metric that is asked behind the loop": (LOSS, "", "metrics['mean'](model(data[0]))"),
     "what is printed": (f"{LOSS}; print(loss.item())", "", ""),
