@@ -286,10 +286,12 @@ def _measure_apply(
 ) -> tuple[float, float]:
     """Seconds per byte of parameters for a step of the optimizer, and its state as a share of them.
 
-    Measured on copies, since a step would change the weights.
+    Measured on copies, since a step would change the weights: of those that it trains, as it may take no others.
     """
+    groups = [] if optimizer is None else optimizer.param_groups
+    theirs = {id(param) for group in groups for param in group["params"]}
     params, taken = [], 0
-    for param in model.parameters():
+    for param in [p for p in model.parameters() if id(p) in theirs] or model.parameters():
         left = APPLIED_BYTES_MAX - taken
         if param.requires_grad and left > 0 and param.numel():
             fits = param.nbytes <= left

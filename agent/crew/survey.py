@@ -142,7 +142,10 @@ class Survey:
             except Interrupted:
                 raise
             except Exception as error:  # a job trains without a profile too
-                self._say(f"the model was not measured: {error!r}")
+                self._say(
+                    "the model was not measured, and trains as it is: which layout is best for it is not known "
+                    f"({type(error).__name__}: {error})"
+                )
         self._unmeasured = False
 
     def _say(self, what: str) -> None:

@@ -212,3 +212,11 @@ def test_nothing_to_measure_with_is_refused():
     """No example batch: one line."""
     with pytest.raises(Misuse, match="no batches to measure with"):
         calibrate.calibrate(Stack(), loss_of, {}, settings())
+
+
+def test_an_optimizer_is_measured_with_what_it_trains() -> None:
+    """Muon takes matrices only, and another trains the rest of the model."""
+    model = Stack()
+    optimizer = torch.optim.Muon([param for param in model.parameters() if param.ndim == 2])
+    profile = calibrate.calibrate(model, loss_of, batches(), settings(), optimizer=optimizer)
+    assert sum(section.optimizer_bytes for section in profile.sections) > 0.0
