@@ -36,7 +36,13 @@ import torch
 from agent.errors import CannotRecord, Misuse, NotFinite, StateError, WireError
 from agent.faults import passing
 from agent.owned import clipping, coupling, scaling
+from agent.script.form import Form
+from agent.script.given import check_modules, check_trained, check_unborn, divided_by, scaler_of
+from agent.script.gone_by import GoneBy
 from agent.owned.holdings import Holdings
+from agent.script.optimizers import Optimizers
+from agent.script.order import Streams, refuse_order
+from agent.tensors.partial import Partial
 from agent.pipeline import modes
 from agent.pipeline.births import Unborn
 from agent.pipeline.body import Body
@@ -148,12 +154,16 @@ class Session:
         modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
         check_modules(modules, built=not _unborn)
         check_unborn(_unborn, modules, others)
+        check_trained(modules, others)
         for unborn in _unborn:
             unborn.used = self._fetch
         self.scaler, self._scale = scaler_of(others), 1.0
         self.unbuilt, self.birth_mark = bool(_unborn), "-".join(each.mark for each in _unborn)
-        self._loaded = False  # what is here has come from others, or did once
-        self._phase = "bound"  # made | bound | between | sharing | computing | shared | over
+        # Whether what is here has come from others, or did once, and where the script is.
+        self._loaded, self._phase = (
+            False,
+            "bound",
+        )  # made | bound | between | sharing | computing | shared | over
         self.space = SumSpace(modules)
         self.holdings = Holdings(self.objects, _unborn)
         self._form, self._filled, self._still = Form(modules), Filled(modules), Still(modules)

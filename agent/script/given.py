@@ -89,6 +89,20 @@ def scaler_of(others: Sequence[object]) -> torch.amp.GradScaler | None:
     return scalers[0] if scalers and scalers[0].is_enabled() else None
 
 
+def check_trained(modules: Iterable[torch.nn.Module], others: Iterable[object]) -> None:
+    """What a loss learns besides its models, the weights of several losses for one, is summed and saved as part of a module."""
+    known = {id(param) for module in modules for param in module.parameters()}
+    for thing in others:
+        groups = thing.param_groups if isinstance(thing, torch.optim.Optimizer) else []
+        for param in (param for group in groups for param in group["params"]):
+            if id(param) not in known:
+                raise Misuse(
+                    f"{type(thing).__name__} trains a parameter of shape {list(param.shape)} that is in no model that "
+                    "Session(...) was given, so it would be in no sum and in no state: put it into one, `extra = "
+                    "torch.nn.ParameterList([...])`, and give that as well: Session(model, extra, optimizer, ...)"
+                )
+
+
 def divided_by(loss: torch.Tensor) -> int:
     """The whole number that the loss was divided by last, or multiplied by one part of; 1 if by none."""
     node = loss.grad_fn

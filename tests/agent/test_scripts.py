@@ -155,6 +155,16 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "refused",
         "`noise` is drawn from in the loop over session.share(...)",
     ),
+    "a weight of the loss that is in no model": (
+        START.replace(
+            "session = ",
+            "weight = torch.nn.Parameter(torch.zeros(2))\n"
+            "optimizer.add_param_group({'params': [weight]})\nsession = ",
+        )
+        + STEP,
+        "refused",
+        "SGD trains a parameter of shape [2] that is in no model that Session(...) was given",
+    ),
     "optimizer not given": (
         START
         + "other = torch.optim.SGD(model.parameters(), lr=0.1)\nfor step in session.steps(2):\n"
