@@ -36,13 +36,7 @@ import torch
 from agent.errors import CannotRecord, Misuse, NotFinite, StateError, WireError
 from agent.faults import passing
 from agent.owned import clipping, coupling, scaling
-from agent.script.form import Form
-from agent.script.given import check_modules, check_trained, check_unborn, divided_by, scaler_of
-from agent.script.gone_by import GoneBy
 from agent.owned.holdings import Holdings
-from agent.script.optimizers import Optimizers
-from agent.script.order import Streams, refuse_order
-from agent.tensors.partial import Partial
 from agent.pipeline import modes
 from agent.pipeline.births import Unborn
 from agent.pipeline.body import Body
@@ -53,7 +47,7 @@ from agent.pipeline.scaling import place
 from agent.schedule import Kind
 from agent.script.beside import Beside
 from agent.script.form import Form
-from agent.script.given import check_modules, check_unborn, divided_by, scaler_of
+from agent.script.given import check_modules, check_trained, check_unborn, divided_by, scaler_of
 from agent.script.gone_by import GoneBy
 from agent.script.optimizers import Optimizers
 from agent.script.order import Streams, refuse_order

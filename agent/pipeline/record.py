@@ -30,9 +30,9 @@ from agent.pipeline.flat import cloned
 from agent.pipeline.leftovers import placeholders_removed
 from agent.pipeline.modes import Switches
 from agent.pipeline.scaling import Scaler, Scaling
+from agent.pipeline.witness import HERE, LIBRARY, Derived, Witness, refuse_lent, refuse_replaced
 from agent.source import own
 from agent.tensors.device import device_of, stream_kept, stream_state
-from agent.pipeline.witness import HERE, LIBRARY, Derived, Witness, refuse_lent, refuse_replaced
 
 LossOf = Callable[..., torch.Tensor]
 FIXED = "shapes are fixed"  # in the `meta` of a graph: sizes are constants in it

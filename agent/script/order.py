@@ -29,7 +29,7 @@ from agent.source.loops import (
     stored_in,
     uses,
 )
-from agent.pipeline.reads import lying_at
+from agent.source.reads import lying_at
 
 ELSEWISE = (
     "session.loss is the mean loss of the step; what else is wanted of all its microbatches has to be computed from "
