@@ -47,9 +47,9 @@ def open_place(place: str) -> Sink:
 
 
 def earlier(url: str) -> Archive:
-    """What an earlier job stored at `.../JOB`."""
+    """What an earlier job stored at `.../JOB`, to be read only."""
     place = url.rstrip("/")
-    return Archive(open_place(place), place.rpartition("/")[2])
+    return Archive(open_place(place), place.rpartition("/")[2], ours=False)
 
 
 class Offer(msgspec.Struct, frozen=True):

@@ -116,13 +116,16 @@ def assemble(
 
 
 class Archive:
-    """The versions of a job that lie in a sink of its own."""
+    """The versions of a job that lie in a sink of its own. Whoever only reads there passes over what is damaged, and
+    changes nothing."""
 
-    def __init__(self, sink: Sink, job: str, keep: int = KEEP) -> None:
+    def __init__(self, sink: Sink, job: str, keep: int = KEEP, *, ours: bool = True) -> None:
         assert keep >= 1, keep
         self.sink = sink
         self.job = job
         self._keep = keep
+        self._ours = ours
+        self._passed = set[Mark]()
         self.pinned: frozenset[int] = frozenset()  # versions whose files are being read
 
     def begin(self, generation: int, version: int) -> None:
@@ -174,8 +177,8 @@ class Archive:
     def marks(self) -> list[Mark]:
         """What counts, newest first; whether it can be read is another question."""
         fences, floors = self._marks(FENCES), self._marks(FLOORS)
-        found = [mark for mark in self._marks(MANIFESTS) if counts(mark, fences, floors)]
-        return sorted(found, reverse=True)
+        found = set(self._marks(MANIFESTS)) - self._passed
+        return sorted((mark for mark in found if counts(mark, fences, floors)), reverse=True)
 
     def newest(
         self, not_above: int | None = None, passed_over: list[CheckpointError] | None = None
@@ -227,6 +230,9 @@ class Archive:
     def set_aside(self, mark: Mark, why: str) -> None:
         """A version that cannot be read no longer counts; the one before it is the newest then."""
         log.warning("%s: version %d is set aside: %s", self.job, mark.version, why)
+        if not self._ours:
+            self._passed.add(mark)
+            return
         with suppress(CheckpointError):  # where there is no room, or nothing may be changed
             self.sink.create(mark.key(BAD), json.dumps({"why": why}).encode())
             self.sink.delete([mark.key(MANIFESTS)])

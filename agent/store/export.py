@@ -156,10 +156,7 @@ def _written(archive: Archive, out: Path) -> Manifest:
         try:
             write(out, archive.sink, manifest)
         except Damaged as error:
-            mark = Mark(manifest.version, manifest.generation)
-            archive.set_aside(mark, str(error))
-            if mark in archive.marks():  # nothing may be changed there
-                raise
+            archive.set_aside(Mark(manifest.version, manifest.generation), str(error))
         else:
             return manifest
     raise CheckpointError(f"{archive.sink.name}: {TRIES} versions could not be read")
@@ -183,7 +180,7 @@ def main() -> int:
     options = parser.parse_args()
     place = str(options.job).rstrip("/")
     try:
-        archive = Archive(open_sink(place), place.rpartition("/")[2])
+        archive = Archive(open_sink(place), place.rpartition("/")[2], ours=False)
         manifest = _written(archive, options.out)
     except CheckpointError as error:
         sys.stderr.write(f"{error}\n")

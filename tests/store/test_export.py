@@ -80,7 +80,7 @@ def test_the_command_writes_the_newest_version(tmp_path, capsys, monkeypatch):
 def test_what_is_damaged_or_let_go_of_while_it_is_read_is_passed_over(
     tmp_path, capsys, monkeypatch, name
 ):
-    """The version before it is written then, and the person hears which one that is."""
+    """The version before it is written then, and the person hears which one that is. Who exports changes nothing there."""
     objects, step = make("tied")
     step(0)
     sink = DiskSink(tmp_path / "job")
@@ -89,9 +89,11 @@ def test_what_is_damaged_or_let_go_of_while_it_is_read_is_passed_over(
     with (tmp_path / "job" / newest.parts[0].key).open("rb+") as part:
         part.seek(newest.parts[0].header_bytes)
         part.write(b"\xff\xff")
+    before = content(tmp_path / "job")
     monkeypatch.setattr("sys.argv", ["export", str(tmp_path / "job"), str(tmp_path / name)])
     assert main() == 0
     assert capsys.readouterr().out == f"version 1 is in {tmp_path / name}\n"
+    assert content(tmp_path / "job") == before
 
 
 @pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "folder"])

@@ -23,6 +23,8 @@ from agent.store.errors import Unavailable, Unknown
 from agent.store.format import MANIFESTS, PARTS
 from agent.store.ladder import Rung
 from agent.store.sinks import DiskSink, MemorySink, Read
+from agent.reliable.vault import Vault
+from orchestrator.cli.jobs import stored_at
 
 
 def of(said: list[Report], kind: type) -> list[Report]:
@@ -379,6 +381,28 @@ def test_a_job_goes_on_from_what_another_one_stored(tmp_path: Path) -> None:
     other = vault_of(tmp_path / "here", [], from_url="s4://nowhere/old")
     with pytest.raises(CheckpointError, match="s4://nowhere/old"):
         other.recall(0, patient=True)
+
+
+@pytest.mark.parametrize("where", [f"{MANIFESTS}/*8-*", f"{PARTS}/*8/0-*"])
+def test_what_is_damaged_at_an_earlier_job_is_passed_over_and_left_as_it_is(
+    tmp_path: Path, where: str
+) -> None:
+    """It is somebody else's, who may mend it: what a new job goes on from is only read, by the command that names it as well."""
+    folder = tmp_path / "old"
+    for version in (3, 8):
+        save(Archive(disk(folder).sink, "old"), 1, saved(version))
+    (victim,) = folder.glob(where)
+    victim.write_bytes(victim.read_bytes()[:-1] + b"?")
+    before = files_of(folder)
+    assert stored_at(folder.as_uri()) == folder.as_uri()
+    vault = vault_of(tmp_path / "here", [], from_url=folder.as_uri())
+    for _ in range(2):
+        assert same(vault.recall(0, patient=True).saved, saved(3))
+    assert files_of(folder) == before
+
+
+def files_of(folder: Path) -> dict[str, bytes]:
+    return {str(path): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
 
 
 def test_a_job_that_shall_go_on_from_what_is_not_there_does_not_begin_anew(tmp_path: Path) -> None:
