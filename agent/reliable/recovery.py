@@ -75,10 +75,10 @@ def newest(
         decided = recover(sizes, sources, max(committed, top.newest))
         pick = decided.picks[0].source if decided.picks else sources.index(top)
         if kept is not None and pick == len(held):
-            return Found(kept.saved, decided.because)
+            return Found(kept.saved, _told(decided.because, places))
         shelf, at, chosen = held[pick]
         try:
-            return Found(saving.load(shelf.archive, chosen), decided.because)
+            return Found(saving.load(shelf.archive, chosen), _told(decided.because, places))
         except Damaged as error:
             shelf.archive.set_aside(Mark(chosen.version, chosen.generation), str(error))
         except Unavailable as error:
@@ -87,6 +87,12 @@ def newest(
             unread.append(error)
         limits[at] = chosen.version - 1
     raise CheckpointError(f"{TRIES} versions could not be read, and no more were looked at")
+
+
+def _told(because: str, places: Sequence[Shelf]) -> str:
+    """What was newer than what is gone on from, and is damaged, cost somebody money."""
+    damage = (each for shelf in places for each in shelf.archive.damage())
+    return "; ".join((because, *damage))
 
 
 def _opened(

@@ -126,6 +126,7 @@ class Archive:
         self._keep = keep
         self._ours = ours
         self._passed = set[Mark]()
+        self._damage = list[str]()
         self.pinned: frozenset[int] = frozenset()  # versions whose files are being read
 
     def begin(self, generation: int, version: int) -> None:
@@ -230,12 +231,18 @@ class Archive:
     def set_aside(self, mark: Mark, why: str) -> None:
         """A version that cannot be read no longer counts; the one before it is the newest then."""
         log.warning("%s: version %d is set aside: %s", self.job, mark.version, why)
+        self._damage.append(f"version {mark.version} is damaged: {why}")
         if not self._ours:
             self._passed.add(mark)
             return
         with suppress(CheckpointError):  # where there is no room, or nothing may be changed
             self.sink.create(mark.key(BAD), json.dumps({"why": why}).encode())
             self.sink.delete([mark.key(MANIFESTS)])
+
+    def damage(self) -> list[str]:
+        """What was set aside since this was asked last, and why."""
+        said, self._damage = self._damage, []
+        return said
 
     def prune(self, generation: int = 0) -> bool:
         """Keep the newest versions. What a manifest that counts names is never deleted. Says whether files went.

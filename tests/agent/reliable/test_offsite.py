@@ -387,7 +387,8 @@ def test_a_job_goes_on_from_what_another_one_stored(tmp_path: Path) -> None:
 def test_what_is_damaged_at_an_earlier_job_is_passed_over_and_left_as_it_is(
     tmp_path: Path, where: str
 ) -> None:
-    """It is somebody else's, who may mend it: what a new job goes on from is only read, by the command that names it as well."""
+    """It is somebody else's, who may mend it: what a new job goes on from is only read, by the command that names it as well.
+    Whoever pays for steps that were paid for before is told why."""
     folder = tmp_path / "old"
     for version in (3, 8):
         save(Archive(disk(folder).sink, "old"), 1, saved(version))
@@ -397,7 +398,9 @@ def test_what_is_damaged_at_an_earlier_job_is_passed_over_and_left_as_it_is(
     assert stored_at(folder.as_uri()) == folder.as_uri()
     vault = vault_of(tmp_path / "here", [], from_url=folder.as_uri())
     for _ in range(2):
-        assert same(vault.recall(0, patient=True).saved, saved(3))
+        found = vault.recall(0, patient=True)
+        assert same(found.saved, saved(3))
+        assert "; version 8 is damaged: " in found.because
     assert files_of(folder) == before
 
 
