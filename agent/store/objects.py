@@ -25,6 +25,9 @@ RETRY_S_MAX = 60.0
 REQUEST_S_MAX = 60.0
 PAUSE_S, PAUSE_S_MAX = 0.1, 5.0
 FILE = re.compile(r"file:(//[^/]*)?")
+_REQUEST = re.compile(r"Error performing [A-Z]+ (\w+://[^/\s]+)\S* in .*? - (.*)", re.DOTALL)
+_ANSWER = re.compile(r"Server returned non-2xx status code: ([^:]*)")
+_REASON = re.compile(r"<(Code|Message)>([^<]+)<")
 SCHEMES = ("s3", "s3a", "az", "abfs", "abfss", "azure", "adl", "gs")
 
 
@@ -77,6 +80,20 @@ def _obstore(module: str) -> Any:
         raise Unavailable(
             "object storage needs the package obstore: run pip install 'obstore==0.12.1'"
         ) from error
+
+
+def _in_a_line(error: str) -> str:
+    """Who answered what. The library tells how it asked, and breaks the line where a store gives its reason."""
+    error = error.partition("\n\nDebug source")[0]
+    asked = _REQUEST.search(error)
+    if asked is None:
+        return error.splitlines()[0]
+    host, said = asked.groups()
+    answer = _ANSWER.search(said)
+    if answer is None:
+        return f"{host} does not answer: {said.splitlines()[0]}"
+    reasons = [words for _, words in _REASON.findall(said)]
+    return f"{host} answers {': '.join((answer[1], *reasons))}"
 
 
 class ObjectSink:
@@ -173,5 +190,5 @@ class ObjectSink:
         except FileNotFoundError as error:
             raise Damaged(f"{where} is missing") from error
         except (self._obstore.exceptions.BaseError, OSError) as error:
-            what = f"{where}: {str(error).splitlines()[0]}"
+            what = f"{where}: {_in_a_line(str(error))}"
             raise (Full(what) if "No space left" in what else Unavailable(what)) from error

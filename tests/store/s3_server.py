@@ -202,7 +202,8 @@ class _Handler(BaseHTTPRequestHandler):
 
 
 def _error(code):
-    return f"<Error><Code>{code}</Code><Message>scripted</Message></Error>".encode()
+    head = '<?xml version="1.0" encoding="UTF-8"?>\n'  # in a line of its own, as S3 writes it
+    return f"{head}<Error><Code>{code}</Code><Message>scripted</Message></Error>".encode()
 
 
 def _xml(tag, **fields):

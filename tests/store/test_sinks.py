@@ -257,14 +257,20 @@ def test_a_store_that_refuses_for_a_while_is_asked_again(hurried, code):
 
 
 def test_a_store_that_only_answers_503_is_given_up(hurried):
-    """Retries are bounded, and then the error is one line with the place."""
+    """Retries are bounded, and then the error is one line: what, who answers, and why, as the store gives its reason."""
     with S3Server() as server:
         sink = s3_sink(server)
         server.refuse = 10**6
-        with pytest.raises(Unavailable, match="s3://bucket/parts/0000000001/a") as caught:
-            sink.put("parts/0000000001/a", [b"abc"])
-        assert "\n" not in str(caught.value)
-        assert server.requests < 20
+        for call in (lambda: sink.put("parts/0000000001/a", [b"abc"]), lambda: sink.sizes("parts")):
+            with pytest.raises(Unavailable) as caught:
+                call()
+            what, said = str(caught.value).split(": ", 1)
+            assert what.startswith("s3://bucket/parts")
+            assert said == f"{server.endpoint} answers 503 Service Unavailable: SlowDown: scripted"
+            assert server.requests < 20
+            server.requests = 0
+    with pytest.raises(Unavailable, match=f": {server.endpoint} does not answer: [^\n]*$"):
+        s3_sink(server).sizes("parts")
 
 
 def test_only_the_range_that_is_asked_for_travels(hurried):
