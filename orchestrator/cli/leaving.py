@@ -10,6 +10,7 @@ from agent.errors import CheckpointError
 from agent.reliable.offsite import Storage
 from agent.reliable.remains import kept, root_of
 from agent.store.archive import Archive
+from agent.store.errors import Unavailable
 from agent.store.sinks import DiskSink
 from orchestrator.config import Config
 from orchestrator.places import Places
@@ -65,7 +66,7 @@ def found(config: Config, places: Places, view: View | None) -> Leaving:
     """`view` is the last that the house that has ended has shown."""
     in_memory = tuple(kept(root_of(places.checkpoints)))
     names, now_s = {folder.name for folder in in_memory}, time.time()
-    lost, uncopied = list[Lost](), list[Uncopied]()
+    lost, uncopied, silent = list[Lost](), list[Uncopied](), ""
     for job in view.jobs if view else ():
         ago_s = now_s - (job.ended_at_s or now_s)
         if ago_s > LATELY_S:
@@ -78,7 +79,15 @@ def found(config: Config, places: Places, view: View | None) -> Leaving:
         reached, state = here or (0, 0)
         if reached < job.step and ago_s < JUST_NOW_S and job.id not in names:
             lost.append(Lost(job.id, job.step, reached))
-        if state and (there := _without(config, job.id, state)):
+        if not state:
+            continue
+        try:
+            there = silent or _without(config, job.id, state)
+        except (CheckpointError, OSError) as error:
+            there = str(error).splitlines()[0]
+            if isinstance(error, Unavailable):  # which may have taken minutes
+                silent = there
+        if there:
             uncopied.append(Uncopied(job.id, state, Path(shelf.sink.name), there))
     return Leaving(in_memory, tuple(uncopied), tuple(lost))
 
@@ -87,10 +96,7 @@ def _without(config: Config, job: str, state: int) -> str:
     """What is where copies go instead of this state; nothing if it is there."""
     if config.storage.checkpoint_url is None:
         return ""
-    try:
-        there = _newest(Storage(url=config.storage.checkpoint_url, every_s=0.0).archive(job))
-    except (CheckpointError, OSError) as error:
-        return str(error).splitlines()[0]
+    there = _newest(Storage(url=config.storage.checkpoint_url, every_s=0.0).archive(job))
     if there is None:
         return "nothing of it is there"
     return "" if there[1] >= state else f"that of step {there[1]} is"

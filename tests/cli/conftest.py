@@ -20,6 +20,8 @@ from orchestrator.cli import main
 from orchestrator.client import Client
 from orchestrator.places import Places
 
+sys.path.insert(0, str(Path(__file__).parents[1] / "store"))  # for its object store
+
 PROGRAM = Path(sys.executable).with_name("orchestrator")
 CALL_S_MAX = 120
 START_S_MAX = 30.0

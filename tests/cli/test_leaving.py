@@ -2,22 +2,25 @@
 
 import time
 
+import msgspec
 import pytest
+from s3_server import S3Server
 from test_live_table import seen
 
 from agent.store.archive import Archive
 from agent.store.format import Manifest
+from agent.store.objects import Retries
 from agent.store.sinks import DiskSink
 from orchestrator.cli import leaving
 from orchestrator.config import Config, Manager, Storage
 from orchestrator.places import Places
 
 
-def version(folder, step, redo=0):
+def version(folder, step, redo=0, job="gpt-1"):
     """A state of this many steps, and sums that lead on."""
-    archive = Archive(DiskSink(folder / "gpt-1"), "gpt-1")
+    archive = Archive(DiskSink(folder / job), job)
     manifest = Manifest(
-        job="gpt-1", version=step, generation=archive.take_over(0), layers=(), parts=(), redo=redo
+        job=job, version=step, generation=archive.take_over(0), layers=(), parts=(), redo=redo
     )
     assert archive.commit(manifest)
 
@@ -47,6 +50,29 @@ def test_a_state_that_is_on_this_machine_only(config, tmp_path):
     (text,) = said(config)
     assert text.startswith("the state of gpt-1 at step 30 is not in file://")
     assert "(that of step 20 is)" in text
+
+
+def test_a_store_that_does_not_answer_is_not_asked_of_each_job(config, monkeypatch):
+    """It is waited for once, and said of all of them."""
+    monkeypatch.setattr(Retries, "pause_s", 0.001)
+    monkeypatch.setattr(Retries, "pause_s_max", 0.002)
+    for name in ("ACCESS_KEY_ID", "SECRET_ACCESS_KEY", "REGION"):
+        monkeypatch.setenv(f"AWS_{name}", "none")
+    config = Config(manager=config.manager, storage=Storage(checkpoint_url="s3://bucket"))
+    one = seen(step=30, ended_at_s=time.time())
+    others = [msgspec.structs.replace(one.jobs[0], id=f"gpt-{n}") for n in (2, 3)]
+    three = msgspec.structs.replace(one, jobs=(*one.jobs, *others))
+    places, asked = Places(config.state_dir), list[int]()
+    for job in three.jobs:
+        version(places.checkpoints, 30, job=job.id)
+    with S3Server() as server:
+        monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
+        for view in (one, three):
+            server.requests, server.refuse = 0, 10**6
+            texts = list(leaving.found(config, places, view).texts(config))
+            assert ["503 Service Unavailable" in text for text in texts] == [True] * len(view.jobs)
+            asked.append(server.requests)
+    assert asked[0] == asked[1]
 
 
 def test_steps_that_nobody_has(config, tmp_path):
