@@ -399,10 +399,9 @@ def on_copied(state: State, out: list[AnyAction], event: CheckpointCopied) -> No
 
 
 def on_copy_failed(state: State, out: list[AnyAction], event: CopyFailed) -> None:
-    why = (
-        f"the copy of step {event.step} failed: {event.error}; it is on this machine's disk, "
-        "training goes on, and the copy is tried again"
-    )
+    job = state.jobs.get(event.job)
+    where = "it is on this machine's disk, " + ("" if job and job.ended else "training goes on, ")
+    why = f"the copy of step {event.step} failed: {event.error}; {where}and the copy is tried again"
     _say(state, out, event.job, why)
 
 

@@ -30,6 +30,9 @@ from agent.messages import (
     When,
 )
 from agent.net.wire import Connection, accept, job_secret
+from agent.reliable.offsite import Offsite
+from agent.reliable.outbox import Outbox
+from agent.source.parcel import submitted_key
 from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
 from agent.reliable import commits
 from agent.reliable.commits import CommitLog, RedisCommitLog
@@ -52,6 +55,7 @@ CONFIRM_S = 10.0
 CLOSED_S = 20.0  # for a job that is opened again while it is being closed
 KEPT_MAX = 4
 KEPT_S = 60.0
+OWING_MAX = 64
 OPEN_JOBS = "orch:jobs:open"
 TRACES_ASKED = "orch:trace:asked"
 ASKED_S = 0.5
@@ -105,6 +109,7 @@ class Keeper:
         self._jobs: dict[str, Job] = {}
         self._open: dict[str, OpenJob] = {}
         self._kept: dict[str, Job] = {}  # closed, and not on the disk
+        self._owing: dict[str, Offsite] = {}  # closed, and not where copies go
         self._closing: dict[str, threading.Thread] = {}
         self._connections: set[Connection] = set()
         self._handshakes = threading.Semaphore(HANDSHAKES_MAX)
@@ -204,6 +209,7 @@ class Keeper:
         self._client.hdel(KEPT_JOBS, order.job)
         with self._lock:
             kept = self._kept.pop(order.job, None)
+            self._owing.pop(order.job, None)  # another one makes copies now
         if kept is None:
             try:
                 self._make(record, script)
@@ -267,14 +273,18 @@ class Keeper:
                 self._kept[name] = job
                 while len(self._kept) > KEPT_MAX:
                     self._kept.pop(next(iter(self._kept))).vault.leave()
+            else:
+                self._owe(name, job)
             del self._jobs[name], self._open[name], self._closing[name]
         self._patiently(note_closed)(self._client, self._place.checkpoints, name, CLOCK.now_s())
 
     def _put_away(self) -> None:
-        """What did not fit on the disk when its job was closed is tried again: it ends with us, or with the machine."""
+        """What did not fit on the disk when its job was closed is tried again: it ends with us, or with the machine. So is
+        the last copy of a job, for as long as we are there."""
         while not self._closed.wait(KEPT_S):
             with self._lock:
                 kept = dict(self._kept)
+                self._owing = {name: owes for name, owes in self._owing.items() if owes.again()}
             for name, job in kept.items():
                 if job.fenced or not job.closed:
                     continue
@@ -287,9 +297,18 @@ class Keeper:
                     gone = away and self._kept.get(name) is job
                     if gone:
                         del self._kept[name]
+                        self._owe(name, job)
                 if gone:
                     with contextlib.suppress(Closed):
                         self._patiently(self._client.hdel)(KEPT_JOBS, name)
+
+    def _owe(self, name: str, job: Job) -> None:
+        """It is on the disk; where copies go it may not be yet."""
+        if job.vault.offsite is None or job.fenced:
+            return
+        self._owing[name] = job.vault.offsite
+        while len(self._owing) > OWING_MAX:
+            self._owing.pop(next(iter(self._owing)))
 
     def _keep(self, record: OpenJob) -> None:
         self._save(record, KEPT_JOBS)

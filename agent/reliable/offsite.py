@@ -74,6 +74,7 @@ class Offsite:
         self._lock = threading.Condition()
         self._working: Offer | None = None
         self._next: Offer | None = None
+        self._owed: Offer | None = None  # of which no try was a success
         self._target: Archive | None = None
         self._source_generation = -1  # of what is copied under `_generation`
         self._generation = 0
@@ -86,12 +87,21 @@ class Offsite:
             if not last and now_s < self._due_s:
                 return
             self._due_s = now_s + self._every_s
-            self._next = Offer(manifest, since)
-            self._pin()
-            if self._working is not None:
-                return  # who is at work takes it next
-            self._working = self._next
-        threading.Thread(target=self._work, name="copy", daemon=True).start()
+            self._begin(Offer(manifest, since))
+
+    def again(self) -> bool:
+        """What is owed is tried once more; False if nothing is. Behind the last version of a job there comes none."""
+        with self._lock:
+            if self._working is None and self._owed is not None:
+                self._begin(self._owed)
+            return self._working is not None
+
+    def _begin(self, offer: Offer) -> None:
+        self._next = offer
+        self._pin()
+        if self._working is None:  # else who is at work takes it next
+            self._working = offer
+            threading.Thread(target=self._work, name="copy", daemon=True).start()
 
     def wait(self, patience_s: float) -> None:
         """Until nothing is left to copy, or nothing more is tried."""
@@ -105,7 +115,9 @@ class Offsite:
 
     def _work(self) -> None:
         while (offer := self._take()) is not None:
-            self._attempt(offer)
+            done = self._attempt(offer)
+            with self._lock:
+                self._owed = None if done else offer
 
     def _take(self) -> Offer | None:
         with self._lock:
@@ -114,20 +126,22 @@ class Offsite:
             self._lock.notify_all()
             return self._working
 
-    def _attempt(self, offer: Offer) -> None:
-        """A few tries; then the next version is waited for."""
+    def _attempt(self, offer: Offer) -> bool:
+        """A few tries; then the next version is waited for. One that is owed was reported before."""
         for attempt in range(TRIES):
             if attempt:
                 time.sleep(PAUSE_S)
             try:
-                return self._copy(offer)
+                self._copy(offer)
             except Exception as error:
                 # Whatever it is, no memory for one: nothing would ever be copied again by a thread that ended.
                 version = offer.manifest.version
                 log.warning("%s: version %d: %r", self._job, version, error)
-                if not attempt:
+                if not attempt and offer != self._owed:
                     self._say_failed(version, str(error) or type(error).__name__)
-        return None
+            else:
+                return True
+        return False
 
     def _say_failed(self, step: int, why: str) -> None:
         self._report(CopyFailed(at_s=CLOCK.now_s(), job=self._job, step=step, error=why))

@@ -57,7 +57,7 @@ class Vault:
         self._order, self._report, self._place = order, report, place
         self._job, self._directory = order.job, place.checkpoints / order.job
         self._archive = Archive(DiskSink(self._directory), order.job)
-        self._offsite = None if place.storage is None else self._open_offsite(place.storage)
+        self.offsite = None if place.storage is None else self._open_offsite(place.storage)
         self._generation: int | None = None  # of our versions in the archive, once there are any
         self.since = 0  # the version that this job's keeper went on from
         self._checkpoint_due_s = time.monotonic() + order.checkpoint_every_s
@@ -280,7 +280,9 @@ class Vault:
         return Offsite(
             self._job,
             self._archive,
-            lambda: storage.archive(self._job),
+            partial(
+                storage.archive, self._job
+            ),  # without us: it may outlive us, and the state that we hold
             storage.every_s,
             self._report,
         )
@@ -306,9 +308,9 @@ class Vault:
             state_bytes=manifest.state_bytes,
             uri=(self._directory / manifest.key).resolve().as_uri(),
         )
-        if self._offsite is not None:
-            self._offsite.offer(manifest, self.since, last=last)
-            self._offsite.wait(copied_s)
+        if self.offsite is not None:
+            self.offsite.offer(manifest, self.since, last=last)
+            self.offsite.wait(copied_s)
         self._report(written)
         return True
 

@@ -10,6 +10,7 @@ import pytest
 from agent.messages import (
     CheckpointFailed,
     CheckpointWritten,
+    CopyFailed,
     JobCompleted,
     Progress,
     RecallFailed,
@@ -453,6 +454,17 @@ def test_a_checkpoint_that_fails_is_said_and_training_goes_on(hand: Any) -> None
     out = h.see(failed)
     assert "the checkpoint of step 9 failed: No space left" in h.words(out)
     assert h.job.status == "RUNNING"
+
+
+def test_a_copy_that_fails_is_tried_again_and_of_a_job_that_has_ended_no_training_is_said(
+    hand: Any,
+) -> None:
+    h = hand().running(slots_max=1)
+    failed = CopyFailed(at_s=h.at_s, job="job", step=9, error="503")
+    assert "disk, training goes on, and the copy is tried again" in h.words(h.see(failed))
+    h.see(completed(h))
+    assert h.job.ended
+    assert "disk, and the copy is tried again" in h.words(h.see(failed))
 
 
 # --- going back ------------------------------------------------------------------------------

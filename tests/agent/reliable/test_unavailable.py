@@ -1,5 +1,6 @@
 """An object store that answers 503, over HTTP: at every request of a copy, and while a job is trained."""
 
+import threading
 from collections.abc import Callable
 from pathlib import Path
 
@@ -8,6 +9,9 @@ from backups import disk, same, saved
 from crews import SECRET, Crew, Nursery, RedisProcess, played_alone, until
 from s3_server import S3Server, s3_sink
 
+from agent.reliable import keeper as keepers
+from agent.reliable import offsite
+from agent.reliable.keeper import Keeper, connect
 from agent.messages import CheckpointCopied, CheckpointWritten, CopyFailed, Report, Rewound
 from agent.reliable import offsite
 from agent.reliable.keeper import Keeper, connect
@@ -111,3 +115,41 @@ def test_a_job_trains_on_while_its_store_answers_503(
             assert crew.of(Rewound) == []
         finally:
             crew.close()
+
+
+@pytest.mark.processes
+def test_the_last_copy_of_a_job_is_made_when_its_store_answers_again(
+    redis_process: RedisProcess,
+    nursery: Nursery,
+    tmp_path: Path,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """No version comes behind it that could be copied instead; what failed is said once."""
+    monkeypatch.setattr(keepers, "KEPT_S", 0.1)
+    with S3Server() as server:
+        monkeypatch.setattr(offsite, "open_sink", lambda _: s3_sink(server))
+        storage = Storage(url="s3://bucket", every_s=300.0)
+        place = Place(checkpoints=tmp_path / "checkpoints", storage=storage)
+        crew = Crew(
+            redis_process,
+            nursery,
+            tmp_path,
+            Keeper(connect(redis_process.url), place, "127.0.0.1", SECRET),
+        )
+        try:
+            server.refuse = ENDLESS
+            crew.begin(1, TOY.read_text(), "20", "0", str(tmp_path / "out.pt"))
+            assert crew.completed().step == 20
+            crew.keeper.close_job("job")
+            until("the failure", lambda: crew.of(CopyFailed)[-1:] and not copying())
+            server.refuse = 0
+            until("the last copy", lambda: crew.of(CheckpointCopied))
+            assert crew.of(CheckpointCopied)[-1].step == 20
+            failed = [report.step for report in crew.of(CopyFailed)]
+            assert len(set(failed)) == len(failed)
+        finally:
+            crew.close()
+
+
+def copying() -> bool:
+    return any(thread.name == "copy" for thread in threading.enumerate())
