@@ -240,10 +240,11 @@ class Regrouping:
 
     def _read_beside(self) -> None:
         found, vault, version = None, self._vault, self._history.version
-        kept = vault.kept(version, self._copied())
+        copied = self._copied()
         for attempt in count():
             try:
                 patient = attempt < RECALLS_PATIENT
+                kept = vault.kept(version, copied)
                 found = vault.recall(version, patient=patient, kept=kept)
                 break
             except (CheckpointError, OSError, MemoryError) as error:

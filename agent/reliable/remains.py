@@ -27,7 +27,8 @@ import msgspec
 
 from agent.checksum import crc32c
 from agent.reliable.backup import Backup, LoggedSum, Saved
-from agent.store.format import Layer
+from agent.store.errors import Unknown
+from agent.store.format import FORMAT, Layer
 from agent.store.memory import RETURNING_BYTES_MIN, Returning, address_of, fresh
 
 log = logging.getLogger(__name__)
@@ -47,6 +48,12 @@ class Ref(msgspec.Struct, frozen=True, array_like=True):
     area: str = ""
     stamp: int = 0
     data: bytes = b""
+
+
+class Form(msgspec.Struct, frozen=True, tag=True):
+    """How states and sums lie; who does not know this word finds nothing behind it."""
+
+    format: int = 0
 
 
 class State(msgspec.Struct, frozen=True, tag=True):
@@ -181,7 +188,7 @@ class Remains:
         except OSError as error:
             log.warning("%s: %s", self._folder.name, error)
             return False
-        if not _wrote(begun, entries):
+        if not _wrote(begun, [Form(FORMAT), *entries]):
             os.close(begun)
             return False
         draft.rename(self._life / LOG)
@@ -223,9 +230,13 @@ class Remains:
         then."""
         found: list[tuple[int, Path, State, list[Sum]]] = []
         for life in self._others():
-            state, sums = _read(life / LOG)
+            form, state, sums = _read(life / LOG)
             if state is None or state.version > committed or not _is_over(life):
                 continue
+            if form.format != FORMAT and (form.format or sums):
+                raise Unknown(
+                    f"{life} is of another version of the software: start that one, and then: orchestrator down"
+                )
             end = state.version
             while end < committed and end in sums:
                 end += 1
@@ -338,7 +349,7 @@ def sweep(root: Path, jobs: Collection[str]) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wrote(handle: int, entries: Iterable[State | Sum]) -> bool:
+def _wrote(handle: int, entries: Iterable[Form | State | Sum]) -> bool:
     """Whether all of them found room."""
     frames = bytearray()
     for entry in entries:
@@ -363,24 +374,27 @@ def _is_over(life: Path) -> bool:
     return False
 
 
-def _read(path: Path) -> tuple[State | None, dict[int, Sum]]:
+def _read(path: Path) -> tuple[Form, State | None, dict[int, Sum]]:
     """As far as it makes sense."""
-    state, sums = None, dict[int, Sum]()
+    form, state, sums = Form(), None, dict[int, Sum]()
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         for entry in _entries(path.read_bytes()):
-            if isinstance(entry, State):
-                state = entry
-            else:
-                sums[entry.step] = entry
-    return state, sums
+            match entry:
+                case Form():
+                    form = entry
+                case State():
+                    state = entry
+                case Sum():
+                    sums[entry.step] = entry
+    return form, state, sums
 
 
-def _entries(data: bytes) -> Iterator[State | Sum]:
+def _entries(data: bytes) -> Iterator[Form | State | Sum]:
     at = 0
     while at + _FRAME.size <= len(data):
         size, crc = _FRAME.unpack_from(data, at)
         body = data[at + _FRAME.size : at + _FRAME.size + size]
         if len(body) < size or crc32c(0, body) != crc:
             return
-        yield msgspec.msgpack.decode(body, type=State | Sum)
+        yield msgspec.msgpack.decode(body, type=Form | State | Sum)
         at += _FRAME.size + size

@@ -11,11 +11,12 @@ import redis
 from backups import same
 from crews import Crew, KeeperProcess, Nursery, RedisProcess, ends_alike, played_alone, until
 
-from agent.messages import Recalled, Rewound
 from agent.reliable import remains
 from agent.reliable.backup import Backup, LoggedSum, Saved
 from agent.reliable.keeper import OPEN_JOBS
+from agent.messages import Recalled, RecallFailed, Rewound
 from agent.reliable.remains import LOG, Remains, kept, move_in, root_of, sweep
+from agent.store.errors import Unknown
 from agent.store.format import lay_out
 from agent.store.memory import RETURNING_BYTES_MIN
 
@@ -153,6 +154,25 @@ def test_a_log_that_ends_anywhere_is_read_until_there(shared: Path) -> None:
     assert all(a <= b for a, b in pairwise(reached))
 
 
+def test_what_another_version_of_the_software_has_left_is_neither_taken_nor_let_go_of(
+    shared: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its sums may lie otherwise: applied as they are, they would be other numbers."""
+    monkeypatch.setattr(remains, "FORMAT", 1)
+    memory, held = lived(shared, 3, 2)
+    memory.leave()
+    monkeypatch.undo()
+    with pytest.raises(Unknown, match="another version of the software"):
+        Remains(shared).find(5)
+    monkeypatch.setattr(remains, "FORMAT", 1)
+    assert same(Remains(shared).find(5), held)
+
+
+def unmarked(written: bytes) -> bytes:
+    """A log as it was before it began with its format."""
+    return written[remains._FRAME.size + remains._FRAME.unpack_from(written)[0] :]
+
+
 def test_what_reaches_furthest_of_two_lives(shared: Path) -> None:
     """The later one had been killed before it had a state of its own: or it has, and removes the earlier one."""
     job = shared / "job"
@@ -264,6 +284,31 @@ def test_the_keeper_and_all_workers_are_killed_and_no_step_is_lost(
     lasting.keeper.close_job("job")
     root = root_of(lasting.folder / "checkpoints")
     until("all to be let go", lambda: [path.name for path in root.iterdir()] == [remains.HOME])
+
+
+@pytest.mark.processes
+def test_a_keeper_of_another_version_leaves_the_memory_as_it_is_and_says_so(
+    lasting: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """All were killed, and what is started then is newer: the job waits with words, and goes on with the version that wrote it."""
+    out = lasting.folder / "out.pt"
+    lasting.begin(2, TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
+    lasting.reach(8)
+    lasting.keeper.kill()
+    lasting.kill(*lasting.pids)
+    (log,) = root_of(lasting.folder / "checkpoints").glob(f"job/*/{LOG}")
+    written = log.read_bytes()
+    log.write_bytes(unmarked(written))
+    lasting.keeper.start()
+    lasting.pids.clear()
+    lasting.start(2)
+    (said, *_) = until("the job to say so", lambda: lasting.of(RecallFailed))
+    assert f"{log.parent} is of another version of the software" in said.error
+    assert lasting.of(Recalled) == []
+    log.write_bytes(written)
+    lasting.completed()
+    assert lasting.of(Rewound) == []
+    ends_alike(lasting, alone, STEPS)
 
 
 @pytest.mark.processes
