@@ -35,6 +35,7 @@ from orchestrator.events import ShutdownAsked
 from orchestrator.places import Places, dangling_links
 from orchestrator.pulse import LOOK_S, Pulse
 from orchestrator.redis_server import RedisServer, RedisUnavailable, connect, no_room
+from orchestrator.wording import instead_of
 
 STARTUP_S_MAX = 120.0
 WATCH_S = 0.2
@@ -258,7 +259,7 @@ class House:
                         continue
                     raise HouseError(
                         f"{setting}: {host} port {port or 'any'} cannot be used ({error.strerror}); "
-                        "name a free port, or 0 to have one chosen"
+                        f"{instead_of(error, 'ray.head_address', 'ray.port')}"
                     ) from error
             break
         return number
@@ -346,7 +347,7 @@ class House:
             self._dashboard = None
             raise HouseError(
                 f"dashboard.host {board.host} port {board.port} cannot be used: {error.strerror}; "
-                "set dashboard.port to a free port, or 0 to have one chosen"
+                f"{instead_of(error, 'dashboard.host', 'dashboard.port')}"
             ) from error
 
     def _announce(self) -> None:

@@ -1,5 +1,6 @@
 """How amounts, times and counts are written for a person, in the terminal and in sentences."""
 
+import errno
 from datetime import datetime
 from math import ceil
 
@@ -62,3 +63,10 @@ def clock(at_s: float) -> str:
 
 def percent(part: float, whole: float) -> str:
     return f"{100 * part / whole:.0f} %" if whole > 0 else "-"
+
+
+def instead_of(error: OSError, host: str, port: str) -> str:
+    """What to do about an address that cannot be listened on; its parts by the names of their settings."""
+    if error.errno == errno.EADDRNOTAVAIL:
+        return f"set {host} to an address that this machine has"
+    return f"set {port} to a free port, or 0 to have one chosen"

@@ -24,6 +24,7 @@ from orchestrator.client import Client, NotRunning
 from orchestrator.config import FILE_NAME, Config, ConfigError, template
 from orchestrator.places import Places
 from orchestrator.redis_server import RedisUnavailable, find_server, version
+from orchestrator.wording import instead_of
 
 GIB = 1 << 30
 DISK_BYTES_MIN = 2 * GIB
@@ -158,17 +159,25 @@ def _redis(config: Config) -> Finding:
 
 
 def _ray_port(config: Config) -> Finding:
-    return _port("ray port", config, config.ray.head_address, config.ray.port, "ray.port")
+    return _port(
+        "ray port",
+        config,
+        config.ray.head_address,
+        config.ray.port,
+        ("ray.head_address", "ray.port"),
+    )
 
 
 def _dashboard_port(config: Config) -> Finding:
     board = config.dashboard
     if not board.enabled:
         return Finding(name="dashboard port", ok=True, found="the dashboard is off")
-    return _port("dashboard port", config, board.host, board.port, "dashboard.port")
+    return _port(
+        "dashboard port", config, board.host, board.port, ("dashboard.host", "dashboard.port")
+    )
 
 
-def _port(name: str, config: Config, host: str, port: int, key: str) -> Finding:
+def _port(name: str, config: Config, host: str, port: int, keys: tuple[str, str]) -> Finding:
     """Whether it can be listened on; our own running manager may hold it."""
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     with contextlib.closing(socket.socket(family)) as probe:
@@ -181,7 +190,7 @@ def _port(name: str, config: Config, host: str, port: int, key: str) -> Finding:
                 return Finding(name=name, ok=True, found=f"{host}:{port} is held by our manager")
             return Finding(
                 name=name, ok=False, found=f"{host}:{port}: {error.strerror}",
-                remedy=f"set {key} to a free port, or 0 to have one chosen",
+                remedy=instead_of(error, *keys),
             )  # fmt: skip
     return Finding(name=name, ok=True, found=f"{host}:{port or 'any free one'}")
 

@@ -46,6 +46,15 @@ def test_up_shows_what_its_house_says_and_not_the_end_of_another(tmp_path):
     assert news(log, begins_at) == ["the last write was torn"]
 
 
+def test_an_address_that_this_machine_does_not_have_is_said_to_be_one(shell):
+    """Another port would be of no use there."""
+    words = ("--set", "ray.head_address=10.213.7.199")
+    answer, checked = shell("up", *words), shell("check", *words)
+    assert answer.code == 1
+    assert answer.line.endswith("set ray.head_address to an address that this machine has")
+    assert "set ray.head_address to an address that this machine has" in checked.out
+
+
 def test_a_port_in_use_is_one_line_and_nothing_is_left(shell):
     """What the starting manager said last is what the person sees; all that it started is gone."""
     with socket.create_server(("127.0.40.9", 0)) as taken:
