@@ -30,15 +30,13 @@ from agent.messages import (
     When,
 )
 from agent.net.wire import Connection, accept, job_secret
-from agent.reliable.offsite import Offsite
-from agent.reliable.outbox import Outbox
-from agent.source.parcel import submitted_key
 from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
 from agent.reliable import commits
 from agent.reliable.commits import CommitLog, RedisCommitLog
 from agent.reliable.forgetting import KEPT_JOBS, note_closed, note_open
 from agent.reliable.job import Job
 from agent.reliable.member import Member
+from agent.reliable.offsite import Offsite
 from agent.reliable.outbox import Outbox
 from agent.reliable.records import seal, unseal
 from agent.reliable.remains import move_in, sweep

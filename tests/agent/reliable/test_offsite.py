@@ -23,7 +23,6 @@ from agent.store.errors import Unavailable, Unknown
 from agent.store.format import MANIFESTS, PARTS
 from agent.store.ladder import Rung
 from agent.store.sinks import DiskSink, MemorySink, Read
-from agent.reliable.vault import Vault
 from orchestrator.cli.jobs import stored_at
 
 

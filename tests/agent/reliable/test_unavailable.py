@@ -9,10 +9,8 @@ from backups import disk, same, saved
 from crews import SECRET, Crew, Nursery, RedisProcess, played_alone, until
 from s3_server import S3Server, s3_sink
 
-from agent.reliable import keeper as keepers
-from agent.reliable import offsite
-from agent.reliable.keeper import Keeper, connect
 from agent.messages import CheckpointCopied, CheckpointWritten, CopyFailed, Report, Rewound
+from agent.reliable import keeper as keepers
 from agent.reliable import offsite
 from agent.reliable.keeper import Keeper, connect
 from agent.reliable.offsite import Offsite, Storage
