@@ -290,7 +290,7 @@ def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) ->
             "FAILED",
             f"{what} ({plural(job.failures, 'failure')}, max_failures is {most})",
         )
-    elif job.step == 0 and event.kind == "exception":
+    elif job.step == 0 and event.kind in ("exception", "exit"):
         finish(state, out, job, "FAILED", f"{what} (before the first step: it would only repeat)")
     else:
         lease = state.leases[worker.token]

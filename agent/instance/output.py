@@ -89,6 +89,7 @@ class Stream(io.TextIOBase):
     def __init__(self, add: Callable[[str], None]) -> None:
         self._add = add
         self._begun = ""
+        self.last = ""  # line that holds a word: what comes behind it may be the edge of a frame
 
     def writable(self) -> bool:
         return True
@@ -97,8 +98,13 @@ class Stream(io.TextIOBase):
         sayable = text.encode(errors="backslashreplace").decode()  # also a name that is no UTF-8
         *whole, self._begun = (self._begun + sayable).split("\n")
         for line in whole:
-            self._add(line.rpartition("\r")[2] or line.strip("\r"))
+            self._pass_on(line.rpartition("\r")[2] or line.strip("\r"))
         return len(text)
+
+    def _pass_on(self, line: str) -> None:
+        if any(map(str.isalnum, line)):
+            self.last = line
+        self._add(line)
 
     @property
     def buffer(self) -> io.BufferedIOBase:
@@ -115,7 +121,7 @@ class Stream(io.TextIOBase):
     def finish(self) -> None:
         """What was begun is a line, too."""
         if self._begun:
-            self._add(self._begun)
+            self._pass_on(self._begun)
             self._begun = ""
 
 

@@ -39,6 +39,7 @@ GOODBYE_S = 5.0
 MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
 DISK_VARIABLE = "SPOT_TEMP_DIR"
 DETAIL_CHARS_MAX = 60_000
+RAYS_OWN = "ray_terminate_msg"  # at its SystemExit upon SIGTERM, which no script asked for
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
 AWAY = (
     f"This writes to a parameter that others keep, {coupling.ROOM}. What changes each weight by itself is done to those "
@@ -126,7 +127,7 @@ def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> _Fail
         out = LeaderOnly(lines, lambda: group.leads)
         streams = Stream(out.add), Stream(lines.add)
         with parcel.at_home(folder, path), _as_script(path, job.argv, streams):
-            failure = _execute(path, group)
+            failure = _execute(path, group, streams[1])
         # What a script said before it failed may help to see why.
         out.settle(passes=failure is not None or bool(group.leads))
         if failure is None:
@@ -136,21 +137,23 @@ def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> _Fail
         return _Failure(failure.kind, detail.encode(errors="backslashreplace").decode())
 
 
-def _execute(path: Path, group: Group) -> _Failure | None:
-    failure = _play(path, group)
+def _execute(path: Path, group: Group, errors: Stream) -> _Failure | None:
+    failure = _play(path, group, errors)
     if group.astray:
         # There were no gradients there, or no whole model: nobody can ask a script to bear that.
         raise WireError(ASTRAY if failure is None else f"{ASTRAY}: {failure.detail}")
     return failure
 
 
-def _play(path: Path, group: Group) -> _Failure | None:
+def _play(path: Path, group: Group, errors: Stream) -> _Failure | None:
     try:
         try:
             _run(path)
         except SystemExit as end:
+            if hasattr(end, RAYS_OWN):
+                raise WireError("the worker was asked to end") from None
             if end.code not in (None, 0):
-                return _Failure("exit", f"the script ended itself with {end.code!r}")
+                return _of_exit(end, errors)
         except Left:
             session.made()[0].leave()
         if not session.made():
@@ -184,6 +187,17 @@ def _run(path: Path) -> None:
     finally:
         if os.getpid() != worker:
             os._exit(code if isinstance(code, int) else code is not None)
+
+
+def _of_exit(end: SystemExit, errors: Stream) -> _Failure:
+    """As Python has it: what is no number goes to standard error, and the number is 1."""
+    code = end.code
+    if not isinstance(code, int):
+        errors.write(f"{code}\n")
+        code = 1
+    errors.finish()
+    said = f": {errors.last}" if errors.last else ""
+    return _Failure("exit", f"the script ended itself with {code}{said}")
 
 
 def _of_script(error: BaseException) -> _Failure:

@@ -62,7 +62,19 @@ def test_a_script_that_raises(crew: Crew) -> None:
 CASES: dict[str, tuple[str, FailureKind, str]] = {
     "no session": ("print('done')", "no_session", "without a session"),
     "no loop": (START, "refused", "never looped over session.steps"),
-    "exit": ("import sys; sys.exit('no data')", "exit", "no data"),
+    "exit": ("import sys; sys.exit('no data')", "exit", "ended itself with 1: no data"),
+    "an option that it has not": (
+        "import argparse\nparser = argparse.ArgumentParser()\nparser.parse_args(['--ephocs', '1'])",
+        "exit",
+        "ended itself with 2: train.py: error: unrecognized arguments: --ephocs 1",
+    ),
+    "words in a frame": (
+        "import sys\nprint('| no --ephocs |', file=sys.stderr)\nprint('+---+', file=sys.stderr, end='')\n"
+        "raise SystemExit(3)",
+        "exit",
+        "ended itself with 3: | no --ephocs |",
+    ),
+    "exit without a word": ("raise SystemExit(3)", "exit", "ended itself with 3"),
     "a name that is no UTF-8": ("raise OSError('no /none/\\udcff')", "exception", r"/none/\udcff"),
     "syntax": ("for", "exception", "SyntaxError"),
     "no share": (START + "for step in session.steps(2): pass", "refused", "session.share"),
@@ -290,6 +302,17 @@ def test_misuse_is_one_clear_line(crew: Crew, case: str) -> None:
     assert report.kind == kind
     assert text in report.detail.splitlines()[-1]
     assert "/agent/" not in report.detail
+
+
+def test_an_end_that_ray_asks_for_is_not_the_scripts_own(crew: Crew) -> None:
+    """Ray ends a worker that gets SIGTERM by an exception in the script, as where its machine goes down."""
+    crew.begin(
+        1,
+        "from ray._raylet import raise_sys_exit_with_custom_error_message as end\n"
+        "end('The process receives a SIGTERM.', exit_code=1)\n",
+    )
+    until("the loss", lambda: crew.of(WorkerLost))
+    assert crew.of(WorkerFailed) == []
 
 
 def test_a_step_may_be_left_out(crew: Crew) -> None:

@@ -433,14 +433,15 @@ def test_what_would_only_repeat_fails_at_once(hand: Any, kind: str) -> None:
     assert h.only(out, Terminate)
 
 
-def test_a_script_that_raises_before_its_first_step_fails_at_once(hand: Any) -> None:
+@pytest.mark.parametrize("kind", ["exception", "exit"])
+def test_a_script_that_fails_before_its_first_step_fails_at_once(hand: Any, kind: str) -> None:
     """It never worked: its own traceback is kept, the machines go back."""
     h = hand()
     h.start()
     h.submit(slots_max=1)
     h.wait(2.0)
     h.serve()
-    out = h.failed(next(iter(h.state.workers)))
+    out = h.failed(next(iter(h.state.workers)), kind)
     assert h.job.status == "FAILED"
     assert "before the first step" in h.job.because
     assert "ValueError: bad batch" in h.words(h.said)
