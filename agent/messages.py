@@ -114,6 +114,7 @@ class WorkerFailed(Report, frozen=True, kw_only=True):
     worker: str
     kind: FailureKind
     detail: str
+    step: int | None = None  # that the script was in, as its loop counts; None outside of it
 
 
 class Progress(Report, frozen=True, kw_only=True):

@@ -235,6 +235,7 @@ class Lines(Message, frozen=True, kw_only=True):
 class Failed(Message, frozen=True, kw_only=True):
     kind: FailureKind
     detail: str
+    step: int | None = None  # that the script was in; None outside of its loop
 
 
 class Ended(Message, frozen=True, kw_only=True):

@@ -221,6 +221,13 @@ class Session:
         return self._world.leader
 
     @property
+    def inside(self) -> int | None:
+        """The step that the script is in, as its loop counts them; None outside of the loop."""
+        return (
+            self.version if self._phase in ("between", "sharing", "computing", "shared") else None
+        )
+
+    @property
     def notice_s(self) -> float | None:
         """Seconds until this machine is taken away, if the cloud has said so."""
         return self._world.notice_s

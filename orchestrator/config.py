@@ -124,7 +124,7 @@ class Job(Section):
     """How much dearer per work than the cheapest a machine may be and still be bought because the
     job ends sooner: 0 buys only the cheapest work, 1000 as much as the budget allows."""
     max_failures: Annotated[int, Field(ge=0, le=1000)] = 3
-    """How often the script itself may fail before the job is given up."""
+    """How many failures of the script itself are tried again: the one after them ends the job."""
     max_preemptions: Annotated[int, Field(ge=0)] | None = Field(default=None, examples=[100])
     """How many machines may be taken away before the job is given up. Not set: any number."""
     nan: Literal["fail", "skip"] = "fail"

@@ -20,7 +20,7 @@ from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
 from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
 from orchestrator.state import Account, Job, Lease, Moved, State, move_job, note, set_alarm
 from orchestrator.view import JobStatus
-from orchestrator.wording import loss, plural, usd
+from orchestrator.wording import loss, nth, plural, usd
 
 JOBS_MAX = 1000
 REWINDS_KEPT = 8
@@ -277,8 +277,7 @@ def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) ->
     if again:
         job.failures += 1
         job.failed_at_s, job.failed_step = state.now_s, job.step
-    last = event.detail.strip().rpartition("\n")[2][:WHY_CHARS_MAX]
-    what = f"{event.kind} at step {job.step}: {last}"
+    what = _failure(job, event)
     if event.kind in FATAL_KINDS:
         finish(state, out, job, "FAILED", what)
     elif job.failures > job.spec.max_failures:
@@ -288,18 +287,38 @@ def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) ->
             out,
             job,
             "FAILED",
-            f"{what} ({plural(job.failures, 'failure')}, max_failures is {most})",
+            f"{what} (the {nth(job.failures)} failure, and max_failures allows {most})",
         )
     elif job.step == 0 and event.kind in ("exception", "exit"):
-        finish(state, out, job, "FAILED", f"{what} (before the first step: it would only repeat)")
+        finish(state, out, job, "FAILED", f"{what} (no step was committed: it would only repeat)")
     else:
         lease = state.leases[worker.token]
         delay_s = 2.0 ** min(job.failures, 6)
         lease.slot_free_at_s[worker.slot] = state.now_s + delay_s
         set_alarm(state, state.now_s + delay_s, "staff", lease.token)
         if again:
-            note(out, job.id, f"failure {job.failures} of {job.spec.max_failures} allowed: {what}")
+            _tried_again(state, out, job, what)
         crews.want_layout(state, job)
+
+
+def _failure(job: Job, event: WorkerFailed) -> str:
+    """What, in which step by the script's own count and by that of committed steps, and Python's last line."""
+    last = event.detail.strip().rpartition("\n")[2][:WHY_CHARS_MAX]
+    if event.step is not None:
+        return f"{event.kind} in step {event.step} (the {nth(event.step + 1)}): {last}"
+    outside = f" outside of the loop, {plural(job.step, 'step')} committed" if job.step else ""
+    return f"{event.kind}{outside}: {last}"
+
+
+def _tried_again(state: State, out: list[AnyAction], job: Job, what: str) -> None:
+    """As long as the job stands still for it, its line says so."""
+    because = f"failure {job.failures} of {job.spec.max_failures} allowed: {what}"
+    if job.status == "RUNNING" and job.urgent:
+        move(state, out, job, "RECOVERING", because)
+        return
+    if job.status != "RUNNING":
+        job.because = because
+    note(out, job.id, because)
 
 
 def on_cancelled(state: State, out: list[AnyAction], event: JobCancelled) -> None:

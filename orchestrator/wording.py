@@ -51,6 +51,11 @@ def plural(number: int, word: str) -> str:
     return f"{number:,} {word}{'' if number == 1 else 's'}"
 
 
+def nth(number: int) -> str:
+    ending = {1: "st", 2: "nd", 3: "rd"}.get(number % 10, "th")
+    return f"{number:,}{'th' if number % 100 in (11, 12, 13) else ending}"
+
+
 def told(who: str, what: str, because: str) -> str:
     """What was done and why; a note is its reason alone, and nobody is named twice in a row."""
     reason = because.removeprefix(f"{who}: ").removeprefix(f"{who} ")

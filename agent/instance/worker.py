@@ -27,7 +27,7 @@ from agent.crew.group import Group
 from agent.errors import Misuse, NotFinite, ParcelError, WireError
 from agent.instance.output import LeaderOnly, Lines, Stream
 from agent.instance.scratch import scratch
-from agent.messages import FailureKind, JobOrder, WorkerOrder
+from agent.messages import JobOrder, WorkerOrder
 from agent.owned import coupling, followers, guarded
 from agent.protocol import Ended, Failed
 from agent.protocol import Lines as LinesMessage
@@ -54,11 +54,6 @@ TAKEN = (
 )
 
 Outcome = Literal["ended", "failed"]
-
-
-class _Failure(msgspec.Struct, frozen=True):
-    kind: FailureKind
-    detail: str
 
 
 def warm_up() -> None:
@@ -101,23 +96,21 @@ def run(order: WorkerOrder, host: str) -> Outcome:
     failure = _perform(job, payload, group, lines)
     lines.close()
     over.set()
-    group.link.send(
-        Ended() if failure is None else Failed(kind=failure.kind, detail=failure.detail)
-    )
+    group.link.send(Ended() if failure is None else failure)
     goodbye.wait(GOODBYE_S)
     group.close()
     return "ended" if failure is None else "failed"
 
 
-def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> _Failure | None:
+def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> Failed | None:
     if job.script_sha and group.code != job.script_sha:
-        return _Failure("setup", f"{job.script}: what arrived is not what was submitted")
+        return Failed(kind="setup", detail=f"{job.script}: what arrived is not what was submitted")
     try:
         came = parcel.read(payload, Path(job.script).name)
     except ParcelError as error:
-        return _Failure("setup", f"{job.script}: {error}")
+        return Failed(kind="setup", detail=f"{job.script}: {error}")
     if taken := parcel.taken_names(came):
-        return _Failure("setup", f"{taken[0]}: {TAKEN}")
+        return Failed(kind="setup", detail=f"{taken[0]}: {TAKEN}")
     # On the machine's own disk: what a killed worker leaves goes with the machine, or with the next worker.
     disk = Path(os.environ.get(DISK_VARIABLE) or tempfile.gettempdir()).absolute()
     with scratch("worker-", disk) as folder:
@@ -134,10 +127,14 @@ def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> _Fail
             return None
         typed_in = job.script.removesuffix(came.script) if job.script.endswith(came.script) else ""
         detail = failure.detail.replace(f"{folder}{os.sep}", typed_in)[-DETAIL_CHARS_MAX:]
-        return _Failure(failure.kind, detail.encode(errors="backslashreplace").decode())
+        return Failed(
+            kind=failure.kind,
+            detail=detail.encode(errors="backslashreplace").decode(),
+            step=next((each.inside for each in session.made()), None),
+        )
 
 
-def _execute(path: Path, group: Group, errors: Stream) -> _Failure | None:
+def _execute(path: Path, group: Group, errors: Stream) -> Failed | None:
     failure = _play(path, group, errors)
     if group.astray:
         # There were no gradients there, or no whole model: nobody can ask a script to bear that.
@@ -145,7 +142,7 @@ def _execute(path: Path, group: Group, errors: Stream) -> _Failure | None:
     return failure
 
 
-def _play(path: Path, group: Group, errors: Stream) -> _Failure | None:
+def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
     try:
         try:
             _run(path)
@@ -157,9 +154,9 @@ def _play(path: Path, group: Group, errors: Stream) -> _Failure | None:
         except Left:
             session.made()[0].leave()
         if not session.made():
-            return _Failure(
-                "no_session",
-                f"{path} came to its end without a session: make one with agent.Session(model, "
+            return Failed(
+                kind="no_session",
+                detail=f"{path} came to its end without a session: make one with agent.Session(model, "
                 "optimizer, microbatches=...) and loop over session.steps(...)",
             )
         if not group.astray:
@@ -167,9 +164,9 @@ def _play(path: Path, group: Group, errors: Stream) -> _Failure | None:
     except WireError:
         raise  # not the script's fault: this worker is simply lost
     except NotFinite as error:
-        return _Failure("nan", str(error))
+        return Failed(kind="nan", detail=str(error))
     except Misuse as error:
-        return _Failure("refused", own_traceback(error))
+        return Failed(kind="refused", detail=own_traceback(error))
     except BaseException as error:
         return _of_script(error)
     return None
@@ -189,7 +186,7 @@ def _run(path: Path) -> None:
             os._exit(code if isinstance(code, int) else code is not None)
 
 
-def _of_exit(end: SystemExit, errors: Stream) -> _Failure:
+def _of_exit(end: SystemExit, errors: Stream) -> Failed:
     """As Python has it: what is no number goes to standard error, and the number is 1."""
     code = end.code
     if not isinstance(code, int):
@@ -197,17 +194,17 @@ def _of_exit(end: SystemExit, errors: Stream) -> _Failure:
         code = 1
     errors.finish()
     said = f": {errors.last}" if errors.last else ""
-    return _Failure("exit", f"the script ended itself with {code}{said}")
+    return Failed(kind="exit", detail=f"the script ended itself with {code}{said}")
 
 
-def _of_script(error: BaseException) -> _Failure:
+def _of_script(error: BaseException) -> Failed:
     said = own_traceback(error)
     apart = any(each.holdings.here is not None for each in session.made())
     if apart and followers.writes_away(error):
-        return _Failure("refused", f"{said}\n{AWAY}")
+        return Failed(kind="refused", detail=f"{said}\n{AWAY}")
     if apart and guarded.misses(error):
-        return _Failure("refused", f"{said}\n{NO_GRADIENT}")
-    return _Failure("exception", said)
+        return Failed(kind="refused", detail=f"{said}\n{NO_GRADIENT}")
+    return Failed(kind="exception", detail=said)
 
 
 @contextmanager

@@ -16,7 +16,7 @@ from collections.abc import Callable
 
 from agent.errors import Fenced, WireError
 from agent.layout import Layout
-from agent.messages import UNRECORDED, FailureKind, JobCompleted, JobOrder, LossCause, When
+from agent.messages import UNRECORDED, JobCompleted, JobOrder, LossCause, When
 from agent.net.wire import Connection
 from agent.protocol import (
     AnyMessage,
@@ -303,7 +303,7 @@ class Job:
             case Lines():
                 self._out.lines(self.order.job, member.worker, message.lines)
             case Failed():
-                self._on_failed(member, message.kind, message.detail)
+                self._on_failed(member, message)
             case Ended():
                 self.roster.remove(member.worker, "its script has ended")
                 member.dismiss("the script has ended")
@@ -316,7 +316,7 @@ class Job:
         if other is not None and other.ready is not None and _unlike(ready, other.ready):
             why = f"its model would have other initial values than that of {other.worker}"
             seed = "call torch.manual_seed(...) before unbuilt(...)"
-            self._on_failed(member, "setup", f"{member.worker}: {why}: {seed}")
+            self._on_failed(member, Failed(kind="setup", detail=f"{member.worker}: {why}: {seed}"))
             return
         member.ready = ready
         self.roster.recorders.told |= ready.uncuttable != UNRECORDED
@@ -341,10 +341,10 @@ class Job:
         if timeline is not None:
             self._out.timeline(timeline)
 
-    def _on_failed(self, member: Member, kind: FailureKind, detail: str) -> None:
+    def _on_failed(self, member: Member, failed: Failed) -> None:
         self.roster.remove(member.worker, "its script failed")
         member.dismiss("the script failed")
-        self._reports.failed(member.worker, kind, detail)
+        self._reports.failed(member.worker, failed)
 
     # --- commits ------------------------------------------------------------------------------------
 
@@ -357,7 +357,7 @@ class Job:
 
     def _on_prepared(self, member: Member, message: Prepared) -> None:
         if unlike := self._alike.hear(member.worker, message.seen):
-            self._on_failed(member, "refused", unlike)
+            self._on_failed(member, Failed(kind="refused", detail=unlike, step=message.step))
         elif self._is_current(message.generation, message.step):
             self._round.prepared(member.worker, message)
         elif self.history.wrote(message.generation, message.step):

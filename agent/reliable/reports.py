@@ -4,7 +4,6 @@ import time
 from collections.abc import Callable
 
 from agent.messages import (
-    FailureKind,
     JobCompleted,
     JobProfiled,
     LossCause,
@@ -19,7 +18,7 @@ from agent.messages import (
     WorkerReady,
 )
 from agent.profile import Profile
-from agent.protocol import Ready
+from agent.protocol import Failed, Ready
 from agent.reliable.member import Member
 from cloud.clock import CLOCK
 
@@ -78,9 +77,16 @@ class Reports:
             )
         )
 
-    def failed(self, worker: str, kind: FailureKind, detail: str) -> None:
+    def failed(self, worker: str, failed: Failed) -> None:
         self._report(
-            WorkerFailed(at_s=CLOCK.now_s(), job=self._job, worker=worker, kind=kind, detail=detail)
+            WorkerFailed(
+                at_s=CLOCK.now_s(),
+                job=self._job,
+                worker=worker,
+                kind=failed.kind,
+                detail=failed.detail,
+                step=failed.step,
+            )
         )
 
     def recalled(self, step: int, because: str) -> None:

@@ -105,7 +105,9 @@ def submit(  # noqa: PLR0913 - a parameter per option
             help="How much dearer work may be, to end sooner; 0: never. 1000: whatever the budget allows."
         ),
     ] = None,
-    max_failures: Annotated[int | None, typer.Option(help="How often the script may fail.")] = None,
+    max_failures: Annotated[
+        int | None, typer.Option(help="How many failures of the script are tried again.")
+    ] = None,
     max_preemptions: Annotated[
         int | None, typer.Option(help="How many machines may be taken away.")
     ] = None,

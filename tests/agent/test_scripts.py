@@ -50,13 +50,19 @@ def test_a_script_that_raises(crew: Crew) -> None:
         """
     )
     report = failed(crew, script)
-    assert report.kind == "exception"
+    assert (report.kind, report.step) == ("exception", 0)
     assert report.detail.endswith("NameError: name 'nothing' is not defined")
     assert report.detail.count("File ") == 2
     assert 'File "train.py"' in report.detail
     assert "return x / nothing" in report.detail
     assert until("its output", crew.printed) == ["before"]
     assert crew.of(WorkerLost) == []
+
+
+def test_a_failure_says_its_step_as_the_loop_counts(crew: Crew) -> None:
+    """Behind its commit it is still the step that the script is in; outside of the loop there is none."""
+    report = failed(crew, START + STEP.replace("steps(4)", "steps(9)") + "    assert step < 7\n")
+    assert (report.kind, report.step) == ("exception", 7)
 
 
 CASES: dict[str, tuple[str, FailureKind, str]] = {

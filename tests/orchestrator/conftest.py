@@ -179,10 +179,14 @@ class Hand:
     def lost(self, worker: str, job: str = "job") -> list[AnyAction]:
         return self.see(WorkerLost(at_s=self.at_s, job=job, worker=worker, cause="connection"))
 
-    def failed(self, worker: str, kind: Any = "exception") -> list[AnyAction]:
+    def failed(
+        self, worker: str, kind: Any = "exception", step: int | None = None
+    ) -> list[AnyAction]:
         detail = 'Traceback\n  File "train.py"\nValueError: bad batch'
         return self.see(
-            WorkerFailed(at_s=self.at_s, job="job", worker=worker, kind=kind, detail=detail)
+            WorkerFailed(
+                at_s=self.at_s, job="job", worker=worker, kind=kind, detail=detail, step=step
+            )
         )
 
     def profiled(self, profile: Profile) -> list[AnyAction]:

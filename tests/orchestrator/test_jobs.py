@@ -383,9 +383,30 @@ def test_failures_of_the_script_are_counted_apart_from_preemptions(hand: Any) ->
     h.committed(h.job.step + 1)
     out = h.failed(h.job.layout.workers[0])
     assert h.job.status == "FAILED"
-    assert "bad batch (2 failures, max_failures is 1)" in h.job.because
+    assert "bad batch (the 2nd failure, and max_failures allows 1)" in h.job.because
     assert h.only(out, Terminate)
     assert "ValueError: bad batch" in h.words(h.said)
+
+
+def test_while_a_failure_is_tried_again_the_jobs_line_names_it(hand: Any) -> None:
+    """What and where, until the job runs again; a step by the script's own count, and by that of those committed."""
+    h = hand().running(slots_max=2, max_failures=3)
+    h.committed(8)
+    for worker in h.job.layout.workers:
+        h.failed(worker, step=7)
+    why = "failure 1 of 3 allowed: exception in step 7 (the 8th): ValueError: bad batch"
+    assert (h.job.status, h.job.because) == ("RECOVERING", why)
+    h.wait(3.0)
+    for worker in list(h.state.workers):  # fails anew while it is brought up
+        h.failed(worker)
+    again = "failure 2 of 3 allowed: exception outside of the loop, 8 steps committed: ValueError"
+    assert h.job.because.startswith(again)
+    h.wait(5.0)
+    h.serve()
+    h.wait(2.0)
+    h.committed(9)
+    assert h.job.status == "RUNNING"
+    assert "failure" not in h.job.because
 
 
 def test_an_exception_of_many_words_is_cut_in_the_reason(hand: Any) -> None:
@@ -443,7 +464,7 @@ def test_a_script_that_fails_before_its_first_step_fails_at_once(hand: Any, kind
     h.serve()
     out = h.failed(next(iter(h.state.workers)), kind)
     assert h.job.status == "FAILED"
-    assert "before the first step" in h.job.because
+    assert "no step was committed" in h.job.because
     assert "ValueError: bad batch" in h.words(h.said)
     assert h.only(out, Terminate)
 
