@@ -81,6 +81,14 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     clock_zero_s: float | None = None  # of `cloud.clock`: from which moment its processes count
 
 
+def dashboard_address(house: House, places: Places) -> str:
+    """The address of the page with the key in it; the page takes the key out of sight at once."""
+    token = places.secret("dashboard")
+    if not house.dashboard_url or not token.exists():
+        return house.dashboard_url
+    return f"{house.dashboard_url}?token={token.read_text().strip()}"
+
+
 class Client:
     """Reads what the manager publishes; posts what a person asks for."""
 

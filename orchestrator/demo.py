@@ -14,21 +14,25 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import NamedTuple
 
+import msgspec
 from rich.console import Console
 from rich.table import Table
 
 from cloud.errors import CloudError
 from cloud.local.provider import Nodes
 from orchestrator import processes
-from orchestrator.client import Client, NotRunning, local_cloud
+from orchestrator.client import Client, NotRunning, dashboard_address, local_cloud
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
 from orchestrator.house import HouseError, only_one
 from orchestrator.live_table import follow
+from orchestrator.looking import Source
 from orchestrator.places import Places
 from orchestrator.view import JobView, View
+from orchestrator.wording import nth, pause, plural
 
 FOLDER = Path(".demo")
 SCRIPT = Path("examples/gpt.py")
@@ -73,6 +77,14 @@ class Drill:
         self.nodes = nodes
 
 
+class Taken(NamedTuple):
+    """What a drill took, and how many pauses there had been before it."""
+
+    drill: Drill
+    machines: int
+    pauses_before: int
+
+
 DRILLS = (
     Drill("one machine, with a notice of 8 s", 0.10, 8.0, 1),
     Drill("one machine, SIGKILL without notice", 0.35, 0.0, 1),
@@ -92,7 +104,7 @@ class Director:
         self._left = list(DRILLS)
         self._due_at_s: float | None = None
         self._step, self._stepped_at_s = 0, now_s()
-        self.done: list[tuple[Drill, int]] = []
+        self.done: list[Taken] = []
 
     def watch(self, job: JobView) -> bool:
         """Called with every new view; True ends the watching."""
@@ -124,10 +136,25 @@ class Director:
                 return  # the market itself has just taken what there was
             self._left.pop(0)
             self._due_at_s = None
-            self.done.append((drill, len(taken)))
+            self.done.append(Taken(drill, len(taken), len(job.recoveries_s)))
             self._console.print(
                 f"[bold red]drill[/] at step {job.step}: {drill.name} ({', '.join(taken)})"
             )
+
+
+class Passing:
+    """What is watched here, but for the model's place, which is gone with the demo."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.house = source.house
+
+    def view(self) -> View | None:
+        view = self._source.view()
+        if view is None:
+            return None
+        jobs = tuple(msgspec.structs.replace(job, export_uri="") for job in view.jobs)
+        return msgspec.structs.replace(view, jobs=jobs)
 
 
 async def _take_away(client: Client, drill: Drill) -> list[str]:
@@ -160,12 +187,13 @@ def run(console: Console | None = None, root: Path | None = None) -> int:
 
 
 def _show(client: Client, folder: Path, root: Path, console: Console) -> int:
-    console.print(f"Dashboard: {client.house().dashboard_url}", highlight=False, soft_wrap=True)
+    address = dashboard_address(client.house(), Places(folder / "state"))
+    console.print(f"Dashboard: {address}", highlight=False, soft_wrap=True)
     argv = ("--steps", str(STEPS))
     with _undisturbed(root, folder, argv) as alone:
         job_id = _submit(client, root, argv)
         director = Director(client, console)
-        job = follow(client, job_id, director.watch, console)
+        job = follow(Passing(client), job_id, director.watch, console)
         console.print("Waiting for the undisturbed run of the same script ...")
         lonely = _final_loss(alone.wait_for_text())
     view = client.view()
@@ -208,7 +236,15 @@ def _folder(root: Path) -> Iterator[Path]:
         yield folder
     except DemoFailed as error:
         raise DemoFailed(f"{error} (logs: {folder / 'state' / 'logs'})") from error
+    except KeyboardInterrupt:
+        _remove(folder)
+        raise
     else:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    with _no_interrupts():
         shutil.rmtree(folder, ignore_errors=True)
 
 
@@ -347,14 +383,12 @@ def _summary(
     table = Table(title="What happened", show_header=False, title_justify="left")
     table.add_column(style="bold")
     table.add_column()
-    for drill, count in director.done:
-        table.add_row("taken away", f"{drill.name}: {count} machine{'s' * (count != 1)}")
-    recoveries = ", ".join(f"{pause_s:.2f} s" for pause_s in job.recoveries_s) or "none"
+    for row in _losses(director.done, job):
+        table.add_row(*row)
     cost = view.cost
     saved = cost.saved_usd / cost.on_demand_usd if cost.on_demand_usd else 0.0
     table.add_row("steps committed", f"{job.step} of {job.steps_total}")
     table.add_row("steps lost", str(job.steps_lost))
-    table.add_row("pause at each loss", recoveries)
     table.add_row("machines bought", str(len(view.machines)))
     table.add_row("spent", f"${cost.spent_usd:.5f}")
     table.add_row(
@@ -363,3 +397,16 @@ def _summary(
     table.add_row("final held-out loss", losses[0] or "-")
     table.add_row("the same, undisturbed", losses[1] or "-")
     console.print(table)
+
+
+def _losses(done: Sequence[Taken], job: JobView) -> Iterator[tuple[str, str]]:
+    """Each loss with the pauses between it and the next."""
+    ends = [*(taken.pauses_before for taken in done[1:]), len(job.recoveries_s)]
+    for number, (taken, end) in enumerate(zip(done, ends, strict=True), start=1):
+        pauses = ", ".join(map(pause, job.recoveries_s[taken.pauses_before : end]))
+        calm = "none, it left between two steps" if taken.drill.warning_s else "none"
+        of_all = f" ({plural(taken.machines, 'machine')})" if taken.drill.nodes == "all" else ""
+        yield f"{nth(number)} loss", f"{taken.drill.name}{of_all}; pause: {pauses or calm}"
+    more = job.preemptions - sum(taken.machines for taken in done)
+    if more > 0:
+        yield "the market took", f"{plural(more, 'machine')} more, whose pauses are among these"

@@ -20,7 +20,7 @@ from orchestrator import processes
 from orchestrator.cli import tables
 from orchestrator.cli.desk import CommandError, Desk, command
 from orchestrator.cli.jobs import find
-from orchestrator.client import Between, Client, House, Killed, NotRunning
+from orchestrator.client import Between, Client, House, Killed, NotRunning, dashboard_address
 from orchestrator.config import environment
 from orchestrator.events import ShutdownAsked
 from orchestrator.live_table import panel, sentences_of
@@ -88,14 +88,6 @@ def dashboard(desk: Desk) -> None:
         raise CommandError("the dashboard is off; set dashboard.enabled = true, then down and up")
     address = dashboard_address(house, Places(desk.config.state_dir))
     desk.answer({"dashboard_url": address}, Text(address, no_wrap=True))
-
-
-def dashboard_address(house: House, places: Places) -> str:
-    """The address of the page with the key in it; the page takes the key out of sight at once."""
-    token = places.secret("dashboard")
-    if not house.dashboard_url or not token.exists():
-        return house.dashboard_url
-    return f"{house.dashboard_url}?token={token.read_text().strip()}"
 
 
 def _start(desk: Desk, places: Places) -> House:

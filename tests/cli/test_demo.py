@@ -9,9 +9,20 @@ from typing import Any
 import msgspec
 import pytest
 from rich.console import Console
-from test_live_table import JOB
+from test_live_table import JOB, Told, seen
 
-from orchestrator.demo import STILL_S_MAX, DemoFailed, Director, Undisturbed
+from orchestrator.demo import (
+    DRILLS,
+    FOLDER,
+    STILL_S_MAX,
+    DemoFailed,
+    Director,
+    Passing,
+    Taken,
+    Undisturbed,
+    _folder,
+    _summary,
+)
 
 
 def test_a_job_that_progresses_is_waited_for_and_one_that_does_not_is_named() -> None:
@@ -48,3 +59,35 @@ def test_an_undisturbed_run_that_stands_still_is_named(tmp_path: Path) -> None:
                 Undisturbed(process, log).wait_for_text(0.0)
         finally:
             process.stdin.close()
+
+
+def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
+    """As its own end does; of a demo that failed the logs may be wanted."""
+    with pytest.raises(KeyboardInterrupt), _folder(tmp_path):
+        raise KeyboardInterrupt
+    assert not (tmp_path / FOLDER).exists()
+    with pytest.raises(DemoFailed, match="logs: "), _folder(tmp_path):
+        raise DemoFailed("no")
+    assert (tmp_path / FOLDER).exists()
+
+
+def test_the_place_of_a_model_that_goes_with_the_demo_is_not_shown() -> None:
+    """All else is as the house shows it."""
+    view = seen(step=100, export_uri="file:///.demo/state/checkpoints/gpt/model.safetensors")
+    assert Passing(Told(view)).view() == seen(step=100)
+
+
+def test_the_summary_says_what_each_loss_cost() -> None:
+    """One row a loss: with a notice no pause, without one the pause that came after it."""
+    out = io.StringIO()
+    unused: Any = None
+    director = Director(unused, Console(file=out))
+    director.done = [Taken(DRILLS[0], 1, 0), Taken(DRILLS[1], 1, 0), Taken(DRILLS[2], 3, 1)]
+    view = seen(recoveries_s=(1.63, 14.2), preemptions=5)
+    _summary(Console(file=out, width=120), view, view.jobs[0], director, ("1.5", "1.5"))
+    rows = [[cell.strip() for cell in line.split("│")[1:3]] for line in out.getvalue().split("\n")]
+    calm = "one machine, with a notice of 8 s; pause: none, it left between two steps"
+    assert ["1st loss", calm] in rows
+    assert ["2nd loss", "one machine, SIGKILL without notice; pause: 1.6 s"] in rows
+    assert ["3rd loss", "all machines at once, SIGKILL (3 machines); pause: 14.2 s"] in rows
+    assert "the market" not in out.getvalue()
