@@ -106,8 +106,8 @@ def predicted(seen: Timeline, profile: Profile) -> list[Bar]:
         bars = _replica(seen, profile, replica)
         found += [
             Bar(
-                worker=row + bar.worker, kind=bar.kind, stage=bar.stage, microbatch=bar.microbatch,
-                start_s=bar.start_s, end_s=bar.end_s,
+                worker=row + bar.worker, kind=bar.kind, stage=bar.stage,
+                microbatch=replica.first + bar.microbatch, start_s=bar.start_s, end_s=bar.end_s,
             )
             for bar in bars
         ]  # fmt: skip

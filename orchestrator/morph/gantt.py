@@ -22,6 +22,11 @@ BARS_MAX = 20_000
 LETTER = 7.0  # pixels that a digit needs
 TICKS = 10
 GAP, NAME_MAX = 10, 8
+APART = 2.0  # times as long as another panel, and one scale shows too little of the shorter
+DARK = (
+    "@media (prefers-color-scheme: dark) {.paper {fill: #16181c} .words {fill: #e2e4e8} "
+    ".faint {fill: #9aa0a8} .grid {stroke: #33373d}}"
+)
 
 COLOURS = {
     Kind.FORWARD: ("#4c78c8", "forward"),
@@ -49,19 +54,15 @@ def svg(schedule: Schedule, costs: Costs, *, title: str = "", tail_s: Sequence[f
     scale = (WIDTH - LEFT - RIGHT) / cut_s
     height = TOP + rows * ROW + FOOT
     parts = [
-        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-        f'width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="11" '
-        f'role="img" aria-label="{escape(title or schedule.name, quote=True)}">',
-        f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+        *_paper(height, title or schedule.name),
         *_title(title or schedule.name),
         *_legend({bar.kind for bar in drawn}, bool(tails)),
-        *_axis(cut_s, scale, rows, whole_s),
+        *_axis(cut_s, scale, rows),
+        *_rows(list(map(str, range(rows)))),
+        _note(
+            rows, "", f"; the first {_seconds(cut_s)} of {_seconds(whole_s)}" * (cut_s < whole_s)
+        ),
     ]
-    for worker in range(rows):
-        y = TOP + worker * ROW + ROW / 2 + 4
-        parts.append(
-            f'<text x="{LEFT - 8}" y="{y}" text-anchor="end" fill="#444444">{worker}</text>'
-        )
     parts += [_bar(bar, scale) for bar in drawn]
     parts += [_tail(tail, scale) for tail in tails if tail[0] < ROWS_MAX]
     return "\n".join([*parts, "</svg>", ""])
@@ -94,37 +95,41 @@ class Panel(NamedTuple):
 
 
 def panels(title: str, drawn: Sequence[Panel]) -> str:
-    """Panels below each other, all on one scale of time, so that what is above can be compared with below."""
+    """Panels below each other, on one scale of time as long as there is something to see of each on it."""
     shown = [
         (panel, [bar for bar in panel.bars[:BARS_MAX] if bar.worker < ROWS_MAX]) for panel in drawn
     ]
-    whole_s = max((bar.end_s for _, bars in shown for bar in bars), default=1.0)
-    scale, y = (WIDTH - LEFT - RIGHT) / whole_s, 0
-    parts = [*_title(title), *_legend({bar.kind for _, bars in shown for bar in bars}, False)]
-    for panel, bars in shown:
-        count = min(len(panel.rows), ROWS_MAX)
+    ends_s = [max((bar.end_s for bar in bars), default=0.0) for _, bars in shown]
+    longest_s = max(ends_s, default=0.0) or 1.0
+    apart = any(0 < end_s < longest_s / APART for end_s in ends_s)
+    y, parts = 0, [*_title(title), *_legend({bar.kind for _, bars in shown for bar in bars}, False)]
+    for (panel, bars), end_s in zip(shown, ends_s, strict=True):
+        whole_s = (apart and end_s) or longest_s
+        scale, names = (WIDTH - LEFT - RIGHT) / whole_s, panel.rows[:ROWS_MAX]
         parts.append(f'<g transform="translate(0 {y})">')
-        parts += _axis(whole_s, scale, count, whole_s, panel.name)
-        for row, name in enumerate(panel.rows[:count]):
-            middle = TOP + row * ROW + ROW / 2 + 4
-            parts.append(
-                f'<text x="{LEFT - 8}" y="{middle}" text-anchor="end" fill="#444444">'
-                f"{escape(name[-NAME_MAX:])}</text>"
-            )
-        parts += [*(_bar(bar, scale) for bar in bars), "</g>"]
-        y += count * ROW + FOOT + GAP
-    height = TOP + y - GAP
-    return "\n".join(
-        [
-            f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
-            f'width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="11" '
-            f'role="img" aria-label="{escape(title, quote=True)}">',
-            f'<rect width="{WIDTH}" height="{height}" fill="#ffffff"/>',
-            *parts,
-            "</svg>",
-            "",
+        parts += [*_axis(whole_s, scale, len(names)), *_rows(names)]
+        parts += [_bar(bar, scale) for bar in bars]
+        parts += [
+            _note(
+                len(names),
+                f"{panel.name} {took(end_s, ends_s[0])}",
+                ", on a scale of its own" if apart else "",
+            ),
+            "</g>",
         ]
-    )
+        y += len(names) * ROW + FOOT + GAP
+    return "\n".join([*_paper(TOP + y - GAP, title), *parts, "</svg>", ""])
+
+
+def took(seconds: float, like_s: float) -> str:
+    """How long, and how far from what it is compared with."""
+    if not seconds:
+        return "nothing"
+    ratio = max(seconds, like_s) / min(seconds, like_s) if like_s else 1.0
+    if ratio < 1.05:
+        return _seconds(seconds)
+    times = f"{ratio:.0f}x" if ratio >= 10 else f"{ratio:.1f}x"
+    return f"{_seconds(seconds)}, {times} {'faster' if seconds < like_s else 'slower'}"
 
 
 def _tails(
@@ -139,10 +144,28 @@ def _tails(
     return [tail for tail in found if tail[2] > tail[1]]
 
 
+def _paper(height: int, title: str) -> list[str]:
+    return [
+        f'<svg xmlns="http://www.w3.org/2000/svg" viewBox="0 0 {WIDTH} {height}" '
+        f'width="{WIDTH}" height="{height}" font-family="sans-serif" font-size="11" '
+        f'role="img" aria-label="{escape(title, quote=True)}">',
+        f"<style>{DARK}</style>",
+        f'<rect class="paper" width="{WIDTH}" height="{height}" fill="#ffffff"/>',
+    ]
+
+
+def _rows(names: Sequence[str]) -> list[str]:
+    return [
+        f'<text class="words" x="{LEFT - 8}" y="{TOP + row * ROW + ROW / 2 + 4}" text-anchor="end" '
+        f'fill="#444444">{escape(name[-NAME_MAX:])}</text>'
+        for row, name in enumerate(names)
+    ]
+
+
 def _title(title: str) -> list[str]:
     """Two lines hold what a plan says about itself."""
     return [
-        f'<text x="{LEFT}" y="{18 + 18 * row}" font-size="14" fill="#222222">{escape(line)}</text>'
+        f'<text class="words" x="{LEFT}" y="{18 + 18 * row}" font-size="14" fill="#222222">{escape(line)}</text>'
         for row, line in enumerate(wrap(title, LINE_MAX)[:2])
     ]
 
@@ -153,25 +176,32 @@ def _legend(kinds: set[Kind], reduces: bool) -> list[str]:
     parts, x = [], float(LEFT)
     for colour, label in dict.fromkeys(labels):
         parts.append(f'<rect x="{x:.0f}" y="49" width="12" height="12" fill="{colour}"/>')
-        parts.append(f'<text x="{x + 17:.0f}" y="59" fill="#444444">{label}</text>')
+        parts.append(f'<text class="words" x="{x + 17:.0f}" y="59" fill="#444444">{label}</text>')
         x += 34 + LETTER * len(label)
     return parts
 
 
-def _axis(cut_s: float, scale: float, rows: int, whole_s: float, what: str = "") -> list[str]:
+def _axis(whole_s: float, scale: float, rows: int) -> list[str]:
     parts, bottom = [], TOP + rows * ROW
     for tick in range(TICKS + 1):
-        x = LEFT + cut_s * tick / TICKS * scale
+        x = LEFT + whole_s * tick / TICKS * scale
         parts.append(
-            f'<line x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#e6e6e6"/>'
-            f'<text x="{x:.1f}" y="{bottom + 16}" text-anchor="middle" fill="#444444">'
-            f"{_seconds(cut_s * tick / TICKS)}</text>"
+            f'<line class="grid" x1="{x:.1f}" y1="{TOP}" x2="{x:.1f}" y2="{bottom}" stroke="#e6e6e6"/>'
+            f'<text class="words" x="{x:.1f}" y="{bottom + 16}" text-anchor="middle" fill="#444444">'
+            f"{_seconds(whole_s * tick / TICKS)}</text>"
         )
-    note = f"{what + ': ' if what else ''}worker by row, time from left to right"
-    if cut_s < whole_s:
-        note += f"; the first {_seconds(cut_s)} of {_seconds(whole_s)}"
-    parts.append(f'<text x="{LEFT}" y="{bottom + 34}" fill="#777777">{note}</text>')
     return parts
+
+
+def _note(rows: int, what: str, more: str) -> str:
+    name = (
+        f'<tspan class="words" font-weight="bold" fill="#222222">{escape(what)}</tspan>: '
+        * bool(what)
+    )
+    return (
+        f'<text class="faint" x="{LEFT}" y="{TOP + rows * ROW + 34}" fill="#777777">'
+        f"{name}worker by row, time from left to right{more}</text>"
+    )
 
 
 def _seconds(value: float) -> str:
@@ -183,6 +213,8 @@ def _bar(bar: Bar, scale: float) -> str:
     x, width = LEFT + bar.start_s * scale, (bar.end_s - bar.start_s) * scale
     y = TOP + bar.worker * ROW + 2
     name = f"{label} of microbatch {bar.microbatch}, stage {bar.stage}"
+    if bar.kind == Kind.REDUCE:
+        name = f"{label}, stage {bar.stage}"
     found = (
         f'<rect x="{x:.2f}" y="{y}" width="{max(width - 0.5, 0.3):.2f}" height="{ROW - 4}" '
         f'fill="{colour}"><title>{name}: {_seconds(bar.start_s)} to {_seconds(bar.end_s)}</title></rect>'
