@@ -53,6 +53,7 @@ DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 DEADLINE_DAYS_MAX = 3650
 UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 BY = "the command line"
+RESUMABLE = ("FAILED", "CANCELLED")
 
 Job = Annotated[
     str | None, typer.Argument(help="Id of the job, or how it begins. Default: the newest.")
@@ -350,7 +351,10 @@ def all_jobs(client: Client) -> Sequence[JobView]:
 
 
 def find(client: Client, name: str | None, first: tuple[str, ...] = ()) -> JobView:
-    """The job that is meant: by id, by how its id begins, or the newest; of those with such a status, if there is any."""
+    """The job that is meant: by id, by how its id begins, or the newest; of those with such a status, if there is any.
+
+    Of several that begin so it is the one that runs, or has such a status, and that is said.
+    """
     known = sorted(all_jobs(client), key=lambda job: job.submitted_at_s)
     if not known:
         raise CommandError("there is no job yet; submit one: orchestrator submit SCRIPT")
@@ -360,10 +364,20 @@ def find(client: Client, name: str | None, first: tuple[str, ...] = ()) -> JobVi
     found = exact or [job for job in known if job.id.startswith(name)]
     if len(found) == 1:
         return found[0]
+    likely = [job for job in found if (job.status in first if first else job.status not in ENDED)]
+    if len(likely) == 1:
+        _say_taken_for(str(name), likely[0], [job for job in found if job is not likely[0]])
+        return likely[0]
     names = ", ".join(job.id for job in (found or known)[-10:])
     if found:
         raise CommandError(f"{name} may be any of: {names}", USAGE)
     raise CommandError(f"there is no job {name}; there are: {names}", USAGE)
+
+
+def _say_taken_for(name: str, one: JobView, others: list[JobView]) -> None:
+    """Beside the answer, which may be for a program."""
+    rest = ", ".join(f"{job.id} ({job.status})" for job in others[-10:])
+    sys.stderr.write(f"{name} is taken for {one.id} ({one.status}), not for {rest}\n")
 
 
 # --- reading -------------------------------------------------------------------------------------
@@ -490,8 +504,8 @@ def cancel(desk: Desk, job: Job = None) -> None:
 def resume(desk: Desk, job: Job = None) -> None:
     """Go on with a job that failed or was cancelled, from its last step."""
     client = desk.client()
-    one = find(client, job)
-    if one.status not in {"FAILED", "CANCELLED"}:
+    one = find(client, job, RESUMABLE if job else ())
+    if one.status not in RESUMABLE:
         raise CommandError(
             f"{one.id} is {one.status}; only what failed or was cancelled is resumed"
         )
@@ -500,7 +514,7 @@ def resume(desk: Desk, job: Job = None) -> None:
             f"the script of {one.id} is not kept any more; submit it anew: orchestrator submit {one.script} --from URL"
         )
     client.post(JobResumed(at_s=time.time(), job=one.id, by=BY))
-    _answer_change(desk, client, one.id, lambda now: now.status not in {"FAILED", "CANCELLED"})
+    _answer_change(desk, client, one.id, lambda now: now.status not in RESUMABLE)
 
 
 def _answer_change(

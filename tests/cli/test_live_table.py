@@ -13,7 +13,8 @@ from rich.console import Console
 
 from cloud.clock import ticks
 from orchestrator import live_table, looking
-from orchestrator.cli.jobs import find
+from orchestrator.cli.desk import CommandError
+from orchestrator.cli.jobs import RESUMABLE, find
 from orchestrator.cli.tracing import RUNNING
 from orchestrator.client import House, NoRoom, NotRunning, Silent
 from orchestrator.live_table import follow
@@ -270,3 +271,22 @@ def test_who_names_no_job_means_the_newest_with_the_wanted_status():
     assert find(client, None, RUNNING).id == "running"
     assert find(client, None).id == "succeeded"
     assert find(client, None, ("DRAINING",)).id == "succeeded"
+
+
+def test_of_several_jobs_that_begin_alike_the_one_that_runs_is_meant(capsys):
+    """Which, is said beside the answer; where several run, or none does, all of them are named."""
+    jobs = [
+        msgspec.structs.replace(JOB, id=f"mine-{status.lower()}", status=status)
+        for status in ("FAILED", "SUCCEEDED", "RUNNING", "SUCCEEDED")
+    ]
+    client = Told(msgspec.structs.replace(seen(), jobs=tuple(jobs)))
+    assert find(client, "mine").id == "mine-running"
+    out, err = capsys.readouterr()
+    assert (out, err.count("\n")) == ("", 1)
+    assert err.startswith("mine is taken for mine-running (RUNNING), not for mine-failed (FAILED)")
+    assert find(client, "mine", RESUMABLE).id == "mine-failed"
+    capsys.readouterr()
+    with pytest.raises(CommandError, match="mine-s may be any of: "):
+        find(client, "mine-s")
+    assert find(client, "mine-failed").id == "mine-failed"
+    assert capsys.readouterr().err == ""
