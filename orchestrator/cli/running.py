@@ -26,7 +26,7 @@ from orchestrator.events import ShutdownAsked
 from orchestrator.live_table import panel, sentences_of
 from orchestrator.looking import age, why_silent
 from orchestrator.places import Places
-from orchestrator.view import View
+from orchestrator.view import JobView, View
 from orchestrator.wording import plural, usd
 
 UP_S_MAX = 180.0
@@ -249,17 +249,16 @@ def down(
     ] = False,
 ) -> None:
     """End the jobs with a checkpoint, give every machine back, and end the manager."""
-    places = Places(desk.config.state_dir)
+    places, found = Places(desk.config.state_dir), Found(forced=force)
     try:
         client = _settled(desk)
     except Killed:
-        found = Found(killed=True)
+        found.killed = True
     except NotRunning as error:
-        found = Found(words=str(error))
+        found.words = str(error)
     else:
-        view = _give_back(desk, places, client, force=force)
-        killed = not (force or places.given_back.exists())
-        found = Found(was_up=True, killed=killed, view=view)
+        found.was_up, found.view = True, _give_back(desk, places, client, force=force)
+        found.killed = not (force or places.given_back.exists())
     left = _sweep_up(places)
     settled: list[str] = []
     if found.killed:
@@ -287,8 +286,20 @@ class Found(msgspec.Struct, kw_only=True):
 
     was_up: bool = False
     killed: bool = False
+    forced: bool = False
     view: View | None = None
     words: str = ""
+    began_s: float = msgspec.field(default_factory=time.time)
+
+    def cancelled(self) -> list[JobView]:
+        """Jobs that have ended by this. A house may be gone before its last words are read."""
+        orderly = self.was_up and not (self.killed or self.forced)
+        return [
+            job
+            for job in (self.view.jobs if self.view else ())
+            if (job.status == "CANCELLED" and (job.ended_at_s or 0.0) >= self.began_s)
+            or (orderly and job.ended_at_s is None)
+        ]
 
 
 def _give_back(desk: Desk, places: Places, client: Client, *, force: bool) -> View | None:
@@ -400,6 +411,10 @@ def _say_down(
         texts.append(Text(found.words))
     else:
         texts.append(Text.assemble(("down", "bold green"), f" in {places.state_dir}"))
+    cancelled = found.cancelled()
+    for job in cancelled:
+        of_all = f" of {job.steps_total:,}" if job.steps_total else ""
+        texts.append(Text(f"cancelled {job.id} at step {job.step:,}{of_all}"))
     texts += [Text(said, style="yellow") for said in left_there.texts(desk.config)]
     if cost:
         texts.append(Text(f"spent {usd(cost.spent_usd)}, saved {usd(cost.saved_usd)}"))
@@ -408,8 +423,10 @@ def _say_down(
             "was_up": found.was_up, "killed": found.killed, "cost": cost, "machines_last_seen": held,
             "processes_swept": len(left), "machines_settled": settled,
             "kept_in_memory": [str(folder) for folder in left_there.in_memory],
-            "not_copied": [one.job for one in left_there.uncopied], "lost": left_there.lost,
+            "cancelled": [job.id for job in cancelled], "not_copied": [one.job for one in left_there.uncopied], "lost": left_there.lost,
         },
         *texts,
-        then=("orchestrator gc --dry-run",) if found.words else ("orchestrator up",),
+        then=("orchestrator gc --dry-run",)
+        if found.words
+        else ("orchestrator up", *(f"orchestrator resume {job.id}" for job in cancelled)),
     )  # fmt: skip

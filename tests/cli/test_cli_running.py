@@ -95,9 +95,10 @@ def test_down_ends_a_house_whose_up_was_killed_while_it_started(shell, until):
 def test_down_gives_everything_back(own_house, until):
     """The job ends with a reason, the cloud sells no machine any more, the process is gone."""
     own_house.script("long.py", "x = 'wait'\n")
-    own_house("submit", "long.py")
+    job = own_house("submit", "long.py", "--json").json["id"]
     pid = own_house.client().house().pid
     answer = own_house("down", "--json")
+    assert answer.json["cancelled"] == [job]
     assert answer.json["was_up"] is True
     assert answer.json["cost"]["spent_usd"] >= 0
     until(lambda: not alive(pid))
@@ -260,3 +261,14 @@ def test_what_plans_nothing_imports_no_planner(tmp_path, program, heavy):
         [sys.executable, "-c", asked], cwd=tmp_path, capture_output=True, text=True
     )
     assert ran.stdout == "set()\n", ran.stderr
+
+
+def test_down_says_which_jobs_it_cancels_and_how_they_go_on(own_house):
+    """Not those that were cancelled before; at whatever step they were."""
+    own_house.script("long.py", "x = 'wait'\n")
+    before, job = (own_house("submit", "long.py", "--json").json["id"] for _ in range(2))
+    own_house("cancel", before)
+    text = own_house("down").out
+    assert f"cancelled {job} at step 0\n" in text
+    assert f"orchestrator up\n      orchestrator resume {job}\n" in text
+    assert before not in text
