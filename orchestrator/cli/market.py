@@ -271,8 +271,9 @@ def simulate(
     if not 0 < days <= 366:
         raise CommandError(f"--days {days:g}: above 0 and at most 366", USAGE)
     began_s = time.monotonic()
-    with desk.busy(f"{days:g} days of {plural(instances, 'instance')}"):
-        came = run(days=days, instances=instances, seed=seed, faults=faults, journal_path=journal)
+    what = f"{days:g} days of {plural(instances, 'instance')}"
+    with desk.busy(what) as shown:
+        came = run(days, instances, seed, journal, faults, lambda day: shown(f"day {day}: {what}"))
     took_s = max(1e-9, time.monotonic() - began_s)
     made = tables.table("", "")
     made.show_header = False

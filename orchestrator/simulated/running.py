@@ -1,7 +1,7 @@
 """Whole simulations: from a scenario to a report, with a journal that is written as it goes."""
 
 import hashlib
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from pathlib import Path
 
 import msgspec
@@ -9,7 +9,7 @@ import msgspec
 from orchestrator import ledger, loop
 from orchestrator.actions import AnyAction
 from orchestrator.events import AnyEvent, JobSubmitted
-from orchestrator.simulated.scenario import Scenario, cloud_of, jobs_of, month
+from orchestrator.simulated.scenario import DAY_S, Scenario, cloud_of, jobs_of, month
 from orchestrator.simulated.world import SimulatedWorld
 from orchestrator.state import State
 from orchestrator.world import Entry
@@ -37,7 +37,9 @@ class Report(msgspec.Struct, frozen=True, kw_only=True):
 class DigestJournal:
     """Remembers a journal of any length by its digest; with a path, the lines are written too."""
 
-    def __init__(self, path: Path | None = None) -> None:
+    def __init__(self, path: Path | None = None, day: Callable[[int], None] | None = None) -> None:
+        """`day` is told the number of each that begins."""
+        self._day, self._days, self._began_s = day, 0, 0.0
         self.digest = hashlib.sha256()
         self.events = self.actions = self.bytes = 0
         self._encoder = msgspec.json.Encoder()
@@ -51,6 +53,14 @@ class DigestJournal:
         self.bytes += len(line)
         if self._file is not None:
             self._file.write(line)
+        if self._day is not None:
+            self._count(event.at_s, self._day)
+
+    def _count(self, at_s: float, day: Callable[[int], None]) -> None:
+        self._began_s = self._began_s or at_s
+        while not self._days or at_s > self._began_s + self._days * DAY_S:
+            self._days += 1
+            day(self._days)
 
     async def snapshot(self, state: State) -> None:
         """The digest covers every entry; nothing is ever loaded from here."""
@@ -69,20 +79,23 @@ def simulate(
     seed: int = 7,
     journal_path: Path | None = None,
     faults: str = "none",
+    day: Callable[[int], None] | None = None,
 ) -> Report:
     """A deployment of so many instances for so many days; the journal is written as JSON lines.
 
     Raises ValueError, one line, for a scenario that makes no sense, and OSError for the path.
     """
-    return play(month(days, instances, seed, faults), journal_path)
+    return play(month(days, instances, seed, faults), journal_path, day)
 
 
-def play(scenario: Scenario, journal_path: Path | None = None) -> Report:
+def play(
+    scenario: Scenario, journal_path: Path | None = None, day: Callable[[int], None] | None = None
+) -> Report:
     """Run it to the end of its days in one life of the manager."""
     scenario = msgspec.structs.replace(
         scenario, faults=msgspec.structs.replace(scenario.faults, killed=0.0)
     )
-    journal = DigestJournal(journal_path)
+    journal = DigestJournal(journal_path, day)
     world = SimulatedWorld(cloud_of(scenario), scenario)
     try:
         world.start(1, scenario.settings)

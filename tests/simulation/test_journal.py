@@ -151,3 +151,10 @@ def test_the_digest_journal_remembers_nothing_else() -> None:
     assert state is None
     assert not entries
     assert msgspec.json.decode(encode_state(State()), type=State) == State()
+
+
+def test_whoever_waits_for_a_month_can_be_told_each_day() -> None:
+    """Each that begins, in order, and none behind the last."""
+    days: list[int] = []
+    simulate(days=2.5, instances=2, seed=1, day=days.append)
+    assert days == [1, 2, 3]
