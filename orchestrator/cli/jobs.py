@@ -55,6 +55,8 @@ UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
 BY = "the command line"
 RESUMABLE = ("FAILED", "CANCELLED")
 
+Events = list[tuple[str, Sentence]]  # each with where it is in the stream
+
 Job = Annotated[
     str | None, typer.Argument(help="Id of the job, or how it begins. Default: the newest.")
 ]
@@ -154,6 +156,7 @@ def _hand_in(desk: Desk, script: Path, packed: Packed, spec: JobSpec, *, follow_
             _refused(desk, job)
         desk.say(Text.assemble(("submitted ", "green"), (spec.job, "bold"), f"  {script}"))
         if follow_it:
+            desk.say(Text(f"prints: orchestrator logs -f {spec.job}", style="dim"))
             _follow(desk, client, spec.job)
             return
     desk.answer(
@@ -425,31 +428,48 @@ def _show_line(desk: Desk, worker: str, line: str) -> None:
 
 def events(
     desk: Desk,
+    job: Annotated[
+        str | None, typer.Argument(help="Only of this job: its id, or how that begins.")
+    ] = None,
+    *,
     go_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
     last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many to begin with.")] = 50,
 ) -> None:
     """What was done, and why: time, who, one sentence. With -f --json: one document per line."""
     client = desk.client()
-    found = read_events(client)
+    one = find(client, job) if job is not None else None
+    every = read_events(client)
+    page = _of_job(client, one, every)[-last:]
     if not go_on:
-        shown = [said for _, said in found[-last:]]
+        shown = [said for _, said in page]
         texts = [tables.sentence(said) for said in shown] or [Text("nothing has happened yet")]
         desk.answer({"events": shown}, *texts)
         return
-    after, page = "0", found[-last:]
+    after = every[-1][0] if every else "0"
     while True:
-        for after, said in page:  # noqa: B007 - the last one is where to go on
+        for _, said in page:
             if desk.json:
                 sys.stdout.write(msgspec.json.encode(said).decode() + "\n")
             else:
                 desk.out.print(tables.sentence(said), soft_wrap=True)
         sys.stdout.flush()
         time.sleep(EVENTS_S)
-        page = client.sentences(after)
+        every = client.sentences(after)
+        after = every[-1][0] if every else after
+        page = _of_job(client, one, every)
 
 
-def read_events(client: Client) -> list[tuple[str, Sentence]]:
-    found: list[tuple[str, Sentence]] = []
+def _of_job(client: Client, job: JobView | None, found: Events) -> Events:
+    """What is said of it, of its machines as far as they are known still, and what names it."""
+    view = client.view() if job is not None and found else None
+    if job is None or view is None:
+        return found
+    own = {job.id} | {n for m in view.machines if m.job == job.id for n in (m.id, m.token)}
+    return [(at, said) for at, said in found if said.who in own or job.id in said.because]
+
+
+def read_events(client: Client) -> Events:
+    found: Events = []
     after = "0"
     while page := client.sentences(after, PAGE):
         found += page

@@ -170,6 +170,29 @@ def test_one_job_is_looked_at_alone(housed, submitted):
     assert housed("status", "nobody").line.startswith("there is no job nobody")
 
 
+def test_events_of_one_job_are_those_of_it_and_its_machines(housed, submitted):
+    """By how its id begins; what was done for another is left out."""
+    housed.script("ok.py")
+    other = housed("submit", "ok.py", "--follow", "--json").json["id"]
+    every = housed("events", "-n", "10000", "--json").json["events"]
+    own = housed("events", submitted[:-1], "-n", "10000", "--json").json["events"]
+    assert {one["who"] for one in every} >= {submitted, other}
+    assert submitted in {one["who"] for one in own}
+    assert other not in {one["who"] for one in own}
+    assert [one for one in every if one["who"] == submitted] == [
+        one for one in own if one["who"] == submitted
+    ]
+    assert "there is no job nobody" in housed("events", "nobody").line
+
+
+def test_who_follows_a_job_is_told_where_its_prints_are(housed):
+    """At the start: the panel has no room for them."""
+    housed.script("ok.py")
+    lines = housed("submit", "ok.py", "--follow").out.splitlines()
+    job = lines[0].split()[1]
+    assert lines[1] == f"prints: orchestrator logs -f {job}"
+
+
 def test_every_look_has_words(housed, submitted):
     """The same for a person: who, what, why; a note is its reason alone."""
     assert "spent $" in housed("status").out
