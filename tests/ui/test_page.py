@@ -57,6 +57,18 @@ def test_a_change_is_drawn_without_reloading(page, house, make):
     assert page.run("document.querySelectorAll('#jobs .curve svg').length") == 1
 
 
+def test_a_loss_that_falls_steeply_is_no_flat_line(page, house, make):
+    """One high value at the beginning does not hide what came of it: the curve is logarithmic then, and says so."""
+    heights = "(document.querySelector('#jobs path.line')?.getAttribute('d') ?? '').slice(1).split('L').map(p => +p.split(' ')[1])"
+    for step, loss in ((3100, 300.0), (3200, 1.0), (3300, 0.1)):
+        house.source.now = make.view(jobs=(make.job(step=step, loss=loss),))
+        page.wait_for(f"document.querySelector('#jobs').innerText.includes('{step:,}')")
+    page.wait_for("document.querySelector('#jobs .curve').innerText.includes('Loss, logarithmic')")
+    highest, middle, lowest = page.run(f"{heights}.slice(-3)")
+    assert 20 < middle - highest < 80
+    assert 20 < lowest - middle < 80
+
+
 def test_names_cannot_become_markup(page, house, make):
     """A job, a script, a machine, a pool or a sentence called like markup is shown as it is."""
     base = make.view()

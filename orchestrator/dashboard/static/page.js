@@ -74,6 +74,8 @@ function bar(fraction, tone = "") {
 
 // --- curves ------------------------------------------------------------------------------------
 
+const STEEP = 20; // times as high at its highest as at its lowest
+
 function curve(points, width, height, area) {
   const xs = points.map((p) => p[0]);
   const ys = points.map((p) => p[1]).filter((y) => y !== null);
@@ -158,14 +160,16 @@ function job(view, one, points) {
       el("span", { class: "quiet" }, time)),
     bar(fraction, tone),
     facts(one));
+  const losses = (points ?? []).map((point) => point[1]).filter((y) => y !== null);
+  const [least, most] = [Math.min(...losses), Math.max(...losses)];
+  const steep = least > 0 && most > STEEP * least; // or all but the first steps would be one flat line
   const right = el("div", { class: "curve" },
-    el("div", { class: "name" }, "Loss", el("b", {}, number(one.loss))));
+    el("div", { class: "name" }, steep ? "Loss, logarithmic" : "Loss", el("b", {}, number(one.loss))));
   if (points && points.length > 1) {
-    const losses = points.map((point) => point[1]).filter((y) => y !== null);
     right.append(
-      el("div", { class: "axis" }, el("span", {}, number(Math.max(...losses)))),
-      curve(points, 320, 100, true),
-      el("div", { class: "axis" }, el("span", {}, number(Math.min(...losses))),
+      el("div", { class: "axis" }, el("span", {}, number(most))),
+      curve(steep ? points.map(([x, y]) => [x, y && Math.log(y)]) : points, 320, 100, true),
+      el("div", { class: "axis" }, el("span", {}, number(least)),
         el("span", {}, `steps ${count(points[0][0])} to ${count(points.at(-1)[0])}`)));
   }
   return el("article", { class: "card job" }, left, right);
