@@ -1,5 +1,7 @@
 """Jobs from submission to the end: who may start, what ends them, what becomes of their machines."""
 
+import msgspec
+
 from agent.messages import (
     BackupHeld,
     CheckpointCopied,
@@ -38,6 +40,13 @@ WHY_CHARS_MAX = 500  # of an exception: its traceback has all of it
 RESUME = "resume continues from the last committed step"  # which one, the keeper knows at the end
 
 move = move_job
+
+
+class Least(msgspec.Struct, frozen=True, kw_only=True):
+    """How much has to be there before anything is bought, and why."""
+
+    usd: float
+    because: str
 
 
 def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> None:
@@ -108,22 +117,34 @@ def _too_poor(state: State, job: Job, account: Account, name: str) -> str | None
         return (
             f"budget: {name} is {usd(account.cap_usd)}, and {usd(spent)} are spent: it buys no step"
         )
+    least = least_of(state, job, account)
+    if least is None or least.usd <= left:
+        return None
+    step_s = f"one of {job.step_s:.2f} s" if job.step_s else "the first, of unknown length"
+    return (
+        f"budget: {name} is too small for one step ({step_s}): it has to be {least.because}; "
+        f"${left:.4f} are left"
+    )
+
+
+def least_of(state: State, job: Job, account: Account | None = None) -> Least | None:
+    """What has to be there before a machine is bought for it; None while no price is known."""
     cheapest = _cheapest(state, job.spec.slots_min)
     if cheapest is None:
         return None
     usd_per_h, machines = cheapest
     needed = ledger.needed_usd(state.settings, usd_per_h)
     held_s = needed / usd_per_h * HOUR_S
-    manager = account.manager_usd_per_h * held_s / HOUR_S
-    if needed + manager <= left:
-        return None
-    meanwhile = f" and ${manager:.4f} for the manager's own machine" if manager else ""
-    step_s = f"one of {job.step_s:.2f} s" if job.step_s else "the first, of unknown length"
-    return (
-        f"budget: {name} is too small for one step ({step_s}): the cheapest way to "
-        f"{plural(job.spec.slots_min, 'slot')} is {machines} at up to ${usd_per_h:.4f}/h, and whoever buys must be able to pay {held_s:.0f} s "
-        f"of that, until they are given back: ${needed:.4f}{meanwhile}, but ${left:.4f} are left"
+    reserve_s = ledger.reserve_usd(state.settings, usd_per_h) / usd_per_h * HOUR_S
+    manager = 0.0 if account is None else account.manager_usd_per_h * held_s / HOUR_S
+    meanwhile = f", ${manager:.4f} of it for the manager's own machine" if manager else ""
+    because = (
+        f"${needed + manager:.4f} at least{meanwhile}: the cheapest way to {plural(job.spec.slots_min, 'slot')} is "
+        f"{machines} at up to ${usd_per_h:.4f}/h, of which {held_s:.0f} s must be there when it is bought: "
+        f"{reserve_s:.0f} s are held back until it is given back, and a launch may cost for {held_s - reserve_s:.0f} s "
+        "before we hear of it"
     )
+    return Least(usd=needed + manager, because=because)
 
 
 def _cheapest(state: State, slots: int) -> tuple[float, str] | None:

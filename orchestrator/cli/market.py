@@ -101,6 +101,7 @@ class _Ahead(msgspec.Struct, frozen=True):
 def _look_ahead(desk: Desk, asked: _Ahead) -> None:
     from orchestrator.buying import think
     from orchestrator.cli import planning
+    from orchestrator.jobs import least_of
 
     config, script, argv, gantt = desk.config, asked.script, asked.spec.argv, asked.gantt
     sha = hashlib.sha256(pack(script, config, asked.words, argv).payload).hexdigest()
@@ -123,6 +124,7 @@ def _look_ahead(desk: Desk, asked: _Ahead) -> None:
     purchase = think(state, job)
     rows = planning.considered(state, job, work, purchase)
     cost, finish_s = planning.expectation(state, job, purchase, work)
+    least = least_of(state, job)
     seen = planning.foresee(state, job, purchase, model) if model is not None else None
     if gantt is not None:
         _draw(gantt, seen)
@@ -130,12 +132,14 @@ def _look_ahead(desk: Desk, asked: _Ahead) -> None:
         {
             "script": str(script), "source": sold.source, "because": purchase.because,
             "runner_up": purchase.runner_up, "expected_cost_usd": cost, "expected_s": finish_s,
+            "budget_least_usd": None if least is None else least.usd,
             "work": work, "offers": rows, "layout": _layout_value(seen),
             "gantt": None if gantt is None else str(gantt),
         },
         Text(f"prices from {sold.source}", style="dim"),
         _offers(rows),
         *_verdict(purchase, work, cost, finish_s),
+        *(() if least is None else (Text(f"a budget has to be {least.because}", style="dim"),)),
         *(_layouts(seen) if seen is not None else (Text(f"layout: {_unmeasured(script, running=client is not None)}", style="dim"),)),
         *(() if gantt is None else (Text(f"the predicted step: {gantt}"),)),
         then=(_submission(script, asked.words, argv),),

@@ -14,7 +14,8 @@ import msgspec
 
 from agent.layout import Layout, Replica
 from agent.profile import Profile
-from bidding.model import Purchase
+from bidding.billing import HOUR_S, cost_usd, rule_of
+from bidding.model import Acquire, Purchase
 from cloud.local.market import LOCAL, SpotMarket
 from cloud.local.replay import read_prices
 from cloud.model import InstanceType, Market, Pool, Quote
@@ -34,7 +35,6 @@ from orchestrator.morph.errors import MorphError
 from orchestrator.state import Job, State
 from orchestrator.view import JobView
 
-HOUR_S = 3600.0
 TOLD = "as told"
 
 
@@ -247,7 +247,11 @@ def foresee(state: State, job: Job, purchase: Purchase, model: Model) -> Foresee
 def expectation(
     state: State, job: Job, purchase: Purchase, work: Work
 ) -> tuple[float | None, float | None]:
-    """Dollars and seconds for the whole job on what the purchase holds, evictions counted in."""
+    """Dollars and seconds for the whole job on what the purchase holds, start-up and evictions counted in.
+
+    The price of work spreads a start over what follows it, and over more than that if the job is shorter than
+    its start. No job costs less than what its machines cost from their launch until it is done.
+    """
     per_work = purchase.cost_usd_per_work
     if work.steps is None or work.step_s is None or per_work is None or not purchase.acquire:
         return None, None
@@ -256,12 +260,34 @@ def expectation(
         counts: Counter[str] = Counter()
         for part in purchase.acquire:
             counts[part.pool.type] += part.count
-        return per_work * work.steps, state.settings.start_s + work.steps / speed.work_per_s(counts)
-    slots = sum(
-        part.count * state.types[part.pool.type].slots * state.types[part.pool.type].speed
-        for part in purchase.acquire
-    )
-    return per_work * work.steps, state.settings.start_s + work.steps * work.step_s / slots
+        works_s = work.steps / speed.work_per_s(counts)
+    else:
+        slots = sum(
+            part.count * state.types[part.pool.type].slots * state.types[part.pool.type].speed
+            for part in purchase.acquire
+        )
+        works_s = work.steps * work.step_s / slots
+    took_s = state.settings.start_s + works_s
+    return max(per_work * work.steps, _held_usd(state, purchase, took_s)), took_s
+
+
+def _held_usd(state: State, purchase: Purchase, seconds: float) -> float:
+    """What is paid for all of it, and meanwhile for the manager's machine, if the cloud takes none of it."""
+    hours = seconds / HOUR_S
+    usd = state.settings.manager_usd_per_h * hours
+    for part in purchase.acquire:
+        prices = [(0.0, _usd_per_h(state, part))]
+        rule = rule_of(state.settings.billing, part.pool.cloud, part.market)
+        each = cost_usd(rule, 0.0, seconds, prices, "user") + state.settings.disk_usd_per_h * hours
+        usd += part.count * each
+    return usd
+
+
+def _usd_per_h(state: State, part: Acquire) -> float:
+    spot = state.pools[part.pool.key].spot_usd_per_h
+    if part.market == "on_demand" or spot is None:
+        return state.types[part.pool.type].on_demand_usd_per_h
+    return spot
 
 
 def considered(state: State, job: Job, work: Work, chosen: Purchase) -> list[Considered]:

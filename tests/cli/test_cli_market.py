@@ -59,6 +59,25 @@ def test_a_plan_for_a_person_ends_with_the_next_command(shell):
     assert "give --steps and --step-s" in shell("plan", "train.py").out
 
 
+@pytest.mark.parametrize(("step_s", "slack"), [("0.05", 0.01), ("0.8", 0.2), ("20", 0.2)])
+def test_a_plan_expects_what_its_machines_cost_while_they_start_and_work(shell, step_s, slack):
+    """A job of four seconds, of a minute and of half an hour: the price per hour times the time until it is done,
+    and what evictions are expected to cost. A budget has to hold more back than the shortest costs."""
+    shell.script("train.py")
+    work = ("plan", "train.py", "--steps", "300", "--step-s", step_s)
+    answer = shell(*work, "--json").json
+    usd_per_h = sum(one["chosen"] * one["usd_per_h"] for one in answer["offers"])
+    while_held = usd_per_h * answer["expected_s"] / 3600
+    assert while_held * 0.999 <= answer["expected_cost_usd"] <= while_held * (1 + slack)
+    alone = [one for one in answer["offers"] if one["machines"]]
+    for one in alone:
+        held = one["machines"] * one["usd_per_h"] * one["expected_s"] / 3600
+        assert one["expected_cost_usd"] >= held * 0.999
+    assert answer["budget_least_usd"] > 0
+    least = f"a budget has to be ${answer['budget_least_usd']:.4f} at least: "
+    assert least in shell(*work).out.replace("\n", " ")
+
+
 def test_a_plan_shows_what_would_be_bid(shell):
     """Where the rule asks for bids every spot offer has one; elsewhere there is neither a bid nor a column."""
     shell.script("train.py")

@@ -64,10 +64,14 @@ def test_a_budget_too_small_for_one_step_is_refused_with_the_arithmetic(hand: An
     h.start()
     h.submit(budget_usd=0.001, slots_min=2)
     assert h.job.status == "FAILED"
-    pattern = r"cheapest way to 2 slots is 1 x large at up to \$0\.0900/h.* (\d+) s of that.*: \$(0\.\d+), but \$0\.0010 are left"
+    pattern = (
+        r"has to be \$(0\.\d+) at least: the cheapest way to 2 slots is 1 x large at up to \$0\.0900/h, of which (\d+) s .*"
+        r": (\d+) s are held back until it is given back, and .* (\d+) s before we hear of it; \$0\.0010 are left"
+    )
     found = re.search(pattern, h.job.because)
     assert found, h.job.because
-    assert float(found[2]) == pytest.approx(0.09 * float(found[1]) / 3600, abs=1e-4)
+    assert float(found[1]) == pytest.approx(0.09 * float(found[2]) / 3600, abs=1e-4)
+    assert int(found[2]) == int(found[3]) + int(found[4])
 
 
 def test_the_budget_of_everything_refuses_too(hand: Any) -> None:
