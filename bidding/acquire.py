@@ -65,6 +65,7 @@ CONTROL_S = 300.0  # with a deadline, no more than this passes between two decis
 RENEW_S = 300.0  # this shortly before a paid hour ends, the next one is weighed
 NOTHING_FITS = "waiting: no offer fits the limits"
 HAZARD_PER_H_MAX = 60.0
+SUNK_MARGIN = 0.22  # the start of a machine is paid, another's is not: that is won back within four or five starts
 
 
 class _Row(msgspec.Struct, frozen=True, kw_only=True):
@@ -191,11 +192,11 @@ def _sane(o: Offer, limits: Limits) -> bool:
     )
 
 
-def _name(row: _Row) -> tuple[bool, str, tuple[str, str, str, str], str]:
-    """Leases first, then by name, so that the order of the arguments never matters."""
+def _name(row: _Row) -> tuple[int, str, tuple[str, str, str, str], str]:
+    """Leases that work, other leases, offers, each by name: the order of the arguments never matters."""
     pool = row.what.pool
     return (
-        not row.lease,
+        2 if not isinstance(row.what, Holding) else int(row.what.doing != "works"),
         row.what.market,
         (pool.cloud, pool.region, pool.zone, pool.type),
         row.lease,
@@ -205,9 +206,11 @@ def _name(row: _Row) -> tuple[bool, str, tuple[str, str, str, str], str]:
 def _rows(scene: _Scene) -> Iterator[_Row]:
     start_h = _start_h(scene)
     horizon_h = horizon(_left_h(scene), start_h)
+    # While one starts, all that is held is that much closer to work: of two that are held nothing changes.
+    starts = any(h.doing == "starts" and not (h.noticed or h.reliable) for h in scene.holdings)
     for h in scene.holdings:
         if h.reliable or not (h.noticed or _expires(h, scene)):
-            yield _held(h, scene, horizon_h)
+            yield _held(h, scene, horizon_h, SUNK_MARGIN if starts else 0.0)
     for o in scene.offers:
         if not o.blocked:
             yield from _offered(o, scene, start_h, horizon_h)
@@ -244,7 +247,7 @@ def _expires(h: Holding, scene: _Scene) -> bool:
     return life_s is not None and age_s >= life_s - scene.demand.start_s - RENEW_S
 
 
-def _held(h: Holding, scene: _Scene, horizon_h: float) -> _Row:
+def _held(h: Holding, scene: _Scene, horizon_h: float, sunk: float) -> _Row:
     hazard = _hazard(h.market, h.hazard_per_h)
     age_s = max(0.0, scene.at_s - h.started_at_s)
     start_h = max(0.0, scene.demand.start_s - age_s) / HOUR_S
@@ -255,7 +258,7 @@ def _held(h: Holding, scene: _Scene, horizon_h: float) -> _Row:
     price = (h.price_usd_per_h, 0.0)
     cost, share = outlook(code, price, hazard, age_h, start_h, horizon_h)
     cost += h.disk_usd_per_h
-    return _Row(what=h, hazard_per_h=hazard, expected_usd_per_h=cost, margin=margin_of(age_s / HOUR_S),
+    return _Row(what=h, hazard_per_h=hazard, expected_usd_per_h=cost, margin=margin_of(age_s / HOUR_S) + sunk,
                 share=max(share, 1e-6) if pinned else share, pinned=pinned,
                 bid_usd_per_h=h.bid_usd_per_h)  # fmt: skip
 
@@ -519,7 +522,7 @@ def _difference(
         release=tuple(
             Release(
                 lease=h.lease,
-                because=f"{h.pool.key} at ${h.price_usd_per_h:.4f}/h is no longer worth it: {because}",
+                because=f"{h.pool.key} at ${h.price_usd_per_h:.4f}/h {'is no longer worth it' if h.doing == 'works' or not chosen else 'adds no work that is worth its price'}: {because}",
             )
             for h in sorted(scene.holdings, key=lambda h: h.lease)
             if not h.reliable and not h.noticed and h.lease not in kept

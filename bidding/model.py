@@ -2,7 +2,7 @@
 
 import math
 from collections.abc import Mapping
-from typing import Protocol
+from typing import Literal, Protocol
 
 import msgspec
 
@@ -65,7 +65,10 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease as the bidder sees it: what it costs and whether it is about to go."""
+    """A lease as the bidder sees it: what it costs and whether it is about to go.
+
+    It `starts` until it has worked for the first time, and `idles` when it is left out again.
+    """
 
     lease: str
     pool: Pool
@@ -76,6 +79,7 @@ class Holding(msgspec.Struct, frozen=True, kw_only=True):
     started_at_s: float
     noticed: bool = False
     reliable: bool = False
+    doing: Literal["starts", "works", "idles"] = "works"
     hazard_per_h: float | None = None
     losses_seen: bool = True
     billing: str | None = None

@@ -3,6 +3,7 @@
 import math
 from collections import Counter
 from collections.abc import Mapping
+from typing import Literal
 
 import msgspec
 
@@ -316,6 +317,7 @@ def holdings(state: State, job: Job) -> list[Holding]:
             bid_usd_per_h=lease.request.bid_usd_per_h,
             started_at_s=lease.intended_at_s,
             noticed=lease.state == "noticed" or lease.lost_at_s is not None,
+            doing=_doing(state, job, lease),
             hazard_per_h=_hazard_per_h(state, lease),
             losses_seen=_losses_seen(state, state.pools[lease.pool.key]),
             billing=lease.billing,
@@ -324,6 +326,19 @@ def holdings(state: State, job: Job) -> list[Holding]:
         for token in job.leases
         if not (lease := state.leases[token]).leaving and lease.state != "ending"
     ]
+
+
+def _doing(state: State, job: Job, lease: Lease) -> Literal["starts", "works", "idles"]:
+    """Where nothing has trained yet, all start. Who does not work by the time that a start may take is left out."""
+    if any(worker in job.serving for worker in lease.workers.values()):
+        return "works"
+    since_s = lease.intended_at_s
+    if job.trained_from_s is None:
+        since_s = max(since_s, job.history[-1].at_s)
+    elif lease.worked_at_s is not None:
+        return "idles"
+    patience_s = state.settings.boot_timeout_s + state.settings.worker_timeout_s
+    return "starts" if state.now_s <= since_s + patience_s else "idles"
 
 
 def _pace(job: Job) -> float:

@@ -26,6 +26,7 @@ from orchestrator.wording import loss, nth, plural, usd
 
 JOBS_MAX = 1000
 REWINDS_KEPT = 8
+CHEAPER = 0.03  # a machine that is still starting may be, and one that is there is the better one all the same
 FATAL_KINDS = ("nan", "no_session", "refused")  # trying again would only repeat them
 
 GONE = (
@@ -252,8 +253,8 @@ def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> 
     if lease.usable and lease.state != "noticed" and not lease.leaving:
         for job_id in state.live_jobs:
             heir = state.jobs[job_id]
-            fits = slots_held(state, heir) + lease.type.slots <= heir.workers_max
-            if not (heir.active and fits) or lease.draining_since_s is not None:
+            spared = _spared(state, heir, lease)
+            if spared is None or not heir.active or lease.draining_since_s is not None:
                 continue
             if not buying.free_to_bring(state, heir, lease.pool):
                 continue  # it may buy there all the same, if that is worth it
@@ -262,9 +263,30 @@ def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> 
                 ledger.hand_over(state, lease, heir)
                 heir.leases[lease.token] = None
                 note(out, lease.machine_id, f"works for {heir.id} now")
+                why = f"{lease.machine_id} is there for {heir.id} before it has started"
+                for other in spared:
+                    leases.give_back(state, out, other, why)
                 crews.staff(state, out, lease)
                 return
     leases.give_back(state, out, lease, because)
+
+
+def _spared(state: State, heir: Job, lease: Lease) -> list[Lease] | None:
+    """What the heir need not wait for any more if it gets this machine: as many slots that are still starting, at
+    no lower a price, as leave room for it, the newest first. None if there is no room.
+    """
+    room = heir.workers_max - slots_held(state, heir)
+    spared: list[Lease] = []
+    most_usd = lease.usd_per_h / (lease.type.slots * lease.type.speed)
+    for other in reversed([state.leases[token] for token in heir.leases]):
+        if room >= lease.type.slots:
+            break
+        dear = other.usd_per_h / (other.type.slots * other.type.speed) >= most_usd * (1 - CHEAPER)
+        small = sum(e.type.slots for e in spared) + other.type.slots <= lease.type.slots
+        if other.state in ("intended", "pending", "booting") and other.stays and dear and small:
+            spared.append(other)
+            room += other.type.slots
+    return spared if room >= lease.type.slots else None
 
 
 def slots_held(state: State, job: Job) -> int:

@@ -75,3 +75,22 @@ def test_a_job_that_is_nearly_done_does_not_wait_for_a_pool_that_would_have_to_s
     assert decide(there, [], demand, Limits(), Linear(), 0.0).acquire
     dear = [offer("a", 0.9), offer("b", 0.19, blocked=True)]
     assert not decide(dear, [], demand, Limits(), Linear(), 0.0).acquire
+
+
+def test_a_machine_that_starts_is_not_given_back_for_one_that_would_have_to_start_as_well():
+    """Four percent cheaper moves a machine that works; one that still starts goes for a quarter. What is dearer
+    and starts does not take the place of what works for that.
+    """
+
+    def moved(price, *held):
+        got = decide([offer("b", price)], held, DEMAND, Limits(slots_max=1), Linear(), 10.0)
+        return (sum(a.count for a in got.acquire), [r.lease for r in got.release])
+
+    works, starts = holding("1", "a", 0.2), holding("2", "a", 0.2, doing="starts")
+    assert moved(0.192, works) == (1, ["1"])
+    assert moved(0.192, starts) == (0, [])
+    assert moved(0.192, works, starts) == (0, ["2"])
+    assert moved(0.14, starts) == (1, ["2"])
+    dearer = msgspec.structs.replace(starts, price_usd_per_h=0.21)
+    assert moved(0.3, works, dearer) == (0, ["2"])
+    assert moved(0.3, msgspec.structs.replace(works, lease="3"), starts) == (0, ["2"])

@@ -125,6 +125,48 @@ def test_jobs_beyond_the_machines_wait_in_order(hand: Any) -> None:
     assert {lease.job for lease in h.leases} == {"next"}
 
 
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_machine_that_is_there_goes_to_who_waits_for_one_to_start(
+    hand: Any, *, joined: bool
+) -> None:
+    """The next job has ordered all that it may have. Of that it gives back what has yet to start, for the machines
+    of the job that ends; and what has joined it keeps.
+    """
+    h = hand(on_demand_allowed=False).running(slots_max=2)
+    before = {lease.token for lease in h.leases}
+    h.submit("next", slots_max=2)
+    ordered = [h.launched(launch) for launch in h.only(h.wait(2.0), Launch)]
+    assert ordered
+    for machine_id in ordered if joined else ():
+        h.joined(machine_id)
+    h.see(completed(h))
+    held = {lease.token for lease in h.leases if lease.state != "ending"}
+    assert (held == before) == (not joined)
+    assert len(h.only(h.said, Launch)) == len(before) + len(ordered)
+    if not joined:
+        assert "is there for next before it has started" in h.words(h.said)
+        h.price(0.0289, 0.06, 0.04, 0.07)  # and it is not exchanged for less than a start costs
+        h.wait(20.0)
+        assert before == {lease.token for lease in h.leases if lease.state != "ending"}
+        assert len(h.only(h.said, Launch)) == len(before) + len(ordered)
+
+
+def test_a_machine_that_starts_is_kept_though_another_is_a_little_cheaper(hand: Any) -> None:
+    """Prices move by a twentieth while it starts: what that has cost would be paid once more."""
+    h = hand(on_demand_allowed=False)
+    h.start()
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    machine_id = h.launched(launch)
+    h.wait(20.0)
+    h.price(0.03, 0.06, 0.0285, 0.07)
+    h.wait(10.0)
+    h.joined(machine_id)
+    h.wait(10.0)
+    assert [lease.machine_id for lease in h.leases] == [machine_id]
+    assert len(h.only(h.said, Launch)) == 1
+
+
 # --- running ---------------------------------------------------------------------------------
 
 
