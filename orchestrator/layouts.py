@@ -524,7 +524,7 @@ def _next_best(plan: Plan) -> str:
     other = next((o for o in plan.runners_up if not _same_shape(plan, o)), None)
     other = other or next(iter(plan.runners_up), None)
     if other is None:
-        return "nothing else fits"
+        return "nothing else is possible"
     name = f"{other.way.depth}x{other.width}"
     if _same_shape(plan, other):
         name += f" as {other.way.describe()}"

@@ -133,6 +133,8 @@ def _plan(desk: _Desk, ranked: Ranked, workers: int) -> Plan:
     way, at = priced.curve.way, _place(priced, used)
     width = int(priced.widths[at])
     shares = shared_out(desk.task.global_batch // way.microbatch_size, width)
+    if not others and at and np.isfinite(priced.step_s[at - 1]):
+        others = [(row, way.depth * int(priced.widths[at - 1]))]  # fewer replicas are possible, too
     _, peaks = search.along(priced.curve, np.array(shares[:1]))
     held = costing.memory_bytes(
         desk.tables, priced.curve.firsts, way, np.array([float(width)]), peaks

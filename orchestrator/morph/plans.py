@@ -38,6 +38,8 @@ class Way(msgspec.Struct, frozen=True, kw_only=True):
             words.append(_recomputed(self.recompute))
         if self.sharding != "none":
             words.append("sharded optimizer" if self.sharding == "optimizer" else "offload")
+        if self.placement == "ring":
+            words.append("replicas of a stage together")
         return f"{', '.join(words)}, microbatches of {self.microbatch_size}"
 
 
@@ -119,7 +121,7 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         if idle:
             head += f", {idle} spare"
         if not self.runners_up:
-            return f"{head}; nothing else fits."
+            return f"{head}; nothing else is possible."
         return f"{head}; {_compare(self, self.runners_up[0])}."
 
 

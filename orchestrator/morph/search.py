@@ -447,11 +447,15 @@ def widths_of(task: Task, way: Way, workers: int) -> Codes:
     most = min(workers // way.depth, microbatches, task.width_max or workers)
     widths = np.arange(1, most + 1)
     shares = shares_of(task, way, widths)
+    apart = np.ones(len(widths), bool)
+    if way.placement == "ring":  # a single replica, or all within one instance, is what a chain is
+        apart = (widths > 1) & (way.depth * widths > task.per_instance)
     if way.schedule in schedules.MODULO:  # whole rounds only
-        whole: Codes = widths[(microbatches % widths == 0) & (shares % way.depth == 0)]
+        whole: Codes = widths[apart & (microbatches % widths == 0) & (shares % way.depth == 0)]
         return whole
     if way.sharding == "optimizer" or way.placement == "ring":
-        return widths
+        every: Codes = widths[apart]
+        return every
     narrowest: Codes = widths[np.concatenate([[True], shares[1:] < shares[:-1]])]
     return narrowest
 

@@ -140,6 +140,22 @@ def test_a_plan_says_why():
     )
 
 
+@pytest.mark.parametrize("per_instance", [1, 2, 4])
+def test_no_layout_is_its_own_runner_up(per_instance):
+    """What is compared differs in what is said of it; and one replica less is something else, too."""
+    task = Task(global_batch=16, per_instance=per_instance, microbatch_sizes=(1,))
+    for plan in book.book(make_profile(8), task, 9).plans[1:]:
+        ways = [(plan.way, plan.width), *((o.way, o.width) for o in plan.runners_up)]
+        assert len({(way.depth, width, way.describe()) for way, width in ways}) == len(ways)
+    alone, two, *_ = book.book(
+        make_profile(1), Task(global_batch=16, microbatch_sizes=(1,)), 2
+    ).plans[1:]
+    assert [(o.way.depth, o.width) for o in two.runners_up] == [(1, 1)]
+    assert "; 1x1 (" in two.because
+    assert alone.runners_up == ()
+    assert "nothing else is possible" in alone.because
+
+
 def test_scarce_memory_deepens_the_pipeline():
     """What does not fit on one worker is cut into as many stages as it needs."""
     ample = make_profile(8, network=network(1e11, 1e-7))
