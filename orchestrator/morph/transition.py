@@ -20,7 +20,7 @@ from agent.profile import Profile
 from orchestrator.morph.compiled import Codes, Flags, Reals
 from orchestrator.morph.errors import DoesNotFit
 from orchestrator.morph.plans import Plan
-from orchestrator.wording import pause
+from orchestrator.wording import duration, pause, plural
 
 BACKUP = ""
 WORTH = 0.97  # Rubick's gate: so much of all time must be left for training
@@ -181,9 +181,19 @@ class Situation(msgspec.Struct, frozen=True, kw_only=True):
     morphs: int  # voluntary ones so far
 
 
+def opens_s(morphs: int, pause_s: float) -> float:
+    """How long a job must have trained before one more voluntary morph."""
+    return (morphs + 1) * pause_s / (1 - WORTH)
+
+
+def _length(seconds: float) -> str:
+    return pause(seconds) if seconds < 60 else duration(seconds)
+
+
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
     go: bool
     because: str
+    later: bool = False  # it would pay, and is too early
 
 
 def worthwhile(now: Situation) -> Verdict:
@@ -205,24 +215,30 @@ def worthwhile(now: Situation) -> Verdict:
             go=False,
             because=(
                 f"a pause of {pause(now.pause_s)} would not be won back: {now.steps_per_s_after:.4g} "
-                f"instead of {now.steps_per_s:.4g} steps/s for the {now.calm_s:.3g} s until the "
+                f"instead of {now.steps_per_s:.4g} steps/s for the {_length(now.calm_s)} until the "
                 "next change"
             ),
         )
     lost = (now.morphs + 1) * now.pause_s
     if now.trained_s <= 0 or (now.trained_s - lost) / now.trained_s <= WORTH:
-        least_s = lost / (1 - WORTH)
+        pauses = (
+            "a pause"
+            if now.morphs == 0
+            else f"{plural(now.morphs + 1, 'pause')}, this one counted,"
+        )
         return Verdict(
             go=False,
+            later=True,
             because=(
-                f"{now.morphs + 1} morphs of {now.pause_s:.3g} s are more than {1 - WORTH:.0%} of "
-                f"{now.trained_s:.4g} s of training; from {least_s:.4g} s on it may"
+                f"{pauses} of {pause(now.pause_s)} would be more than {1 - WORTH:.0%} of the "
+                f"{_length(now.trained_s)} that it has trained; it may change once it has trained "
+                f"{_length(opens_s(now.morphs, now.pause_s))}"
             ),
         )
     return Verdict(
         go=True,
         because=(
-            f"{move - stay:.4g} steps are gained in the {now.calm_s:.3g} s until the next change, "
+            f"{move - stay:.4g} steps are gained in the {_length(now.calm_s)} until the next change, "
             f"a pause of {now.pause_s:.3g} s counted"
         ),
     )

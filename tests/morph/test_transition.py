@@ -203,7 +203,15 @@ def test_the_gate_opens_at_2600_seconds(trained_s, go):
     verdict = transition.worthwhile(situation(trained_s=trained_s))
     assert verdict.go is go
     if not go:
-        assert "from 2600 s on it may" in verdict.because
+        assert verdict.because == (
+            "a pause of 78.0 s would be more than 3% of the 43 min 19 s that it has trained; "
+            "it may change once it has trained 43 min 20 s"
+        )
+    young = transition.worthwhile(situation(trained_s=0.08764, pause_s=1.0, morphs=2)).because
+    assert young == (
+        "3 pauses, this one counted, of 1.0 s would be more than 3% of the 88 ms that it has trained; "
+        "it may change once it has trained 1 min 40 s"
+    )
 
 
 def test_a_gain_must_pay_for_its_pause():
