@@ -162,7 +162,7 @@ def think(state: State, job: Job) -> Purchase:
     )
     limits = Limits(
         slots_min=_slots_least(job),
-        slots_max=job.workers_max,
+        slots_max=_slots_most(state, job),
         budget_left_usd=_budget_left_usd(state, job),
         usd_per_h_max=_usd_per_h_left(state, job),
         finish_by_s=None if deadline_s is None else deadline_s + state.skew_s,
@@ -179,6 +179,14 @@ def _slots_least(job: Job) -> int:
     """Fewer would cost money and could not train."""
     least = max(job.workers_min, min(job.spec.depth or 1, job.stages_max))
     return min(least, job.workers_max)
+
+
+def _slots_most(state: State, job: Job) -> int:
+    """As many as it has use for; near its end, those of the machines that work."""
+    most = job.workers_max
+    if crews.settled(state, job):
+        most = min(most, crews.slots_serving(state, job))
+    return max(most, _slots_least(job))
 
 
 def offers(state: State, job: Job) -> list[Offer]:
@@ -385,8 +393,9 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
             leases.intend(state, out, job, part, worth, egress_usd)
             bought += 1
     if not _holds_out(state, out, job, purchase):
+        ends = "the job ends before its layout may change; " if crews.settled(state, job) else ""
         for release in purchase.release:
-            state.leases[release.lease].leaving = release.because
+            state.leases[release.lease].leaving = f"{ends}{release.because}"
     if bought < sum(part.count for part in purchase.acquire):
         job.thought_at_s = -1.0
     let_go(state, out, job)

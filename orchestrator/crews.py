@@ -547,9 +547,41 @@ def _pays(
         set_alarm(state, job.settle_at_s, "settle", job.id)
     shape = f"{len(choice.replicas[0].workers)}x{len(choice.replicas)}"
     if shape != job.refused:
-        note(out, job.id, f"stays as it is instead of {shape}: {verdict.because}")
+        spare = sum(lease.state == "ready" and lease.stays for lease in _held(state, job))
+        kept = f"; kept for that: {plural(spare, 'machine')}" if verdict.later and spare else ""
+        note(out, job.id, f"stays as it is instead of {shape}: {verdict.because}{kept}")
     job.refused = shape
     return False
+
+
+def settled(state: State, job: Job) -> bool:
+    """Whether its last step comes before the gate would let anybody in who is not in the layout now. Nothing is
+    believed of its pace in the first seconds.
+    """
+    layout, since_s = job.layout, job.trained_from_s
+    if layout is None or since_s is None or job.status != "RUNNING" or job.profile is None:
+        return False
+    if job.acknowledged != job.generation or not job.step_s or not job.steps_total:
+        return False
+    if job.urgent or job.spec.depth not in (None, layout.depth):
+        return False
+    trained_s, left_s = state.now_s - since_s, (job.steps_total - job.step) * job.step_s
+    opens_s = transition.opens_s(job.morphs, _pause_s(state, job))
+    return trained_s >= state.settings.doubt_s and trained_s + left_s <= opens_s
+
+
+def slots_serving(state: State, job: Job) -> int:
+    """Of the machines whose workers are in the layout."""
+    inside = [
+        lease.type.slots
+        for lease in _held(state, job)
+        if any(w in job.serving for w in lease.workers.values())
+    ]
+    return sum(inside)
+
+
+def _held(state: State, job: Job) -> list[Lease]:
+    return [state.leases[token] for token in job.leases]
 
 
 def _calm_s(state: State, job: Job) -> float:

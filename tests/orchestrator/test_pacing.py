@@ -9,7 +9,7 @@ from agent.layout import Layout
 from agent.messages import JobProfiled, Paced, WorkerReady
 from agent.profile import Link, Network
 from cloud.model import Quote
-from orchestrator.actions import Note, Regroup
+from orchestrator.actions import Launch, Note, Regroup, StartWorker
 from orchestrator.cli import planning
 from orchestrator.config import Config
 from orchestrator.events import JobCancelled, JobResumed, JobSpec
@@ -405,3 +405,41 @@ def test_a_chain_that_cannot_play_the_step_in_flight_is_ended_at_once(hand: Any)
     h.wait(600.0)
     assert h.job.layout.depth == 1
     assert h.job.uncuttable == why
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(35, False), (1000, True)])
+def test_machines_are_kept_for_a_change_of_layout_only_if_it_may_come_before_the_end(
+    hand: Any, profile: Any, *, steps: int, kept: bool
+) -> None:
+    """One worker began alone, and the gate lets the others in after half a minute. A job that ends before gives
+    their machines back and buys none; a longer one says that it keeps them, and takes them in.
+    """
+    h = hand(on_demand_allowed=False)
+    h.steps_total = steps
+    h.start()
+    h.submit(slots_max=4)
+    for launch in h.only(h.wait(2.0), Launch):
+        h.joined(h.launched(launch))
+    first, *others = h.only(h.said, StartWorker)
+    h.ready(first)
+    h.profiled(profile(1))
+    h.wait(1.0)
+    h.committed(1, step_s=0.8)
+    for start in others:
+        h.ready(start)
+    h.served = len(h.said)
+    bought = len(h.leases)
+    assert f"; kept for that: {bought - 1} machine" in h.words(h.wait(1.0))
+    for step in range(2, 30):
+        h.wait(0.8)
+        h.serve()
+        h.committed(step, step_s=0.8)
+    held = [lease.token for lease in h.leases]
+    assert (len(held), len(h.only(h.said, Launch))) == (bought if kept else 1, bought)
+    assert h.job.layout.workers == (first.worker,)
+    assert ("the job ends before its layout may change" in h.words(h.said)) is not kept
+    for step in range(30, 60 if kept else 30):
+        h.wait(0.8)
+        h.serve()
+        h.committed(step, step_s=0.8)
+    assert len(h.job.layout.workers) == (4 if kept else 1)
