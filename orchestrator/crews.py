@@ -4,6 +4,7 @@ A loss asks for a layout without the lost at once; a newcomer waits for a step b
 come within a moment of each other come in together. Generations only grow.
 """
 
+from contextlib import suppress
 from statistics import median
 
 import msgspec
@@ -16,6 +17,7 @@ from orchestrator.actions import AnyAction, Regroup, StartWorker, StopWorker
 from orchestrator.layouts import Choice, Question, Seat
 from orchestrator.morph import transition
 from orchestrator.morph.errors import MorphError
+from orchestrator.morph.plans import Plan
 from orchestrator.morph.transition import Situation
 from orchestrator.state import Job, Lease, State, Worker, move_lease, next_serial, note, set_alarm
 from orchestrator.wording import plural
@@ -307,6 +309,7 @@ def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
         job.plan, job.chosen, job.refused = choice.plan, choice.because, ""
         return
     if not forced and not _pays(state, out, job, choice, seats):
+        job.plan = job.plan or _explained(asked, job)
         return
     _ask_for(state, out, job, asked, choice)
 
@@ -320,6 +323,16 @@ def _without_a_plan(job: Job, asked: Question, why: str) -> Choice | None:
     except MorphError:
         return None
     return msgspec.structs.replace(choice, because=f"{choice.because}; no plan: {why}")
+
+
+def _explained(asked: Question, job: Job) -> Plan | None:
+    """Of a layout that began before anything was measured, and stays: what more machines would do is predicted
+    from it. Without one they count in full.
+    """
+    assert job.layout is not None
+    with suppress(MorphError):
+        return layouts.plan_of(asked, job.layout)
+    return None
 
 
 def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choice: Choice) -> None:
@@ -548,8 +561,9 @@ def _pays(
     shape = f"{len(choice.replicas[0].workers)}x{len(choice.replicas)}"
     if shape != job.refused:
         spare = sum(lease.state == "ready" and lease.stays for lease in _held(state, job))
-        kept = f"; kept for that: {plural(spare, 'machine')}" if verdict.later and spare else ""
-        note(out, job.id, f"stays as it is instead of {shape}: {verdict.because}{kept}")
+        idle = f"; {plural(spare, 'machine')} {'has' if spare == 1 else 'have'} nothing to do until then"
+        why = f"{verdict.because}{idle if verdict.later and spare else ''}"
+        note(out, job.id, f"stays as it is instead of {shape}: {why}")
     job.refused = shape
     return False
 

@@ -110,6 +110,19 @@ def choose(asked: Question) -> Choice:
     )
 
 
+def plan_of(asked: Question, layout: Layout) -> Plan | None:
+    """The plan of a layout of equal workers that was chosen without one, if there is such a plan."""
+    inside = [seat for seat in asked.seats if seat.worker in layout.workers]
+    paces = {round(seat.pace, PACE_DIGITS) for seat in inside}
+    if asked.profile is None or layout.depth > 1 or len(paces) != 1:
+        return None
+    slots = min(seat.slots for seat in inside)
+    task = task_of(asked.profile, asked.microbatches, 1, 1, slots)
+    plan = book_of(asked.profile, task, asked.workers_max, paces.pop()).at(len(layout.workers))
+    counts = tuple(replica.count for replica in layout.replicas)
+    return plan if plan.shares == counts else None
+
+
 def likely(asked: Question) -> tuple[Question, ...]:
     """What may be asked next: the same, or with a machine less or more of each kind, or without a zone.
 

@@ -7,7 +7,7 @@ import pytest
 
 from agent.layout import Layout
 from agent.messages import JobProfiled, Paced, WorkerReady
-from agent.profile import Link, Network
+from agent.profile import Link, Network, Profile
 from cloud.model import Quote
 from orchestrator.actions import Launch, Note, Regroup, StartWorker
 from orchestrator.cli import planning
@@ -407,13 +407,8 @@ def test_a_chain_that_cannot_play_the_step_in_flight_is_ended_at_once(hand: Any)
     assert h.job.uncuttable == why
 
 
-@pytest.mark.parametrize(("steps", "kept"), [(35, False), (1000, True)])
-def test_machines_are_kept_for_a_change_of_layout_only_if_it_may_come_before_the_end(
-    hand: Any, profile: Any, *, steps: int, kept: bool
-) -> None:
-    """One worker began alone, and the gate lets the others in after half a minute. A job that ends before gives
-    their machines back and buys none; a longer one says that it keeps them, and takes them in.
-    """
+def alone(hand: Any, steps: int, profile: Profile) -> tuple[Any, StartWorker]:
+    """One worker has begun alone and measured the model; the others are ready a moment later."""
     h = hand(on_demand_allowed=False)
     h.steps_total = steps
     h.start()
@@ -422,14 +417,43 @@ def test_machines_are_kept_for_a_change_of_layout_only_if_it_may_come_before_the
         h.joined(h.launched(launch))
     first, *others = h.only(h.said, StartWorker)
     h.ready(first)
-    h.profiled(profile(1))
-    h.wait(1.0)
     h.committed(1, step_s=0.8)
     for start in others:
         h.ready(start)
+    h.profiled(profile)
     h.served = len(h.said)
+    h.wait(1.0)
+    return h, first
+
+
+def test_what_is_measured_says_what_a_machine_is_worth_though_its_layout_has_to_wait(
+    hand: Any, profile: Any
+) -> None:
+    """Two workers would be a little faster than one, which is not worth the machine; and the gate is still shut."""
+    link = Link(bandwidth_bytes_per_s=1e10, latency_s=1e-6)
+    slow = msgspec.structs.replace(link, latency_s=0.125)
+    network = Network(intra=link, inter=link, reduce_intra=slow, reduce_inter=slow)
+    h, first = alone(hand, 1000, profile(1, network=network))
+    assert "stays as it is instead of 1x2: a pause of 1.0 s would be more than 3%" in h.words(
+        h.said
+    )
+    h.wait(4.0)
+    h.serve()
+    assert "adds no work that is worth its price" in h.words(h.said)
+    (lease,) = h.leases
+    assert first.worker in lease.workers.values()
+
+
+@pytest.mark.parametrize(("steps", "kept"), [(35, False), (1000, True)])
+def test_machines_are_kept_for_a_change_of_layout_only_if_it_may_come_before_the_end(
+    hand: Any, profile: Any, *, steps: int, kept: bool
+) -> None:
+    """One worker began alone, and the gate lets the others in after half a minute. A job that ends before gives
+    their machines back and buys none; a longer one says that it keeps them, and takes them in.
+    """
+    h, first = alone(hand, steps, profile(1))
     bought = len(h.leases)
-    assert f"; kept for that: {bought - 1} machine" in h.words(h.wait(1.0))
+    assert f"; {bought - 1} machines have nothing to do until then" in h.words(h.said)
     for step in range(2, 30):
         h.wait(0.8)
         h.serve()
