@@ -206,11 +206,12 @@ def _name(row: _Row) -> tuple[int, str, tuple[str, str, str, str], str]:
 def _rows(scene: _Scene) -> Iterator[_Row]:
     start_h = _start_h(scene)
     horizon_h = horizon(_left_h(scene), start_h)
-    # While one starts, all that is held is that much closer to work: of two that are held nothing changes.
-    starts = any(h.doing == "starts" and not (h.noticed or h.reliable) for h in scene.holdings)
+    # For all that is held alike, so that of two that are held nothing changes: in a large footprint one always starts.
+    doing = [h.doing for h in scene.holdings if not (h.noticed or h.reliable)]
+    sunk = SUNK_MARGIN * doing.count("starts") / len(doing) if doing else 0.0
     for h in scene.holdings:
         if h.reliable or not (h.noticed or _expires(h, scene)):
-            yield _held(h, scene, horizon_h, SUNK_MARGIN if starts else 0.0)
+            yield _held(h, scene, horizon_h, sunk)
     for o in scene.offers:
         if not o.blocked:
             yield from _offered(o, scene, start_h, horizon_h)

@@ -94,3 +94,11 @@ def test_a_machine_that_starts_is_not_given_back_for_one_that_would_have_to_star
     dearer = msgspec.structs.replace(starts, price_usd_per_h=0.21)
     assert moved(0.3, works, dearer) == (0, ["2"])
     assert moved(0.3, msgspec.structs.replace(works, lease="3"), starts) == (0, ["2"])
+
+
+def test_one_of_many_that_starts_does_not_hold_up_what_all_would_save():
+    """The price of a start that is paid is its own: of twenty machines that work it keeps none."""
+    works = [holding(str(n), "a", 0.2) for n in range(20)]
+    starts = holding("20", "a", 0.2, doing="starts")
+    got = decide([offer("b", 0.18)], [*works, starts], DEMAND, Limits(slots_max=21), Linear(), 10.0)
+    assert got.release
