@@ -75,17 +75,19 @@ def refuse_order(caller: Caller) -> None:
 
 def _kept_by_key(loop: Loop, names: dict[str, Any]) -> ast.expr | None:
     """`states[i] = state` or `self.state = state`, read before it is set: of what comes of a model that learns. What was
-    loaded once may be kept."""
+    loaded once may be kept, and what the same microbatch has set before may be read."""
     body = [part for part in loop.whole.body if not isinstance(part, Function | ast.ClassDef)]
     statements = [node for part in body for node in ast.walk(part) if isinstance(node, ast.stmt)]
     made, read = emptied_in(loop) | stored_in(loop), set[str]()
     computed = _computed(statements, names)
+    always, begun = {id(each) for each in _always(body)}, set[str]()
     for node in sorted(statements, key=lambda each: each.lineno):
-        targets = list(_kept_targets(node))
-        apart = {id(each) for target in targets for each in ast.walk(target)}
+        targets, parts = list(_kept_targets(node)), list(_own_parts(node))
+        own_to_it = [each for part in parts for each in _places(part) if ast.unparse(each) in begun]
+        apart = {id(each) for place in (*targets, *own_to_it) for each in ast.walk(place)}
         read |= {
             ast.unparse(each)
-            for part in _own_parts(node)
+            for part in parts
             for each in ast.walk(part)
             if isinstance(each, ast.Name | ast.Attribute) and id(each) not in apart
         }
@@ -93,7 +95,19 @@ def _kept_by_key(loop: Loop, names: dict[str, Any]) -> ast.expr | None:
             where = target.value if isinstance(target, ast.Subscript) else target
             if ast.unparse(where) in read and not names_in(where) & made:
                 return target
+        begun.update(ast.unparse(target) for target in targets if id(node) in always)
     return None
+
+
+def _always(body: Sequence[ast.stmt]) -> Iterator[ast.stmt]:
+    """What every microbatch comes by."""
+    for part in body:
+        yield part
+        yield from _always(part.body) if isinstance(part, ast.With) else ()
+
+
+def _places(part: ast.AST) -> Iterator[ast.Subscript | ast.Attribute]:
+    return (each for each in ast.walk(part) if isinstance(each, ast.Subscript | ast.Attribute))
 
 
 def _own_parts(node: ast.stmt) -> Iterator[ast.AST]:

@@ -81,6 +81,19 @@ REFUSED = {
         "",
         "train.py:41: `trainer.state` keeps what the model has computed",
     ),
+    "a state by a key, beside another": (
+        "kept['x'] = 1.0; found = model(x * kept['x'] + kept.get(0, 0.0)); kept[0] = found.detach(); session.backward(found.mean())",
+        "",
+        "",
+        "train.py:41: `kept[0]` keeps what the model has computed",
+    ),
+    "a state by a key that is begun once": (
+        "if 'at' not in kept: kept['at'] = 0.0\n        found = model(x + kept['at']); kept['at'] = found.detach(); "
+        "session.backward(found.mean())",
+        "",
+        "",
+        "train.py:41: `kept['at']` keeps what the model has computed",
+    ),
     "a count in a dict": (f"{LOSS}; stats['loss'] += loss.item()", "", "", "`stats`"),
     "a metric of a library": (f"{LOSS}; metrics['mean'](loss)", "", "", "`metrics`"),
     "a meter": (f"{LOSS}; meter.update(loss.item())", "", "", "`meter.sum`"),
@@ -94,6 +107,22 @@ REFUSED = {
 ALLOWED = {
     "what belongs together in a dict": (
         "parts['a'] = model(x).square().mean(); parts['b'] = model(x).mean(); session.backward(parts['a'] + parts['b'])",
+        "",
+        "",
+    ),
+    "one part from another in a dict": (
+        "parts['a'] = model(x); parts['b'] = model(x * parts['a'].mean()); session.backward(parts['b'].mean())",
+        "",
+        "",
+    ),
+    "what is added to in an object": (
+        "found = model(x)\n        with torch.enable_grad(): trainer.loss = found.square().mean()\n"
+        "        trainer.loss = trainer.loss + found.mean(); session.backward(trainer.loss)",
+        "",
+        "",
+    ),
+    "a state that is begun anew": (
+        "trainer.state = 0.0; trainer.state = model(x + trainer.state); session.backward(trainer.state.mean())",
         "",
         "",
     ),
