@@ -1,5 +1,6 @@
 """What a script gives to its session, looked at before anything is done with it."""
 
+import math
 from collections.abc import Iterable, Sequence
 from typing import Any
 
@@ -112,6 +113,6 @@ def divided_by(loss: torch.Tensor) -> int:
     kind, value = node.name(), float(other)
     if kind.startswith("Mul") and value:
         value = 1 / value
-    return (
-        round(value) if kind.startswith(("Div", "Mul")) and abs(value - round(value)) < 1e-6 else 1
-    )
+    if not kind.startswith(("Div", "Mul")) or not math.isfinite(value):
+        return 1
+    return round(value) if abs(value - round(value)) < 1e-6 else 1

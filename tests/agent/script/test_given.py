@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from agent.errors import Misuse
+from agent.errors import Misuse, NotFinite
 
 SCRIPT = """
 import torch
@@ -37,6 +37,15 @@ def test_other_losses_are_not(
 ) -> None:
     by_hand(SCRIPT.format(microbatches=TWO, division=division))
     assert not capsys.readouterr().err
+
+
+@pytest.mark.parametrize("number", ["nan", "inf"])
+def test_a_loss_that_is_no_number_is_said_to_be_none(
+    by_hand: Callable[[str], None], number: str
+) -> None:
+    """And not that something else could not be computed from it."""
+    with pytest.raises(NotFinite, match="step 0: the loss is"):
+        by_hand(SCRIPT.format(microbatches=TWO, division=f" * torch.tensor(float('{number}'))"))
 
 
 @pytest.mark.parametrize("microbatches", ["", ", microbatches=0"])
