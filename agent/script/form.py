@@ -34,7 +34,9 @@ class _Part:
             and [*map(id, module._parameters.values())] == self.params
             and _looks(module) == self.looks
             and all(_form(module._buffers.get(key)) == form for key, form in self.buffers.items())
-            and len(module._buffers) - len(module._non_persistent_buffers_set) == len(self.buffers)
+            # One that a forward has registered, and that was taken back, leaves its name among those that are not saved.
+            and len(module._buffers.keys() - module._non_persistent_buffers_set)
+            == len(self.buffers)
         )
 
 
