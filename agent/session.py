@@ -53,7 +53,7 @@ from agent.script.optimizers import Optimizers
 from agent.script.order import Streams, refuse_order
 from agent.script.seen import Eyes
 from agent.script.within import Within, behind_the_loop
-from agent.source.loops import Caller, names_of
+from agent.source.loops import Caller, found_loop, names_of
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.memory import Arena, copy_bytes
 from agent.store.shares import Gathered
@@ -153,11 +153,8 @@ class Session:
             unborn.used = self._fetch
         self.scaler, self._scale = scaler_of(others), 1.0
         self.unbuilt, self.birth_mark = bool(_unborn), "-".join(each.mark for each in _unborn)
-        # Whether what is here has come from others, or did once, and where the script is.
-        self._loaded, self._phase = (
-            False,
-            "bound",
-        )  # made | bound | between | sharing | computing | shared | over
+        # made | bound | between | sharing | computing | shared | over; and whether what is here came from others once
+        self._phase, self._loaded = "bound", False
         self.space = SumSpace(modules)
         self.holdings = Holdings(self.objects, _unborn)
         self._form, self._filled, self._still = Form(modules), Filled(modules), Still(modules)
@@ -429,8 +426,8 @@ class Session:
         if self.notes is not None:
             settle(self.space.device)
             self.notes.lap(Kind.FORWARD, self._microbatch)
-        if self.version == self._microbatch == 0 and self.scaler is None:
-            self._say_divided(loss)
+        if self.version == self._microbatch == 0:
+            self._say_divided()
         (loss / self.microbatches).backward()  # type: ignore[no-untyped-call]
         if self.notes is not None:
             settle(self.space.device)
@@ -438,13 +435,16 @@ class Session:
         self._microbatch_loss += number_of(loss) / self._scale
         self._backward_calls += 1
 
-    def _say_divided(self, loss: torch.Tensor) -> None:
+    def _say_divided(self) -> None:
         """As loops do that add gradients up themselves. Whoever means it may."""
-        if divided_by(loss) == self.microbatches > 1:
+        if self._asked is None or self.microbatches == 1:
+            return
+        caller, _ = self._asked
+        if divided_by(found_loop(caller), names_of(caller.frame)) == self.microbatches:
             sys.stderr.write(
                 f"the loss that session.backward(...) is given was divided by {self.microbatches}, the number of microbatches. "
-                "What is trained on is the mean over the microbatches of a step anyway: leave the division out, unless "
-                "gradients shall be that much smaller\n"
+                "What is trained on is the mean over the microbatches of a step anyway: leave the division out, unless it "
+                "is meant as something else\n"
             )
 
     def _refuse_autocast(self) -> None:

@@ -85,13 +85,7 @@ class Body:
         worker has found out about the graph of this mark: the body is not run then, for it was there. `empty` makes the
         model what it was before its first forward."""
         leaves, spec = flatten(batches[0])
-        if not all(map(is_leaf, leaves)) or not any(map(torch.is_tensor, leaves)):
-            kinds = sorted({type(leaf).__name__ for leaf in leaves})
-            raise CannotRecord(
-                f"{self._at(self._loop)}: a microbatch is made of {', '.join(kinds) or 'nothing'}; "
-                "cutting the model into stages needs tensors and numbers, or tuples, lists, dicts and objects of them"
-            )
-
+        self._check_leaves(leaves)
         loss_of = self._loss_of(run, spec)
         self._refuse_hooks(model)
         leaves = cloned(leaves)  # the body may write into its microbatch
@@ -145,6 +139,14 @@ class Body:
                 loss = self._again(model, partial(other.variant.graph, *other))
                 self._compare(loss, self._again(model, partial(as_it_is, other)))
         return found
+
+    def _check_leaves(self, leaves: Sequence[Any]) -> None:
+        if not all(map(is_leaf, leaves)) or not any(map(torch.is_tensor, leaves)):
+            kinds = sorted({type(leaf).__name__ for leaf in leaves})
+            raise CannotRecord(
+                f"{self._at(self._loop)}: a microbatch is made of {', '.join(kinds) or 'nothing'}; "
+                "cutting the model into stages needs tensors and numbers, or tuples, lists, dicts and objects of them"
+            )
 
     def computes(
         self, recording: Recording, model: torch.nn.Module, run: Run, scaler: Scaler | None

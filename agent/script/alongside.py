@@ -7,12 +7,13 @@ has a name of the script's, so it is looked for among the iterators themselves, 
 import gc
 import itertools
 from collections.abc import Iterator
-from types import GeneratorType
 
 from agent.errors import Misuse
 
 COUNTING = (enumerate, itertools.islice)
-BESIDE = (zip, itertools.zip_longest, itertools.accumulate, *COUNTING)
+ZIPS = (zip, itertools.zip_longest)
+BESIDE = (*ZIPS, itertools.accumulate, *COUNTING)
+HOLDING = (list, tuple, dict, set, frozenset, str, bytes)
 DEPTH_MAX = 4  # of what may lie between them: a bar that shows progress, for one
 LOOKED_AT_MAX = 1000
 
@@ -28,23 +29,22 @@ def refuse_alongside(steps: Iterator[int]) -> None:
 def _leads_to(thing: object, steps: Iterator[int]) -> bool:
     layer, seen = [thing], {id(thing)}
     for _ in range(DEPTH_MAX):
-        inside = [each for each in gc.get_referents(*layer) if id(each) not in seen]
+        inside = [each for one in layer for each in _drawn_from(one) if id(each) not in seen]
         if any(each is steps for each in inside):
             return True
-        layer = [each for each in inside if _hands_on(each)][:LOOKED_AT_MAX]
+        layer = inside[:LOOKED_AT_MAX]
         seen.update(map(id, layer))
     return False
 
 
-def _hands_on(thing: object) -> bool:
-    """An iterator, a generator's frame or an object around one; not what a program as a whole hangs on."""
-    kind = type(thing)
-    return (
-        kind in BESIDE
-        or kind is GeneratorType
-        or hasattr(kind, "__next__")
-        or hasattr(kind, "__iter__")
-    )
+def _drawn_from(thing: object) -> list[object]:
+    """What an iterator goes through: not what the lists and tables have in them that it is given."""
+    inside = [*gc.get_referents(thing), *getattr(thing, "__dict__", {}).values()]
+    if type(thing) in ZIPS:  # which hold what they go through in a tuple
+        inside += [each for one in inside if type(one) is tuple for each in one]
+    return [
+        each for each in inside if hasattr(type(each), "__iter__") and type(each) not in HOLDING
+    ]
 
 
 def _refuse(kind: str, *, counting: bool) -> None:

@@ -1,13 +1,14 @@
 """What a script gives to its session, looked at before anything is done with it."""
 
-import math
-from collections.abc import Iterable, Sequence
+import ast
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
 import torch
 
 from agent.errors import Misuse
 from agent.pipeline.births import Unborn
+from agent.source.loops import Loop
 from agent.tensors.away import is_away
 
 
@@ -104,15 +105,39 @@ def check_trained(modules: Iterable[torch.nn.Module], others: Iterable[object]) 
                 )
 
 
-def divided_by(loss: torch.Tensor) -> int:
-    """The whole number that the loss was divided by last, or multiplied by one part of; 1 if by none."""
-    node = loss.grad_fn
-    other = getattr(node, "_saved_other", None)
-    if node is None or not isinstance(other, torch.Tensor) or other.numel() != 1:
-        return 1
-    kind, value = node.name(), float(other)
-    if kind.startswith("Mul") and value:
-        value = 1 / value
-    if not kind.startswith(("Div", "Mul")) or not math.isfinite(value):
-        return 1
-    return round(value) if abs(value - round(value)) < 1e-6 else 1
+def divided_by(loop: Loop | None, names: Mapping[str, object]) -> object:
+    """What the loss that `session.backward(...)` is given is divided by, as the loop's source has it; None if by nothing."""
+    nodes = [*ast.walk(loop.whole)] if loop is not None else []
+    for call in nodes:
+        if not (isinstance(call, ast.Call) and call.args and isinstance(call.func, ast.Attribute)):
+            continue
+        if call.func.attr == "backward":
+            given = call.args[0]
+            ways = [given, *_set_to(given.id, nodes)] if isinstance(given, ast.Name) else [given]
+            return next(
+                (value for way in ways if (value := _divisor(way, names)) is not None), None
+            )
+    return None
+
+
+def _set_to(name: str, nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
+    for node in nodes:
+        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
+        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
+            yield node if isinstance(node, ast.AugAssign) else getattr(node, "value", node)
+
+
+def _divisor(node: ast.AST, names: Mapping[str, object]) -> object:
+    match node:
+        case ast.BinOp(op=ast.Div(), right=by) | ast.AugAssign(op=ast.Div(), value=by):
+            pass
+        case _:
+            return None
+    match by:
+        case ast.Constant(value=value):
+            return value
+        case ast.Name(id=name):
+            return names.get(name)
+        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
+            return getattr(names.get(name), "__dict__", {}).get(attribute)
+    return None

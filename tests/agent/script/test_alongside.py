@@ -24,6 +24,7 @@ class Bar:
         for one in self.inner:
             yield one
 session = Session(model, optimizer, microbatches=2)
+{before}
 for {target} in {steps}:
     for x in session.share([torch.ones(2, 4)] * 2):
         session.backward(model(x).square().mean())
@@ -47,9 +48,9 @@ ALLOWED = [
 ]
 
 
-def script(steps: str) -> str:
+def script(steps: str, before: str = "") -> str:
     target = "_, _" if "zip" in steps or "enumerate" in steps else "_"
-    return SCRIPT.format(steps=steps, target=target)
+    return SCRIPT.format(steps=steps, target=target, before=before)
 
 
 @pytest.mark.parametrize("steps", REFUSED)
@@ -65,3 +66,9 @@ def test_what_is_drawn_beside_the_steps_is_refused(
 @pytest.mark.parametrize("steps", ALLOWED)
 def test_what_only_hands_steps_on_is_not(by_hand: Callable[[str], None], steps: str) -> None:
     by_hand(script(steps))
+
+
+def test_what_goes_through_a_list_that_has_the_steps_in_it_is_not(
+    by_hand: Callable[[str], None],
+) -> None:
+    by_hand(script("held[0]", "held = [session.steps(4)]; rows = enumerate(held); next(rows)"))

@@ -11,16 +11,36 @@ import torch
 from agent import Session
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+PARTS = 2
+class options:
+    parts = 2
 session = Session(model, optimizer{microbatches})
 for step in session.steps(3):
     for x in session.share([torch.ones(2, 4)] * 2):
-        session.backward(model(x).square().mean(){division})
+        loss = model(x).square().mean()
+        {division}
     optimizer.step()
 """
 TWO = ", microbatches=2"
 
 
-@pytest.mark.parametrize("division", [" / 2", " * 0.5", ".div(2)", " / torch.tensor(2.0)"])
+GIVEN = "session.backward(loss)"
+DIVIDED = [
+    "session.backward(loss / 2)",
+    "session.backward(loss / PARTS)",
+    f"loss = loss / options.parts; {GIVEN}",
+    f"loss /= PARTS; {GIVEN}",
+]
+OTHERS = [
+    GIVEN,
+    "session.backward(loss / 3)",
+    "session.backward(loss * 2)",
+    "session.backward(loss / len(x))",
+    f"other = loss / 2; {GIVEN}",
+]
+
+
+@pytest.mark.parametrize("division", DIVIDED)
 def test_a_loss_that_is_divided_by_the_microbatches_is_said(
     by_hand: Callable[[str], None], capsys: pytest.CaptureFixture[str], division: str
 ) -> None:
@@ -31,7 +51,7 @@ def test_a_loss_that_is_divided_by_the_microbatches_is_said(
     assert "was divided by 2, the number of microbatches" in said[0]
 
 
-@pytest.mark.parametrize("division", ["", " / 3", " * 2", " * torch.ones(1).sum()", " + 1"])
+@pytest.mark.parametrize("division", OTHERS)
 def test_other_losses_are_not(
     by_hand: Callable[[str], None], capsys: pytest.CaptureFixture[str], division: str
 ) -> None:
@@ -45,7 +65,9 @@ def test_a_loss_that_is_no_number_is_said_to_be_none(
 ) -> None:
     """And not that something else could not be computed from it."""
     with pytest.raises(NotFinite, match="step 0: the loss is"):
-        by_hand(SCRIPT.format(microbatches=TWO, division=f" * torch.tensor(float('{number}'))"))
+        by_hand(
+            SCRIPT.format(microbatches=TWO, division=f"session.backward(loss * float('{number}'))")
+        )
 
 
 @pytest.mark.parametrize("microbatches", ["", ", microbatches=0"])
@@ -55,4 +77,4 @@ def test_how_many_microbatches_has_to_be_said(
     with pytest.raises(
         Misuse, match=r"Session\(model, optimizer, microbatches=M\): say of how many"
     ):
-        by_hand(SCRIPT.format(microbatches=microbatches, division=""))
+        by_hand(SCRIPT.format(microbatches=microbatches, division=GIVEN))
