@@ -47,13 +47,13 @@ from agent.pipeline.scaling import place
 from agent.schedule import Kind
 from agent.script.beside import Beside
 from agent.script.form import Form
-from agent.script.given import check_modules, check_trained, check_unborn, divided_by, scaler_of
+from agent.script.given import check_modules, check_trained, check_unborn, say_divided, scaler_of
 from agent.script.gone_by import GoneBy
 from agent.script.optimizers import Optimizers
 from agent.script.order import Streams, refuse_order
 from agent.script.seen import Eyes
 from agent.script.within import Within, behind_the_loop
-from agent.source.loops import Caller, found_loop, names_of
+from agent.source.loops import Caller, names_of
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.memory import Arena, copy_bytes
 from agent.store.shares import Gathered
@@ -426,26 +426,14 @@ class Session:
         if self.notes is not None:
             settle(self.space.device)
             self.notes.lap(Kind.FORWARD, self._microbatch)
-        if self.version == self._microbatch == 0:
-            self._say_divided()
+        if self.version == self._microbatch == 0 and self._asked is not None:
+            say_divided(self._asked[0], self.microbatches)
         (loss / self.microbatches).backward()  # type: ignore[no-untyped-call]
         if self.notes is not None:
             settle(self.space.device)
             self.notes.lap(Kind.BACKWARD, self._microbatch)
         self._microbatch_loss += number_of(loss) / self._scale
         self._backward_calls += 1
-
-    def _say_divided(self) -> None:
-        """As loops do that add gradients up themselves. Whoever means it may."""
-        if self._asked is None or self.microbatches == 1:
-            return
-        caller, _ = self._asked
-        if divided_by(found_loop(caller), names_of(caller.frame)) == self.microbatches:
-            sys.stderr.write(
-                f"the loss that session.backward(...) is given was divided by {self.microbatches}, the number of microbatches. "
-                "What is trained on is the mean over the microbatches of a step anyway: leave the division out, unless it "
-                "is meant as something else\n"
-            )
 
     def _refuse_autocast(self) -> None:
         """A stage's backward is under none; alone it would compute in half precision what the forward did not."""

@@ -24,7 +24,7 @@ from torch.utils import checkpoint as checkpointing
 
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline import guests, modes
-from agent.pipeline.examine import Facts, examined
+from agent.pipeline.examine import Facts, examined, same_numbers
 from agent.pipeline.flat import cloned, flatten, is_leaf, unflatten
 from agent.pipeline.record import (
     FIXED,
@@ -54,7 +54,7 @@ from agent.tensors.away import any_away, computable
 from agent.tensors.device import device_of
 from agent.tensors.still import version_of
 
-PLAIN = torch.nn.Module()
+BARE = torch.nn.Module()
 LATE = "late"  # in the `meta` of a graph: guests are asked as late as can be
 Run = Callable[..., Any]
 Looked = tuple[fx.GraphModule, Facts, Any]
@@ -357,7 +357,7 @@ def _alike(one: Any, other: Any) -> bool:
     """What is no loss is left to `session.backward`, which says what it has to be."""
     if not isinstance(one, torch.Tensor) or not isinstance(other, torch.Tensor):
         return True
-    return torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
+    return same_numbers(one, other)
 
 
 def _attributes(model: torch.nn.Module) -> dict[str, Any]:
@@ -366,5 +366,5 @@ def _attributes(model: torch.nn.Module) -> dict[str, Any]:
         f"{name}.{key}" if name else key: value
         for name, module in model.named_modules()
         for key, value in (*vars(module).items(), *module._buffers.items())
-        if key not in vars(PLAIN)
+        if key not in vars(BARE)
     }

@@ -299,11 +299,15 @@ def _cloned(value: Any) -> Any:
     return value.clone() if isinstance(value, torch.Tensor) else value
 
 
+def same_numbers(one: torch.Tensor, other: torch.Tensor) -> bool:
+    return torch.equal(one.detach().nan_to_num(), other.detach().nan_to_num())
+
+
 def _alike(one: Any, other: Any) -> bool:
     """In all that can be compared."""
     ones, others = pytree.tree_leaves(one), pytree.tree_leaves(other)
     return len(ones) == len(others) and all(
-        torch.equal(a.nan_to_num(), b.nan_to_num())
+        same_numbers(a, b)
         if isinstance(a, torch.Tensor) and isinstance(b, torch.Tensor)
         else a is b or (isinstance(a, PLAIN) and isinstance(b, PLAIN) and a == b)
         for a, b in zip(ones, others, strict=True)

@@ -322,7 +322,7 @@ def streams_kept(device: torch.device) -> Iterator[None]:
 def attributes_kept(model: torch.nn.Module) -> Iterator[None]:
     """Nor in what modules keep for themselves: a mask that is made once, what was attended to last. They would keep
     placeholders otherwise, and the first microbatch would come upon them."""
-    before = [(now, dict(now)) for module in model.modules() for now in _attributes(module)]
+    before = _as_they_are(model)
     try:
         yield
     finally:
@@ -335,7 +335,7 @@ class Kept:
 
     def __init__(self, model: torch.nn.Module) -> None:
         self._model = model  # with all that it is made of
-        self._begun = [(now, dict(now)) for each in model.modules() for now in _attributes(each)]
+        self._begun = _as_they_are(model)
 
     @property
     def anything(self) -> bool:
@@ -415,6 +415,10 @@ def _attributes(module: torch.nn.Module) -> list[dict[Any, Any]]:
     own = vars(module)
     hooks = (v for key, v in own.items() if key.endswith("_hooks") and isinstance(v, dict))
     return [own, module._buffers, *hooks]
+
+
+def _as_they_are(model: torch.nn.Module) -> list[tuple[dict[Any, Any], dict[Any, Any]]]:
+    return [(now, dict(now)) for module in model.modules() for now in _attributes(module)]
 
 
 def _put_back(now: dict[Any, Any], before: dict[Any, Any]) -> None:

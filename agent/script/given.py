@@ -1,6 +1,7 @@
 """What a script gives to its session, looked at before anything is done with it."""
 
 import ast
+import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from typing import Any
 
@@ -8,7 +9,8 @@ import torch
 
 from agent.errors import Misuse
 from agent.pipeline.births import Unborn
-from agent.source.loops import Loop
+from agent.source.loops import Caller, found_loop, is_backward, names_of
+from agent.source.reads import lying_at
 from agent.tensors.away import is_away
 
 
@@ -105,39 +107,39 @@ def check_trained(modules: Iterable[torch.nn.Module], others: Iterable[object]) 
                 )
 
 
-def divided_by(loop: Loop | None, names: Mapping[str, object]) -> object:
-    """What the loss that `session.backward(...)` is given is divided by, as the loop's source has it; None if by nothing."""
-    nodes = [*ast.walk(loop.whole)] if loop is not None else []
+def say_divided(caller: Caller, microbatches: int) -> None:
+    """A loss that is divided by their number, as loops do that add gradients up themselves. Whoever means it may."""
+    loop = found_loop(caller)
+    if loop is None or microbatches == 1:
+        return
+    if microbatches in _divisors([*ast.walk(loop.whole)], names_of(caller.frame)):
+        sys.stderr.write(
+            f"the loss that session.backward(...) is given was divided by {microbatches}, the number of microbatches. "
+            "What is trained on is the mean over the microbatches of a step anyway: leave the division out, unless it "
+            "is meant as something else\n"
+        )
+
+
+def _divisors(nodes: Sequence[ast.AST], names: Mapping[str, object]) -> Iterator[object]:
+    """What the loss is divided by in the loop's source, where it is given to `session.backward` and where it gets its name."""
     for call in nodes:
-        if not (isinstance(call, ast.Call) and call.args and isinstance(call.func, ast.Attribute)):
-            continue
-        if call.func.attr == "backward":
+        if is_backward(call) and call.args:
             given = call.args[0]
-            ways = [given, *_set_to(given.id, nodes)] if isinstance(given, ast.Name) else [given]
-            return next(
-                (value for way in ways if (value := _divisor(way, names)) is not None), None
-            )
-    return None
+            for way in (given, *(_set_to(given.id, nodes) if isinstance(given, ast.Name) else ())):
+                match way:
+                    case ast.BinOp(op=ast.Div(), right=by) | ast.AugAssign(op=ast.Div(), value=by):
+                        yield by.value if isinstance(by, ast.Constant) else lying_at(by, names)
 
 
 def _set_to(name: str, nodes: Sequence[ast.AST]) -> Iterator[ast.AST]:
     for node in nodes:
-        targets = node.targets if isinstance(node, ast.Assign) else [getattr(node, "target", None)]
-        if any(isinstance(target, ast.Name) and target.id == name for target in targets):
-            yield node if isinstance(node, ast.AugAssign) else getattr(node, "value", node)
-
-
-def _divisor(node: ast.AST, names: Mapping[str, object]) -> object:
-    match node:
-        case ast.BinOp(op=ast.Div(), right=by) | ast.AugAssign(op=ast.Div(), value=by):
-            pass
-        case _:
-            return None
-    match by:
-        case ast.Constant(value=value):
-            return value
-        case ast.Name(id=name):
-            return names.get(name)
-        case ast.Attribute(value=ast.Name(id=name), attr=attribute):
-            return getattr(names.get(name), "__dict__", {}).get(attribute)
-    return None
+        match node:
+            case ast.Assign(targets=targets, value=value):
+                if any(isinstance(each, ast.Name) and each.id == name for each in targets):
+                    yield value
+            case ast.AnnAssign(target=ast.Name(id=found), value=ast.expr() as value) if (
+                found == name
+            ):
+                yield value
+            case ast.AugAssign(target=ast.Name(id=found)) if found == name:
+                yield node

@@ -12,7 +12,7 @@ from collections import deque
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from types import CodeType, FrameType
-from typing import Any
+from typing import Any, TypeGuard
 
 import msgspec
 import torch
@@ -131,7 +131,7 @@ def _single(source: str, loop: ast.For, end: End) -> ast.For:
 def uncleared(loop: Loop, names: dict[str, Any]) -> Loop:
     """Without `optimizer.zero_grad()` before the loss: what a microbatch finds there is nothing anyway."""
     body = loop.whole.body
-    trained = [any(map(_is_backward, ast.walk(part))) for part in body]
+    trained = [any(map(is_backward, ast.walk(part))) for part in body]
     until = trained.index(True) if True in trained else len(body) - 1
     clears = [at < until and _clears(part, names) for at, part in enumerate(body)]
 
@@ -154,14 +154,14 @@ def _clears(part: ast.stmt, names: dict[str, Any]) -> bool:
 def refuse(loop: Loop, names: dict[str, Any], at: Callable[[Any], str]) -> None:
     """What the body does that has to be done for every microbatch."""
     body = loop.whole.body
-    calls = [node for part in body for node in ast.walk(part) if _is_backward(node)]
+    calls = [node for part in body for node in ast.walk(part) if is_backward(node)]
     nested = [
         node
         for part in body
         for outer in ast.walk(part)
         if isinstance(outer, ast.For | ast.While)
         for node in ast.walk(outer)
-        if _is_backward(node)
+        if is_backward(node)
     ]
     if len(calls) > 1 or nested:
         raise CannotRecord(
@@ -169,7 +169,7 @@ def refuse(loop: Loop, names: dict[str, Any], at: Callable[[Any], str]) -> None:
             "model into stages needs one: add the losses up"
         )
     for index, part in enumerate(body):
-        if any(_is_backward(node) for node in ast.walk(part)) and index + 1 < len(body):
+        if any(is_backward(node) for node in ast.walk(part)) and index + 1 < len(body):
             raise CannotRecord(
                 f"{at(body[index + 1])}: this line comes behind session.backward(...) in the loop over "
                 "session.share(...), whose body is not run for every microbatch when the model is cut into "
@@ -197,7 +197,7 @@ def _refuse_effects(
             isinstance(node, ast.Expr)
             and isinstance(node.value, ast.Call)
             and isinstance(node.value.func, ast.Attribute)
-            and not _is_backward(node.value)
+            and not is_backward(node.value)
             and _root(node.value.func) not in made
         )
         targets = node.targets if isinstance(node, ast.Assign) else []
@@ -273,7 +273,7 @@ def _is_new(value: ast.expr) -> bool:
     return False
 
 
-def _is_backward(node: ast.AST) -> bool:
+def is_backward(node: ast.AST) -> TypeGuard[ast.Call]:
     return (
         isinstance(node, ast.Call)
         and isinstance(node.func, ast.Attribute)
