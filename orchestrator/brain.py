@@ -52,7 +52,7 @@ from orchestrator.events import (
     Tick,
 )
 from orchestrator.sentences import remember
-from orchestrator.state import Alarm, State, note, set_alarm
+from orchestrator.state import Alarm, State, leases_of, note, set_alarm
 
 ROUNDING_S = 1e-3
 
@@ -213,7 +213,7 @@ def _control(state: State, out: list[AnyAction]) -> None:
     for job_id in list(state.live_jobs):
         job = state.jobs[job_id]
         if job.active and crews.staying(state, job) < job.workers_max:
-            for lease in [state.leases[token] for token in job.leases]:
+            for lease in leases_of(state, job):
                 crews.staff(state, out, lease)
     buying.shop(state, out)
     buying.keep_quotes(state, out)

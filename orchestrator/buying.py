@@ -15,7 +15,7 @@ from cloud.model import InstanceType, Market, Pool
 from orchestrator import crews, forecast, leases, ledger
 from orchestrator.actions import AnyAction, KeepQuotes
 from orchestrator.events import CatalogueSeen, QuotesKept, QuotesSeen
-from orchestrator.state import Job, Lease, PoolState, State, note
+from orchestrator.state import Job, Lease, PoolState, State, leases_of, note
 
 LAUNCHES_PER_PERIOD_MAX = 64
 KEEP_QUOTES_S = 300.0  # the whole history is written each time
@@ -125,7 +125,7 @@ def shop(state: State, out: list[AnyAction]) -> None:
 
 def _think_again(state: State, job: Job) -> None:
     """What shall leave once it is replaced may stay after all: its replacement may have been refused."""
-    for lease in [state.leases[token] for token in job.leases]:
+    for lease in leases_of(state, job):
         if lease.leaving and lease.state == "working" and not lease.doomed:
             lease.leaving = ""
 
@@ -373,7 +373,7 @@ def _usd_per_h_left(state: State, job: Job) -> float | None:
     everything, own = state.account, job.account
     others = everything.usd_per_h - own.usd_per_h
     others += everything.intended_usd_per_h - own.intended_usd_per_h
-    own_leases = (state.leases[token] for token in job.leases)
+    own_leases = leases_of(state, job)
     others += sum(
         lease.usd_per_h for lease in own_leases if lease.lost_at_s is not None or not lease.stays
     )
@@ -430,7 +430,7 @@ def _worth(job: Job, purchase: Purchase) -> str:
 
 def let_go(state: State, out: list[AnyAction], job: Job) -> None:
     """Machines that shall leave do so when those that replace them can work, or at once if they idle."""
-    held = [state.leases[token] for token in job.leases]
+    held = leases_of(state, job)
     staying = [lease for lease in held if lease.stays]
     going = [lease for lease in held if lease.leaving and lease.state not in ("ending", "noticed")]
     changed = False
@@ -462,7 +462,7 @@ def _able(state: State, job: Job, lease: Lease) -> int:
 
 def _say_if_waiting(state: State, out: list[AnyAction], job: Job, purchase: Purchase) -> None:
     """No capacity, or nothing that may be bought: said once, and looked at every period."""
-    held = [state.leases[token] for token in job.leases]
+    held = leases_of(state, job)
     if sum(e.type.slots for e in held if e.state != "intended") >= job.workers_min:
         job.waiting = ""
     elif not job.waiting and not held:

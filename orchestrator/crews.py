@@ -19,7 +19,17 @@ from orchestrator.morph import transition
 from orchestrator.morph.errors import MorphError
 from orchestrator.morph.plans import Plan
 from orchestrator.morph.transition import Situation
-from orchestrator.state import Job, Lease, State, Worker, move_lease, next_serial, note, set_alarm
+from orchestrator.state import (
+    Job,
+    Lease,
+    State,
+    Worker,
+    leases_of,
+    move_lease,
+    next_serial,
+    note,
+    set_alarm,
+)
 from orchestrator.wording import plural
 
 DEATHS_MAX = 4
@@ -360,7 +370,7 @@ def _keep_the_leaving(state: State, job: Job) -> None:
     """Somebody is lost while machines make way for others: who can still compute is left out by nobody.
     Whether they shall leave after all, the bidder says next time.
     """
-    for lease in [state.leases[token] for token in job.leases]:
+    for lease in leases_of(state, job):
         if lease.doomed and lease.leaving and lease.state == "working":
             lease.doomed, lease.leaving = False, ""
 
@@ -517,7 +527,7 @@ def _mark_working(state: State, job: Job) -> None:
 
 def _release_the_leaving(state: State, out: list[AnyAction], job: Job) -> None:
     """Machines that are out of the layout that works now can go."""
-    for lease in [state.leases[token] for token in job.leases]:
+    for lease in leases_of(state, job):
         if lease.leaving and lease.doomed and lease.state == "ready":
             leases.give_back(state, out, lease, lease.leaving)
 
@@ -560,7 +570,7 @@ def _pays(
         set_alarm(state, job.settle_at_s, "settle", job.id)
     shape = f"{len(choice.replicas[0].workers)}x{len(choice.replicas)}"
     if shape != job.refused:
-        spare = sum(lease.state == "ready" and lease.stays for lease in _held(state, job))
+        spare = sum(lease.state == "ready" and lease.stays for lease in leases_of(state, job))
         idle = f"; {plural(spare, 'machine')} {'has' if spare == 1 else 'have'} nothing to do until then"
         why = f"{verdict.because}{idle if verdict.later and spare else ''}"
         note(out, job.id, f"stays as it is instead of {shape}: {why}")
@@ -588,14 +598,10 @@ def slots_serving(state: State, job: Job) -> int:
     """Of the machines whose workers are in the layout."""
     inside = [
         lease.type.slots
-        for lease in _held(state, job)
+        for lease in leases_of(state, job)
         if any(w in job.serving for w in lease.workers.values())
     ]
     return sum(inside)
-
-
-def _held(state: State, job: Job) -> list[Lease]:
-    return [state.leases[token] for token in job.leases]
 
 
 def _calm_s(state: State, job: Job) -> float:
@@ -627,7 +633,7 @@ def _say_unfit(state: State, out: list[AnyAction], job: Job, why: str, *, forced
 def _send_home(state: State, out: list[AnyAction], job: Job) -> None:
     """On a machine that the cloud takes soon nobody has anything left to do: it may go early."""
     assert job.layout is not None
-    for lease in [state.leases[token] for token in job.leases]:
+    for lease in leases_of(state, job):
         if lease.doomed and lease.state == "noticed":
             for worker_id in [w for w in lease.workers.values() if w not in job.layout.workers]:
                 worker = state.workers[worker_id]
@@ -676,7 +682,7 @@ def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
         job.refreshed += 1
         for worker in [] if job.unread else [state.workers[w] for w in job.workers]:
             stop(state, out, worker, "no step was committed for too long")
-        for lease in [state.leases[token] for token in job.leases]:
+        for lease in leases_of(state, job):
             staff(state, out, lease)
     want_layout(state, job)
 

@@ -20,7 +20,17 @@ from bidding.billing import HOUR_S
 from orchestrator import buying, crews, leases, ledger
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
 from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
-from orchestrator.state import Account, Job, Lease, Moved, State, move_job, note, set_alarm
+from orchestrator.state import (
+    Account,
+    Job,
+    Lease,
+    Moved,
+    State,
+    leases_of,
+    move_job,
+    note,
+    set_alarm,
+)
 from orchestrator.view import JobStatus
 from orchestrator.wording import loss, nth, plural, usd
 
@@ -244,7 +254,7 @@ def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because:
         crews.stop(state, out, worker, f"{job.id} has ended")
     job.layout, job.plan, job.serving, job.urgent, job.settle_at_s = None, None, {}, False, None
     admit(state, out)
-    for lease in [state.leases[token] for token in job.leases]:
+    for lease in leases_of(state, job):
         _pass_on(state, out, lease, f"{job.id} has ended and nobody needs it")
 
 
@@ -278,7 +288,7 @@ def _spared(state: State, heir: Job, lease: Lease) -> list[Lease] | None:
     room = heir.workers_max - slots_held(state, heir)
     spared: list[Lease] = []
     most_usd = lease.usd_per_h / (lease.type.slots * lease.type.speed)
-    for other in reversed([state.leases[token] for token in heir.leases]):
+    for other in reversed(leases_of(state, heir)):
         if room >= lease.type.slots:
             break
         dear = other.usd_per_h / (other.type.slots * other.type.speed) >= most_usd * (1 - CHEAPER)

@@ -8,7 +8,7 @@ listed after the grace is dropped, and a machine of ours that no lease claims is
 from agent.messages import AgentJoined, AgentLost, NoticeSeen
 from bidding.billing import HOUR_S
 from bidding.model import Acquire
-from cloud.model import DEPLOYMENT_TAG, EndedBy, LaunchRequest, Machine, Pool
+from cloud.model import DEPLOYMENT_TAG, EndedBy, LaunchRequest, Machine, Market, Pool
 from orchestrator import crews, ledger
 from orchestrator.actions import AnyAction, Launch, ListMachines, Terminate
 from orchestrator.events import Launched, LaunchFailed, Listed, ListFailed, Terminated
@@ -35,14 +35,21 @@ ROUNDING = 1e-9
 # --- buying --------------------------------------------------------------------------------------
 
 
+def cost_now_usd_per_h(state: State, pool: Pool, market: Market) -> float:
+    """What a machine costs there now; as on demand while no other price is known."""
+    spot = state.pools[pool.key].spot_usd_per_h
+    if market == "on_demand" or spot is None:
+        return state.types[pool.type].on_demand_usd_per_h
+    return spot
+
+
 def intend(
     state: State, out: list[AnyAction], job: Job, part: Acquire, because: str, egress_usd: float
 ) -> None:
     """Write down that we want one machine; the call is made once this is in the journal."""
     pool, market = part.pool, part.market
     kind, known = state.types[pool.type], state.pools[pool.key]
-    spot = known.spot_usd_per_h
-    price = kind.on_demand_usd_per_h if market == "on_demand" or spot is None else spot
+    price = cost_now_usd_per_h(state, pool, market)
     bid = part.bid_usd_per_h if market == "spot" else None
     because = f"at ${price:.4f}/h{f', bidding ${bid:.4f}/h' if bid is not None else ''}: {because}"
     settings = state.settings
@@ -65,7 +72,7 @@ def intend(
         intended_at_s=state.now_s,
         price_usd_per_h=price,
         ceiling_usd_per_h=ledger.ceiling_usd_per_h(
-            kind, market, spot, settings.disk_usd_per_h, bid
+            kind, market, known.spot_usd_per_h, settings.disk_usd_per_h, bid
         ),
         why_bought=because,
         disk_usd_per_h=settings.disk_usd_per_h,

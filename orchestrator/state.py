@@ -355,6 +355,11 @@ def move_lease(lease: Lease, to: LeaseState, at_s: float, because: str) -> None:
     del lease.history[:-HISTORY_MAX]
 
 
+def leases_of(state: State, job: Job) -> list[Lease]:
+    """The machines that it pays for."""
+    return [state.leases[token] for token in job.leases]
+
+
 def move_job(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: str) -> None:
     """Every change of a job's status is a sentence that a person can read."""
     if to not in JOB_MOVES[job.status]:

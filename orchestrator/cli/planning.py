@@ -15,7 +15,7 @@ import msgspec
 from agent.layout import Layout, Replica
 from agent.profile import Profile
 from bidding.billing import HOUR_S, cost_usd, rule_of
-from bidding.model import Acquire, Purchase
+from bidding.model import Purchase
 from cloud.local.market import LOCAL, SpotMarket
 from cloud.local.replay import read_prices
 from cloud.model import InstanceType, Market, Pool, Quote
@@ -29,6 +29,7 @@ from orchestrator.client import Client, House, local_cloud
 from orchestrator.config import Config
 from orchestrator.events import CatalogueSeen, JobSpec, JobSubmitted, ManagerStarted, QuotesSeen
 from orchestrator.layouts import Choice, Question, Seat
+from orchestrator.leases import cost_now_usd_per_h
 from orchestrator.manager import settings_from
 from orchestrator.morph import drift
 from orchestrator.morph.errors import MorphError
@@ -276,18 +277,11 @@ def _held_usd(state: State, purchase: Purchase, seconds: float) -> float:
     hours = seconds / HOUR_S
     usd = state.settings.manager_usd_per_h * hours
     for part in purchase.acquire:
-        prices = [(0.0, _usd_per_h(state, part))]
+        prices = [(0.0, cost_now_usd_per_h(state, part.pool, part.market))]
         rule = rule_of(state.settings.billing, part.pool.cloud, part.market)
         each = cost_usd(rule, 0.0, seconds, prices, "user") + state.settings.disk_usd_per_h * hours
         usd += part.count * each
     return usd
-
-
-def _usd_per_h(state: State, part: Acquire) -> float:
-    spot = state.pools[part.pool.key].spot_usd_per_h
-    if part.market == "on_demand" or spot is None:
-        return state.types[part.pool.type].on_demand_usd_per_h
-    return spot
 
 
 def considered(state: State, job: Job, work: Work, chosen: Purchase) -> list[Considered]:

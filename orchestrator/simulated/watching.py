@@ -10,7 +10,7 @@ from orchestrator.actions import AnyAction, Launch, Note, Regroup, Terminate
 from orchestrator.events import AnyEvent
 from orchestrator.simulated.scenario import Scenario
 from orchestrator.simulated.world import SimulatedWorld
-from orchestrator.state import Account, Job, Lease, LeaseState, State
+from orchestrator.state import Account, Job, Lease, LeaseState, State, leases_of
 
 EPSILON_USD = 1e-6
 CALLED_BACK_S_MAX = 180.0
@@ -174,7 +174,7 @@ class Watcher:
         Who made way for another and was called back, since a worker was lost before that one was there, may stay
         until the bidder has looked again.
         """
-        staying = [state.leases[token] for token in job.leases]
+        staying = leases_of(state, job)
         self._made_way_s |= {e.token: state.now_s for e in staying if e.leaving}
         called_back_s = state.now_s - CALLED_BACK_S_MAX
         kept = [
