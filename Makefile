@@ -38,5 +38,5 @@ $(READY): pyproject.toml
 	@$(PYTHON) -m venv $(VENV) || { echo "Python cannot make virtual environments here. On Debian or Ubuntu: apt install python3-venv"; exit 1; }
 	@echo "Installing into $(VENV) (about a minute; torch is large) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
-	@$(BIN)/python -c 'from orchestrator.manager import rehearse; rehearse()'
+	@$(BIN)/python -c 'from orchestrator.live.manager import rehearse; rehearse()'
 	@touch $@

@@ -26,9 +26,9 @@ from typing import Any
 
 import redis
 
-from orchestrator import processes
 from orchestrator.client import Client, NotRunning
 from orchestrator.events import JobCancelled, JobSpec, JobSubmitted, ShutdownAsked
+from orchestrator.house import processes
 from orchestrator.places import Places
 
 ROOT = Path(__file__).resolve().parents[1]

@@ -21,7 +21,7 @@ from rich.console import Console
 from rich.table import Table
 
 from orchestrator import loop
-from orchestrator.brain import decide
+from orchestrator.brain.decide import decide
 from orchestrator.events import JobSubmitted
 from orchestrator.simulated.scenario import Scenario, cloud_of, jobs_of, month
 from orchestrator.simulated.world import SimulatedWorld

@@ -19,8 +19,8 @@ from cloud.clock import ticks
 from cloud.errors import ProviderUnreachable
 from cloud.local.provider import LocalProvider
 from orchestrator.events import AnyEvent
+from orchestrator.house.redis_server import no_room, retry_policy
 from orchestrator.places import Places
-from orchestrator.redis_server import no_room, retry_policy
 from orchestrator.view import Sentence, View
 
 INBOX = "orch:inbox"

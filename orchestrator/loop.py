@@ -9,7 +9,7 @@ from collections.abc import Coroutine
 from typing import Any, TypeVar
 
 from orchestrator.actions import Stop
-from orchestrator.brain import decide
+from orchestrator.brain.decide import decide
 from orchestrator.state import State
 from orchestrator.world import Journal, World
 

@@ -2,7 +2,7 @@
 
 from collections.abc import Iterator
 
-from orchestrator import ledger
+from orchestrator.brain import ledger
 from orchestrator.state import Job, Lease, PoolState, State
 from orchestrator.view import CostView, JobView, MachineView, PoolView, View
 

@@ -370,3 +370,16 @@ def move_job(state: State, out: list[AnyAction], job: Job, to: JobStatus, becaus
     job.history.append(Moved(state.now_s, to, because))
     del job.history[:-HISTORY_MAX]
     note(out, job.id, f"{to}: {because}")
+
+
+def want_layout(state: State, job: Job) -> None:
+    """Something has changed. The layout is thought about once, when all that an event brings has been seen."""
+    state.unsettled[job.id] = None
+
+
+def newcomer(state: State, job: Job) -> None:
+    """Wait a moment for others, so that one layout takes them all in."""
+    soon_s = state.now_s + state.settings.settle_s
+    if job.settle_at_s is None or job.settle_at_s > soon_s:
+        job.settle_at_s = soon_s
+        set_alarm(state, job.settle_at_s, "settle", job.id)

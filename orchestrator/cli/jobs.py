@@ -30,13 +30,13 @@ from orchestrator.cli.desk import (
     command,
     write_json,
 )
+from orchestrator.cli.live_table import follow
+from orchestrator.cli.looking import ENDED, ended
 from orchestrator.cli.packing import Packed, pack
 from orchestrator.client import Client
 from orchestrator.config import STORAGES, Config
 from orchestrator.events import AnyEvent, JobCancelled, JobResumed, JobSpec, JobSubmitted
-from orchestrator.live_table import follow
-from orchestrator.looking import ENDED, ended
-from orchestrator.redis_server import connect
+from orchestrator.house.redis_server import connect
 from orchestrator.view import JobView, Sentence
 
 TAKEN_S_MAX = 10.0

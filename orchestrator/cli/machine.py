@@ -17,13 +17,13 @@ import redis
 import typer
 from rich.text import Text
 
-from orchestrator import processes
 from orchestrator.cli import tables
 from orchestrator.cli.desk import ERROR, CommandError, Desk, command
 from orchestrator.client import Client, NotRunning
 from orchestrator.config import FILE_NAME, Config, ConfigError, template
+from orchestrator.house import processes
+from orchestrator.house.redis_server import RedisUnavailable, find_server, version
 from orchestrator.places import Places
-from orchestrator.redis_server import RedisUnavailable, find_server, version
 from orchestrator.wording import instead_of
 
 GIB = 1 << 30

@@ -99,9 +99,9 @@ class _Ahead(msgspec.Struct, frozen=True):
 
 
 def _look_ahead(desk: Desk, asked: _Ahead) -> None:
-    from orchestrator.buying import think
+    from orchestrator.brain.buying import think
+    from orchestrator.brain.jobs import least_of
     from orchestrator.cli import planning
-    from orchestrator.jobs import least_of
 
     config, script, argv, gantt = desk.config, asked.script, asked.spec.argv, asked.gantt
     sha = hashlib.sha256(pack(script, config, asked.words, argv).payload).hexdigest()

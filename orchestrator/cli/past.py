@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from orchestrator.cli.desk import USAGE, CommandError, Desk, command
-from orchestrator.redis_server import retry_policy
+from orchestrator.house.redis_server import retry_policy
 from orchestrator.wording import plural
 
 if TYPE_CHECKING:
@@ -45,8 +45,8 @@ def backtest(  # noqa: PLR0913 - a parameter per option
 ) -> None:
     """The manager's own decision over recorded markets, beside other strategies and the bound."""
     from bidding.errors import BiddingError, ConstraintError
-    from orchestrator.backtest_command import Choices, figures, measure
-    from orchestrator.backtest_command import backtest as run
+    from orchestrator.backtest.command import Choices, figures, measure
+    from orchestrator.backtest.command import backtest as run
 
     try:
         choices = Choices(hours=hours, slots=slots, billing=billing, seed=seed, market=market)

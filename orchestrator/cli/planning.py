@@ -20,17 +20,17 @@ from cloud.local.market import LOCAL, SpotMarket
 from cloud.local.replay import read_prices
 from cloud.model import InstanceType, Market, Pool, Quote
 from cloud.simulated import SimulatedCloud
-from orchestrator import crews, forecast, layouts, pacing
-from orchestrator.brain import decide
-from orchestrator.buying import think
+from orchestrator.brain import crews, forecast, layouts, pacing
+from orchestrator.brain.buying import think
+from orchestrator.brain.decide import decide
+from orchestrator.brain.layouts import Choice, Question, Seat
+from orchestrator.brain.leases import cost_now_usd_per_h
 from orchestrator.cli.desk import USAGE, CommandError
 from orchestrator.cli.footprint import Compared, compared
 from orchestrator.client import Client, House, local_cloud
 from orchestrator.config import Config
 from orchestrator.events import CatalogueSeen, JobSpec, JobSubmitted, ManagerStarted, QuotesSeen
-from orchestrator.layouts import Choice, Question, Seat
-from orchestrator.leases import cost_now_usd_per_h
-from orchestrator.manager import settings_from
+from orchestrator.live.manager import settings_from
 from orchestrator.morph import drift
 from orchestrator.morph.errors import MorphError
 from orchestrator.state import Job, State

@@ -16,15 +16,15 @@ import typer
 from rich.live import Live
 from rich.text import Text
 
-from orchestrator import processes
 from orchestrator.cli import tables
 from orchestrator.cli.desk import CommandError, Desk, command
 from orchestrator.cli.jobs import find
+from orchestrator.cli.live_table import panel, sentences_of
+from orchestrator.cli.looking import age, why_silent
 from orchestrator.client import Between, Client, House, Killed, NotRunning, dashboard_address
 from orchestrator.config import environment
 from orchestrator.events import ShutdownAsked
-from orchestrator.live_table import panel, sentences_of
-from orchestrator.looking import age, why_silent
+from orchestrator.house import processes
 from orchestrator.places import Places
 from orchestrator.view import JobView, View
 from orchestrator.wording import plural, usd
@@ -49,7 +49,7 @@ def add(app: typer.Typer) -> None:
 
 def demo(desk: Desk) -> None:  # noqa: ARG001 - every command has one
     """Show all of it on this machine, with a market of its own; ends by itself in three minutes."""
-    from orchestrator.demo import run
+    from orchestrator.cli.demo import run
 
     raise typer.Exit(run())
 
@@ -163,7 +163,7 @@ def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
 
     A second Ctrl-C does not cut this short. A house that was there before ours keeps what it has.
     """
-    from orchestrator.house import HouseError, sweep_up
+    from orchestrator.house.house import HouseError, sweep_up
 
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
@@ -320,7 +320,7 @@ def _give_back(desk: Desk, places: Places, client: Client, *, force: bool) -> Vi
 
 def _sweep_up(places: Places) -> list[int]:
     """Processes that an ended house has left; none, if it has ended as it should."""
-    from orchestrator.house import HouseError, sweep_up
+    from orchestrator.house.house import HouseError, sweep_up
 
     if not places.state_dir.exists():
         return []

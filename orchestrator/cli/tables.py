@@ -7,7 +7,7 @@ from rich.markup import escape
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.live_table import TONES
+from orchestrator.cli.live_table import TONES
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 from orchestrator.wording import clock, duration, loss, percent, plural, told, usd
 

@@ -11,12 +11,12 @@ import redis.asyncio
 import typer
 from rich.text import Text
 
-from orchestrator import processes
 from orchestrator.cli import tables
 from orchestrator.cli.desk import USAGE, CommandError, Desk, command
 from orchestrator.client import NotRunning, local_cloud
+from orchestrator.house import processes
+from orchestrator.house.redis_server import retry_policy
 from orchestrator.places import Places, dangling_links
-from orchestrator.redis_server import retry_policy
 from orchestrator.wording import plural
 
 NODES_MAX = 10_000
@@ -145,7 +145,7 @@ async def claimed_tokens(redis_url: str) -> set[str]:
 
 def _of_a_dead_house(places: Places, *, end: bool) -> list[Leftover]:
     """Processes and folders of a house that was killed, if none lives in its place now."""
-    from orchestrator.house import HouseError, only_one
+    from orchestrator.house.house import HouseError, only_one
 
     if not places.state_dir.exists():
         return []

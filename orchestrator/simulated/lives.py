@@ -6,8 +6,9 @@ from random import Random
 import msgspec
 
 from cloud.model import DEPLOYMENT_TAG, LaunchRequest
-from orchestrator import ledger, loop
+from orchestrator import loop
 from orchestrator.actions import AnyAction
+from orchestrator.brain import ledger
 from orchestrator.events import (
     AnyEvent,
     JobCancelled,

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import msgspec
 
-from orchestrator import ledger, loop
+from orchestrator import loop
 from orchestrator.actions import AnyAction
+from orchestrator.brain import ledger
 from orchestrator.events import AnyEvent, JobSubmitted
 from orchestrator.simulated.scenario import DAY_S, Scenario, cloud_of, jobs_of, month
 from orchestrator.simulated.world import SimulatedWorld

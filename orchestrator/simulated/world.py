@@ -36,7 +36,7 @@ from orchestrator.events import (
     Terminated,
     Tick,
 )
-from orchestrator.quotes import QuoteStore
+from orchestrator.live.quotes import QuoteStore
 from orchestrator.settings import Settings
 from orchestrator.simulated.bad_days import DROUGHT, BadDays
 from orchestrator.simulated.fleet import Fleet

@@ -24,7 +24,7 @@ from orchestrator.actions import (
     StopWorker,
     Terminate,
 )
-from orchestrator.brain import decide
+from orchestrator.brain.decide import decide
 from orchestrator.events import (
     AnyEvent,
     CatalogueSeen,

@@ -5,8 +5,8 @@ from xml.etree import ElementTree
 import pytest
 
 from bidding.files import read_markets
-from orchestrator.backtest_command import Choices, backtest
-from orchestrator.backtest_plots import NOTHING, Line, lines, stacked
+from orchestrator.backtest.command import Choices, backtest
+from orchestrator.backtest.plots import NOTHING, Line, lines, stacked
 
 SHORT = Choices(hours=2.0)
 

@@ -13,7 +13,7 @@ from bidding.market import build as on_grid
 from bidding.model import Demand, Holding, Limits, Offer
 from bidding.observed import PoolRecord, Times
 from cloud.model import InstanceType, Pool
-from orchestrator.backtest_command import Choices, backtest
+from orchestrator.backtest.command import Choices, backtest
 
 KIND = InstanceType(name="kind", cloud="aws", slots=1, memory_bytes=1, on_demand_usd_per_h=1.0)
 DEMAND = Demand(work_left=3600.0, start_s=60.0, morph_s=1.0, recovery_s=5.0)

@@ -15,9 +15,9 @@ from typing import Any
 
 import pytest
 
-from orchestrator import processes
 from orchestrator.cli import main
 from orchestrator.client import Client
+from orchestrator.house import processes
 from orchestrator.places import Places
 
 sys.path.insert(0, str(Path(__file__).parents[1] / "store"))  # for its object store

@@ -26,17 +26,17 @@ from agent.messages import AgentJoined, JobCompleted, Progress, WorkerFailed, Wo
 from cloud.clock import SystemClock
 from cloud.errors import CloudError
 from cloud.local.provider import LocalProvider
-from orchestrator import processes
 from orchestrator.actions import OpenJob, Regroup, StartWorker
 from orchestrator.client import House
 from orchestrator.events import ManagerStarted
-from orchestrator.house import only_one
+from orchestrator.house import processes
+from orchestrator.house.house import only_one
+from orchestrator.house.redis_server import RedisServer, retry_policy
 from orchestrator.journal import INBOX, RedisJournal
-from orchestrator.live import LiveWorld
+from orchestrator.live.quotes import QuoteStore
+from orchestrator.live.world import LiveWorld
 from orchestrator.loop import run
 from orchestrator.places import Places
-from orchestrator.quotes import QuoteStore
-from orchestrator.redis_server import RedisServer, retry_policy
 from orchestrator.settings import Settings
 from orchestrator.state import State
 

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main
-from orchestrator.house import only_one
+from orchestrator.house.house import only_one
 
 MISTAKES = {
     "a command that is not there": (("nope",), 2, "No such command 'nope'"),

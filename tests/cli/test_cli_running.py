@@ -9,8 +9,8 @@ import sys
 
 import pytest
 
-from orchestrator import processes
 from orchestrator.cli.running import alive, news
+from orchestrator.house import processes
 
 pytestmark = pytest.mark.processes
 
@@ -252,7 +252,7 @@ def test_gc_removes_short_ways_to_nowhere(shell, tmp_path, monkeypatch):
     ("program", "heavy"),
     [
         ("from orchestrator.cli import main; main(['status'])", {"numba", "scipy", "numpy"}),
-        ("import orchestrator.enlist", {"numba", "scipy"}),
+        ("import orchestrator.house.enlist", {"numba", "scipy"}),
     ],
 )
 def test_what_plans_nothing_imports_no_planner(tmp_path, program, heavy):

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from test_live_table import JOB, Told, seen
 
-from orchestrator.demo import (
+from orchestrator.cli.demo import (
     DRILLS,
     FOLDER,
     STILL_S_MAX,

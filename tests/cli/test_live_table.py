@@ -12,13 +12,13 @@ import redis
 from rich.console import Console
 
 from cloud.clock import ticks
-from orchestrator import live_table, looking
+from orchestrator.cli import live_table, looking
 from orchestrator.cli.desk import CommandError
 from orchestrator.cli.jobs import RESUMABLE, find
+from orchestrator.cli.live_table import follow
+from orchestrator.cli.looking import ended
 from orchestrator.cli.tracing import RUNNING
 from orchestrator.client import House, NoRoom, NotRunning, Silent
-from orchestrator.live_table import follow
-from orchestrator.looking import ended
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 
 JOB = JobView(

@@ -8,9 +8,9 @@ import pytest
 import redis
 from houses import RunningHouse
 
-from orchestrator import processes
+from orchestrator.house import processes
+from orchestrator.house.redis_server import RedisServer
 from orchestrator.places import Places
-from orchestrator.redis_server import RedisServer
 
 
 @pytest.fixture

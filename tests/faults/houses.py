@@ -10,11 +10,11 @@ from pathlib import Path
 
 import redis
 
-from orchestrator import processes
 from orchestrator.client import Client, NotRunning
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
+from orchestrator.house import processes
+from orchestrator.house.redis_server import connect
 from orchestrator.places import Places
-from orchestrator.redis_server import connect
 from orchestrator.view import JobView
 
 UP_S_MAX = 180.0

@@ -15,9 +15,9 @@ from houses import RunningHouse, command_line, until
 from agent.reliable.remains import kept, root_of
 from agent.store.archive import Archive
 from agent.store.sinks import DiskSink
-from orchestrator import processes
 from orchestrator.cli.running import news
 from orchestrator.client import local_cloud
+from orchestrator.house import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 

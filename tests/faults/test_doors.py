@@ -9,7 +9,7 @@ import httpx
 import pytest
 from houses import command_line, until
 
-from orchestrator import processes
+from orchestrator.house import processes
 
 pytestmark = pytest.mark.processes
 

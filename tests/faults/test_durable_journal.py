@@ -13,9 +13,10 @@ import redis.asyncio
 from agent.messages import AgentLost
 from cloud.clock import VirtualClock
 from orchestrator.actions import Note
-from orchestrator.actors import Order
+from orchestrator.cli.looking import why_silent
 from orchestrator.cli.running import seen
 from orchestrator.events import JobCancelled, Tick
+from orchestrator.house.redis_server import RedisServer, retry_policy
 from orchestrator.journal import (
     EPOCH,
     INBOX,
@@ -25,11 +26,10 @@ from orchestrator.journal import (
     RedisJournal,
     Unreadable,
 )
-from orchestrator.live import LiveWorld
-from orchestrator.looking import why_silent
+from orchestrator.live.actors import Order
+from orchestrator.live.quotes import QuoteStore
+from orchestrator.live.world import LiveWorld
 from orchestrator.places import Places
-from orchestrator.quotes import QuoteStore
-from orchestrator.redis_server import RedisServer, retry_policy
 from orchestrator.state import State
 from orchestrator.view import Sentence
 from orchestrator.world import Superseded, encode_state
@@ -184,7 +184,7 @@ def test_a_manager_that_cannot_read_its_journal_says_so_where_people_look(server
     order = Order(
         state_dir=str(places.state_dir), redis_url=server.url, ray_address="", config_path=None, house="one"
     )  # fmt: skip
-    program = f"from orchestrator.manager import Manager; Manager({msgspec.json.encode(order)!r})._thread.join()"
+    program = f"from orchestrator.live.manager import Manager; Manager({msgspec.json.encode(order)!r})._thread.join()"
     ran = subprocess.run([sys.executable, "-c", program], cwd=tmp_path, timeout=120, check=False)
     assert ran.returncode == 1
     assert "the journal in Redis cannot be read" in why_silent(None, places)

@@ -12,16 +12,17 @@ import msgspec
 import pytest
 import redis
 
-from orchestrator import client, manager
-from orchestrator import house as house_module
-from orchestrator.actors import Order
+from orchestrator import client
 from orchestrator.client import Client, Silent
 from orchestrator.client import House as HouseFile
 from orchestrator.config import load
-from orchestrator.house import House
-from orchestrator.manager import Manager
+from orchestrator.house import house as house_module
+from orchestrator.house.house import House
+from orchestrator.house.redis_server import RedisServer
+from orchestrator.live import manager
+from orchestrator.live.actors import Order
+from orchestrator.live.manager import Manager
 from orchestrator.places import Places
-from orchestrator.redis_server import RedisServer
 
 pytestmark = pytest.mark.processes
 

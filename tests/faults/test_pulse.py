@@ -8,8 +8,8 @@ from collections.abc import Iterator
 import pytest
 
 from agent.messages import PULSE
-from orchestrator import processes
-from orchestrator.pulse import LOOK_S, LOOKS_MAX, Pulse
+from orchestrator.house import processes
+from orchestrator.house.pulse import LOOK_S, LOOKS_MAX, Pulse
 
 pytestmark = pytest.mark.processes
 

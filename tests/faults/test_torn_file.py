@@ -5,7 +5,7 @@ from collections.abc import Callable
 import pytest
 import redis
 
-from orchestrator.redis_server import RedisServer, RedisUnavailable
+from orchestrator.house.redis_server import RedisServer, RedisUnavailable
 
 pytestmark = pytest.mark.processes
 

@@ -21,7 +21,7 @@ from agent.messages import (
 from agent.profile import Link, Network, Profile, Section
 from cloud.model import DEPLOYMENT_TAG, InstanceType, Machine, Notice, Pool, Quote
 from orchestrator.actions import AnyAction, Launch, ListMachines, StartWorker, Terminate
-from orchestrator.brain import decide
+from orchestrator.brain.decide import decide
 from orchestrator.events import (
     AnyEvent,
     CatalogueSeen,

@@ -6,9 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from orchestrator import processes
+from orchestrator.house import processes
+from orchestrator.house.redis_server import RedisServer
 from orchestrator.places import Places
-from orchestrator.redis_server import RedisServer
 
 
 @pytest.fixture

@@ -1,0 +1,1 @@
+"""The manager's decision over recorded markets, beside every other strategy."""

@@ -1,0 +1,587 @@
+"""The workers of a job and the layout that they are in: who is started, who is in, who is out.
+
+A loss asks for a layout without the lost at once; a newcomer waits for a step boundary, and those who
+come within a moment of each other come in together. Generations only grow.
+"""
+
+from contextlib import suppress
+from statistics import median
+
+import msgspec
+
+from agent.layout import Layout
+from agent.messages import UNRECORDED, Progress, Regrouped, When, WorkerLost, WorkerReady
+from bidding.billing import HOUR_S
+from orchestrator.actions import AnyAction, Regroup, StopWorker
+from orchestrator.brain import forecast, jobs, layouts, leases, pacing, workers
+from orchestrator.brain.layouts import Choice, Question, Seat
+from orchestrator.morph import transition
+from orchestrator.morph.errors import MorphError
+from orchestrator.morph.plans import Plan
+from orchestrator.morph.transition import Situation
+from orchestrator.state import (
+    Job,
+    State,
+    Worker,
+    leases_of,
+    move_job,
+    move_lease,
+    newcomer,
+    note,
+    set_alarm,
+    want_layout,
+)
+from orchestrator.wording import plural
+
+DEATHS_MAX = 4
+BACKOFF_S = 1.0
+BACKOFF_DOUBLINGS_MAX = 6
+STALLS_MAX = 3  # then all workers start afresh, and get twice as long
+FRESH_MAX = 4  # times without a step
+WORN_MAX = 3
+WORN_S = 300.0  # a network that is cut kills workers as well, and comes back
+READY_S_MAX = 3600.0
+RECOVERIES_MAX = 200
+PAUSES_MAX = 32
+GAIN_MIN = 1.03  # predictions are not better than that
+RETHINK_S = 15.0  # a change that was refused is thought about again
+
+# --- workers that come and go -----------------------------------------------------------------
+
+
+def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> None:
+    worker = state.workers.get(event.worker)
+    if worker is None:
+        why = "it was given up before it was ready"
+        order = StopWorker(
+            job=event.job, worker=event.worker, machine_id=event.machine_id, because=why
+        )
+        out.append(order)
+        return
+    job = state.jobs[worker.job]
+    known = (event.uncuttable, event.stages_max)
+    told = event.uncuttable != UNRECORDED and known != (job.uncuttable, job.stages_max)
+    if told and not (job.taken_back and not event.uncuttable):
+        job.uncuttable, job.stages_max = known
+        if job.uncuttable and job.layout is not None and job.layout.depth > 1:
+            _uncut(state, out, job)
+        else:
+            newcomer(state, job)  # it may be cut now; another newcomer would not know
+    if worker.ready or not job.active:
+        return
+    worker.ready = True
+    first = not job.steps_total
+    job.microbatches = event.microbatches
+    job.steps_total = event.steps_total
+    if first and job.workers_min < job.spec.slots_min:
+        note(out, job.id, _too_many(job))
+    job.state_bytes, job.unbuilt = event.state_bytes, event.unbuilt
+    newcomer(state, job)
+    if not job.serving:
+        want_layout(state, job)
+
+
+def _uncut(state: State, out: list[AnyAction], job: Job) -> None:
+    """A recording is not of the step in flight: nobody can play that step in stages, and all wait."""
+    job.taken_back = True
+    if job.status == "RUNNING":
+        move_job(state, out, job, "RECOVERING", f"it is cut no more: {job.uncuttable}")
+    job.urgent = True
+    want_layout(state, job)
+
+
+def _too_many(job: Job) -> str:
+    return (
+        f"slots_min is {job.spec.slots_min}, but a step has {job.microbatches} microbatch{'es' * (job.microbatches != 1)}, "
+        f"so no more than {plural(job.workers_max, 'worker')} can compute: it trains with so many; "
+        "lower slots_min, or cut the batch into more microbatches"
+    )
+
+
+def on_settle_alarm(state: State, job_id: str) -> None:
+    job = state.jobs.get(job_id)
+    if job is not None and job.settle_at_s is not None and state.now_s >= job.settle_at_s:
+        job.settle_at_s = None
+        want_layout(state, job)
+
+
+def on_worker_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
+    """It should have been ready by now."""
+    worker = state.workers.get(worker_id)
+    if worker is not None and not worker.ready:
+        job, had_s = state.jobs[worker.job], state.now_s - worker.started_at_s
+        job.ready_s = min(max(workers.ready_s(state, job), 2 * had_s), READY_S_MAX)
+        why = f"not ready after {had_s:.0f} s: its script has not come to session.steps"
+        _lose_worker(state, out, worker, why)
+
+
+def on_worker_lost(state: State, out: list[AnyAction], event: WorkerLost) -> None:
+    worker, job = state.workers.get(event.worker), state.jobs.get(event.job)
+    if job is None or (worker is None and not event.owed_state):
+        return
+    if worker is not None:
+        detail = f": {event.detail}" if event.detail else ""
+        by_script = event.cause != "machine"
+        _lose_worker(state, out, worker, f"lost ({event.cause}{detail})", by_script=by_script)
+    if event.owed_state and job.serving:
+        job.urgent = True  # who is in the layout waits for nobody: only a new one wakes them
+    want_layout(state, job)
+
+
+def _lose_worker(
+    state: State, out: list[AnyAction], worker: Worker, because: str, *, by_script: bool = True
+) -> None:
+    """Gone, while its machine may well live: a fresh one takes the slot, unless they keep dying."""
+    lease, job = state.leases[worker.token], state.jobs[worker.job]
+    why = f"{worker.id} on {lease.machine_id} {because}"
+    worked = lease.state == "working" and job.step > lease.died_step
+    workers.stop(state, out, worker, because)
+    if not (job.active and lease.usable) or finished_computing(job):
+        return
+    lease.deaths, lease.died_step = 1 if worked else lease.deaths + 1, job.step
+    backoff_s = BACKOFF_S * 2 ** min(lease.deaths - 1, BACKOFF_DOUBLINGS_MAX)
+    lease.slot_free_at_s[worker.slot] = state.now_s + backoff_s
+    if lease.deaths >= DEATHS_MAX * lease.type.slots:
+        leases.penalise(state, out, lease.pool, f"workers keep dying on {lease.machine_id}")
+        leases.give_back(state, out, lease, f"workers keep dying there: {why}")
+        job.worn += by_script
+        if job.worn <= 1:
+            job.worn_at_s = state.now_s
+        if job.worn >= WORN_MAX and state.now_s >= job.worn_at_s + WORN_S:
+            many = f"workers kept dying on {job.worn} machines without a step between"
+            jobs.finish(state, out, job, "FAILED", f"{many}, the last: {why}; {jobs.RESUME}")
+        return
+    note(out, lease.machine_id, f"{why}; a fresh one starts in {backoff_s:.0f} s")
+    set_alarm(state, lease.slot_free_at_s[worker.slot], "staff", lease.token)
+
+
+def finished_computing(job: Job) -> bool:
+    """The last step is committed, and all who have done it are there to bring the trained model."""
+    workers = job.layout.workers if job.layout is not None else ()
+    return 0 < job.steps_total <= job.step and bool(workers) and job.workers.keys() >= {*workers}
+
+
+# --- layouts -------------------------------------------------------------------------------------
+
+
+def regroup(state: State, out: list[AnyAction]) -> None:
+    """At the end of every event: of all jobs that want it."""
+    unsettled, state.unsettled = state.unsettled, {}
+    for job in [state.jobs[job_id] for job_id in unsettled if job_id in state.jobs]:
+        _regroup(state, out, job)
+
+
+def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
+    """Ask for the layout that fits who is there now, if it differs from the one asked for.
+
+    What nobody forces has to win back its pause, and waits until it does.
+    """
+    if not job.active or finished_computing(job):
+        return
+    if job.urgent:
+        _keep_the_leaving(state, job)
+    seats = _seats(state, job)
+    if job.urgent and job.status == "RUNNING":
+        move_job(state, out, job, "RECOVERING", "a worker of the running step is gone")
+    if len(seats) < job.workers_min:
+        return
+    able = {seat.worker for seat in seats}
+    current = job.layout.workers if job.layout is not None else ()
+    forced = job.urgent or not job.serving or any(w not in able for w in current)
+    asked = question_of(state, job, seats)
+    try:
+        choice = layouts.choose(asked)
+    except MorphError as error:
+        found = _without_a_plan(job, asked, str(error))
+        if found is None:
+            _say_unfit(state, out, job, str(error), forced=forced)
+            return
+        choice = found
+        if str(error) not in job.chosen:
+            note(out, job.id, str(error))
+    job.unfit = ""
+    if not job.urgent and job.layout is not None and _same(job.layout, asked, choice):
+        job.plan, job.chosen, job.refused = choice.plan, choice.because, ""
+        return
+    if not forced and not _pays(state, out, job, choice, seats):
+        job.plan = job.plan or _explained(asked, job)
+        return
+    _ask_for(state, out, job, asked, choice)
+
+
+def _without_a_plan(job: Job, asked: Question, why: str) -> Choice | None:
+    """For a job that has run without one already: the profile is wrong about what fits."""
+    if not job.step or job.plan is not None or job.profile is None:
+        return None
+    try:
+        choice = layouts.choose(msgspec.structs.replace(asked, profile=None))
+    except MorphError:
+        return None
+    return msgspec.structs.replace(choice, because=f"{choice.because}; no plan: {why}")
+
+
+def _explained(asked: Question, job: Job) -> Plan | None:
+    """Of a layout that began before anything was measured, and stays: what more machines would do is predicted
+    from it. Without one they count in full.
+    """
+    assert job.layout is not None
+    with suppress(MorphError):
+        return layouts.plan_of(asked, job.layout)
+    return None
+
+
+def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choice: Choice) -> None:
+    current = job.layout.workers if job.layout is not None else ()
+    workers = [worker for replica in choice.replicas for worker in replica.workers]
+    lost = sum(w not in job.workers for w in current)
+    joined = sum(w not in current for w in workers)
+    when: When = "now" if job.urgent or not job.serving else "boundary"
+    moving = f"; {choice.moving}" if current else ""
+    because = f"{choice.because}; {joined} new, {lost} lost, step {job.step}{moving}"
+    job.generation += 1
+    if job.status == "RECOVERING" and job.urgent:
+        job.mending = [*job.mending[1 - RECOVERIES_MAX :], job.generation]
+    job.layout = layouts.laid_out(job.generation, asked, choice)
+    job.plan, job.chosen, job.refused = choice.plan, choice.because, ""
+    serving = dict.fromkeys(workers)
+    job.serving = serving if when == "now" else job.serving | serving
+    job.urgent = False
+    job.progress_at_s = state.now_s
+    out.append(Regroup(job=job.id, layout=job.layout, when=when, because=because))
+    pacing.laid_out(state, out, job, choice.left_out)
+
+
+def _keep_the_leaving(state: State, job: Job) -> None:
+    """Somebody is lost while machines make way for others: who can still compute is left out by nobody.
+    Whether they shall leave after all, the bidder says next time.
+    """
+    for lease in leases_of(state, job):
+        if lease.doomed and lease.leaving and lease.state == "working":
+            lease.doomed, lease.leaving = False, ""
+
+
+def _same(layout: Layout, asked: Question, choice: Choice) -> bool:
+    return layouts.laid_out(layout.generation, asked, choice) == layout
+
+
+def question_of(state: State, job: Job, seats: tuple[Seat, ...]) -> Question:
+    return Question(
+        microbatches=job.microbatches,
+        seats=seats,
+        workers_max=job.workers_max,
+        seats_min=job.workers_min,
+        profile=job.profile,
+        depth=job.spec.depth,
+        stages_max=job.stages_max,
+        uncuttable=job.uncuttable,
+        state_bytes=job.state_bytes,
+        training_bytes=0.0 if job.unbuilt is None else job.unbuilt.training_bytes,
+        room_bytes=_room_bytes(state, job, seats),
+        before=job.layout,
+        before_plan=job.plan,
+        morph_s=_pause_s(state, job),
+    )
+
+
+def _room_bytes(state: State, job: Job, seats: tuple[Seat, ...]) -> float:
+    """Of the worker that has the least, as its machine is sold; or as it is seen there, where that is too little."""
+    if job.unbuilt is None:
+        return 0.0
+    sold, seen = [], []
+    for kind in (state.leases[state.workers[seat.worker].token].type for seat in seats):
+        shared = kind.accelerator == "cpu"  # all that a machine has is seen by each of its workers
+        seen.append(job.unbuilt.room_bytes / (kind.slots if shared else 1))
+        sold.append(min(seen[-1], kind.memory_bytes / kind.slots) if shared else seen[-1])
+    enough = min(sold) * job.workers_max >= layouts.UNEVEN * job.unbuilt.training_bytes
+    return min(sold) if enough else min(seen)
+
+
+def questions(state: State) -> tuple[Question, ...]:
+    """What would be asked of the planner now, for every job that it knows something about."""
+    found = []
+    for job in state.jobs.values():
+        if job.active and job.profile is not None and job.microbatches:
+            seats = _seats(state, job)
+            if seats:
+                found.append(question_of(state, job, seats))
+    return tuple(found)
+
+
+def _seats(state: State, job: Job) -> tuple[Seat, ...]:
+    """Who can be in: those who are in keep their order; newcomers follow, zone by zone."""
+    able = {
+        worker_id: None
+        for worker_id in job.workers
+        if state.workers[worker_id].ready and not _excluded(state, state.workers[worker_id])
+    }
+    staying = [] if job.layout is None else [w for w in job.layout.workers if w in able]
+    for worker_id in staying:
+        del able[worker_id]
+    coming = [_seat(state, job, state.workers[worker_id]) for worker_id in able]
+    coming.sort(key=lambda seat: seat.zone)
+    seats = [*(_seat(state, job, state.workers[w]) for w in staying), *coming]
+    return tuple(seats[: job.workers_max])
+
+
+def _seat(state: State, job: Job, worker: Worker) -> Seat:
+    lease = state.leases[worker.token]
+    return Seat(
+        worker=worker.id,
+        machine=lease.machine_id,
+        zone=lease.pool.zone,
+        slots=lease.type.slots,
+        pace=worker.slow * forecast.pace_of(state.types, job.profile, lease.type),
+        eased=worker.eased > 0 and worker.slow > 1,
+    )
+
+
+def _excluded(state: State, worker: Worker) -> bool:
+    lease = state.leases[worker.token]
+    return lease.doomed or not lease.joined
+
+
+def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
+    job = state.jobs.get(event.job)
+    if job is None or job.ended or event.generation <= job.fence_generation:
+        return
+    mended = [generation for generation in job.mending if generation <= event.generation]
+    del job.mending[: len(mended)]
+    if event.generation > job.acknowledged and job.status in ("RUNNING", "RECOVERING"):
+        idle_s = max(0.0, event.pause_s - job.step_s)  # one step was done in it
+        job.times = job.times.saw("recovery_s" if mended else "morph_s", idle_s)
+    if mended:
+        job.recoveries_s.append(event.pause_s)
+        del job.recoveries_s[:-RECOVERIES_MAX]
+    elif event.generation > job.acknowledged and job.step_s:
+        job.morph_pauses_s.append(max(event.pause_s - job.step_s, 0.0))  # it holds a whole step
+        del job.morph_pauses_s[:-PAUSES_MAX]
+    job.heard_at_s = max(job.heard_at_s, event.at_s)
+    _acknowledge(state, out, job, event.generation, event.step)
+
+
+def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
+    job = state.jobs.get(event.job)
+    if job is None or job.ended or event.generation <= job.fence_generation:
+        return
+    if event.step < job.step:
+        return
+    job.loss, job.step_s = event.loss, event.step_s
+    if job.layout is not None and event.generation == job.layout.generation:
+        job.slot_step_s = event.step_s * len(job.layout.workers)
+    job.heard_at_s = max(job.heard_at_s, event.at_s)
+    job.steps_total = event.steps_total
+    _acknowledge(state, out, job, event.generation, event.step)
+    pacing.observe(state, out, job, event)
+
+
+def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, step: int) -> None:
+    """A step was committed under this generation."""
+    if step > job.step:
+        job.step, job.stalls, job.worn, job.unread = step, 0, 0, ""
+        job.progress_at_s = state.now_s
+    if generation <= job.acknowledged or generation < job.generation or job.layout is None:
+        return
+    job.acknowledged = generation
+    if job.trained_from_s is None:
+        job.trained_from_s = state.now_s
+    job.serving = dict.fromkeys(w for w in job.layout.workers if w in job.workers)
+    works = f"layout {job.chosen or job.layout.describe()}; it works at step {job.step}"
+    if job.status in ("PROVISIONING", "RECOVERING") and not job.urgent:
+        move_job(state, out, job, "RUNNING", works)
+    elif job.status == "RUNNING":
+        job.because = works  # the change of layout has been told already
+    _mark_working(state, job)
+    _release_the_leaving(state, out, job)
+    _send_home(state, out, job)
+
+
+def _mark_working(state: State, job: Job) -> None:
+    assert job.layout is not None
+    inside = dict.fromkeys(job.layout.workers)
+    for token in job.leases:
+        lease = state.leases[token]
+        busy = any(w in inside for w in lease.workers.values())
+        if busy and lease.state == "ready":
+            move_lease(lease, "working", state.now_s, "its workers are in the layout")
+            if lease.worked_at_s is None:
+                lease.worked_at_s = state.now_s
+                job.times = job.times.saw("start_s", state.now_s - lease.intended_at_s)
+        elif not busy and lease.state == "working":
+            move_lease(lease, "ready", state.now_s, "its workers are not in the layout")
+
+
+def _release_the_leaving(state: State, out: list[AnyAction], job: Job) -> None:
+    """Machines that are out of the layout that works now can go."""
+    for lease in leases_of(state, job):
+        if lease.leaving and lease.doomed and lease.state == "ready":
+            leases.give_back(state, out, lease, lease.leaving)
+
+
+# --- is a change worth it? -----------------------------------------------------------------------
+
+
+def _pays(
+    state: State, out: list[AnyAction], job: Job, choice: Choice, seats: tuple[Seat, ...]
+) -> bool:
+    """Rubick's gate for a change that nobody forces; what it refuses is thought about again later."""
+    assert job.layout is not None
+    newcomers = any(w not in job.layout.workers for r in choice.replicas for w in r.workers)
+    wished = job.spec.depth is not None and len(choice.replicas[0].workers) != job.layout.depth
+    if wished or (choice.plan is None and newcomers):
+        return True
+    if not job.step_s or job.trained_from_s is None:
+        return True
+    if choice.step_s is None:
+        shorter = layouts.drawn_out(choice.replicas, seats)
+        shorter /= layouts.drawn_out(job.layout.replicas, seats)
+        step_s = job.step_s * shorter
+    else:
+        step_s = choice.step_s * (job.watch.narrow if job.layout.width == 1 else job.watch.wide)
+    verdict = transition.worthwhile(
+        Situation(
+            steps_per_s=1 / job.step_s,
+            steps_per_s_after=1 / step_s / GAIN_MIN,
+            pause_s=choice.pause_s,
+            calm_s=_calm_s(state, job),
+            trained_s=state.now_s - job.trained_from_s,
+            morphs=job.morphs,
+        )
+    )
+    if verdict.go:
+        job.morphs += 1
+        return True
+    if job.settle_at_s is None:
+        job.settle_at_s = state.now_s + RETHINK_S
+        set_alarm(state, job.settle_at_s, "settle", job.id)
+    shape = f"{len(choice.replicas[0].workers)}x{len(choice.replicas)}"
+    if shape != job.refused:
+        spare = sum(lease.state == "ready" and lease.stays for lease in leases_of(state, job))
+        idle = f"; {plural(spare, 'machine')} {'has' if spare == 1 else 'have'} nothing to do until then"
+        why = f"{verdict.because}{idle if verdict.later and spare else ''}"
+        note(out, job.id, f"stays as it is instead of {shape}: {why}")
+    job.refused = shape
+    return False
+
+
+def settled(state: State, job: Job) -> bool:
+    """Whether its last step comes before the gate would let anybody in who is not in the layout now. Nothing is
+    believed of its pace in the first seconds.
+    """
+    layout, since_s = job.layout, job.trained_from_s
+    if layout is None or since_s is None or job.status != "RUNNING" or job.profile is None:
+        return False
+    if job.acknowledged != job.generation or not job.step_s or not job.steps_total:
+        return False
+    if job.urgent or job.spec.depth not in (None, layout.depth):
+        return False
+    trained_s, left_s = state.now_s - since_s, (job.steps_total - job.step) * job.step_s
+    opens_s = transition.opens_s(job.morphs, _pause_s(state, job))
+    return trained_s >= state.settings.doubt_s and trained_s + left_s <= opens_s
+
+
+def slots_serving(state: State, job: Job) -> int:
+    """Of the machines whose workers are in the layout."""
+    inside = [
+        lease.type.slots
+        for lease in leases_of(state, job)
+        if any(w in job.serving for w in lease.workers.values())
+    ]
+    return sum(inside)
+
+
+def _calm_s(state: State, job: Job) -> float:
+    """Until the cloud takes a machine of ours, or the work is done."""
+    hazard_per_h = sum(
+        state.pools[lease.pool.key].record.hazard_per_h(state.now_s)
+        for token in job.leases
+        if (lease := state.leases[token]).request.market == "spot"
+    )
+    left_s = (job.steps_total - job.step) * job.step_s
+    return min(left_s, HOUR_S / hazard_per_h) if hazard_per_h > 0 else left_s
+
+
+def _pause_s(state: State, job: Job) -> float:
+    """What a change costs besides what moves: as it was lately, or as the settings say."""
+    return median(job.morph_pauses_s) if job.morph_pauses_s else state.settings.morph_s
+
+
+def _say_unfit(state: State, out: list[AnyAction], job: Job, why: str, *, forced: bool) -> None:
+    """Nothing fits: it waits, and says what would do. A layout that runs goes on."""
+    if forced:
+        job.progress_at_s = state.now_s
+        job.thought_at_s = -1.0 if why != job.unfit else job.thought_at_s
+    if why != job.unfit:
+        note(out, job.id, why)
+    job.unfit = why
+
+
+def _send_home(state: State, out: list[AnyAction], job: Job) -> None:
+    """On a machine that the cloud takes soon nobody has anything left to do: it may go early."""
+    assert job.layout is not None
+    for lease in leases_of(state, job):
+        if lease.doomed and lease.state == "noticed":
+            for worker_id in [w for w in lease.workers.values() if w not in job.layout.workers]:
+                worker = state.workers[worker_id]
+                workers.stop(
+                    state, out, worker, "the layout works without it, and its machine will be taken"
+                )
+
+
+# --- silence -------------------------------------------------------------------------------------
+
+
+def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
+    """A layout was asked for and nothing is committed: ask again, then start all workers afresh."""
+    job = state.jobs.get(job_id)
+    if job is None or not job.active:
+        return
+    patience_s = pacing.stall_s(state, job)
+    due_s = job.progress_at_s + patience_s
+    early = state.now_s < due_s
+    set_alarm(state, due_s if early else state.now_s + patience_s, "stall", job_id)
+    if job.layout is None or not job.serving or early:
+        return
+    silent_s = state.now_s - job.progress_at_s
+    if finished_computing(job) or (
+        job.unfit and (job.urgent or job.acknowledged != job.generation)
+    ):
+        return
+    job.urgent = True
+    note(out, job_id, f"nothing was committed for {silent_s:.0f} s")
+    if any(worker not in job.workers for worker in job.layout.workers):
+        want_layout(state, job)  # it waits for machines
+        return
+    job.stalls += 1
+    if job.stalls == STALLS_MAX * FRESH_MAX or (job.unread and not job.step):
+        times = f"though its workers were started afresh {FRESH_MAX - 1} times"
+        hangs = f"{times}: its script hangs, or a step takes longer than that"
+        jobs.finish(
+            state,
+            out,
+            job,
+            "FAILED",
+            f"nothing was committed for {silent_s:.0f} s, {job.unread or hangs}; {jobs.RESUME}",
+        )
+        return
+    if job.stalls % STALLS_MAX == 0:
+        job.refreshed += 1
+        for worker in [] if job.unread else [state.workers[w] for w in job.workers]:
+            workers.stop(state, out, worker, "no step was committed for too long")
+        for lease in leases_of(state, job):
+            workers.staff(state, out, lease)
+    want_layout(state, job)
+
+
+def repeat_orders(state: State, out: list[AnyAction], job: Job) -> None:
+    """After a restart it is not known which of these were carried out; doing them twice is fine."""
+    for worker_id in job.workers:
+        worker = state.workers[worker_id]
+        if not worker.ready:
+            lease = state.leases[worker.token]
+            out.append(
+                workers.start_order(worker, lease, "the manager restarted: it may not have started")
+            )
+    if job.layout is not None and job.serving and job.acknowledged < job.generation:
+        layout: Layout = job.layout
+        why = "the manager restarted: the layout may not have been told"
+        out.append(Regroup(job=job.id, layout=layout, when="now", because=why))

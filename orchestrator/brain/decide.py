@@ -1,0 +1,266 @@
+"""decide(state, event) -> (state, actions): the whole manager.
+
+Time comes with the events. First what was due at that time, then what happened; each in the room
+of its noun: machines in `machines` and `leases`, workers in `workers`, layouts in `crews`, jobs in `jobs`,
+money in `ledger`, the market in `buying`.
+"""
+
+from heapq import heappop
+from typing import assert_never
+
+from agent.messages import (
+    AgentJoined,
+    AgentLost,
+    AnyReport,
+    BackupHeld,
+    CheckpointCopied,
+    CheckpointFailed,
+    CheckpointWritten,
+    CopyFailed,
+    JobCompleted,
+    JobProfiled,
+    NoticeSeen,
+    Paced,
+    Progress,
+    Recalled,
+    RecallFailed,
+    RecordsDamaged,
+    Regrouped,
+    Report,
+    Rewound,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from orchestrator.actions import AnyAction, CloseJob, OpenJob, Stop
+from orchestrator.brain import buying, crews, jobs, leases, ledger, machines, pacing, workers
+from orchestrator.brain.sentences import remember
+from orchestrator.events import (
+    AnyEvent,
+    CatalogueSeen,
+    JobCancelled,
+    JobResumed,
+    JobSubmitted,
+    Launched,
+    LaunchFailed,
+    Listed,
+    ListFailed,
+    ManagerStarted,
+    QuotesKept,
+    QuotesSeen,
+    ShutdownAsked,
+    Terminated,
+    Tick,
+)
+from orchestrator.state import Alarm, State, leases_of, note, set_alarm
+
+ROUNDING_S = 1e-3
+
+CLOSED_AGAIN_S = 600.0
+
+
+def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
+    """Changes the state in place and says what to do about what happened."""
+    out: list[AnyAction] = []
+    if isinstance(event, ManagerStarted):
+        state.skew_s = max(0.0, state.now_s - event.at_s)
+    _move_time(state, event)
+    while state.alarms and state.alarms[0][0] <= state.now_s:
+        _, alarm, key = heappop(state.alarms)
+        _ring(state, out, alarm, key)
+    _handle(state, out, event)
+    crews.regroup(state, out)
+    state.wake_at_s = (state.alarms[0][0] if state.alarms else state.now_s) - state.skew_s
+    remember(state, out)
+    return state, out
+
+
+def _move_time(state: State, event: AnyEvent) -> None:
+    """Time never goes back. A manager that starts with a clock behind the journal adds the difference
+    to it. Only its own clock moves time past the moment at which the world owes us a `Tick`:
+    instances have wrong clocks, and what people said may have waited while ours was set.
+    """
+    at_s = event.at_s if isinstance(event, Report) else event.at_s + state.skew_s
+    due_s = state.alarms[0][0] if state.alarms else at_s
+    if isinstance(event, Tick):  # the world was told the time less the skew, which may round
+        at_s = due_s if at_s < due_s < at_s + ROUNDING_S else at_s
+    elif not isinstance(event, ManagerStarted):
+        at_s = min(at_s, due_s)
+    state.now_s = max(state.now_s, at_s)
+
+
+def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noqa: PLR0912
+    match event:
+        case Tick():
+            pass  # its time has come; the alarms have rung
+        case ManagerStarted():
+            _take_over(state, out, event)
+        case CatalogueSeen():
+            buying.on_catalogue(state, event)
+            jobs.admit(state, out)
+        case QuotesSeen():
+            buying.on_quotes(state, out, event)
+            jobs.check_budgets(state, out)
+        case QuotesKept():
+            buying.on_quotes_kept(state, out, event)
+        case Listed():
+            machines.on_listed(state, out, event)
+            _stop_if_done(state, out)
+        case ListFailed():
+            machines.on_list_failed(state, out, event)
+        case Launched():
+            machines.on_launched(state, out, event)
+        case LaunchFailed():
+            machines.on_launch_failed(state, out, event)
+        case Terminated():
+            machines.on_terminated(state, out, event)
+        case JobSubmitted():
+            jobs.on_submitted(state, out, event)
+        case JobCancelled():
+            jobs.on_cancelled(state, out, event)
+        case JobResumed():
+            jobs.on_resumed(state, out, event)
+        case ShutdownAsked():
+            jobs.shut_down(state, out, event.by)
+            _stop_if_done(state, out)
+        case _:
+            _hear(state, out, event)
+
+
+def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa: PLR0912
+    """What machines, workers and the keeper say."""
+    match event:
+        case AgentJoined():
+            machines.on_agent_joined(state, out, event)
+        case AgentLost():
+            machines.on_agent_lost(state, out, event)
+        case NoticeSeen():
+            machines.on_notice(state, out, event)
+        case WorkerReady():
+            crews.on_worker_ready(state, out, event)
+        case WorkerLost():
+            crews.on_worker_lost(state, out, event)
+        case WorkerFailed():
+            jobs.on_worker_failed(state, out, event)
+        case Progress():
+            crews.on_progress(state, out, event)
+        case Regrouped():
+            crews.on_regrouped(state, out, event)
+        case JobProfiled():
+            pacing.on_profiled(state, out, event)
+        case Paced():
+            pacing.on_paced(state, out, event)
+        case BackupHeld():
+            jobs.on_backup_held(state, event)
+        case CheckpointWritten():
+            jobs.on_checkpoint_written(state, out, event)
+        case CheckpointFailed():
+            jobs.on_checkpoint_failed(state, out, event)
+        case CheckpointCopied():
+            jobs.on_copied(state, out, event)
+        case CopyFailed():
+            jobs.on_copy_failed(state, out, event)
+        case Recalled():
+            jobs.on_recalled(state, out, event)
+        case RecallFailed():
+            jobs.on_recall_failed(state, out, event)
+        case RecordsDamaged():
+            jobs.on_records_damaged(state, out, event)
+        case Rewound():
+            jobs.on_rewound(state, out, event)
+        case JobCompleted():
+            jobs.on_completed(state, out, event)
+        case _:
+            assert_never(event)
+
+
+def _ring(state: State, out: list[AnyAction], alarm: Alarm, key: str) -> None:  # noqa: PLR0912
+    match alarm:
+        case "control":
+            _control(state, out)
+        case "boot":
+            machines.on_boot_alarm(state, out, key)
+        case "worker":
+            crews.on_worker_alarm(state, out, key)
+        case "staff":
+            workers.on_staff_alarm(state, out, key)
+        case "settle":
+            crews.on_settle_alarm(state, key)
+        case "pace":
+            pacing.on_pace_alarm(state, out, key)
+        case "probe":
+            pacing.on_probe_alarm(state, out, key)
+        case "notice":
+            machines.on_notice_alarm(state, out, key)
+        case "ending":
+            leases.on_ending_alarm(state, out, key)
+        case "dry":
+            ledger.on_dry_alarm(state, key)
+        case "drain":
+            jobs.on_drain_alarm(state, out, key)
+        case "stall":
+            crews.on_stall_alarm(state, out, key)
+        case _:
+            assert_never(alarm)
+
+
+def _control(state: State, out: list[AnyAction]) -> None:
+    """Once per control period: money, machines, market."""
+    set_alarm(state, state.now_s + state.settings.control_period_s, "control")
+    jobs.check_budgets(state, out)
+    machines.ask_for_lists(state, out)
+    jobs.admit(state, out)
+    for job_id in list(state.live_jobs):
+        job = state.jobs[job_id]
+        if job.active and workers.staying(state, job) < job.workers_max:
+            for lease in leases_of(state, job):
+                workers.staff(state, out, lease)
+    buying.shop(state, out)
+    buying.keep_quotes(state, out)
+
+
+def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> None:
+    """What an earlier manager decided is known; what became of it is asked for."""
+    first = state.epoch == 0
+    state.epoch, state.settings = event.epoch, event.settings
+    if first or state.stopped:
+        state.account.at_s = state.now_s  # nothing ran, so nothing was paid
+    ledger.settle(state.account, state.now_s)
+    state.account.usd_per_h += event.settings.manager_usd_per_h - state.account.manager_usd_per_h
+    state.account.manager_usd_per_h = event.settings.manager_usd_per_h
+    state.account.cap_usd = event.settings.budget_usd
+    note(out, "manager", f"started under epoch {event.epoch}")
+    if event.house != state.house or (state.stopped and not event.house):
+        state.house, state.stopping, state.stopped = event.house, False, False
+    elif state.stopped:
+        out.append(Stop(because="everything was given back before the manager restarted"))
+    state.alarms = [alarm for alarm in state.alarms if alarm[1] != "control"]
+    state.alarms.sort()
+    set_alarm(state, state.now_s, "control")
+    for name in sorted(state.providers):
+        provider = state.providers[name]
+        machines.ask_for_list(state, out, provider, "the manager restarted: what is there?")
+    for job_id in state.live_jobs:
+        job = state.jobs[job_id]
+        job.heard_at_s = min(job.heard_at_s, event.at_s)  # the keeper's clock may be behind, too
+        if job.active or job.status == "DRAINING":
+            why = "the manager restarted: the keeper may not have been told"
+            out.append(OpenJob(order=jobs.order_of(job), because=why))
+            crews.repeat_orders(state, out, job)
+    for job in state.jobs.values():
+        if job.ended_at_s is not None and state.now_s - job.ended_at_s < CLOSED_AGAIN_S:
+            why = "the manager restarted: the keeper may not have been told that the job has ended"
+            out.append(CloseJob(job=job.id, because=why))
+
+
+def _stop_if_done(state: State, out: list[AnyAction]) -> None:
+    """Everything is given back and every provider's list says so."""
+    if not state.stopping or state.stopped or state.leases or state.live_jobs:
+        return
+    newest_end_s = state.ended_leases[-1].ended_at_s if state.ended_leases else None
+    for provider in state.providers.values():
+        if provider.clean_at_s < (newest_end_s or 0.0) or provider.orphans:
+            return
+    ledger.settle(state.account, state.now_s)
+    state.stopped = True
+    out.append(Stop(because="every machine is given back and no list shows one"))

@@ -1,0 +1,119 @@
+"""The bidder's work term: the plan book's steps per second for a footprint that is not held yet.
+
+work/s = 1 / T(n)          T(n) the step of the best layout of n equal workers, from the book
+unlike types               counted as equivalents of the measured type, between two counts a straight line
+scaled by                  what the running layout was predicted to take over what it takes
+"""
+
+from collections.abc import Mapping
+from math import floor
+
+import msgspec
+
+from agent.profile import Profile
+from cloud.model import InstanceType
+from orchestrator.brain import layouts
+from orchestrator.morph.book import Book
+from orchestrator.morph.errors import MorphError
+from orchestrator.state import Job, State
+
+SCALE_MAX = 5.0  # a single odd step does not turn the market upside down
+
+
+class BookSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """Steps per second of any footprint; none where no layout fits."""
+
+    profile: Profile
+    microbatches: int
+    depth: int | None
+    stages_max: int
+    types: dict[str, InstanceType]
+    slots_max: int
+    scale: float = 1.0
+
+    def work_per_s(self, counts: Mapping[str, int]) -> float:
+        held = {self.types[name]: n * self.types[name].slots for name, n in counts.items() if n}
+        slots = sum(held.values())
+        if not slots:
+            return 0.0
+        used = min(1.0, self.slots_max / slots)
+        paces = {pace_of(self.types, self.profile, kind) for kind in held}
+        if len(paces) == 1:
+            book = self._book(held, paces.pop())
+            return self._rate(book, round(slots * used))
+        equal = sum(n / pace_of(self.types, self.profile, kind) for kind, n in held.items()) * used
+        book = self._book(held, 1.0)
+        low = floor(equal)
+        part = equal - low
+        return (1 - part) * self._rate(book, low) + part * self._rate(book, low + 1)
+
+    def _book(self, held: Mapping[InstanceType, int], pace: float) -> Book:
+        task = layouts.task_of(
+            self.profile,
+            self.microbatches,
+            self.depth,
+            self.stages_max,
+            min(kind.slots for kind in held),
+        )
+        return layouts.book_of(self.profile, task, self.slots_max, pace)
+
+    def _rate(self, book: Book, workers: int) -> float:
+        plan = book.plans[min(workers, book.workers_max)] if workers else None
+        return self.scale / plan.step_s if plan is not None else 0.0
+
+
+def pace_of(
+    types: Mapping[str, InstanceType], profile: Profile | None, kind: InstanceType
+) -> float:
+    """Seconds of a microbatch on this type over those on the type that was measured."""
+    measured = types.get(profile.instance_type) if profile is not None else None
+    return (1.0 if measured is None else measured.speed) / kind.speed
+
+
+def speed_of(state: State, job: Job) -> BookSpeed | None:
+    """None as long as nothing is measured, or where the book cannot answer for what runs or has run."""
+    if job.profile is None or not job.microbatches:
+        return None
+    if job.plan is None and job.layout is not None and job.acknowledged == job.generation:
+        return None  # it runs in a shape that no plan explains: what is measured counts
+    speed = BookSpeed(
+        profile=job.profile,
+        microbatches=job.microbatches,
+        depth=job.spec.depth,
+        stages_max=job.stages_max,
+        types=state.types,
+        slots_max=job.workers_max,
+        scale=_scale(job),
+    )
+    try:
+        speed.work_per_s(dict.fromkeys(list(state.types)[:1], 1))
+        slots = min((kind.slots for kind in state.types.values()), default=1)
+        ran_without = job.step > 0 and not any(_book_of(job, job.profile, slots).plans)
+    except MorphError:
+        return None
+    return None if ran_without else speed
+
+
+def fits(job: Job, slots: int) -> bool:
+    """Whether the profile has room for what runs; or for anything at all, where nothing runs without a plan."""
+    if job.profile is None or not job.microbatches:
+        return True
+    try:
+        book = _book_of(job, job.profile, slots)
+    except MorphError:
+        return True
+    if job.layout is None or job.plan is not None or job.acknowledged != job.generation:
+        return any(book.plans)
+    return book.plans[min(len(job.layout.workers), book.workers_max)] is not None
+
+
+def _book_of(job: Job, profile: Profile, slots: int) -> Book:
+    task = layouts.task_of(profile, job.microbatches, job.spec.depth, job.stages_max, slots)
+    return layouts.book_of(profile, task, job.workers_max)
+
+
+def _scale(job: Job) -> float:
+    """Over what it takes: above one if steps are faster than predicted."""
+    if job.plan is None or not job.step_s or job.acknowledged != job.generation:
+        return 1.0
+    return min(max(job.plan.step_s / job.step_s, 1 / SCALE_MAX), SCALE_MAX)

@@ -1,0 +1,552 @@
+"""Jobs from submission to the end: who may start, what ends them, what becomes of their machines."""
+
+import msgspec
+
+from agent.messages import (
+    BackupHeld,
+    CheckpointCopied,
+    CheckpointFailed,
+    CheckpointWritten,
+    CopyFailed,
+    JobCompleted,
+    JobOrder,
+    Recalled,
+    RecallFailed,
+    RecordsDamaged,
+    Rewound,
+    WorkerFailed,
+)
+from bidding.billing import HOUR_S
+from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
+from orchestrator.brain import leases, ledger, pacing, workers
+from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
+from orchestrator.state import (
+    Account,
+    Job,
+    Lease,
+    Moved,
+    State,
+    leases_of,
+    move_job,
+    note,
+    set_alarm,
+    want_layout,
+)
+from orchestrator.view import JobStatus
+from orchestrator.wording import loss, nth, plural, usd
+
+JOBS_MAX = 1000
+REWINDS_KEPT = 8
+CHEAPER = 0.03  # a machine that is still starting may be, and one that is there is the better one all the same
+FATAL_KINDS = ("nan", "no_session", "refused")  # trying again would only repeat them
+
+GONE = (
+    "a checkpoint of step {} was stored, and now all are gone or damaged: put its folder in checkpoints/ back, then "
+    "resume; if there is none to put back, resume begins at step 0"
+)
+DAMAGED = (
+    "{}: how far the job has come is not known any more. Put a copy of redis/ in its place while the house is down; or "
+    "resume, which goes on from {}"
+)
+WHY_CHARS_MAX = 500  # of an exception: its traceback has all of it
+RESUME = "resume continues from the last committed step"  # which one, the keeper knows at the end
+
+
+class Least(msgspec.Struct, frozen=True, kw_only=True):
+    """How much has to be there before anything is bought, and why."""
+
+    usd: float
+    because: str
+
+
+def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> None:
+    spec = event.spec
+    if spec.job in state.jobs:
+        return
+    fewest = "" if spec.slots_min == spec.slots_max else f"{spec.slots_min} to "
+    because = f"{spec.script} wants {fewest}{plural(spec.slots_max, 'worker')}"
+    job = Job(
+        spec=spec,
+        status="PENDING",
+        because=because,
+        history=[Moved(state.now_s, "PENDING", because)],
+        submitted_at_s=state.now_s,
+        account=Account(cap_usd=spec.budget_usd, at_s=state.now_s),
+        microbatches=_microbatches_before(state, spec),
+    )
+    state.jobs[spec.job] = job
+    state.live_jobs[spec.job] = None
+    note(out, job.id, f"PENDING: {because}")
+    refusal = _refusal(state, job)
+    if refusal is not None:
+        finish(state, out, job, "FAILED", refusal)
+        return
+    _forget_old_jobs(state)
+    admit(state, out)
+
+
+def _microbatches_before(state: State, spec: JobSpec) -> int:
+    """As the newest job of the very same script had them: nobody buys more slots than can compute."""
+    for job in reversed(state.jobs.values()):
+        same = (job.spec.script_sha, job.spec.argv) == (spec.script_sha, spec.argv)
+        if same and spec.script_sha and job.microbatches:
+            return job.microbatches
+    return 0
+
+
+def _refusal(state: State, job: Job) -> str | None:
+    """Why this job cannot ever run, with the arithmetic."""
+    spec = job.spec
+    if not 1 <= spec.slots_min <= spec.slots_max:
+        return f"slots_min={spec.slots_min} and slots_max={spec.slots_max}: need 1 <= min <= max"
+    most, manager = state.settings.usd_per_h_max, state.settings.manager_usd_per_h
+    if most is not None and most <= manager:
+        return (
+            f"budget: ${most:.4f} may be spent per hour, and the manager's own machine alone costs "
+            f"${manager:.4f}: raise budget.per_h_usd"
+        )
+    if state.stopping:
+        return "the manager is shutting down; submit it again after `orchestrator up`"
+    wall_s = state.now_s - state.skew_s
+    if spec.deadline_s is not None and spec.deadline_s <= wall_s:
+        return f"its deadline passed {wall_s - spec.deadline_s:.0f} s ago"
+    for name, account in (("budget_usd of the job", job.account), ("budget", state.account)):
+        refusal = _too_poor(state, job, account, name)
+        if refusal is not None:
+            return refusal
+    return None
+
+
+def _too_poor(state: State, job: Job, account: Account, name: str) -> str | None:
+    """The least that has to be there to buy the machines of one step, against what is left."""
+    if account.cap_usd is None:
+        return None
+    spent = ledger.spent_usd(account, state.now_s)
+    left = account.cap_usd - spent
+    if left <= 0:
+        return (
+            f"budget: {name} is {usd(account.cap_usd)}, and {usd(spent)} are spent: it buys no step"
+        )
+    least = least_of(state, job, account)
+    if least is None or least.usd <= left:
+        return None
+    step_s = f"one of {job.step_s:.2f} s" if job.step_s else "the first, of unknown length"
+    return (
+        f"budget: {name} is too small for one step ({step_s}): it has to be {least.because}; "
+        f"${left:.4f} are left"
+    )
+
+
+def least_of(state: State, job: Job, account: Account | None = None) -> Least | None:
+    """What has to be there before a machine is bought for it; None while no price is known."""
+    cheapest = _cheapest(state, job.spec.slots_min)
+    if cheapest is None:
+        return None
+    usd_per_h, machines = cheapest
+    needed = ledger.needed_usd(state.settings, usd_per_h)
+    held_s = needed / usd_per_h * HOUR_S
+    reserve_s = ledger.reserve_usd(state.settings, usd_per_h) / usd_per_h * HOUR_S
+    manager = 0.0 if account is None else account.manager_usd_per_h * held_s / HOUR_S
+    meanwhile = f", ${manager:.4f} of it for the manager's own machine" if manager else ""
+    because = (
+        f"${needed + manager:.4f} at least{meanwhile}: the cheapest way to {plural(job.spec.slots_min, 'slot')} is "
+        f"{machines} at up to ${usd_per_h:.4f}/h, of which {held_s:.0f} s must be there when it is bought: "
+        f"{reserve_s:.0f} s are held back until it is given back, and a launch may cost for {held_s - reserve_s:.0f} s "
+        "before we hear of it"
+    )
+    return Least(usd=needed + manager, because=because)
+
+
+def _cheapest(state: State, slots: int) -> tuple[float, str] | None:
+    """The lowest ceiling per hour at which so many slots can be had; None while nothing is known."""
+    found = []
+    for known in state.pools.values():
+        if not known.sold:
+            continue
+        kind = state.types[known.pool.type]
+        ceiling = ledger.ceiling_usd_per_h(
+            kind, "spot", known.spot_usd_per_h, state.settings.disk_usd_per_h
+        )
+        count = -(-slots // kind.slots)
+        found.append((ceiling * count, f"{count} x {kind.name}"))
+    return min(found, default=None)
+
+
+def admit(state: State, out: list[AnyAction]) -> None:
+    """In the order of submission, as long as the machines that we may hold suffice."""
+    if state.stopping or not state.pools:
+        return
+    taken = sum(state.jobs[j].spec.slots_max for j in state.live_jobs if state.jobs[j].active)
+    for job in [state.jobs[j] for j in state.live_jobs]:
+        if job.status != "PENDING":
+            continue
+        refusal = _refusal(state, job)
+        if refusal is not None:
+            finish(state, out, job, "FAILED", refusal)
+            continue
+        if taken and taken + job.spec.slots_max > state.settings.machines_max:
+            return
+        taken += job.spec.slots_max
+        move_job(state, out, job, "PROVISIONING", f"its turn has come: {_to_buy(job)}")
+        out.append(OpenJob(order=order_of(job), because=f"{job.id} may start"))
+        job.progress_at_s = state.now_s
+        set_alarm(state, state.now_s + pacing.stall_s(state, job), "stall", job.id)
+        job.thought_at_s = -1.0
+
+
+def _to_buy(job: Job) -> str:
+    if job.microbatches or job.spec.slots_max == 1:
+        return "machines are bought for it"
+    return (
+        f"machines for {plural(job.spec.slots_max, 'slot')} are bought; with its first worker it is known "
+        "how many of them have anything to compute"
+    )
+
+
+def order_of(job: Job) -> JobOrder:
+    spec = job.spec
+    return JobOrder(
+        job=spec.job,
+        script=spec.script,
+        script_sha=spec.script_sha,
+        argv=spec.argv,
+        nan=spec.nan,
+        backup_every_steps=spec.backup_every_steps,
+        checkpoint_every_s=spec.checkpoint_every_s,
+        from_url=spec.from_url,
+    )
+
+
+# --- ends ----------------------------------------------------------------------------------------
+
+
+def drain(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: str) -> None:
+    """Save what there is, then end. Without anything to save the end comes at once."""
+    if job.ended or job.status == "DRAINING":
+        return
+    if job.status in ("PENDING", "PROVISIONING") or job.layout is None:
+        finish(state, out, job, to, because)
+        return
+    job.ending = (to, because)
+    move_job(state, out, job, "DRAINING", because)
+    out.append(WriteCheckpoint(job=job.id, because=f"before it ends: {because}"))
+    for token in job.leases:
+        ledger.start_draining(state, state.leases[token])
+    set_alarm(state, state.now_s + state.settings.drain_s / 4, "drain", job.id)
+
+
+def on_drain_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
+    job = state.jobs.get(job_id)
+    if job is not None and job.status == "DRAINING" and job.ending is not None:
+        finish(state, out, job, *job.ending)
+
+
+def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: str) -> None:
+    """The end: the keeper closes it, its workers stop, its machines go to who waits, or back."""
+    started = job.status != "PENDING"
+    move_job(state, out, job, to, because)
+    job.ending, job.ended_at_s, job.waiting, job.unfit = None, state.now_s, "", ""
+    state.live_jobs.pop(job.id, None)
+    if started:
+        out.append(CloseJob(job=job.id, because=f"{to}: {because}"))
+    for worker in [state.workers[w] for w in job.workers]:
+        workers.stop(state, out, worker, f"{job.id} has ended")
+    job.layout, job.plan, job.serving, job.urgent, job.settle_at_s = None, None, {}, False, None
+    admit(state, out)
+    for lease in leases_of(state, job):
+        _pass_on(state, out, lease, f"{job.id} has ended and nobody needs it")
+
+
+def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
+    """To the first job that waits for machines, if it is any good; else back to the cloud."""
+    if lease.usable and lease.state != "noticed" and not lease.leaving:
+        for job_id in state.live_jobs:
+            heir = state.jobs[job_id]
+            spared = _spared(state, heir, lease)
+            if spared is None or not heir.active or lease.draining_since_s is not None:
+                continue
+            if not leases.free_to_bring(state, heir, lease.pool):
+                continue  # it may buy there all the same, if that is worth it
+            if ledger.affordable(state, heir, lease.ceiling_usd_per_h):
+                del state.jobs[lease.job].leases[lease.token]
+                ledger.hand_over(state, lease, heir)
+                heir.leases[lease.token] = None
+                note(out, lease.machine_id, f"works for {heir.id} now")
+                why = f"{lease.machine_id} is there for {heir.id} before it has started"
+                for other in spared:
+                    leases.give_back(state, out, other, why)
+                workers.staff(state, out, lease)
+                return
+    leases.give_back(state, out, lease, because)
+
+
+def _spared(state: State, heir: Job, lease: Lease) -> list[Lease] | None:
+    """What the heir need not wait for any more if it gets this machine: as many slots that are still starting, at
+    no lower a price, as leave room for it, the newest first. None if there is no room.
+    """
+    room = heir.workers_max - slots_held(state, heir)
+    spared: list[Lease] = []
+    most_usd = lease.usd_per_h / (lease.type.slots * lease.type.speed)
+    for other in reversed(leases_of(state, heir)):
+        if room >= lease.type.slots:
+            break
+        dear = other.usd_per_h / (other.type.slots * other.type.speed) >= most_usd * (1 - CHEAPER)
+        small = sum(e.type.slots for e in spared) + other.type.slots <= lease.type.slots
+        if other.state in ("intended", "pending", "booting") and other.stays and dear and small:
+            spared.append(other)
+            room += other.type.slots
+    return spared if room >= lease.type.slots else None
+
+
+def slots_held(state: State, job: Job) -> int:
+    return sum(state.leases[token].type.slots for token in job.leases)
+
+
+def on_completed(state: State, out: list[AnyAction], event: JobCompleted) -> None:
+    job = state.jobs.get(event.job)
+    if job is None or job.ended:
+        return
+    job.step, job.loss, job.export_uri = max(job.step, event.step), event.loss, event.export_uri
+    finish(
+        state,
+        out,
+        job,
+        "SUCCEEDED",
+        f"all of {plural(event.step, 'step')} committed, loss {loss(event.loss)}",
+    )
+
+
+def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) -> None:
+    """The script's own fault. The same fault on every worker at the same step counts once."""
+    worker = state.workers.get(event.worker)
+    if worker is None:
+        return
+    job = state.jobs[worker.job]
+    again = worker.started_at_s > job.failed_at_s or job.step > job.failed_step
+    workers.stop(state, out, worker, f"the script failed ({event.kind})")
+    if not job.active:
+        return
+    if again:
+        job.failures += 1
+        job.failed_at_s, job.failed_step = state.now_s, job.step
+    what = _failure(job, event)
+    if event.kind in FATAL_KINDS:
+        finish(state, out, job, "FAILED", what)
+    elif job.failures > job.spec.max_failures:
+        most = job.spec.max_failures
+        finish(
+            state,
+            out,
+            job,
+            "FAILED",
+            f"{what} (the {nth(job.failures)} failure, and max_failures allows {most})",
+        )
+    elif job.step == 0 and event.kind in ("exception", "exit"):
+        finish(state, out, job, "FAILED", f"{what} (no step was committed: it would only repeat)")
+    else:
+        lease = state.leases[worker.token]
+        delay_s = 2.0 ** min(job.failures, 6)
+        lease.slot_free_at_s[worker.slot] = state.now_s + delay_s
+        set_alarm(state, state.now_s + delay_s, "staff", lease.token)
+        if again:
+            _tried_again(state, out, job, what)
+        want_layout(state, job)
+
+
+def _failure(job: Job, event: WorkerFailed) -> str:
+    """What, in which step by the script's own count and by that of committed steps, and Python's last line."""
+    last = event.detail.strip().rpartition("\n")[2][:WHY_CHARS_MAX]
+    if event.step is not None:
+        return f"{event.kind} in step {event.step} (the {nth(event.step + 1)}): {last}"
+    outside = f" outside of the loop, {plural(job.step, 'step')} committed" if job.step else ""
+    return f"{event.kind}{outside}: {last}"
+
+
+def _tried_again(state: State, out: list[AnyAction], job: Job, what: str) -> None:
+    """As long as the job stands still for it, its line says so."""
+    because = f"failure {job.failures} of {job.spec.max_failures} allowed: {what}"
+    if job.status == "RUNNING" and job.urgent:
+        move_job(state, out, job, "RECOVERING", because)
+        return
+    if job.status != "RUNNING":
+        job.because = because
+    note(out, job.id, because)
+
+
+def on_cancelled(state: State, out: list[AnyAction], event: JobCancelled) -> None:
+    job = state.jobs.get(event.job)
+    if job is None or job.ended:
+        return
+    drain(
+        state,
+        out,
+        job,
+        "CANCELLED",
+        f"cancelled by {event.by}; {RESUME}",
+    )
+
+
+def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
+    """From its last commit, with its failures forgiven."""
+    job = state.jobs.get(event.job)
+    if job is None or job.status not in ("FAILED", "CANCELLED"):
+        return
+    if state.stopping:
+        note(out, job.id, "not resumed: the manager is shutting down")
+        return
+    job.failures, job.preemptions, job.stalls, job.worn, job.unread = 0, 0, 0, 0, ""
+    job.failed_at_s, job.failed_step, job.ended_at_s = -1.0, -1, None
+    move_job(state, out, job, "PENDING", f"resumed by {event.by} from step {job.step}")
+    state.live_jobs[job.id] = None
+    admit(state, out)
+
+
+def check_budgets(state: State, out: list[AnyAction]) -> None:
+    """Stop while what is reserved still covers the stopping."""
+    dry = ledger.runs_out(state.account, state.settings, state.now_s)
+    for job in [state.jobs[j] for j in state.live_jobs]:
+        if not job.leases:
+            _give_up_if_poor(state, out, job)
+            continue
+        if dry or ledger.runs_out(job.account, state.settings, state.now_s):
+            account = state.account if dry else job.account
+            spent = ledger.spent_usd(account, state.now_s)
+            why = (
+                f"budget: ${spent:.4f} of ${account.cap_usd or 0.0:.4f} are spent and the rest is needed "
+                f"to give the machines back; {RESUME}"
+            )
+            drain(state, out, job, "FAILED", why)
+
+
+def _give_up_if_poor(state: State, out: list[AnyAction], job: Job) -> None:
+    """It holds nothing and cannot buy anything any more: waiting would not help."""
+    refusal = _refusal(state, job) if job.active else None
+    if refusal is not None:
+        why = f"{refusal}; {RESUME}"
+        finish(state, out, job, "FAILED", why)
+
+
+def shut_down(state: State, out: list[AnyAction], by: str) -> None:
+    state.stopping = True
+    for job in [state.jobs[j] for j in state.live_jobs]:
+        why = f"shut down by {by}; {RESUME}"
+        drain(state, out, job, "CANCELLED", why)
+    for provider in state.providers.values():
+        provider.listing_wanted = True
+        provider.clean_at_s = -1.0
+
+
+# --- what the keeper says ------------------------------------------------------------------------
+
+
+def on_backup_held(state: State, event: BackupHeld) -> None:
+    job = state.jobs.get(event.job)
+    if job is not None:
+        job.backup_step = max(job.backup_step, event.step)
+
+
+def on_checkpoint_written(state: State, out: list[AnyAction], event: CheckpointWritten) -> None:
+    job = state.jobs.get(event.job)
+    if job is None:
+        return
+    job.checkpoint_step = max(job.checkpoint_step, event.step)
+    if job.ended or job.status == "DRAINING":  # steps went on until the keeper closed it
+        job.step = max(job.step, event.step)
+    if (
+        job.status == "DRAINING"
+        and job.ending is not None
+        and event.at_s + state.skew_s >= job.history[-1].at_s
+    ):
+        finish(state, out, job, *job.ending)
+
+
+def on_checkpoint_failed(state: State, out: list[AnyAction], event: CheckpointFailed) -> None:
+    why = f"the checkpoint of step {event.step} failed: {event.error}; training goes on"
+    _say(state, out, event.job, why)
+
+
+def on_copied(state: State, out: list[AnyAction], event: CheckpointCopied) -> None:
+    _say(state, out, event.job, f"step {event.step} was copied to {event.uri}")
+
+
+def on_copy_failed(state: State, out: list[AnyAction], event: CopyFailed) -> None:
+    job = state.jobs.get(event.job)
+    where = "it is on this machine's disk, " + ("" if job and job.ended else "training goes on, ")
+    why = f"the copy of step {event.step} failed: {event.error}; {where}and the copy is tried again"
+    _say(state, out, event.job, why)
+
+
+def on_recalled(state: State, out: list[AnyAction], event: Recalled) -> None:
+    _say(state, out, event.job, f"goes on from {event.because}")
+    _set_unread(state, event.job, "")
+
+
+def on_recall_failed(state: State, out: list[AnyAction], event: RecallFailed) -> None:
+    why = f"what is stored of the job cannot be read: {event.error}"
+    _say(state, out, event.job, f"{why}; it is tried again")
+    _set_unread(state, event.job, why)
+
+
+def _set_unread(state: State, job_id: str, why: str) -> None:
+    if job := state.jobs.get(job_id):
+        job.unread = why
+
+
+def on_records_damaged(state: State, out: list[AnyAction], event: RecordsDamaged) -> None:
+    """Nobody pays for what may have been paid for before a person says so."""
+    job = state.jobs.get(event.job)
+    if job is None or job.ended:
+        return
+    saved = job.checkpoint_step
+    where = f"the checkpoint of step {saved}" if saved else "step 0, as there is no checkpoint yet"
+    job.steps_lost += max(0, job.step - saved)
+    job.step, job.backup_step = min(job.step, saved), min(job.backup_step, saved)
+    finish(state, out, job, "FAILED", DAMAGED.format(event.error, where))
+
+
+def _say(state: State, out: list[AnyAction], job_id: str, why: str) -> None:
+    """Of a job that is forgotten nothing more is said."""
+    if job_id in state.jobs:
+        note(out, job_id, why)
+
+
+def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
+    """The one way back: what was newer than `to_step` is done again. Late reports are fenced off.
+
+    A report that comes twice counts once, and one that the job has overtaken counts no more. Where there were checkpoints
+    and none is left, a folder that is not mounted for one, nobody pays for all of it again before a person says so.
+    """
+    job = state.jobs.get(event.job)
+    mark = (event.at_s, event.from_step, event.to_step)
+    if job is None or job.ended or mark in job.rewound or event.to_step >= event.from_step:
+        return
+    if job.step > event.from_step or job.heard_at_s > event.at_s:
+        return
+    job.rewound.append(mark)
+    del job.rewound[:-REWINDS_KEPT]
+    lost, saved = event.from_step - event.to_step, job.checkpoint_step
+    job.steps_lost += lost
+    job.step = min(job.step, event.to_step)
+    job.backup_step = min(job.backup_step, event.to_step)
+    job.checkpoint_step = min(job.checkpoint_step, event.to_step)
+    job.fence_generation = job.generation
+    job.urgent = job.urgent or bool(job.serving)
+    note(
+        out,
+        job.id,
+        f"{plural(lost, 'step')} lost with the keeper's memory: back to step {event.to_step}",
+    )
+    if saved and not event.to_step:
+        finish(state, out, job, "FAILED", GONE.format(saved))
+    else:
+        want_layout(state, job)
+
+
+def _forget_old_jobs(state: State) -> None:
+    """The oldest ended jobs make room; their cost stays in the whole account."""
+    if len(state.jobs) <= JOBS_MAX:
+        return
+    old = [j for j, job in state.jobs.items() if job.ended and not job.leases]
+    old.sort(key=lambda j: state.jobs[j].ended_at_s or 0.0)
+    for job_id in old[: len(state.jobs) - JOBS_MAX]:
+        del state.jobs[job_id]

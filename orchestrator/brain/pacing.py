@@ -1,0 +1,271 @@
+"""How fast workers and steps really are: stragglers, and predictions that have drifted.
+
+A worker that takes longer for a microbatch than its peers at the same stage is first given fewer; at a later
+change of the layout it may be left out, if the others are faster without it. Now and then one that was left
+out is taken back in to see whether it has recovered. Nothing is believed before it has lasted a while, and
+what layouts reckon with moves in coarse steps, so that noise changes nothing. How fast a step is also says for
+how long silence is borne.
+"""
+
+from math import log
+from statistics import median_low
+
+import msgspec
+
+from agent.layout import Layout
+from agent.messages import JobProfiled, Paced, Progress
+from agent.profile import Link, Profile
+from cloud.model import InstanceType
+from orchestrator.actions import AnyAction
+from orchestrator.brain import forecast, layouts
+from orchestrator.morph import drift
+from orchestrator.state import Job, State, Worker, newcomer, note, set_alarm, want_layout
+from orchestrator.wording import pause, plural
+
+THRESHOLD = 1.3
+STEP = 1.25  # what layouts reckon with is a power of it
+PROBE_DOUBLINGS_MAX = 6
+PATIENCE_DOUBLINGS_MAX = 6
+REFIT_S = 60.0
+
+
+def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
+    """From now on layouts are compared before they are tried."""
+    job = state.jobs.get(event.job)
+    if job is None or job.ended:
+        return
+    profile, before = event.profile, job.profile
+    worker = state.workers.get(event.worker)
+    if before is not None and profile.key and profile.key == before.key:
+        # Compared with what was told: what layouts reckon with may be scaled to what was seen since.
+        if profile.network == (job.told or before.network):
+            return
+        job.told = profile.network
+        job.profile = msgspec.structs.replace(
+            before, network=profile.network, network_from=profile.network_from
+        )
+    else:
+        believe(job, profile, None if worker is None else state.leases[worker.token].type)
+    assert job.profile is not None
+    job.watch = drift.Watch()
+    note(out, job.id, _measured(job.profile, before, event.worker))
+    newcomer(state, job)
+
+
+def believe(job: Job, profile: Profile, kind: InstanceType | None) -> None:
+    """A worker knows its machine, but not what that is sold as. Where a type is wrong about what runs on it,
+    what was measured there counts.
+    """
+    seen_bytes, slots = profile.memory_bytes, 1
+    if kind is not None:
+        room, slots = seen_bytes, kind.slots
+        if kind.accelerator == "cpu":  # all that a machine has is seen by each of its workers
+            seen_bytes /= slots
+            room = min(room, kind.memory_bytes / slots)
+        profile = msgspec.structs.replace(profile, instance_type=kind.name, memory_bytes=room)
+    job.profile, job.told = profile, profile.network
+    if seen_bytes > profile.memory_bytes and not forecast.fits(job, slots):
+        job.profile = msgspec.structs.replace(profile, memory_bytes=seen_bytes)
+
+
+def _measured(profile: Profile, before: Profile | None, worker: str) -> str:
+    network, seen = profile.network, profile.network_from
+    said = f"measured by {worker}: {plural(len(profile.sections), 'section')}"
+    if before is not None:
+        said = (
+            f"the network was measured by {worker}"
+            if before.key == profile.key
+            else f"again {said}"
+        )
+    if seen in ("between", "measured"):
+        said += f", {_link(network.inter)} between machines"
+    if seen in ("within", "measured"):
+        said += f", {_link(network.intra)} within one"
+    return said
+
+
+def _link(link: Link) -> str:
+    return f"{link.bandwidth_bytes_per_s / 1e9:.2g} GB/s after {link.latency_s * 1e6:.0f} us"
+
+
+# --- stragglers ----------------------------------------------------------------------------------
+
+
+def on_paced(state: State, out: list[AnyAction], event: Paced) -> None:
+    job = state.jobs.get(event.job)
+    if job is None or not job.active or event.generation != job.acknowledged:
+        return
+    for worker_id, microbatch_s in event.microbatch_s.items():
+        if worker_id in job.workers and microbatch_s > 0:
+            state.workers[worker_id].microbatch_s = microbatch_s
+    if _look(state, out, job):
+        want_layout(state, job)
+
+
+def on_pace_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
+    """What was doubted has lasted, or it is time to think again about a worker that got fewer."""
+    job = state.jobs.get(job_id)
+    if job is not None and job.active:
+        _look(state, out, job)
+        want_layout(state, job)
+
+
+def _look(state: State, out: list[AnyAction], job: Job) -> bool:
+    """Compare every worker with its peers at the same stage; whether layouts have to reckon anew."""
+    if job.layout is None or job.acknowledged != job.generation:
+        return False
+    changed = False
+    for stage in range(job.layout.depth):
+        peers = [
+            state.workers[replica.workers[stage]]
+            for replica in job.layout.replicas
+            if replica.workers[stage] in job.workers
+        ]
+        each = {w.id: w.microbatch_s * _speed(state, w) for w in peers if w.microbatch_s > 0}
+        if len(each) < 2:
+            continue
+        usual = median_low(each.values())
+        for worker in peers:
+            if worker.id in each:
+                changed |= _judge(state, out, job, worker, each[worker.id] / usual)
+    return changed
+
+
+def _judge(state: State, out: list[AnyAction], job: Job, worker: Worker, slow: float) -> bool:
+    """Whether it is slower or faster than layouts reckon, for long enough to be believed."""
+    if abs(log(slow / worker.slow)) <= log(THRESHOLD):
+        worker.doubted_at_s = None
+        since_s = worker.probed_at_s
+        if (
+            since_s is not None
+            and worker.slow <= 1
+            and state.now_s >= since_s + state.settings.doubt_s
+        ):
+            worker.probed_at_s, worker.eased = None, 0
+            note(out, job.id, f"{worker.id} is as fast as its peers again")
+        return False
+    if worker.doubted_at_s is None:
+        worker.doubted_at_s = state.now_s
+        set_alarm(state, state.now_s + state.settings.doubt_s, "pace", job.id)
+        return False
+    if state.now_s < worker.doubted_at_s + state.settings.doubt_s:
+        return False
+    worker.slow, worker.doubted_at_s = _coarse(slow), None
+    if worker.slow > 1:
+        why = f"takes {slow:.1f} times as long for a microbatch as its peers: it gets fewer"
+    else:
+        why = f"takes {slow:.1f} times as long for a microbatch as its peers: it gets its share"
+        worker.eased, worker.probes, worker.probed_at_s = 0, 0, None
+    note(out, job.id, f"{worker.id} {why}")
+    return True
+
+
+def _coarse(slow: float) -> float:
+    return float(STEP ** round(log(slow) / log(STEP)))
+
+
+def _speed(state: State, worker: Worker) -> float:
+    return state.leases[worker.token].type.speed
+
+
+def laid_out(state: State, out: list[AnyAction], job: Job, left_out: tuple[str, ...]) -> None:
+    """Remember who got fewer and who was left out, and when to think about them again."""
+    assert job.layout is not None
+    for worker_id in job.layout.workers:
+        worker = state.workers[worker_id]
+        worker.benched_at_s = None
+        if worker.slow > 1 and not worker.eased:
+            worker.eased = job.layout.generation
+            set_alarm(state, state.now_s + state.settings.ease_s, "pace", job.id)
+    for worker_id in left_out:
+        worker = state.workers[worker_id]
+        if worker.benched_at_s is None:
+            worker.benched_at_s = state.now_s
+            wait_s = state.settings.probe_s * 2 ** min(worker.probes, PROBE_DOUBLINGS_MAX)
+            set_alarm(state, state.now_s + wait_s, "probe", worker.id)
+            why = (
+                f"left out, it takes {worker.slow:.1f} times as long for a microbatch as its peers"
+            )
+            note(out, job.id, f"{worker.id} is {why}; it is tried again in {wait_s:.0f} s")
+
+
+def on_probe_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
+    """It is taken back in as if it had recovered; if it has not, its beats will say so."""
+    worker = state.workers.get(worker_id)
+    if worker is None or worker.benched_at_s is None:
+        return
+    job = state.jobs[worker.job]
+    worker.slow, worker.microbatch_s, worker.doubted_at_s = 1.0, 0.0, None
+    worker.benched_at_s, worker.probed_at_s = None, state.now_s
+    worker.probes += 1
+    set_alarm(state, state.now_s + 2 * state.settings.doubt_s, "pace", job.id)
+    note(out, job.id, f"{worker.id} is tried again: it may have recovered")
+    want_layout(state, job)
+
+
+# --- drift ---------------------------------------------------------------------------------------
+
+
+def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> None:
+    """A committed step against its prediction; a profile that has drifted is refitted, and so is the book."""
+    plan, layout = job.plan, job.layout
+    if plan is None or layout is None or job.profile is None or event.step_s <= 0:
+        return
+    if event.generation != job.generation or job.acknowledged != job.generation:
+        return
+    if any(state.workers[w].doubted_at_s is not None for w in layout.workers if w in job.workers):
+        return  # it is a worker that is off, not the profile
+    job.watch = drift.observe(job.watch, plan, event.step_s)
+    verdict = drift.judge(job.watch)
+    if verdict.advice == "keep":
+        return
+    if state.now_s < job.refitted_at_s + REFIT_S:
+        return
+    because = verdict.because
+    if verdict.advice == "refit":
+        busy_s = _busy_s(state, layout)
+        found = drift.apart(plan, job.profile.overhead_s, verdict.factor, busy_s)
+        job.profile = drift.refit(job.profile, *found)
+        if found[0] != verdict.factor:
+            because = _besides(verdict.factor, *found)
+    else:
+        job.profile = drift.refit_ring(job.profile, plan, job.watch.wide)
+    job.watch, job.refitted_at_s = drift.Watch(), state.now_s
+    # The running layout may stay though another is better now: it is not found off by the same factor again.
+    cost = msgspec.structs.replace(plan.cost, step_s=event.step_s)
+    job.plan = msgspec.structs.replace(plan, cost=cost)
+    note(out, job.id, because)
+    # Laid out in a moment: until then the world makes the new book beside the loop.
+    newcomer(state, job)
+
+
+def _busy_s(state: State, layout: Layout) -> float:
+    """How long the busiest worker of a layout computes in a step, by what all say of a microbatch; else 0."""
+    each = [
+        replica.count * state.workers[worker].microbatch_s if worker in state.workers else 0.0
+        for replica in layout.replicas
+        for worker in replica.workers
+    ]
+    return max(each) if min(each, default=0.0) > 0 else 0.0
+
+
+def _besides(factor: float, computing: float, overhead_s: float) -> str:
+    return (
+        f"steps take {factor:.2f} times what was predicted, and microbatches {computing:.2f} times: computing is "
+        f"scaled by that, and every step is reckoned to take {pause(overhead_s)} besides"
+    )
+
+
+def stall_s(state: State, job: Job) -> float:
+    """Patience is a multiple of what a step takes, and more once that has not been enough. A state on its way to all
+    of them, at worst by one link, is not to be broken off: it would begin again."""
+    patience_s = max(state.settings.stall_s, 20 * job.step_s) + _sending_s(job)
+    return patience_s * 2.0 ** min(job.refreshed, PATIENCE_DOUBLINGS_MAX)
+
+
+def _sending_s(job: Job) -> float:
+    layout = job.layout
+    if layout is None:
+        return 0.0
+    copies = layout.width if layout.owned else len(layout.workers)
+    return copies * job.state_bytes / layouts.bandwidth(job.profile)

@@ -1,0 +1,412 @@
+"""`orchestrator demo`: the whole product at work on this machine, within three minutes on two cores.
+
+A house of its own in a folder of its own; a spot market drawn from a seed; the example script, trained
+on machines that are then taken away: one with a notice, one without, and all at once. Beside it
+the same script runs undisturbed, at the lowest priority, so that the two can be compared.
+"""
+
+import asyncio
+import contextlib
+import os
+import re
+import shutil
+import signal
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from pathlib import Path
+from typing import NamedTuple
+
+import msgspec
+from rich.console import Console
+from rich.table import Table
+
+from cloud.errors import CloudError
+from cloud.local.provider import Nodes
+from orchestrator.cli.live_table import follow
+from orchestrator.cli.looking import Source
+from orchestrator.client import Client, NotRunning, dashboard_address, local_cloud
+from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
+from orchestrator.house import processes
+from orchestrator.house.house import HouseError, only_one
+from orchestrator.places import Places
+from orchestrator.view import JobView, View
+from orchestrator.wording import nth, pause, plural
+
+FOLDER = Path(".demo")
+SCRIPT = Path("examples/gpt.py")
+STEPS = 200
+MACHINES = 3
+UP_S_MAX = 180.0
+DOWN_S_MAX = 40.0
+STILL_S_MAX = 300.0  # without a new step
+LOOK_S = 0.5
+PATIENCE_S = 20.0
+FINAL = re.compile(r"final .*loss +(?P<loss>[0-9.]+)")
+
+CONFIG = """\
+[manager]
+state_dir = "state"
+deployment = "demo"
+control_period_s = 1.0
+
+[budget]
+total_usd = 1.0
+
+[job]
+slots_max = {machines}
+
+[local]
+seed = 83
+tempo = 20.0
+"""
+
+
+class DemoFailed(Exception):  # noqa: N818 - it says what happened
+    """The demo could not be shown; the message says where to look."""
+
+
+class Drill:
+    """One loss of machines, due at a share of the run."""
+
+    def __init__(self, name: str, share: float, warning_s: float, nodes: Nodes) -> None:
+        self.name = name
+        self.share = share
+        self.warning_s = warning_s
+        self.nodes = nodes
+
+
+class Taken(NamedTuple):
+    """What a drill took, and how many pauses there had been before it."""
+
+    drill: Drill
+    machines: int
+    pauses_before: int
+
+
+DRILLS = (
+    Drill("one machine, with a notice of 8 s", 0.10, 8.0, 1),
+    Drill("one machine, SIGKILL without notice", 0.35, 0.0, 1),
+    Drill("all machines at once, SIGKILL", 0.60, 0.0, "all"),
+)
+
+
+class Director:
+    """Takes machines away when the run has come far enough and has recovered from the last time."""
+
+    def __init__(
+        self, client: Client, console: Console, now_s: Callable[[], float] = time.monotonic
+    ) -> None:
+        self._client = client
+        self._console = console
+        self._now_s = now_s
+        self._left = list(DRILLS)
+        self._due_at_s: float | None = None
+        self._step, self._stepped_at_s = 0, now_s()
+        self.done: list[Taken] = []
+
+    def watch(self, job: JobView) -> bool:
+        """Called with every new view; True ends the watching."""
+        if job.ended_at_s is not None:
+            return True
+        self._expect_progress(job)
+        if self._left and job.steps_total and job.step >= self._left[0].share * job.steps_total:
+            self._consider(job)
+        return False
+
+    def _expect_progress(self, job: JobView) -> None:
+        """A machine that is busy with something else may take as long as it likes, but not stand still."""
+        if job.step != self._step:
+            self._step, self._stepped_at_s = job.step, self._now_s()
+        elif self._now_s() > self._stepped_at_s + STILL_S_MAX:
+            raise DemoFailed(
+                f"nothing was committed after step {job.step} of {job.steps_total or '?'} for {STILL_S_MAX:.0f} s; "
+                f"the job is {job.status}: {job.because}"
+            )
+
+    def _consider(self, job: JobView) -> None:
+        """Only a job that has several workers shows what the loss of one is; but not for ever."""
+        now_s = self._now_s()
+        self._due_at_s = self._due_at_s or now_s
+        if job.status == "RUNNING" and (job.workers >= 2 or now_s - self._due_at_s > PATIENCE_S):
+            drill = self._left[0]
+            taken = asyncio.run(_take_away(self._client, drill))
+            if not taken:
+                return  # the market itself has just taken what there was
+            self._left.pop(0)
+            self._due_at_s = None
+            self.done.append(Taken(drill, len(taken), len(job.recoveries_s)))
+            self._console.print(
+                f"[bold red]drill[/] at step {job.step}: {drill.name} ({', '.join(taken)})"
+            )
+
+
+class Passing:
+    """What is watched here, but for the model's place, which is gone with the demo."""
+
+    def __init__(self, source: Source) -> None:
+        self._source = source
+        self.house = source.house
+
+    def view(self) -> View | None:
+        view = self._source.view()
+        if view is None:
+            return None
+        jobs = tuple(msgspec.structs.replace(job, export_uri="") for job in view.jobs)
+        return msgspec.structs.replace(view, jobs=jobs)
+
+
+async def _take_away(client: Client, drill: Drill) -> list[str]:
+    try:
+        async with local_cloud(client.house()) as cloud:
+            return await cloud.drill(warning_s=drill.warning_s, nodes=drill.nodes)
+    except CloudError as error:
+        raise DemoFailed(f"the local cloud refused the drill: {error}") from error
+
+
+def run(console: Console | None = None, root: Path | None = None) -> int:
+    """The demo from start to end. Whatever happens, nothing that it started is left."""
+    console = console or Console()
+    root = root or Path.cwd()
+    if not (root / SCRIPT).exists():
+        console.print(f"{root / SCRIPT} was not found: run the demo in the project's folder")
+        return 2
+    began_s = time.monotonic()
+    try:
+        with _folder(root) as folder, _house(folder, console) as client:
+            code = _show(client, folder, root, console)
+    except DemoFailed as error:
+        console.print(f"[bold red]the demo failed:[/] {error}", highlight=False)
+        return 1
+    except KeyboardInterrupt:
+        console.print("interrupted; everything was given back")
+        return 130
+    console.print(f"Everything is gone again. {time.monotonic() - began_s:.0f} s in all.")
+    return code
+
+
+def _show(client: Client, folder: Path, root: Path, console: Console) -> int:
+    address = dashboard_address(client.house(), Places(folder / "state"))
+    console.print(f"Dashboard: {address}", highlight=False, soft_wrap=True)
+    argv = ("--steps", str(STEPS))
+    with _undisturbed(root, folder, argv) as alone:
+        job_id = _submit(client, root, argv)
+        director = Director(client, console)
+        job = follow(Passing(client), job_id, director.watch, console)
+        console.print("Waiting for the undisturbed run of the same script ...")
+        lonely = _final_loss(alone.wait_for_text())
+    view = client.view()
+    assert view is not None
+    ours = _final_loss("\n".join(line for _, _, line in _all_lines(client, job_id)))
+    _summary(console, view, job, director, (ours, lonely))
+    good = job.status == "SUCCEEDED" and job.steps_lost == 0 and ours is not None and ours == lonely
+    if not good:
+        console.print(f"[bold red]not as it should be:[/] {job.status}: {job.because}")
+    return 0 if good else 1
+
+
+def _submit(client: Client, root: Path, argv: tuple[str, ...]) -> str:
+    sha = client.put_script((root / SCRIPT).read_bytes())
+    spec = JobSpec(
+        job="gpt",
+        script=str(SCRIPT),
+        script_sha=sha,
+        argv=argv,
+        slots_max=MACHINES,
+        haste=1000.0,  # the more machines are seen, the better
+        checkpoint_every_s=20.0,
+    )
+    client.post(JobSubmitted(at_s=time.time(), spec=spec))
+    return spec.job
+
+
+# --- the house -----------------------------------------------------------------------------------
+
+
+@contextlib.contextmanager
+def _folder(root: Path) -> Iterator[Path]:
+    """A fresh folder; gone afterwards, unless something went wrong and its logs may be wanted."""
+    folder = root / FOLDER
+    _end_what_is_left(folder)
+    shutil.rmtree(folder, ignore_errors=True)
+    folder.mkdir()
+    (folder / "orchestrator.toml").write_text(CONFIG.format(machines=MACHINES))
+    try:
+        yield folder
+    except DemoFailed as error:
+        raise DemoFailed(f"{error} (logs: {folder / 'state' / 'logs'})") from error
+    except KeyboardInterrupt:
+        _remove(folder)
+        raise
+    else:
+        _remove(folder)
+
+
+def _remove(folder: Path) -> None:
+    with _no_interrupts():
+        shutil.rmtree(folder, ignore_errors=True)
+
+
+def _end_what_is_left(folder: Path) -> None:
+    """A demo that was killed leaves a house, which ends with all that it owns."""
+    places = Places(folder / "state")
+    if not places.state_dir.exists():
+        return
+    deadline_s = time.monotonic() + DOWN_S_MAX
+    while not _lock_is_free(places):
+        if time.monotonic() > deadline_s:
+            raise DemoFailed(f"another demo runs in {folder}: wait for it, or end it with Ctrl-C")
+        time.sleep(0.2)
+    processes.sweep(places.identity, DOWN_S_MAX)
+    places.remove_link()
+
+
+def _lock_is_free(places: Places) -> bool:
+    try:
+        with only_one(places):
+            return True
+    except HouseError:
+        return False
+
+
+@contextlib.contextmanager
+def _house(folder: Path, console: Console) -> Iterator[Client]:
+    places = Places(folder / "state")
+    environment = {**os.environ, processes.MARK: places.identity}
+    arguments = [sys.executable, "-P", "-m", "orchestrator.house"]
+    arguments += ["--config", str(folder / "orchestrator.toml")]
+    house = processes.start(arguments, env=environment, log=folder / "house.log")
+    try:
+        with console.status("Starting Redis, the Ray head, the local cloud and the manager ..."):
+            client = _wait_for_house(places, house, folder / "house.log")
+        yield client
+        with console.status("Giving everything back ..."):
+            client.post(ShutdownAsked(at_s=time.time(), by="the demo"))
+            with contextlib.suppress(subprocess.TimeoutExpired):
+                house.wait(DOWN_S_MAX)
+    finally:
+        with _no_interrupts():
+            processes.end(house, DOWN_S_MAX)
+            left = processes.marked(places.identity)
+            processes.sweep(places.identity)
+            places.remove_link()
+    if left:
+        raise DemoFailed(f"{len(left)} processes had to be swept up: {left}")
+
+
+def _wait_for_house(places: Places, house: "subprocess.Popen[bytes]", log: Path) -> Client:
+    deadline_s = time.monotonic() + UP_S_MAX
+    while time.monotonic() < deadline_s and house.poll() is None:
+        with contextlib.suppress(NotRunning):
+            client = Client.connect(places.state_dir)
+            if client.view() is not None:
+                return client
+        time.sleep(0.1)
+    lines = log.read_text().strip().splitlines()
+    raise DemoFailed(lines[-1] if lines else f"nothing answered within {UP_S_MAX:.0f} s")
+
+
+@contextlib.contextmanager
+def _no_interrupts() -> Iterator[None]:
+    """Cleaning up is not cut short by a second Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+
+
+# --- the same script, undisturbed ----------------------------------------------------------------
+
+
+class Undisturbed:
+    """The script on its own, in the idle time of this machine."""
+
+    def __init__(self, process: "subprocess.Popen[bytes]", log: Path) -> None:
+        self.process = process
+        self._log = log
+
+    def wait_for_text(self, still_s_max: float = STILL_S_MAX) -> str:
+        """All that it says, when it has ended: it says something every few steps."""
+        said, said_at_s = "", time.monotonic()
+        while self.process.poll() is None:
+            if (text := self._log.read_text()) != said:
+                said, said_at_s = text, time.monotonic()
+            elif time.monotonic() > said_at_s + still_s_max:
+                last = said.strip().splitlines()[-1:] or ["nothing"]
+                raise DemoFailed(
+                    f"the undisturbed run has come no further for {still_s_max:.0f} s; it said last: {last[0]}"
+                )
+            time.sleep(LOOK_S)
+        return self._log.read_text()
+
+
+@contextlib.contextmanager
+def _undisturbed(root: Path, folder: Path, argv: tuple[str, ...]) -> Iterator[Undisturbed]:
+    log = folder / "undisturbed.log"
+    process = processes.start(
+        ["nice", "-n", "19", sys.executable, str(SCRIPT), *argv],
+        env={**os.environ, "OMP_NUM_THREADS": "1", "PYTHONUNBUFFERED": "1"},
+        log=log,
+        cwd=root,
+    )
+    try:
+        yield Undisturbed(process, log)
+    finally:
+        processes.end(process)
+
+
+def _final_loss(text: str) -> str | None:
+    """As printed, so that equal means equal to the last digit shown."""
+    found = FINAL.findall(text)
+    return found[-1] if found else None
+
+
+def _all_lines(client: Client, job_id: str) -> Iterator[tuple[str, str, str]]:
+    after = "0"
+    while lines := client.logs(job_id, after):
+        yield from lines
+        after = lines[-1][0]
+
+
+# --- the summary ---------------------------------------------------------------------------------
+
+
+def _summary(
+    console: Console,
+    view: View,
+    job: JobView,
+    director: Director,
+    losses: tuple[str | None, str | None],
+) -> None:
+    table = Table(title="What happened", show_header=False, title_justify="left")
+    table.add_column(style="bold")
+    table.add_column()
+    for row in _losses(director.done, job):
+        table.add_row(*row)
+    cost = view.cost
+    saved = cost.saved_usd / cost.on_demand_usd if cost.on_demand_usd else 0.0
+    table.add_row("steps committed", f"{job.step} of {job.steps_total}")
+    table.add_row("steps lost", str(job.steps_lost))
+    table.add_row("machines bought", str(len(view.machines)))
+    table.add_row("spent", f"${cost.spent_usd:.5f}")
+    table.add_row(
+        "the same machine time on demand", f"${cost.on_demand_usd:.5f} (saved {saved:.0%})"
+    )
+    table.add_row("final held-out loss", losses[0] or "-")
+    table.add_row("the same, undisturbed", losses[1] or "-")
+    console.print(table)
+
+
+def _losses(done: Sequence[Taken], job: JobView) -> Iterator[tuple[str, str]]:
+    """Each loss with the pauses between it and the next."""
+    ends = [*(taken.pauses_before for taken in done[1:]), len(job.recoveries_s)]
+    for number, (taken, end) in enumerate(zip(done, ends, strict=True), start=1):
+        pauses = ", ".join(map(pause, job.recoveries_s[taken.pauses_before : end]))
+        calm = "none, it left between two steps" if taken.drill.warning_s else "none"
+        of_all = f" ({plural(taken.machines, 'machine')})" if taken.drill.nodes == "all" else ""
+        yield f"{nth(number)} loss", f"{taken.drill.name}{of_all}; pause: {pauses or calm}"
+    more = job.preemptions - sum(taken.machines for taken in done)
+    if more > 0:
+        yield "the market took", f"{plural(more, 'machine')} more, whose pauses are among these"

@@ -1,0 +1,94 @@
+"""The short-lived driver that creates the two detached actors of a house: keeper and manager.
+
+    python -m orchestrator.house.enlist --house DIR --ray HOST:PORT --life ID   (run by the house)
+
+They outlive it, and Ray starts them again when they die. A module of its own, because Ray sends the
+classes of a program's main module by value, and ours are to be found by their names.
+"""
+
+import argparse
+import os
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+
+from agent.reliable.offsite import Storage
+from orchestrator.config import load
+from orchestrator.live.actors import NAMESPACE, ManagerActor, Order
+from orchestrator.places import Places
+
+HEAD = {"node:__internal_head__": 0.001}
+
+
+def enlist(order: Order, storage: Storage | None) -> None:
+    """Create the detached keeper and manager; the Ray token is in the environment."""
+    import ray
+
+    from agent.instance.actor import KeeperActor, keeper_options
+
+    host = order.ray_address.rpartition(":")[0]
+    ray.init(
+        address=order.ray_address,
+        _node_ip_address=host,
+        namespace=NAMESPACE,
+        log_to_driver=False,
+        logging_level="ERROR",
+    )
+    places = Places(Path(order.state_dir))
+    detached: dict[str, Any] = {
+        "lifetime": "detached",
+        "get_if_exists": True,
+        "max_restarts": -1,
+        "max_task_retries": -1,
+        "num_cpus": 0,
+        "resources": HEAD,
+    }
+    keeper = (
+        ray.remote(KeeperActor)
+        .options(name="keeper", **detached)
+        .remote(
+            **keeper_options(
+                order.redis_url, places.checkpoints, host, places.secret("mesh"), storage
+            )
+        )
+    )
+    ray.get(keeper.ping.remote())
+    manager = (
+        ray.remote(ManagerActor)
+        .options(name="manager", **detached)
+        .remote(msgspec.json.encode(order))
+    )
+    ray.get(manager.ping.remote())
+    ray.shutdown()
+
+
+def main() -> int:
+    parser = argparse.ArgumentParser(
+        prog="python -m orchestrator.house.enlist", description=__doc__
+    )
+    parser.add_argument("--house", required=True, help="the state directory")
+    parser.add_argument("--ray", required=True)
+    parser.add_argument("--life", required=True, help="which life of the house this is")
+    parser.add_argument("--config")
+    options = parser.parse_args()
+    # Not an argument: the address of a Redis may hold a password, and anyone can list arguments.
+    config = load(Path(options.config) if options.config else None, os.environ)
+    embedded = f"unix://{Places(Path(options.house)).redis_socket}"
+    order = Order(
+        state_dir=options.house,
+        redis_url=config.manager.redis_url or embedded,
+        ray_address=options.ray,
+        config_path=str(Path(options.config).absolute()) if options.config else None,
+        house=options.life,
+    )
+    # Ray has every actor look for modules where its driver stands first: no place for a person's own.
+    os.chdir(options.house)
+    url = config.storage.checkpoint_url
+    enlist(order, Storage(url=url, every_s=config.storage.copy_every_s) if url else None)
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,26 @@
+"""Ray's head with what a house uses and nothing beside it: `python -m orchestrator.house.ray_head ARGUMENTS`, as of `ray start`.
+
+No option of Ray keeps it from starting a server for its clients, which nobody here is, nor the process of a dashboard
+that is not wanted. Both import most of Ray, and the head waits for the second before it lets anybody in.
+"""
+
+import sys
+from typing import Any
+
+
+def main() -> None:
+    from ray._private import services
+    from ray.scripts import scripts
+
+    start = services.start_api_server
+
+    def start_if_wanted(include_dashboard: bool | None, *words: Any, **more: Any) -> Any:
+        return start(include_dashboard, *words, **more) if include_dashboard else ("", None)
+
+    services.start_api_server = start_if_wanted
+    scripts.get_ray_client_dependency_error = lambda: ImportError("nobody is a client of Ray here")
+    scripts.start.main(["--head", "--no-monitor", *sys.argv[1:]])
+
+
+if __name__ == "__main__":
+    main()

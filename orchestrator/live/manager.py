@@ -1,0 +1,203 @@
+"""The manager as a process: a detached Ray actor that restarts by itself.
+
+The actor holds nothing that matters. It takes a new epoch, reads the journal, and runs the loop; if
+the loop breaks, the process ends and Ray starts the next one. A manager that finds itself superseded
+ends for good.
+"""
+
+import asyncio
+import contextlib
+import os
+import threading
+import time
+import traceback
+from collections.abc import Set as AbstractSet
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
+
+import msgspec
+import redis
+
+from bidding.acquire import decide
+from bidding.compiled import CACHE as BIDDING_CODE
+from bidding.compiled import forget_old
+from bidding.model import Demand, Limits, Offer
+from cloud.clock import CLOCK
+from cloud.model import InstanceType, Pool
+from cloud.provider import Provider
+from orchestrator.brain import layouts
+from orchestrator.brain.buying import SlotSpeed
+from orchestrator.config import Config, load
+from orchestrator.events import ManagerStarted
+from orchestrator.house.redis_server import connect
+from orchestrator.journal import RedisJournal
+from orchestrator.live.actors import Order
+from orchestrator.live.quotes import QuoteStore
+from orchestrator.live.world import LiveWorld
+from orchestrator.loop import resume, run
+from orchestrator.morph.compiled import CACHE as MORPH_CODE
+from orchestrator.places import Places
+from orchestrator.settings import Settings
+from orchestrator.world import Superseded
+
+if TYPE_CHECKING:
+    import redis.asyncio
+
+CRASH_PAUSE_S = 1.0
+PUT_AWAY_S_MAX = 120.0
+PUT_AWAY_LOOK_S = 0.1
+SUPERSEDED = (
+    "a manager of another house took over the same Redis (manager.redis_url); this house ends with "
+    "what it started itself, and the other one goes on"
+)
+
+
+class Manager:
+    """What the Ray actor does: a thread with the loop in it."""
+
+    def __init__(self, order: bytes) -> None:
+        self._order = msgspec.json.decode(order, type=Order)
+        self._thread = threading.Thread(target=self._live, name="loop", daemon=True)
+        self._thread.start()
+
+    def ping(self) -> int:
+        """The process that answers."""
+        return os.getpid()
+
+    def _live(self) -> None:
+        """One life. However it ends, but for a clean stop, the process ends with it."""
+        places = Places(Path(self._order.state_dir))
+        log = places.log("loop")
+        try:
+            asyncio.run(live(self._order))
+        except Superseded as error:
+            _write(log, str(error))
+        except BaseException as error:
+            _write(log, traceback.format_exc())
+            with contextlib.suppress(OSError):
+                places.broke_off.write_text(str(error) or type(error).__name__)
+            time.sleep(CRASH_PAUSE_S)
+            self._wait_for_redis()
+            os._exit(1)
+
+    def _wait_for_redis(self) -> None:
+        """Without it the next one could do nothing either; and on a full disk, which is what ends Redis, Ray starts a
+        process that it takes for a manager and that is none.
+        """
+        store = connect(self._order.redis_url)
+        while True:
+            try:
+                store.ping()
+            except redis.RedisError:
+                time.sleep(CRASH_PAUSE_S)
+            else:
+                return
+
+
+async def live(order: Order) -> None:
+    """From taking over to the clean end: the state from the journal, then the loop."""
+    import redis.asyncio
+
+    from orchestrator.house.redis_server import retry_policy
+    from orchestrator.live.engine import RayEngine
+
+    places = Places(Path(order.state_dir))
+    config_path = Path(order.config_path) if order.config_path else None
+    config = load(config_path, os.environ)
+    store = redis.asyncio.Redis.from_url(order.redis_url, **retry_policy(asynchronous=True))
+    await asyncio.to_thread(rehearse)
+    journal, clock = RedisJournal(store), CLOCK
+    epoch = await journal.take_over(order.house)
+    state = await resume(journal)
+    world = LiveWorld(
+        store=store,
+        journal=journal,
+        providers=providers(config, places),
+        engine=await RayEngine.connect(store, places),
+        clock=clock,
+        quotes=QuoteStore(places.quotes),
+    )
+    await world.open(
+        ManagerStarted(
+            at_s=clock.now_s(),
+            epoch=epoch,
+            settings=settings_from(config),
+            house=order.house,
+        )
+    )
+    try:
+        state = await run(world, journal, state)
+        await world.publish(state)
+        await put_away(store, state.jobs.keys())
+        places.given_back.touch()
+    except Superseded:
+        if await journal.holder() != order.house:  # else Ray has only started the next one of ours
+            places.superseded.write_text(SUPERSEDED)
+        raise
+    finally:
+        await world.close()
+        await store.aclose()
+
+
+async def put_away(store: "redis.asyncio.Redis", jobs: AbstractSet[str]) -> None:
+    """Until the keeper has the states of these jobs on the disk, within bounds: it ends with the house."""
+    from agent.reliable.keeper import OPEN_JOBS
+
+    with contextlib.suppress(TimeoutError):
+        async with asyncio.timeout(PUT_AWAY_S_MAX):
+            while not jobs.isdisjoint(await _names(store, OPEN_JOBS)):
+                await asyncio.sleep(PUT_AWAY_LOOK_S)
+
+
+async def _names(store: "redis.asyncio.Redis", key: str) -> list[str]:
+    keys: Any = store.hkeys(key)
+    return [name.decode() for name in await keys]
+
+
+def rehearse() -> None:
+    """Decisions about nothing real: their arithmetic is compiled, or loaded, before anyone waits for it."""
+    kind = InstanceType(name="none", cloud="none", slots=1, memory_bytes=1, on_demand_usd_per_h=1.0)
+    offer = Offer(
+        pool=Pool("none", "none", "none", "none"), type=kind, market="spot", price_usd_per_h=0.1
+    )
+    demand = Demand(work_left=1.0, start_s=1.0, morph_s=1.0, recovery_s=1.0)
+    speed = SlotSpeed(types={"none": kind}, slots_max=4)
+    decide([offer], [], demand, Limits(), speed, 0.0)
+    layouts.rehearse()
+    for cache in (BIDDING_CODE, MORPH_CODE):
+        forget_old(cache)
+
+
+def providers(config: Config, places: Places) -> dict[str, Provider]:
+    """Every cloud that the settings enable."""
+    found: dict[str, Provider] = {}
+    if config.local.enabled:
+        from cloud.local.provider import LocalProvider
+
+        found["local"] = LocalProvider.at(places.cloud_dir, config.manager.deployment)
+    return found
+
+
+def settings_from(config: Config) -> Settings:
+    return Settings(
+        deployment=config.manager.deployment,
+        budget_usd=config.budget.total_usd,
+        usd_per_h_max=config.budget.per_h_usd,
+        on_demand_allowed=config.budget.on_demand_allowed,
+        manager_usd_per_h=config.manager.usd_per_h,
+        regions=tuple(filter(None, (r.strip() for r in (config.buying.regions or "").split(",")))),
+        egress_usd_per_gb=config.buying.egress_usd_per_gb,
+        disk_usd_per_h=config.buying.disk_usd_per_h,
+        billing=config.local.billing,
+        quote_max_age_s=config.buying.quote_max_age_s,
+        control_period_s=config.manager.control_period_s,
+        rethink_s=config.manager.control_period_s,
+        boot_timeout_s=config.limits.boot_timeout_s,
+        launch_grace_s=config.limits.launch_grace_s,
+    )
+
+
+def _write(log: Path, text: str) -> None:
+    """On a full disk it is not said, and all that comes after it happens all the same."""
+    with contextlib.suppress(OSError), log.open("a") as sink:
+        sink.write(f"{time.strftime('%F %T')} {text}\n")

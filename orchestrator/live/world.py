@@ -1,0 +1,339 @@
+"""The live world: clouds, Ray, the wall clock, and the inbox.
+
+Everything that takes time runs beside the loop as a task, and its outcome comes back as an event.
+Nothing is raised into the loop for what the outside world does; only a newer manager ends it.
+"""
+
+import asyncio
+import contextlib
+import math
+from collections.abc import Awaitable, Coroutine, Mapping
+from typing import Any, Protocol, assert_never
+
+import msgspec
+import redis.asyncio
+
+from agent.messages import AgentLost, WorkerLost
+from cloud.clock import Clock, ticks
+from cloud.errors import CloudError
+from cloud.provider import Provider
+from orchestrator.actions import (
+    AnyAction,
+    CloseJob,
+    KeepQuotes,
+    Launch,
+    ListMachines,
+    Note,
+    OpenJob,
+    Regroup,
+    StartWorker,
+    Stop,
+    StopWorker,
+    Terminate,
+    WriteCheckpoint,
+)
+from orchestrator.brain import crews, layouts
+from orchestrator.brain.layouts import Question
+from orchestrator.brain.sentences import sentence
+from orchestrator.events import (
+    AnyEvent,
+    CatalogueSeen,
+    Launched,
+    LaunchFailed,
+    Listed,
+    ListFailed,
+    QuotesSeen,
+    Terminated,
+    Tick,
+)
+from orchestrator.journal import INBOX, INBOX_READ, RedisJournal
+from orchestrator.live.quotes import QuoteStore
+from orchestrator.showing import view_of
+from orchestrator.state import State
+
+QUOTES_S = 1.0
+QUOTES_TOLD_S = 60.0  # so often at least, be there news or not
+CATALOGUE_S = 3600.0
+QUOTES_S_MAX = 60.0
+NODES_S = 0.25
+VIEW_S = 0.2
+CANCEL_S = 1.0
+INBOX_BATCH = 200
+INBOX_BLOCK_MS = 1000
+EVENTS_KEPT = 10_000
+TASKS_MAX = 10_000
+
+
+EngineAction = OpenJob | CloseJob | StartWorker | StopWorker | Regroup | WriteCheckpoint
+
+
+class EngineError(Exception):
+    """An agent or the keeper could not be reached."""
+
+
+class Engine(Protocol):
+    """What runs the agents and the keeper: Ray in production."""
+
+    async def machines(self) -> set[str]:
+        """The machines whose node is up; a new one is given its agent."""
+        ...
+
+    async def do(self, action: "EngineAction") -> Awaitable[None]:
+        """Send the action to the keeper or the agent, in the order of the calls.
+
+        What is returned ends when it was taken in, or raises `EngineError`. Twice is fine.
+        """
+        ...
+
+
+class LiveWorld:
+    """Events from everywhere through one queue; actions out as tasks."""
+
+    def __init__(
+        self,
+        *,
+        store: "redis.asyncio.Redis",
+        journal: RedisJournal,
+        providers: Mapping[str, Provider],
+        engine: Engine,
+        clock: Clock,
+        quotes: QuoteStore,
+    ) -> None:
+        self._store = store
+        self._journal = journal
+        self._providers = providers
+        self._engine = engine
+        self._clock = clock
+        self._quotes = quotes
+        self._queue: asyncio.Queue[tuple[str, AnyEvent]] = asyncio.Queue(maxsize=TASKS_MAX)
+        self._tasks: set[asyncio.Task[None]] = set()
+        self._shown_at_s = 0.0
+        self._asked: tuple[Question, ...] = ()
+        self._foreseeing = False
+        self._broken: BaseException | None = None
+
+    async def open(self, first: AnyEvent) -> None:
+        """Begin to listen. `first` is the event that every life of a manager starts with."""
+        self._queue.put_nowait(("", first))
+        for name in self._providers:
+            self._spawn(self._follow_prices(name))
+        self._spawn(self._follow_nodes())
+        self._spawn(self._follow_inbox())
+
+    async def close(self) -> None:
+        """Until all have heard it: of a task that is just sending to Redis, a cancellation may get lost."""
+        while self._tasks:
+            for task in self._tasks:
+                task.cancel()
+            await asyncio.wait(self._tasks, timeout=CANCEL_S)
+
+    # --- events -----------------------------------------------------------------------------
+
+    async def next_event(self, by_s: float) -> AnyEvent | None:
+        if self._broken is not None:
+            raise self._broken
+        patience_s = max(0.0, by_s - self._clock.now_s())
+        try:
+            async with asyncio.timeout(patience_s):
+                self._journal.inbox_id, event = await self._queue.get()
+        except TimeoutError:
+            self._journal.inbox_id = ""
+            return Tick(at_s=self._clock.now_s())
+        # Others have clocks of their own: nothing has happened later than now.
+        return msgspec.structs.replace(event, at_s=min(event.at_s, self._clock.now_s()))
+
+    async def _follow_inbox(self) -> None:
+        """The durable door: an entry leaves it only with the journal entry that handles it."""
+        read: Any = await self._store.get(INBOX_READ)
+        after = read.decode() if read else "0"
+        while True:
+            answer: Any = await self._store.xread(
+                {INBOX: after}, count=INBOX_BATCH, block=INBOX_BLOCK_MS
+            )
+            for _, rows in answer or []:
+                for key, fields in rows:
+                    after = key.decode()
+                    await self._receive(after, fields)
+
+    async def _receive(self, key: str, fields: Mapping[bytes, bytes]) -> None:
+        try:
+            event: AnyEvent = msgspec.json.decode(fields[b"e"], type=AnyEvent)
+        except (msgspec.DecodeError, UnicodeDecodeError, KeyError) as error:
+            why = f"{INBOX} {key} in Redis cannot be read ({error}): whatever it said is lost"
+            await self.perform(Note(who="manager", because=why))
+            await self._store.xdel(INBOX, key)
+            return
+        await self._queue.put((key, event))
+
+    async def _follow_prices(self, name: str) -> None:
+        provider, pause_s = self._providers[name], QUOTES_S
+        known: Any = None
+        sold: Any = None
+        asked_at_s = told_at_s = -math.inf
+        while True:
+            try:
+                if self._clock.now_s() >= asked_at_s + CATALOGUE_S:
+                    types, pools = await provider.catalogue()
+                    asked_at_s = self._clock.now_s()
+                    if (types, pools) != sold:
+                        sold = types, pools
+                        seen = CatalogueSeen(
+                            at_s=asked_at_s, provider=name, types=tuple(types), pools=tuple(pools)
+                        )
+                        await self._tell(seen)
+                quotes = {quote.pool: quote for quote in await provider.quotes()}
+                pause_s = QUOTES_S
+            except CloudError:
+                pause_s = min(pause_s * 2, QUOTES_S_MAX)
+            else:
+                fresh = tuple(
+                    quote
+                    for pool, quote in sorted(quotes.items())
+                    if quote != (known or {}).get(pool)
+                )
+                known = quotes
+                now_s = self._clock.now_s()
+                # Silence would be taken for a fault.
+                if fresh or now_s >= told_at_s + QUOTES_TOLD_S:
+                    told_at_s = now_s
+                    await self._tell(
+                        QuotesSeen(at_s=self._clock.now_s(), provider=name, quotes=fresh)
+                    )
+            await asyncio.sleep(pause_s)
+
+    async def _follow_nodes(self) -> None:
+        """A node that leaves the cluster takes its machine's agent with it."""
+        seen: set[str] = set()
+        while True:
+            now = await self._engine.machines()
+            for machine in sorted(seen - now):
+                why = "its node left the cluster"
+                await self._tell(AgentLost(at_s=self._clock.now_s(), machine_id=machine, why=why))
+            seen = now
+            await asyncio.sleep(NODES_S)
+
+    # --- actions ----------------------------------------------------------------------------
+
+    async def perform(self, action: AnyAction) -> None:
+        line = sentence(action, self._clock.now_s())
+        if line is not None:
+            fields: Any = {"e": msgspec.json.encode(line)}
+            await self._store.xadd("orch:events", fields, maxlen=EVENTS_KEPT, approximate=True)
+        match action:
+            case Launch():
+                self._spawn(self._launch(action))
+            case Terminate():
+                self._spawn(self._terminate(action))
+            case ListMachines():
+                self._spawn(self._list(action.provider))
+            case KeepQuotes():
+                self._spawn(self._keep(action))
+            case (
+                OpenJob()
+                | CloseJob()
+                | StartWorker()
+                | StopWorker()
+                | Regroup()
+                | WriteCheckpoint()
+            ):
+                self._spawn(self._outcome(action, await self._engine.do(action)))
+            case Note() | Stop():
+                pass
+            case _:
+                assert_never(action)
+
+    async def _launch(self, action: Launch) -> None:
+        token = action.request.token
+        try:
+            machine = await self._providers[action.provider].launch(action.request)
+        except CloudError as error:
+            at_s = self._clock.now_s()
+            await self._tell(
+                LaunchFailed(at_s=at_s, token=token, code=error.code, error=str(error))
+            )
+        else:
+            await self._tell(Launched(at_s=self._clock.now_s(), token=token, machine=machine))
+
+    async def _terminate(self, action: Terminate) -> None:
+        """A call that got no answer is repeated by the brain, which keeps looking at the list."""
+        with contextlib.suppress(CloudError):
+            await self._providers[action.provider].terminate([action.machine_id])
+            await self._tell(Terminated(at_s=self._clock.now_s(), machine_id=action.machine_id))
+
+    async def _list(self, name: str) -> None:
+        asked_at_s = self._clock.now_s()
+        try:
+            machines = tuple(await self._providers[name].machines())
+        except CloudError as error:
+            at_s = self._clock.now_s()
+            await self._tell(ListFailed(at_s=at_s, provider=name, error=str(error)))
+        else:
+            await self._tell(
+                Listed(
+                    at_s=self._clock.now_s(),
+                    provider=name,
+                    asked_at_s=asked_at_s,
+                    machines=machines,
+                )
+            )
+
+    async def _keep(self, action: KeepQuotes) -> None:
+        """Beside the loop, because the whole history is written."""
+        now_s = self._clock.now_s()
+        await self._tell(await asyncio.to_thread(self._quotes.keep, action, now_s))
+
+    async def _outcome(self, action: EngineAction, taken: Awaitable[None]) -> None:
+        """Only a worker that could not be started is news; the rest is asked for again."""
+        try:
+            await taken
+        except EngineError as error:
+            if isinstance(action, StartWorker):
+                await self._tell(
+                    WorkerLost(
+                        at_s=self._clock.now_s(),
+                        job=action.job,
+                        worker=action.worker,
+                        cause="machine",
+                        detail=str(error),
+                    )
+                )
+
+    # --- showing ----------------------------------------------------------------------------
+
+    async def show(self, state: State) -> None:
+        now_s = self._clock.now_s()
+        if now_s - self._shown_at_s >= VIEW_S:
+            self._shown_at_s = now_s
+            await self.publish(state)
+
+    async def publish(self, state: State) -> None:
+        view = msgspec.structs.replace(view_of(state, self._clock.now_s()), tick_s=ticks())
+        await self._store.set("orch:view", msgspec.json.encode(view))
+        asked = crews.questions(state)
+        if asked != self._asked and not self._foreseeing:
+            self._asked, self._foreseeing = asked, True
+            self._spawn(self._foresee(asked))
+
+    async def _foresee(self, asked: tuple[Question, ...]) -> None:
+        """Beside the loop, so that a loss finds its layout ready."""
+        try:
+            for question in asked:
+                await asyncio.to_thread(layouts.foresee, question)
+        finally:
+            self._foreseeing = False
+
+    # --- tasks ------------------------------------------------------------------------------
+
+    async def _tell(self, event: AnyEvent) -> None:
+        await self._queue.put(("", event))
+
+    def _spawn(self, work: Coroutine[Any, Any, None]) -> None:
+        task = asyncio.create_task(work)
+        self._tasks.add(task)
+        task.add_done_callback(self._done)
+
+    def _done(self, task: asyncio.Task[None]) -> None:
+        """A task that fails in a way nobody foresaw ends this manager; Ray starts the next one."""
+        self._tasks.discard(task)
+        if not task.cancelled() and task.exception() is not None:
+            self._broken = task.exception()

@@ -1,0 +1,400 @@
+"""What the manager buys from, at which prices, and what it has learned about the time that changes take."""
+
+import math
+from typing import Any
+
+import pytest
+from msgspec.structs import replace
+
+from agent.messages import JobCompleted
+from agent.profile import Link
+from cloud.model import Pool, Quote
+from orchestrator.actions import Launch, Terminate
+from orchestrator.brain import buying
+from orchestrator.brain.ledger import committed_usd, spent_usd
+from orchestrator.events import CatalogueSeen, ManagerStarted, QuotesSeen
+from orchestrator.showing import view_of
+
+
+def sold(h: Any, *more: Pool) -> tuple[Pool, ...]:
+    return (*(known.pool for known in h.state.pools.values()), *more)
+
+
+def catalogue(h: Any, *pools: Pool) -> CatalogueSeen:
+    kinds = tuple(h.state.types.values())
+    return CatalogueSeen(at_s=h.at_s, provider="local", types=kinds, pools=pools)
+
+
+def promised_usd(h: Any) -> float:
+    return spent_usd(h.job.account, h.at_s) + committed_usd(h.job.account, h.at_s)
+
+
+@pytest.mark.parametrize("factor", [1.6, 3.0, 20.0])
+def test_a_price_that_the_budget_has_no_room_for_ends_the_lease_at_once(
+    hand: Any, factor: float
+) -> None:
+    """The price jumps past what was reserved for: the machine goes at once, and the cap holds all the while."""
+    cap = 0.006
+    h = hand(on_demand_allowed=False).running(slots_max=1, budget_usd=cap)
+    (lease,) = h.leases
+    while promised_usd(h) < cap - 0.0008:
+        h.wait(2.0)
+    h.price(*(factor * price for price in (0.03, 0.06, 0.04, 0.07)))
+    assert lease.state == "ending" or h.job.status == "DRAINING"
+    for _ in range(7):  # it takes the cloud some time to end it
+        h.wait(2.0)
+        assert promised_usd(h) <= cap + 1e-9
+    h.serve()
+    h.wait(10.0)
+    h.serve()
+    assert not h.state.leases
+    assert h.job.account.spent_usd <= cap
+
+
+def test_with_room_in_the_budget_a_dearer_machine_is_reserved_for_anew(hand: Any) -> None:
+    """The same jump with money left: the machine stays, and its reserve grows."""
+    h = hand().running(slots_max=1, budget_usd=1.0)
+    (lease,) = h.leases
+    before = committed_usd(h.job.account, h.at_s)
+    h.price(0.06, 0.12, 0.08, 0.14)
+    assert not lease.leaving
+    assert lease.ceiling_usd_per_h >= 0.06
+    assert committed_usd(h.job.account, h.at_s) > before
+
+
+def test_a_small_budget_buys_on_spot_what_it_could_not_on_demand(hand: Any) -> None:
+    """What is reserved for a spot machine follows its price, not the price on demand."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=1, budget_usd=0.006)
+    launches = h.only(h.wait(2.0), Launch)
+    assert [a.request.market for a in launches] == ["spot"]
+
+
+def test_old_prices_are_not_trusted_and_that_is_said(hand: Any) -> None:
+    """A cloud that says nothing about prices for too long sells us no spot machine until it speaks again."""
+    h = hand(quote_max_age_s=60.0, on_demand_allowed=False)
+    h.start()
+    h.wait(90.0)
+    h.submit(slots_max=1)
+    out = h.wait(4.0)
+    assert not h.only(out, Launch)
+    assert "no spot machine is bought at them" in " ".join(s.because for s in h.state.sentences)
+    h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=()))
+    assert h.only(h.wait(4.0), Launch)
+
+
+def test_a_pool_that_is_no_longer_sold_is_not_bought_from(hand: Any) -> None:
+    """The cheapest pool is not in the newest catalogue: the next best is bought; what runs there stays."""
+    h = hand().running(slots_max=1)
+    (lease,) = h.leases
+    left = tuple(pool for pool in sold(h) if pool != lease.pool)
+    h.see(catalogue(h, *left))
+    h.wait(4.0)
+    assert lease.token in h.state.leases
+    assert not lease.leaving
+    h.taken(lease.machine_id)
+    launches = h.only(h.wait(4.0), Launch)
+    assert launches
+    assert all(launch.request.pool in left for launch in launches)
+
+
+def test_only_regions_where_the_data_may_be(hand: Any) -> None:
+    """A cheaper pool in a region that is not allowed is not bought from."""
+    h = hand(regions=("east",))
+    h.start()
+    abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
+    h.see(catalogue(h, *sold(h, abroad)))
+    quote = Quote(pool=abroad, at_s=h.at_s, price_usd_per_h=0.001)
+    h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=(quote,)))
+    h.submit(slots_max=2)
+    launches = h.only(h.wait(2.0), Launch)
+    assert launches
+    assert {launch.request.pool.region for launch in launches} == {"east"}
+
+
+def test_a_quote_from_the_future_does_not_hold_for_ever(hand: Any) -> None:
+    """A price with a date that cannot be is a price all the same, and the next one takes its place."""
+    h = hand()
+    h.start()
+    pool, *_ = sold(h)
+    for at_s, price in ((h.at_s + 1e9, 0.05), (h.at_s, 0.02)):
+        quote = Quote(pool=pool, at_s=at_s, price_usd_per_h=price)
+        h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=(quote,)))
+    assert h.state.pools[pool.key].spot_usd_per_h == 0.02
+
+
+def test_prices_are_heard_after_the_clock_was_set_back(hand: Any) -> None:
+    """The manager starts again with a clock an hour behind, and so do the dates of quotes."""
+    h = hand()
+    h.start()
+    h.wait(7200.0)
+    pool, *_ = sold(h)
+    h.price(0.03, 0.06, 0.04, 0.07)
+    behind_s = h.at_s - 3600.0
+    h.see(ManagerStarted(at_s=behind_s, epoch=2, settings=h.settings))
+    quote = Quote(pool=pool, at_s=behind_s + 1.0, price_usd_per_h=0.05)
+    h.see(QuotesSeen(at_s=behind_s + 1.0, provider="local", quotes=(quote,)))
+    assert h.state.pools[pool.key].spot_usd_per_h == 0.05
+
+
+def test_moving_the_state_to_another_region_is_part_of_the_price(hand: Any) -> None:
+    """While a job works in one region, an offer in another carries what bringing its state there costs."""
+    h = hand(egress_usd_per_gb=0.02).running(slots_max=1)
+    abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
+    h.see(catalogue(h, *sold(h, abroad)))
+    egress = {o.pool.region: o.egress_usd for o in buying.offers(h.state, h.job)}
+    assert egress == {"east": 0.0, "west": pytest.approx(0.02 * (1 << 20) / 1e9)}
+
+
+def test_what_changes_take_is_learned_from_our_own(hand: Any) -> None:
+    """Start-up is measured from the order to the first step, and stalls from what the keeper reports."""
+    h = hand(start_s=600.0)
+    h.start()
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    (launch,) = h.only(h.said, Launch)
+    machine_id = h.launched(launch)
+    h.wait(40.0)
+    h.joined(machine_id)
+    h.serve()
+    h.wait(2.0)
+    h.committed(1)
+    (took_s,) = h.job.times.start_s
+    assert 40.0 <= took_s <= 50.0
+    assert h.job.times.typical_s("start_s", 600.0) == pytest.approx((took_s + 600.0) / 2)
+    assert not h.only(h.wait(2.0), Terminate)
+
+
+def lines(h: Any) -> tuple[float, float, float]:
+    """What is spent, and the sums over machines of cost and of disks and egress, as a person reads them."""
+    view = view_of(h.state, h.at_s)
+    machines = view.machines
+    return (
+        view.cost.spent_usd,
+        sum(m.cost_usd for m in machines),
+        sum(m.disk_usd + m.egress_usd for m in machines),
+    )
+
+
+def test_disks_are_charged_line_by_line_and_no_refund_covers_them(hand: Any) -> None:
+    """Taken within a free first hour, a machine costs nothing but its disk; the lines add up all the while."""
+    h = hand(disk_usd_per_h=0.36, billing="aws_today", on_demand_allowed=False)
+    h.running(slots_max=1)
+    (lease,) = h.leases
+    assert {o.disk_usd_per_h for o in buying.offers(h.state, h.job)} == {0.36}
+    h.wait(100.0)
+    spent, machines, disks = lines(h)
+    assert spent == pytest.approx(machines)
+    assert disks == pytest.approx(0.36 * (h.at_s - lease.prices[0][0]) / 3600)
+    assert machines == pytest.approx(disks * (1 + 0.03 / 0.36))
+    h.taken(lease.machine_id)
+    spent, machines, disks = lines(h)
+    assert spent == pytest.approx(machines)
+    assert machines == pytest.approx(disks)
+    assert disks > 0
+
+
+def test_egress_is_reserved_with_the_order_and_charged_with_the_machine(hand: Any) -> None:
+    """The state has to be brought abroad: promised when the machine is ordered, spent when it is there."""
+    h = hand(egress_usd_per_gb=1000.0, on_demand_allowed=False).running(slots_max=1)
+    abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
+    h.see(catalogue(h, abroad))
+    quote = Quote(pool=abroad, at_s=h.at_s, price_usd_per_h=0.01)
+    h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=(quote,)))
+    (lease,) = h.leases
+    h.notice(lease.machine_id, 100.0)
+    (launch,) = h.only(h.wait(4.0), Launch)
+    assert launch.request.pool == abroad
+    egress_usd = 1000.0 * (1 << 20) / 1e9
+    before = spent_usd(h.job.account, h.at_s)
+    assert committed_usd(h.job.account, h.at_s) > egress_usd
+    h.launched(launch)
+    assert committed_usd(h.job.account, h.at_s) < egress_usd
+    assert spent_usd(h.job.account, h.at_s) == pytest.approx(before + egress_usd)
+    spent, machines, parts = lines(h)
+    assert spent == pytest.approx(machines)
+    assert parts == pytest.approx(egress_usd)
+
+
+def test_a_launch_abroad_that_fails_owes_no_egress(hand: Any) -> None:
+    """What was reserved for bringing the state there is free again."""
+    h = hand(egress_usd_per_gb=1000.0, on_demand_allowed=False).running(slots_max=1)
+    abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
+    h.see(catalogue(h, abroad))
+    quote = Quote(pool=abroad, at_s=h.at_s, price_usd_per_h=0.01)
+    h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=(quote,)))
+    (lease,) = h.leases
+    reserved = committed_usd(h.job.account, h.at_s)
+    h.notice(lease.machine_id, 100.0)
+    (launch,) = h.only(h.wait(4.0), Launch)
+    h.refused(launch)
+    assert committed_usd(h.job.account, h.at_s) == pytest.approx(reserved)
+    spent, machines, parts = lines(h)
+    assert spent == pytest.approx(machines)
+    assert parts == 0.0
+
+
+@pytest.mark.parametrize("billing", ["aws_today", "aws_2016"])
+def test_on_demand_machines_are_billed_by_their_own_rule(hand: Any, billing: str) -> None:
+    """A machine on demand that the cloud takes away is paid for: refunds are for spot."""
+    h = hand(billing=billing)
+    h.start()
+    h.price(0.9, 0.9, 0.9, 0.9)
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    h.serve()
+    (lease,) = h.leases
+    assert lease.request.market == "on_demand"
+    h.wait(600.0)
+    h.taken(lease.machine_id)
+    seconds = 3600 if billing == "aws_2016" else h.at_s - lease.prices[0][0]
+    assert lease.cost_usd == pytest.approx(0.10 * seconds / 3600)
+    assert h.job.account.spent_usd == pytest.approx(lease.cost_usd)
+
+
+def test_a_budget_covers_the_whole_hour_where_hours_are_paid(hand: Any) -> None:
+    """Under the rule by the hour what is owed for the rest of a begun hour was reserved before."""
+    cap = 0.055
+    h = hand(billing="aws_2016", on_demand_allowed=False).running(slots_max=1, budget_usd=cap)
+    while h.job.active and h.at_s < 20_000.0:
+        h.wait(60.0)
+        h.serve()
+        assert promised_usd(h) <= cap + 1e-9
+    h.wait(60.0)
+    h.serve()
+    assert not h.state.leases
+    assert 0 < h.job.account.spent_usd <= cap
+
+
+@pytest.mark.parametrize(
+    ("limits", "says"),
+    [
+        ({"budget_usd": 0.02, "manager_usd_per_h": 5.0}, "of it for the manager's own machine: the cheapest way"),
+        ({"usd_per_h_max": 1.0, "manager_usd_per_h": 5.0}, "the manager's own machine alone costs $5.0000"),
+        ({"usd_per_h_max": 0.0}, "$0.0000 may be spent per hour"),
+    ],
+)  # fmt: skip
+def test_a_budget_below_the_managers_own_machine_is_refused(
+    hand: Any, limits: Any, says: str
+) -> None:
+    """What cannot ever be bought is said at once, with the figures, and nothing is bought."""
+    h = hand(**limits)
+    h.start()
+    h.submit(slots_max=1)
+    assert h.job.status == "FAILED"
+    assert says in h.job.because
+    assert not h.only(h.wait(4.0), Launch)
+
+
+@pytest.mark.parametrize("price", [0.0, -1.0, 1e9, math.inf, math.nan])
+def test_an_absurd_price_changes_nothing(hand: Any, price: float) -> None:
+    """Whether it is quoted, listed, or said of a machine that has just started: the last price that can be true holds."""
+    h = hand(on_demand_allowed=False).running(slots_max=1)
+    (lease,) = h.leases
+    h.price(price, price, price, price)
+    h.listed(replace(h.machines.pop(lease.machine_id), price_usd_per_h=price))
+    h.wait(10.0)
+    assert [held.token for held in h.leases] == [lease.token]
+    assert lease.price_usd_per_h == 0.03
+    assert 0 < h.job.account.usd_per_h < 0.1
+
+    young = hand(on_demand_allowed=False)
+    young.start()
+    young.submit(slots_max=1)
+    (launch,) = young.only(young.wait(2.0), Launch)
+    machine = replace(young.stray("test", launch.request.token), tags=launch.request.tags)
+    young.listed(replace(machine, price_usd_per_h=price))
+    (lease,) = young.leases
+    assert lease.machine_id
+    assert lease.price_usd_per_h == 0.03
+
+
+def short_of_one(hand: Any) -> Any:
+    """All four slots are needed, and a machine of theirs has just been taken."""
+    h = hand(on_demand_allowed=False)
+    h.steps_total = 10**6
+    h.running(slots_min=4, slots_max=4)
+    h.train(600.0)
+    worker = h.state.workers[h.job.layout.workers[-1]]
+    lost = h.state.leases[worker.token].machine_id
+    h.taken(lost)
+    del h.machines[lost]
+    return h
+
+
+def test_a_call_that_is_refused_for_a_moment_costs_no_machine_that_is_left(hand: Any) -> None:
+    """All four slots are needed and one is lost. The launch is throttled once: the others are kept meanwhile."""
+    h = short_of_one(hand)
+    left = {lease.token for lease in h.leases}
+    launches = h.only(h.wait(4.0), Launch)
+    for launch in launches:
+        h.refused(launch, "Throttled")
+    assert launches
+    h.served = len(h.said)
+    for _ in range(30):
+        h.wait(2.0)
+        h.serve()
+    assert left <= {lease.token for lease in h.leases}
+    assert sum(lease.type.slots for lease in h.leases) == 4
+
+
+def test_what_is_left_is_given_back_if_no_replacement_is_sold_for_long(hand: Any) -> None:
+    """Machines that cannot train without one more are not paid for ever."""
+    h = short_of_one(hand)
+    for _ in range(150):
+        for launch in h.only(h.wait(2.0), Launch):
+            if launch.request.token in h.state.leases:
+                h.refused(launch)
+        h.served = len(h.said)
+    assert not [lease for lease in h.leases if lease.state != "ending"]
+    assert "keeps what it holds for up to 120 s" in h.words(h.said)
+
+
+def test_a_machine_far_from_a_jobs_state_is_not_handed_to_it(hand: Any) -> None:
+    """Bringing the state there costs money that nobody has decided to spend; nearby, a machine is handed over."""
+    for region, handed in (("west", False), ("east", True)):
+        h = hand(on_demand_allowed=False, egress_usd_per_gb=0.1)
+        h.steps_total = 10**6
+        h.start()
+        h.submit("a", slots_min=1, slots_max=1)
+        h.wait(2.0)
+        h.serve()
+        h.wait(2.0)
+        h.committed(1, job="a")
+        first = {lease.token for lease in h.leases}
+        other = tuple(
+            Pool(cloud="local", region=region, zone=f"{region}-c", type=kind)
+            for kind in h.state.types
+        )
+        h.see(catalogue(h, *other))
+        quotes = tuple(Quote(pool=pool, at_s=h.at_s, price_usd_per_h=0.03) for pool in other)
+        h.see(QuotesSeen(at_s=h.at_s, provider="local", quotes=quotes))
+        h.submit("job", slots_min=1, slots_max=4)
+        h.wait(2.0)
+        h.serve()
+        h.wait(2.0)
+        h.committed(1)
+        h.job.state_bytes = 10**11
+        lost = next(lease.machine_id for lease in h.leases if lease.job == "job")
+        h.taken(lost)
+        del h.machines[lost]
+        end = JobCompleted(at_s=h.at_s, job="a", step=100, loss=1.0, export_uri="", weights_sha="")
+        h.see(end)
+        assert any(lease.token in first and lease.job == "job" for lease in h.leases) == handed
+
+
+@pytest.mark.parametrize(("haste", "slots"), [(0.0, 2), (1000.0, 4)])
+def test_haste_buys_what_is_dearer_and_sooner(
+    hand: Any, profile: Any, haste: float, slots: int
+) -> None:
+    """Sums over a slow network make each further worker's work dearer: without haste two are enough."""
+    link = Link(bandwidth_bytes_per_s=4e7)
+    measured = profile(4)
+    network = replace(measured.network, reduce_intra=link, reduce_inter=link)
+    h = hand().running(slots_max=4, haste=haste)
+    h.profiled(replace(measured, network=network))
+    for _ in range(6):
+        h.train(10.0)
+        h.serve()
+    assert sum(lease.type.slots for lease in h.leases) == slots

@@ -1,0 +1,848 @@
+"""Jobs: refused with the arithmetic, run, recover, fail for one reason at a time, end, come back."""
+
+import re
+from itertools import pairwise
+from typing import Any
+
+import msgspec
+import pytest
+
+from agent.messages import (
+    CheckpointFailed,
+    CheckpointWritten,
+    CopyFailed,
+    JobCompleted,
+    Progress,
+    RecallFailed,
+    RecordsDamaged,
+    Regrouped,
+    Rewound,
+    WorkerFailed,
+    WorkerLost,
+)
+from orchestrator.actions import (
+    CloseJob,
+    Launch,
+    OpenJob,
+    Regroup,
+    StartWorker,
+    Stop,
+    StopWorker,
+    Terminate,
+    WriteCheckpoint,
+)
+from orchestrator.brain.decide import decide
+from orchestrator.brain.ledger import committed_usd, spent_usd
+from orchestrator.events import JobCancelled, JobResumed, ManagerStarted, ShutdownAsked
+from orchestrator.settings import Settings
+from orchestrator.showing import view_of
+from orchestrator.state import State
+
+
+def completed(h: Any, step: int = 100) -> Any:
+    return JobCompleted(
+        at_s=h.at_s, job="job", step=step, loss=1.5, weights_sha="ab", export_uri="file:x"
+    )
+
+
+# --- submission ------------------------------------------------------------------------------
+
+
+def test_a_budget_of_zero_is_refused_at_submit(hand: Any) -> None:
+    """Nothing is bought, the job has failed, and the sentence says how much is left."""
+    h = hand()
+    h.start()
+    out = h.submit(budget_usd=0.0)
+    assert h.job.status == "FAILED"
+    assert "it buys no step" in h.job.because
+    assert not h.only(out, Launch)
+
+
+def test_a_budget_too_small_for_one_step_is_refused_with_the_arithmetic(hand: Any) -> None:
+    """Which machines, at which price, for how long, what that is, and what is left."""
+    h = hand()
+    h.start()
+    h.submit(budget_usd=0.001, slots_min=2)
+    assert h.job.status == "FAILED"
+    pattern = (
+        r"has to be \$(0\.\d+) at least: the cheapest way to 2 slots is 1 x large at up to \$0\.0900/h, of which (\d+) s .*"
+        r": (\d+) s are held back until it is given back, and .* (\d+) s before we hear of it; \$0\.0010 are left"
+    )
+    found = re.search(pattern, h.job.because)
+    assert found, h.job.because
+    assert float(found[1]) == pytest.approx(0.09 * float(found[2]) / 3600, abs=1e-4)
+    assert int(found[2]) == int(found[3]) + int(found[4])
+
+
+def test_the_budget_of_everything_refuses_too(hand: Any) -> None:
+    """The limit of the deployment is a limit of every job in it."""
+    h = hand(budget_usd=0.001)
+    h.start()
+    h.submit()
+    assert h.job.status == "FAILED"
+    assert "budget is too small for one step" in h.job.because
+
+
+@pytest.mark.parametrize(
+    ("spec", "says"),
+    [
+        ({"slots_min": 3, "slots_max": 2}, "need 1 <= min <= max"),
+        ({"slots_min": 0, "slots_max": 2}, "need 1 <= min <= max"),
+        ({"deadline_s": 400.0}, "its deadline passed 600 s ago"),
+    ],
+)
+def test_a_job_that_cannot_run_is_refused_in_one_line(hand: Any, spec: Any, says: str) -> None:
+    """Limits that contradict each other and deadlines that have passed are said at submit."""
+    h = hand()
+    h.start()
+    h.submit(**spec)
+    assert h.job.status == "FAILED"
+    assert says in h.job.because
+    assert "\n" not in h.job.because
+
+
+def test_the_same_submission_twice_is_one_job(hand: Any) -> None:
+    """The inbox may deliver twice; the second time changes nothing."""
+    h = hand()
+    h.start()
+    assert h.submit(slots_max=1)
+    assert not h.submit(slots_max=1)
+    assert len(h.only(h.said, OpenJob)) == 1
+
+
+def test_jobs_beyond_the_machines_wait_in_order(hand: Any) -> None:
+    """With room for one job the second is pending until the first has ended, and inherits its machines."""
+    h = hand(machines_max=2)
+    h.running(slots_max=2)
+    h.submit("next", slots_max=2)
+    assert h.state.jobs["next"].status == "PENDING"
+    launches = len(h.only(h.said, Launch))
+    h.see(completed(h))
+    assert h.job.status == "SUCCEEDED"
+    assert h.state.jobs["next"].status == "PROVISIONING"
+    h.wait(2.0)
+    assert len(h.only(h.said, Launch)) == launches
+    assert {lease.job for lease in h.leases} == {"next"}
+
+
+@pytest.mark.parametrize("joined", [False, True])
+def test_a_machine_that_is_there_goes_to_who_waits_for_one_to_start(
+    hand: Any, *, joined: bool
+) -> None:
+    """The next job has ordered all that it may have. Of that it gives back what has yet to start, for the machines
+    of the job that ends; and what has joined it keeps.
+    """
+    h = hand(on_demand_allowed=False).running(slots_max=2)
+    before = {lease.token for lease in h.leases}
+    h.submit("next", slots_max=2)
+    ordered = [h.launched(launch) for launch in h.only(h.wait(2.0), Launch)]
+    assert ordered
+    for machine_id in ordered if joined else ():
+        h.joined(machine_id)
+    h.see(completed(h))
+    held = {lease.token for lease in h.leases if lease.state != "ending"}
+    assert (held == before) == (not joined)
+    assert len(h.only(h.said, Launch)) == len(before) + len(ordered)
+    if not joined:
+        assert "is there for next before it has started" in h.words(h.said)
+        h.price(0.0289, 0.06, 0.04, 0.07)  # and it is not exchanged for less than a start costs
+        h.wait(20.0)
+        assert before == {lease.token for lease in h.leases if lease.state != "ending"}
+        assert len(h.only(h.said, Launch)) == len(before) + len(ordered)
+
+
+def test_a_machine_that_starts_is_kept_though_another_is_a_little_cheaper(hand: Any) -> None:
+    """Prices move by a twentieth while it starts: what that has cost would be paid once more."""
+    h = hand(on_demand_allowed=False)
+    h.start()
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    machine_id = h.launched(launch)
+    h.wait(20.0)
+    h.price(0.03, 0.06, 0.0285, 0.07)
+    h.wait(10.0)
+    h.joined(machine_id)
+    h.wait(10.0)
+    assert [lease.machine_id for lease in h.leases] == [machine_id]
+    assert len(h.only(h.said, Launch)) == 1
+
+
+# --- running ---------------------------------------------------------------------------------
+
+
+def test_a_job_runs_from_submission_to_its_last_step(hand: Any) -> None:
+    """Provisioning, running, succeeded: each change is a sentence; machines go back at the end."""
+    h = hand().running(slots_max=2)
+    assert h.job.status == "RUNNING"
+    out = h.see(completed(h))
+    assert h.job.status == "SUCCEEDED"
+    assert h.only(out, CloseJob)
+    assert {t.machine_id for t in h.only(out, Terminate)} == {le.machine_id for le in h.leases}
+    h.serve()
+    assert not h.state.leases
+    words = h.words(h.said)
+    for status in ("PENDING", "PROVISIONING", "RUNNING", "SUCCEEDED"):
+        assert f"Note: {status}: " in words
+
+
+def test_a_lost_worker_is_regrouped_around_at_once_and_replaced(hand: Any) -> None:
+    """The next layout comes in the same turn, with a new generation, and a fresh worker soon after."""
+    h = hand().running(slots_max=2)
+    layout = h.job.layout
+    out = h.lost(layout.workers[0])
+    (regroup,) = h.only(out, Regroup)
+    assert regroup.when == "now"
+    assert regroup.layout.generation == layout.generation + 1
+    assert regroup.layout.workers == layout.workers[1:]
+    assert h.job.status == "RECOVERING"
+    fresh = h.only(h.wait(2.0), StartWorker)
+    assert fresh
+    assert fresh[0].worker not in layout.workers
+
+
+def test_a_newcomer_waits_for_a_boundary(hand: Any) -> None:
+    """Nobody stops for who joins: the layout with it holds from the next step boundary on."""
+    h = hand().running(slots_max=2)
+    h.lost(h.job.layout.workers[0])
+    h.committed(2)
+    h.wait(2.0)
+    h.serve()
+    out = h.wait(1.0)
+    (regroup,) = h.only(out, Regroup)
+    assert regroup.when == "boundary"
+    assert len(regroup.layout.workers) == 2
+
+
+def test_growing_again_after_a_loss_is_no_recovery(hand: Any) -> None:
+    """The layout without the lost one has not told of its first step yet when the one with the new one is asked for: what
+    a person sees is how long the loss took, and planned changes are learned apart.
+    """
+    h = hand().running(slots_max=2)
+    h.committed(10)
+    h.lost(h.job.layout.workers[0])
+    mending = h.job.generation
+    h.wait(2.0)
+    h.serve()
+    h.wait(1.0)
+    growing = h.job.generation
+    assert (h.job.status, growing > mending) == ("RECOVERING", True)
+    for generation, step, pause_s in ((mending, 11, 0.1), (growing, 20, 7.0)):
+        h.see(Regrouped(at_s=h.at_s, job="job", generation=generation, step=step, pause_s=pause_s))
+    (shown,) = view_of(h.state, h.at_s).jobs
+    assert (shown.status, shown.recoveries_s) == ("RUNNING", (0.1,))
+    assert h.job.morph_pauses_s[-1] > 6.0
+
+
+def test_nothing_is_committed_for_long_and_it_is_asked_again(hand: Any) -> None:
+    """Silence leads to a new generation, then to fresh workers; it is said how long nothing came."""
+    h = hand(stall_s=30.0).running(slots_max=1)
+    generation = h.job.generation
+    out = h.wait(65.0)
+    assert h.job.generation > generation
+    assert "nothing was committed for" in h.words(out)
+    assert h.only(h.wait(120.0), StopWorker)
+
+
+def test_a_large_state_on_its_way_is_not_broken_off(hand: Any) -> None:
+    """84 GB take 84 s where nothing was measured, and twice that to two by one link."""
+    h = hand(stall_s=30.0).running(slots_max=2)
+    h.job.state_bytes = 84 * 10**9
+    copies = len(h.job.layout.workers)
+    generation = h.job.generation
+    h.wait(84.0 * copies)
+    assert h.job.generation == generation
+    h.wait(150.0)
+    assert h.job.generation > generation
+
+
+def test_a_step_that_takes_longer_than_patience_gets_there(hand: Any) -> None:
+    """Each time that fresh workers have not been enough they get twice as long; in the end the job fails and says so."""
+    h = hand(stall_s=30.0).running(slots_max=1)
+    began_s, fresh_at_s = h.at_s, []
+    while h.job.active and h.at_s < began_s + 7200.0:
+        if h.only(h.wait(5.0), StopWorker):
+            fresh_at_s.append(h.at_s)
+        h.serve()
+    waited = [after - before for before, after in pairwise(fresh_at_s)]
+    assert len(waited) == 3
+    assert all(after > 1.5 * before for before, after in pairwise(waited))
+    assert h.job.status == "FAILED"
+    assert "afresh 3 times: its script hangs, or a step takes longer than that" in h.job.because
+    assert not h.state.workers
+
+
+def unread(h: Any) -> None:
+    h.see(RecallFailed(at_s=h.at_s, job="job", error="s3://x/job: 503"))
+
+
+def test_what_a_job_shall_go_on_from_and_cannot_is_no_fault_of_its_script(hand: Any) -> None:
+    """It is said while it is tried. Before the first step it is soon given up: nothing is at stake, and machines cost."""
+    h = hand(stall_s=30.0)
+    h.start()
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    h.serve()
+    unread(h)
+    assert "cannot be read: s3://x/job: 503" in view_of(h.state, h.at_s).jobs[0].because
+    h.wait(65.0)
+    assert h.job.status == "FAILED"
+    assert "what is stored of the job cannot be read: s3://x/job: 503" in h.job.because
+
+
+def test_a_job_whose_steps_cannot_be_read_waits_with_the_workers_that_it_has(hand: Any) -> None:
+    """New ones would read no better. When it goes on nothing is left of it; if it never does, the store is why."""
+    h = hand(stall_s=30.0).running(slots_max=1)
+    workers = list(h.job.workers)
+    unread(h)
+    assert not h.only(h.wait(600.0), StopWorker)
+    assert (h.job.status, list(h.job.workers)) == ("RECOVERING", workers)
+    h.committed(2)
+    assert "503" not in view_of(h.state, h.at_s).jobs[0].because
+    unread(h)
+    h.wait(7200.0)
+    assert h.job.status == "FAILED"
+    assert "s3://x/job: 503" in h.job.because
+    assert "script hangs" not in h.job.because
+
+
+def test_a_script_that_loads_for_long_gets_the_time_that_it_needs(hand: Any) -> None:
+    """A worker that was not ready in time is followed by one that has twice as long."""
+    h = hand(worker_timeout_s=120.0)
+    h.start()
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    h.serve(ready=False)
+    h.wait(125.0)
+    (first,) = [worker.started_at_s for worker in h.state.workers.values()]
+    h.wait(200.0)
+    assert [worker.started_at_s for worker in h.state.workers.values()] == [first]
+    h.serve()
+    h.wait(2.0)
+    h.committed(1)
+    assert h.job.status == "RUNNING"
+
+
+@pytest.mark.parametrize("begun", [False, True])
+def test_a_script_that_kills_its_own_process_ends_the_job(hand: Any, *, begun: bool) -> None:
+    """Wherever it dies, it dies again: machines are not bought for it without end."""
+    h = hand()
+    if begun:
+        h.running(slots_max=1)
+    else:
+        h.start()
+        h.submit(slots_max=1)
+    machines = set()
+    for _ in range(100):
+        h.wait(10.0)
+        h.serve(ready=begun)
+        machines |= {lease.machine_id for lease in h.leases if lease.machine_id}
+        for worker in list(h.job.workers):
+            h.lost(worker)
+    assert h.job.status == "FAILED"
+    assert re.search("workers kept dying on . machines without a step between", h.job.because)
+    assert 3 <= len(machines) < 10
+
+
+def test_machines_without_an_agent_are_not_the_scripts_fault(hand: Any) -> None:
+    """A house that was killed took all agents with it, and the machines may be listed for a while."""
+    h = hand().running(slots_max=1)
+    for _ in range(30):
+        for worker in list(h.job.workers):
+            h.see(WorkerLost(at_s=h.at_s, job="job", worker=worker, cause="machine"))
+        h.wait(10.0)
+        h.serve(ready=False)
+    assert h.job.active
+
+
+def test_deaths_with_steps_between_them_end_nothing(hand: Any) -> None:
+    """Whoever kills workers for sport finds the job and its machine still there."""
+    h = hand().running(slots_max=1)
+    for _ in range(20):
+        h.lost(next(iter(h.job.workers)))
+        h.wait(70.0)
+        h.serve()
+        h.wait(2.0)
+        h.committed(h.job.step + 1)
+    assert h.job.status == "RUNNING"
+    assert len({lease.machine_id for lease in h.leases}) == 1
+
+
+def test_a_lost_holder_outside_the_layout_has_it_asked_for_again(hand: Any) -> None:
+    """Its machine was known to be gone; those who wait for its state are told to go on without it."""
+    h = hand().running(slots_max=2)
+    layout = h.job.layout
+    gone = WorkerLost(at_s=h.at_s, job="job", worker="w99", cause="connection", owed_state=True)
+    (regroup,) = h.only(h.see(gone), Regroup)
+    assert (regroup.when, regroup.layout.workers) == ("now", layout.workers)
+    assert regroup.layout.generation == layout.generation + 1
+    assert not h.see(msgspec.structs.replace(gone, job="never-heard-of"))
+
+
+def test_reports_of_old_generations_and_ended_jobs_change_nothing(hand: Any) -> None:
+    """Late, double and foreign reports are harmless: the step stays, nothing is decided."""
+    h = hand().running(slots_max=1)
+    h.committed(40)
+    old = Progress(
+        at_s=h.at_s - 50, job="job", generation=0, step=3, steps_total=100, loss=9.0, step_s=1.0
+    )
+    assert not h.see(old)
+    assert not h.see(msgspec.structs.replace(old, job="never-heard-of"))
+    assert h.job.step == 40
+    h.see(completed(h))
+    assert not h.see(completed(h))
+    assert not h.see(msgspec.structs.replace(old, generation=99, step=500))
+    again = Regrouped(at_s=h.at_s, job="job", generation=99, step=500, pause_s=1.0)
+    assert not h.see(again)
+    assert (h.job.status, h.job.step) == ("SUCCEEDED", 100)
+
+
+def test_the_same_loss_twice_counts_once(hand: Any) -> None:
+    """The worker is forgotten with the first report; the second finds nobody."""
+    h = hand().running(slots_max=2)
+    worker = h.job.layout.workers[0]
+    h.lost(worker)
+    generation, deaths = h.job.generation, [lease.deaths for lease in h.leases]
+    assert not h.lost(worker)
+    assert (h.job.generation, [lease.deaths for lease in h.leases]) == (generation, deaths)
+
+
+# --- failing ---------------------------------------------------------------------------------
+
+
+def test_failures_of_the_script_are_counted_apart_from_preemptions(hand: Any) -> None:
+    """Evictions do not use up max_failures, and failures do not use up max_preemptions."""
+    h = hand().running(slots_max=1, max_failures=1, max_preemptions=5)
+    h.committed(10)
+    for _ in range(3):
+        h.taken(next(lease.machine_id for lease in h.leases if lease.machine_id))
+        h.wait(5.0)
+        h.serve()
+        h.wait(2.0)
+        h.committed(h.job.step + 1)
+    assert (h.job.preemptions, h.job.failures) == (3, 0)
+    assert h.job.status == "RUNNING"
+    h.failed(h.job.layout.workers[0])
+    assert (h.job.preemptions, h.job.failures) == (3, 1)
+    h.wait(5.0)
+    h.serve()
+    h.wait(2.0)
+    h.committed(h.job.step + 1)
+    out = h.failed(h.job.layout.workers[0])
+    assert h.job.status == "FAILED"
+    assert "bad batch (the 2nd failure, and max_failures allows 1)" in h.job.because
+    assert h.only(out, Terminate)
+    assert "ValueError: bad batch" in h.words(h.said)
+
+
+def test_while_a_failure_is_tried_again_the_jobs_line_names_it(hand: Any) -> None:
+    """What and where, until the job runs again; a step by the script's own count, and by that of those committed."""
+    h = hand().running(slots_max=2, max_failures=3)
+    h.committed(8)
+    for worker in h.job.layout.workers:
+        h.failed(worker, step=7)
+    why = "failure 1 of 3 allowed: exception in step 7 (the 8th): ValueError: bad batch"
+    assert (h.job.status, h.job.because) == ("RECOVERING", why)
+    h.wait(3.0)
+    for worker in list(h.state.workers):  # fails anew while it is brought up
+        h.failed(worker)
+    again = "failure 2 of 3 allowed: exception outside of the loop, 8 steps committed: ValueError"
+    assert h.job.because.startswith(again)
+    h.wait(5.0)
+    h.serve()
+    h.wait(2.0)
+    h.committed(9)
+    assert h.job.status == "RUNNING"
+    assert "failure" not in h.job.because
+
+
+def test_an_exception_of_many_words_is_cut_in_the_reason(hand: Any) -> None:
+    """Some have a tensor in them, and every table shows the reason."""
+    h = hand().running(slots_max=1, max_failures=0)
+    h.see(
+        WorkerFailed(
+            at_s=h.at_s,
+            job="job",
+            worker=h.job.layout.workers[0],
+            kind="exception",
+            detail="ValueError: " + "7" * 60_000,
+        )
+    )
+    assert h.job.status == "FAILED"
+    assert "ValueError: 777" in h.job.because
+    assert len(h.job.because) < 1000
+
+
+def test_too_many_preemptions_fail_the_job(hand: Any) -> None:
+    """max_preemptions is a limit of its own, and the sentence gives both numbers."""
+    h = hand().running(slots_max=1, max_preemptions=0)
+    h.taken(h.leases[0].machine_id)
+    assert h.job.status == "FAILED"
+    assert h.job.because == "preempted: 1 machines were taken away and max_preemptions is 0"
+
+
+def test_the_same_fault_on_every_worker_counts_once(hand: Any) -> None:
+    """Four workers raise at the same step: one failure, not four."""
+    h = hand().running(slots_max=4, max_failures=1)
+    h.committed(10)
+    for worker in h.job.layout.workers:
+        h.failed(worker)
+    assert h.job.failures == 1
+    assert h.job.status != "FAILED"
+
+
+@pytest.mark.parametrize("kind", ["nan", "no_session", "refused"])
+def test_what_would_only_repeat_fails_at_once(hand: Any, kind: str) -> None:
+    """A NaN loss under the policy `fail`, or a script that never calls the session: no second try."""
+    h = hand().running(slots_max=1)
+    out = h.failed(h.job.layout.workers[0], kind)
+    assert h.job.status == "FAILED"
+    assert h.job.because.startswith(kind)
+    assert h.only(out, Terminate)
+
+
+@pytest.mark.parametrize("kind", ["exception", "exit"])
+def test_a_script_that_fails_before_its_first_step_fails_at_once(hand: Any, kind: str) -> None:
+    """It never worked: its own traceback is kept, the machines go back."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=1)
+    h.wait(2.0)
+    h.serve()
+    out = h.failed(next(iter(h.state.workers)), kind)
+    assert h.job.status == "FAILED"
+    assert "no step was committed" in h.job.because
+    assert "ValueError: bad batch" in h.words(h.said)
+    assert h.only(out, Terminate)
+
+
+def test_a_checkpoint_that_fails_is_said_and_training_goes_on(hand: Any) -> None:
+    """A full disk is a sentence with its step, not an end."""
+    h = hand().running(slots_max=1)
+    failed = CheckpointFailed(at_s=h.at_s, job="job", step=9, error="No space left on device")
+    out = h.see(failed)
+    assert "the checkpoint of step 9 failed: No space left" in h.words(out)
+    assert h.job.status == "RUNNING"
+
+
+def test_a_copy_that_fails_is_tried_again_and_of_a_job_that_has_ended_no_training_is_said(
+    hand: Any,
+) -> None:
+    h = hand().running(slots_max=1)
+    failed = CopyFailed(at_s=h.at_s, job="job", step=9, error="503")
+    assert "disk, training goes on, and the copy is tried again" in h.words(h.see(failed))
+    h.see(completed(h))
+    assert h.job.ended
+    assert "disk, and the copy is tried again" in h.words(h.see(failed))
+
+
+# --- going back ------------------------------------------------------------------------------
+
+
+def rewound(h: Any, before: int, after: int) -> Rewound:
+    return Rewound(at_s=h.at_s, job="job", from_step=before, to_step=after)
+
+
+def test_only_the_loss_of_the_keepers_memory_takes_steps_back(hand: Any) -> None:
+    """The step goes back to the checkpoint, once per loss; what the old generation says is fenced off."""
+    h = hand().running(slots_max=1)
+    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
+    h.committed(50)
+    old = h.job.generation
+    h.wait(1.0)
+    event = rewound(h, 52, 30)
+    out = h.see(event)
+    assert (h.job.step, h.job.steps_lost) == (30, 22)
+    assert h.only(out, Regroup)
+    assert not h.see(event)
+    late = Progress(
+        at_s=h.at_s, job="job", generation=old, step=51, steps_total=100, loss=1.0, step_s=0.5
+    )
+    h.see(late)
+    assert h.job.step == 30
+    h.committed(31)
+    assert (h.job.step, h.job.status) == (31, "RUNNING")
+
+
+def test_a_keeper_whose_memory_reaches_further_than_redis_loses_nothing(hand: Any) -> None:
+    """It writes down how far it is, and that is no way back."""
+    h = hand().running(slots_max=1)
+    h.committed(50)
+    assert h.see(rewound(h, 50, 52)) == []
+    assert (h.job.step, h.job.steps_lost) == (50, 0)
+
+
+def test_nobody_pays_for_all_of_it_again_unasked(hand: Any) -> None:
+    """There were checkpoints, and none is left: the job ends, says what to do, and gives its machines back. Whoever
+    resumes it wants that, also from step 0. Where none had been stored, it begins anew by itself."""
+    h = hand().running(slots_max=1)
+    h.see(rewound(h, 9, 0))
+    assert (h.job.step, h.job.status) == (0, "RECOVERING")
+    h.committed(31)
+    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
+    out = h.see(rewound(h, 31, 0))
+    assert (h.job.step, h.job.status) == (0, "FAILED")
+    assert "a checkpoint of step 30 was stored" in h.words(out)
+    assert h.only(out, CloseJob)
+    assert h.only(out, Terminate)
+    h.see(JobResumed(at_s=h.at_s, job="job", by="ann"))
+    h.see(rewound(h, 3, 0))
+    assert h.job.status not in {"FAILED", "CANCELLED"}
+
+
+def test_what_redis_has_of_a_job_is_damaged(hand: Any) -> None:
+    """It ends, says which key it is and what to do, and gives its machines back. Whoever resumes it goes on from its newest
+    checkpoint, and steps behind that are heard of."""
+    h = hand().running(slots_max=1)
+    h.committed(31)
+    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=20, state_bytes=9, uri="x"))
+    damaged = RecordsDamaged(at_s=h.at_s, job="job", error="orch:commit:job in Redis is gone")
+    out = h.see(damaged)
+    assert (h.job.step, h.job.steps_lost, h.job.status) == (20, 11, "FAILED")
+    assert "orch:commit:job in Redis is gone" in h.words(out)
+    assert "resume, which goes on from the checkpoint of step 20" in h.words(out)
+    assert h.only(out, Terminate)
+    assert h.see(damaged) == []
+
+
+def test_a_loss_that_has_been_overtaken_takes_nothing_back(hand: Any) -> None:
+    """The report comes after commits that are newer than it: they stand."""
+    h = hand().running(slots_max=1)
+    h.committed(20)
+    event = rewound(h, 20, 10)
+    h.wait(5.0)
+    h.committed(25)
+    assert not h.see(event)
+    assert h.job.step == 25
+
+
+def test_the_keeper_is_heard_although_its_clock_was_set_back(hand: Any) -> None:
+    """A house starts an hour before what the journal has seen: a loss takes steps back, and who was
+    cancelled ends with its checkpoint."""
+    h = hand().running(slots_max=1)
+    h.committed(50)
+    h.at_s -= 3600.0
+    h.start(epoch=2)
+    h.see(rewound(h, 50, 30))
+    assert h.job.step == 30
+    h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
+    assert h.job.status == "CANCELLED"
+
+
+# --- stopping and coming back ----------------------------------------------------------------
+
+
+def test_cancel_saves_then_gives_back_and_resume_goes_on(hand: Any) -> None:
+    """A checkpoint first, then the end; resume buys again and goes on from the newest step of all."""
+    h = hand().running(slots_max=1)
+    h.committed(42)
+    out = h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    assert h.only(out, WriteCheckpoint)
+    assert h.job.status == "DRAINING"
+    assert not h.only(out, Terminate)
+    h.wait(1.0)
+    out = h.see(CheckpointWritten(at_s=h.at_s, job="job", step=43, state_bytes=9, uri="x"))
+    assert h.job.status == "CANCELLED"
+    assert "cancelled by ann; resume continues from the last committed step" in h.job.because
+    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=44, state_bytes=9, uri="y"))
+    assert h.job.step == 44, "two more were committed before the keeper closed it"
+    assert h.only(out, Terminate)
+    h.serve()
+    assert not h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    h.see(JobResumed(at_s=h.at_s, job="job", by="bob"))
+    assert (h.job.status, h.job.step) == ("PROVISIONING", 44)
+    assert "resumed by bob from step 44" in h.words(h.said)
+    assert h.only(h.wait(2.0), Launch)
+
+
+def test_a_keeper_that_never_answers_does_not_hold_a_cancelled_job(hand: Any) -> None:
+    """The checkpoint is waited for only so long as it was reserved for."""
+    h = hand(drain_s=40.0).running(slots_max=1)
+    h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    out = h.wait(11.0)
+    assert h.job.status == "CANCELLED"
+    assert h.only(out, Terminate)
+
+
+def test_a_budget_ends_the_job_while_it_can_still_pay_for_the_end(hand: Any) -> None:
+    """At every moment spent + committed stays within the cap, and the machines are back before it."""
+    h = hand().running(slots_max=2, budget_usd=0.03)
+    account, cap = h.job.account, 0.03
+    for _ in range(5000):
+        h.wait(2.0)
+        assert spent_usd(account, h.at_s) + committed_usd(account, h.at_s) <= cap + 1e-9
+        h.serve()
+        if h.job.ended:
+            break
+        h.committed(h.job.step)
+    assert h.job.status == "FAILED"
+    assert re.match(r"budget: \$0\.0\d+ of \$0\.0300 are spent", h.job.because)
+    assert not h.state.leases
+
+
+def test_shutting_down_gives_back_everything_and_then_stops(hand: Any) -> None:
+    """Stop comes only when no lease is left and a list that was asked for afterwards is empty."""
+    h = hand().running(slots_max=2)
+    out = h.see(ShutdownAsked(at_s=h.at_s, by="ann"))
+    assert not h.only(out, Stop)
+    for _ in range(20):
+        h.wait(2.0)
+        h.serve()
+    assert not h.state.leases
+    assert h.only(h.said, Stop)
+    assert h.job.status == "CANCELLED"
+    h.submit("late")
+    assert h.state.jobs["late"].status == "FAILED"
+    assert "shutting down" in h.state.jobs["late"].because
+
+
+def test_nothing_is_resumed_while_the_manager_shuts_down(hand: Any) -> None:
+    """A job that came back then would wait for ever, and the manager for it."""
+    h = hand().running(slots_max=1)
+    h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    h.see(ShutdownAsked(at_s=h.at_s, by="ann"))
+    for _ in range(20):
+        h.wait(2.0)
+        h.see(JobResumed(at_s=h.at_s, job="job", by="bob"))
+        h.serve()
+    assert h.job.status == "CANCELLED"
+    assert h.only(h.said, Stop)
+
+
+# --- what people see -------------------------------------------------------------------------
+
+
+def test_the_view_shows_it_all_and_encodes(hand: Any) -> None:
+    """Job, machines, pools, money and the newest sentences, carried on to the moment of looking."""
+    h = hand(manager_usd_per_h=0.01).running(slots_max=2, budget_usd=5.0)
+    h.committed(10)
+    view = view_of(h.state, h.at_s + 3600.0)
+    (job,) = view.jobs
+    assert (job.status, job.step, job.workers, job.eta_s) == ("RUNNING", 10, 2, 45.0)
+    assert job.budget_usd == 5.0
+    spent = sum(machine.cost_usd for machine in view.machines)
+    assert view.cost.spent_usd == pytest.approx(spent + view.cost.manager_usd)
+    assert view.cost.saved_usd == pytest.approx(view.cost.on_demand_usd - spent)
+    assert view.cost.saved_usd > 0
+    assert {pool.pool for pool in view.pools if pool.held} == {m.pool for m in view.machines}
+    assert view.events[-1].because
+    assert msgspec.json.decode(msgspec.json.encode(view), type=type(view)) == view
+
+
+def test_each_job_has_its_own_money_in_the_view(hand: Any) -> None:
+    """Of two jobs each shows what its own machines cost and saved; the two together are the total."""
+    h = hand().running(slots_max=1)
+    h.submit("other", slots_max=2)
+    h.wait(4.0)
+    h.serve()
+    view = view_of(h.state, h.at_s + 3600.0)
+    one, other = view.jobs
+    assert (one.machines, other.machines) == (1, len(view.machines) - 1)
+    assert one.now_usd_per_h < other.now_usd_per_h
+    for name in ("spent_usd", "committed_usd", "now_usd_per_h", "on_demand_usd", "saved_usd"):
+        together = getattr(one, name) + getattr(other, name)
+        assert together == pytest.approx(getattr(view.cost, name)), name
+    for job in (one, other):
+        own = [machine for machine in view.machines if machine.job == job.id]
+        assert job.spent_usd == pytest.approx(sum(machine.cost_usd for machine in own))
+        assert job.saved_usd == pytest.approx(job.on_demand_usd - job.spent_usd)
+
+
+def test_what_a_job_waits_for_is_in_the_view(hand: Any) -> None:
+    """Without capacity the page says what it waits for, not only that it does."""
+    h = hand(penalty_s=600.0, on_demand_allowed=False)
+    h.start()
+    h.submit(slots_max=1)
+    for _ in range(8):
+        for launch in h.only(h.wait(2.0), Launch):
+            h.refused(launch)
+    (job,) = view_of(h.state, h.at_s).jobs
+    assert "waiting for" in job.because
+
+
+def test_ended_machines_stay_visible_with_their_reason_and_bounded(hand: Any) -> None:
+    """The newest of what was given back is shown with why and what it cost."""
+    h = hand().running(slots_max=2)
+    h.wait(60.0)
+    h.see(completed(h))
+    h.serve()
+    view = view_of(h.state, h.at_s)
+    assert view.machines
+    assert all(machine.state == "ended" and machine.why_ended for machine in view.machines)
+    assert all(machine.cost_usd > 0 for machine in view.machines)
+    assert len(view.events) <= 100
+
+
+@pytest.mark.parametrize(
+    "wrong",
+    [
+        {"control_period_s": 0.0},
+        {"budget_usd": -1.0},
+        {"machines_max": 0},
+        {"drain_s": 400.0},
+    ],
+)
+def test_settings_that_make_no_sense_are_refused(wrong: dict[str, float]) -> None:
+    """One line that names the setting and the value."""
+    with pytest.raises(ValueError, match=rf"^settings: {next(iter(wrong))}[^\n]+$"):
+        Settings(**wrong)  # type: ignore[arg-type]
+
+
+def test_another_house_is_not_the_one_that_was_told_to_stop():
+    """A house that was killed while it gave everything back: the next one works; its own restart goes on."""
+    state, _ = decide(State(), ManagerStarted(at_s=0.0, epoch=1, house="first"))
+    state, _ = decide(state, ShutdownAsked(at_s=1.0, by="a test"))
+    state, _ = decide(state, ManagerStarted(at_s=2.0, epoch=2, house="first"))
+    assert state.stopping
+    state, _ = decide(state, ManagerStarted(at_s=3.0, epoch=3, house="second"))
+    assert not state.stopping
+
+
+def test_machines_lost_together_cost_one_layout(hand: Any) -> None:
+    """All but one are missing in one list: the job is laid out once, without any of them."""
+    h = hand().running(slots_max=8)
+    first, *gone = sorted(h.machines)
+    assert len(gone) > 2
+    left = set(h.state.leases[h.state.machines[first]].workers.values())
+    before = h.job.generation
+    for machine_id in gone[1:]:
+        h.machines[machine_id] = msgspec.structs.replace(
+            h.machines[machine_id], state="terminated", ended_by="provider", ended_at_s=h.at_s
+        )
+    (regroup,) = h.only(h.taken(gone[0]), Regroup)
+    assert (regroup.when, set(regroup.layout.workers)) == ("now", left)
+    assert h.job.generation == before + 1
+    assert h.state.unsettled == {}
+
+
+def test_a_job_whose_script_ran_before_buys_no_more_slots_than_it_has_microbatches(
+    hand: Any,
+) -> None:
+    """The first does not know how many there are, and says so; the second of the same script does."""
+    h = hand(machines_max=64).running(slots_max=12)
+    assert "machines for 12 slots are bought; with its first worker" in h.words(h.said)
+    assert sum(lease.type.slots for lease in h.leases) >= 8  # of microbatches
+    h.see(completed(h))
+    h.serve()
+    h.wait(30.0)
+    h.serve()
+    assert h.leases == []
+    out = h.submit("again", slots_max=12) + h.wait(3.0)
+    bought = h.only(out, Launch)
+    slots = sum(h.state.types[launch.request.pool.type].slots for launch in bought)
+    assert slots == 8
+    other = h.submit("other", slots_max=12, argv=("--wide",)) + h.wait(3.0)
+    assert len(h.only(other, Launch)) > len(bought)
+
+
+def test_a_job_that_wants_more_workers_than_can_compute_trains_with_those_that_can(
+    hand: Any,
+) -> None:
+    """Twelve slots at least, for eight microbatches: it says so once, with the remedy, and runs on eight."""
+    h = hand(on_demand_allowed=False)
+    h.running(slots_min=12, slots_max=16)
+    h.train(120.0)
+    assert (h.job.status, len(h.job.layout.workers)) == ("RUNNING", 8)
+    said = h.words(h.said)
+    assert said.count("slots_min is 12, but a step has 8 microbatches") == 1
+    assert "lower slots_min" in said
