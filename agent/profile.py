@@ -92,6 +92,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     network_from: NetworkFrom = "assumed"
     memory_bytes: float  # of one accelerator, usable
     reserved_bytes: float = 0.0  # of it, what the libraries and the largest work space take
+    sums: float = 0.0  # so many times the gradients a worker holds at most, until they are the sum of the step
     apply_s_per_byte: float = 0.0  # of parameters
     overhead_s: float = 0.0  # of a step, whatever the layout
     send_s: float = 0.0  # of a worker's own time, for every message that comes
@@ -108,7 +109,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
         if not sizes or list(sizes) != sorted(set(sizes)) or sizes[0] < 1:
             raise ValueError(f"microbatch_sizes {list(sizes)} must be positive and rising")
         _require("memory_bytes", self.memory_bytes, above_zero=True)
-        for name in ("reserved_bytes", "apply_s_per_byte", "overhead_s", "send_s"):
+        for name in ("reserved_bytes", "sums", "apply_s_per_byte", "overhead_s", "send_s"):
             _require(name, getattr(self, name))
         _require("host_bytes_per_s", self.host_bytes_per_s)
         for section in self.sections:

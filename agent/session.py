@@ -10,7 +10,8 @@
 Alone, with no manager anywhere, the session is a world of one. In a job it is one of many, and whatever
 happens to the others, the numbers are the same: the global batch, its order, the random streams
 (torch, numpy and Python, seeded anew for every microbatch) and the order of additions depend on
-the step only. What a script does between `steps` and `share`, and behind `share`, runs on every
+the step only. With `deterministic=False` the order of additions is free: gradients take the memory of one, and
+numbers differ by rounding where the layout does. What a script does between `steps` and `share`, and behind `share`, runs on every
 worker alike, under a stream that depends on the step only.
 
 A share may be empty: a newcomer that catches up gets the sum of a committed step without computing
@@ -60,7 +61,7 @@ from agent.store.shares import Gathered
 from agent.tensors import shards
 from agent.tensors.away import computable, watch
 from agent.tensors.device import number_of, settle
-from agent.tensors.partial import Partial
+from agent.tensors.partial import partial_of
 from agent.tensors.still import Still
 from agent.tensors.sums import Sum, Summed, SumSpace
 from agent.timeline import Notes
@@ -123,6 +124,7 @@ class Session:
         microbatches: int = 0,
         seed: int = 0,
         threads: int = 1,
+        deterministic: bool = True,
     ) -> None:
         if not isinstance(model, torch.nn.Module):
             raise Misuse(f"Session(model, ...): the model is a {type(model).__name__}")
@@ -135,8 +137,7 @@ class Session:
         # Where there is the CPU only, `torch.manual_seed` takes 0.1 ms to note down who asks for a device's stream.
         everywhere = torch.accelerator.is_available()
         self._seed_torch = torch.manual_seed if everywhere else torch.default_generator.manual_seed
-        self.microbatches = microbatches
-        self.seed = seed
+        self.microbatches, self.seed, self.deterministic = microbatches, seed, deterministic
         self.loss = float("nan")
         self.version, self.played = 0, False  # the latter: the script has been through a step here
         self.given = -1  # the newest version whose gradients the script has got, and changes it by
@@ -160,7 +161,7 @@ class Session:
         self._form, self._filled, self._still = Form(modules), Filled(modules), Still(modules)
         self._beside, self.eyes, self._doubts = Beside(self.objects), Eyes(modules), Doubts()
         self._total: Sum | None = None
-        self._partial = Partial(self.space, microbatches)
+        self._partial = partial_of(self.space, microbatches, deterministic=deterministic)
         self._world = _world if _world is not None else Alone()
         self._facts = Facts(microbatches, 0)
         self.notes: Notes | None = None  # of the step in flight, if somebody asked for its timeline
@@ -206,6 +207,11 @@ class Session:
         params = [*self.space.params.values(), *self.space.params.values()]
         _ = [torch.empty_like(param, requires_grad=False).zero_() for param in params]
         self._arena = arena
+
+    @property
+    def sums_held(self) -> int:
+        """How many times the size of the gradients a worker holds of them at most, until they are the sum of the step."""
+        return self._partial.held
 
     @property
     def leader(self) -> bool:

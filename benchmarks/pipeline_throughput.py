@@ -2,14 +2,15 @@
 
     python benchmarks/pipeline_throughput.py [--rounds 7] [--only pipeline|data|memory]
 
-* pipeline: two workers, two stages; 1F1B, with the backward split in halves, and eager; against `torch.distributed.pipelining.Schedule1F1B` over gloo,
+* pipeline: two workers, two stages; 1F1B, with the backward split in halves, eager, and with sums in any order (`deterministic=False`); against `torch.distributed.pipelining.Schedule1F1B` over gloo,
   and against the bubble bound  T1 / P * (M + P - 1) / M  of the same work in one process (T1). ROWS=1 MICROBATCHES=16 in the environment are other sizes.
 * data: two workers, one stage; against `DistributedDataParallel` over gloo with `no_sync`.
-* memory: the most that a fresh process of each kind ever held, and how much of it came after the imports.
+* memory: the most that a fresh process of each kind ever held, and how much of it came after the imports; the model is 16 times as
+  large there (WIDTH=1024), so that it outweighs the imports.
 
 Each worker process holds both contenders and one thread. They take turns, step by step, in an order that
 changes every round, so that a noisy machine is equally noisy to both; ratios are medians of paired rounds.
-Ours sums gradients in the canonical order, so its weights are those of one process to the bit.
+Ours sums gradients in the canonical order, so its weights are those of one process to the bit; but for `fast`.
 """
 
 import argparse
@@ -42,7 +43,8 @@ from agent.pipeline.wires import MeshChannel
 from agent.pipeline.work import Worker
 from agent.schedule import Schedule
 
-WIDTH, BLOCKS, WORDS, CLASSES = 256, 6, 32, 64
+WIDTH, WIDE = int(os.environ.get("WIDTH", "256")), 1024  # the latter where it is about memory
+BLOCKS, WORDS, CLASSES = 6, 32, 64
 ROWS = int(os.environ.get("ROWS", "8"))  # of a microbatch: the fewer, the more each message weighs
 MICROBATCHES = int(os.environ.get("MICROBATCHES", "8"))
 WORKERS = 2
@@ -77,7 +79,9 @@ def batches():
 class Ours:
     """Our worker with `depth` stages and the rest replicas."""
 
-    def __init__(self, rank: int, depth: int, links: dict, played: Schedule) -> None:
+    def __init__(
+        self, rank: int, depth: int, links: dict, played: Schedule, *, deterministic: bool
+    ) -> None:
         self.rank, self.links = rank, links
         _, _, self.batches = batches()
         counts = [MICROBATCHES // (WORKERS // depth)] * (WORKERS // depth)
@@ -94,7 +98,12 @@ class Ours:
         pieces = build(graph, facts, links["cuts"])
         place = rank % depth
         self.worker = Worker(
-            layout, f"w{rank}", played, {place: pieces[place]}, links["channel"](depth)
+            layout,
+            f"w{rank}",
+            played,
+            {place: pieces[place]},
+            links["channel"](depth),
+            deterministic=deterministic,
         )
         params = [p for stage in self.worker.stages.values() for p in stage.module.parameters()]
         self.optimizer = torch.optim.SGD(params, lr=0.01)
@@ -178,7 +187,7 @@ def contender(name: str, rank: int, links: dict, played: Schedule | None):
     who, _, what = name.partition("-")
     match who, what:
         case "ours", _:
-            return Ours(rank, played.stages, links, played)
+            return Ours(rank, played.stages, links, played, deterministic=what != "fast")
         case "torch", "pipeline":
             return TorchPipeline(rank)
         case "torch", _:
@@ -223,7 +232,7 @@ def schedule_of(name: str) -> Schedule | None:
     if who != "ours":
         return None
     depth = 1 if what == "data" else WORKERS
-    schedule = "1f1b" if what in ("data", "pipeline") else what
+    schedule = "1f1b" if what in ("data", "pipeline", "fast") else what
     return make(schedule, depth, MICROBATCHES // (WORKERS // depth))
 
 
@@ -288,7 +297,7 @@ def line(what: str, values: list[float], unit: str, reach: str = "") -> None:
 
 
 def compare(ours: str, theirs: str, rounds: int, reach: str) -> None:
-    other = ["ours-zero-bubble", "ours-eager"]
+    other = ["ours-fast", "ours-zero-bubble", "ours-eager"]
     names = [ours, *other, theirs, "one", "shared"] if ours == "ours-pipeline" else [ours, theirs]
     seen = play(names, rounds)
     times = seen[0][0]
@@ -326,14 +335,15 @@ def compare(ours: str, theirs: str, rounds: int, reach: str) -> None:
 
 def memory(rounds: int) -> None:
     peaks = {}
-    for name in ("ours-pipeline", "ours-eager", "torch-pipeline"):
+    os.environ["WIDTH"] = str(WIDE)  # of the workers
+    for name in ("ours-fast", "ours-pipeline", "ours-eager", "torch-pipeline"):
         seen = play([name], max(2, rounds // 2))
         for rank, (_, _, peak, before) in enumerate(seen):
             peaks[name, rank] = peak, peak - before
             print(
                 f"{name}, worker {rank}: peak {peak / 2**20:7.1f} MiB, {(peak - before) / 2**20:6.1f} after imports"
             )
-    for name in ("ours-pipeline", "ours-eager"):
+    for name in ("ours-fast", "ours-pipeline", "ours-eager"):
         for rank in range(WORKERS):
             ours, theirs = peaks[name, rank], peaks["torch-pipeline", rank]
             print(

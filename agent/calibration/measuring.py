@@ -38,8 +38,9 @@ def machine_kind(device: torch.device = CPU) -> str:
     return f"{os.cpu_count()} x {name}, {torch.get_num_threads()} at work"
 
 
-def unbuilt(things: Iterable[object], mark: str) -> Unbuilt | None:
-    """What a worker says of a model that nobody has built, if it is one: weights, gradients, optimizer."""
+def unbuilt(things: Iterable[object], mark: str, sums: int) -> Unbuilt | None:
+    """What a worker says of a model that nobody has built, if it is one: weights, gradients, the sums that these are
+    added up in, optimizer."""
     if not mark:
         return None
     models, optimizers, training_bytes = list[torch.nn.Module](), list[torch.optim.Optimizer](), 0.0
@@ -50,7 +51,7 @@ def unbuilt(things: Iterable[object], mark: str) -> Unbuilt | None:
             optimizers.append(thing)
     state = max((calibrate.state_share(each) for each in optimizers), default=0.0)
     for param in [param for model in models for param in model.parameters()]:
-        training_bytes += param.nbytes * (2 + state if param.requires_grad else 1)
+        training_bytes += param.nbytes * (2 + sums + state if param.requires_grad else 1)
     room_bytes = int(memory_bytes(where(param for model in models for param in model.parameters())))
     return Unbuilt(training_bytes=int(training_bytes), room_bytes=room_bytes, mark=mark)
 
@@ -61,11 +62,11 @@ def size_of(recording: Recording) -> int:
     return int(first.shape[0]) if first.dim() and first.shape[0] else 1
 
 
-def key_of(recording: Recording, code: str) -> str:
-    """Where a profile of this is found again. `code` is the checksum of the job's files."""
+def key_of(recording: Recording, code: str, sums: int) -> str:
+    """Where a profile of this is found again. `code` is the checksum of the job's files, `sums` how many are held."""
     batches = {size_of(recording): recording.example}
     kind = machine_kind(device_of(recording.graph))
-    return calibrate.key_of(recording.graph, batches, kind, code)
+    return calibrate.key_of(recording.graph, batches, kind, f"{code} {sums}")
 
 
 def profile_of(

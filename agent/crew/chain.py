@@ -2,7 +2,7 @@
 
     schedule on own stages -> reduce each over its replicas -> tell the chain -> the sum of the whole step
 
-Every worker ends with the same sum as in a layout of chains of one, bit for bit; the keeper, the commit, what
+Every worker ends with the same sum as in a layout of chains of one, bit for bit where sums are canonical; the keeper, the commit, what
 the script does with its gradients, and a newcomer's catching up do not know the difference. Where the layout
 is `owned`, a worker ends with the sums of the layers that it keeps, and the keeper gets each from its owner.
 
@@ -41,6 +41,7 @@ class Whole(msgspec.Struct, frozen=True):
     holdings: Holdings
     total: Callable[[], Sum]
     scaler: torch.amp.GradScaler | None
+    deterministic: bool
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -76,7 +77,14 @@ class Chain:
         self._hosts = [schedule.host(stage, 0) for stage in range(schedule.stages)]
         own = {i: p for i, p in enumerate(self._pieces) if self._hosts[i] == self._place}
         self._worker = Worker(
-            layout, me, schedule, own, channel, reach=REACH, piece_of=self._piece_of
+            layout,
+            me,
+            schedule,
+            own,
+            channel,
+            reach=REACH,
+            piece_of=self._piece_of,
+            deterministic=whole.deterministic,
         )
         self._unused: set[int] = set()
         self._owners = self._find_owners()

@@ -1,6 +1,6 @@
-"""The sum of a step over chains of one: reduce-scatter and all-gather, in the order of the canonical tree."""
+"""The sum of a step over chains of one: reduce-scatter and all-gather."""
 
-from collections.abc import Callable
+from collections.abc import Callable, Hashable
 
 import torch
 
@@ -8,7 +8,6 @@ from agent.crew.crew import Crew
 from agent.faults import passing
 from agent.protocol import Part
 from agent.store.memory import copy_bytes
-from agent.tensors import tree
 from agent.tensors.device import CPU
 from agent.tensors.partial import Partial
 from agent.tensors.shards import cut
@@ -33,16 +32,11 @@ def gather(
         crew.send(peer, part, [node.memory(*spans[peer]) for node in mine])
     passing("step: sums sent")
     start, end = spans[crew.me]
-    parts, masks = _parts(crew, step, end - start, present)
+    parts, masks = _parts(crew, step, partial, end - start, present)
     passing("step: sums taken")
-    nodes = tree.nodes_of(own.first, own.count, layout.microbatches)
-    parts |= dict(zip(nodes, (node.flat[start:end] for node in mine), strict=True))
-    total.flat[start:end] = tree.fold(
-        tree.root(layout.microbatches),
-        parts,
-        layout.microbatches,
-        lambda a, b: total.space.add_slices(a, b, start),
-    )
+    keys = partial.keys(own.first, own.count)
+    parts |= dict(zip(keys, (node.flat[start:end] for node in mine), strict=True))
+    total.flat[start:end] = partial.fold(parts, lambda a, b: total.space.add_slices(a, b, start))
     summed = Part(generation=layout.generation, step=step, tag="sum")
     for peer in peers:
         crew.send(peer, summed, [total.memory(start, end)])
@@ -55,19 +49,19 @@ def gather(
 
 
 def _parts(
-    crew: Crew, step: int, size: int, own: bytes
-) -> tuple[dict[tree.Node, torch.Tensor], list[bytes]]:
+    crew: Crew, step: int, partial: Partial, size: int, own: bytes
+) -> tuple[dict[Hashable, torch.Tensor], list[bytes]]:
     """Everyone's sums for my slice, by node; and what each contributed to."""
-    parts: dict[tree.Node, torch.Tensor] = {}
+    parts: dict[Hashable, torch.Tensor] = {}
     masks = [own]
     for replica in crew.layout.replicas:
         peer = replica.workers[0]
         if peer == crew.me:
             continue
         present, payload = crew.take(peer, step, "part")
-        nodes = tree.nodes_of(replica.first, replica.count, crew.layout.microbatches)
+        keys = partial.keys(replica.first, replica.count)
         flat = torch.frombuffer(payload, dtype=torch.uint8) if size else torch.empty(0, device=CPU)
-        for index, node in enumerate(nodes):
-            parts[node] = flat[index * size : (index + 1) * size]
+        for index, key in enumerate(keys):
+            parts[key] = flat[index * size : (index + 1) * size]
         masks.append(present)
     return parts, masks

@@ -221,7 +221,13 @@ class Group(Crew):
             step,
             session.to_play,
             session.adopt,
-            Whole(session.space, session.holdings, session.total, session.scaler),
+            Whole(
+                session.space,
+                session.holdings,
+                session.total,
+                session.scaler,
+                session.deterministic,
+            ),
             lambda: MeshChannel(
                 self._mesh,
                 self._changed,

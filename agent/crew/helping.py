@@ -145,7 +145,8 @@ class Helping:
             return
         passing("survey: called")
         recording = self._crew.session.recording()
-        if measuring.key_of(recording, self._crew.code) != word.key:
+        session = self._crew.session
+        if measuring.key_of(recording, self._crew.code, session.sums_held) != word.key:
             return
         self.able = True
         word = self._ask(None)

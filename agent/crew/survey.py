@@ -50,7 +50,9 @@ class Survey:
                 microbatches=facts.microbatches,
                 steps_total=facts.steps_total,
                 state_bytes=session.state_bytes,
-                unbuilt=measuring.unbuilt(session.objects.values(), session.birth_mark),
+                unbuilt=measuring.unbuilt(
+                    session.objects.values(), session.birth_mark, session.sums_held
+                ),
             )
             self._crew.link.send(self.ready)
 
@@ -123,7 +125,7 @@ class Survey:
         """Unless it was measured before."""
         session = self._crew.session
         recording = session.recording()
-        key = measuring.key_of(recording, self._crew.code)
+        key = measuring.key_of(recording, self._crew.code, session.sums_held)
         if not self._measured_before(key):
             self.helpers.call(measuring.machine_kind(session.space.device), key)
             left = (self._steps_total - session.version) * session.microbatches
@@ -132,7 +134,7 @@ class Survey:
                 profile = measuring.profile_of(
                     recording, things, self._job, left, self._crew.go_on, self.helpers.open
                 )
-                profile = msgspec.structs.replace(profile, key=key)
+                profile = msgspec.structs.replace(profile, key=key, sums=session.sums_held)
                 self._unmeasured, self._unprobed = False, profile
                 try:
                     self.helpers.dismiss()

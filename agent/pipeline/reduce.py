@@ -1,11 +1,11 @@
 """The sums of one stage over its replicas, and the gradients of what several stages hold.
 
-Reduce-scatter, then all-gather, in the order of the canonical tree: each replica of the stage owns a
+Reduce-scatter, then all-gather: each replica of the stage owns a
 slice of the flat sum, folds the nodes of all into it, and hands it to all. A parameter of several stages has
 its whole gradient on the first of them, which then tells the others.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Hashable, Mapping, Sequence
 
 import msgspec
 import torch
@@ -14,8 +14,7 @@ from agent.errors import CannotRecord
 from agent.faults import passing
 from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.stage import Stage
-from agent.tensors import tree
-from agent.tensors.partial import Partial
+from agent.tensors.partial import partial_of
 from agent.tensors.shards import cut
 from agent.tensors.sums import Sum, SumSpace, union
 
@@ -31,10 +30,18 @@ class Share(msgspec.Struct, frozen=True, kw_only=True):
 class StageSums:
     """What one worker has of one stage's sums."""
 
-    def __init__(self, stage: Stage, shares: Sequence[Share], me: str, microbatches: int) -> None:
+    def __init__(
+        self,
+        stage: Stage,
+        shares: Sequence[Share],
+        me: str,
+        microbatches: int,
+        *,
+        deterministic: bool,
+    ) -> None:
         self.stage, self._shares, self._me, self._microbatches = stage, shares, me, microbatches
         self.space = SumSpace([stage.module])
-        self._partial = Partial(self.space, microbatches)
+        self._partial = partial_of(self.space, microbatches, deterministic=deterministic)
         self._total: Sum | None = None
         together = all(param.device == self.space.device for param in self.space.params.values())
         self._lends = together and not stage.shares
@@ -95,21 +102,16 @@ class StageSums:
         self, channel: Channel, mark: str, mine: list[Sum], span: tuple[int, int]
     ) -> torch.Tensor:
         """The sum of everybody's nodes in our slice."""
-        parts: dict[tree.Node, torch.Tensor] = {}
+        parts: dict[Hashable, torch.Tensor] = {}
         for share in self._shares:
             pieces: Sequence[torch.Tensor | None] = [node.flat[slice(*span)] for node in mine]
             if share.peer != self._me:
                 pieces = channel.receive(share.peer, f"{mark}/part").tensors
-            nodes = tree.nodes_of(share.first, share.count, self._microbatches)
-            for node, piece in zip(nodes, pieces, strict=True):
+            keys = self._partial.keys(share.first, share.count)
+            for key, piece in zip(keys, pieces, strict=True):
                 assert piece is not None
-                parts[node] = piece
-        return tree.fold(
-            tree.root(self._microbatches),
-            parts,
-            self._microbatches,
-            lambda a, b: self.space.add_slices(a, b, span[0]),
-        )
+                parts[key] = piece
+        return self._partial.fold(parts, lambda a, b: self.space.add_slices(a, b, span[0]))
 
     def install(self, total: Sum) -> None:
         self.space.install(total, self._microbatches)

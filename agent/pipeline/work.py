@@ -37,6 +37,7 @@ class Worker:
         *,
         reach: int = 1,
         piece_of: PieceOf | None = None,
+        deterministic: bool = True,
     ) -> None:
         self.replica = layout.replica_of(me)
         place = self.replica.workers.index(me)
@@ -58,7 +59,7 @@ class Worker:
             for replica in layout.replicas
         ]
         self.sums = {
-            index: StageSums(stage, shares, me, layout.microbatches)
+            index: StageSums(stage, shares, me, layout.microbatches, deterministic=deterministic)
             for index, stage in self.stages.items()
         }
         self._microbatches = layout.microbatches

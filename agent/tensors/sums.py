@@ -45,6 +45,10 @@ class Sum:
             for start, end, dtype, shape in space.places
         )
 
+    def clear(self) -> None:
+        self.flat.zero_()
+        self.present[:] = bytes(len(self.present))
+
     def memory(self, start: int, end: int) -> memoryview:
         return self.flat.numpy().data[start:end]
 
@@ -286,6 +290,14 @@ class SumSpace:
             else:
                 found = b if a is None else a
                 view.add_(NOTHING if found is None else found + NOTHING)
+
+    def gain(self, into: Sum, one: Contribution) -> None:
+        """into += one, where it contributes."""
+        into.loss += one.loss
+        for index, (view, value) in enumerate(zip(into.views, one.found, strict=True)):
+            if value is not None:
+                into.present[index] = True
+                view.add_(value)
 
     def add(self, left: Sum, right: Sum) -> None:
         """left += right"""

@@ -3,8 +3,8 @@
 seconds      sums over the sections of a stage, plus its own time for every message that comes
 wire         bytes / bandwidth, latency plus mean jitter; inside or between instances, by placement
 reduce_s     2 (D-1) hop + 2 (D-1)/D * bytes * max(1, rings / lanes) / bandwidth       (a ring)
-memory       weights + gradients + optimizer + stashed microbatches + one live set if recomputed;
-             of the stage's own state, or of the whole if every worker keeps all of it
+memory       weights + gradients + optimizer + stashed microbatches + one live set if recomputed, and the sums that
+             gradients are added up in; of the stage's own state, or of the whole if every worker keeps all of it
 """
 
 from functools import lru_cache
@@ -242,7 +242,8 @@ def memory_bytes(tables: Tables, firsts: Firsts, way: Way, widths: Reals, peaks:
     if way.sharding != "offload":
         optimizer = _between(tables.optimizer, edges)[:, None]
         state = state + optimizer / (widths if way.sharding == "optimizer" else 1)
-    each = state + stash + peaks[1] * entry[1:]
+    sums = tables.profile.sums * _between(tables.parameters, edges)[:, None]
+    each = state + sums + stash + peaks[1] * entry[1:]
     if way.chunks > 1:
         shape = (way.chunks, way.depth, each.shape[1])
         each = np.tile(each.reshape(shape).sum(axis=0), (way.chunks, 1))

@@ -119,6 +119,7 @@ def even_firsts(
         entry[where], stash[where] = stash[where], 1
     room = _room(groups, way, chains)
     held = 2 * base.weights + _kept(way, len(chains)) * base.optimizer
+    held = held + base.profile.sums * base.parameters
     load = partition.Load(
         seconds, held, base.stash * m, base.entry * m, pace, stash, entry, np.array(room)
     )
@@ -131,7 +132,12 @@ def has_room(groups: Sequence[Group], way: Way, chains: tuple[Chain, ...]) -> bo
     tables = [groups[g].tables for g in used]
     one = min(float(its.stash[-1]) for its in tables) * way.microbatch_size
     share = _kept(way, len(chains))
-    state = min(float(2 * its.weights[-1] + share * its.optimizer[-1]) for its in tables)
+    state = min(
+        float(
+            2 * its.weights[-1] + its.profile.sums * its.parameters[-1] + share * its.optimizer[-1]
+        )
+        for its in tables
+    )
     return min(room) >= 0 and sum(room) >= (state + one) * (1 - ROUNDING)
 
 

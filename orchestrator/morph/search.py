@@ -224,7 +224,7 @@ class Splitter:
         )
         return partition.Load(
             seconds,
-            2 * tables.weights + optimizer,
+            2 * tables.weights + tables.profile.sums * tables.parameters + optimizer,
             tables.stash * m,
             tables.entry * m,
             pace,

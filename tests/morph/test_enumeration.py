@@ -25,8 +25,11 @@ def drawn_profile(rng, sections: int, scarce: float):
         network=network(float(rng.choice([3e7, 3e8, 1e10])), float(rng.choice([1e-6, 1e-4, 2e-3]))),
         send_s=float(rng.choice([0.0, 1e-4])),
         host_bytes_per_s=1e9,
+        sums=float(rng.choice([0.0, 3.0])),
     )
-    state = sum(2 * s.parameter_bytes + s.optimizer_bytes for s in profile.sections)
+    state = sum(
+        (2 + profile.sums) * s.parameter_bytes + s.optimizer_bytes for s in profile.sections
+    )
     room = float(rng.choice([1e3, rng.uniform(0.2, 2.0)])) if scarce else 1e3
     return msgspec.structs.replace(profile, memory_bytes=room * state)
 

@@ -332,6 +332,7 @@ def together(
     cuts: Sequence[int] | None = None,
     recompute: tuple[bool, ...] = (),
     reach: int = 1,
+    deterministic: bool = True,
     opener: Callable[[int, int], None],
 ):
     """The same training by `depth` x `len(counts)` workers: losses, and every worker's state."""
@@ -351,7 +352,16 @@ def together(
             own = {i: p for i, p in enumerate(pieces.first) if schedule.host(i, 0) == place}
             channel = Turns(exchange.channel(me), turn)
             piece_of = partial(_piece_of, variants, pieces)
-            worker = Worker(layout, me, schedule, own, channel, reach=reach, piece_of=piece_of)
+            worker = Worker(
+                layout,
+                me,
+                schedule,
+                own,
+                channel,
+                reach=reach,
+                piece_of=piece_of,
+                deterministic=deterministic,
+            )
             workers.append(worker)
 
     def play(worker: Worker) -> None:

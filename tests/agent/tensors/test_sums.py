@@ -3,7 +3,7 @@
 import pytest
 import torch
 
-from agent.tensors.partial import Partial
+from agent.tensors.canonical import Canonical
 from agent.tensors.sums import PIECE_NUMBERS, Sum, SumSpace
 
 
@@ -20,7 +20,7 @@ def added(order: list[int], count: int) -> Sum:
     model = Counted()
     space = SumSpace([model])
     space.begin()
-    partial = Partial(space, count)
+    partial = Canonical(space, count)
     for microbatch in order:
         model.weight.grad = torch.full((3,), 0.1 * (microbatch + 1))
         partial.add(microbatch, 0.1 * microbatch, 0, count)
@@ -71,7 +71,7 @@ def test_a_pair_is_added_in_pieces_with_the_bits_of_the_whole() -> None:
     rows, columns = model.weight.shape
     for turned in (False, True):
         space.begin()
-        partial, expected = Partial(space, 4), torch.zeros(rows, columns)
+        partial, expected = Canonical(space, 4), torch.zeros(rows, columns)
         for pair in range(2):
             a, b = (torch.randn(columns, rows, generator=draw).T for _ in range(2))
             expected = a + b if pair == 0 else expected + (a + b)
@@ -102,7 +102,7 @@ def test_a_flag_is_what_any_microbatch_made_of_it(count: int) -> None:
     model = Begun()
     space = SumSpace([model])
     space.begin()
-    partial = Partial(space, count)
+    partial = Canonical(space, count)
     for microbatch in range(count):
         assert not model.begun
         model([0, 1] if microbatch % 2 else [2])

@@ -6,7 +6,7 @@ from hypothesis import strategies as st
 
 from agent.layout import data_parallel
 from agent.tensors import tree
-from agent.tensors.partial import Partial
+from agent.tensors.canonical import Canonical
 from agent.tensors.sums import Sum, SumSpace
 
 
@@ -16,7 +16,12 @@ def _space() -> SumSpace:
 
 
 def _compute(
-    space: SumSpace, partial: Partial, microbatch: int, first: int, count: int, lends: bool = False
+    space: SumSpace,
+    partial: Canonical,
+    microbatch: int,
+    first: int,
+    count: int,
+    lends: bool = False,
 ) -> None:
     """Some parameters have no gradient in some microbatches, and some numbers are zeros of either sign."""
     if lends:
@@ -35,7 +40,7 @@ def _compute(
     partial.add(microbatch, float(microbatch), first, count)
 
 
-def _sum_of(space: SumSpace, partials: list[tuple[Partial, int, int]], total: int) -> Sum:
+def _sum_of(space: SumSpace, partials: list[tuple[Canonical, int, int]], total: int) -> Sum:
     """What `gather` does, without any wire between the workers."""
     parts = {}
     for partial, first, count in partials:
@@ -54,7 +59,7 @@ def _numbers(whole: Sum) -> bytes:
 
 
 def _alone(space: SumSpace, total: int) -> Sum:
-    partial = Partial(space, total)
+    partial = Canonical(space, total)
     for microbatch in range(total):
         _compute(space, partial, microbatch, 0, total)
     return _sum_of(space, [(partial, 0, total)], total)
@@ -68,7 +73,7 @@ def test_any_number_of_workers_gives_the_same_bits(total: int, workers: int, len
     layout = data_parallel(0, total, tuple(f"w{index}" for index in range(workers)))
     partials = []
     for replica in layout.replicas:
-        partial = Partial(space, total)
+        partial = Canonical(space, total)
         for microbatch in range(replica.first, replica.first + replica.count):
             _compute(space, partial, microbatch, replica.first, replica.count, lends)
         partials.append((partial, replica.first, replica.count))
@@ -81,7 +86,7 @@ def test_any_number_of_workers_gives_the_same_bits(total: int, workers: int, len
 def test_a_survivor_keeps_what_it_has_computed(total: int, data: st.DataObject) -> None:
     """The range of a worker changes at any microbatch, any number of times; nothing is added twice."""
     space = _space()
-    partial = Partial(space, total)
+    partial = Canonical(space, total)
     computed: list[int] = []
     for _ in range(data.draw(st.integers(0, 3))):
         first = data.draw(st.integers(0, total - 1))
@@ -115,7 +120,7 @@ def test_a_backward_that_adds_needs_one_room_less() -> None:
     space = _space()
     rooms = []
     for lends in (False, True):
-        partial = Partial(space, 8)
+        partial = Canonical(space, 8)
         for microbatch in range(8):
             _compute(space, partial, microbatch, 0, 8, lends)
         partial.clear()
