@@ -261,8 +261,10 @@ class Crew:
         return self.start(count)
 
     def kill(self, *workers: str, how: signal.Signals = signal.SIGKILL) -> None:
+        """Who was declared lost, on a busy machine, may have ended already."""
         for worker in workers:
-            os.kill(self.pids[worker], how)
+            with contextlib.suppress(ProcessLookupError):
+                os.kill(self.pids[worker], how)
 
     def leave(self, worker: str) -> None:
         """A machine that is given back: out at the next boundary, then ended."""

@@ -10,7 +10,7 @@ from agent.pipeline.wires import asked_for, pack, unpack
 from agent.store.layers import collect, share_of
 from agent.store.memory import Again, Copying
 from agent.tensors.device import Watch, set_stream_state, stream_state
-from agent.tensors.partial import Partial
+from agent.tensors.partial import partial_of
 from agent.tensors.shards import bytes_of
 from agent.tensors.staging import Away, Fetch, here, mark, pinned
 from agent.tensors.sums import SumSpace
@@ -123,16 +123,24 @@ def a_parcel_arrives_as_it_was() -> None:
 
 def sums_are_added_where_they_arise() -> None:
     """On the device, and handed out in host memory; gradients are on the device again."""
+    for deterministic in (True, False):
+        _are_added_where_they_arise(deterministic=deterministic)
+
+
+def _are_added_where_they_arise(*, deterministic: bool) -> None:
     model = torch.nn.Linear(64, 64).to(DEVICE)
     space = SumSpace([model])
-    partial = Partial(space, 4)
+    partial = partial_of(space, 4, deterministic=deterministic)
     space.begin()
     expected = [torch.zeros_like(param) for param in model.parameters()]
     for microbatch in range(4):
         loss = model(torch.full((4, 64), float(microbatch), device=DEVICE)).square().sum()
+        gradients = torch.autograd.grad(loss, list(model.parameters()), retain_graph=True)
+        for total, gradient in zip(expected, gradients, strict=True):
+            total.add_(gradient)
+        if microbatch > 1:
+            partial.lend(microbatch, 0, 4)
         loss.backward()
-        for total, param in zip(expected, model.parameters(), strict=True):
-            total.add_(param.grad)
         partial.add(microbatch, loss.detach().double(), 0, 4)
     sums = [one.cpu() for one in expected]  # before, for it makes the device hurry
     (total,) = partial.nodes(0, 4)
