@@ -109,6 +109,8 @@ class Seen(msgspec.Struct, frozen=True, kw_only=True):
     step: int
     batches: tuple[float, ...]
     change: tuple[float, ...]
+    grain: float = 0.0  # how much of a change is rounding
+    machine: str = ""  # how it rounds: what have the same word round alike
     training: int = 0  # how many modules are in training mode
     told: tuple[str, ...] = ()  # what the script has told modules since: `1.p = 0.3`
     goes_by: dict[str, float] = {}  # what the code of the loop reads

@@ -13,6 +13,10 @@ from agent.protocol import Seen
 
 STEPS_MAX = 256
 NEAR = 1e-2  # of a change: machines may round differently
+ALIKE, GRAINS = (
+    1e-5,
+    8,
+)  # ... and those of one kind do not: this is left to the order in which a script adds up
 
 
 class Alike:
@@ -23,13 +27,14 @@ class Alike:
         """What is not alike, in a line; else nothing."""
         for one in seen:
             other, known = self._said.setdefault(one.step, (worker, one))
-            if not _equal(known.batches, one.batches):
+            near = Near(same=known.machine == one.machine != "")
+            if not near.equal(known.batches, one.batches):
                 return (
                     f"step {one.step}: {worker} has other microbatches than {other}. What session.share(...) is given "
                     "has to depend on the step only, not on what was drawn or counted before: whoever joins later "
                     "begins that anew"
                 )
-            if not _near(known.change, one.change):
+            if not near.changed(known, one):
                 return (
                     f"step {one.step - 1}: behind session.share(...) the model became another on {worker} than on "
                     f"{other}. What a script does there has to be the same on every worker; what it keeps for that "
@@ -49,7 +54,7 @@ class Alike:
                     "as the script begins with them: set it anew in every step, as it depends on the step"
                 )
             for name in sorted(known.goes_by.keys() & one.goes_by.keys()):
-                if not _equal((known.goes_by[name],), (one.goes_by[name],)):
+                if not near.equal((known.goes_by[name],), (one.goes_by[name],)):
                     return (
                         f"step {one.step}: `{name}` goes into the loop over session.share(...), and is another on {worker} than "
                         f"{'before' if worker == other else f'on {other}'}. Whoever joins later has it as the script begins with it: set it anew in every step, as it "
@@ -63,18 +68,24 @@ class Alike:
         return ""
 
 
-def _equal(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    """Up to what machines round differently."""
-    if not one or not other:
-        return True
-    return len(one) == len(other) and all(
-        math.isclose(a, b, rel_tol=1e-3, abs_tol=1e-6) or (math.isnan(a) and math.isnan(b))
-        for a, b in zip(one, other, strict=True)
-    )
+class Near:
+    """How near numbers have to be: on machines of the `same` kind, or on others."""
 
+    def __init__(self, *, same: bool) -> None:
+        self._of_value, self._of_change = (ALIKE, ALIKE) if same else (1e-3, NEAR)
 
-def _near(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
-    if not one or not other:
-        return True
-    most = max(map(abs, (*one, *other)))
-    return all(abs(a - b) <= NEAR * most for a, b in zip(one, other, strict=True))
+    def equal(self, one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+        if not one or not other:
+            return True
+        return len(one) == len(other) and all(
+            math.isclose(a, b, rel_tol=self._of_value, abs_tol=1e-3 * self._of_value)
+            or (math.isnan(a) and math.isnan(b))
+            for a, b in zip(one, other, strict=True)
+        )
+
+    def changed(self, one: Seen, other: Seen) -> bool:
+        if not one.change or not other.change:
+            return True
+        most = max(map(abs, (*one.change, *other.change)))
+        least = max(self._of_change * most, GRAINS * max(one.grain, other.grain))
+        return all(abs(a - b) <= least for a, b in zip(one.change, other.change, strict=True))

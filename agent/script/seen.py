@@ -18,6 +18,7 @@ from torch.utils import _pytree as pytree
 from agent.protocol import Seen
 from agent.source.own import is_own, is_own_class, is_torchs, overheard_by
 from agent.tensors.away import is_away
+from agent.tensors.device import rounding, where
 
 NUMBERS = 4
 LEAVES_MAX = 4
@@ -27,6 +28,9 @@ TOLD_MAX = 16
 KINDS_MAX = 1024
 PLAIN = (bool, int, float, str)
 ROUNDED = 64  # a change of fewer units in the last place says nothing
+
+Change = tuple[tuple[float, ...], float]  # and what a unit in the last place is
+NOTHING: Change = (), 0.0
 
 
 class Eyes:
@@ -53,17 +57,20 @@ class Eyes:
             for model in models
             for name, module in model.named_modules()
         ]
+        self._machine = rounding(where(self._tensors))
         self._before: tuple[int, list[float]] = (-1, [])
         self.seen: deque[Seen] = deque(maxlen=STEPS_MAX)
 
     def look(self, step: int, batches: Sequence[Any], *, whole: bool = True) -> None:
         """At the beginning of a step. Where not all is here, what is here has come from others meanwhile."""
-        change = self._change(step - 1) if whole else ()
+        change, grain = self._change(step - 1) if whole else NOTHING
         self.seen.append(
             Seen(
                 step=step,
                 batches=_of_batches(batches),
                 change=change,
+                grain=grain,
+                machine=self._machine,
                 training=sum(module.training for module in self._modules),
                 told=tuple(itertools.islice(self._others(), TOLD_MAX)),
             )
@@ -96,15 +103,15 @@ class Eyes:
     def _of(self, step: int) -> torch.Tensor | None:
         return self._tensors[step % len(self._tensors)] if self._tensors else None
 
-    def _change(self, step: int) -> tuple[float, ...]:
+    def _change(self, step: int) -> Change:
         """What became of the numbers that were noted down at this step."""
         at, before = self._before
         now, param = self._numbers(step) if at == step else [], self._of(step)
         change = tuple(b - a for a, b in zip(before, now, strict=False))
         if not change or param is None or not all(map(math.isfinite, change)):
-            return ()
-        least = ROUNDED * torch.finfo(param.dtype).eps * max(map(abs, now))
-        return change if max(map(abs, change)) > least else ()
+            return NOTHING
+        grain = torch.finfo(param.dtype).eps * max(map(abs, now))
+        return (change, grain) if max(map(abs, change)) > ROUNDED * grain else NOTHING
 
 
 def _own_hooks(module: torch.nn.Module) -> list[object]:

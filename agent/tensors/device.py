@@ -4,12 +4,15 @@ Said in torch's generic words (`torch.accelerator`), so that no kind of accelera
 nobody: it does what it was told some time later, and whoever wants to know a time or to read memory has to wait.
 """
 
+import functools
 import os
 import re
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager, suppress
+from pathlib import Path
 
+import numpy as np
 import torch
 
 from agent.errors import Misuse
@@ -39,6 +42,20 @@ def home(tensors: Iterable[torch.Tensor]) -> torch.device:
             "workers instead: a model that is too large for one is cut into stages"
         )
     return next(iter(found), CPU)
+
+
+def rounding(device: torch.device) -> str:
+    """Who has the same word here computes the same bits of the same numbers; nobody knows that of accelerators."""
+    return _cpu() if device.type == "cpu" else ""
+
+
+@functools.cache
+def _cpu() -> str:
+    """Libraries choose their kernels by the model."""
+    told = Path("/proc/cpuinfo").read_text()
+    kind = next((line for line in told.splitlines() if line.startswith("model name")), "")
+    known = (torch.__version__, np.__version__, torch.backends.cpu.get_cpu_capability())
+    return "; ".join((*known, kind.partition(": ")[2])) if kind else ""
 
 
 def take(slot: int) -> None:

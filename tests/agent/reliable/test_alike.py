@@ -53,6 +53,25 @@ def test_a_model_that_became_another_is_named() -> None:
     assert "step 3: behind session.share(...)" in alike.hear("d", [seen(4, (), (0.5, 0.001))])
 
 
+def test_machines_of_one_kind_round_alike() -> None:
+    """A difference that another machine's rounding would explain is one there: an average that began anew, and weighs
+    little. What sums in another order make of it is none."""
+    one = msgspec.structs.replace(seen(4, (1.0,), (0.01, 0.02)), machine="x", grain=1e-8)
+    one = msgspec.structs.replace(one, goes_by={"beta": 0.5})
+    other = msgspec.structs.replace(one, change=(0.010001, 0.02))
+    beside = msgspec.structs.replace(one, change=(0.01 + 5e-8, 0.02))
+    alike = Alike()
+    assert [alike.hear("a", [each]) for each in (one, beside)] == ["", ""]
+    assert "step 3: behind session.share(...)" in alike.hear("b", [other])
+    assert "has other microbatches" in alike.hear(
+        "b", [msgspec.structs.replace(one, batches=(1.0002,))]
+    )
+    assert "`beta` goes into the loop" in alike.hear(
+        "b", [msgspec.structs.replace(one, goes_by={"beta": 0.5001})]
+    )
+    assert alike.hear("c", [msgspec.structs.replace(other, machine="y")]) == ""
+
+
 def test_what_is_remembered_is_bounded() -> None:
     """The oldest goes first."""
     alike = Alike()
