@@ -1,4 +1,5 @@
-"""What is drawn beside the numbers of the steps: `zip(session.steps(n), loader)`, `enumerate(session.steps(n))`.
+"""What is drawn beside the numbers of the steps: `zip(session.steps(n), loader)`, `map(train, session.steps(n), loader)`,
+`enumerate(session.steps(n))`.
 
 Whoever joins in step 120 gets 120 as its first number of a step, and the first of whatever is drawn beside it. Nothing of this
 has a name of the script's, so it is looked for among the iterators themselves, once, in the first step of a job.
@@ -11,7 +12,7 @@ from collections.abc import Iterator
 from agent.errors import Misuse
 
 COUNTING = (enumerate, itertools.islice)
-ZIPS = (zip, itertools.zip_longest)
+ZIPS = (zip, itertools.zip_longest, map)
 BESIDE = (*ZIPS, itertools.accumulate, *COUNTING)
 HOLDING = (list, tuple, dict, set, frozenset, str, bytes)
 DEPTH_MAX = 4  # of what may lie between them: a bar that shows progress, for one
@@ -22,8 +23,14 @@ def refuse_alongside(steps: Iterator[int]) -> None:
     """`steps` is what `session.steps(...)` gave."""
     for thing in gc.get_objects():
         # Not `isinstance`: it asks the object, and a lazy one may load what it stands for.
-        if type(thing) in BESIDE and _leads_to(thing, steps):
+        if type(thing) in BESIDE and not _is_of_one(thing) and _leads_to(thing, steps):
             _refuse(type(thing).__name__, counting=type(thing) in COUNTING)
+
+
+def _is_of_one(thing: object) -> bool:
+    """`map(f, session.steps(n))` draws from nothing else."""
+    inside = gc.get_referents(thing) if type(thing) is map else []
+    return any(type(each) is tuple and len(each) == 1 for each in inside)
 
 
 def _leads_to(thing: object, steps: Iterator[int]) -> bool:

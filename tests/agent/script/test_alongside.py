@@ -37,6 +37,7 @@ REFUSED = {
     "Bar(zip(session.steps(4), endless()))": "zip",
     "zip(Bar(session.steps(4)), loader)": "zip",
     "itertools.zip_longest(session.steps(4), range(2))": "zip_longest",
+    "map(max, session.steps(4), itertools.count())": "map",
     "enumerate(session.steps(4))": "enumerate",
     "itertools.islice(session.steps(9), 4)": "islice",
 }
