@@ -280,6 +280,9 @@ class _Tracer(fx.Tracer):
 
     def create_arg(self, a: Any) -> Any:
         """`sum(p.square().sum() for p in model.parameters())` meets no placeholder, and would be this step's number for good."""
+        if isinstance(a, torch.Generator) and a is not torch.default_generator:
+            # Made anew for each microbatch it begins anew, and in a recording there is one for all.
+            raise fx.proxy.TraceError("it draws from a random stream of its own")
         if isinstance(a, torch.Tensor) and not self.derived.knows(a) and self.derived.has(a):
             raise fx.proxy.TraceError("it computes with weights before it meets its inputs")
         return super().create_arg(a)

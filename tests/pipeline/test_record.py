@@ -252,6 +252,17 @@ def test_pythons_own_dice_are_refused():
         examine(graph, (X, Y))
 
 
+def test_a_stream_that_is_begun_for_each_microbatch_is_refused():
+    """In a recording there would be one for all of them, which goes on from one to the next."""
+
+    def noisy(model, x, y):
+        own = torch.Generator().manual_seed(3)
+        return F.cross_entropy(model(x + torch.randn(x.shape, generator=own)), y)
+
+    with pytest.raises(CannotRecord, match=r"test_record\.py:\d+ in noisy.*Generator.*depth 1"):
+        record(made(chain), noisy, (X, Y))
+
+
 def test_recording_leaves_no_trace():
     """Neither random streams nor buffers nor parameters are changed by recording and examining."""
     factory, draw = MODELS["resnet"]
