@@ -26,6 +26,7 @@ from agent.errors import CannotRecord, Misuse
 from agent.pipeline import guests, modes
 from agent.pipeline.examine import Facts, examined, same_numbers
 from agent.pipeline.flat import cloned, flatten, is_leaf, unflatten
+from agent.pipeline.leftovers import held_by, placeholders_removed
 from agent.pipeline.record import (
     FIXED,
     Kept,
@@ -98,7 +99,8 @@ class Body:
             return self._loss_of(run, shape)(None, *cloned(other))
 
         def recorded_of(example: Sequence[Any], *, fixed: bool) -> fx.GraphModule:
-            with self._heard.listening(model):
+            # Behind the listening, to which what the loop puts there itself has to be seen.
+            with placeholders_removed(model, held_by(model)), self._heard.listening(model):
                 return record(model, loss_of, example, scaler, fixed=fixed, names=self._own)
 
         def recorded(fixed: bool) -> Looked:
@@ -155,7 +157,10 @@ class Body:
         example, known = recording.example, recording.graph
         loss_of, fixed = self._loss_of(run, recording.spec), bool(known.meta.get(FIXED))
         with attributes_kept(model):
-            graph = record(model, loss_of, cloned(example), scaler, fixed=fixed, names=self._own)
+            with placeholders_removed(model, held_by(model)):
+                graph = record(
+                    model, loss_of, cloned(example), scaler, fixed=fixed, names=self._own
+                )
             if known.meta.get(LATE):
                 guests.postpone(graph)
             if same_graphs(graph, known):

@@ -1,9 +1,10 @@
-"""What a recording leaves in objects of the script that are no modules of the model: nothing.
+"""What a recording leaves in objects of the script that are no modules of the model, and in lists and dicts of these: nothing.
 
 A schedule of noise, a loss or a table keeps what it was given last (`self.betas = self.betas.to(x.device)`), and would keep a
 placeholder, upon which the first microbatch would come.
 """
 
+import copy
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
@@ -13,17 +14,21 @@ import torch
 from torch import fx
 
 DEPTH_MAX, PLACES_MAX = 4, 4096
-Place = dict[Any, Any]
+Place = dict[Any, Any] | list[Any]
 
 
 @contextmanager
 def placeholders_removed(model: torch.nn.Module, names: Iterable[object]) -> Iterator[None]:
     """From what is come by from these names. Whatever else is put there meanwhile, by another thread for one, stays."""
-    before = [(place, dict(place)) for place in _places(model, names)]
+    before = [(place, copy.copy(place)) for place in _places(model, names)]
     try:
         yield
     finally:
         for place, earlier in before:
+            if isinstance(place, list):
+                if any(map(_is_placeholder, place)):
+                    place[:] = earlier
+                continue
             for key in [key for key, value in [*place.items()] if _is_placeholder(value)]:
                 if key in earlier:
                     place[key] = earlier[key]
@@ -50,13 +55,23 @@ def _places(model: torch.nn.Module, names: Iterable[object]) -> list[Place]:
         found += new
         if len(found) > PLACES_MAX:
             break
-        around = [value for place in new for value in [*place.values()]]
+        around = [value for place in new for value in _values(place)]
     return found[:PLACES_MAX]
+
+
+def held_by(model: torch.nn.Module) -> Iterator[object]:
+    """What lies in the attributes of modules; these themselves are looked after where the loop is recorded."""
+    for module in model.modules():
+        yield from (each for each in vars(module).values() if type(each) in (dict, list))
+
+
+def _values(place: Place) -> list[Any]:
+    return [*(place if isinstance(place, list) else place.values())]
 
 
 def _inside(thing: object) -> Place | None:
     """Its attributes: nothing of the script's is run to find them."""
-    if isinstance(thing, dict):
+    if isinstance(thing, dict | list):
         return thing
     if issubclass(type(thing), type | ModuleType | FunctionType | torch.Tensor):
         return None
