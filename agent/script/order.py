@@ -51,6 +51,12 @@ def refuse_order(caller: Caller) -> None:
             f"{loop.place}: `{counted[0]}` goes into the loss and counts the microbatches of this worker only, "
             "of which others have others: put it into the microbatch"
         )
+    drawn = sorted(into_loss & set(_drawn_along(loop.whole)))
+    if drawn:
+        raise Misuse(
+            f"{loop.place}: `{drawn[0]}` goes into the loss and is drawn along with the microbatches of this worker only, from "
+            "its beginning on every worker: put it into the microbatch"
+        )
     inside = list(uses([loop.whole.target, *loop.whole.body]))
     carried = read_first(inside, stored_in(loop) & into_loss)
     if carried is not None:
@@ -198,6 +204,31 @@ def _counted(loop: ast.For) -> Iterator[str]:
             target=ast.Tuple(elts=[ast.Name(id=name), *_]),
         ):
             yield name
+
+
+def _drawn_along(loop: ast.For) -> Iterator[str]:
+    """What `zip` gives beside a microbatch."""
+    match loop:
+        case ast.For(
+            iter=ast.Call(
+                func=ast.Name(id="zip" | "zip_longest") | ast.Attribute(attr="zip_longest"),
+                args=args,
+            ),
+            target=target,
+        ):
+            parts = (
+                target.elts if isinstance(target, ast.Tuple | ast.List) else [target] * len(args)
+            )
+            for part, arg in zip(parts, args, strict=False):
+                if isinstance(target, ast.Name) or not any(map(_is_share, ast.walk(arg))):
+                    yield from names_in(part, how=ast.Store)
+
+
+def _is_share(node: ast.AST) -> bool:
+    match node:
+        case ast.Call(func=ast.Attribute(attr="share")):
+            return True
+    return False
 
 
 class Streams:

@@ -249,3 +249,54 @@ def test_a_teacher_that_follows_in_the_forward_is_refused(by_hand: Callable[[str
 def test_a_teacher_of_buffers_may_follow_in_the_forward(by_hand: Callable[[str], None]) -> None:
     """As the line says: each microbatch sees those of the step's start, and what all have made of them is added up."""
     by_hand(WRITES.format(teacher=BUFFERS, kind="buffers"))
+
+
+COUNTING = """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.inner, self.calls = torch.nn.Linear(4, 1), 0
+    def forward(self, x):
+        self.calls += 1
+        return self.inner(x) * {by}
+model = Net()
+"""
+
+
+@pytest.mark.parametrize(
+    ("by", "refused"), [("min(1.0, 0.5 + self.calls // 9)", True), ("2.0", False)]
+)
+def test_what_a_model_counts_and_goes_by_is_refused(
+    by_hand: Callable[[str], None], by: str, refused: bool
+) -> None:
+    """A factor that grows with the forwards of this worker: also where it is the same in the first steps."""
+    model = COUNTING.format(by=by)
+    script = filled(LOSS, "", "").replace("model = torch.nn.Linear(4, 1)\n", model)
+    if not refused:
+        by_hand(script)
+        return
+    with pytest.raises(Misuse, match=r"^`model\.calls` becomes another in the loop over session"):
+        by_hand(script)
+
+
+@pytest.mark.parametrize(
+    ("loop", "name"),
+    [
+        ("x, y in zip(session.share(data), [1.0, 2.0])", "y"),
+        ("y, (x, z) in zip([1.0, 2.0], zip(session.share(data), 'ab'))", "y"),
+        ("x, z in zip(session.share(data), 'ab')", ""),
+    ],
+)
+def test_what_is_drawn_along_with_microbatches_is_refused(
+    by_hand: Callable[[str], None], loop: str, name: str
+) -> None:
+    """Every worker would have it from its beginning; what does not go into the loss may be drawn."""
+    loss = "session.backward(y * model(x).mean())" if name else LOSS
+    script = filled(loss, "", "").replace("x in session.share(data)", loop)
+    if not name:
+        by_hand(script)
+        return
+    with pytest.raises(
+        Misuse, match=rf"^train\.py:\d+: `{name}` goes into the loss and is drawn along"
+    ):
+        by_hand(script)
