@@ -47,6 +47,7 @@ from agent.pipeline.recording import Recording, Told, nobody, outdated
 from agent.pipeline.scaling import place
 from agent.schedule import Kind
 from agent.script.beside import Beside
+from agent.script.between import refuse_between
 from agent.script.form import Form
 from agent.script.given import check_modules, check_trained, check_unborn, say_divided, scaler_of
 from agent.script.gone_by import GoneBy
@@ -329,6 +330,7 @@ class Session:
         if not self._looked_at:
             self._looked_at, self._streams = True, Streams(caller)
             refuse_order(caller)
+            refuse_between(caller)
             self._within = Within(caller)
         return self._share(batches)
 

@@ -13,10 +13,10 @@ from agent.protocol import Seen
 
 STEPS_MAX = 256
 NEAR = 1e-2  # of a change: machines may round differently
-ALIKE, GRAINS = (
-    1e-5,
-    8,
-)  # ... and those of one kind do not: this is left to the order in which a script adds up
+ALIKE = (
+    1e-5  # ... and those of one kind do not: this is left to the order in which a script adds up,
+)
+GRAINS = 8  # or so many units in the last place
 
 
 class Alike:

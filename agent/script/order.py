@@ -6,7 +6,7 @@ of the next, no count of those that were seen may, and no random stream of the s
 
 import ast
 import random
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FunctionType
 from typing import Any
@@ -45,13 +45,13 @@ def refuse_order(caller: Caller) -> None:
     if loop is None:
         return
     into_loss = _into_loss(loop.whole)
-    counted = sorted(into_loss & set(_counted(loop.whole)))
+    counted = sorted(into_loss & set(counted_in(loop.whole)))
     if counted:
         raise Misuse(
             f"{loop.place}: `{counted[0]}` goes into the loss and counts the microbatches of this worker only, "
             "of which others have others: put it into the microbatch"
         )
-    drawn = sorted(into_loss & set(_drawn_along(loop.whole)))
+    drawn = sorted(into_loss & set(drawn_along(loop.whole, is_share)))
     if drawn:
         raise Misuse(
             f"{loop.place}: `{drawn[0]}` goes into the loss and is drawn along with the microbatches of this worker only, from "
@@ -172,7 +172,12 @@ def _into_loss(loop: ast.For) -> set[str]:
         and isinstance(node.func, ast.Attribute)
         and node.func.attr == "backward"
     )
-    found = {name for call in calls for each in call.args for name in names_in(each, how=ast.Load)}
+    return flowing_into([each for call in calls for each in call.args], loop)
+
+
+def flowing_into(values: Sequence[ast.AST], loop: ast.For) -> set[str]:
+    """The names that these are computed from in a loop's body."""
+    found = names_in(*values, how=ast.Load)
     statements = [
         node
         for part in loop.body
@@ -196,7 +201,7 @@ def _stored(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For) -> set[s
     return {name for target in targets for name in names_in(target, how=ast.Store)}
 
 
-def _counted(loop: ast.For) -> Iterator[str]:
+def counted_in(loop: ast.For) -> Iterator[str]:
     """What `enumerate` gives for a microbatch."""
     match loop:
         case ast.For(
@@ -206,8 +211,8 @@ def _counted(loop: ast.For) -> Iterator[str]:
             yield name
 
 
-def _drawn_along(loop: ast.For) -> Iterator[str]:
-    """What `zip` gives beside a microbatch."""
+def drawn_along(loop: ast.For, is_theirs: Callable[[ast.AST], bool]) -> Iterator[str]:
+    """What `zip` gives beside a microbatch; these come from what `is_theirs`."""
     match loop:
         case ast.For(
             iter=ast.Call(
@@ -220,11 +225,11 @@ def _drawn_along(loop: ast.For) -> Iterator[str]:
                 target.elts if isinstance(target, ast.Tuple | ast.List) else [target] * len(args)
             )
             for part, arg in zip(parts, args, strict=False):
-                if isinstance(target, ast.Name) or not any(map(_is_share, ast.walk(arg))):
+                if isinstance(target, ast.Name) or not any(map(is_theirs, ast.walk(arg))):
                     yield from names_in(part, how=ast.Store)
 
 
-def _is_share(node: ast.AST) -> bool:
+def is_share(node: ast.AST) -> bool:
     match node:
         case ast.Call(func=ast.Attribute(attr="share")):
             return True

@@ -280,6 +280,38 @@ def test_what_a_model_counts_and_goes_by_is_refused(
 
 
 @pytest.mark.parametrize(
+    ("body", "words"),
+    [
+        ("for k, x in enumerate(rows): yield x * (1 + k)", "`k` goes into a microbatch and counts"),
+        ("for x, w in zip(rows, [1.0, 2.0]): yield x * w", "`w` goes into a microbatch and counts"),
+        (
+            "before = 0\n    for x in rows:\n        yield x + before\n        before = x",
+            "`before` goes from one",
+        ),
+        (
+            "n = 0\n    for x in rows:\n        n += 1\n        scale = n / 2\n        yield x * scale",
+            "`n` goes from one",
+        ),
+        ("for x in rows:\n        y = x * 2\n        yield y", ""),
+        ("for k, x in enumerate(rows):\n        assert k < 9\n        yield x", ""),
+    ],
+)
+def test_a_generator_between_the_share_and_the_loop_counts_nothing(
+    by_hand: Callable[[str], None], body: str, words: str
+) -> None:
+    """It sees this worker's microbatches only, as the loop does."""
+    script = filled(LOSS, "", "").replace(
+        "in session.share(data)", "in through(session.share(data))"
+    )
+    script = script.replace("session = ", f"def through(rows):\n    {body}\nsession = ", 1)
+    if not words:
+        by_hand(script)
+        return
+    with pytest.raises(Misuse, match=rf"^train\.py:\d+: {words}"):
+        by_hand(script)
+
+
+@pytest.mark.parametrize(
     ("loop", "name"),
     [
         ("x, y in zip(session.share(data), [1.0, 2.0])", "y"),
