@@ -17,7 +17,7 @@ import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
-from typing import Literal
+from typing import Literal, NoReturn
 
 import msgspec
 import torch
@@ -52,6 +52,8 @@ NO_GRADIENT = (
 TAKEN = (
     "a worker has another module of that name in use, which the script would get: rename this one"
 )
+
+END = os._exit
 
 Outcome = Literal["ended", "failed"]
 
@@ -88,7 +90,7 @@ def run(order: WorkerOrder, host: str) -> Outcome:
         if not over.is_set():
             with suppress(OSError):  # on a full disk
                 print(f"{order.worker}: {why}", file=sys.__stderr__, flush=True)
-            os._exit(0)
+            END(0)
 
     group = Group(order, host, ended)
     job, payload = group.start()
@@ -176,14 +178,34 @@ def _run(path: Path) -> None:
     """What the script forks and lets come to its end is no worker, and ends like any other process."""
     worker, code = os.getpid(), None
     try:
-        runpy.run_path(str(path), run_name="__main__")
+        with _exits_heard(worker):
+            runpy.run_path(str(path), run_name="__main__")
     except BaseException as error:
         if os.getpid() == worker:
             raise
         code = error.code if isinstance(error, SystemExit) else repr(error)
     finally:
         if os.getpid() != worker:
-            os._exit(code if isinstance(code, int) else code is not None)
+            END(code if isinstance(code, int) else code is not None)
+
+
+@contextmanager
+def _exits_heard(worker: int) -> Iterator[None]:
+    """A process that ends without a word looks as if somebody had killed it, and is started again: what the script
+    ends so ends as by `sys.exit`. Elsewhere, in a thread or in what it has forked, nobody would catch that.
+    """
+
+    def end(status: int) -> NoReturn:
+        if os.getpid() == worker and threading.get_ident() == script:
+            raise SystemExit(status)
+        END(status)
+
+    script = threading.get_ident()
+    os._exit = end
+    try:
+        yield
+    finally:
+        os._exit = END
 
 
 def _of_exit(end: SystemExit, errors: Stream) -> Failed:

@@ -10,7 +10,7 @@ from statistics import median
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import UNRECORDED, Progress, Regrouped, When, WorkerLost, WorkerReady
+from agent.messages import UNRECORDED, LossCause, Progress, Regrouped, When, WorkerLost, WorkerReady
 from bidding.billing import HOUR_S
 from orchestrator.actions import AnyAction, Regroup, StopWorker
 from orchestrator.brain import forecast, jobs, layouts, leases, pacing, workers
@@ -40,6 +40,7 @@ STALLS_MAX = 3  # then all workers start afresh, and get twice as long
 FRESH_MAX = 4  # times without a step
 WORN_MAX = 3
 WORN_S = 300.0  # a network that is cut kills workers as well, and comes back
+WORN_UNTRIED_MAX = 2  # of a script that has not made a step yet: one may be the machine's fault
 READY_S_MAX = 3600.0
 RECOVERIES_MAX = 200
 PAUSES_MAX = 32
@@ -121,38 +122,52 @@ def on_worker_lost(state: State, out: list[AnyAction], event: WorkerLost) -> Non
         return
     if worker is not None:
         detail = f": {event.detail}" if event.detail else ""
-        by_script = event.cause != "machine"
-        _lose_worker(state, out, worker, f"lost ({event.cause}{detail})", by_script=by_script)
+        _lose_worker(state, out, worker, f"lost ({event.cause}{detail})", event.cause)
     if event.owed_state and job.serving:
         job.urgent = True  # who is in the layout waits for nobody: only a new one wakes them
     want_layout(state, job)
 
 
 def _lose_worker(
-    state: State, out: list[AnyAction], worker: Worker, because: str, *, by_script: bool = True
+    state: State, out: list[AnyAction], worker: Worker, because: str, cause: LossCause | None = None
 ) -> None:
-    """Gone, while its machine may well live: a fresh one takes the slot, unless they keep dying."""
+    """Gone, while its machine may well live: a fresh one takes the slot, unless they keep dying. Those that
+    were there together die once.
+    """
     lease, job = state.leases[worker.token], state.jobs[worker.job]
     why = f"{worker.id} on {lease.machine_id} {because}"
     worked = lease.state == "working" and job.step > lease.died_step
     workers.stop(state, out, worker, because)
     if not (job.active and lease.usable) or finished_computing(job):
         return
-    lease.deaths, lease.died_step = 1 if worked else lease.deaths + 1, job.step
+    if worked or worker.started_at_s >= lease.died_at_s:
+        lease.deaths, lease.died_at_s = 1 if worked else lease.deaths + 1, state.now_s
+    lease.died_step = job.step
     backoff_s = BACKOFF_S * 2 ** min(lease.deaths - 1, BACKOFF_DOUBLINGS_MAX)
     lease.slot_free_at_s[worker.slot] = state.now_s + backoff_s
-    if lease.deaths >= DEATHS_MAX * lease.type.slots:
+    if lease.deaths >= DEATHS_MAX:
         leases.penalise(state, out, lease.pool, f"workers keep dying on {lease.machine_id}")
         leases.give_back(state, out, lease, f"workers keep dying there: {why}")
-        job.worn += by_script
-        if job.worn <= 1:
-            job.worn_at_s = state.now_s
-        if job.worn >= WORN_MAX and state.now_s >= job.worn_at_s + WORN_S:
-            many = f"workers kept dying on {job.worn} machines without a step between"
-            jobs.finish(state, out, job, "FAILED", f"{many}, the last: {why}; {jobs.RESUME}")
+        _wear(state, out, job, why, cause)
         return
     note(out, lease.machine_id, f"{why}; a fresh one starts in {backoff_s:.0f} s")
     set_alarm(state, lease.slot_free_at_s[worker.slot], "staff", lease.token)
+
+
+def _wear(state: State, out: list[AnyAction], job: Job, why: str, cause: LossCause | None) -> None:
+    """One more machine that has outlived its workers. Where the processes themselves went and no step was ever made,
+    it is the script, and waiting helps nobody.
+    """
+    job.worn += cause != "machine"
+    if job.worn <= 1:
+        job.worn_at_s = state.now_s
+    if job.step == 0 and cause in ("connection", "exited") and job.worn >= WORN_UNTRIED_MAX:
+        many = f"its processes died {DEATHS_MAX} times on each of {job.worn} machines before the first step"
+        hint = "the script crashes, ends itself, or needs more memory than there is"
+        jobs.finish(state, out, job, "FAILED", f"{many}, the last: {why}; {hint}: try it alone")
+    elif job.worn >= WORN_MAX and state.now_s >= job.worn_at_s + WORN_S:
+        many = f"workers kept dying on {job.worn} machines without a step between"
+        jobs.finish(state, out, job, "FAILED", f"{many}, the last: {why}; {jobs.RESUME}")
 
 
 def finished_computing(job: Job) -> bool:

@@ -81,6 +81,12 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "ended itself with 3: | no --ephocs |",
     ),
     "exit without a word": ("raise SystemExit(3)", "exit", "ended itself with 3"),
+    "exit past Python": (
+        "import os\nprint('no data')\nos._exit(1)",
+        "exit",
+        "ended itself with 1",
+    ),
+    "exit past Python, as if all were well": ("import os; os._exit(0)", "no_session", "a session"),
     "a name that is no UTF-8": ("raise OSError('no /none/\\udcff')", "exception", r"/none/\udcff"),
     "syntax": ("for", "exception", "SyntaxError"),
     "no share": (START + "for step in session.steps(2): pass", "refused", "session.share"),
@@ -384,7 +390,7 @@ def test_not_a_number_can_be_skipped(crew: Crew) -> None:
     assert [line.split()[0] for line in crew.printed()] == ["0", "1", "2", "3", "4", "5"]
 
 
-@pytest.mark.parametrize("last", ["sys.exit()", "sys.exit(3)", "1 / 0"])
+@pytest.mark.parametrize("last", ["sys.exit()", "sys.exit(3)", "os._exit(3)", "1 / 0"])
 def test_what_a_script_forks_is_no_worker(crew: Crew, last: str) -> None:
     """However it ends, the job has nothing of it."""
     forking = "\n    if not (pid := os.fork()): " + last + "\n    os.waitpid(pid, 0)\n"

@@ -339,8 +339,71 @@ def test_a_script_that_kills_its_own_process_ends_the_job(hand: Any, *, begun: b
         for worker in list(h.job.workers):
             h.lost(worker)
     assert h.job.status == "FAILED"
-    assert re.search("workers kept dying on . machines without a step between", h.job.because)
-    assert 3 <= len(machines) < 10
+    what = (
+        "workers kept dying on . machines without a step between"
+        if begun
+        else "before the first step"
+    )
+    assert re.search(what, h.job.because)
+    assert 2 + begun <= len(machines) < 10
+
+
+@pytest.mark.parametrize("cause", ["connection", "exited"])
+def test_a_script_that_crashes_before_its_first_step_soon_ends_the_job(
+    hand: Any, cause: Any
+) -> None:
+    """On the second machine, for the first may be to blame. Workers of a machine that die together die once."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=4)
+    begun_s = h.at_s
+    rounds = []
+    while h.job.active and len(rounds) < 100:
+        h.wait(2.0)
+        h.serve(ready=False)
+        rounds.append(list(h.job.workers))
+        for worker in rounds[-1]:
+            h.see(WorkerLost(at_s=h.at_s, job="job", worker=worker, cause=cause))
+    assert h.job.status == "FAILED"
+    assert "its processes died 4 times on each of 2 machines before the first step" in h.job.because
+    assert h.at_s < begun_s + 60
+    assert any(len(at_once) > 1 for at_once in rounds)
+    assert all(lease.deaths <= 4 for lease in h.leases)
+
+
+def test_a_network_that_is_cut_before_the_first_step_is_waited_for(hand: Any) -> None:
+    """Whoever is silent may be well, and comes back with the network."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=4)
+    end_s = h.at_s + 200
+    while h.at_s < end_s:
+        h.wait(5.0)
+        h.serve(ready=False)
+        for worker in list(h.job.workers):
+            h.see(WorkerLost(at_s=h.at_s, job="job", worker=worker, cause="silent"))
+    assert h.job.active
+    h.wait(70.0)
+    h.serve()
+    h.wait(2.0)
+    h.committed(1)
+    assert h.job.status == "RUNNING"
+
+
+def test_machines_that_go_before_the_first_step_end_no_job(hand: Any) -> None:
+    """That a worker has died says nothing of the script when its machine goes too, however often."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=4)
+    for _ in range(30):
+        h.wait(20.0)
+        h.serve(ready=False)
+        for worker in list(h.job.workers):
+            h.lost(worker)
+        for lease in h.leases:
+            if lease.machine_id in h.machines:
+                h.taken(lease.machine_id)
+    assert h.job.active
 
 
 def test_machines_without_an_agent_are_not_the_scripts_fault(hand: Any) -> None:
