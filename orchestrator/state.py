@@ -256,6 +256,7 @@ class Job(msgspec.Struct, kw_only=True):
     unread: str = ""  # what is stored and cannot be read, as long as it is waited for
     worn: int = 0  # machines on which workers kept dying, without a step between them
     worn_at_s: float = 0.0  # the first of them
+    unstored_at_s: float | None = None  # since when the trained model has nowhere to go
     refreshed: int = 0  # how often all of its workers were started afresh
     ready_s: float = 0.0  # what a worker gets to be ready, once that was not enough
     steps_lost: int = 0

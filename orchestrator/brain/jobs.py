@@ -48,6 +48,7 @@ DAMAGED = (
     "{}: how far the job has come is not known any more. Put a copy of redis/ in its place while the house is down; or "
     "resume, which goes on from {}"
 )
+STORED_S = 600.0  # a person who is told can make room; machines that have nothing to compute cost money meanwhile
 WHY_CHARS_MAX = 500  # of an exception: its traceback has all of it
 RESUME = "resume continues from the last committed step"  # which one, the keeper knows at the end
 
@@ -396,6 +397,7 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
         return
     job.failures, job.preemptions, job.stalls, job.worn, job.unread = 0, 0, 0, 0, ""
     job.failed_at_s, job.failed_step, job.ended_at_s = -1.0, -1, None
+    job.unstored_at_s = None
     move_job(state, out, job, "PENDING", f"resumed by {event.by} from step {job.step}")
     state.live_jobs[job.id] = None
     admit(state, out)
@@ -461,8 +463,27 @@ def on_checkpoint_written(state: State, out: list[AnyAction], event: CheckpointW
 
 
 def on_checkpoint_failed(state: State, out: list[AnyAction], event: CheckpointFailed) -> None:
-    why = f"the checkpoint of step {event.step} failed: {event.error}; training goes on"
-    _say(state, out, event.job, why)
+    job = state.jobs.get(event.job)
+    if job is None:
+        return
+    if job.active and 0 < job.steps_total <= event.step:
+        _unstored(state, out, job, event.error)
+        return
+    note(
+        out, job.id, f"the checkpoint of step {event.step} failed: {event.error}; training goes on"
+    )
+
+
+def _unstored(state: State, out: list[AnyAction], job: Job, error: str) -> None:
+    """Nothing is left to compute, and nobody may let go of the result: the keeper goes on to hold it when the job has ended."""
+    what = f"all of {plural(job.steps_total, 'step')} are done, but the trained model cannot be stored: {error}"
+    if job.unstored_at_s is None:
+        job.unstored_at_s = state.now_s
+        job.because = f"{what}; it is tried again for {STORED_S / 60:.0f} min"
+        note(out, job.id, job.because)
+    elif state.now_s >= job.unstored_at_s + STORED_S:
+        kept = "its last state stays in the memory of the manager's machine"
+        finish(state, out, job, "FAILED", f"{what}; {kept}: see that it can be stored, then resume")
 
 
 def on_copied(state: State, out: list[AnyAction], event: CheckpointCopied) -> None:

@@ -587,6 +587,31 @@ def test_a_checkpoint_that_fails_is_said_and_training_goes_on(hand: Any) -> None
     assert h.job.status == "RUNNING"
 
 
+def test_machines_are_not_held_without_end_for_a_model_that_cannot_be_stored(hand: Any) -> None:
+    """All steps are done: that is said once and shown, a person has time to make room, and then the job ends."""
+    h = hand().running(slots_max=1)
+    h.committed(100)
+
+    def failed() -> list[Any]:
+        return h.see(CheckpointFailed(at_s=h.at_s, job="job", step=100, error="Not a directory"))
+
+    what = "all of 100 steps are done, but the trained model cannot be stored: Not a directory"
+    assert what in h.words(failed())
+    assert what in h.job.because
+    h.wait(590.0)
+    assert failed() == []
+    assert h.job.status == "RUNNING"
+    h.wait(20.0)
+    out = failed()
+    assert h.job.status == "FAILED"
+    assert what in h.job.because
+    assert h.only(out, CloseJob)
+    assert h.only(out, Terminate)
+    h.see(JobResumed(at_s=h.at_s, job="job", by="a person"))
+    failed()
+    assert h.job.active
+
+
 def test_a_copy_that_fails_is_tried_again_and_of_a_job_that_has_ended_no_training_is_said(
     hand: Any,
 ) -> None:
