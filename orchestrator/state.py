@@ -117,6 +117,7 @@ class Lease(msgspec.Struct, kw_only=True):
     workers: dict[int, str] = {}
     slot_free_at_s: dict[int, float] = {}
     deaths: int = 0  # of all its workers at once, without a step between them
+    crashes: int = 0  # of them: the processes went, as far as is known by themselves
     died_at_s: float = -1.0  # the last of them
     died_step: int = -1  # how far the job was then
     terminations: int = 0

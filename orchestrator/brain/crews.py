@@ -41,6 +41,7 @@ FRESH_MAX = 4  # times without a step
 WORN_MAX = 3
 WORN_S = 300.0  # a network that is cut kills workers as well, and comes back
 WORN_UNTRIED_MAX = 2  # of a script that has not made a step yet: one may be the machine's fault
+CRASHES = ("connection", "exited")  # a network that is cut makes others as well
 READY_S_MAX = 3600.0
 RECOVERIES_MAX = 200
 PAUSES_MAX = 32
@@ -141,27 +142,29 @@ def _lose_worker(
     if not (job.active and lease.usable) or finished_computing(job):
         return
     if worked or worker.started_at_s >= lease.died_at_s:
-        lease.deaths, lease.died_at_s = 1 if worked else lease.deaths + 1, state.now_s
+        earlier = (0, 0) if worked else (lease.deaths, lease.crashes)
+        lease.deaths, lease.crashes = earlier[0] + 1, earlier[1] + (cause in CRASHES)
+        lease.died_at_s = state.now_s
     lease.died_step = job.step
     backoff_s = BACKOFF_S * 2 ** min(lease.deaths - 1, BACKOFF_DOUBLINGS_MAX)
     lease.slot_free_at_s[worker.slot] = state.now_s + backoff_s
     if lease.deaths >= DEATHS_MAX:
         leases.penalise(state, out, lease.pool, f"workers keep dying on {lease.machine_id}")
         leases.give_back(state, out, lease, f"workers keep dying there: {why}")
-        _wear(state, out, job, why, cause)
+        job.worn += cause != "machine"
+        _wear(state, out, job, why, crashed=lease.crashes == lease.deaths)
         return
     note(out, lease.machine_id, f"{why}; a fresh one starts in {backoff_s:.0f} s")
     set_alarm(state, lease.slot_free_at_s[worker.slot], "staff", lease.token)
 
 
-def _wear(state: State, out: list[AnyAction], job: Job, why: str, cause: LossCause | None) -> None:
-    """One more machine that has outlived its workers. Where the processes themselves went and no step was ever made,
-    it is the script, and waiting helps nobody.
+def _wear(state: State, out: list[AnyAction], job: Job, why: str, *, crashed: bool) -> None:
+    """One more machine that has outlived its workers. Where it was the processes themselves that went, each time, and
+    no step was ever made, it is the script, and waiting helps nobody.
     """
-    job.worn += cause != "machine"
     if job.worn <= 1:
         job.worn_at_s = state.now_s
-    if job.step == 0 and cause in ("connection", "exited") and job.worn >= WORN_UNTRIED_MAX:
+    if job.step == 0 and crashed and job.worn >= WORN_UNTRIED_MAX:
         many = f"its processes died {DEATHS_MAX} times on each of {job.worn} machines before the first step"
         hint = "the script crashes, ends itself, or needs more memory than there is"
         jobs.finish(state, out, job, "FAILED", f"{many}, the last: {why}; {hint}: try it alone")

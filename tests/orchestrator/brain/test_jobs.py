@@ -1,5 +1,6 @@
 """Jobs: refused with the arithmetic, run, recover, fail for one reason at a time, end, come back."""
 
+import itertools
 import re
 from itertools import pairwise
 from typing import Any
@@ -372,16 +373,17 @@ def test_a_script_that_crashes_before_its_first_step_soon_ends_the_job(
 
 
 def test_a_network_that_is_cut_before_the_first_step_is_waited_for(hand: Any) -> None:
-    """Whoever is silent may be well, and comes back with the network."""
+    """Whoever is silent may be well, and comes back with the network; some break their connections over it."""
     h = hand()
     h.start()
     h.submit(slots_max=4)
     end_s = h.at_s + 200
+    causes: Any = itertools.cycle(["silent", "machine", "connection"])
     while h.at_s < end_s:
         h.wait(5.0)
         h.serve(ready=False)
         for worker in list(h.job.workers):
-            h.see(WorkerLost(at_s=h.at_s, job="job", worker=worker, cause="silent"))
+            h.see(WorkerLost(at_s=h.at_s, job="job", worker=worker, cause=next(causes)))
     assert h.job.active
     h.wait(70.0)
     h.serve()
