@@ -114,7 +114,11 @@ def on_worker_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
         job, had_s = state.jobs[worker.job], state.now_s - worker.started_at_s
         job.ready_s = min(max(workers.ready_s(state, job), 2 * had_s), READY_S_MAX)
         why = f"not ready after {had_s:.0f} s: its script has not come to session.steps"
-        _lose_worker(state, out, worker, why)
+        if had_s >= READY_S_MAX and not job.step:
+            what = f"{worker.id} was {why}; it hangs, or has to load for longer than that"
+            jobs.finish(state, out, job, "FAILED", f"{what}: try it alone")
+        else:
+            _lose_worker(state, out, worker, why)
 
 
 def on_worker_lost(state: State, out: list[AnyAction], event: WorkerLost) -> None:

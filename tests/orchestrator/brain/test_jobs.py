@@ -323,6 +323,20 @@ def test_a_script_that_loads_for_long_gets_the_time_that_it_needs(hand: Any) -> 
     assert h.job.status == "RUNNING"
 
 
+def test_a_script_that_never_comes_to_its_loop_ends_the_job(hand: Any) -> None:
+    """It waits for a person's answer, for one: a worker that had an hour for it was given enough."""
+    h = hand(worker_timeout_s=120.0)
+    h.start()
+    h.submit(slots_max=2)
+    begun_s = h.at_s
+    while h.job.active and h.at_s < begun_s + 24 * 3600:
+        h.wait(60.0)
+        h.serve(ready=False)
+    assert h.job.status == "FAILED"
+    assert "was not ready after 3600 s: its script has not come to session.steps" in h.job.because
+    assert 3600 < h.at_s - begun_s < 3 * 3600
+
+
 @pytest.mark.parametrize("begun", [False, True])
 def test_a_script_that_kills_its_own_process_ends_the_job(hand: Any, *, begun: bool) -> None:
     """Wherever it dies, it dies again: machines are not bought for it without end."""
