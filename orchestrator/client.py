@@ -79,6 +79,7 @@ class House(msgspec.Struct, frozen=True, kw_only=True):
     deployment: str
     started_at_s: float
     clock_zero_s: float | None = None  # of `cloud.clock`: from which moment its processes count
+    settings: dict[str, str] = {}  # that it was started with, and goes by until it ends
 
 
 def dashboard_address(house: House, places: Places) -> str:

@@ -233,6 +233,20 @@ class Config(Section):
         return Path(self.manager.state_dir)
 
 
+def in_force(config: Config) -> dict[str, str]:
+    """What a house goes by from its start to its end; a job's are read when it is submitted. No address: one may
+    have a password in it.
+    """
+    sections = config.model_dump(
+        mode="json", exclude={"job": True, "manager": {"redis_url", "state_dir"}}
+    )
+    return {
+        f"{section}.{key}": "not set" if value is None else str(value)
+        for section, keys in sections.items()
+        for key, value in keys.items()
+    }
+
+
 def load(
     path: Path | None,
     env: Mapping[str, str],

@@ -22,7 +22,7 @@ from orchestrator.cli.jobs import find
 from orchestrator.cli.live_table import panel, sentences_of
 from orchestrator.cli.looking import age, why_silent
 from orchestrator.client import Between, Client, House, Killed, NotRunning, dashboard_address
-from orchestrator.config import environment
+from orchestrator.config import environment, in_force
 from orchestrator.events import ShutdownAsked
 from orchestrator.house import processes
 from orchestrator.places import Places
@@ -67,6 +67,7 @@ def up(desk: Desk) -> None:
     told = Text.assemble(
         ("already up" if was_up else "up", "bold green"), f" in {places.state_dir}"
     )
+    stale = _stale(house.settings, in_force(desk.config))
     page = Text.assemble("dashboard  ", (address or "off", "bold"), no_wrap=True)
     desk.answer(
         {
@@ -74,11 +75,22 @@ def up(desk: Desk) -> None:
             "pid": house.pid,
             "dashboard_url": address,
             "was_up": was_up,
+            "not_in_force": list(stale),
         },
         told,
         page,
+        *(Text(said, style="yellow") for said in stale.values()),
         then=("orchestrator submit SCRIPT --follow", "orchestrator down"),
     )
+
+
+def _stale(running: dict[str, str], wanted: dict[str, str]) -> dict[str, str]:
+    """Settings that are others now than what is running was started with, and what is to be done."""
+    return {
+        key: f"{key} is {wanted[key]} in the settings now, and {was} where it runs: orchestrator down, and up again"
+        for key, was in running.items()
+        if wanted.get(key, was) != was
+    }
 
 
 def dashboard(desk: Desk) -> None:

@@ -27,7 +27,7 @@ from cloud.clock import CLOCK, ZERO_VARIABLE
 from cloud.local.processes import MARKER
 from orchestrator.client import Client, post
 from orchestrator.client import House as HouseFile
-from orchestrator.config import URL_PASSWORD, Config, ConfigError, load
+from orchestrator.config import URL_PASSWORD, Config, ConfigError, in_force, load
 from orchestrator.dashboard.app import create_app
 from orchestrator.dashboard.server import Server
 from orchestrator.events import ShutdownAsked
@@ -362,6 +362,7 @@ class House:
             deployment=self.config.manager.deployment,
             started_at_s=CLOCK.now_s(),
             clock_zero_s=CLOCK.zero_s,
+            settings=in_force(self.config),
         )
         _write_private(self.places.house, msgspec.json.encode(text).decode())
 

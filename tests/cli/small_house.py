@@ -28,6 +28,7 @@ from cloud.errors import CloudError
 from cloud.local.provider import LocalProvider
 from orchestrator.actions import OpenJob, Regroup, StartWorker
 from orchestrator.client import House
+from orchestrator.config import in_force, load
 from orchestrator.events import ManagerStarted
 from orchestrator.house import processes
 from orchestrator.house.house import only_one
@@ -145,7 +146,7 @@ def main() -> None:
         told = House(
             pid=os.getpid(), redis_url=server.url, dashboard_url="http://127.0.0.1:1/",
             ray_address="", ray_dashboard="", local_cloud=str(places.cloud_dir),
-            deployment="default", started_at_s=time.time(),
+            deployment="default", started_at_s=time.time(), settings=in_force(load(None, {})),
         )  # fmt: skip
         places.secret("dashboard").write_text("a-secret-of-the-page")
         places.house.write_bytes(msgspec.json.encode(told))

@@ -24,6 +24,15 @@ def test_up_finds_what_is_up(housed):
     assert housed("dashboard", "--json").json == {"dashboard_url": answer["dashboard_url"]}
 
 
+def test_up_says_which_settings_are_not_in_force(housed):
+    """A budget that was lowered in the file binds nobody before the house is started again."""
+    assert housed("up", "--json").json["not_in_force"] == []
+    changed = ("up", "--set", "budget.total_usd=5", "--set", "job.slots_max=2")
+    assert housed(*changed, "--json").json["not_in_force"] == ["budget.total_usd"]
+    said = " ".join(housed(*changed).out.split())
+    assert "budget.total_usd is 5.0 in the settings now, and not set where it runs" in said
+
+
 def test_up_while_another_starts_leaves_that_one_alone(housed):
     """Whoever comes second is told so, and takes nothing along when it ends."""
     note, before = housed.places.house, processes.marked(housed.places.identity)
