@@ -145,6 +145,8 @@ def _lose_worker(
     workers.stop(state, out, worker, because)
     if not (job.active and lease.usable) or finished_computing(job):
         return
+    if job.urgent and job.status == "RUNNING":
+        move_job(state, out, job, "RECOVERING", why)
     if worked or worker.started_at_s >= lease.died_at_s:
         earlier = (0, 0) if worked else (lease.deaths, lease.crashes)
         lease.deaths, lease.crashes = earlier[0] + 1, earlier[1] + (cause in CRASHES)

@@ -446,6 +446,17 @@ def test_deaths_with_steps_between_them_end_nothing(hand: Any) -> None:
     assert len({lease.machine_id for lease in h.leases}) == 1
 
 
+def test_the_line_of_a_job_says_who_was_lost_and_how(hand: Any) -> None:
+    """Who looks at a job that recovers again and again sees why, without reading all that happened."""
+    h = hand().running(slots_max=2)
+    worker = next(iter(h.job.serving))
+    lost = WorkerLost(at_s=h.at_s, job="job", worker=worker, cause="exited", detail="signal 11")
+    h.see(lost)
+    assert h.job.status == "RECOVERING"
+    assert f"{worker} on " in h.job.because
+    assert "(exited: signal 11)" in h.job.because
+
+
 def test_a_lost_holder_outside_the_layout_has_it_asked_for_again(hand: Any) -> None:
     """Its machine was known to be gone; those who wait for its state are told to go on without it."""
     h = hand().running(slots_max=2)
