@@ -4,7 +4,7 @@ A schedule of noise, a loss or a table keeps what it was given last (`self.betas
 placeholder, upon which the first microbatch would come.
 """
 
-import copy
+import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
 from types import FunctionType, ModuleType
@@ -20,7 +20,7 @@ Place = dict[Any, Any] | list[Any]
 @contextmanager
 def placeholders_removed(model: torch.nn.Module, names: Iterable[object]) -> Iterator[None]:
     """From what is come by from these names. Whatever else is put there meanwhile, by another thread for one, stays."""
-    before = [(place, copy.copy(place)) for place in _places(model, names)]
+    before = [(place, _copy(place)) for place in _places(model, names)]
     try:
         yield
     finally:
@@ -55,7 +55,7 @@ def _places(model: torch.nn.Module, names: Iterable[object]) -> list[Place]:
         found += new
         if len(found) > PLACES_MAX:
             break
-        around = [value for place in new for value in _values(place)]
+        around = [*itertools.islice((v for place in new for v in _values(place)), PLACES_MAX)]
     return found[:PLACES_MAX]
 
 
@@ -69,10 +69,17 @@ def _values(place: Place) -> list[Any]:
     return [*(place if isinstance(place, list) else place.values())]
 
 
+def _copy(place: Place) -> Place:
+    """Not by `copy.copy`, for which a class of the person's own may have another meaning."""
+    return list(place) if isinstance(place, list) else dict(place)
+
+
 def _inside(thing: object) -> Place | None:
     """Its attributes: nothing of the script's is run to find them."""
-    if isinstance(thing, dict | list):
+    if isinstance(thing, dict):
         return thing
+    if isinstance(thing, list):  # a long one holds data, and no placeholder among them
+        return thing if len(thing) <= PLACES_MAX else None
     if issubclass(type(thing), type | ModuleType | FunctionType | torch.Tensor):
         return None
     try:

@@ -28,9 +28,11 @@ def refuse_alongside(steps: Iterator[int]) -> None:
 
 
 def _is_of_one(thing: object) -> bool:
-    """`map(f, session.steps(n))` draws from nothing else."""
+    """`map(f, session.steps(n))` draws from nothing else, or what is always the same."""
     inside = gc.get_referents(thing) if type(thing) is map else []
-    return any(type(each) is tuple and len(each) == 1 for each in inside)
+    drawn = [each for each in inside if type(each) is tuple]
+    others = [one for each in drawn for one in each if type(one) is not itertools.repeat]
+    return bool(drawn) and len(others) == 1
 
 
 def _leads_to(thing: object, steps: Iterator[int]) -> bool:

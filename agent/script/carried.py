@@ -52,24 +52,6 @@ def counted(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
     return {name for each in sources.items() for name in _counted(own.source(*each))}
 
 
-def gone_by(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
-    """Those of them that are read for something else than to count on."""
-    trees = [own.parsed(own.source(*each)) for each in sources.items()]
-    return counted(sources) & {name for tree in trees for name in _read_elsewhere(tree)}
-
-
-def _read_elsewhere(tree: ast.AST) -> Iterator[str]:
-    for node in ast.iter_child_nodes(tree):
-        match node:
-            case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
-                yield from _asked_for(value) - {name}
-            case ast.Attribute(attr=name, ctx=ast.Load()):
-                yield name
-                yield from _read_elsewhere(node)
-            case _:
-                yield from _read_elsewhere(node)
-
-
 @functools.lru_cache(own.SOURCES_MAX)
 def _counted(source: str) -> frozenset[str]:
     return frozenset(_counting(own.parsed(source)))

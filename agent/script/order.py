@@ -176,24 +176,35 @@ def _into_loss(loop: ast.For) -> set[str]:
 
 
 def flowing_into(values: Sequence[ast.AST], loop: ast.For) -> set[str]:
-    """The names that these are computed from in a loop's body."""
+    """The names that these are computed from in a loop's body, and that say whether they are."""
     found = names_in(*values, how=ast.Load)
     statements = [
-        node
+        (node, tests)
         for part in loop.body
-        for node in ast.walk(part)
+        for node, tests in _with_tests(part, ())
         if isinstance(node, ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For)
     ]
     while True:
         more = {
             name
-            for node in statements
+            for node, tests in statements
             if found & _stored(node)
-            for name in names_in(node.iter if isinstance(node, ast.For) else node, how=ast.Load)
+            for each in (node.iter if isinstance(node, ast.For) else node, *tests)
+            for name in names_in(each, how=ast.Load)
         }
         if more <= found:
             return found
         found |= more
+
+
+def _with_tests(
+    node: ast.AST, tests: tuple[ast.expr, ...]
+) -> Iterator[tuple[ast.AST, tuple[ast.expr, ...]]]:
+    """Every node, and what is asked before it is come by."""
+    yield node, tests
+    inside = (*tests, node.test) if isinstance(node, ast.If | ast.While) else tests
+    for child in ast.iter_child_nodes(node):
+        yield from _with_tests(child, inside)
 
 
 def _stored(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For) -> set[str]:
@@ -212,21 +223,36 @@ def counted_in(loop: ast.For) -> Iterator[str]:
 
 
 def drawn_along(loop: ast.For, is_theirs: Callable[[ast.AST], bool]) -> Iterator[str]:
-    """What `zip` gives beside a microbatch; these come from what `is_theirs`."""
-    match loop:
-        case ast.For(
-            iter=ast.Call(
-                func=ast.Name(id="zip" | "zip_longest") | ast.Attribute(attr="zip_longest"),
-                args=args,
-            ),
-            target=target,
+    """What `zip` gives beside a microbatch, which comes from what `is_theirs`; of `map`, whatever comes of both."""
+    match loop.iter:
+        case ast.Call(func=ast.Name(id="map"), args=[_, *args]):
+            if not all(_is_constant(arg) or _has(arg, is_theirs) for arg in args):
+                yield from names_in(loop.target, how=ast.Store)
+        case ast.Call(
+            func=ast.Name(id="zip" | "zip_longest") | ast.Attribute(attr="zip_longest"), args=args
         ):
+            target = loop.target
             parts = (
                 target.elts if isinstance(target, ast.Tuple | ast.List) else [target] * len(args)
             )
             for part, arg in zip(parts, args, strict=False):
-                if isinstance(target, ast.Name) or not any(map(is_theirs, ast.walk(arg))):
+                alone = isinstance(target, ast.Name) or not _has(arg, is_theirs)
+                if alone and not _is_constant(arg):
                     yield from names_in(part, how=ast.Store)
+
+
+def _has(node: ast.AST, is_theirs: Callable[[ast.AST], bool]) -> bool:
+    return any(map(is_theirs, ast.walk(node)))
+
+
+def _is_constant(node: ast.AST) -> bool:
+    """`itertools.repeat(0.5)`"""
+    match node:
+        case ast.Call(
+            func=ast.Name(id="repeat") | ast.Attribute(attr="repeat"), args=[_], keywords=[]
+        ):
+            return True
+    return False
 
 
 def is_share(node: ast.AST) -> bool:

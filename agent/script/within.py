@@ -12,7 +12,7 @@ from typing import Any, TypeGuard
 import torch
 
 from agent.errors import Misuse
-from agent.script.carried import gone_by
+from agent.script.counts import gone_by
 from agent.script.order import ELSEWISE
 from agent.source import own
 from agent.source.loops import Caller, found_loop, stored_in
@@ -39,7 +39,6 @@ class Within:
         self._caller = caller
         # What the body itself sets anew is looked for in the source: it may be nobody's behind the loop.
         self._set = stored_in(found_loop(caller))
-        self._counts = gone_by(own.sources(caller.frame))
         self._held: list[object] = []  # so that nothing new has the identity of what was there
         self._before = dict(self._marks())
 
@@ -65,10 +64,10 @@ class Within:
     def _counts_in(self, name: str, model: torch.nn.Module) -> Iterator[tuple[str, Any]]:
         """What modules of the person's own count in their forward, and go by: `self.calls += 1`."""
         for path, module in model.named_modules():
-            if self._counts and own.is_own_class(type(module)):
-                for key in self._counts & vars(module).keys():
-                    if _is_number(value := vars(module)[key]):
-                        yield ".".join(each for each in (name, path, key) if each), (0, value)
+            kind: type = type(module)
+            for key in gone_by(kind) & vars(module).keys():
+                if _is_number(value := vars(module)[key]):
+                    yield ".".join(each for each in (name, path, key) if each), (0, value)
 
     def _mark(self, thing: object) -> tuple[object, ...] | None:
         """What it is and what is in it; None for what is not looked at. Another list of the same name is begun anew."""

@@ -11,7 +11,7 @@ import sys
 import sysconfig
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from types import FrameType, ModuleType
+from types import FrameType, FunctionType, ModuleType
 
 import torch
 
@@ -113,6 +113,17 @@ def parsed(source: str) -> ast.Module:
         return ast.parse(source)
     except SyntaxError:
         return ast.Module(body=[], type_ignores=[])
+
+
+def definition(function: FunctionType) -> ast.FunctionDef | None:
+    """Where it is defined, if that is to be found. Code begins with the first decorator."""
+    code = function.__code__
+    for node in ast.walk(parsed(source(code.co_filename, function.__globals__))):
+        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
+            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
+            if first == code.co_firstlineno:
+                return node
+    return None
 
 
 def frames(frame: FrameType) -> Iterator[FrameType]:

@@ -5,6 +5,7 @@ nobody: it does what it was told some time later, and whoever wants to know a ti
 """
 
 import functools
+import hashlib
 import os
 import re
 import time
@@ -18,6 +19,10 @@ import torch
 from agent.errors import Misuse
 
 CPU = torch.device("cpu")
+KIND = (
+    *("vendor_id", "cpu family", "model", "model name", "stepping"),
+    *("CPU implementer", "CPU part", "CPU variant"),
+)
 NUMBERED = re.compile(r"device\(type='(\w+)', index=\d+\)")
 
 
@@ -52,10 +57,15 @@ def rounding(device: torch.device) -> str:
 @functools.cache
 def _cpu() -> str:
     """Libraries choose their kernels by the model."""
-    told = Path("/proc/cpuinfo").read_text()
-    kind = next((line for line in told.splitlines() if line.startswith("model name")), "")
+    try:
+        first = Path("/proc/cpuinfo").read_text().partition("\n\n")[0]
+    except OSError:
+        return ""
+    told: dict[str, str] = dict(re.findall(r"^(.+?)\s*: (.*)$", first, re.MULTILINE))
+    kind = [told[each] for each in KIND if each in told]
+    flags = hashlib.sha256(str(told.get("flags", told.get("Features"))).encode()).hexdigest()[:8]
     known = (torch.__version__, np.__version__, torch.backends.cpu.get_cpu_capability())
-    return "; ".join((*known, kind.partition(": ")[2])) if kind else ""
+    return "; ".join((*known, *kind, flags)) if kind else ""
 
 
 def take(slot: int) -> None:

@@ -259,17 +259,39 @@ class Net(torch.nn.Module):
     def forward(self, x):
         self.calls += 1
         return self.inner(x) * {by}
+    def said(self, by):
+        if self.calls % 100 == 0:
+            print("forwards", self.calls)
+        return by
+    def begun(self, by):
+        self.depth = 0
+        for _ in range(3):
+            by = by / (1 + self.depth)
+            self.depth += 1
+        return by
+class Other:
+    seen = 0
+    def one(self):
+        self.calls += 1
+        return self.calls
 model = Net()
 """
 
 
 @pytest.mark.parametrize(
-    ("by", "refused"), [("min(1.0, 0.5 + self.calls // 9)", True), ("2.0", False)]
+    ("by", "refused"),
+    [
+        ("min(1.0, 0.5 + self.calls // 9)", True),
+        ("2.0", False),
+        ("self.said(2.0)", False),
+        ("self.begun(2.0)", False),
+    ],
 )
 def test_what_a_model_counts_and_goes_by_is_refused(
     by_hand: Callable[[str], None], by: str, refused: bool
 ) -> None:
-    """A factor that grows with the forwards of this worker: also where it is the same in the first steps."""
+    """A factor that grows with the forwards of this worker: also where it is the same in the first steps. What is counted to be
+    said, what a forward begins anew and what an object of another class counts may be there."""
     model = COUNTING.format(by=by)
     script = filled(LOSS, "", "").replace("model = torch.nn.Linear(4, 1)\n", model)
     if not refused:
@@ -277,6 +299,23 @@ def test_what_a_model_counts_and_goes_by_is_refused(
         return
     with pytest.raises(Misuse, match=r"^`model\.calls` becomes another in the loop over session"):
         by_hand(script)
+
+
+COUNTED = """
+import itertools
+def counting(rows):
+    for k, x in enumerate(rows):
+        yield x * k
+class Counting:
+    def __init__(self, rows):
+        self.rows = rows
+    def __iter__(self):
+        for k, x in enumerate(self.rows):
+            yield x * k
+    def of(self, rows):
+        for k, x in enumerate(rows):
+            yield x * k
+"""
 
 
 @pytest.mark.parametrize(
@@ -292,6 +331,15 @@ def test_what_a_model_counts_and_goes_by_is_refused(
             "n = 0\n    for x in rows:\n        n += 1\n        scale = n / 2\n        yield x * scale",
             "`n` goes from one",
         ),
+        (
+            "n = 0\n    for x in rows:\n        n += 1\n        if n > 1:\n            x = x * 2\n        yield x",
+            "`n` goes from one",
+        ),
+        ("yield from (x * k for k, x in enumerate(rows))", "`k` goes into a microbatch"),
+        ("yield from counting(rows)", "`k` goes into a microbatch"),
+        ("yield from Counting(rows)", "`k` goes into a microbatch"),
+        ("yield from Counting([]).of(rows)", "`k` goes into a microbatch"),
+        ("for x, w in zip(rows, itertools.repeat(0.5)): yield x * w", ""),
         ("for x in rows:\n        y = x * 2\n        yield y", ""),
         ("for k, x in enumerate(rows):\n        assert k < 9\n        yield x", ""),
     ],
@@ -303,6 +351,7 @@ def test_a_generator_between_the_share_and_the_loop_counts_nothing(
     script = filled(LOSS, "", "").replace(
         "in session.share(data)", "in through(session.share(data))"
     )
+    script = script.replace("session = ", COUNTED + "session = ", 1)
     script = script.replace("session = ", f"def through(rows):\n    {body}\nsession = ", 1)
     if not words:
         by_hand(script)
@@ -317,6 +366,8 @@ def test_a_generator_between_the_share_and_the_loop_counts_nothing(
         ("x, y in zip(session.share(data), [1.0, 2.0])", "y"),
         ("y, (x, z) in zip([1.0, 2.0], zip(session.share(data), 'ab'))", "y"),
         ("x, z in zip(session.share(data), 'ab')", ""),
+        ("x, y in zip(session.share(data), itertools.repeat(2.0))", ""),
+        ("x, y in map(lambda a, b: (a, b), session.share(data), [1.0, 2.0])", "x"),
     ],
 )
 def test_what_is_drawn_along_with_microbatches_is_refused(
@@ -325,6 +376,7 @@ def test_what_is_drawn_along_with_microbatches_is_refused(
     """Every worker would have it from its beginning; what does not go into the loss may be drawn."""
     loss = "session.backward(y * model(x).mean())" if name else LOSS
     script = filled(loss, "", "").replace("x in session.share(data)", loop)
+    script = "import itertools\n" + script
     if not name:
         by_hand(script)
         return
