@@ -371,6 +371,7 @@ class Session:
                 self._filled.begin((self._world.deep, first, count))
                 self._still.begin()
                 if self._world.deep:
+                    self._partial.let_go()
                     summed = self._world.play(step, batches)
                 else:
                     yield from self._run_body(step, batches, first, count)

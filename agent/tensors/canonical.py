@@ -30,7 +30,8 @@ class Canonical:
 
     @property
     def held(self) -> int:
-        return max(1, (self._microbatches - 1).bit_length())
+        most = tree.held(tree.root(self._microbatches), self._microbatches)
+        return max(most, min(self._microbatches, 2))  # of two both, until they are one
 
     def reserve(self) -> None:
         """Have the memory of a sum before there is one."""
@@ -41,6 +42,11 @@ class Canonical:
         self._spare += [held for held in self._held.values() if isinstance(held, Sum)]
         self._held.clear()
         self._lent, self._copied = None, 0
+
+    def let_go(self) -> None:
+        self.clear()
+        self._spare.clear()
+        self._copies.clear()
 
     def missing(self, first: int, count: int) -> list[int]:
         return [

@@ -21,13 +21,16 @@ class Partial(Protocol):
 
     @property
     def held(self) -> int:
-        """How many sums there are at most, if this worker computes all of a step."""
+        """How many sums there are at most, if this worker computes all of a step, and its backward adds to what was lent."""
 
     def reserve(self) -> None:
         """Have the memory of a sum before there is one."""
 
     def clear(self) -> None:
         """Nothing is computed yet."""
+
+    def let_go(self) -> None:
+        """Nothing is computed here for now: not the memory either."""
 
     def missing(self, first: int, count: int) -> list[int]:
         """What of a share is not computed yet. What is and does not belong to it may be lost."""

@@ -35,6 +35,10 @@ class Running:
         self._done.clear()
         self._versions.clear()
 
+    def let_go(self) -> None:
+        self.clear()
+        self._sum, self._copy, self._grads = None, None, []
+
     def missing(self, first: int, count: int) -> list[int]:
         share = range(first, first + count)
         if not self._done <= {*share}:

@@ -74,6 +74,15 @@ def family(node: Node, total: int) -> tuple[Node, Node, Node] | None:
     return None
 
 
+def held(node: Node, total: int) -> int:
+    """How many sums there are at most while the microbatches of `node` are added one after the other, two beside each
+    other in one place."""
+    if len(covers(node, total)) <= 2:
+        return 1
+    left, right = children(lowest(node, total), total)
+    return max(held(left, total), 1 + held(right, total))
+
+
 def fold(node: Node, parts: Mapping[Node, T], total: int, add: Callable[[T, T], T]) -> T:
     """The sum at `node`, added in tree order from the parts that are there."""
     node = lowest(node, total)

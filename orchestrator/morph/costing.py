@@ -230,6 +230,11 @@ def _overlapped(
     return done
 
 
+def sums_held(profile: Profile, way: Way) -> float:
+    """Times the gradients. Where the script computes, and no chain does, those of one microbatch lie beside them."""
+    return profile.sums + (way.depth == 1) if profile.sums else 0.0
+
+
 def memory_bytes(tables: Tables, firsts: Firsts, way: Way, widths: Reals, peaks: Reals) -> Reals:
     """[stage, width]; `peaks` are the microbatches stashed [0] and the weight-gradients owed [1]."""
     edges = np.array([*firsts, len(tables.entry) - 1])
@@ -242,7 +247,7 @@ def memory_bytes(tables: Tables, firsts: Firsts, way: Way, widths: Reals, peaks:
     if way.sharding != "offload":
         optimizer = _between(tables.optimizer, edges)[:, None]
         state = state + optimizer / (widths if way.sharding == "optimizer" else 1)
-    sums = tables.profile.sums * _between(tables.parameters, edges)[:, None]
+    sums = sums_held(tables.profile, way) * _between(tables.parameters, edges)[:, None]
     each = state + sums + stash + peaks[1] * entry[1:]
     if way.chunks > 1:
         shape = (way.chunks, way.depth, each.shape[1])

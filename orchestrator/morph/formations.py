@@ -119,7 +119,7 @@ def even_firsts(
         entry[where], stash[where] = stash[where], 1
     room = _room(groups, way, chains)
     held = 2 * base.weights + _kept(way, len(chains)) * base.optimizer
-    held = held + base.profile.sums * base.parameters
+    held = held + costing.sums_held(base.profile, way) * base.parameters
     load = partition.Load(
         seconds, held, base.stash * m, base.entry * m, pace, stash, entry, np.array(room)
     )
@@ -134,7 +134,9 @@ def has_room(groups: Sequence[Group], way: Way, chains: tuple[Chain, ...]) -> bo
     share = _kept(way, len(chains))
     state = min(
         float(
-            2 * its.weights[-1] + its.profile.sums * its.parameters[-1] + share * its.optimizer[-1]
+            2 * its.weights[-1]
+            + costing.sums_held(its.profile, way) * its.parameters[-1]
+            + share * its.optimizer[-1]
         )
         for its in tables
     )

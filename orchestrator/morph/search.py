@@ -224,7 +224,9 @@ class Splitter:
         )
         return partition.Load(
             seconds,
-            2 * tables.weights + tables.profile.sums * tables.parameters + optimizer,
+            2 * tables.weights
+            + costing.sums_held(tables.profile, way) * tables.parameters
+            + optimizer,
             tables.stash * m,
             tables.entry * m,
             pace,

@@ -1,10 +1,13 @@
 """Sums in the order in which they come: as torch adds them up, and in no more memory."""
 
+import pytest
 import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.layout import data_parallel
+from agent.tensors.canonical import Canonical
+from agent.tensors.partial import Partial, partial_of
 from agent.tensors.running import Running
 from agent.tensors.sums import Sum, SumSpace
 
@@ -132,3 +135,34 @@ def test_gradients_lie_in_the_sum_itself() -> None:
     sums._done = {0, 1}
     (total,) = sums.nodes(0, 2)
     assert seen == [total.views[0].data_ptr()] * 2
+
+
+@pytest.mark.parametrize("deterministic", [True, False])
+@pytest.mark.parametrize("total", range(1, 18))
+def test_so_many_sums_are_held_as_is_said(total: int, deterministic: bool) -> None:
+    """The planner reckons with it. Let go of, they are begun anew."""
+    model = _Model()
+    space = SumSpace([model])
+    sums = partial_of(space, total, deterministic=deterministic)
+    for _ in range(2):
+        space.begin()
+        most = 0
+        for number in sums.missing(0, total):
+            sums.lend(number, 0, total)
+            fresh = isinstance(sums, Canonical) and sums._lent is None
+            most = max(most, _held(sums) + fresh)
+            model(number).backward()
+            sums.add(number, 0.0, 0, total)
+            most = max(most, _held(sums))
+        assert most <= sums.held
+        assert most == sums.held or total not in (4, 8, 16)
+        sums.let_go()
+        assert sums.missing(0, total) == [*range(total)]
+        assert _held(sums) == 0
+
+
+def _held(sums: Partial) -> int:
+    if isinstance(sums, Running):
+        return int(sums._sum is not None)
+    assert isinstance(sums, Canonical)
+    return len(sums._held) + (sums._lent is not None)
