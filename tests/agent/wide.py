@@ -16,7 +16,8 @@ from torch import nn
 from agent import Session
 
 MICROBATCHES, WIDTH, LAYERS = 4, 128, 4
-STATE_BYTES = 4 * 4 * LAYERS * (WIDTH * WIDTH + WIDTH)  # weights, gradients, and twice for Adam
+# Weights, gradients, twice for Adam, and two sums of gradients, as four microbatches are added up.
+STATE_BYTES = 4 * 6 * LAYERS * (WIDTH * WIDTH + WIDTH)
 
 
 def batches(step: int) -> list[torch.Tensor]:
