@@ -59,9 +59,12 @@ Outcome = Literal["ended", "failed"]
 
 
 def warm_up() -> None:
-    """Train a trifle, so that all that torch imports and allocates at first use is there before."""
+    """Train a trifle, so that all that torch imports and allocates at first use is there before.
+
+    Nothing in it is shared out among the threads of OpenMP: what a script forks behind their start waits for them in vain.
+    """
     keep_memory()
-    model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.LayerNorm(4))
+    model = torch.nn.PReLU(4)
     optimizer = torch.optim.AdamW(model.parameters())
     schedule = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda _: 1.0)
     model(torch.zeros(2, 4)).sum().backward()

@@ -399,6 +399,19 @@ def test_what_a_script_forks_is_no_worker(crew: Crew, last: str) -> None:
     assert crew.of(WorkerFailed) == []
 
 
+def test_what_a_script_forks_before_it_computes_may_compute(crew: Crew) -> None:
+    """A pool that prepares data: the worker has not started the threads of OpenMP, of which a copy would have none."""
+    forking = (
+        "import multiprocessing, torch\n"
+        "def prepared(i): return torch.ones(8, 8).triu().sum().item() + i\n"
+        "torch.set_num_threads(2)\n"
+        "with multiprocessing.get_context('fork').Pool(1) as pool: print(pool.map(prepared, [0, 1]))\n"
+    )
+    crew.begin(1, forking + START + STEP)
+    assert crew.completed().step == 4
+    assert crew.printed() == ["[36.0, 37.0]"]
+
+
 def test_what_a_script_forks_holds_no_connection(crew: Crew) -> None:
     """That its worker is dead is seen at once, whatever still runs."""
     forking = "\n    if step == 0 and not os.fork(): time.sleep(40)\n    time.sleep(0.1)\n"
