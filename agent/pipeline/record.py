@@ -30,7 +30,16 @@ from agent.pipeline.flat import cloned
 from agent.pipeline.leftovers import placeholders_removed
 from agent.pipeline.modes import Switches
 from agent.pipeline.scaling import Scaler, Scaling
-from agent.pipeline.witness import HERE, LIBRARY, Derived, Witness, refuse_lent, refuse_replaced
+from agent.pipeline.witness import (
+    HERE,
+    LIBRARY,
+    Derived,
+    Witness,
+    refuse_kept_weights,
+    refuse_lent,
+    refuse_replaced,
+    weights_kept,
+)
 from agent.source import own
 from agent.tensors.device import device_of, stream_kept, stream_state
 
@@ -179,12 +188,13 @@ def _lump(graph: fx.GraphModule) -> float:
 def is_leaf(m: torch.nn.Module, name: str) -> bool:
     """Called as it is: torch's own modules, and what has hooks of its backward, which belong to the call.
 
-    A hook of somebody's may keep what the module says, and the loop may go on with that.
+    A hook of somebody's may keep what the module says, and the loop may go on with that. What `parametrize.cached()` keeps of a
+    weight from one call to the next is a value like others: a call of its own would make it again.
     """
     return (
         isinstance(m, Scaling)
         or bool(m._backward_hooks or m._backward_pre_hooks)
-        or (TORCHS.is_leaf_module(m, name) and not own.overheard_by(m))
+        or (TORCHS.is_leaf_module(m, name) and not own.overheard_by(m) and not weights_kept(m))
     )
 
 
@@ -246,6 +256,8 @@ class _Tracer(fx.Tracer):
         except NameError:
             return self._beside(m, forward, args, kwargs)
         refuse_lent(m, self._own)
+        if path in self._kept:
+            refuse_kept_weights(m)
         self._inside += 1
         try:
             if self.is_leaf_module(m, path):  # it is not run, so there is nothing to look for

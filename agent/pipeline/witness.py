@@ -24,6 +24,7 @@ import torch
 from torch import fx
 from torch.autograd.function import _SingleLevelFunction
 from torch.autograd.graph import saved_tensors_hooks
+from torch.nn.utils import parametrize
 from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
@@ -287,6 +288,7 @@ class Witness(TorchFunctionMode):
         kept = path and path in self._kept
         if kept:
             refuse_lent(module, self._attributes)
+            refuse_kept_weights(module)
         if kept or (path and self._is_leaf(module, path) and not lent(module, self._attributes)):
             taken, named = self._taken(args), self._taken(kwargs)
             with self._own_code():
@@ -424,6 +426,18 @@ def lent(module: torch.nn.Module, own: Container[int]) -> bool:
 def refuse_lent(module: torch.nn.Module, own: Container[int]) -> None:
     if lent(module, own):
         raise TraceError("it computes with weights that it is lent")
+
+
+def weights_kept(module: torch.nn.Module) -> bool:
+    """Whether `parametrize.cached()` keeps what is computed for it from one call to the next."""
+    return bool(parametrize._cache_enabled) and any(
+        map(parametrize.is_parametrized, module.modules())
+    )
+
+
+def refuse_kept_weights(module: torch.nn.Module) -> None:
+    if weights_kept(module):
+        raise TraceError("it computes with weights that parametrize.cached() keeps")
 
 
 def refuse_replaced(module: torch.nn.Module, before: list[torch.Tensor | None]) -> None:

@@ -1,9 +1,14 @@
 """The layout is not part of the maths: bit-equal losses and weights, whatever the cut."""
 
+from functools import partial
+
 import pytest
+import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
-from playing import MODELS, alone, graph_of, same_weights, together
+from playing import MODELS, alone, graph_of, rows, same_weights, together
+from torch import nn
+from torch.nn.utils import parametrizations, parametrize
 
 from agent.pipeline.examine import cut_points
 from orchestrator.morph.schedules import MODULO
@@ -114,3 +119,42 @@ def spread(model: str, places) -> list[int]:
     _, facts, _ = graph_of(*MODELS[model])
     free = [point.after for point in cut_points(facts)]
     return sorted(free.pop(place % len(free)) for place in places)
+
+
+class Cached(nn.Module):
+    """A weight that is computed once for two uses. `look` is at values, so that the layer is not taken apart."""
+
+    def __init__(self, *, look: bool) -> None:
+        super().__init__()
+        self.layer = Looking() if look else parametrizations.weight_norm(nn.Linear(6, 6))
+        self.out = nn.Linear(6, 5)
+
+    def forward(self, x):
+        with parametrize.cached():
+            for _ in range(2):
+                x = torch.tanh(self.layer(x))
+        return self.out(x)
+
+
+class Looking(nn.Module):
+    def __init__(self) -> None:
+        super().__init__()
+        self.layer = parametrizations.weight_norm(nn.Linear(6, 6))
+
+    def forward(self, x):
+        return self.layer(x) if x.sum() < 1e9 else x
+
+
+@pytest.mark.parametrize("look", [False, True])
+def test_a_weight_that_is_computed_once_for_two_uses(look: bool) -> None:
+    """Its gradients are added before they reach what it is computed of."""
+    factory = partial(Cached, look=look)
+    losses, expected, own = alone(factory, rows, 2, 3)
+    points = cut_points(graph_of(factory, rows)[1])
+    assert points
+    for point in points:
+        found, states, _ = together(
+            factory, rows, "1f1b", 2, (2,), steps=3, cuts=[point.after], opener=own.seed_for
+        )
+        assert found == losses
+        assert same_weights(states, expected) == []
