@@ -76,6 +76,13 @@ def kept() -> Iterator[None]:
         change(*modes)
 
 
+def _refuse_packing() -> None:
+    """Stages save for their backward what there is. Torch's own hooks, a checkpoint's or `save_on_cpu`'s, give back what they took."""
+    hooks = torch._C._autograd._top_saved_tensors_default_hooks(True)
+    if hooks and not str(getattr(hooks[0], "__module__", "")).startswith("torch."):
+        raise fx.proxy.TraceError("part of it runs under saved_tensors_hooks")
+
+
 class Switches:
     """Writes them into a graph while it is recorded."""
 
@@ -101,6 +108,7 @@ class Switches:
 
     def write(self, graph: fx.Graph) -> None:
         """What has to be switched before the next node."""
+        _refuse_packing()
         modes = current()
         region = self._begun if nesting() > self._nesting else 0
         if region == 0 and modes != self._outside:

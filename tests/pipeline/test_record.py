@@ -8,6 +8,7 @@ import torch
 import torch.nn.functional as F  # noqa: N812
 from playing import MODELS, loss_of, made
 from torch import nn
+from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.func import functional_call
 
 from agent.errors import CannotRecord, Misuse
@@ -54,7 +55,15 @@ def chain(*middle):
     return nn.Sequential(nn.Linear(6, 6), *middle, nn.Linear(6, 5))
 
 
-@pytest.mark.parametrize("part", [Branching, Detached, Noisy])
+class Packing(nn.Module):
+    """Keeps half of each number for its backward."""
+
+    def forward(self, x):
+        with saved_tensors_hooks(torch.Tensor.half, torch.Tensor.float):
+            return x.sin()
+
+
+@pytest.mark.parametrize("part", [Branching, Detached, Noisy, Packing])
 def test_what_cannot_be_recorded_is_kept_whole(part):
     """A module that placeholders cannot run through is one piece; the graph goes on around it."""
     model = made(lambda: chain(part()))
@@ -67,7 +76,10 @@ def test_what_cannot_be_recorded_is_kept_whole(part):
     torch.manual_seed(3)
     expected = loss_of(model, X, Y)
     torch.manual_seed(3)
-    assert torch.equal(graph(X, Y), expected)
+    found = graph(X, Y)
+    assert torch.equal(found, expected)
+    first = model[0].weight
+    assert torch.equal(*(torch.autograd.grad(loss, first)[0] for loss in (found, expected)))
 
 
 def test_the_outermost_code_runs_on_tensors():
@@ -97,6 +109,21 @@ def test_a_line_that_cannot_be_recorded_is_named():
 
     with pytest.raises(CannotRecord, match=r"test_record\.py:\d+ in branching.*depth 1"):
         record(made(chain), branching, (X, Y))
+
+
+def test_what_is_saved_for_a_backward_of_stages_is_all_of_it():
+    """Hooks of torch's own give back what they took. Those of the script's would be lost around the model."""
+
+    def saving(hooks):
+        def loss(model, x, y):
+            with hooks():
+                return loss_of(model, x, y)
+
+        return record(made(chain), loss, (X, Y))
+
+    assert saving(save_on_cpu).graph.nodes
+    with pytest.raises(CannotRecord, match=r"in loss_of: .*saved_tensors_hooks.*depth 1"):
+        saving(lambda: saved_tensors_hooks(torch.Tensor.half, torch.Tensor.float))
 
 
 class Lending(nn.Module):
