@@ -45,7 +45,7 @@ def _names(text: str) -> frozenset[str]:
 
 # What is asked of a tensor without looking at its values. All that is called `is_...` is, too, but for `is_nonzero`.
 ABOUT = _names(
-    "shape size dim ndim ndimension numel nelement stride storage_offset dtype device layout type requires_grad grad_fn "
+    "shape size dim ndim ndimension numel nelement stride storage_offset dtype device layout type requires_grad "
     "_version untyped_storage storage data_ptr element_size itemsize nbytes names output_nr __len__ __hash__ get_device "
     "dense_dim sparse_dim has_names result_type can_cast promote_types qscheme _backward_hooks"
 )
@@ -176,6 +176,10 @@ class Witness(TorchFunctionMode):
             if name in SIZES and not self._inside:
                 self._tell_sizes([self._known_node(tensor) for tensor in _tensors(args[:1])])
             return func(*args, **kwargs)
+        if name == "grad_fn":
+            raise TraceError(
+                "it asks for `grad_fn`, of which stages have another, without the hooks that it may get"
+            )
         if func.__name__ == "__set__":
             raise TraceError(f"it sets `{name}` of a tensor")
         if func.__name__ == "__get__":

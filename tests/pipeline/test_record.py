@@ -2,6 +2,7 @@
 
 import random
 import weakref
+from functools import partial
 
 import pytest
 import torch
@@ -124,6 +125,33 @@ def test_what_is_saved_for_a_backward_of_stages_is_all_of_it():
     assert saving(save_on_cpu).graph.nodes
     with pytest.raises(CannotRecord, match=r"in loss_of: .*saved_tensors_hooks.*depth 1"):
         saving(lambda: saved_tensors_hooks(torch.Tensor.half, torch.Tensor.float))
+
+
+class Hooked(nn.Module):
+    """Its backward is half of what it would be."""
+
+    def forward(self, x):
+        x = x.sin()
+        x.grad_fn.register_prehook(lambda given: tuple(each / 2 for each in given))
+        return x
+
+
+@pytest.mark.parametrize("fixed", [False, True])
+def test_a_hook_of_a_backward_is_called_in_it(fixed):
+    """Hung up where the code runs to be recorded, no stage would have it: a module that does so is kept whole."""
+    model = made(lambda: chain(Hooked()))
+    graph = record(model, loss_of, (X, Y), fixed=fixed)
+    first = model[0].weight
+    found, expected = (
+        torch.autograd.grad(loss(X, Y), first)[0] for loss in (graph, partial(loss_of, model))
+    )
+    assert torch.equal(found, expected)
+
+    def hooked(model, x, y):
+        return loss_of(model, Hooked.forward(model, x @ model[0].weight), y)
+
+    with pytest.raises(CannotRecord, match=r"in forward: .*asks for `grad_fn`.*depth 1"):
+        record(model, hooked, (X, Y), fixed=fixed)
 
 
 class Lending(nn.Module):
