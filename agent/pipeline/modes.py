@@ -30,6 +30,13 @@ def current() -> Modes:
     return (torch.is_autocast_cache_enabled(), *(each for kind in kinds for each in kind))
 
 
+def libraries() -> Modes:
+    """Which libraries compute, as `torch.backends.mkldnn.flags(...)` says: others round otherwise."""
+    c = torch._C
+    flags = (c._get_cudnn_benchmark(), c._get_cudnn_deterministic(), c._get_cudnn_allow_tf32())
+    return c._get_mkldnn_enabled(), c._get_cudnn_enabled(), *flags
+
+
 def nesting() -> int:
     """In how many autocasts this thread is."""
     count = torch.autocast_increment_nesting()
@@ -90,6 +97,7 @@ class Switches:
         self._outside, self._nesting = current(), nesting()
         self._region = self._begun = 0  # which outermost autocast it is in, and how many there were
         self._modes, self._grad = self._outside, torch.is_grad_enabled()
+        self._libraries = libraries()
 
     @contextmanager
     def watching(self) -> Iterator[None]:
@@ -109,6 +117,8 @@ class Switches:
     def write(self, graph: fx.Graph) -> None:
         """What has to be switched before the next node."""
         _refuse_packing()
+        if libraries() != self._libraries:
+            raise fx.proxy.TraceError("part of it runs under other flags of torch.backends")
         modes = current()
         region = self._begun if nesting() > self._nesting else 0
         if region == 0 and modes != self._outside:

@@ -2,6 +2,7 @@
 
 import random
 import weakref
+from contextlib import contextmanager
 from functools import partial
 
 import pytest
@@ -64,7 +65,23 @@ class Packing(nn.Module):
             return x.sin()
 
 
-@pytest.mark.parametrize("part", [Branching, Detached, Noisy, Packing])
+@contextmanager
+def elsewise():
+    """As `torch.backends.mkldnn.flags(enabled=False)`, which warns of another library."""
+    torch._C._set_mkldnn_enabled(False)
+    try:
+        yield
+    finally:
+        torch._C._set_mkldnn_enabled(True)
+
+
+class Elsewise(nn.Module):
+    def forward(self, x):
+        with elsewise():
+            return x.sin()
+
+
+@pytest.mark.parametrize("part", [Branching, Detached, Noisy, Packing, Elsewise])
 def test_what_cannot_be_recorded_is_kept_whole(part):
     """A module that placeholders cannot run through is one piece; the graph goes on around it."""
     model = made(lambda: chain(part()))
@@ -152,6 +169,17 @@ def test_a_hook_of_a_backward_is_called_in_it(fixed):
 
     with pytest.raises(CannotRecord, match=r"in forward: .*asks for `grad_fn`.*depth 1"):
         record(model, hooked, (X, Y), fixed=fixed)
+
+
+def test_what_runs_by_other_libraries_is_not_cut():
+    """Stages have the flags that are set around the loop, and a convolution of another library rounds otherwise."""
+
+    def loss(model, x, y):
+        with elsewise():
+            return loss_of(model, x, y)
+
+    with pytest.raises(CannotRecord, match=r"in loss_of: .*flags of torch\.backends.*depth 1"):
+        record(made(chain), loss, (X, Y))
 
 
 class Lending(nn.Module):
