@@ -193,7 +193,7 @@ def test_who_has_done_the_last_step_dies_before_the_model_is_there(new_house, tm
 def test_down_leaves_in_memory_what_the_disk_refuses(new_house, tmp_path):
     """`down` says whose newest steps are there, where, and what to do; the next `up` puts them on the disk, and the job
     that is resumed loses nothing."""
-    steps, out = 100, tmp_path / "ours.pt"
+    steps, out = 60, tmp_path / "ours.pt"
     house = new_house()
     folder = house.places.checkpoints / "job"
     house.start()
@@ -227,7 +227,8 @@ def test_down_says_what_is_not_copied(new_house, tmp_path):
     copies = tmp_path / "copies"
     house = new_house(f'[storage]\ncheckpoint_url = "{copies.as_uri()}"\n')
     house.start()
-    house.submit(TOY, argv=("100000", "0.01", str(tmp_path / "ours.pt")), slots_max=1)
+    argv = ("100000", "0.01", str(tmp_path / "ours.pt"))
+    house.submit(TOY, argv=argv, slots_max=1, checkpoint_every_s=5.0)
     house.reached(50)
     until("a copy", lambda: [*copies.rglob("manifests/*.json")])
     copies.rename(tmp_path / "moved")
