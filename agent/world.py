@@ -116,8 +116,7 @@ class Alone:
 
     def gather(self, step: int, partial: Partial, total: Sum) -> None:  # noqa: ARG002
         (whole,) = partial.nodes(0, self._microbatches)
-        total.flat.copy_(whole.flat)
-        total.present[:] = whole.present
+        total.copy_(whole)
 
     def commit(self, step: int, summed: Summed) -> None:  # noqa: ARG002
         return None

@@ -13,9 +13,9 @@ from types import FunctionType
 from typing import Any
 
 from agent.errors import Misuse
-from agent.script.order import counted_in, drawn_along, flowing_into, is_share
+from agent.script.order import carried_in, counted_in, drawn_along, flowing_into, has, is_share
 from agent.source import own
-from agent.source.loops import Caller, found_loop, names_of, read_first, uses
+from agent.source.loops import Caller, found_loop, names_of
 from agent.source.reads import lying_at
 
 DEPTH_MAX = 4
@@ -37,7 +37,7 @@ def _look(node: ast.AST, is_given: Is, names: Mapping[str, Any], file: str, dept
     for each in ast.walk(node):
         if isinstance(each, ast.GeneratorExp):
             part = each.generators[0]
-            if len(each.generators) == 1 and any(map(is_given, ast.walk(part.iter))):
+            if len(each.generators) == 1 and has(part.iter, is_given):
                 gives = ast.Expr(ast.Yield(each.elt))
                 _refuse(_as_loop(part, gives, each.lineno), is_given, file)
         elif isinstance(each, ast.Call) and depth:
@@ -54,7 +54,7 @@ def _look_into(given: Given, depth: int) -> None:
     there, file = function.__globals__, Path(function.__code__.co_filename).name
     found = own.definition(function)
     for each in [] if found is None else ast.walk(found):
-        if isinstance(each, ast.For) and any(map(is_given, ast.walk(each.iter))):
+        if isinstance(each, ast.For) and has(each.iter, is_given):
             _refuse(each, is_given, file)
             _look(each.iter, is_given, there, file, depth)
         elif isinstance(each, ast.YieldFrom):
@@ -79,11 +79,11 @@ def _generators(call: ast.Call, is_given: Is, names: Mapping[str, Any]) -> Itera
         (keyword.arg, keyword.value) for keyword in call.keywords
     ]
     if is_class:
-        if any(any(map(is_given, ast.walk(arg))) for arg in call.args):
+        if any(has(arg, is_given) for arg in call.args):
             yield (function, lambda node: _is_attribute(node, code.co_varnames[0]))
         return
     for name, arg in handed:
-        if name is not None and any(map(is_given, ast.walk(arg))):
+        if name is not None and has(arg, is_given):
             yield (function, lambda node, name=name: _is_name(node, name))  # type: ignore[misc]
 
 
@@ -92,17 +92,17 @@ def _called(call: ast.Call, names: Mapping[str, Any]) -> tuple[Any, int]:
     match call.func:
         case ast.Attribute(value=ast.Call(func=maker), attr=name):
             kind = lying_at(maker, names)
-            return (inspect.getattr_static(kind, name, None), 1) if _is_class(kind) else (None, 0)
+            return (
+                (inspect.getattr_static(kind, name, None), 1)
+                if isinstance(kind, type)
+                else (None, 0)
+            )
         case ast.Attribute(value=owner, attr=name):
             thing = lying_at(owner, names)
             method = inspect.getattr_static(type(thing), name, None)
             if isinstance(method, FunctionType) and not inspect.ismodule(thing):
                 return method, 1
     return lying_at(call.func, names), 0
-
-
-def _is_class(thing: object) -> bool:
-    return isinstance(thing, type)
 
 
 def _is_name(node: ast.AST, name: str) -> bool:
@@ -123,9 +123,7 @@ def _refuse(loop: ast.For, is_given: Is, file: str) -> None:
             f"{place}: `{beside[0]}` goes into a microbatch and counts those of this worker only, of which others have "
             "others: put it into the microbatch before session.share(...)"
         )
-    within = list(uses([loop.target, *loop.body]))
-    stored = {name for name, is_stored, _ in within if is_stored}
-    carried = read_first(within, stored & gives)
+    carried = carried_in(loop, gives)
     if carried is not None:
         raise Misuse(
             f"{place}: `{carried.id}` goes from one microbatch into the next, which another worker may have: begin anew "

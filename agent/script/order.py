@@ -57,8 +57,7 @@ def refuse_order(caller: Caller) -> None:
             f"{loop.place}: `{drawn[0]}` goes into the loss and is drawn along with the microbatches of this worker only, from "
             "its beginning on every worker: put it into the microbatch"
         )
-    inside = list(uses([loop.whole.target, *loop.whole.body]))
-    carried = read_first(inside, stored_in(loop) & into_loss)
+    carried = carried_in(loop.whole, into_loss)
     if carried is not None:
         raise Misuse(
             f"{loop.place}: `{carried.id}` goes from one microbatch into the loss of the next, which another "
@@ -212,6 +211,13 @@ def _stored(node: ast.Assign | ast.AugAssign | ast.AnnAssign | ast.For) -> set[s
     return {name for target in targets for name in names_in(target, how=ast.Store)}
 
 
+def carried_in(loop: ast.For, wanted: set[str]) -> ast.Name | None:
+    """What of this is set for one microbatch and read for the next."""
+    inside = list(uses([loop.target, *loop.body]))
+    stored = {name for name, is_stored, _ in inside if is_stored}
+    return read_first(inside, stored & wanted)
+
+
 def counted_in(loop: ast.For) -> Iterator[str]:
     """What `enumerate` gives for a microbatch."""
     match loop:
@@ -226,7 +232,7 @@ def drawn_along(loop: ast.For, is_theirs: Callable[[ast.AST], bool]) -> Iterator
     """What `zip` gives beside a microbatch, which comes from what `is_theirs`; of `map`, whatever comes of both."""
     match loop.iter:
         case ast.Call(func=ast.Name(id="map"), args=[_, *args]):
-            if not all(_is_constant(arg) or _has(arg, is_theirs) for arg in args):
+            if not all(_is_constant(arg) or has(arg, is_theirs) for arg in args):
                 yield from names_in(loop.target, how=ast.Store)
         case ast.Call(
             func=ast.Name(id="zip" | "zip_longest") | ast.Attribute(attr="zip_longest"), args=args
@@ -236,12 +242,12 @@ def drawn_along(loop: ast.For, is_theirs: Callable[[ast.AST], bool]) -> Iterator
                 target.elts if isinstance(target, ast.Tuple | ast.List) else [target] * len(args)
             )
             for part, arg in zip(parts, args, strict=False):
-                alone = isinstance(target, ast.Name) or not _has(arg, is_theirs)
+                alone = isinstance(target, ast.Name) or not has(arg, is_theirs)
                 if alone and not _is_constant(arg):
                     yield from names_in(part, how=ast.Store)
 
 
-def _has(node: ast.AST, is_theirs: Callable[[ast.AST], bool]) -> bool:
+def has(node: ast.AST, is_theirs: Callable[[ast.AST], bool]) -> bool:
     return any(map(is_theirs, ast.walk(node)))
 
 

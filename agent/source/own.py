@@ -118,12 +118,18 @@ def parsed(source: str) -> ast.Module:
 def definition(function: FunctionType) -> ast.FunctionDef | None:
     """Where it is defined, if that is to be found. Code begins with the first decorator."""
     code = function.__code__
-    for node in ast.walk(parsed(source(code.co_filename, function.__globals__))):
-        if isinstance(node, ast.FunctionDef) and node.name == code.co_name:
-            first = min([node.lineno, *(each.lineno for each in node.decorator_list)])
-            if first == code.co_firstlineno:
-                return node
-    return None
+    there = _definitions(source(code.co_filename, function.__globals__))
+    return there.get((code.co_name, code.co_firstlineno))
+
+
+@functools.lru_cache(SOURCES_MAX)
+def _definitions(source: str) -> dict[tuple[str, int], ast.FunctionDef]:
+    """All of a file at once: a class has many methods, and a file many classes."""
+    return {
+        (node.name, min([node.lineno, *(each.lineno for each in node.decorator_list)])): node
+        for node in ast.walk(parsed(source))
+        if isinstance(node, ast.FunctionDef)
+    }
 
 
 def frames(frame: FrameType) -> Iterator[FrameType]:

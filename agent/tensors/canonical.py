@@ -150,8 +150,7 @@ class Canonical:
         found = self._copies[self._copied : self._copied + len(sums)]
         self._copied += len(sums)
         for copy, node in zip(found, sums, strict=True):
-            copy.flat.copy_(node.flat, non_blocking=True)
-            copy.present[:] = node.present
+            copy.copy_(node)
         settle(self.space.device)
         return found
 

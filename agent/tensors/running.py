@@ -19,9 +19,7 @@ class Running:
     def __init__(self, space: SumSpace) -> None:
         self.space = space
         self._sum: Sum | None = None
-        self._grads: list[
-            torch.Tensor
-        ] = []  # its gradients, each with a version counter of its own
+        self._grads = list[torch.Tensor]()  # in it, each with a version counter of its own
         self._versions: list[int] = []  # of those that are lent
         self._done: set[int] = set()
         self._copy: Sum | None = None
@@ -87,7 +85,6 @@ class Running:
         if self.space.device == CPU:
             return [self._sum]
         self._copy = self._copy or Sum(self.space)
-        self._copy.flat.copy_(self._sum.flat, non_blocking=True)
-        self._copy.present[:] = self._sum.present
+        self._copy.copy_(self._sum)
         settle(self.space.device)
         return [self._copy]

@@ -45,8 +45,7 @@ def staff(state: State, out: list[AnyAction], lease: Lease) -> None:
 
 def staying(state: State, job: Job) -> int:
     """Workers on machines that shall stay: those that replace the others have to start beside them."""
-    leases_ = (state.leases[state.workers[worker].token] for worker in job.workers)
-    return sum(lease.stays for lease in leases_)
+    return sum(state.leases[state.workers[worker].token].stays for worker in job.workers)
 
 
 def start_order(worker: Worker, lease: Lease, because: str) -> StartWorker:
