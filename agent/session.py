@@ -53,6 +53,7 @@ from agent.script.given import check_modules, check_trained, check_unborn, say_d
 from agent.script.gone_by import GoneBy
 from agent.script.optimizers import Optimizers
 from agent.script.order import Streams, refuse_order
+from agent.script.rehearsal import MOST, Handed, Rehearsal
 from agent.script.seen import Eyes
 from agent.script.within import Within, behind_the_loop
 from agent.source.loops import Caller, names_of
@@ -163,6 +164,7 @@ class Session:
         self._beside, self.eyes, self._doubts = Beside(self.objects), Eyes(modules), Doubts()
         self._total: Sum | None = None
         self._partial = partial_of(self.space, microbatches, deterministic=deterministic)
+        self._rehearsal, self._handed = Rehearsal(self.space), Handed()
         self._world = _world if _world is not None else Alone()
         self._facts = Facts(microbatches, 0)
         self.notes: Notes | None = None  # of the step in flight, if somebody asked for its timeline
@@ -269,6 +271,11 @@ class Session:
                 raise Misuse(
                     f"step {self.version} ended without a complete loop over session.share(...): "
                     "every step needs one, run to its end"
+                    + (
+                        ""
+                        if self.version
+                        else f"; and in step 0 up to {MOST} microbatches come twice"
+                    )
                 )
             self.version, self.played = self.version + 1, True
 
@@ -332,12 +339,15 @@ class Session:
             refuse_order(caller)
             refuse_between(caller)
             self._within = Within(caller)
+            if self.version == 0 and self._world.leader:
+                say_divided(caller, self.microbatches)
         return self._share(batches)
 
     def _share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
         step = self.version
         self.space.begin()
         self._partial.clear()
+        self._handed.clear()
         self._still.step()
         self.holdings.norms, self.holdings.astray = {}, False
         if self.scaler is not None:
@@ -391,36 +401,49 @@ class Session:
     def _run_body(
         self, step: int, batches: Sequence[Batch], first: int, count: int
     ) -> Iterator[Batch]:
-        kept = self._kept
-        before = [] if kept is None else kept.updates()
-        for microbatch in self._partial.missing(first, count):
-            self._world.check()
-            self._open(step, microbatch)
-            yield batches[microbatch]
-            self._take(step, microbatch, first, count)
+        refuse = partial(self._refuse_kept, step, self._updates())
+        missing = self._partial.missing(first, count)
+        caller = None if self._asked is None else self._asked[0]
+        for microbatch in self._rehearsal.ahead(step, missing, caller):
+            with self._rehearsal.rehearsing(microbatch, batches[microbatch]) as rehearsed:
+                yield from self._play_one(step, microbatch, rehearsed.given)
+                rehearsed.loss = float(self._microbatch_loss)
+        for microbatch in missing:
+            given = batches[microbatch]
+            self._handed.hand(microbatch, given)
+            yield from self._play_one(step, microbatch, given)
+            self._rehearsal.compare(microbatch, self._microbatch_loss, refuse)
+            passing("step: microbatch computed", self.space.params)
+            self._partial.add(microbatch, self._microbatch_loss, first, count)
+        refuse()
+
+    def _updates(self) -> list[int]:
+        return [] if self._kept is None else self._kept.updates()
+
+    def _refuse_kept(self, step: int, before: list[int]) -> None:
+        """What has become another in the loop, and is not to."""
         if self._streams is not None:
             self._streams.refuse_draws()
         if self._within is not None:
             self._within.refuse_kept()
-        if kept is not None and kept.updates() != before:
+        if self._updates() != before:
             raise Misuse(
                 f"step {step}: the model or the optimizer was changed in the loop over session.share(...), where "
                 f"every worker has other microbatches; {behind_the_loop(self.objects.values())}"
             )
 
-    def _open(self, step: int, microbatch: int) -> None:
+    def _play_one(self, step: int, microbatch: int, given: Batch) -> Iterator[Batch]:
+        """The script's loop, once."""
+        self._world.check()
         self.seed_for(step, microbatch)
         self._microbatch, self._microbatch_loss, self._backward_calls = microbatch, 0.0, 0
         if self.notes is not None:
             self.notes.skip()
         self._phase = "computing"
-
-    def _take(self, step: int, microbatch: int, first: int, count: int) -> None:
+        yield given
         self._phase = "sharing"
         if not self._backward_calls:
             raise Misuse(f"step {step}, microbatch {microbatch}: session.backward was not called")
-        passing("step: microbatch computed", self.space.params)
-        self._partial.add(microbatch, self._microbatch_loss, first, count)
 
     def backward(self, loss: torch.Tensor) -> None:
         """Gradients of `loss` / microbatches: the mean over the step is what is trained on."""
@@ -435,8 +458,6 @@ class Session:
         if self.notes is not None:
             settle(self.space.device)
             self.notes.lap(Kind.FORWARD, self._microbatch)
-        if self.version == self._microbatch == 0 and self._asked is not None:
-            say_divided(self._asked[0], self.microbatches)
         (loss / self.microbatches).backward()  # type: ignore[no-untyped-call]
         if self.notes is not None:
             settle(self.space.device)
