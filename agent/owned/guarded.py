@@ -5,6 +5,7 @@ is drawn or counted up on the way goes on from one to the next, and is another n
 """
 
 import ast
+import re
 import traceback
 from collections.abc import Iterable, Iterator, Sequence
 from itertools import dropwhile
@@ -45,11 +46,11 @@ def going_on(nodes: Iterable[ast.AST]) -> Iterator[ast.Call | ast.AugAssign]:
 
 
 def misses(error: BaseException) -> bool:
-    """What Python says of who does something to a gradient that is not there."""
-    if not isinstance(error, AttributeError) or "'NoneType' object" not in str(error):
+    """What Python says of who does something to a gradient that is not there: `p.grad.mul_(2)`, `p.grad += noise`."""
+    if not isinstance(error, AttributeError | TypeError) or "'NoneType'" not in str(error):
         return False
     last = traceback.extract_tb(error.__traceback__)[-1]
-    return ".grad." in (last.line or "")
+    return re.search(r"\.grad\b", last.line or "") is not None
 
 
 def asks(node: ast.AST) -> bool:

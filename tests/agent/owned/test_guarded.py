@@ -4,8 +4,9 @@ import ast
 from textwrap import dedent
 
 import pytest
+import torch
 
-from agent.owned.guarded import going_on
+from agent.owned.guarded import going_on, misses
 
 FOUND = {
     "torch.randn_like(p.grad)": """
@@ -98,3 +99,15 @@ def test_what_is_left_out_changes_what_comes_behind_it(what: str) -> None:
 @pytest.mark.parametrize("what", RIGHT)
 def test_what_is_the_same_for_all(what: str) -> None:
     assert found(RIGHT[what]) == []
+
+
+def test_who_misses_a_gradient_is_known() -> None:
+    """However something is done to it; what lacks anything else is the script's own."""
+    param, other = torch.nn.Parameter(torch.zeros(1)), None
+    with pytest.raises(AttributeError) as called:
+        param.grad.mul_(2)
+    with pytest.raises(TypeError) as added:
+        param.grad += 1.0
+    with pytest.raises(TypeError) as without:
+        other += 1.0
+    assert [misses(each.value) for each in (called, added, without)] == [True, True, False]
