@@ -25,9 +25,11 @@ import hashlib
 import random
 import struct
 import sys
+import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
+from types import FrameType
 from typing import Any, TypeVar
 
 import msgspec
@@ -56,7 +58,7 @@ from agent.script.order import Streams, refuse_order
 from agent.script.rehearsal import MOST, Handed, Rehearsal
 from agent.script.seen import Eyes
 from agent.script.within import Within, behind_the_loop
-from agent.source.loops import Caller, names_of
+from agent.source.loops import Caller, looping, names_of
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.memory import Arena, copy_bytes
 from agent.store.shares import Gathered
@@ -118,6 +120,8 @@ def join(world: World) -> None:
 
 class Session:
     """One per script. `others` are whatever else must survive: optimizer, schedules, scaler."""
+
+    _rows: Callable[[], object]  # what the script has been given to loop over
 
     def __init__(
         self,
@@ -329,21 +333,16 @@ class Session:
         self._form.check(self.version)
         self._optimizers.check()
         frame = sys._getframe(1)
-        caller = Caller(frame, frame.f_lasti)
-        self._beside.look(caller, self.version, self._facts.steps_total)
-        self.eyes.look(self.version, batches, whole=self.holdings.here is None)
-        self.eyes.goes_by(self._gone_by.at(caller, self.version, self._world.generation))
-        self._asked, self._streams, self._within = (caller, batches), None, None
-        if not self._looked_at:
-            self._looked_at, self._streams = True, Streams(caller)
-            refuse_order(caller)
-            refuse_between(caller)
-            self._within = Within(caller)
-            if self.version == 0 and self._world.leader:
-                say_divided(caller, self.microbatches)
-        return self._share(batches)
+        rows = self._share(batches, Caller(frame, frame.f_lasti))
+        self._rows = weakref.ref(rows)
+        return rows
 
-    def _share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
+    def _share(self, batches: Sequence[Batch], caller: Caller) -> Iterator[Batch]:
+        asking = sys._getframe().f_back
+        caller = looping(caller, asking, self._rows())
+        self._look(caller, asking, batches)
+        self._rehearsal.begin(self.version, caller, asking)
+        del asking, caller  # nobody else holds these frames
         step = self.version
         self.space.begin()
         self._partial.clear()
@@ -369,6 +368,20 @@ class Session:
             self.holdings.astray = True
         self._world.settle()
         self._phase, self._asked = "shared", None
+
+    def _look(self, caller: Caller, asking: FrameType | None, batches: Sequence[object]) -> None:
+        """At what the loop goes by, when it asks for its first microbatch: only then it is known where it is."""
+        self._beside.look(caller, self.version, self._facts.steps_total)
+        self.eyes.look(self.version, batches, whole=self.holdings.here is None)
+        self.eyes.goes_by(self._gone_by.at(caller, self.version, self._world.generation))
+        self._asked, self._streams, self._within = (caller, batches), None, None
+        if not self._looked_at:
+            self._looked_at, self._streams = True, Streams(caller)
+            refuse_order(caller, asking)
+            refuse_between(caller)
+            self._within = Within(caller)
+            if self.version == 0 and self._world.leader:
+                say_divided(caller, self.microbatches)
 
     def _compute(self, step: int, batches: Sequence[Batch]) -> Generator[Batch, None, Summed]:
         while True:
@@ -403,15 +416,15 @@ class Session:
     ) -> Iterator[Batch]:
         refuse = partial(self._refuse_kept, step, self._updates())
         missing = self._partial.missing(first, count)
-        caller = None if self._asked is None else self._asked[0]
-        for microbatch in self._rehearsal.ahead(step, missing, caller):
+        for microbatch in self._rehearsal.ahead(missing):
             with self._rehearsal.rehearsing(microbatch, batches[microbatch]) as rehearsed:
                 yield from self._play_one(step, microbatch, rehearsed.given)
-                rehearsed.loss = float(self._microbatch_loss)
+                rehearsed.loss = self._microbatch_loss
         for microbatch in missing:
             given = batches[microbatch]
             self._handed.hand(microbatch, given)
-            yield from self._play_one(step, microbatch, given)
+            with self._rehearsal.performing(microbatch):
+                yield from self._play_one(step, microbatch, given)
             self._rehearsal.compare(microbatch, self._microbatch_loss, refuse)
             passing("step: microbatch computed", self.space.params)
             self._partial.add(microbatch, self._microbatch_loss, first, count)
@@ -443,7 +456,10 @@ class Session:
         yield given
         self._phase = "sharing"
         if not self._backward_calls:
-            raise Misuse(f"step {step}, microbatch {microbatch}: session.backward was not called")
+            raise Misuse(
+                f"step {step}, microbatch {microbatch}: session.backward was not called before the next microbatch was "
+                "asked for: the loop over session.share(...) has one at a time, and calls it for each"
+            )
 
     def backward(self, loss: torch.Tensor) -> None:
         """Gradients of `loss` / microbatches: the mean over the step is what is trained on."""

@@ -49,7 +49,7 @@ from agent.pipeline.variants import Variant, Variants
 from agent.pipeline.witness import unsaved
 from agent.source import own
 from agent.source.heard import Heard
-from agent.source.loops import MICROBATCH, Caller, find, names_of, refuse, uncleared
+from agent.source.loops import GOES_ON, MICROBATCH, Caller, find, names_of, refuse, uncleared
 from agent.source.reads import Reads, taken_apart
 from agent.tensors.away import any_away, computable
 from agent.tensors.device import device_of
@@ -247,7 +247,12 @@ class Body:
 
     def _refuse_kept(self, when: str, before: dict[str, Any], after: dict[str, Any]) -> None:
         kept = sorted(name for name in after if after[name] is not before.get(name))
-        what = " and ".join(f"`{name}`" for name in kept[:2]) or "something"
+        if not kept:
+            raise Misuse(
+                f"{self._at(self._loop)}: a microbatch has another loss {when}, and it is not the model that keeps something: "
+                f"{GOES_ON}"
+            )
+        what = " and ".join(f"`{name}`" for name in kept[:2])
         raise Misuse(
             f"{self._at(self._loop)}: a microbatch has another loss {when}: the model keeps "
             f"{what} from one forward to the next, which may be that of another worker. Begin anew with every "

@@ -13,9 +13,9 @@ from types import FunctionType
 from typing import Any
 
 from agent.errors import Misuse
-from agent.script.order import carried_in, counted_in, drawn_along, flowing_into, has, is_share
+from agent.script.order import carried_in, counted_in, drawn_along, flowing_into, has
 from agent.source import own
-from agent.source.loops import Caller, found_loop, names_of
+from agent.source.loops import Caller, found_loop, is_share, names_of
 from agent.source.reads import lying_at
 
 DEPTH_MAX = 4
@@ -29,7 +29,7 @@ def refuse_between(caller: Caller) -> None:
     loop = found_loop(caller)
     if loop is not None:
         file = Path(caller.frame.f_code.co_filename).name
-        _look(loop.whole.iter, is_share, names_of(caller.frame), file, DEPTH_MAX)
+        _look(loop.over, is_share, names_of(caller.frame), file, DEPTH_MAX)
 
 
 def _look(node: ast.AST, is_given: Is, names: Mapping[str, Any], file: str, depth: int) -> None:
@@ -117,7 +117,10 @@ def _refuse(loop: ast.For, is_given: Is, file: str) -> None:
     inside = [node for part in loop.body for node in ast.walk(part)]
     values = [node.value for node in inside if isinstance(node, ast.Yield) and node.value]
     gives, place = flowing_into(values, loop), f"{file}:{loop.lineno}"
-    beside = sorted(gives & {*counted_in(loop), *drawn_along(loop, is_given)})
+    beside = sorted(
+        gives
+        & {*counted_in(loop.target, loop.iter), *drawn_along(loop.target, loop.iter, is_given)}
+    )
     if beside:
         raise Misuse(
             f"{place}: `{beside[0]}` goes into a microbatch and counts those of this worker only, of which others have "

@@ -8,7 +8,7 @@ import ast
 import random
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
-from types import FunctionType
+from types import FrameType, FunctionType
 from typing import Any
 
 import numpy as np
@@ -20,8 +20,11 @@ from agent.source.loops import (
     Caller,
     Function,
     Loop,
+    all_at_once,
+    asked_for_in,
     emptied_in,
     found_loop,
+    is_share,
     names_in,
     names_of,
     read_behind,
@@ -36,22 +39,27 @@ ELSEWISE = (
     "them behind the loop"
 )
 
+DROPPED = {"all", "any", "deque", "frozenset", "list", "max", "min", "set", "sum", "tuple"}
 Stream = torch.Generator | np.random.Generator | np.random.RandomState | random.Random
 
 
-def refuse_order(caller: Caller) -> None:
-    """What the source of the loop shows. A loop that cannot be found there is not looked at."""
+def refuse_order(caller: Caller, asking: FrameType | None) -> None:
+    """What the source of the loop shows. `asking` is who asks for the first microbatch, if there is no `for` to be found."""
     loop = found_loop(caller)
     if loop is None:
+        _refuse_at_once(caller, asking)
+        asked = asked_for_in(caller, asking)
+        if asked is not None:
+            _refuse_behind(asked)
         return
     into_loss = _into_loss(loop.whole)
-    counted = sorted(into_loss & set(counted_in(loop.whole)))
+    counted = sorted(into_loss & set(counted_in(loop.whole.target, loop.over)))
     if counted:
         raise Misuse(
             f"{loop.place}: `{counted[0]}` goes into the loss and counts the microbatches of this worker only, "
             "of which others have others: put it into the microbatch"
         )
-    drawn = sorted(into_loss & set(drawn_along(loop.whole, is_share)))
+    drawn = sorted(into_loss & set(drawn_along(loop.whole.target, loop.over, is_share)))
     if drawn:
         raise Misuse(
             f"{loop.place}: `{drawn[0]}` goes into the loss and is drawn along with the microbatches of this worker only, from "
@@ -70,12 +78,38 @@ def refuse_order(caller: Caller) -> None:
             "later microbatch, which another worker may have: begin anew with every microbatch, or put all that belongs "
             "together into one"
         )
+    _refuse_behind(loop)
+
+
+def _refuse_behind(loop: Loop) -> None:
     behind = read_behind(loop)
     if behind is not None:
         raise Misuse(
             f"{Path(loop.file).name}:{behind.lineno}: `{behind.id}` is set in the loop over session.share(...), where "
             f"every worker has other microbatches, so behind it there is this worker's only: {ELSEWISE}"
         )
+
+
+def _refuse_at_once(caller: Caller, asking: FrameType | None) -> None:
+    """`losses = [train_on(x) for x in session.share(...)]`, if anything reads them."""
+    line, code = all_at_once(caller, asking), caller.frame.f_code
+    match line:
+        case None:
+            return
+        case ast.Expr(value=ast.ListComp() | ast.SetComp() | ast.DictComp()):
+            return
+        case ast.Expr(value=ast.Call(func=ast.Name(id=name) | ast.Attribute(attr=name))) if (
+            name in DROPPED
+        ):
+            return
+        case ast.Assign(targets=[ast.Name(id=name)]) if name not in names_in(
+            own.parsed(own.source(code.co_filename, caller.frame.f_globals)), how=ast.Load
+        ):
+            return
+    raise Misuse(
+        f"{Path(code.co_filename).name}:{line.lineno}: what this line makes of session.share(...) is of this worker's "
+        f"microbatches only, of which others have others: {ELSEWISE}"
+    )
 
 
 def _kept_by_key(loop: Loop, names: dict[str, Any]) -> ast.expr | None:
@@ -218,32 +252,39 @@ def carried_in(loop: ast.For, wanted: set[str]) -> ast.Name | None:
     return read_first(inside, stored & wanted)
 
 
-def counted_in(loop: ast.For) -> Iterator[str]:
+def counted_in(target: ast.expr, over: ast.expr) -> Iterator[str]:
     """What `enumerate` gives for a microbatch."""
-    match loop:
-        case ast.For(
-            iter=ast.Call(func=ast.Name(id="enumerate")),
-            target=ast.Tuple(elts=[ast.Name(id=name), *_]),
+    match over, target:
+        case (
+            ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]),
+            ast.Tuple(elts=[ast.Name(id=name), rest]),
         ):
             yield name
+            yield from counted_in(rest, inner)
 
 
-def drawn_along(loop: ast.For, is_theirs: Callable[[ast.AST], bool]) -> Iterator[str]:
+def drawn_along(
+    target: ast.expr, over: ast.expr, is_theirs: Callable[[ast.AST], bool]
+) -> Iterator[str]:
     """What `zip` gives beside a microbatch, which comes from what `is_theirs`; of `map`, whatever comes of both."""
-    match loop.iter:
+    match over:
         case ast.Call(func=ast.Name(id="map"), args=[_, *args]):
             if not all(_is_constant(arg) or has(arg, is_theirs) for arg in args):
-                yield from names_in(loop.target, how=ast.Store)
+                yield from names_in(target, how=ast.Store)
+        case ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]):
+            rest = target.elts[-1] if isinstance(target, ast.Tuple | ast.List) else target
+            yield from drawn_along(rest, inner, is_theirs)
         case ast.Call(
             func=ast.Name(id="zip" | "zip_longest") | ast.Attribute(attr="zip_longest"), args=args
         ):
-            target = loop.target
             parts = (
                 target.elts if isinstance(target, ast.Tuple | ast.List) else [target] * len(args)
             )
             for part, arg in zip(parts, args, strict=False):
                 alone = isinstance(target, ast.Name) or not has(arg, is_theirs)
-                if alone and not _is_constant(arg):
+                if not alone:
+                    yield from drawn_along(part, arg, is_theirs)
+                elif not _is_constant(arg):
                     yield from names_in(part, how=ast.Store)
 
 
@@ -257,13 +298,6 @@ def _is_constant(node: ast.AST) -> bool:
         case ast.Call(
             func=ast.Name(id="repeat") | ast.Attribute(attr="repeat"), args=[_], keywords=[]
         ):
-            return True
-    return False
-
-
-def is_share(node: ast.AST) -> bool:
-    match node:
-        case ast.Call(func=ast.Attribute(attr="share")):
             return True
     return False
 

@@ -1,5 +1,4 @@
-"""A microbatch has one loss, wherever it comes in the loop. What keeps something for the next one is refused in the first
-step, also where nobody finds it in the source."""
+"""The first microbatches of a job are computed twice: what carries something on without a name is refused, and nothing else is."""
 
 from collections.abc import Callable
 
@@ -11,122 +10,168 @@ from agent.errors import Misuse
 from agent.script.rehearsal import Handed
 
 SCRIPT = """
-import copy
+import itertools
 import torch
 from agent import Session
 torch.manual_seed(0)
-model = torch.nn.Linear(4, 1)
+model = torch.nn.Sequential(torch.nn.Linear(4, 4), torch.nn.BatchNorm1d(4), torch.nn.Dropout(0.5), torch.nn.Linear(4, 1))
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
-session = Session(model, optimizer, microbatches={microbatches}, deterministic={deterministic})
-stream = torch.Generator().manual_seed(5)
-class Data:
-    def __init__(self, step):
-        self.parts = [torch.full((2, 4), step + part + 1.0) for part in range({microbatches})]
-    def __len__(self):
-        return len(self.parts)
-    def __getitem__(self, index):
-        return self.parts[index]
-def counting(rows):
-    seen = []
+data = [torch.randn(3, 8)[:, ::2] for _ in range(2)]
+{around}
+session = Session(model, optimizer, microbatches=2)
+for step in session.steps(2):
+    {loop}
+    optimizer.step()
+"""
+LOSS = "session.backward(model(x).square().mean())"
+CARRIES = {
+    "a generator that asks by itself": (
+        """
+def through(rows):
+    n, it = 0, iter(rows)
+    while (x := next(it, None)) is not None:
+        n += 1
+        yield x * n
+""",
+        f"for x in through(session.share(data)): {LOSS}",
+        "another loss",
+    ),
+    "a generator with a stream of its own": (
+        """
+def through(rows):
+    stream = torch.Generator().manual_seed(1)
     for x in rows:
-        seen.append(1)
-        yield x * len(seen)
-def drawing(rows):
-    while True:
+        yield x + torch.randn(x.shape, generator=stream)
+""",
+        f"for x in through(session.share(data)): {LOSS}",
+        "another loss",
+    ),
+    "such a generator that has a name": (
+        """
+def through(rows):
+    for n in itertools.count(1):
         try:
-            x = next(rows)
+            yield next(rows) * n
         except StopIteration:
             return
-        yield x + torch.rand(x.shape, generator=stream)
-def late(rows):
+""",
+        f"mine = through(session.share(data))\n    for x in mine: {LOSS}",
+        "another loss",
+    ),
+    "an iterator in a function": (
+        "def scaled(x, scales=itertools.count(1)):\n    return x * next(scales)",
+        "for x in session.share(data): session.backward(model(scaled(x)).square().mean())",
+        "another loss",
+    ),
+    "a generator that counts further than two": (
+        """
+def through(rows):
     seen = dict(n=0)
     for x in rows:
         seen["n"] += 1
         yield x if seen["n"] < 4 else x * 2
-def plain(rows):
-    for x in rows:
-        yield x * 2 + torch.rand(x.shape)
-def cut(rows, names):
-    yield from (x for x, _ in zip(rows, names))
-for step in session.steps(2):
-    mine = {mine}
-    for x in mine:
-        {body}
-        session.backward(model(x).square().mean())
-    optimizer.step()
-    print(session.loss)
-"""
-REFUSED = {
-    "it counts in a list": ("counting(session.share(Data(step)))", "was computed twice"),
-    "it has a stream of its own": (
-        "drawing(iter(session.share(Data(step))))",
-        "`stream` is drawn from",
+""",
+        f"for x in through(session.share(data)): {LOSS}",
+        "another loss",
     ),
-    "it counts further than two": ("late(session.share(Data(step)))", "was computed twice"),
+    "a count in a hook of a gradient": (
+        """
+def counting():
+    n = 0
+    def hook(gradient):
+        nonlocal n
+        n += 1
+        return gradient / n
+    return hook
+model[0].weight.register_hook(counting())
+""",
+        f"for x in session.share(data): {LOSS}",
+        "another gradient",
+    ),
+}
+RIGHT = {
+    "norms, dropout and slices": ("", f"for x in session.share(data): {LOSS}"),
+    "what is taken out of a microbatch": (
+        "data = [{'x': x, 'y': x.sum(1)} for x in data]",
+        "for batch in session.share([dict(each) for each in data]):\n        y = batch.pop('y')\n"
+        "        session.backward((model(batch['x'])[:, 0] - y).square().mean())",
+    ),
+    "what is written into a microbatch": (
+        "",
+        f"for x in session.share([x.clone() for x in data]):\n        x.mul_(2.0)\n        {LOSS}",
+    ),
+    "a gradient for a microbatch": (
+        "",
+        "for x in session.share([x.clone() for x in data]):\n        x.mul_(2.0).requires_grad_(True)\n"
+        "        (slope,) = torch.autograd.grad(model(x).sum(), x, create_graph=True)\n"
+        "        session.backward(slope.square().mean())",
+    ),
+    "a parameter that is added to a microbatch": (
+        "",
+        f"for x in session.share([x.clone() for x in data]):\n        x += model[0].bias\n        {LOSS}",
+    ),
+    "what ends with the microbatches": (
+        "",
+        f"for x, name in zip(session.share(data), 'ab'): {LOSS}",
+    ),
+    "what ends with them under a name": (
+        "",
+        f"mine = session.share(data)\n    for x, name in zip(mine, 'ab'): {LOSS}",
+    ),
+    "what ends with them in a generator": (
+        "def through(rows):\n    for x, name in zip(rows, 'ab'): yield x",
+        f"for x in through(session.share(data)): {LOSS}",
+    ),
 }
 
 
-def script(
-    mine: str, body: str = "pass", *, microbatches: int = 4, deterministic: bool = True
-) -> str:
-    return SCRIPT.format(
-        mine=mine, body=body, microbatches=microbatches, deterministic=deterministic
-    )
+@pytest.mark.parametrize("case", CARRIES)
+def test_what_goes_on_without_a_name_is_refused(by_hand: Callable[[str], None], case: str) -> None:
+    """Nothing in the source tells that it does: the same microbatch has another loss, or another gradient."""
+    around, loop, what = CARRIES[case]
+    with pytest.raises(Misuse, match=rf"^step 0, microbatch \d: the same microbatch has {what}"):
+        by_hand(SCRIPT.format(around=around, loop=loop))
 
 
-@pytest.mark.parametrize("microbatches", [1, 2, 4, 8])
-@pytest.mark.parametrize("what", REFUSED)
-def test_what_goes_on_from_one_to_the_next_is_refused(
-    by_hand: Callable[[str], None], what: str, microbatches: int
+@pytest.mark.parametrize("case", RIGHT)
+def test_what_is_begun_anew_is_not(by_hand: Callable[[str], None], case: str) -> None:
+    """A microbatch is whole when the loop has it again, whatever was done to it."""
+    by_hand(SCRIPT.format(around=RIGHT[case][0], loop=RIGHT[case][1]))
+
+
+def test_what_the_loop_says_of_a_microbatch_is_said_once(
+    by_hand: Callable[[str], None], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    if (what, microbatches) == ("it counts further than two", 1):
-        return  # one microbatch is never the fourth
-    mine, words = REFUSED[what]
-    with pytest.raises(Misuse, match=words):
-        by_hand(script(mine, microbatches=microbatches))
+    by_hand(SCRIPT.format(around="", loop=f"for x in session.share(data): print(step); {LOSS}"))
+    assert capsys.readouterr().out.split() == ["0", "0", "1", "1"]
 
 
+NUMBERS = "\nprint(session.loss, *(value.sum().item() for value in model.state_dict().values()), torch.rand(1).item())"
+WRITES = {
+    "nothing": f"for x in session.share([x.clone() for x in data]):\n        x = x * 2.0\n        {LOSS}",
+    "into it": f"for x in session.share([x.clone() for x in data]):\n        x.mul_(2.0)\n        {LOSS}",
+}
+
+
+@pytest.mark.parametrize("case", WRITES)
 @pytest.mark.parametrize("deterministic", [True, False])
-def test_who_writes_to_the_microbatch_is_right(
-    by_hand: Callable[[str], None], capsys: pytest.CaptureFixture[str], deterministic: bool
+def test_what_is_computed_before_its_turn_leaves_nothing(
+    by_hand: Callable[[str], None],
+    capsys: pytest.CaptureFixture[str],
+    case: str,
+    *,
+    deterministic: bool,
 ) -> None:
-    """What is computed before its turn is a copy, and leaves nothing in the model."""
+    """Neither in norms, nor in streams, nor in the microbatch."""
+    made = f"microbatches=2, deterministic={deterministic})"
+    text = SCRIPT.format(around="", loop=WRITES[case]).replace("microbatches=2)", made) + NUMBERS
+    off = "session._rehearsal.ahead = lambda missing: []\nfor step in"
     said = []
-    for body in ("x = x * 2", "x.mul_(2)", "model.begin = x; x.mul_(2)"):
-        text = script("session.share(Data(step))", body, deterministic=deterministic)
+    for each in (text, text.replace("for step in", off)):
         session._sessions.clear()
-        by_hand(text + "print(model.weight)")
-        said.append(capsys.readouterr().out)
-    assert said[0] == said[1] == said[2]
-
-
-@pytest.mark.parametrize("mine", ["plain(session.share(Data(step)))", "session.share(Data(step))"])
-def test_a_norm_and_what_is_drawn_are_those_of_one_time(
-    by_hand: Callable[[str], None], capsys: pytest.CaptureFixture[str], mine: str
-) -> None:
-    """Compared with the same in plain torch."""
-    norm = "model = torch.nn.Sequential(torch.nn.Linear(4, 3), torch.nn.BatchNorm1d(3), torch.nn.Dropout(), torch.nn.Linear(3, 1))"
-    text = script(mine).replace("model = torch.nn.Linear(4, 1)", norm)
-    once = text.replace(
-        "for step in session.steps(2)",
-        "session._rehearsal._over = True\nfor step in session.steps(2)",
-    )
-    said = []
-    for each in (text, once):
-        session._sessions.clear()
-        by_hand(each + "print(model[0].weight, model[1].running_var, torch.rand(1))")
+        by_hand(each)
         said.append(capsys.readouterr().out)
     assert said[0] == said[1]
-
-
-def test_what_is_drawn_along_may_end(by_hand: Callable[[str], None]) -> None:
-    along = script("session.share(Data(step))").replace(
-        "for x in mine", "for x, _ in zip(mine, 'abcd')"
-    )
-    by_hand(along)
-    session._sessions.clear()
-    with pytest.raises(Misuse, match="in step 0 up to 4 microbatches come twice"):
-        by_hand(script("cut(session.share(Data(step)), 'abcd')"))
 
 
 def test_what_was_written_to_is_not_computed_again() -> None:

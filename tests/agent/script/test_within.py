@@ -365,6 +365,7 @@ def test_a_generator_between_the_share_and_the_loop_counts_nothing(
     [
         ("x, y in zip(session.share(data), [1.0, 2.0])", "y"),
         ("y, (x, z) in zip([1.0, 2.0], zip(session.share(data), 'ab'))", "y"),
+        ("i, (x, y) in enumerate(zip(session.share(data), [1.0, 2.0]))", "y"),
         ("x, z in zip(session.share(data), 'ab')", ""),
         ("x, y in zip(session.share(data), itertools.repeat(2.0))", ""),
         ("x, y in map(lambda a, b: (a, b), session.share(data), [1.0, 2.0])", "x"),
@@ -384,3 +385,76 @@ def test_what_is_drawn_along_with_microbatches_is_refused(
         Misuse, match=rf"^train\.py:\d+: `{name}` goes into the loss and is drawn along"
     ):
         by_hand(script)
+
+
+OF_ONE_WORKER = {
+    "a comprehension": (
+        "print(sum([trained(x) for x in session.share(data)]))",
+        "train.py:53: what this line makes",
+    ),
+    "what a comprehension has made": (
+        "found = [trained(x) for x in session.share(data)]\n    print(found)",
+        "train.py:53: what this line makes",
+    ),
+    "a sum": (
+        "total = sum(trained(x) for x in session.share(data))\n    print(total)",
+        "train.py:53: what this line makes",
+    ),
+    "a function that adds up": (
+        "print(added_up(session.share(data)))",
+        "train.py:35: `found` is set in the loop",
+    ),
+    "a loop that asks by itself": (
+        "rows = session.share(data)\n    while (x := next(rows, None)) is not None:\n"
+        "        loss = trained(x)\n    print(loss)",
+        "train.py:56: `loss` is set in the loop",
+    ),
+    "a count under a name": (
+        "rows = enumerate(session.share(data))\n    for i, x in rows: session.backward(i * model(x).mean())",
+        "train.py:54: `i` goes into the loss",
+    ),
+}
+OF_ALL = {
+    "what is dropped": "collections.deque((trained(x) for x in session.share(data)), maxlen=0)",
+    "a comprehension of nothing": "_ = [trained(x) for x in session.share(data)]",
+    "a function": "train(session.share(data))",
+    "a loop that asks by itself": "rows = session.share(data)\n    while (x := next(rows, None)) is not None: trained(x)",
+    "two names": "rows = session.share(data)\n    pairs = enumerate(rows)\n    for i, x in pairs: trained(x)",
+}
+TRAINED = """
+def trained(x):
+    loss = model(x).square().mean()
+    session.backward(loss)
+    return loss.item()
+def train(rows):
+    for x in rows:
+        trained(x)
+def added_up(rows):
+    for x in rows:
+        found = trained(x)
+    return found
+model = torch.nn.Linear(4, 1)
+"""
+
+
+def _over(loop: str) -> str:
+    around = filled("", "", "").replace("model = torch.nn.Linear(4, 1)\n", TRAINED)
+    before, _, behind = around.partition("    for x in session.share(data):\n        \n")
+    return f"{before}    {loop}\n{behind}"
+
+
+@pytest.mark.parametrize("case", OF_ONE_WORKER)
+def test_what_comes_of_a_loop_of_another_form_is_refused(
+    by_hand: Callable[[str], None], case: str
+) -> None:
+    """Wherever the microbatches are gone through: it is found by who asks for the first of them."""
+    loop, words = OF_ONE_WORKER[case]
+    with pytest.raises(Misuse) as error:
+        by_hand(_over(loop))
+    assert str(error.value).startswith(words)
+
+
+@pytest.mark.parametrize("case", OF_ALL)
+def test_loops_of_another_form_train(by_hand: Callable[[str], None], case: str) -> None:
+    """Of which nothing is read."""
+    by_hand(_over(OF_ALL[case]))
