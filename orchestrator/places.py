@@ -1,17 +1,20 @@
 """Where everything lies: one state directory, and nothing outside it.
 
 Unix sockets may not have paths of more than 107 characters, and Ray needs about 65 of them for
-itself, and takes ASCII only. When the state directory's own path is too long, or has other letters, a
-symbolic link with a short name in the temporary directory leads to it; the house removes the link when
-it ends.
+itself, and takes ASCII only; in the address of a Redis `%`, `?` and `#` mean something else. When the state
+directory's own path is too long, or not plain, a symbolic link with a short name in /tmp leads to it.
+The house puts it back when somebody clears up there, and removes it when it ends.
 """
 
 import hashlib
 import os
-import tempfile
+import re
+import shutil
 from pathlib import Path
 
 RUN_PATH_MAX = 40
+PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
+SHORT = Path("/tmp")  # noqa: S108 - the link leads into a directory of mode 0700
 LINKS = ("spot-" + "[0-9a-f]" * 12, "sc-" + "[0-9a-f]" * 8)  # of houses, and of local clouds
 
 
@@ -32,16 +35,27 @@ class Places:
             raise OSError(
                 f"{self.state_dir} cannot be the state directory ({error.strerror}); set manager.state_dir to a folder of yours"
             ) from error
-        link = self._link()
-        if not self._needs_link():
+        self.make_way()
+
+    def make_way(self) -> None:
+        """The short way, if there has to be one and it is not there. Somebody may have cleared up in /tmp, and
+        Ray makes a folder of what is missing."""
+        if not self._needs_link() or self._leads_here():
             return
-        if link.is_symlink() and link.readlink() != self.state_dir / "run":
-            link.unlink()  # somebody else's way; raises if we may not
-        if not link.is_symlink():
-            link.symlink_to(self.state_dir / "run")
+        link, run = self._link(), self.state_dir / "run"
+        try:
+            if link.is_dir() and not link.is_symlink():
+                shutil.rmtree(link)
+            link.unlink(missing_ok=True)  # somebody else's way; raises if we may not
+            link.symlink_to(run)
+        except OSError as error:
+            raise OSError(
+                f"{link} cannot lead to {run} ({error.strerror}), whose path is too long or not plain enough for a socket; "
+                "set manager.state_dir to a folder with a short one"
+            ) from error
 
     def remove_link(self) -> None:
-        if self._needs_link():
+        if self._needs_link() and self._leads_here():
             self._link().unlink(missing_ok=True)
 
     @property
@@ -106,22 +120,19 @@ class Places:
 
     def _needs_link(self) -> bool:
         path = str(self.state_dir / "run")
-        return len(path) > RUN_PATH_MAX or not path.isascii()
+        return len(path) > RUN_PATH_MAX or not PLAIN.fullmatch(path)
 
     def _link(self) -> Path:
-        base = os.environ.get("XDG_RUNTIME_DIR", tempfile.gettempdir())
-        if len(base) > RUN_PATH_MAX - 18:
-            base = "/tmp"  # noqa: S108 - the link leads into a directory of mode 0700
-        return Path(base) / f"spot-{self.identity}"
+        return SHORT / f"spot-{self.identity}"
+
+    def _leads_here(self) -> bool:
+        link = self._link()
+        return link.is_symlink() and link.readlink() == self.state_dir / "run"
 
 
 def dangling_links() -> list[Path]:
-    """Our short ways to state directories that are gone, in every temporary folder that we use."""
-    folders = {
-        Path(os.environ.get("XDG_RUNTIME_DIR", tempfile.gettempdir())),
-        Path(tempfile.gettempdir()),
-    }
-    found = (link for folder in folders for name in LINKS for link in folder.glob(name))
+    """Our short ways to state directories that are gone."""
+    found = (link for name in LINKS for link in SHORT.glob(name))
     return sorted(link for link in found if _ours_to_nowhere(link))
 
 

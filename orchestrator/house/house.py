@@ -107,6 +107,8 @@ class House:
         with contextlib.suppress(ToldToEnd):
             while not (self._stopping or self.places.given_back.exists()):
                 time.sleep(WATCH_S)
+                with contextlib.suppress(OSError):  # it is tried again
+                    self.places.make_way()
                 self._end_if_superseded()
                 self._revive()
                 self._replace_stuck()

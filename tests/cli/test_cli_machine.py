@@ -2,8 +2,10 @@
 
 import socket
 
+import pytest
+
 from orchestrator.config import template
-from orchestrator.places import Places, dangling_links
+from orchestrator.places import SHORT, Places, dangling_links
 
 OFF = ("--set", "ray.head_address=127.0.41.7")
 
@@ -98,9 +100,31 @@ def test_a_short_way_that_leads_elsewhere_is_replaced(tmp_path):
     assert not short.is_symlink()
 
 
+def test_a_folder_in_place_of_a_short_way_is_replaced(tmp_path):
+    """Somebody has cleared up in /tmp, and Ray has made the path that it was told."""
+    places = Places(tmp_path / ("long" * 20))
+    (places.run / "ray").mkdir(parents=True)
+    places.remove_link()  # which is none
+    places.make()
+    assert places.run.readlink() == places.state_dir / "run"
+    places.remove_link()
+
+
+@pytest.mark.parametrize("name", ["a b", "20%20", "is it?", "#1", "é"])
+def test_what_is_no_plain_path_has_a_plain_way(name):
+    """A Redis is found by an address, where these letters mean something else."""
+    assert Places(SHORT / name).run.name.startswith("spot-")
+
+
+def test_a_short_way_that_cannot_be_made_is_told_with_the_remedy(tmp_path, monkeypatch):
+    monkeypatch.setattr("orchestrator.places.SHORT", tmp_path / "none")
+    with pytest.raises(OSError, match=r"cannot lead to .*\(No such file.*set manager.state_dir"):
+        Places(tmp_path / ("long" * 20)).make()
+
+
 def test_a_short_way_that_cannot_be_followed_is_left_alone(tmp_path, monkeypatch):
     """As that of another person's house, whose folder is private."""
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(tmp_path))
+    monkeypatch.setattr("orchestrator.places.SHORT", tmp_path)
     closed, gone = (tmp_path / f"spot-{digit * 12}" for digit in "01")
     closed.symlink_to("x" * 300)
     gone.symlink_to(tmp_path / "gone")

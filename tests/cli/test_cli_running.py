@@ -2,6 +2,7 @@
 
 import os
 import re
+import secrets
 import signal
 import socket
 import subprocess
@@ -11,6 +12,7 @@ import pytest
 
 from orchestrator.cli.running import alive, news
 from orchestrator.house import processes
+from orchestrator.places import SHORT
 
 pytestmark = pytest.mark.processes
 
@@ -223,13 +225,24 @@ def test_gc_ends_what_a_dead_manager_left(shell, until):
             process.wait()
 
 
-def test_a_house_that_starts_clears_up_after_killed_ones(shell, tmp_path, monkeypatch):
+@pytest.fixture
+def link(tmp_path):
+    """Makes links where our short ways are, as other houses would."""
+    made = []
+
+    def make(name, to="gone"):
+        made.append(SHORT / name)
+        made[-1].symlink_to(tmp_path / to)
+        return made[-1]
+
+    yield make
+    for path in made:
+        path.unlink(missing_ok=True)
+
+
+def test_a_house_that_starts_clears_up_after_killed_ones(shell, link):
     """Short ways to nowhere are gone, and of Ray's old logs only the newest stay; nothing else is touched."""
-    folder = tmp_path / "t"
-    folder.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    (folder / "spot-0123456789ab").symlink_to(tmp_path / "gone")
-    (folder / "mine").symlink_to(tmp_path / "gone")
+    gone, mine = link(f"spot-{secrets.token_hex(6)}"), link(f"mine-{secrets.token_hex(6)}")
     shell.places.make()
     for day in range(10, 16):
         (shell.places.state_dir / "run" / "ray" / f"session_2026-01-{day}").mkdir(parents=True)
@@ -239,22 +252,18 @@ def test_a_house_that_starts_clears_up_after_killed_ones(shell, tmp_path, monkey
         assert shell("up", *words).code == 1
     sessions = (shell.places.state_dir / "run" / "ray").iterdir()
     assert sorted(path.name[-2:] for path in sessions) == ["13", "14", "15"]
-    assert [path.name for path in folder.iterdir()] == ["mine"]
+    assert not gone.is_symlink()
+    assert mine.is_symlink()
 
 
-def test_gc_removes_short_ways_to_nowhere(shell, tmp_path, monkeypatch):
+def test_gc_removes_short_ways_to_nowhere(shell, link):
     """Links of ours whose state directory is gone; others are left alone."""
-    folder = tmp_path / "tmp"
-    folder.mkdir()
-    monkeypatch.setenv("XDG_RUNTIME_DIR", str(folder))
-    (folder / "spot-0123456789ab").symlink_to(tmp_path / "gone")
-    (folder / "spot-456789abcdef").symlink_to(tmp_path)
-    (folder / "spot-light").symlink_to(tmp_path / "gone")
-    (folder / "mine").symlink_to(tmp_path / "gone")
+    gone, lives = link(f"spot-{secrets.token_hex(6)}"), link(f"spot-{secrets.token_hex(6)}", ".")
+    others = link(f"spot-light-{secrets.token_hex(4)}"), link(f"mine-{secrets.token_hex(6)}")
     found = shell("gc", "--json").json["leftovers"]
-    assert str(folder / "spot-0123456789ab") in [one["id"] for one in found]
-    left = sorted(path.name for path in folder.iterdir())
-    assert left == ["mine", "spot-456789abcdef", "spot-light"]
+    assert str(gone) in [one["id"] for one in found]
+    assert not gone.is_symlink()
+    assert all(path.is_symlink() for path in (lives, *others))
 
 
 @pytest.mark.parametrize(
