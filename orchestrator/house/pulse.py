@@ -14,12 +14,14 @@ from pathlib import Path
 import redis
 
 from agent.messages import PULSE
+from cloud.local.processes import MARKER
 from orchestrator.house import processes
 
 LOOK_S = 5.0
 LOOKS_MAX = 36  # not seconds: whoever looks may have been asleep together with those it looks at
 ANSWER_S_MAX = 1.0
 SIGNS = {"Manager": "orch:view", "KeeperActor": PULSE}  # Ray's names for them begin so
+UNNAMED = "ray::IDLE"
 
 
 class Pulse:
@@ -49,11 +51,20 @@ class Pulse:
         return times == self._looks_max[name]
 
     def _end(self, name: str) -> bool:
-        pids = list(self._pids(f"ray::{name}"))
+        pids = list(self._pids(f"ray::{name}")) or list(self._nobody())
         for pid in pids:
             with contextlib.suppress(ProcessLookupError):
                 os.kill(pid, signal.SIGKILL)
         return bool(pids)
+
+    def _nobody(self) -> Iterator[int]:
+        """Where a manager or a keeper is killed while the disk is full, Ray starts a process that it takes for the next
+        one for ever, and that has never become it: it has no name."""
+        mark = f"{MARKER}=head-{self._identity}".encode()
+        for pid in self._pids(UNNAMED):
+            with contextlib.suppress(OSError):
+                if mark in Path(f"/proc/{pid}/environ").read_bytes().split(b"\0"):
+                    yield pid
 
     def _pids(self, title: str) -> Iterator[int]:
         for pid in processes.marked(self._identity):

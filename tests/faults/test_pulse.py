@@ -8,25 +8,31 @@ from collections.abc import Iterator
 import pytest
 
 from agent.messages import PULSE
+from cloud.local.processes import MARKER
 from orchestrator.house import processes
 from orchestrator.house.pulse import LOOK_S, LOOKS_MAX, Pulse
 
 pytestmark = pytest.mark.processes
 
 OURS = "0123456789ab"
+HEAD = f"head-{OURS}"
 
 
 @pytest.fixture
 def actors() -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
     """Processes by the names that Ray gives to its actors, and a manager of another house."""
     started = {}
-    for who, title, house in (
-        ("manager", "ray::Manager", OURS),
-        ("keeper", "ray::KeeperActor.open_job", OURS),
-        ("another's", "ray::Manager", "another"),
+    for who, title, house, machine in (
+        ("manager", "ray::Manager", OURS, HEAD),
+        ("keeper", "ray::KeeperActor.open_job", OURS, HEAD),
+        ("nobody", "ray::IDLE", OURS, HEAD),
+        ("a machine's", "ray::IDLE", OURS, "i-0123"),
+        ("another's", "ray::Manager", "another", HEAD),
     ):
         started[who] = subprocess.Popen(
-            [title, "600"], executable="/bin/sleep", env={processes.MARK: house}
+            [title, "600"],
+            executable="/bin/sleep",
+            env={processes.MARK: house, MARKER: machine},
         )
     yield started
     for process in started.values():
@@ -36,7 +42,7 @@ def actors() -> Iterator[dict[str, "subprocess.Popen[bytes]"]]:
 
 def test_who_hangs_is_ended_and_nobody_else(server, store, actors):
     """A manager that is stopped: its view stays the same for too long. The keeper's pulse goes on, and
-    while Redis does not answer nobody counts as silent."""
+    while Redis does not answer nobody counts as silent. In place of a manager there may be a process that never became one."""
     os.kill(actors["manager"].pid, signal.SIGSTOP)
     pulse = Pulse(server.url, OURS)
     patient = Pulse(server.url, OURS, LOOK_S)  # its manager looks around so seldom
@@ -59,5 +65,9 @@ def test_who_hangs_is_ended_and_nobody_else(server, store, actors):
     assert looks(LOOKS_MAX + 1, patient) == []
     assert looks(1) == ["Manager"]
     assert actors["manager"].wait(60) == -signal.SIGKILL
+    assert actors["nobody"].poll() is None
     assert looks(LOOKS_MAX - 1) == []
-    assert actors["keeper"].poll() is actors["another's"].poll() is None
+    assert looks(1) == ["Manager"]  # which Ray believes to be the process without a name
+    assert actors["nobody"].wait(60) == -signal.SIGKILL
+    assert looks(LOOKS_MAX) == []
+    assert {actors[who].poll() for who in ("keeper", "a machine's", "another's")} == {None}
