@@ -334,14 +334,17 @@ def _sweep_up(places: Places) -> list[int]:
     """Processes that an ended house has left; none, if it has ended as it should."""
     from orchestrator.house.house import HouseError, sweep_up
 
-    if not places.state_dir.exists():
-        return []
-    try:
-        return sweep_up(places)
-    except HouseError:
-        raise CommandError(
-            f"another manager has started in {places.state_dir} meanwhile; look with: orchestrator status"
-        ) from None
+    deadline = time.monotonic() + STOP_S_MAX
+    while places.state_dir.exists():
+        try:
+            return sweep_up(places)
+        except HouseError:  # or it is somebody else's `down` that sweeps up just now
+            if places.house.exists() or time.monotonic() > deadline:
+                raise CommandError(
+                    f"another manager has started in {places.state_dir} meanwhile; look with: orchestrator status"
+                ) from None
+            time.sleep(LOOK_S)
+    return []
 
 
 def _settle(desk: Desk, places: Places) -> tuple[list[str], View | None]:

@@ -119,6 +119,15 @@ def test_down_gives_everything_back(own_house, until):
     assert (again.code, again.json["was_up"], again.json["killed"]) == (0, False, False)
 
 
+def test_down_by_several_at_once_is_done_for_all_of_them(own_house):
+    """Who comes second waits for what the first sweeps up, and does not take it for another manager."""
+    answers = [
+        own_house.ended(each) for each in [own_house.start("down", "--json") for _ in range(4)]
+    ]
+    assert [answer.code for answer in answers] == [0] * 4, answers
+    assert processes.marked(own_house.places.identity) == []
+
+
 def test_down_by_force_does_not_wait_for_the_manager(own_house):
     """The process is told to end at once, whatever the manager does."""
     answer = own_house("down", "--force")
