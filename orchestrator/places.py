@@ -31,6 +31,7 @@ class Places:
             self.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
             (self.state_dir / "run").mkdir(mode=0o700, exist_ok=True)
             (self.state_dir / "logs").mkdir(mode=0o700, exist_ok=True)
+            self.lock.open("a").close()  # on a disk that is read-only all of this may be there
         except OSError as error:
             raise OSError(
                 f"{self.state_dir} cannot be the state directory ({error.strerror}); set manager.state_dir to a folder of yours"

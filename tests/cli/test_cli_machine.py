@@ -116,6 +116,18 @@ def test_what_is_no_plain_path_has_a_plain_way(name):
     assert Places(SHORT / name).run.name.startswith("spot-")
 
 
+@pytest.mark.parametrize("command", ["up", "down"])
+def test_a_state_directory_that_takes_no_file_is_told_with_the_remedy(shell, command):
+    """As one on a disk that is mounted read-only, where the folders are there already."""
+    shell.places.make()
+    shell.places.lock.unlink()
+    shell.places.lock.symlink_to("/proc/none")
+    answer = shell(command)
+    assert answer.code == 1
+    assert f"{shell.places.state_dir} cannot be the state directory (No such file" in answer.line
+    assert "set manager.state_dir" in answer.line
+
+
 def test_a_short_way_that_cannot_be_made_is_told_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr("orchestrator.places.SHORT", tmp_path / "none")
     with pytest.raises(OSError, match=r"cannot lead to .*\(No such file.*set manager.state_dir"):
