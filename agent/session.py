@@ -58,7 +58,7 @@ from agent.script.order import Streams, refuse_order
 from agent.script.rehearsal import MOST, Handed, Rehearsal
 from agent.script.seen import Eyes
 from agent.script.within import Within, behind_the_loop
-from agent.source.loops import Caller, looping, names_of
+from agent.source.found import Caller, looping, names_of
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.memory import Arena, copy_bytes
 from agent.store.shares import Gathered

@@ -16,7 +16,7 @@ from agent.owned import guarded
 from agent.pipeline.record import streams_kept
 from agent.script.optimizers import twin_of
 from agent.source import own
-from agent.source.loops import Caller
+from agent.source.found import Caller
 from agent.tensors.device import CPU
 
 STEPS = 4

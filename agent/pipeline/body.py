@@ -48,8 +48,9 @@ from agent.pipeline.scaling import Scaler
 from agent.pipeline.variants import Variant, Variants
 from agent.pipeline.witness import unsaved
 from agent.source import own
+from agent.source.found import MICROBATCH, Caller, find, names_of
 from agent.source.heard import Heard
-from agent.source.loops import GOES_ON, MICROBATCH, Caller, find, names_of, refuse, uncleared
+from agent.source.loops import GOES_ON, refuse, uncleared
 from agent.source.reads import Reads, taken_apart
 from agent.tensors.away import any_away, computable
 from agent.tensors.device import device_of

@@ -15,7 +15,7 @@ from agent.pipeline.examine import Facts
 from agent.pipeline.flat import flatten, is_leaf, shown, unflatten
 from agent.pipeline.record import FIXED
 from agent.pipeline.variants import Variant, Variants, form_of
-from agent.source.loops import Caller, names_of
+from agent.source.found import Caller, names_of
 from agent.source.reads import Reads
 from agent.tensors.device import anywhere
 

@@ -10,7 +10,8 @@ from collections.abc import Iterable, Iterator, Mapping, Sequence
 from types import CodeType
 from typing import Any
 
-from agent.source.loops import Function, names_in, place_of, read_first, uses
+from agent.source.found import Function
+from agent.source.loops import names_in, place_of, read_first, uses
 from agent.source.reads import lying_at
 
 LAST = ast.Break | ast.Return | ast.Raise

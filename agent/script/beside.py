@@ -20,7 +20,8 @@ from agent.errors import Misuse
 from agent.script.alongside import refuse_alongside
 from agent.script.carried import STATE, counted, refuse_carried, timed
 from agent.source import own
-from agent.source.loops import Caller, emptied_in, found_loop
+from agent.source.found import Caller, found_loop
+from agent.source.loops import emptied_in
 from agent.tensors.still import version_of
 
 NAMES_MAX = 10_000

@@ -15,7 +15,7 @@ from typing import Any
 from agent.errors import Misuse
 from agent.script.order import carried_in, counted_in, drawn_along, flowing_into, has
 from agent.source import own
-from agent.source.loops import Caller, found_loop, is_share, names_of
+from agent.source.found import Caller, found_loop, is_share, names_of
 from agent.source.reads import lying_at
 
 DEPTH_MAX = 4

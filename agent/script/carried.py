@@ -16,7 +16,8 @@ import numpy as np
 from agent.errors import Misuse
 from agent.script.behind import left_behind
 from agent.source import own
-from agent.source.loops import Caller, Function, Loop, found_loop, names_in, stored_in, uses
+from agent.source.found import Caller, Function, Loop, found_loop
+from agent.source.loops import names_in, stored_in, uses
 
 STATE = "keep it in something with state_dict and load_state_dict, and give that to Session(...)"
 LEAVE = ast.Break | ast.Continue | ast.Return | ast.Raise

@@ -9,7 +9,8 @@ import torch
 
 from agent.errors import Misuse
 from agent.pipeline.births import Unborn
-from agent.source.loops import Caller, found_loop, is_backward, names_of
+from agent.source.found import Caller, found_loop, names_of
+from agent.source.loops import is_backward
 from agent.source.reads import lying_at
 from agent.tensors.away import is_away
 

@@ -15,8 +15,8 @@ import torch
 from agent.errors import CannotRecord
 from agent.script.carried import clocked, timed
 from agent.source import own
+from agent.source.found import Caller, find, names_of
 from agent.source.heard import Items
-from agent.source.loops import Caller, find, names_of
 from agent.source.reads import Reads
 
 NAMES_MAX = 64

@@ -16,22 +16,17 @@ import torch
 
 from agent.errors import Misuse
 from agent.source import own
-from agent.source.loops import (
+from agent.source.found import (
     Caller,
     Function,
     Loop,
     all_at_once,
     asked_for_in,
-    emptied_in,
     found_loop,
     is_share,
-    names_in,
     names_of,
-    read_behind,
-    read_first,
-    stored_in,
-    uses,
 )
+from agent.source.loops import emptied_in, names_in, read_behind, read_first, stored_in, uses
 from agent.source.reads import lying_at
 
 ELSEWISE = (

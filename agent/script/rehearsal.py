@@ -18,7 +18,8 @@ from torch.utils import _pytree as pytree
 
 from agent.errors import Misuse
 from agent.pipeline.flat import flatten, unflatten
-from agent.source.loops import GOES_ON, Caller, found_loop
+from agent.source.found import Caller, found_loop
+from agent.source.loops import GOES_ON
 from agent.tensors.device import CPU
 from agent.tensors.still import version_of
 from agent.tensors.sums import SumSpace

@@ -15,7 +15,8 @@ from agent.errors import Misuse
 from agent.script.counts import gone_by
 from agent.script.order import ELSEWISE
 from agent.source import own
-from agent.source.loops import Caller, found_loop, stored_in
+from agent.source.found import Caller, found_loop
+from agent.source.loops import stored_in
 
 ITEMS_MAX = 1_000
 NAMES_MAX = 10_000

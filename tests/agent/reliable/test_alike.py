@@ -17,7 +17,7 @@ from agent.protocol import Seen
 from agent.reliable.alike import STEPS_MAX, Alike
 from agent.script.gone_by import GoneBy
 from agent.script.seen import Eyes
-from agent.source.loops import Caller
+from agent.source.found import Caller
 
 LIST = [torch.arange(6.0).view(2, 3), torch.ones(4, 3)]
 

@@ -21,7 +21,7 @@ LOOKS = """
 import sys
 from agent.owned import coupling
 from agent.source import own
-from agent.source.loops import Caller
+from agent.source.found import Caller
 
 def look(frame):
     own.names(frame)
