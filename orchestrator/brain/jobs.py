@@ -308,13 +308,16 @@ def on_completed(state: State, out: list[AnyAction], event: JobCompleted) -> Non
     if job is None or job.ended:
         return
     job.step, job.loss, job.export_uri = max(job.step, event.step), event.loss, event.export_uri
-    finish(
-        state,
-        out,
-        job,
-        "SUCCEEDED",
-        f"all of {plural(event.step, 'step')} committed, loss {loss(event.loss)}",
-    )
+    finish(state, out, job, "SUCCEEDED", _done(job, event))
+
+
+def _done(job: Job, event: JobCompleted) -> str:
+    if 0 < job.steps_total < event.step:
+        return (
+            f"nothing was left to do: what it began from has {plural(event.step, 'step')}, and its script asks for "
+            f"{job.steps_total}"
+        )
+    return f"all of {plural(event.step, 'step')} committed, loss {loss(event.loss)}"
 
 
 def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) -> None:

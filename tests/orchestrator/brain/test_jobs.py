@@ -179,6 +179,17 @@ def test_a_job_runs_from_submission_to_its_last_step(hand: Any) -> None:
     assert h.job.status == "SUCCEEDED"
     assert h.only(out, CloseJob)
     assert {t.machine_id for t in h.only(out, Terminate)} == {le.machine_id for le in h.leases}
+    assert h.job.because == "all of 100 steps committed, loss 1.5000"
+
+
+def test_a_job_that_begins_behind_its_last_step_says_so(hand: Any) -> None:
+    """`submit --from` of a state that has had more steps than the script asks for."""
+    h = hand().running(slots_max=2)
+    h.see(completed(h, step=200))
+    assert h.job.status == "SUCCEEDED"
+    assert h.job.because == (
+        "nothing was left to do: what it began from has 200 steps, and its script asks for 100"
+    )
     h.serve()
     assert not h.state.leases
     words = h.words(h.said)
