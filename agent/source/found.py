@@ -122,34 +122,36 @@ def asked_for_in(caller: Caller, asking: FrameType | None) -> Loop | None:
     return Loop(loop, SHARED, loop, scope, frame.f_code.co_filename)
 
 
+def find(caller: Caller) -> Loop:
+    loop = found_loop(caller)
+    if loop is None:
+        code = caller.frame.f_code
+        line, *_ = list(code.co_positions())[caller.at // 2]
+        raise CannotRecord(
+            f"{Path(code.co_filename).name}:{line}: cutting the model into stages needs a loop that can "
+            "be found in the script's source: `for ... in session.share(...):`"
+        )
+    return loop
+
+
 def found_loop(caller: Caller) -> Loop | None:
     """The loop in the script's source, if it can be found there."""
-    try:
-        return find(caller)
-    except CannotRecord:
-        return None
-
-
-def find(caller: Caller) -> Loop:
     code = caller.frame.f_code
     source = own.source(code.co_filename, caller.frame.f_globals)
     return _found(code, code.co_filename, caller.at, source, caller.rows)
 
 
 @functools.lru_cache(LOOPS_MAX)
-def _found(code: CodeType, file: str, at: int, source: str, rows: frozenset[str]) -> Loop:
-    """Asked for by everyone who looks at the loop."""
-    line, *_ = position = list(code.co_positions())[at // 2]
+def _found(code: CodeType, file: str, at: int, source: str, rows: frozenset[str]) -> Loop | None:
+    """Asked for by everyone who looks at the loop, in every step."""
+    position = list(code.co_positions())[at // 2]
     tree = own.parsed(source)
     for node, scope in _within(tree, tree):
         if isinstance(node, ast.For):
             over = _over(node, scope, position, rows)
             if over is not None:
                 return Loop(node, over, _single(node, over), scope, file)
-    raise CannotRecord(
-        f"{Path(file).name}:{line}: cutting the model into stages needs a loop that can "
-        "be found in the script's source: `for ... in session.share(...):`"
-    )
+    return None
 
 
 def _over(
