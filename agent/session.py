@@ -29,7 +29,7 @@ import weakref
 from collections.abc import Callable, Generator, Iterator, Sequence
 from contextlib import contextmanager
 from functools import partial
-from types import FrameType
+from types import FrameType, TracebackType
 from typing import Any, TypeVar
 
 import msgspec
@@ -58,6 +58,7 @@ from agent.script.order import Streams, refuse_order
 from agent.script.rehearsal import MOST, Handed, Rehearsal
 from agent.script.seen import Eyes
 from agent.script.within import Within, behind_the_loop
+from agent.source import own
 from agent.source.found import Caller, looping, names_of
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.memory import Arena, copy_bytes
@@ -118,6 +119,20 @@ def join(world: World) -> None:
         each.follow(lambda: _sessions[0].holdings if _sessions else None)
 
 
+def _alone() -> Alone:
+    """`python train.py`: what is refused there is told without the frames of ours, as in a job."""
+    before = sys.excepthook
+
+    def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
+        if isinstance(error, Misuse):
+            sys.stderr.write(f"{own.traceback_of(error)}\n")
+        else:
+            before(kind, error, trace)
+
+    sys.excepthook = say
+    return Alone()
+
+
 class Session:
     """One per script. `others` are whatever else must survive: optimizer, schedules, scaler."""
 
@@ -169,7 +184,7 @@ class Session:
         self._total: Sum | None = None
         self._partial = partial_of(self.space, microbatches, deterministic=deterministic)
         self._rehearsal, self._handed = Rehearsal(self.space), Handed()
-        self._world = _world if _world is not None else Alone()
+        self._world = _world if _world is not None else _alone()
         self._facts = Facts(microbatches, 0)
         self.notes: Notes | None = None  # of the step in flight, if somebody asked for its timeline
         self._microbatch = self._backward_calls = 0
@@ -317,7 +332,8 @@ class Session:
         if not hasattr(batches, "__len__") or not hasattr(batches, "__getitem__"):
             raise Misuse(
                 f"session.share(batches): a {type(batches).__name__} cannot be asked for one of its microbatches, "
-                "of which each worker has others: give the microbatches of this step in a list"
+                "of which each worker has others: give the microbatches of this step in a list; of a DataLoader, one over the "
+                "step's part of the data, `list(DataLoader(Subset(data, rows_of(step)), batch_size=B))`"
             )
         if len(batches) != self.microbatches:
             raise Misuse(

@@ -547,8 +547,11 @@ def _bought(new: Sequence[_Row], because: str) -> Iterator[Acquire]:
 def _sentence(f: _Footprint | None) -> str:
     if f is None:
         return NOTHING_FITS
-    machines = f"{f.taken} machine{'s' * (f.taken != 1)}"
-    return (
-        f"{machines} for ${f.usd_per_h:.4f}/h do {f.work_per_s:.4g} work/s, "
-        f"${f.usd_per_work:.4g} per work"
-    )
+    machines, do = ("1 machine", "does") if f.taken == 1 else (f"{f.taken} machines", "do")
+    return f"{machines} for ${f.usd_per_h:.4f}/h {do} {f.work_per_s:.4g} work/s, {_price(f.usd_per_work)}"
+
+
+def _price(usd_per_work: float) -> str:
+    """As money is read: in cents and parts of them, of as much work as costs so much."""
+    much = next((n for n in (1, 1_000, 1_000_000) if usd_per_work * n >= 0.001), 1_000_000_000)
+    return f"${usd_per_work * much:.4f} per {f'{much:,} ' * (much > 1)}work"

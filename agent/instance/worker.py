@@ -13,7 +13,6 @@ import runpy
 import sys
 import tempfile
 import threading
-import traceback
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from pathlib import Path
@@ -171,7 +170,7 @@ def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
     except NotFinite as error:
         return Failed(kind="nan", detail=str(error))
     except Misuse as error:
-        return Failed(kind="refused", detail=own_traceback(error))
+        return Failed(kind="refused", detail=own.traceback_of(error))
     except BaseException as error:
         return _of_script(error)
     return None
@@ -223,7 +222,7 @@ def _of_exit(end: SystemExit, errors: Stream) -> Failed:
 
 
 def _of_script(error: BaseException) -> Failed:
-    said = own_traceback(error)
+    said = own.traceback_of(error)
     apart = any(each.holdings.here is not None for each in session.made())
     if apart and followers.writes_away(error):
         return Failed(kind="refused", detail=f"{said}\n{AWAY}")
@@ -244,24 +243,6 @@ def _as_script(path: Path, argv: tuple[str, ...], streams: tuple[Stream, Stream]
         sys.argv, sys.stdout, sys.stderr = before
         for stream in streams:
             stream.finish()
-
-
-def own_traceback(error: BaseException) -> str:
-    """The traceback as the script's author knows it: without the frames of ours below and between."""
-    whole = traceback.TracebackException.from_exception(error)
-    part: traceback.TracebackException | None = whole
-    seen: set[int] = set()
-    while part is not None and id(part) not in seen:
-        seen.add(id(part))
-        part.stack = traceback.StackSummary.from_list(
-            [
-                frame
-                for frame in part.stack
-                if not frame.filename.startswith((own.OURS, "<frozen runpy>"))
-            ]
-        )
-        part = part.__cause__ or part.__context__
-    return "".join(whole.format()).rstrip()
 
 
 def main() -> int:

@@ -9,6 +9,7 @@ import functools
 import linecache
 import sys
 import sysconfig
+import traceback
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from types import FrameType, FunctionType, ModuleType
@@ -136,6 +137,24 @@ def frames(frame: FrameType) -> Iterator[FrameType]:
     """Where a frame is, and what of the person's own called it."""
     yield frame
     yield from _callers(frame)
+
+
+def traceback_of(error: BaseException) -> str:
+    """The traceback as the script's author knows it: without the frames of ours below and between."""
+    whole = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = whole
+    seen: set[int] = set()
+    while part is not None and id(part) not in seen:
+        seen.add(id(part))
+        part.stack = traceback.StackSummary.from_list(
+            [
+                frame
+                for frame in part.stack
+                if not frame.filename.startswith((OURS, "<frozen runpy>"))
+            ]
+        )
+        part = part.__cause__ or part.__context__
+    return "".join(whole.format()).rstrip()
 
 
 def sources(frame: FrameType) -> dict[str, Mapping[str, object]]:

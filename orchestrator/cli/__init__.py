@@ -22,7 +22,6 @@ from orchestrator.config import ConfigError
 app = typer.Typer(
     name="orchestrator",
     help="Trains PyTorch models on spot machines, at the lowest price for the work.",
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode=None,
     pretty_exceptions_enable=False,
@@ -40,6 +39,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] not in {one.name for one in app.registered_commands}:
         _open_all_rooms()
     try:
+        if not words:
+            app(["--help"], prog_name="orchestrator", standalone_mode=False)
+            return USAGE
         return app(words, prog_name="orchestrator", standalone_mode=False) or 0
     except (CommandError, NotRunning, ConfigError, typer.TyperException) as error:
         return _fail(words, *_line_and_code(error))

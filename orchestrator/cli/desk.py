@@ -16,6 +16,7 @@ import msgspec
 import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
+from rich.text import Text
 
 from orchestrator.client import Client
 from orchestrator.config import FILE_NAME, Config, load
@@ -81,7 +82,12 @@ class Desk:
     def say(self, text: RenderableType) -> None:
         """Something on the way to the answer, for a person only."""
         if not self.json:
-            self.out.print(text)
+            self._print(text)
+
+    def _print(self, text: RenderableType) -> None:
+        """In a file or a pipe a sentence is one line, for those who search in it."""
+        is_piped = not self.out.is_terminal and isinstance(text, str | Text)
+        self.out.print(text, soft_wrap=is_piped)
 
     @contextmanager
     def busy(self, what: str) -> Iterator[Callable[[str], None]]:
@@ -98,7 +104,7 @@ class Desk:
             write_json(value)
             return
         for text in texts:
-            self.out.print(text)
+            self._print(text)
         for number, command in enumerate(then):
             word = "Next:" if number == 0 else "     "
             self.out.print(f"[dim]{word}[/] [bold]{escape(command)}[/]", soft_wrap=True)

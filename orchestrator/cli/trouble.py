@@ -55,11 +55,15 @@ def drill(
             return await cloud.drill(warning_s=warning, nodes=count)
 
     taken = asyncio.run(take())
+    if not taken:
+        raise CommandError(
+            "no spot machine is running, so none was taken; see: orchestrator status"
+        )
     notice = f"with {warning:g} s of notice" if warning else "without notice"
     line = f"{plural(len(taken), 'machine')} taken {notice}: {', '.join(taken)}"
     desk.answer(
         {"warning_s": warning, "machines": taken},
-        Text(line if taken else "no spot machine is running, so none was taken"),
+        Text(line),
         then=("orchestrator events", "orchestrator status --watch"),
     )
 

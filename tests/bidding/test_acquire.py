@@ -32,8 +32,20 @@ def test_the_cheapest_pool_is_filled_to_the_limit():
     """With linear work the cheapest pool is bought up to the slots allowed, and the reason is given."""
     got = decide([offer("a", 0.3), offer("b", 0.2)], [], DEMAND, Limits(), Linear(), 0.0)
     assert [(a.pool.zone, a.count) for a in got.acquire] == [("b", 4)]
-    assert "4 machines" in got.because
+    assert "4 machines for $0.8000/h do " in got.because
     assert got.runner_up
+
+
+def test_the_price_of_work_is_read_as_money():
+    """In cents, of as much work as costs them, and not in powers of ten."""
+    said = [
+        decide([offer("a", price)], [], DEMAND, Limits(), Linear(), 0.0).because
+        for price in (900.0, 0.036)
+    ]
+    assert said == [
+        "4 machines for $3600.0000/h do 4 work/s, $0.2390 per work",
+        "4 machines for $0.1440/h do 4 work/s, $0.0096 per 1,000 work",
+    ]
 
 
 def test_a_reliable_machine_is_never_released():

@@ -217,6 +217,12 @@ def test_the_installed_program_ends_with_the_same_codes(shell):
         assert f"\n  {name} " in helped.out
 
 
+def test_without_a_command_there_is_the_help_as_it_is(shell):
+    helped = shell()
+    assert (helped.code, helped.err) == (2, "")
+    assert helped.out == shell("--help").out
+
+
 def test_every_command_has_a_short_help(shell):
     """A screen at most, and the three options that every command has."""
     listed = shell("--help").out.split("Commands:\n")[1].split("\n\n")[0]

@@ -145,8 +145,17 @@ def test_a_drill_takes_machines_of_the_local_cloud(own_house, until):
     assert taken["machines"]
     until(lambda: set(taken["machines"]) <= set(_held(own_house, "ended")))
     own_house("cancel", job)
-    text = own_house("drill", "--nodes", "1").out
-    assert "machine" in text
+    until(lambda: not _on_the_way(own_house))
+    none = own_house("drill", "--nodes", "1")
+    assert (none.code, none.line) == (
+        1,
+        "no spot machine is running, so none was taken; see: orchestrator status",
+    )
+
+
+def _on_the_way(house):
+    every = house("status", "--json").json["machines"]
+    return [one["id"] for one in every if one["state"] != "ended"]
 
 
 def _held(house, state):

@@ -1,6 +1,9 @@
 """What a script gives to its session is looked at, and what is odd about it is said."""
 
+import subprocess
+import sys
 from collections.abc import Callable
+from pathlib import Path
 
 import pytest
 
@@ -78,3 +81,23 @@ def test_how_many_microbatches_has_to_be_said(
         Misuse, match=r"Session\(model, optimizer, microbatches=M\): say of how many"
     ):
         by_hand(SCRIPT.format(microbatches=microbatches, division=GIVEN))
+
+
+def test_a_refusal_is_told_without_our_frames(tmp_path: Path) -> None:
+    """`python train.py`, as in a job: the line of the script, and the sentence. What the script raises itself is told as ever."""
+    script = tmp_path / "train.py"
+    text = (
+        "import torch\nfrom agent import Session\nmodel = torch.nn.Linear(1, 1)\n"
+        "session = Session(model, microbatches=2)\nfor step in session.steps(1):\n    "
+    )
+    for line, last in (
+        ("session.share(iter([]))", "agent.errors.Misuse: session.share(batches): a list_iterator"),
+        ("for x in session.share([1, 2]): session.backward(1 / 0)", "ZeroDivisionError"),
+    ):
+        script.write_text(text + line + "\n")
+        ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+        said = ran.stderr.splitlines()
+        assert ran.returncode == 1
+        assert said[-1].startswith(last)
+        assert any(line in one for one in said)
+        assert last == "ZeroDivisionError" or "agent/session.py" not in ran.stderr
