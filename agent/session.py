@@ -430,7 +430,8 @@ class Session:
     def _run_body(
         self, step: int, batches: Sequence[Batch], first: int, count: int
     ) -> Iterator[Batch]:
-        refuse = partial(self._refuse_kept, step, self._updates())
+        kept = self._kept
+        refuse = partial(self._refuse_kept, step, kept, [] if kept is None else kept.updates())
         missing = self._partial.missing(first, count)
         for microbatch in self._rehearsal.ahead(missing):
             with self._rehearsal.rehearsing(microbatch, batches[microbatch]) as rehearsed:
@@ -446,16 +447,13 @@ class Session:
             self._partial.add(microbatch, self._microbatch_loss, first, count)
         refuse()
 
-    def _updates(self) -> list[int]:
-        return [] if self._kept is None else self._kept.updates()
-
-    def _refuse_kept(self, step: int, before: list[int]) -> None:
+    def _refuse_kept(self, step: int, kept: Collected | None, before: list[int]) -> None:
         """What has become another in the loop, and is not to."""
         if self._streams is not None:
             self._streams.refuse_draws()
         if self._within is not None:
             self._within.refuse_kept()
-        if self._updates() != before:
+        if kept is not None and kept.updates() != before:
             raise Misuse(
                 f"step {step}: the model or the optimizer was changed in the loop over session.share(...), where "
                 f"every worker has other microbatches; {behind_the_loop(self.objects.values())}"

@@ -95,11 +95,10 @@ class Rehearsal:
 
     def _norms(self) -> list[float]:
         gradients = [each.grad for each in self._space.params.values()]
-        norms = [
-            torch.zeros(()) if each is None or each.is_sparse else torch.linalg.vector_norm(each)
+        return [
+            0.0 if each is None or each.is_sparse else float(torch.linalg.vector_norm(each))
             for each in gradients
         ]
-        return torch.stack([each.detach().to(CPU, torch.float64) for each in norms]).tolist()
 
     @property
     def _near(self) -> float:

@@ -174,6 +174,18 @@ def test_what_is_computed_before_its_turn_leaves_nothing(
     assert said[0] == said[1]
 
 
+def test_nothing_has_to_be_trained(by_hand: Callable[[str], None]) -> None:
+    """A loop may only ask for gradients of its microbatches."""
+    frozen = "model.requires_grad_(False)\ndata = [x.clone().requires_grad_() for x in data]"
+    by_hand(SCRIPT.format(around=frozen, loop=f"for x in session.share(data): {LOSS}"))
+
+
+def test_a_state_that_is_collected_in_the_loop_is_no_change(by_hand: Callable[[str], None]) -> None:
+    """As for a newcomer or a backup, where it had come from others within the step."""
+    loop = f"session._kept = None\n    for x in session.share(data):\n        session.collected()\n        {LOSS}"
+    by_hand(SCRIPT.format(around="", loop=loop))
+
+
 def test_what_was_written_to_is_not_computed_again() -> None:
     """Where others were lost, and the share is another one within the same step."""
     handed, batch = Handed(), {"x": torch.ones(2), "name": "first"}
