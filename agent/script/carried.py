@@ -167,7 +167,7 @@ def _is_set(node: ast.AST) -> TypeGuard[ast.Attribute]:
 
 def _loop_at(frame: FrameType) -> tuple[ast.AST, ast.For | ast.While | None]:
     """The function that the frame is in, and the outermost loop of it that it is in."""
-    tree, found = own.parsed(own.source(frame.f_code.co_filename, frame.f_globals)), None
+    tree, found = own.parsed_of(frame), None
     scope: ast.AST = tree
     for node in _around(tree, frame.f_lineno):
         if isinstance(node, Function):

@@ -98,7 +98,7 @@ def _refuse_at_once(caller: Caller, asking: FrameType | None) -> None:
         ):
             return
         case ast.Assign(targets=[ast.Name(id=name)]) if name not in names_in(
-            own.parsed(own.source(code.co_filename, caller.frame.f_globals)), how=ast.Load
+            own.parsed_of(caller.frame), how=ast.Load
         ):
             return
     raise Misuse(

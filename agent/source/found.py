@@ -68,14 +68,14 @@ def all_at_once(caller: Caller, asking: FrameType | None) -> ast.stmt | None:
     frame = caller.frame
     if _behind_generators(caller, asking) is not frame:
         return None
-    call, now = (list(frame.f_code.co_positions())[at // 2][0] for at in (caller.at, frame.f_lasti))
-    tree = own.parsed(own.source(frame.f_code.co_filename, frame.f_globals))
+    call, now = (_line(frame.f_code, at) for at in (caller.at, frame.f_lasti))
+    tree = own.parsed_of(frame)
     lines = [
         node
         for node in ast.walk(tree)
         if isinstance(node, SIMPLE)
         and any(is_share(each) for each in ast.walk(node))
-        and all(node.lineno <= (line or 0) <= (node.end_lineno or 0) for line in (call, now))
+        and all(node.lineno <= line <= (node.end_lineno or 0) for line in (call, now))
     ]
     return lines[0] if len(lines) == 1 else None
 
@@ -108,8 +108,7 @@ def asked_for_in(caller: Caller, asking: FrameType | None) -> Loop | None:
     frame = _behind_generators(caller, asking)
     if frame is None or own.is_library(frame.f_code.co_filename):
         return None
-    line = list(frame.f_code.co_positions())[frame.f_lasti // 2][0] or 0
-    tree = own.parsed(own.source(frame.f_code.co_filename, frame.f_globals))
+    line, tree = _line(frame.f_code, frame.f_lasti), own.parsed_of(frame)
     around = [
         (node, scope)
         for node, scope in _within(tree, tree)
@@ -126,9 +125,8 @@ def find(caller: Caller) -> Loop:
     loop = found_loop(caller)
     if loop is None:
         code = caller.frame.f_code
-        line, *_ = list(code.co_positions())[caller.at // 2]
         raise CannotRecord(
-            f"{Path(code.co_filename).name}:{line}: cutting the model into stages needs a loop that can "
+            f"{Path(code.co_filename).name}:{_line(code, caller.at)}: cutting the model into stages needs a loop that can "
             "be found in the script's source: `for ... in session.share(...):`"
         )
     return loop
@@ -144,8 +142,7 @@ def found_loop(caller: Caller) -> Loop | None:
 @functools.lru_cache(LOOPS_MAX)
 def _found(code: CodeType, file: str, at: int, source: str, rows: frozenset[str]) -> Loop | None:
     """Asked for by everyone who looks at the loop, in every step."""
-    position = list(code.co_positions())[at // 2]
-    tree = own.parsed(source)
+    position, tree = _instruction(code, at), own.parsed(source)
     for node, scope in _within(tree, tree):
         if isinstance(node, ast.For):
             over = _over(node, scope, position, rows)
@@ -167,6 +164,15 @@ def _over(
         return None
     followed = _followed(loop.iter, scope, rows, NAMES_MAX)
     return followed if any(each is SHARED for each in ast.walk(followed)) else None
+
+
+def _instruction(code: CodeType, at: int) -> Position:
+    """Where it stands in the source."""
+    return list(code.co_positions())[at // 2]
+
+
+def _line(code: CodeType, at: int) -> int:
+    return _instruction(code, at)[0] or 0
 
 
 def _position(node: ast.For | ast.expr) -> Position:

@@ -116,6 +116,11 @@ def parsed(source: str) -> ast.Module:
         return ast.Module(body=[], type_ignores=[])
 
 
+def parsed_of(frame: FrameType) -> ast.Module:
+    """The file that it runs."""
+    return parsed(source(frame.f_code.co_filename, frame.f_globals))
+
+
 def definition(function: FunctionType) -> ast.FunctionDef | None:
     """Where it is defined, if that is to be found. Code begins with the first decorator."""
     code = function.__code__

@@ -19,7 +19,7 @@ WORD = 8  # bytes are added in words
 
 def version_of(tensor: torch.Tensor) -> int:
     """Another one when somebody has written to it. What was made in inference mode counts nothing."""
-    return int(sum_of(tensor)) if tensor.is_inference() else tensor._version
+    return int(_sum(tensor)) if tensor.is_inference() else tensor._version
 
 
 class Still:
@@ -67,13 +67,13 @@ class Still:
         )
 
     def _marks(self) -> dict[str, int]:
-        found = {name: sum_of(each) for name, each in self._tensors.items() if not is_away(each)}
+        found = {name: _sum(each) for name, each in self._tensors.items() if not is_away(each)}
         return (
             dict(zip(found, torch.stack([*found.values()]).tolist(), strict=True)) if found else {}
         )
 
 
-def sum_of(tensor: torch.Tensor) -> torch.Tensor:
+def _sum(tensor: torch.Tensor) -> torch.Tensor:
     """Of its words."""
     raw = in_a_row(tensor)
     if raw.storage_offset() % WORD:

@@ -39,16 +39,14 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] not in {one.name for one in app.registered_commands}:
         _open_all_rooms()
     try:
-        if not words:
-            app(["--help"], prog_name="orchestrator", standalone_mode=False)
-            return USAGE
-        return app(words, prog_name="orchestrator", standalone_mode=False) or 0
+        code = app(words or ["--help"], prog_name="orchestrator", standalone_mode=False) or 0
     except (CommandError, NotRunning, ConfigError, typer.TyperException) as error:
         return _fail(words, *_line_and_code(error))
     except (redis.RedisError, CloudError, OSError) as error:
         return _fail(words, *_line_and_code(error))
     except KeyboardInterrupt:
         return INTERRUPTED
+    return code if words else USAGE
 
 
 @cache
