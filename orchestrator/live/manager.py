@@ -16,11 +16,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import msgspec
+import numpy as np
 import redis
 
 from bidding.acquire import decide
 from bidding.compiled import CACHE as BIDDING_CODE
 from bidding.compiled import forget_old
+from bidding.history import Series
 from bidding.model import Demand, Limits, Offer
 from cloud.clock import CLOCK
 from cloud.model import InstanceType, Pool
@@ -32,7 +34,7 @@ from orchestrator.events import ManagerStarted
 from orchestrator.house.redis_server import connect
 from orchestrator.journal import RedisJournal
 from orchestrator.live.actors import Order
-from orchestrator.live.quotes import QuoteStore
+from orchestrator.live.quotes import LEAST_S, QuoteStore, odds_of
 from orchestrator.live.world import LiveWorld
 from orchestrator.loop import resume, run
 from orchestrator.morph.compiled import CACHE as MORPH_CODE
@@ -164,6 +166,7 @@ def rehearse() -> None:
     speed = SlotSpeed(types={"none": kind}, slots_max=4)
     decide([offer], [], demand, Limits(), speed, 0.0)
     layouts.rehearse()
+    odds_of(Series(at_s=np.array([0.0, 1.0]), value=np.ones(2)), at_s=2 * LEAST_S)
     for cache in (BIDDING_CODE, MORPH_CODE):
         forget_old(cache)
 
