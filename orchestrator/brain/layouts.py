@@ -20,7 +20,7 @@ from agent.layout import Layout, Replica
 from agent.messages import UNRECORDED
 from agent.profile import Link, Network, Profile, Section
 from agent.schedule import Schedule
-from orchestrator.morph import book, drift, gantt, mixed, partition, schedules, transition
+from orchestrator.morph import book, drift, engine, gantt, mixed, partition, schedules, transition
 from orchestrator.morph.compiled import Flags
 from orchestrator.morph.errors import DoesNotFit, MorphError
 from orchestrator.morph.formations import Chain, shared_by_pace
@@ -278,7 +278,7 @@ def rehearse() -> None:
     for some in (seats[:2], seats):
         choose(Question(microbatches=4, seats=tuple(some), workers_max=4, profile=profile))
     for schedule in SEARCHED:
-        schedules.pack(schedule, 2, 2)
+        engine.peaks(schedules.pack(schedule, 2, 2), 2)
     partition.evened(np.array([0.0, 1.0, 2.0]), np.array([0, 1]), 2)
 
 

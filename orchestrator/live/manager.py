@@ -23,7 +23,7 @@ from bidding.acquire import decide
 from bidding.compiled import CACHE as BIDDING_CODE
 from bidding.compiled import forget_old
 from bidding.history import Series
-from bidding.model import Demand, Limits, Offer
+from bidding.model import Demand, Holding, Limits, Offer
 from cloud.clock import CLOCK
 from cloud.model import InstanceType, Pool
 from cloud.provider import Provider
@@ -159,12 +159,20 @@ async def _names(store: "redis.asyncio.Redis", key: str) -> list[str]:
 def rehearse() -> None:
     """Decisions about nothing real: their arithmetic is compiled, or loaded, before anyone waits for it."""
     kind = InstanceType(name="none", cloud="none", slots=1, memory_bytes=1, on_demand_usd_per_h=1.0)
-    offer = Offer(
-        pool=Pool("none", "none", "none", "none"), type=kind, market="spot", price_usd_per_h=0.1
+    pool = Pool("none", "none", "none", "none")
+    offer = Offer(pool=pool, type=kind, market="spot", price_usd_per_h=0.1)
+    held = Holding(
+        lease="none",
+        pool=pool,
+        type=kind,
+        market="spot",
+        price_usd_per_h=0.1,
+        bid_usd_per_h=None,
+        started_at_s=0.0,
     )
     demand = Demand(work_left=1.0, start_s=1.0, morph_s=1.0, recovery_s=1.0)
     speed = SlotSpeed(types={"none": kind}, slots_max=4)
-    decide([offer], [], demand, Limits(), speed, 0.0)
+    decide([offer], [held], demand, Limits(), speed, 0.0)
     layouts.rehearse()
     odds_of(Series(at_s=np.array([0.0, 1.0]), value=np.ones(2)), at_s=2 * LEAST_S)
     for cache in (BIDDING_CODE, MORPH_CODE):
