@@ -248,7 +248,7 @@ def carried_in(loop: ast.For, wanted: set[str]) -> ast.Name | None:
 
 
 def counted_in(target: ast.expr, over: ast.expr) -> Iterator[str]:
-    """What `enumerate` gives for a microbatch."""
+    """What `enumerate` gives for a microbatch; `tqdm(enumerate(...))` gives it too."""
     match over, target:
         case (
             ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]),
@@ -256,15 +256,23 @@ def counted_in(target: ast.expr, over: ast.expr) -> Iterator[str]:
         ):
             yield name
             yield from counted_in(rest, inner)
+        case ast.Call(func=ast.Name(id="zip" | "map")), _:
+            return
+        case ast.Call(args=[inner]), _ if not is_share(over):
+            yield from counted_in(target, inner)
 
 
 def drawn_along(
     target: ast.expr, over: ast.expr, is_theirs: Callable[[ast.AST], bool]
 ) -> Iterator[str]:
-    """What `zip` gives beside a microbatch, which comes from what `is_theirs`; of `map`, whatever comes of both."""
+    """What `zip` gives beside a microbatch, which comes from what `is_theirs`; of `map`, whatever comes of both.
+    `tqdm(zip(...))` gives it too."""
     match over:
         case ast.Call(func=ast.Name(id="map"), args=[_, *args]):
-            if not all(_is_constant(arg) or has(arg, is_theirs) for arg in args):
+            inside = any(
+                any(drawn_along(ast.Name("_", ast.Store()), arg, is_theirs)) for arg in args
+            )
+            if inside or not all(_is_constant(arg) or has(arg, is_theirs) for arg in args):
                 yield from names_in(target, how=ast.Store)
         case ast.Call(func=ast.Name(id="enumerate"), args=[inner, *_]):
             rest = target.elts[-1] if isinstance(target, ast.Tuple | ast.List) else target
@@ -281,6 +289,8 @@ def drawn_along(
                     yield from drawn_along(part, arg, is_theirs)
                 elif not _is_constant(arg):
                     yield from names_in(part, how=ast.Store)
+        case ast.Call(args=[inner]) if not is_theirs(over) and has(inner, is_theirs):
+            yield from drawn_along(target, inner, is_theirs)
 
 
 def has(node: ast.AST, is_theirs: Callable[[ast.AST], bool]) -> bool:

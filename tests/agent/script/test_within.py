@@ -366,6 +366,10 @@ def test_a_generator_between_the_share_and_the_loop_counts_nothing(
         ("x, y in zip(session.share(data), [1.0, 2.0])", "y"),
         ("y, (x, z) in zip([1.0, 2.0], zip(session.share(data), 'ab'))", "y"),
         ("i, (x, y) in enumerate(zip(session.share(data), [1.0, 2.0]))", "y"),
+        ("x, y in shown(zip(session.share(data), [1.0, 2.0]))", "y"),
+        ("i, (x, y) in enumerate(shown(zip(session.share(data), [1.0, 2.0])))", "y"),
+        ("x, y in map(tuple, zip(session.share(data), [1.0, 2.0]))", "x"),
+        ("x, z in shown(zip(session.share(data), 'ab'))", ""),
         ("x, z in zip(session.share(data), 'ab')", ""),
         ("x, y in zip(session.share(data), itertools.repeat(2.0))", ""),
         ("x, y in map(lambda a, b: (a, b), session.share(data), [1.0, 2.0])", "x"),
@@ -377,7 +381,7 @@ def test_what_is_drawn_along_with_microbatches_is_refused(
     """Every worker would have it from its beginning; what does not go into the loss may be drawn."""
     loss = "session.backward(y * model(x).mean())" if name else LOSS
     script = filled(loss, "", "").replace("x in session.share(data)", loop)
-    script = "import itertools\n" + script
+    script = "import itertools\ndef shown(rows):\n    return iter(rows)\n" + script
     if not name:
         by_hand(script)
         return
@@ -409,12 +413,17 @@ OF_ONE_WORKER = {
         "        loss = trained(x)\n    print(loss)",
         "train.py:56: `loss` is set in the loop",
     ),
+    "a count behind another": (
+        "for i, x in iter(enumerate(session.share(data))): session.backward(i * model(x).mean())",
+        "train.py:53: `i` goes into the loss",
+    ),
     "a count under a name": (
         "rows = enumerate(session.share(data))\n    for i, x in rows: session.backward(i * model(x).mean())",
         "train.py:54: `i` goes into the loss",
     ),
 }
 OF_ALL = {
+    "a number of its own": "for i, x in iter(session.share([*enumerate([data[0], data[1]])])): session.backward(i * model(x).mean())",
     "what is dropped": "collections.deque((trained(x) for x in session.share(data)), maxlen=0)",
     "a comprehension of nothing": "_ = [trained(x) for x in session.share(data)]",
     "a function": "train(session.share(data))",
