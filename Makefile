@@ -36,7 +36,7 @@ $(READY): pyproject.toml
 	@command -v $(PYTHON) >/dev/null || { echo "python3 was not found. Install Python 3.11 or newer, then run make again."; exit 1; }
 	@$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11))' || { echo "Python 3.11 or newer is needed; $(PYTHON) is older. Use: make PYTHON=/path/to/python3.11"; exit 1; }
 	@$(PYTHON) -m venv $(VENV) || { echo "Python cannot make virtual environments here. On Debian or Ubuntu: apt install python3-venv"; exit 1; }
-	@echo "Installing into $(VENV) (about a minute; torch is large) ..."
+	@echo "Installing into $(VENV) (two minutes or so; torch is large) ..."
 	@$(BIN)/python -m pip install --quiet --disable-pip-version-check -e '.[dev]'
 	@$(BIN)/python -c 'from orchestrator.live.manager import rehearse; rehearse()'
 	@touch $@

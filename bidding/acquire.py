@@ -529,7 +529,7 @@ def _difference(
             if not h.reliable and not h.noticed and h.lease not in kept
         ),
         because=because,
-        runner_up=_sentence(runner_up) if runner_up else "nothing else was possible",
+        runner_up=_other(best, runner_up),
         cost_usd_per_work=best.usd_per_work if best else None,
     )
 
@@ -549,6 +549,18 @@ def _sentence(f: _Footprint | None) -> str:
         return NOTHING_FITS
     machines, do = ("1 machine", "does") if f.taken == 1 else (f"{f.taken} machines", "do")
     return f"{machines} for ${f.usd_per_h:.4f}/h {do} {f.work_per_s:.4g} work/s, {_price(f.usd_per_work)}"
+
+
+def _other(best: _Footprint | None, other: _Footprint | None) -> str:
+    """The runner-up; one that is no dearer would make people wonder, so what speaks against it is said."""
+    if other is None:
+        return "nothing else was possible"
+    said = _sentence(other)
+    if best is None or other.work_per_s >= best.work_per_s:
+        return said
+    if _price(other.usd_per_work) == _price(best.usd_per_work):
+        return f"{said}: as cheap, but slower"
+    return f"{said}: cheaper, but slower" if other.usd_per_work < best.usd_per_work else said
 
 
 def _price(usd_per_work: float) -> str:

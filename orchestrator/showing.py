@@ -65,7 +65,7 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         preemptions=job.preemptions,
         failures=job.failures,
         steps_lost=job.steps_lost,
-        machines=len(job.leases),
+        machines=sum(bool(state.leases[token].prices) for token in job.leases),
         spent_usd=spent,
         committed_usd=ledger.committed_usd(account, at_s),
         budget_usd=account.cap_usd,

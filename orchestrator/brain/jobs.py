@@ -40,6 +40,7 @@ REWINDS_KEPT = 8
 CHEAPER = 0.03  # a machine that is still starting may be, and one that is there is the better one all the same
 FATAL_KINDS = ("nan", "no_session", "refused")  # trying again would only repeat them
 
+TURN = "its turn has come"  # said until a layout begins
 GONE = (
     "a checkpoint of step {} was stored, and now all are gone or damaged: put its folder in checkpoints/ back, then "
     "resume; if there is none to put back, resume begins at step 0"
@@ -188,7 +189,7 @@ def admit(state: State, out: list[AnyAction]) -> None:
         if taken and taken + job.spec.slots_max > state.settings.machines_max:
             return
         taken += job.spec.slots_max
-        move_job(state, out, job, "PROVISIONING", f"its turn has come: {_to_buy(job)}")
+        move_job(state, out, job, "PROVISIONING", f"{TURN}: {_to_buy(job)}")
         out.append(OpenJob(order=order_of(job), because=f"{job.id} may start"))
         job.progress_at_s = state.now_s
         set_alarm(state, state.now_s + pacing.stall_s(state, job), "stall", job.id)
@@ -198,10 +199,7 @@ def admit(state: State, out: list[AnyAction]) -> None:
 def _to_buy(job: Job) -> str:
     if job.microbatches or job.spec.slots_max == 1:
         return "machines are bought for it"
-    return (
-        f"machines for {plural(job.spec.slots_max, 'slot')} are bought; with its first worker it is known "
-        "how many of them have anything to compute"
-    )
+    return f"machines for {plural(job.spec.slots_max, 'slot')} are bought; its first worker tells how many it can use"
 
 
 def order_of(job: Job) -> JobOrder:

@@ -14,7 +14,7 @@ import msgspec
 
 from agent.layout import Layout
 from agent.messages import JobProfiled, Paced, Progress
-from agent.profile import Link, Profile
+from agent.profile import Link, Network, Profile
 from cloud.model import InstanceType
 from orchestrator.actions import AnyAction
 from orchestrator.brain import forecast, layouts
@@ -34,7 +34,7 @@ def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
     job = state.jobs.get(event.job)
     if job is None or job.ended:
         return
-    profile, before = event.profile, job.profile
+    profile, before, told = event.profile, job.profile, job.told
     worker = state.workers.get(event.worker)
     if before is not None and profile.key and profile.key == before.key:
         # Compared with what was told: what layouts reckon with may be scaled to what was seen since.
@@ -48,7 +48,7 @@ def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
         believe(job, profile, None if worker is None else state.leases[worker.token].type)
     assert job.profile is not None
     job.watch = drift.Watch()
-    note(out, job.id, _measured(job.profile, before, event.worker))
+    note(out, job.id, _measured(job.profile, before, told, event.worker))
     newcomer(state, job)
 
 
@@ -68,20 +68,22 @@ def believe(job: Job, profile: Profile, kind: InstanceType | None) -> None:
         job.profile = msgspec.structs.replace(profile, memory_bytes=seen_bytes)
 
 
-def _measured(profile: Profile, before: Profile | None, worker: str) -> str:
+def _measured(profile: Profile, before: Profile | None, told: Network | None, worker: str) -> str:
+    """What is new of it: a link that was told before is not told again."""
     network, seen = profile.network, profile.network_from
+    same = before is not None and before.key == profile.key
+    known = told if same else None
+    links = []
+    if seen in ("between", "measured") and (known is None or network.inter != known.inter):
+        links.append(f"{_link(network.inter)} between machines")
+    if seen in ("within", "measured") and (known is None or network.intra != known.intra):
+        links.append(f"{_link(network.intra)} within one")
     said = f"measured by {worker}: {plural(len(profile.sections), 'section')}"
-    if before is not None:
-        said = (
-            f"the network was measured by {worker}"
-            if before.key == profile.key
-            else f"again {said}"
-        )
-    if seen in ("between", "measured"):
-        said += f", {_link(network.inter)} between machines"
-    if seen in ("within", "measured"):
-        said += f", {_link(network.intra)} within one"
-    return said
+    if same:
+        said = f"the network was measured by {worker}"
+    elif before is not None:
+        said = f"again {said}"
+    return ", ".join([said, *links])
 
 
 def _link(link: Link) -> str:

@@ -23,6 +23,7 @@ from orchestrator.wording import clock, duration, pause, plural, usd
 if TYPE_CHECKING:
     from bidding.model import Purchase
     from orchestrator.cli.planning import Considered, Foreseen, Work
+    from orchestrator.config import Config
 
 
 def add(app: typer.Typer) -> None:
@@ -139,11 +140,16 @@ def _look_ahead(desk: Desk, asked: _Ahead) -> None:
         Text(f"prices from {sold.source}", style="dim"),
         _offers(rows),
         *_verdict(purchase, work, cost, finish_s),
-        *(() if least is None else (Text(f"a budget has to be {least.because}", style="dim"),)),
+        *(() if least is None or not _capped(config, asked.spec) else (Text(f"a budget has to be {least.because}", style="dim"),)),
         *(_layouts(seen) if seen is not None else (Text(f"layout: {_unmeasured(script, running=client is not None)}", style="dim"),)),
         *(() if gantt is None else (Text(f"the predicted step: {gantt}"),)),
         then=(_submission(script, asked.words, argv),),
     )  # fmt: skip
+
+
+def _capped(config: "Config", spec: JobSpec) -> bool:
+    """How small a budget may be is for whoever has one."""
+    return spec.budget_usd is not None or config.budget.total_usd is not None
 
 
 def _submission(script: Path, words: Sequence[str], argv: Sequence[str]) -> str:

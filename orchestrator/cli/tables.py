@@ -105,7 +105,8 @@ def sentence(said: Sentence) -> Text:
 
 
 def held(view: View) -> int:
-    return sum(one.ended_at_s is None for one in view.machines)
+    """Those that cost something: a launch that has no machine yet costs nothing."""
+    return sum(one.ended_at_s is None and one.state != "intended" for one in view.machines)
 
 
 def stacked(*parts: RenderableType) -> Group:

@@ -9,7 +9,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from bidding import core
-from bidding.acquire import decide
+from bidding.acquire import _Footprint, _other, decide
 from bidding.errors import ConstraintError
 from bidding.model import Bid, Climate, Demand, Holding, Limits, Offer
 from cloud.model import InstanceType, Pool
@@ -471,3 +471,14 @@ def test_any_market_under_any_limits(on_offer, held, limits, left, at_s, rng):
     assert usd_per_h <= (math.inf if limits.usd_per_h_max is None else limits.usd_per_h_max + 1e-9)
     if limits.budget_left_usd is not None and usd_per_h > 0:
         assert usd_per_h * 120 / H <= limits.budget_left_usd + 1e-9
+
+
+def test_a_runner_up_that_is_no_dearer_says_what_speaks_against_it():
+    """The same price twice, or a lower one behind "next best", would look like a mistake."""
+    chosen = _Footprint(taken=2, usd_per_h=0.114, work_per_s=4.0, usd_per_work=7.9e-6)
+    one = msgspec.structs.replace(chosen, taken=1, usd_per_h=0.057, work_per_s=2.0)
+    assert _other(chosen, one).endswith("per 1,000 work: as cheap, but slower")
+    cheap = msgspec.structs.replace(one, usd_per_work=7.0e-6)
+    assert _other(chosen, cheap).endswith("per 1,000 work: cheaper, but slower")
+    dear = msgspec.structs.replace(one, usd_per_work=9.0e-6)
+    assert _other(chosen, dear).endswith("per 1,000 work")

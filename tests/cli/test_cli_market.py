@@ -75,7 +75,8 @@ def test_a_plan_expects_what_its_machines_cost_while_they_start_and_work(shell, 
         assert one["expected_cost_usd"] >= held * 0.999
     assert answer["budget_least_usd"] > 0
     least = f"a budget has to be ${answer['budget_least_usd']:.4f} at least: "
-    assert least in shell(*work).out.replace("\n", " ")
+    assert least in shell(*work, "--budget", "1").out.replace("\n", " ")
+    assert "a budget has to be" not in shell(*work).out  # nobody asked
 
 
 def test_a_plan_shows_what_would_be_bid(shell):

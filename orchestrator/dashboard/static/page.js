@@ -107,7 +107,7 @@ function costs({ cost, machines }) {
       el("div", { class: "name" }, name),
       el("div", { class: "value" }, value),
       el("div", { class: "more" }, more));
-  const held = machines.filter((m) => m.ended_at_s === null).length;
+  const held = machines.filter((m) => m.ended_at_s === null && m.state !== "intended").length;
   const budget = cost.budget_usd;
   const spent = budget === null ? "no limit set" : `of ${usd(budget)}`;
   const share = cost.on_demand_usd > 0 ? `${Math.round((100 * cost.saved_usd) / cost.on_demand_usd)} % less than on demand` : "";
@@ -213,7 +213,9 @@ function machineTable(view, list) {
 function machines(view) {
   const live = view.machines.filter((one) => one.ended_at_s === null);
   const ended = view.machines.filter((one) => one.ended_at_s !== null).sort((a, b) => b.ended_at_s - a.ended_at_s);
-  $("machines-count").textContent = live.length ? `${count(live.length)} held` : "";
+  const coming = live.filter((one) => one.state === "intended").length;
+  const held = live.length - coming;
+  $("machines-count").textContent = [held ? `${count(held)} held` : "", coming ? `${count(coming)} being bought` : ""].filter(Boolean).join(", ");
   const parts = [live.length ? machineTable(view, live) : el("div", { class: "empty" }, "None is held, so nothing is charged.")];
   if (ended.length) {
     const open = $("machines").querySelector("details")?.open ?? false;

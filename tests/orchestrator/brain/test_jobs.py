@@ -946,7 +946,7 @@ def test_a_job_whose_script_ran_before_buys_no_more_slots_than_it_has_microbatch
 ) -> None:
     """The first does not know how many there are, and says so; the second of the same script does."""
     h = hand(machines_max=64).running(slots_max=12)
-    assert "machines for 12 slots are bought; with its first worker" in h.words(h.said)
+    assert "machines for 12 slots are bought; its first worker tells" in h.words(h.said)
     assert sum(lease.type.slots for lease in h.leases) >= 8  # of microbatches
     h.see(completed(h))
     h.serve()

@@ -9,6 +9,7 @@ import pytest
 from orchestrator.actions import Launch, ListMachines, Note, StartWorker, StopWorker, Terminate
 from orchestrator.brain.decide import decide
 from orchestrator.brain.ledger import committed_usd, on_demand_usd, spent_usd
+from orchestrator.cli import tables
 from orchestrator.events import JobCancelled, Launched, ListFailed, Tick
 from orchestrator.showing import view_of
 from orchestrator.state import IllegalTransition, move_lease
@@ -30,6 +31,33 @@ def test_the_intent_is_an_action_with_a_token_price_and_reason(hand: Any) -> Non
         assert "next best" in launch.because
     bought = next(s for s in h.state.sentences if s.what.startswith("buy "))
     assert bought.what in {"buy small in east-a (spot)", "buy large in east-a (spot)"}
+
+
+def test_machines_are_counted_as_long_as_they_cost_something(hand: Any) -> None:
+    """The number of machines stands beside their price per hour: what is only intended is in neither."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    view = view_of(h.state, h.at_s)
+    assert (view.jobs[0].machines, tables.held(view), view.cost.now_usd_per_h) == (0, 0, 0.0)
+    h.launched(launch)
+    view = view_of(h.state, h.at_s)
+    assert (view.jobs[0].machines, tables.held(view)) == (1, 1)
+    assert view.cost.now_usd_per_h > 0
+
+
+def test_a_job_that_begins_its_first_step_does_not_say_any_more_that_it_waits(hand: Any) -> None:
+    """What was said at its turn is stale once workers stand in a layout."""
+    h = hand()
+    h.start()
+    h.submit(slots_max=1)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    assert h.job.because == "its turn has come: machines are bought for it"
+    (start,) = h.only(h.joined(h.launched(launch)), StartWorker)
+    h.ready(start)
+    h.wait(2.0)
+    assert (h.job.status, h.job.because) == ("PROVISIONING", "layout 1x1 begins its first step")
 
 
 def test_a_machine_whose_launch_was_not_answered_is_adopted_from_the_list(hand: Any) -> None:

@@ -222,6 +222,11 @@ def test_a_measured_network_takes_the_place_of_the_assumed_and_times_stay_refitt
     assert h.job.profile.sections == refitted
     assert "the network was measured by w0, 0.2 GB/s after 100 us between" in h.words(out)
     assert h.profiled(again) == []
+    within = msgspec.structs.replace(network, intra=slow)
+    both = msgspec.structs.replace(measured, network=within, network_from="measured")
+    words = h.words(h.profiled(both))
+    assert "the network was measured by w0, 0.2 GB/s after 100 us within one" in words
+    assert "between machines" not in words  # that was told before
 
 
 def test_a_ring_that_is_slower_than_measured_is_told_from_machines_that_are(
