@@ -525,7 +525,7 @@ def _sentence(asked: Question, plan: Plan | None, shape: tuple[int, int]) -> str
     width, depth = shape
     said = f"{depth}x{width} on {plural(len(asked.seats), 'worker')}"
     if plan is not None:
-        said += f": {pause(plan.step_s)} a step; {_next_best(plan)}"
+        said += f": predicted {pause(plan.step_s)} a step; {_next_best(plan)}"
         if plan.owned:
             said += "; each keeps its own stages only, since the whole state does not fit"
     elif depth > 1 and asked.training_bytes:

@@ -254,7 +254,7 @@ def _layouts(seen: "Foreseen | str") -> "list[Text | Table]":
     if isinstance(seen, str):
         return [Text(f"layout: none: {seen}", style="yellow")]
     return [
-        Text(f"layout: {seen.choice.because} (predicted from what {seen.known_from} measured)"),
+        Text(f"layout: {seen.choice.because} (from what {seen.known_from} measured)"),
         comparison(seen.compared),
     ]
 

@@ -84,6 +84,8 @@ def replay(
     from orchestrator.replay import replay as run
     from orchestrator.world import Diverged
 
+    if file is not None and not file.exists():
+        raise CommandError(f"{file}: no such file", USAGE)
     try:
         if file is not None:
             state, entries = read_incident(file)

@@ -74,7 +74,7 @@ MISTAKES = {
     "a month without days": (("simulate", "--days", "0"), 2, "--days 0: above 0"),
     "a journal that cannot be written": (("simulate", "--days", "0.01", "--journal", "folder"), 1, "folder"),
     "a journal that is none": (("replay", "ok.py"), 2, "ok.py:1: not a journal entry"),
-    "a journal that is not there": (("replay", "none.jsonl"), 1, "none.jsonl"),
+    "a journal that is not there": (("replay", "none.jsonl"), 2, "none.jsonl: no such file"),
     "no journal": (("replay",), 3, "nothing is running in "),
     "a billing rule that is not there": (("backtest", "--billing", "free"), 2, "--billing 'free' is not one of"),
     "a strategy that is not there": (("backtest", "--strategy", "luck"), 2, "--strategy 'luck' is not one of"),

@@ -115,7 +115,7 @@ def test_a_plan_of_a_measured_script_shows_its_layouts_and_draws_the_step(housed
     profile = msgspec.json.encode(measured(memory=700.0))  # four times 400 do not fit into one
     housed.client()._redis.set(f"orch:job:profile:{job}", profile)
     text = housed("plan", "deep.py").out
-    assert f"(predicted from what {job} measured)" in text
+    assert f"(from what {job} measured)" in text
     assert "slower" in text
     answer = housed("plan", "deep.py", "--gantt", "step.svg", "--json")
     assert (answer.code, answer.err) == (0, "")

@@ -79,6 +79,7 @@ def test_with_a_profile_the_book_decides_and_names_the_next_best(profile: Any) -
     task = layouts.task_of(measured, 8, None, 4, 1)
     assert found.plan == book.book(measured, task, 6).at(6)
     assert found.because.startswith(f"{found.plan.describe()} on 6 workers: ")
+    assert ": predicted " in found.because
     assert "ms a step; next best" in found.because
 
 
