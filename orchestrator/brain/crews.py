@@ -271,7 +271,7 @@ def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choi
     job.serving = serving if when == "now" else job.serving | serving
     job.urgent = False
     job.progress_at_s = state.now_s
-    if job.status == "PROVISIONING" and job.because.startswith(jobs.TURN):
+    if job.status == "PROVISIONING":
         job.because = f"layout {job.layout.describe()} begins its first step"
     out.append(Regroup(job=job.id, layout=job.layout, when=when, because=because))
     pacing.laid_out(state, out, job, choice.left_out)

@@ -40,7 +40,6 @@ REWINDS_KEPT = 8
 CHEAPER = 0.03  # a machine that is still starting may be, and one that is there is the better one all the same
 FATAL_KINDS = ("nan", "no_session", "refused")  # trying again would only repeat them
 
-TURN = "its turn has come"  # said until a layout begins
 GONE = (
     "a checkpoint of step {} was stored, and now all are gone or damaged: put its folder in checkpoints/ back, then "
     "resume; if there is none to put back, resume begins at step 0"
@@ -189,7 +188,7 @@ def admit(state: State, out: list[AnyAction]) -> None:
         if taken and taken + job.spec.slots_max > state.settings.machines_max:
             return
         taken += job.spec.slots_max
-        move_job(state, out, job, "PROVISIONING", f"{TURN}: {_to_buy(job)}")
+        move_job(state, out, job, "PROVISIONING", f"its turn has come: {_to_buy(job)}")
         out.append(OpenJob(order=order_of(job), because=f"{job.id} may start"))
         job.progress_at_s = state.now_s
         set_alarm(state, state.now_s + pacing.stall_s(state, job), "stall", job.id)
@@ -396,7 +395,8 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
     if state.stopping:
         note(out, job.id, "not resumed: the manager is shutting down")
         return
-    job.failures, job.preemptions, job.stalls, job.worn, job.unread = 0, 0, 0, 0, ""
+    job.failures, job.stalls, job.worn, job.unread = 0, 0, 0, ""
+    job.forgiven = job.preemptions
     job.failed_at_s, job.failed_step, job.ended_at_s = -1.0, -1, None
     job.unstored_at_s = None
     move_job(state, out, job, "PENDING", f"resumed by {event.by} from step {job.step}")

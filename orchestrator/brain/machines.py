@@ -119,9 +119,10 @@ def lose(state: State, out: list[AnyAction], lease: Lease, at_s: float, because:
 
 def _count_preemption(state: State, out: list[AnyAction], job: Job) -> None:
     job.preemptions += 1
-    most = job.spec.max_preemptions
-    if most is not None and job.preemptions > most:
-        why = f"{job.preemptions} machines were taken away and max_preemptions is {most}"
+    most, found = job.spec.max_preemptions, job.preemptions - job.forgiven
+    if most is not None and found > most:
+        were = "was" if found == 1 else "were"
+        why = f"{plural(found, 'machine')} {were} taken away and max_preemptions is {most}"
         jobs.finish(state, out, job, "FAILED", f"preempted: {why}")
 
 

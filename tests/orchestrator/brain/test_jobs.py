@@ -578,7 +578,21 @@ def test_too_many_preemptions_fail_the_job(hand: Any) -> None:
     h = hand().running(slots_max=1, max_preemptions=0)
     h.taken(h.leases[0].machine_id)
     assert h.job.status == "FAILED"
-    assert h.job.because == "preempted: 1 machines were taken away and max_preemptions is 0"
+    assert h.job.because == "preempted: 1 machine was taken away and max_preemptions is 0"
+
+
+def test_the_limit_of_preemptions_begins_anew_when_a_job_is_resumed(hand: Any) -> None:
+    """What people see is what the job has been through."""
+    h = hand().running(slots_max=1, max_preemptions=0)
+    h.taken(h.leases[0].machine_id)
+    assert h.job.status == "FAILED"
+    h.see(JobResumed(at_s=h.at_s, job="job", by="ann"))
+    h.wait(2.0)
+    h.serve()
+    assert h.job.active
+    h.taken(h.leases[-1].machine_id)
+    assert h.job.because == "preempted: 1 machine was taken away and max_preemptions is 0"
+    assert h.job.preemptions == 2
 
 
 def test_the_same_fault_on_every_worker_counts_once(hand: Any) -> None:
