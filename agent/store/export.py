@@ -9,13 +9,17 @@ to_torch     a folder for `torch.distributed.checkpoint`: every module under its
 """
 
 import argparse
+import fcntl
 import json
 import os
+import re
 import shutil
 import sys
+import tempfile
 import uuid
 import warnings
-from contextlib import suppress
+from collections.abc import Iterator
+from contextlib import contextmanager, suppress
 from pathlib import Path
 from typing import Any
 
@@ -35,6 +39,9 @@ from agent.store.sinks import Sink
 from agent.tensors.shards import DTYPES_BY_NAME
 
 METADATA = ".metadata"  # torch's own name; it reads no folder without it
+ERRNO = re.compile(r"(?:Errno|os error) (\d+)")
+PROBE_BYTES = 1 << 20
+PROBES = 64  # what a writer wants at once may be more than one
 
 
 def weights(sink: Sink, manifest: Manifest, name: str = "model") -> dict[str, torch.Tensor]:
@@ -51,8 +58,7 @@ def save_weights(path: Path, sink: Sink, manifest: Manifest, name: str = "model"
     """Write one module's weights in the form that the file's suffix says."""
     found = weights(sink, manifest, name)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
-    try:
-        path.parent.mkdir(parents=True, exist_ok=True)
+    with _written_whole(path, path.parent, draft):
         if path.suffix == ".safetensors":
             from safetensors.torch import save_file
 
@@ -62,33 +68,72 @@ def save_weights(path: Path, sink: Sink, manifest: Manifest, name: str = "model"
         with draft.open("rb") as file:
             os.fsync(file.fileno())
         draft.replace(path)
-    except Exception as error:  # each library has errors of its own for a disk that is full
-        raise _not_written(path, error) from error
-    finally:
-        with suppress(OSError):  # there is no folder that it could lie in
-            draft.unlink(missing_ok=True)
 
 
 def to_torch(folder: Path, sink: Sink, manifest: Manifest) -> None:
     """Write the whole state as a checkpoint of torch.distributed: all of it, or what was there before stays."""
     state, draft = nested(sink, manifest), folder / f".{uuid.uuid4().hex[:8]}"
-    try:
+    with _written_whole(folder, folder, draft):
         with warnings.catch_warnings():
             # It warns that no process group is there, which is just what `no_dist` says.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             torch_save_checkpoint(state, checkpoint_id=draft, no_dist=True)
-        (folder / METADATA).unlink(missing_ok=True)  # without it nothing here is a checkpoint
-        for path in sorted(draft.iterdir(), key=lambda path: path.name == METADATA):
-            path.replace(folder / path.name)
-    except (Exception, CheckpointException) as error:
-        raise _not_written(folder, error) from error
+        with _alone_in(folder):  # or one's data would come under the other's names
+            (folder / METADATA).unlink(missing_ok=True)  # without it nothing here is a checkpoint
+            for path in sorted(draft.iterdir(), key=lambda path: path.name == METADATA):
+                path.replace(folder / path.name)
+
+
+@contextmanager
+def _written_whole(out: Path, folder: Path, draft: Path) -> Iterator[None]:
+    """Who fails leaves neither a draft nor a folder that was not there before, and says in one line why."""
+    new = [at for at in (folder, *folder.parents) if not at.exists()]
+    try:
+        folder.mkdir(parents=True, exist_ok=True)
+        yield
+    except (Exception, CheckpointException) as error:  # each library has errors of its own
+        why = _why(error, folder)  # while it has as little room as the writer had
+        _removed(draft)
+        for at in new:
+            with suppress(OSError):  # somebody else has put something into it
+                at.rmdir()
+        raise CheckpointError(f"{out}: {why}") from error
     finally:
-        shutil.rmtree(draft, ignore_errors=True)
+        _removed(draft)
 
 
-def _not_written(path: Path, error: BaseException) -> CheckpointError:
-    why = error.strerror if isinstance(error, OSError) else None
-    return CheckpointError(f"{path}: {why or str(error).strip().splitlines()[-1]}")
+def _removed(draft: Path) -> None:
+    shutil.rmtree(draft, ignore_errors=True)
+    with suppress(OSError):  # there is no folder that it could lie in
+        draft.unlink(missing_ok=True)
+
+
+@contextmanager
+def _alone_in(folder: Path) -> Iterator[None]:
+    """Of several that write into one folder the last one's files are there in the end, and only they."""
+    handle = os.open(folder, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        yield
+    finally:
+        os.close(handle)
+
+
+def _why(error: BaseException, folder: Path) -> str:
+    """What the system said. torch's own writer does not hand it on: the folder is asked then."""
+    if isinstance(error, OSError) and error.strerror:
+        return error.strerror
+    text = str(error).strip().splitlines()[-1]
+    if (found := ERRNO.search(text)) is not None:
+        return os.strerror(int(found[1]))
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            for _ in range(PROBES):
+                probe.write(bytes(PROBE_BYTES))
+                probe.flush()
+    except OSError as refused:
+        return refused.strerror or text
+    return text
 
 
 def nested(sink: Sink, manifest: Manifest) -> dict[str, Any]:
@@ -185,7 +230,8 @@ def main() -> int:
     except CheckpointError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    sys.stdout.write(f"version {manifest.version - manifest.redo} is in {options.out}\n")
+    with suppress(OSError, AttributeError):  # nobody listens; it is written all the same
+        print(f"version {manifest.version - manifest.redo} is in {options.out}", flush=True)  # noqa: T201
     return 0
 
 

@@ -1,8 +1,12 @@
 """What others read: plain weights, and torch's own checkpoint."""
 
 import contextlib
+import fcntl
+import os
 import resource
 import signal
+import threading
+from pathlib import Path
 
 import pytest
 import torch
@@ -128,3 +132,54 @@ def files_of_at_most(count):
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, limits)
         signal.signal(signal.SIGXFSZ, before)
+
+
+@pytest.mark.parametrize("name", ["model.pt", "model.safetensors", "folder"])
+def test_a_folder_that_was_made_in_vain_does_not_stay(saved, tmp_path, name):
+    """The reason is the system's, and neither the folder nor those above it are left behind."""
+    _, sink, manifest = saved
+    write = to_torch if name == "folder" else save_weights
+    (tmp_path / "was there").mkdir()
+    out = tmp_path / "was there" / "new" / "newer" / name
+    with files_of_at_most(700), pytest.raises(CheckpointError) as caught:
+        write(out, sink, manifest)
+    assert str(caught.value) == f"{out}: File too large"
+    assert list(content(tmp_path)) == [str(tmp_path / "was there")]
+
+
+def test_two_exports_into_one_folder_come_one_after_the_other(saved, tmp_path):
+    """What lies there is one version's, whole, until the other one's turn has come."""
+    _, sink, manifest = saved
+    out = tmp_path / "out"
+    to_torch(out, sink, manifest)
+    before = {path: path.stat().st_ino for path in out.iterdir()}
+    other = threading.Thread(target=to_torch, args=(out, sink, manifest))
+    handle = os.open(out, os.O_RDONLY)
+    try:
+        fcntl.flock(handle, fcntl.LOCK_EX)
+        other.start()
+        while other.is_alive() and not list(out.glob(".*/.metadata")):
+            other.join(0.01)
+        other.join(0.3)
+        assert {path: path.stat().st_ino for path in before} == before
+    finally:
+        os.close(handle)
+    other.join()
+    assert {path.name for path in out.iterdir()} == {path.name for path in before}
+    assert {path: path.stat().st_ino for path in before} != before
+
+
+def test_nobody_need_listen_to_what_was_written(tmp_path, monkeypatch):
+    """A closed or full standard output is no reason for a traceback: the file is there."""
+    objects, step = make("tied")
+    step(0)
+    store(DiskSink(tmp_path / "job"), objects)
+    with Path("/dev/full").open("w") as full:
+        for number, deaf in enumerate((None, full)):
+            out = tmp_path / f"{number}.pt"
+            monkeypatch.setattr("sys.argv", ["export", str(tmp_path / "job"), str(out)])
+            monkeypatch.setattr("sys.stdout", deaf)
+            assert main() == 0
+            assert out.exists()
+        with contextlib.suppress(OSError):
+            full.close()
