@@ -7,14 +7,14 @@ The house puts it back when somebody clears up there, and removes it when it end
 """
 
 import hashlib
-import os
 import re
-import shutil
 from pathlib import Path
+
+from cloud.local import way
+from cloud.local.way import SHORT
 
 RUN_PATH_MAX = 40
 PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
-SHORT = Path("/tmp")  # noqa: S108 - the link leads into a directory of mode 0700
 LINKS = ("spot-" + "[0-9a-f]" * 12, "sc-" + "[0-9a-f]" * 8)  # of houses, and of local clouds
 
 
@@ -39,16 +39,12 @@ class Places:
         self.make_way()
 
     def make_way(self) -> None:
-        """The short way, if there has to be one and it is not there. Somebody may have cleared up in /tmp, and
-        Ray makes a folder of what is missing."""
-        if not self._needs_link() or self._leads_here():
+        """The short way, if there has to be one."""
+        if not self._needs_link():
             return
         link, run = self._link(), self.state_dir / "run"
         try:
-            if link.is_dir() and not link.is_symlink():
-                shutil.rmtree(link)
-            link.unlink(missing_ok=True)  # somebody else's way; raises if we may not
-            link.symlink_to(run)
+            way.keep(link, run)
         except OSError as error:
             raise OSError(
                 f"{link} cannot lead to {run} ({error.strerror}), whose path is too long or not plain enough for a socket; "
@@ -56,8 +52,8 @@ class Places:
             ) from error
 
     def remove_link(self) -> None:
-        if self._needs_link() and self._leads_here():
-            self._link().unlink(missing_ok=True)
+        if self._needs_link():
+            way.remove(self._link(), self.state_dir / "run")
 
     @property
     def run(self) -> Path:
@@ -126,21 +122,8 @@ class Places:
     def _link(self) -> Path:
         return SHORT / f"spot-{self.identity}"
 
-    def _leads_here(self) -> bool:
-        link = self._link()
-        return link.is_symlink() and link.readlink() == self.state_dir / "run"
-
 
 def dangling_links() -> list[Path]:
-    """Our short ways to state directories that are gone."""
+    """Our short ways to state directories that are gone, and that nobody has needed for long."""
     found = (link for name in LINKS for link in SHORT.glob(name))
-    return sorted(link for link in found if _ours_to_nowhere(link))
-
-
-def _ours_to_nowhere(link: Path) -> bool:
-    """Another person's may lead where we may not look."""
-    try:
-        ours = link.is_symlink() and link.lstat().st_uid == os.getuid()
-        return ours and not link.exists()
-    except OSError:
-        return False
+    return sorted(link for link in found if way.is_abandoned(link))

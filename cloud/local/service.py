@@ -19,7 +19,7 @@ from pathlib import Path
 from shutil import rmtree
 
 from cloud.clock import Clock
-from cloud.local import processes
+from cloud.local import processes, way
 from cloud.local.ledger import Ledger
 from cloud.local.listening import Listener
 from cloud.local.metadata import metadata_app
@@ -28,6 +28,7 @@ from cloud.simulated import Booted, Change, Evicted, SimulatedCloud
 
 DISKS_KEPT = 32
 SHORT_PATH = 24
+WAY_S = 1.0  # a look whether the short way is still there
 RECORD_S = 5.0
 SHUTDOWN_S = 3.0
 INSIST_S = 1.0  # nobody is served meanwhile
@@ -59,10 +60,7 @@ def _short_way(directory: Path) -> Path:
     if len(str(directory)) <= SHORT_PATH and str(directory).isascii():
         return directory
     name = blake2b(str(directory).encode(), digest_size=4).hexdigest()
-    link = Path("/tmp", f"sc-{name}")  # noqa: S108 - a link into a directory of mode 0700
-    link.unlink(missing_ok=True)
-    link.symlink_to(directory)
-    return link
+    return way.SHORT / f"sc-{name}"
 
 
 class _Host:
@@ -114,6 +112,7 @@ class LocalCloud:
         self._disks = self._ledger.path.parent.resolve() / "machines"
         self._disks.mkdir(mode=0o700, parents=True, exist_ok=True)
         self._short = _short_way(self._disks)
+        self._keep_way()
         self._boot_script = boot_script
         self._boot_env = boot_env
         self._hosts: dict[str, _Host] = {}
@@ -123,15 +122,21 @@ class LocalCloud:
         """Something was asked for: what is due may have changed."""
         self._changed.set()
 
+    def _keep_way(self) -> None:
+        if self._short != self._disks:
+            way.keep(self._short, self._disks)
+
     async def run(self) -> None:
         """Do what the core says, when it says it."""
         while True:
             self._changed.clear()
+            with suppress(OSError):  # it is tried again
+                self._keep_way()
             await self._perform(self.core.advance(self.clock.now_s()))
             if self.clock.now_s() >= self._recorded_s + RECORD_S:
                 self._record_or_say()
             due_s = self.core.next_change_s()
-            wait_s = RECORD_S if due_s is None else min(RECORD_S, due_s - self.clock.now_s())
+            wait_s = WAY_S if due_s is None else min(WAY_S, due_s - self.clock.now_s())
             try:
                 async with asyncio.timeout(max(0.0, wait_s)):
                     await self._changed.wait()
@@ -143,7 +148,7 @@ class LocalCloud:
         await self._kill(self._hosts)
         self._record_or_say()
         if self._short != self._disks:
-            self._short.unlink(missing_ok=True)
+            way.remove(self._short, self._disks)
 
     def record(self) -> None:
         """Write the books. Raises OSError when the disk takes nothing more."""

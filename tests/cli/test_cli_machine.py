@@ -1,9 +1,11 @@
 """Before anything runs: writing the settings, and checking the machine."""
 
+import os
 import socket
 
 import pytest
 
+from cloud.local.way import keep
 from orchestrator.config import template
 from orchestrator.places import SHORT, Places, dangling_links
 
@@ -140,4 +142,18 @@ def test_a_short_way_that_cannot_be_followed_is_left_alone(tmp_path, monkeypatch
     closed, gone = (tmp_path / f"spot-{digit * 12}" for digit in "01")
     closed.symlink_to("x" * 300)
     gone.symlink_to(tmp_path / "gone")
+    for link in (closed, gone):
+        os.utime(link, (0, 0), follow_symlinks=False)
     assert [link for link in dangling_links() if link.parent == tmp_path] == [gone]
+
+
+def test_a_short_way_that_somebody_may_need_is_left_alone(tmp_path, monkeypatch):
+    """A house in another container sees a folder that we do not; it says now and then that it lives."""
+    monkeypatch.setattr("orchestrator.places.SHORT", tmp_path)
+    link = tmp_path / f"spot-{'0' * 12}"
+    link.symlink_to(tmp_path / "elsewhere")
+    assert dangling_links() == []
+    os.utime(link, (0, 0), follow_symlinks=False)
+    assert dangling_links() == [link]
+    keep(link, tmp_path / "elsewhere")
+    assert dangling_links() == []

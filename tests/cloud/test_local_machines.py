@@ -17,6 +17,7 @@ from cloud.errors import NoCapacity, NotOurs, ProviderUnreachable, Throttled, To
 from cloud.local import processes, service
 from cloud.local.__main__ import arguments, service_of
 from cloud.local.provider import LocalProvider
+from cloud.local.way import SHORT, leads
 from cloud.model import Machine
 
 pytestmark = pytest.mark.processes
@@ -457,3 +458,20 @@ def test_two_clouds_on_one_computer_do_not_meet(new_cloud: NewCloud):
     pids = tree_of(one, given)
     other.stop()
     assert all(Path(f"/proc/{pid}").exists() for pid in pids)
+
+
+def test_a_short_way_that_is_gone_comes_back(new_cloud: NewCloud):
+    """Somebody has cleared up in /tmp, and a machine has made a folder of the path that it was told: it is a link again, also
+    for a cloud that starts there, and goes away with it."""
+    cloud = new_cloud("cloud" * 10).start()
+    disks = cloud.directory / "machines"
+    (link,) = (path for path in SHORT.glob("sc-*") if leads(path, disks))
+    link.unlink()
+    until("the link to be back", lambda: leads(link, disks))
+    cloud.stop(signal.SIGKILL)
+    link.unlink()
+    (link / "i-1").mkdir(parents=True)
+    cloud.start()
+    assert leads(link, disks)
+    cloud.stop()
+    assert not link.is_symlink()
