@@ -92,14 +92,13 @@ def _written_whole(out: Path, folder: Path, draft: Path) -> Iterator[None]:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except (Exception, CheckpointException) as error:  # each library has errors of its own
-        why = _why(error, folder)  # while it has as little room as the writer had
-        _removed(draft)
-        for at in new:
-            with suppress(OSError):  # somebody else has put something into it
-                at.rmdir()
-        raise CheckpointError(f"{out}: {why}") from error
+        # Asked while there is as little room as the writer had.
+        raise CheckpointError(f"{out}: {_why(error, folder)}") from error
     finally:
         _removed(draft)
+        for at in new:
+            with suppress(OSError):  # something is in it
+                at.rmdir()
 
 
 def _removed(draft: Path) -> None:
@@ -230,8 +229,15 @@ def main() -> int:
     except CheckpointError as error:
         sys.stderr.write(f"{error}\n")
         return 1
-    with suppress(OSError, AttributeError):  # nobody listens; it is written all the same
-        print(f"version {manifest.version - manifest.redo} is in {options.out}", flush=True)  # noqa: T201
+    except KeyboardInterrupt:
+        return 130
+    if sys.stdout is None:  # closed
+        return 0
+    try:
+        sys.stdout.write(f"version {manifest.version - manifest.redo} is in {options.out}\n")
+        sys.stdout.flush()
+    except OSError:  # nobody listens; it is written all the same
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 
 

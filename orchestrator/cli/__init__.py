@@ -5,6 +5,7 @@ Exit codes: 0 done · 1 it did not work · 2 the command or the settings are wro
 """
 
 import io
+import os
 import sys
 from collections.abc import Sequence
 from functools import cache
@@ -85,7 +86,12 @@ def _fail(words: Sequence[str], text: str, code: int) -> int:
     """One line for a person, and with --json a document for a program."""
     ours = words[: words.index("--")] if "--" in words else words
     if "--json" in ours:
-        write_json({"error": text, "exit_code": code})
+        try:
+            write_json({"error": text, "exit_code": code})
+        except (
+            OSError
+        ):  # it takes nothing more, which is why we are here: the line below is read by somebody
+            os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     console = Console(stderr=True, highlight=False)
     for line in text.splitlines():
         console.print("orchestrator:", line, markup=False, soft_wrap=True)

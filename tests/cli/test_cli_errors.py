@@ -231,3 +231,21 @@ def test_every_command_has_a_short_help(shell):
         text = shell(name, "--help").out
         assert len(text.splitlines()) <= 40, name
         assert all(option in text for option in ("--config", "--set", "--json")), name
+
+
+def test_an_output_that_takes_nothing_is_one_line(tmp_path):
+    """Also for a program, which hears of it by the code."""
+    words = [
+        sys.executable,
+        "-c",
+        "import sys; from orchestrator.cli import main; sys.exit(main())",
+    ]
+    with Path("/dev/full").open("w") as full:
+        ran = subprocess.run(
+            [*words, "status", "--json"],
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+    assert (ran.returncode, ran.stderr.count("\n")) == (3, 1), ran.stderr

@@ -181,5 +181,22 @@ def test_nobody_need_listen_to_what_was_written(tmp_path, monkeypatch):
             monkeypatch.setattr("sys.stdout", deaf)
             assert main() == 0
             assert out.exists()
-        with contextlib.suppress(OSError):
-            full.close()
+
+
+@pytest.mark.parametrize("name", ["model.pt", "folder"])
+def test_an_export_that_is_broken_off_leaves_nothing(tmp_path, monkeypatch, name):
+    """Ctrl-C is an exit code and no traceback; neither a draft nor a new folder stays."""
+    objects, step = make("tied")
+    step(0)
+    store(DiskSink(tmp_path / "job"), objects)
+    before = content(tmp_path)
+    out = tmp_path / "new" / name
+    monkeypatch.setattr("sys.argv", ["export", str(tmp_path / "job"), str(out)])
+    monkeypatch.setattr("agent.store.export.torch_save_checkpoint", broken_off)
+    monkeypatch.setattr("torch.save", broken_off)
+    assert main() == 130
+    assert content(tmp_path) == before
+
+
+def broken_off(*_, **__):
+    raise KeyboardInterrupt
