@@ -88,9 +88,7 @@ def _fail(words: Sequence[str], text: str, code: int) -> int:
     if "--json" in ours:
         try:
             write_json({"error": text, "exit_code": code})
-        except (
-            OSError
-        ):  # it takes nothing more, which is why we are here: the line below is read by somebody
+        except OSError:  # that may be why we are here: the line below is read by somebody
             os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     console = Console(stderr=True, highlight=False)
     for line in text.splitlines():
