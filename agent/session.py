@@ -124,7 +124,7 @@ def _alone() -> Alone:
     before = sys.excepthook
 
     def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, Misuse):
+        if isinstance(error, Misuse | StateError):
             sys.stderr.write(f"{own.traceback_of(error)}\n")
         else:
             before(kind, error, trace)
@@ -373,6 +373,7 @@ class Session:
             summed = self._world.logged(step)
             if summed is None:
                 summed = yield from self._compute(step, batches)
+                self.eyes.look_again()
             with self._world.unaided():
                 self.seed_for(step, self.microbatches + 1)
                 self._install(summed)

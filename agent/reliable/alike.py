@@ -29,11 +29,7 @@ class Alike:
             other, known = self._said.setdefault(one.step, (worker, one))
             near = Near(same=known.machine == one.machine != "")
             if not near.equal(known.batches, one.batches):
-                return (
-                    f"step {one.step}: {worker} has other microbatches than {other}. What session.share(...) is given "
-                    "has to depend on the step only, not on what was drawn or counted before: whoever joins later "
-                    "begins that anew"
-                )
+                return f"step {one.step}: {worker} has other microbatches than {other}. {_advice(one.step)}"
             if not near.changed(known, one):
                 return (
                     f"step {one.step - 1}: behind session.share(...) the model became another on {worker} than on "
@@ -66,6 +62,19 @@ class Alike:
         while len(self._said) > STEPS_MAX:
             del self._said[min(self._said)]
         return ""
+
+
+def _advice(step: int) -> str:
+    """Before the first step nothing has gone on yet: what differs was drawn without a seed, or has no order."""
+    if step == 0:
+        return (
+            "What session.share(...) is given has to be the same in every process: seed what is drawn before the loop, "
+            "`torch.manual_seed(0)`, and sort what comes out of a set or a folder, `sorted(set(words))`"
+        )
+    return (
+        "What session.share(...) is given has to depend on the step only, not on what was drawn or counted before: "
+        "whoever joins later begins that anew"
+    )
 
 
 class Near:

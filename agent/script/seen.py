@@ -5,7 +5,7 @@ import functools
 import itertools
 import math
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from types import FunctionType
 from typing import Any
 from zlib import crc32
@@ -52,10 +52,16 @@ class Eyes:
             for key in _gone_by(_kinds(module)) & vars(module).keys()
             if isinstance(vars(module)[key], PLAIN)
         ]
+        self._then: list[object] = []
         self._hooks = [
             (name, module, len(_own_hooks(module)))
             for model in models
             for name, module in model.named_modules()
+        ]
+        self._pulled = [
+            (name, param, len(_own_pulls(param)))
+            for model in models
+            for name, param in model.named_parameters()
         ]
         self._machine = rounding(where(self._tensors))
         self._before: tuple[int, list[float]] = (-1, [])
@@ -76,6 +82,12 @@ class Eyes:
             )
         )
         self._before = (step, self._numbers(step)) if whole else (-1, [])
+        self._then = [there.get(key) for _, there, key, _ in self._begun]
+
+    def look_again(self) -> None:
+        """Behind the microbatches: what has become another in their loop is of this worker's, and told by nobody."""
+        both = zip(self._begun, self._then, strict=True)
+        self._begun = [one for one, then in both if _is_still(one[1].get(one[2]), then)]
 
     def goes_by(self, told: dict[str, float]) -> None:
         """What the loop's code goes by in this step, where it was looked at."""
@@ -90,11 +102,14 @@ class Eyes:
     def _others(self) -> Iterator[str]:
         for name, there, key, begun in self._begun:
             now = there.get(key)
-            if now is not begun and now != begun and isinstance(now, PLAIN):
+            if isinstance(now, PLAIN) and not _is_still(now, begun):
                 yield f"{name} = {now!r}"
         for name, module, begun in self._hooks:
             if (now := len(_own_hooks(module))) != begun:
                 yield f"{name or 'the model'} with {now} forward hook{'s' * (now != 1)}"
+        for name, param, begun in self._pulled:
+            if (now := len(_own_pulls(param))) != begun:
+                yield f"{name} with {now} hook{'s' * (now != 1)} on its gradient"
 
     def _numbers(self, step: int) -> list[float]:
         param = self._of(step)
@@ -119,6 +134,16 @@ def _own_hooks(module: torch.nn.Module) -> list[object]:
     return [hook for hook in overheard_by(module) if is_own(hook)]
 
 
+def _own_pulls(param: torch.Tensor) -> list[object]:
+    """What the script has done to a gradient when it comes by."""
+    hooks = (param._backward_hooks, param._post_accumulate_grad_hooks)
+    return [hook for each in hooks if each for hook in each.values() if is_own(hook)]
+
+
+def _is_still(now: object, then: object) -> bool:
+    return now is then or (isinstance(now, PLAIN) and isinstance(then, PLAIN) and now == then)
+
+
 def _kinds(module: torch.nn.Module) -> tuple[type, ...]:
     kinds = type(module).__mro__
     return kinds[: kinds.index(torch.nn.Module)]
@@ -126,15 +151,42 @@ def _kinds(module: torch.nn.Module) -> tuple[type, ...]:
 
 @functools.lru_cache(KINDS_MAX)
 def _gone_by(kinds: tuple[type, ...]) -> frozenset[str]:
-    """What methods of a module go by, and do not change: that is left to scripts. Of libraries nobody knows."""
+    """What methods of a module go by, and do not change: that is left to scripts. What only those change that no forward
+    calls, `model.anneal()` behind the loop, is meant as well where the forward goes by it. Of libraries nobody knows."""
     if not all(is_torchs(each) or is_own_class(each) for each in kinds):
         return frozenset()
+    methods: dict[str, list[tuple[set[str], set[str]]]] = {}
+    for each in kinds:
+        for name, method in vars(each).items():
+            if isinstance(method, FunctionType) and name != "__init__":
+                methods.setdefault(name, []).append(_read_and_changed(method))
+    read, changed = _together(methods, methods.keys())
+    asked, written = _together(methods, _called(methods, "forward"))
+    return frozenset((read - changed) | (asked - written)) - {"training"}
+
+
+Named = dict[str, list[tuple[set[str], set[str]]]]  # what methods of a name read and change
+
+
+def _read_and_changed(method: FunctionType) -> tuple[set[str], set[str]]:
     read, changed = set[str](), set[str]()
-    for name, method in [pair for each in kinds for pair in vars(each).items()]:
-        if isinstance(method, FunctionType) and name != "__init__":
-            for step in dis.get_instructions(method):
-                (changed if step.opname == "STORE_ATTR" else read).add(str(step.argval))
-    return frozenset(read - changed - {"training"})
+    for step in dis.get_instructions(method):
+        (changed if step.opname == "STORE_ATTR" else read).add(str(step.argval))
+    return read, changed
+
+
+def _called(methods: Named, first: str) -> set[str]:
+    """By this method, and by those that it calls."""
+    met, after = set[str](), {first}
+    while after:
+        met |= after
+        after = (_together(methods, after)[0] & methods.keys()) - met
+    return met
+
+
+def _together(methods: Named, names: Iterable[str]) -> tuple[set[str], set[str]]:
+    found = [one for name in names for one in methods.get(name, [])]
+    return set().union(*(read for read, _ in found)), set().union(*(new for _, new in found))
 
 
 def _some(array: torch.Tensor | np.ndarray[Any, Any]) -> list[Any]:

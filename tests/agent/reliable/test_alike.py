@@ -133,6 +133,63 @@ def test_eyes_see_what_a_script_has_told_a_module() -> None:
     )
 
 
+def test_what_differs_in_the_first_step_has_no_seed_or_no_order() -> None:
+    """Nothing was drawn or counted from step to step by then."""
+    for step, words in ((0, "torch.manual_seed"), (1, "whoever joins later begins that anew")):
+        alike = Alike()
+        alike.hear("a", [seen(step, (1.0,))])
+        assert words in alike.hear("b", [seen(step, (2.0,))])
+
+
+class Annealed(torch.nn.Linear):
+    """Changes in methods of its own what its forward goes by."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.tau, self.row, self.began_s = 2.0, 0, 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) / self._factor() * self.row
+
+    def _factor(self) -> float:
+        return self.tau
+
+    def anneal(self) -> None:
+        self.tau, self.began_s = self.tau / 2, time.monotonic()
+
+    def loss(self, x: torch.Tensor) -> torch.Tensor:
+        self.row = len(x)
+        return self(x).sum()
+
+    def took_s(self) -> float:
+        return time.monotonic() - self.began_s
+
+
+def test_eyes_see_what_a_model_changes_behind_the_loop() -> None:
+    """What it changes in the loop, and what its forward does not go by, differs between workers, and is not meant."""
+    model = Annealed()
+    eyes = Eyes([model])
+    for step in range(2):
+        eyes.look(step, LIST)
+        model.loss(LIST[1])
+        eyes.look_again()
+        model.anneal()
+    assert [one.told for one in eyes.seen] == [(), ("tau = 1.0",)]
+
+
+def test_eyes_see_hooks_on_gradients() -> None:
+    """Who joins later has them as the script begins with them."""
+    model = torch.nn.Linear(3, 1)
+    model.bias.register_hook(lambda grad: grad)
+    eyes = Eyes([model])
+    eyes.look(0, LIST)
+    model.weight.register_hook(lambda grad: grad / 2)
+    model.bias.register_post_accumulate_grad_hook(lambda param: None)
+    eyes.look(1, LIST)
+    told = ("weight with 1 hook on its gradient", "bias with 2 hooks on its gradient")
+    assert [one.told for one in eyes.seen] == [(), told]
+
+
 class Schedule:
     def __init__(self) -> None:
         self.beta, self.began_s, self.loss = 1.0, 0.0, torch.nn.MSELoss()
@@ -291,6 +348,11 @@ UNLIKE = {
         "    optimizer.step()",
         "    optimizer.step()\n    if step == 2: model[1].register_forward_hook(lambda m, a, out: out * 0.5)",
         "set it anew in every step, as it depends on the step",
+    ),
+    "what overhears a gradient": (
+        "    optimizer.step()",
+        "    optimizer.step()\n    if step == 2: model[0].bias.register_hook(lambda grad: grad / 2)",
+        "0.bias with 1 hook on its gradient in the model on",
     ),
     "what an object of one's own has": (
         "    optimizer.step()",

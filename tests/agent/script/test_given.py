@@ -83,6 +83,18 @@ def test_how_many_microbatches_has_to_be_said(
         by_hand(SCRIPT.format(microbatches=microbatches, division=GIVEN))
 
 
+def test_a_state_that_cannot_be_saved_is_told_without_our_frames(tmp_path: Path) -> None:
+    """It shows when the first step begins, and is no failure of ours."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nfrom agent import Session\nmodel = torch.nn.Linear(1, 1, dtype=torch.complex64)\n"
+        "session = Session(model, microbatches=2)\nfor step in session.steps(1):\n    pass\n"
+    )
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert "torch.view_as_real(...)" in ran.stderr.splitlines()[-1]
+    assert ran.stderr.count("File ") == 1
+
+
 def test_a_refusal_is_told_without_our_frames(tmp_path: Path) -> None:
     """`python train.py`, as in a job: the line of the script, and the sentence. What the script raises itself is told as ever."""
     script = tmp_path / "train.py"
