@@ -6,6 +6,7 @@ code of the loop reads (`agent.source.reads`), and of words, functions and losse
 
 import functools
 from collections.abc import Iterator
+from itertools import islice
 from types import FunctionType
 from typing import Any
 from zlib import crc32
@@ -14,12 +15,14 @@ import torch
 
 from agent.errors import CannotRecord
 from agent.script.carried import clocked, timed
+from agent.script.seen import gone_by_in
 from agent.source import own
 from agent.source.found import Caller, find, names_of
 from agent.source.heard import Items
 from agent.source.reads import Reads
 
 NAMES_MAX = 64
+NUMBERS_MAX = 1 << 14
 EVERY = 8
 DEVICES = {"cpu", "cuda", "mps", "xpu", "meta"}
 WORDS = 997.0  # so few that two of them are never near to each other
@@ -27,7 +30,7 @@ WORDS = 997.0  # so few that two of them are never near to each other
 
 class GoneBy:
     def __init__(self, model: torch.nn.Module) -> None:
-        self._modules = list(_of_each_kind(model))
+        self._model, self._modules = model, list(_of_each_kind(model))
         self._left: set[str] | None = None
         self._generation = -1
 
@@ -52,7 +55,8 @@ class GoneBy:
             for name, number in _numbers(words, value):
                 if told.setdefault(name, number) != number:
                     unlike.add(name)
-        return {name: told[name] for name in sorted(told.keys() - unlike)[:NAMES_MAX]}
+        some = {name: told[name] for name in sorted(told.keys() - unlike)[:NAMES_MAX]}
+        return some | dict(islice(_unsaved(self._model), NAMES_MAX))
 
     def _reads(self, caller: Caller) -> Reads:
         """Anew in each step: names may stand for other objects then."""
@@ -79,8 +83,43 @@ def _numbers(words: str, value: Any) -> Iterator[tuple[str, float]]:
                 yield f"{words}[{each[0]!r}]", float(each[2])
     elif isinstance(value, bool | int | float):
         yield words, float(value)
+    elif isinstance(value, torch.nn.Module) and next(value.parameters(), None) is None:
+        yield words, _word(value)  # a loss, say
+        yield from _of_loss(words, value)
     elif isinstance(value, str | torch.nn.Module | FunctionType | functools.partial):
         yield words, _word(value)
+
+
+def _of_loss(words: str, module: torch.nn.Module) -> Iterator[tuple[str, float]]:
+    """What a module without parameters weighs with: in no state, since the session does not know it."""
+    for path, each in module.named_modules(prefix=words):
+        for key, value in {**vars(each), **each._buffers}.items():
+            if isinstance(value, int | float):
+                yield f"{path}.{key}", float(value)
+            elif isinstance(value, torch.Tensor) and _can_be_told(value):
+                yield f"{path}.{key}", _total(value)
+
+
+def _unsaved(model: torch.nn.Module) -> Iterator[tuple[str, float]]:
+    """Tensors that modules go by and that are in no state. By their sizes: a table may have grown on one worker only."""
+    for path, module in model.named_modules():
+        tables = module._non_persistent_buffers_set
+        for key in sorted(gone_by_in(module) | tables):
+            value = vars(module).get(key, module._buffers.get(key) if key in tables else None)
+            if isinstance(value, torch.Tensor) and _can_be_told(value):
+                yield f"{path}.{key}{[*value.shape]}".lstrip("."), _total(value)
+
+
+def _can_be_told(tensor: torch.Tensor) -> bool:
+    plain = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_complex()
+    return plain and not tensor.requires_grad
+
+
+def _total(tensor: torch.Tensor) -> float:
+    """Of some of the numbers, in which a swap of two shows as well."""
+    flat = tensor.detach().reshape(-1)
+    some = flat[:: 1 + len(flat) // NUMBERS_MAX].double()
+    return float(some @ torch.linspace(1, 2, len(some), dtype=some.dtype, device=some.device))
 
 
 def _word(value: Any) -> float:

@@ -6,7 +6,7 @@ import itertools
 import math
 from collections import deque
 from collections.abc import Iterable, Iterator, Sequence
-from types import FunctionType
+from types import BuiltinFunctionType, FunctionType, NoneType
 from typing import Any
 from zlib import crc32
 
@@ -27,6 +27,8 @@ STEPS_MAX = 8
 TOLD_MAX = 16
 KINDS_MAX = 1024
 PLAIN = (bool, int, float, str)
+CALLED = (FunctionType, BuiltinFunctionType)
+KEPT = (*PLAIN, *CALLED, NoneType)
 ROUNDED = 64  # a change of fewer units in the last place says nothing
 
 Change = tuple[tuple[float, ...], float]  # and what a unit in the last place is
@@ -49,8 +51,8 @@ class Eyes:
             (f"{name}.{key}".lstrip("."), vars(module), key, vars(module)[key])
             for model in models
             for name, module in model.named_modules()
-            for key in _gone_by(_kinds(module)) & vars(module).keys()
-            if isinstance(vars(module)[key], PLAIN)
+            for key in gone_by_in(module)
+            if isinstance(vars(module)[key], KEPT)
         ]
         self._then: list[object] = []
         self._hooks = [
@@ -102,8 +104,8 @@ class Eyes:
     def _others(self) -> Iterator[str]:
         for name, there, key, begun in self._begun:
             now = there.get(key)
-            if isinstance(now, PLAIN) and not _is_still(now, begun):
-                yield f"{name} = {now!r}"
+            if isinstance(now, KEPT) and not _is_still(now, begun):
+                yield f"{name} = {getattr(now, '__qualname__', now) if isinstance(now, CALLED) else repr(now)}"
         for name, module, begun in self._hooks:
             if (now := len(_own_hooks(module))) != begun:
                 yield f"{name or 'the model'} with {now} forward hook{'s' * (now != 1)}"
@@ -142,6 +144,11 @@ def _own_pulls(param: torch.Tensor) -> list[object]:
 
 def _is_still(now: object, then: object) -> bool:
     return now is then or (isinstance(now, PLAIN) and isinstance(then, PLAIN) and now == then)
+
+
+def gone_by_in(module: torch.nn.Module) -> frozenset[str]:
+    """The attributes that its methods go by, and that only a script changes."""
+    return _gone_by(_kinds(module)) & vars(module).keys()
 
 
 def _kinds(module: torch.nn.Module) -> tuple[type, ...]:

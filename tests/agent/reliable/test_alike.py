@@ -199,7 +199,9 @@ class Schedule:
         return self.loss(x, x) * self.beta * sum(others) * self.began_s
 
 
-def shared(schedule: Schedule, others: list[float]) -> dict[str, float]:
+def shared(
+    schedule: Schedule, others: list[float], trained: torch.nn.Module | None = None
+) -> dict[str, float]:
     """What a loop over microbatches in here goes by."""
 
     def share(_: object) -> list[torch.Tensor]:
@@ -207,7 +209,11 @@ def shared(schedule: Schedule, others: list[float]) -> dict[str, float]:
         found.append(GoneBy(model).now(Caller(frame, frame.f_lasti)))
         return []
 
-    session, model, found = SimpleNamespace(share=share), torch.nn.Linear(1, 1), list[Any]()
+    session, model, found = (
+        SimpleNamespace(share=share),
+        trained or torch.nn.Linear(1, 1),
+        list[Any](),
+    )
     for x in session.share([]):
         session.backward(schedule.of(model(x), others))
     return found[0]
@@ -227,6 +233,51 @@ def test_what_a_loop_goes_by_is_told_by_its_names() -> None:
         "self.beta in Schedule.of",
         "self.loss in Schedule.of",
     }
+
+
+def test_what_a_loss_weighs_with_is_told() -> None:
+    """The session does not know of it, so it is in no state."""
+    schedule, loss = Schedule(), torch.nn.CrossEntropyLoss(weight=torch.ones(3))
+    schedule.loss = loss
+    before = shared(schedule, [])
+    loss.weight[0], loss.label_smoothing = 3.0, 0.1
+    after = shared(schedule, [])
+    assert {name for name in before if before[name] != after[name]} == {
+        "self.loss in Schedule.of.label_smoothing",
+        "self.loss in Schedule.of.weight",
+    }
+
+
+class Masked(torch.nn.Linear):
+    """Goes by tensors that are not saved; of what its forward leaves there others have another."""
+
+    def __init__(self) -> None:
+        super().__init__(3, 1)
+        self.mask, self.last, self.scale, self.act = torch.ones(3), torch.ones(3), None, torch.tanh
+        self.register_buffer("table", torch.ones(3), persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.last = x * self.mask * self.table * self.last
+        return super().forward(self.act(self.last) * (self.scale or 1.0))
+
+
+def test_tensors_that_are_in_no_state_are_told() -> None:
+    """A mask that is a plain attribute, and a buffer that is not saved."""
+    model = Masked()
+    before = shared(Schedule(), [], model)
+    model.mask[0], model.table[0], model.last = 0.0, 0.0, torch.zeros(3)
+    after = shared(Schedule(), [], model)
+    changed = {name for name in before if before[name] != after[name]}
+    assert changed == {"mask[3]", "table[3]"}
+
+
+def test_eyes_see_another_function_and_what_was_nothing_before() -> None:
+    """By its name, and by what it is now."""
+    model = Masked()
+    eyes = Eyes([model])
+    model.act, model.scale = torch.relu, 0.5
+    eyes.look(0, LIST)
+    assert sorted(eyes.seen[0].told) == ["act = _VariableFunctionsClass.relu", "scale = 0.5"]
 
 
 def test_it_is_looked_at_where_somebody_may_be_new() -> None:
