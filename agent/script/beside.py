@@ -19,12 +19,19 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from agent.errors import Misuse
 from agent.script.alongside import refuse_alongside
 from agent.script.carried import STATE, counted, refuse_carried, timed
+from agent.script.seen import gone_by_in
 from agent.source import own
 from agent.source.found import Caller, found_loop
 from agent.source.loops import emptied_in
 from agent.tensors.still import version_of
 
 NAMES_MAX = 10_000
+
+TOLD = ("state", "param_groups", "defaults")  # of an optimizer, in its state or made with it
+GROUP = 'keep it in its groups, `group["t"] += 1`, or in its `state`, which its state_dict has'
+BUFFER = (
+    'keep it in a buffer, `register_buffer("tau", torch.tensor(1.0))`, which the model\'s state has'
+)
 
 GIVE = "give it to the session, Session(model, optimizer, {}, ...)"
 ANEW = "make the microbatches of a step anew from its number"
@@ -79,7 +86,7 @@ class Beside:
             if before is not None and before[0] is thing and not _same(before[1], mark):
                 raise Misuse(
                     f"step {step}: `{name}` goes on from step to step, and Session(...) does not know of it, so whoever "
-                    f"joins later would begin it anew: {_advice(name, thing)}"
+                    f"joins later would begin it anew: {_advice(name, thing, mark)}"
                 )
         self._before = found
 
@@ -94,7 +101,14 @@ class Beside:
         names = [*found.items()][:NAMES_MAX]
         anew = emptied_in(found_loop(caller))
         # What is in a thing that the session has is for that thing to tell.
-        inside = tuple(f"{name}." for name, thing in names if id(thing) in known)
+        inside = tuple(
+            within
+            for name, thing in names
+            if id(thing) in known
+            for within in (
+                [f"{name}.{each}" for each in TOLD] if _tells_little(thing) else [f"{name}."]
+            )
+        )
         for name, thing in names:
             if name in anew or name.startswith(("__", *inside)):
                 continue
@@ -109,6 +123,26 @@ class Beside:
                 holder = found.get(owner)  # none, where a name is only called as an attribute is
                 if own.is_own_class(type(holder)):
                     yield name, (holder, (thing,))
+        for name, thing in self._given.items():
+            yield from self._counting(name, thing)
+
+    def _counting(self, name: str, model: object) -> Iterator[tuple[str, tuple[object, Mark]]]:
+        """Numbers that a model goes by, and that change behind the loop by what they are: no state has them."""
+        inside = model.named_modules(prefix=name) if isinstance(model, torch.nn.Module) else ()
+        for path, module in inside:
+            for key in gone_by_in(module) & self._counts:
+                number = vars(module)[key]
+                if isinstance(number, int | float):
+                    yield f"{path}.{key}", (module, (number,))
+
+
+def _tells_little(thing: object) -> bool:
+    """An optimizer of a person's own that says of itself what those of torch do."""
+    return (
+        isinstance(thing, torch.optim.Optimizer)
+        and own.is_own_class(type(thing))
+        and type(thing).state_dict is torch.optim.Optimizer.state_dict
+    )
 
 
 def _are_numbers(thing: object) -> bool:
@@ -199,7 +233,11 @@ def _equal(a: Any, b: Any) -> bool:
     return a is b or (isinstance(a, plain) and isinstance(b, plain) and a == b)
 
 
-def _advice(name: str, thing: object) -> str:
+def _advice(name: str, thing: object, mark: Mark) -> str:
+    if isinstance(thing, torch.optim.Optimizer):
+        return GROUP
+    if isinstance(thing, torch.nn.Module) and isinstance(mark[0], int | float):
+        return BUFFER
     if isinstance(thing, torch.nn.Module | LRScheduler):
         return GIVE.format(name)
     return ANEW if hasattr(thing, "__next__") else STATE

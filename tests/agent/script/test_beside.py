@@ -52,7 +52,56 @@ BLEND = "for k, v in model.state_dict().items(): {}[k].mul_(0.9).add_(v, alpha=0
 COPY = "{k: v.clone() for k, v in model.state_dict().items()}"
 PLATEAU = "plateau = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer)"
 WARM = "warm = torch.optim.lr_scheduler.LinearLR(optimizer); both = torch.optim.lr_scheduler.ChainedScheduler([warm])"
+LION = """
+class Lion(torch.optim.Optimizer):
+    def __init__(self, params, lr=0.1):
+        params = list(params)
+        super().__init__(params, {"lr": lr})
+        self.t, self.means = 0, {p: torch.zeros_like(p) for p in params}
+    @torch.no_grad()
+    def step(self):
+        self.WHAT
+        for group in self.param_groups:
+            group["t"] = group.get("t", 0) + 1
+            for p in group["params"]:
+                self.state[p].setdefault("mean", torch.zeros_like(p)).lerp_(p.grad, 0.1)
+                p.sub_(self.state[p]["mean"].sign(), alpha=group["lr"])
+optimizer = Lion(model.parameters())
+"""
+MEANS = "[mean.lerp_(p.grad, 0.1) for p, mean in self.means.items()]"
+COOLING = """
+class Net(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.layer, self.tau, self.told = torch.nn.Linear(4, 1), 1.0, 0
+    def forward(self, x):
+        return self.layer(x) / self.tau
+    def cool(self):
+        self.tau *= 0.9
+    def count(self):
+        self.told += 1
+model = Net()
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+"""
 REFUSED = {
+    "a count of an optimizer of one's own": (
+        LION.replace("WHAT", "t += 1"),
+        "",
+        "`optimizer.t`",
+        "its state_dict has",
+    ),
+    "means of an optimizer of one's own": (
+        LION.replace("self.WHAT", MEANS),
+        "",
+        "`optimizer.means`",
+        "state_dict and load_state_dict",
+    ),
+    "a number that the model goes by": (
+        COOLING,
+        "model.cool()",
+        "`model.tau`",
+        'register_buffer("tau"',
+    ),
     "an average": (
         AVERAGE,
         "average.update_parameters(model)",
@@ -140,6 +189,22 @@ REFUSED = {
     ),
 }
 ALLOWED = {
+    "an optimizer of one's own that keeps to its state": (
+        LION.replace("self.WHAT", "pass"),
+        "",
+        "",
+    ),
+    "an optimizer of one's own that tells of itself": (
+        LION.replace("WHAT", "t += 1").replace(
+            "    @torch",
+            "    def state_dict(self):\n        return {**super().state_dict(), 't': self.t}\n"
+            "    def load_state_dict(self, state):\n        self.t = state.pop('t')\n"
+            "        super().load_state_dict(state)\n    @torch",
+        ),
+        "",
+        "",
+    ),
+    "a count that the model does not go by": (COOLING, "", "model.count()"),
     "tensors without memory of their own": (
         "graph = torch.eye(4).to_sparse(); sizes = torch.empty(4, device='meta')",
         "",
