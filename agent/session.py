@@ -51,7 +51,14 @@ from agent.schedule import Kind
 from agent.script.beside import Beside
 from agent.script.between import refuse_between
 from agent.script.form import Form
-from agent.script.given import check_modules, check_trained, check_unborn, say_divided, scaler_of
+from agent.script.given import (
+    check_modules,
+    check_trained,
+    check_unborn,
+    say_clipped,
+    say_divided,
+    scaler_of,
+)
 from agent.script.gone_by import GoneBy
 from agent.script.optimizers import Optimizers
 from agent.script.order import Streams, refuse_order
@@ -399,6 +406,7 @@ class Session:
             self._within = Within(caller)
             if self.version == 0 and self._world.leader:
                 say_divided(caller, self.microbatches)
+                say_clipped(caller, self.microbatches)
 
     def _compute(self, step: int, batches: Sequence[Batch]) -> Generator[Batch, None, Summed]:
         while True:

@@ -3,6 +3,7 @@
 import ast
 import sys
 from collections.abc import Iterable, Iterator, Mapping, Sequence
+from pathlib import Path
 from typing import Any
 
 import torch
@@ -13,6 +14,8 @@ from agent.source.found import Caller, found_loop, names_of
 from agent.source.loops import is_backward
 from agent.source.reads import lying_at
 from agent.tensors.away import is_away
+
+CLIPS = {"clip_grad_norm_", "clip_grad_value_", "clip_grads_with_norm_"}
 
 
 def check_modules(modules: Sequence[torch.nn.Module], *, built: bool) -> None:
@@ -119,6 +122,22 @@ def say_divided(caller: Caller, microbatches: int) -> None:
             "What is trained on is the mean over the microbatches of a step anyway: leave the division out, unless it "
             "is meant as something else\n"
         )
+
+
+def say_clipped(caller: Caller, microbatches: int) -> None:
+    """By hand it would be the sum so far, which nobody has here. Whoever means each microbatch may."""
+    loop = found_loop(caller)
+    if loop is None or microbatches == 1:
+        return
+    for node in ast.walk(loop.whole):
+        match node:
+            case ast.Call(func=ast.Attribute(attr=name) | ast.Name(id=name)) if name in CLIPS:
+                sys.stderr.write(
+                    f"{Path(loop.file).name}:{node.lineno}: {name} in the loop over session.share(...) clips the gradient of "
+                    "each microbatch by itself, not the sum so far: move it behind the loop, where the gradient is that of "
+                    "the step, unless it is meant so\n"
+                )
+                return
 
 
 def _divisors(nodes: Sequence[ast.AST], names: Mapping[str, object]) -> Iterator[object]:

@@ -54,6 +54,19 @@ def test_a_loss_that_is_divided_by_the_microbatches_is_said(
     assert "was divided by 2, the number of microbatches" in said[0]
 
 
+@pytest.mark.parametrize("name", ["clip_grad_norm_", "clip_grad_value_"])
+@pytest.mark.parametrize("indent", [8, 4])
+def test_a_microbatch_that_is_clipped_by_itself_is_said(
+    by_hand: Callable[[str], None], capsys: pytest.CaptureFixture[str], name: str, indent: int
+) -> None:
+    """By hand the sum so far would be clipped in the loop; behind it nothing is said."""
+    clip = f"torch.nn.utils.{name}(model.parameters(), 1.0)"
+    body = f"{GIVEN}\n{' ' * indent}{clip}"
+    by_hand(SCRIPT.format(microbatches=TWO, division=body))
+    said = f"{name} in the loop over session.share(...) clips the gradient of each microbatch"
+    assert (said in capsys.readouterr().err) is (indent == 8)
+
+
 @pytest.mark.parametrize("division", OTHERS)
 def test_other_losses_are_not(
     by_hand: Callable[[str], None], capsys: pytest.CaptureFixture[str], division: str
