@@ -5,6 +5,7 @@ Exit codes: 0 done · 1 it did not work · 2 the command or the settings are wro
 """
 
 import io
+import logging
 import os
 import sys
 from collections.abc import Sequence
@@ -37,6 +38,9 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     sys.stdout = sys.stdout or io.StringIO()  # whoever has closed it wants none
     sys.stderr = sys.stderr or io.StringIO()
+    logging.getLogger("agent").addHandler(
+        logging.NullHandler()
+    )  # what a person has to know is said
     if not words or words[0] not in {one.name for one in app.registered_commands}:
         _open_all_rooms()
     try:

@@ -35,6 +35,7 @@ class Lost(msgspec.Struct, frozen=True):
     job: str
     step: int
     left: int
+    why: str = "the disk did not take them, nor did this machine's memory"
 
 
 class Leaving(msgspec.Struct, frozen=True):
@@ -57,8 +58,8 @@ class Leaving(msgspec.Struct, frozen=True):
             )
         for each in self.lost:
             yield (
-                f"steps {each.left} to {each.step} of {each.job} are lost: the disk did not take them, nor did this "
-                f"machine's memory; resumed, it goes on from step {each.left}"
+                f"steps {each.left} to {each.step} of {each.job} are lost: {each.why}; resumed, it goes on from step "
+                f"{each.left}"
             )
 
 
@@ -71,14 +72,14 @@ def found(config: Config, places: Places, view: View | None) -> Leaving:
         ago_s = now_s - (job.ended_at_s or now_s)
         if ago_s > LATELY_S:
             continue
-        shelf = Archive(DiskSink(places.checkpoints / job.id), job.id)
+        shelf = Archive(DiskSink(places.checkpoints / job.id), job.id, ours=False)  # only looked at
         try:
             here = _newest(shelf)
         except CheckpointError:  # which whoever resumes it is told
             continue
         reached, state = here or (0, 0)
         if reached < job.step and ago_s < JUST_NOW_S and job.id not in names:
-            lost.append(Lost(job.id, job.step, reached))
+            lost.append(Lost(job.id, job.step, reached, *shelf.damage()[:1]))
         if not state:
             continue
         try:

@@ -104,7 +104,7 @@ def gc(
     desk.answer(
         {"dry_run": dry_run, "leftovers": found},
         *((made, Text(line)) if found else (Text(line),)),
-        then=("orchestrator gc",) if found and dry_run else ("orchestrator status",),
+        then=("orchestrator gc",) if found and dry_run else (),
     )
 
 

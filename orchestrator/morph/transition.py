@@ -208,7 +208,7 @@ def worthwhile(now: Situation) -> Verdict:
     if now.steps_per_s_after <= now.steps_per_s:
         return Verdict(
             go=False,
-            because=f"it would train no faster: {now.steps_per_s_after:.4g} instead of {now.steps_per_s:.4g} steps/s",
+            because=f"it would train no faster: {now.steps_per_s_after:.4g} steps/s there, {now.steps_per_s:.4g} here",
         )
     if move <= stay:
         return Verdict(

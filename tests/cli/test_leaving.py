@@ -16,11 +16,11 @@ from orchestrator.config import Config, Manager, Storage
 from orchestrator.places import Places
 
 
-def version(folder, step, redo=0, job="gpt-1"):
+def version(folder, step, redo=0, job="gpt-1", behind=0):
     """A state of this many steps, and sums that lead on."""
     archive = Archive(DiskSink(folder / job), job)
     manifest = Manifest(
-        job=job, version=step, generation=archive.take_over(0), layers=(), parts=(), redo=redo
+        job=job, version=step, generation=archive.take_over(behind), layers=(), parts=(), redo=redo
     )
     assert archive.commit(manifest)
 
@@ -82,3 +82,16 @@ def test_steps_that_nobody_has(config, tmp_path):
     version(tmp_path / "copies", 12)
     assert said(config)[0].startswith("steps 12 to 30 of gpt-1 are lost")
     assert not said(config, ended_at_s=time.time() - leaving.JUST_NOW_S - 1)
+
+
+def test_steps_of_a_version_that_is_damaged(config, tmp_path):
+    """What is wrong with it is said, and to look changes nothing: whoever resumes the job sets it aside."""
+    checkpoints = Places(config.state_dir).checkpoints
+    for place in (checkpoints, tmp_path / "copies"):
+        version(place, 12)
+    version(checkpoints, 30, behind=12)
+    newest = max((checkpoints / "gpt-1" / "manifests").iterdir())
+    newest.write_bytes(newest.read_bytes()[:-9])
+    (text,) = said(config)
+    assert text.startswith("steps 12 to 30 of gpt-1 are lost: version 30 is damaged: manifests/")
+    assert newest.exists()
