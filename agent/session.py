@@ -379,8 +379,10 @@ class Session:
         try:
             summed = self._world.logged(step)
             if summed is None:
+                self._gone_by.begin()
                 summed = yield from self._compute(step, batches)
                 self.eyes.look_again()
+                self._gone_by.look_again()
             with self._world.unaided():
                 self.seed_for(step, self.microbatches + 1)
                 self._install(summed)

@@ -20,6 +20,7 @@ from agent.source import own
 from agent.source.found import Caller, find, names_of
 from agent.source.heard import Items
 from agent.source.reads import Reads
+from agent.tensors.still import version_of
 
 NAMES_MAX = 64
 NUMBERS_MAX = 1 << 14
@@ -33,6 +34,24 @@ class GoneBy:
         self._model, self._modules = model, list(_of_each_kind(model))
         self._left: set[str] | None = None
         self._generation = -1
+        self._first: dict[str, tuple[torch.Tensor, int]] | None = None
+        self._has_begun, self._handed = False, set[str]()
+
+    def begin(self) -> None:
+        """Before the first microbatches that this worker computes."""
+        if not self._has_begun:
+            self._has_begun = True
+            self._first = {path: (t, version_of(t)) for path, t in _unsaved(self._model)}
+
+    def look_again(self) -> None:
+        """Behind them: what modules hand each other by attributes is of this worker's last microbatch, and told by nobody."""
+        if self._first is None:
+            return
+        for path, tensor in _unsaved(self._model):
+            then, version = self._first.get(path, (None, 0))
+            if then is not tensor or version_of(tensor) != version:
+                self._handed.add(path)
+        self._first = None
 
     def at(self, caller: Caller, step: int, generation: int) -> dict[str, float]:
         """In some of the steps, if there are others: who comes when all were lost goes through some again."""
@@ -56,7 +75,13 @@ class GoneBy:
                 if told.setdefault(name, number) != number:
                     unlike.add(name)
         some = {name: told[name] for name in sorted(told.keys() - unlike)[:NAMES_MAX]}
-        return some | dict(islice(_unsaved(self._model), NAMES_MAX))
+        kept = ((path, t) for path, t in _unsaved(self._model) if path not in self._handed)
+        # By their sizes: a table may have grown on one worker only.
+        return some | {
+            f"{path}{[*t.shape]}": _total(t)
+            for path, t in islice(kept, NAMES_MAX)
+            if _can_be_told(t)
+        }
 
     def _reads(self, caller: Caller) -> Reads:
         """Anew in each step: names may stand for other objects then."""
@@ -100,14 +125,14 @@ def _of_loss(words: str, module: torch.nn.Module) -> Iterator[tuple[str, float]]
                 yield f"{path}.{key}", _total(value)
 
 
-def _unsaved(model: torch.nn.Module) -> Iterator[tuple[str, float]]:
-    """Tensors that modules go by and that are in no state. By their sizes: a table may have grown on one worker only."""
+def _unsaved(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
+    """Tensors that modules go by and that are in no state."""
     for path, module in model.named_modules():
         tables = module._non_persistent_buffers_set
         for key in sorted(gone_by_in(module) | tables):
             value = vars(module).get(key, module._buffers.get(key) if key in tables else None)
-            if isinstance(value, torch.Tensor) and _can_be_told(value):
-                yield f"{path}.{key}{[*value.shape]}".lstrip("."), _total(value)
+            if isinstance(value, torch.Tensor):
+                yield f"{path}.{key}".lstrip("."), value
 
 
 def _can_be_told(tensor: torch.Tensor) -> bool:

@@ -271,6 +271,20 @@ def test_tensors_that_are_in_no_state_are_told() -> None:
     assert changed == {"mask[3]", "table[3]"}
 
 
+def test_what_modules_hand_each_other_is_not_told() -> None:
+    """A mask that lies in its microbatch goes to a module by an attribute: it is that of this worker's last one."""
+    model = Masked()
+    by, caller = GoneBy(model), Caller(frame := sys._getframe(), frame.f_lasti)
+    by.begin()
+    model.mask = torch.zeros(3)  # as a module around it does before it calls it
+    by.look_again()
+    assert {*by.now(caller)} == {"table[3]"}
+    by.begin()
+    model.table[0] = 0.0
+    by.look_again()
+    assert {*by.now(caller)} == {"table[3]"}
+
+
 def test_eyes_see_another_function_and_what_was_nothing_before() -> None:
     """By its name, and by what it is now."""
     model = Masked()
