@@ -5,6 +5,7 @@ person's own code has (see `agent.source.own`). What is the same object as befor
 steps only, ever more seldom.
 """
 
+import warnings
 import weakref
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator, Mapping
@@ -121,7 +122,7 @@ class Beside:
                 yield name, (thing, mark)
             if attribute in self._counts and isinstance(thing, int | float):
                 holder = found.get(owner)  # none, where a name is only called as an attribute is
-                if own.is_own_class(type(holder)):
+                if own.is_holder(holder):
                     yield name, (holder, (thing,))
         for name, thing in self._given.items():
             yield from self._counting(name, thing)
@@ -195,9 +196,27 @@ def _mark(thing: object, mine: set[int], keys: set[str]) -> Mark | None:
             found = _progress(thing)
         case type():  # `itertools.repeat` itself has what its instances have
             pass
-        case _ if type(thing).__module__ == "builtins" and hasattr(thing, "__length_hint__"):
-            found = (thing.__length_hint__(),)
+        case _ if type(thing).__module__ in ("builtins", "itertools"):
+            found = _place(thing)
     return found
+
+
+def _place(thing: Any) -> Mark | None:
+    """How far an iterator of Python's own is: by what is left, or by those that it is made of, `itertools.cycle(rows)`."""
+    if hasattr(thing, "__length_hint__"):
+        return (thing.__length_hint__(),)
+    if not hasattr(thing, "__next__"):
+        return None
+    try:
+        with warnings.catch_warnings():
+            warnings.simplefilter("ignore")  # later Pythons will not tell any more
+            parts = thing.__reduce__()[1:]
+    except (TypeError, AttributeError):
+        return None
+    flat = [each for part in parts for each in (part if isinstance(part, tuple) else (part,))]
+    numbers = tuple(each for each in flat if isinstance(each, int))
+    inner = tuple(_mark(each, set(), set()) for each in flat if hasattr(each, "__next__"))
+    return (*numbers, *(each for each in inner if each)) or None
 
 
 def _versions(tensors: list[torch.Tensor], mine: set[int]) -> Mark | None:

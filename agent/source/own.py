@@ -78,20 +78,29 @@ def names(frame: FrameType) -> dict[str, object]:
         found |= {f"{where}.{key}": value for key, value in there.items() if key[:2] != "__"}
     around, known = found, set[int]()
     for _ in range(DEPTH_MAX):
-        own = {id(thing): (name, thing) for name, thing in around.items() if _is_own(thing)}
+        own = {id(thing): (name, thing) for name, thing in around.items() if is_holder(thing)}
         around = {
             f"{name}.{key}": value
             for each, (name, thing) in own.items()
             if each not in known
             for key, value in [*getattr(thing, "__dict__", {}).items()]
+            if not isinstance(thing, type) or not (key[:2] == "__" or hasattr(value, "__get__"))
         }
         known |= own.keys()
         found |= around
     return found
 
 
-def _is_own(thing: object) -> bool:
-    return is_own_class(type(thing)) and not isinstance(thing, torch.nn.Module | type)
+def is_holder(thing: object) -> bool:
+    """What has attributes of the person's own: an object, a class, or a function. Modules tell of themselves."""
+    match thing:
+        case torch.nn.Module():
+            return False
+        case FunctionType():
+            return bool(thing.__dict__) and not is_library(thing.__code__.co_filename)
+        case type():
+            return not issubclass(thing, torch.nn.Module) and is_own_class(thing)
+    return is_own_class(type(thing))
 
 
 def asking() -> FrameType | None:

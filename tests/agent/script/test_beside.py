@@ -84,6 +84,36 @@ model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
 REFUSED = {
+    "a count of a class": (
+        "class State:\n    seen = 0",
+        "State.seen += 1",
+        "`State.seen`",
+        "state_dict and load_state_dict",
+    ),
+    "a count of a function": (
+        "batches.seen = 0",
+        "batches.seen += 1",
+        "`batches.seen`",
+        "state_dict and load_state_dict",
+    ),
+    "a counter": (
+        f"import itertools; it = itertools.count(); {BATCHES.format('it').replace('next(it)', 'torch.ones(2, 4) * next(it)')}",
+        "",
+        "`it`",
+        "anew from its number",
+    ),
+    "what goes round": (
+        f"import itertools; it = itertools.cycle(data); {BATCHES.format('it')}",
+        "",
+        "`it`",
+        "anew from its number",
+    ),
+    "what comes of an iterator": (
+        f"it = map(abs, iter(data)); {BATCHES.format('it')}",
+        "",
+        "`it`",
+        "anew from its number",
+    ),
     "a count of an optimizer of one's own": (
         LION.replace("WHAT", "t += 1"),
         "",
@@ -189,6 +219,12 @@ REFUSED = {
     ),
 }
 ALLOWED = {
+    "what a class and a function have": (
+        "class Config:\n    width, rows = 4, [torch.ones(2)]\nbatches.width = 4",
+        "",
+        "",
+    ),
+    "a counter of every step": ("import itertools", "", "it = itertools.count(); next(it)"),
     "an optimizer of one's own that keeps to its state": (
         LION.replace("self.WHAT", "pass"),
         "",
