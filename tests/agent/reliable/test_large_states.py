@@ -15,6 +15,7 @@ from agent.reliable.backup import Assembly
 from agent.store.memory import joined
 
 SIZE = 1 << 28
+TRIES = 40
 TURNS_MIN = 8  # a call that keeps all others waiting leaves them two at most, before and behind it
 
 
@@ -41,21 +42,26 @@ def quick_turns() -> Iterator[None]:
 
 @pytest.mark.parametrize("work", WORKS)
 def test_others_have_their_turn_meanwhile(work: str, quick_turns: None) -> None:
-    """A quarter of a gigabyte is summed or copied, and another thread runs again and again before it is done."""
+    """A quarter of a gigabyte is summed or copied, and another thread runs again and again before it is done: seen at
+    least once, since on a busy machine it may find no core meanwhile."""
     data = np.zeros(SIZE, dtype=np.uint8).data
+    assert any(_turns(lambda: WORKS[work](data)) > TURNS_MIN for _ in range(TRIES))
+
+
+def _turns(perform: Callable[[], object]) -> int:
     begun, turns = threading.Event(), 0
 
-    def perform() -> None:
+    def performed() -> None:
         begun.set()
-        WORKS[work](data)
+        perform()
 
-    thread = threading.Thread(target=perform)
+    thread = threading.Thread(target=performed)
     thread.start()
     begun.wait()
     while thread.is_alive():
         time.sleep(0.0001)
         turns += 1
-    assert turns > TURNS_MIN
+    return turns
 
 
 LARGE = """
