@@ -32,6 +32,7 @@ WORDS = 997.0  # so few that two of them are never near to each other
 class GoneBy:
     def __init__(self, model: torch.nn.Module) -> None:
         self._model, self._modules = model, list(_of_each_kind(model))
+        self._members = {id(module) for module in model.modules()}
         self._left: set[str] | None = None
         self._generation = -1
         self._first: dict[str, tuple[torch.Tensor, int]] | None = None
@@ -71,7 +72,7 @@ class GoneBy:
         for words, value in self._reads(caller).said(names_of(caller.frame)):
             if words.split()[0].rpartition(".")[2] in self._left:
                 continue
-            for name, number in _numbers(words, value):
+            for name, number in self._numbers(words, value):
                 if told.setdefault(name, number) != number:
                     unlike.add(name)
         some = {name: told[name] for name in sorted(told.keys() - unlike)[:NAMES_MAX]}
@@ -82,6 +83,12 @@ class GoneBy:
             for path, t in islice(kept, NAMES_MAX)
             if _can_be_told(t)
         }
+
+    def _numbers(self, words: str, value: Any) -> Iterator[tuple[str, float]]:
+        yield from _numbers(words, value)
+        is_loss = isinstance(value, torch.nn.Module) and next(value.parameters(), None) is None
+        if is_loss and id(value) not in self._members:  # those of the model tell of themselves
+            yield from _of_loss(words, value)
 
     def _reads(self, caller: Caller) -> Reads:
         """Anew in each step: names may stand for other objects then."""
@@ -108,9 +115,6 @@ def _numbers(words: str, value: Any) -> Iterator[tuple[str, float]]:
                 yield f"{words}[{each[0]!r}]", float(each[2])
     elif isinstance(value, bool | int | float):
         yield words, float(value)
-    elif isinstance(value, torch.nn.Module) and next(value.parameters(), None) is None:
-        yield words, _word(value)  # a loss, say
-        yield from _of_loss(words, value)
     elif isinstance(value, str | torch.nn.Module | FunctionType | functools.partial):
         yield words, _word(value)
 
@@ -122,7 +126,7 @@ def _of_loss(words: str, module: torch.nn.Module) -> Iterator[tuple[str, float]]
             if isinstance(value, int | float):
                 yield f"{path}.{key}", float(value)
             elif isinstance(value, torch.Tensor) and _can_be_told(value):
-                yield f"{path}.{key}", _total(value)
+                yield f"{path}.{key}{[*value.shape]}", _total(value)
 
 
 def _unsaved(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

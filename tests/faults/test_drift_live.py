@@ -14,7 +14,7 @@ SCRIPT = TOY.replace("        time.sleep(pause_s)\n", "").replace(
     "    optimizer.step()\n", "    time.sleep(pause_s)\n    optimizer.step()\n"
 )
 DRIFTED = re.compile(r"steps take ([\d.]+) times what was predicted, and microbatches [\d.]+ times")
-PREDICTED = re.compile(r"1x1 on 1 worker: (\d+) ms a step")
+PREDICTED = re.compile(r"1x1 on 1 worker: predicted (\d+) ms a step")
 
 
 def test_the_plan_book_follows_what_steps_take(new_house) -> None:

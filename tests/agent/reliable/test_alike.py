@@ -244,7 +244,7 @@ def test_what_a_loss_weighs_with_is_told() -> None:
     after = shared(schedule, [])
     assert {name for name in before if before[name] != after[name]} == {
         "self.loss in Schedule.of.label_smoothing",
-        "self.loss in Schedule.of.weight",
+        "self.loss in Schedule.of.weight[3]",
     }
 
 
@@ -375,7 +375,7 @@ def test_eyes_load_nothing() -> None:
 
 
 SCRIPT = """
-import itertools, sys, time, pathlib
+import sys, time, pathlib
 import numpy as np
 import torch
 from agent import Session
@@ -387,13 +387,20 @@ class Weights:
     def __init__(self):
         self.beta = 1.0
 weights = Weights()
-counts, stream, hold = itertools.count(1), np.random.default_rng(0), pathlib.Path(sys.argv[1])
+def counter():
+    asked = 0
+    def again():
+        nonlocal asked
+        asked += 1
+        return asked
+    return again
+again, stream, hold = counter(), np.random.default_rng(0), pathlib.Path(sys.argv[1])
 def batches(step):
     while step == 4 and hold.exists():
         time.sleep(0.01)
     return [torch.full((2, 4), step + 1.0 + i) for i in range(2)]
 for step in session.steps(9):
-    count = next(counts)
+    count = again()
     for x in session.share(batches(step)):
         session.backward(weights.beta * model(x).square().mean() / 100)
     optimizer.step()
