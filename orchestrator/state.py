@@ -250,9 +250,7 @@ class Job(msgspec.Struct, kw_only=True):
     fence_generation: int = -1  # reports of generations up to this one are from before a rewind
     rewound: list[tuple[float, int, int]] = []
     preemptions: int = 0
-    forgiven: int = (
-        0  # of these, when somebody last resumed it: what `max_preemptions` counts begins anew
-    )
+    forgiven: int = 0  # of these: what `max_preemptions` counts begins anew with a resume
     failures: int = 0
     failed_at_s: float = -1.0
     failed_step: int = -1

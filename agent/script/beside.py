@@ -20,7 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from agent.errors import Misuse
 from agent.script.alongside import refuse_alongside
 from agent.script.carried import STATE, counted, refuse_carried, timed
-from agent.script.seen import gone_by_in
+from agent.script.seen import gone_by_of
 from agent.source import own
 from agent.source.found import Caller, found_loop
 from agent.source.loops import emptied_in
@@ -125,16 +125,16 @@ class Beside:
                 if own.is_holder(holder):
                     yield name, (holder, (thing,))
         for name, thing in self._given.items():
-            yield from self._counting(name, thing)
+            if isinstance(thing, torch.nn.Module):
+                yield from self._counting(name, thing)
 
-    def _counting(self, name: str, model: object) -> Iterator[tuple[str, tuple[object, Mark]]]:
+    def _counting(
+        self, name: str, model: torch.nn.Module
+    ) -> Iterator[tuple[str, tuple[object, Mark]]]:
         """Numbers that a model goes by, and that change behind the loop by what they are: no state has them."""
-        inside = model.named_modules(prefix=name) if isinstance(model, torch.nn.Module) else ()
-        for path, module in inside:
-            for key in gone_by_in(module) & self._counts:
-                number = vars(module)[key]
-                if isinstance(number, int | float):
-                    yield f"{path}.{key}", (module, (number,))
+        for path, there, key in gone_by_of(model, name):
+            if key in self._counts and isinstance(there[key], int | float):
+                yield path, (model, (there[key],))
 
 
 def _tells_little(thing: object) -> bool:

@@ -48,11 +48,10 @@ class Eyes:
             if tensor.dtype.is_floating_point
         ]
         self._begun = [  # what only a script changes in modules, as it is now
-            (f"{name}.{key}".lstrip("."), vars(module), key, vars(module)[key])
+            (name, there, key, there[key])
             for model in models
-            for name, module in model.named_modules()
-            for key in gone_by_in(module)
-            if isinstance(vars(module)[key], KEPT)
+            for name, there, key in gone_by_of(model)
+            if isinstance(there[key], KEPT)
         ]
         self._then: list[object] = []
         self._hooks = [
@@ -149,6 +148,15 @@ def _is_still(now: object, then: object) -> bool:
 def gone_by_in(module: torch.nn.Module) -> frozenset[str]:
     """The attributes that its methods go by, and that only a script changes."""
     return _gone_by(_kinds(module)) & vars(module).keys()
+
+
+def gone_by_of(
+    model: torch.nn.Module, prefix: str = ""
+) -> Iterator[tuple[str, dict[str, Any], str]]:
+    """All of them in a model: by what name, and where each lies."""
+    for path, module in model.named_modules(prefix=prefix):
+        for key in gone_by_in(module):
+            yield f"{path}.{key}".lstrip("."), vars(module), key
 
 
 def _kinds(module: torch.nn.Module) -> tuple[type, ...]:

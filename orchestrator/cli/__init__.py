@@ -38,9 +38,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     words = list(sys.argv[1:] if arguments is None else arguments)
     sys.stdout = sys.stdout or io.StringIO()  # whoever has closed it wants none
     sys.stderr = sys.stderr or io.StringIO()
-    logging.getLogger("agent").addHandler(
-        logging.NullHandler()
-    )  # what a person has to know is said
+    logging.getLogger("agent").addHandler(logging.NullHandler())  # a person is told in sentences
     if not words or words[0] not in {one.name for one in app.registered_commands}:
         _open_all_rooms()
     try:
