@@ -12,6 +12,7 @@ from agent.profile import Profile
 from cloud.model import Notice
 
 NanPolicy = Literal["fail", "skip"]
+Sums = Literal["auto", "always", "never"]  # when they are sent: see `agent.reliable.toll`
 LossCause = Literal["connection", "silent", "exited", "machine"]
 FailureKind = Literal["exception", "nan", "no_session", "setup", "exit", "refused"]
 When = Literal["boundary", "now"]
@@ -32,6 +33,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     argv: tuple[str, ...] = ()
     nan: NanPolicy = "fail"
     backup_every_steps: int = 10
+    sums: Sums = "always"
     checkpoint_every_s: float = 60.0
     from_url: str = ""
 
@@ -161,6 +163,18 @@ class BackupHeld(Report, frozen=True, kw_only=True):
     state_bytes: int
 
 
+class SumsKept(Report, frozen=True, kw_only=True):
+    """From now on the keeper gets the sum of every step before its commit, or no more. So many machines could go on alone;
+    the bytes, and what they take of a step, are 0 where they were not measured."""
+
+    job: str
+    kept: bool
+    copies: int
+    sum_bytes: int = 0
+    sum_s: float = 0.0
+    step_s: float = 0.0
+
+
 class CheckpointWritten(Report, frozen=True, kw_only=True):
     job: str
     step: int
@@ -239,6 +253,7 @@ AnyReport = (
     | JobProfiled
     | Paced
     | BackupHeld
+    | SumsKept
     | CheckpointWritten
     | CheckpointFailed
     | CheckpointCopied

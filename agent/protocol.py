@@ -125,6 +125,7 @@ class Prepared(Message, frozen=True, kw_only=True):
     present: bytes
     held: Held | None = None
     seen: tuple[Seen, ...] = ()
+    told: bool = True  # the keeper has, or gets, what there is of the sum here
 
 
 class Holding(Message, frozen=True, kw_only=True):
@@ -294,7 +295,7 @@ class Enter(Message, frozen=True, kw_only=True):
     `holders` have that version and send it to those of the layout that have not, in slices; where some have
     only the layers in `held`, or shall have no more than their own, each asks for what it lacks. With no
     holders the keeper sends its own copy, of which each asks for its layers where it shall have no more; and the
-    `redo` sums behind it are asked for. `snapshot` is as in
+    `redo` sums behind it are asked for. `snapshot` and `sums` are as in
     `Commit`. `record` asks the first worker whether the script can be cut, since nobody has said so yet; the others
     begin their first share by waiting for its word (`agent.crew.helping`). `unled` is the committed step that the first
     worker leads once more when it applies it again.
@@ -309,19 +310,21 @@ class Enter(Message, frozen=True, kw_only=True):
     snapshot: bool = False
     record: bool = False
     unled: int | None = None
+    sums: bool = True
 
 
 class Commit(Message, frozen=True, kw_only=True):
     """Version `version` is committed.
 
-    `snapshot` asks for its state in the background, `trace` for a timeline of the step that begins now. `backup`
-    is the version of the state that the keeper has.
+    `snapshot` asks for its state in the background, `trace` for a timeline of the step that begins now, and `sums` for
+    the sum of that step. `backup` is the version of the state that the keeper has.
     """
 
     generation: int
     version: int
     snapshot: bool = False
     trace: bool = False
+    sums: bool = True
     backup: int = -1
 
 

@@ -131,6 +131,10 @@ class Job(Section):
     """When the loss is not a number: "fail" the job, or "skip" the step."""
     backup_every_steps: Annotated[int, Field(ge=1, le=1_000_000)] = 10
     """How often the state goes to the memory of the manager's machine."""
+    sums: Literal["auto", "always", "never"] = "auto"
+    """Whether every step waits until its gradients are there as well. With them no step is lost, even when all
+    machines go at once; without, those since the newest state are trained again. "auto": while it takes little of a
+    step, and whenever only one machine has the model. "never" sends them in the latter case only."""
     checkpoint_every_s: Seconds = 60.0
     """How often that state is written to disk."""
 

@@ -5,7 +5,7 @@ Reports from instances (`agent.messages`) are events as they are. The rest is de
 
 import msgspec
 
-from agent.messages import AnyReport, NanPolicy
+from agent.messages import AnyReport, NanPolicy, Sums
 from cloud.model import InstanceType, Machine, Pool, Quote
 from orchestrator.settings import Settings
 
@@ -98,6 +98,7 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     max_preemptions: int | None = None
     nan: NanPolicy = "fail"
     backup_every_steps: int = 10
+    sums: Sums = "always"
     checkpoint_every_s: float = 60.0
     from_url: str = ""
 

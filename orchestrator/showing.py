@@ -77,6 +77,7 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         eta_s=left * job.step_s if job.status == "RUNNING" and job.step_s else None,
         recoveries_s=tuple(job.recoveries_s),
         backup_step=job.backup_step,
+        sums_kept=job.sums_kept,
         checkpoint_step=job.checkpoint_step,
         export_uri=job.export_uri,
         microbatches=job.microbatches,

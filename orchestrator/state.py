@@ -265,6 +265,7 @@ class Job(msgspec.Struct, kw_only=True):
     recoveries_s: list[float] = []
     times: Times = Times()  # what changes really took
     backup_step: int = 0
+    sums_kept: bool = True  # on the manager's machine: they lead on from the backup
     checkpoint_step: int = 0
     export_uri: str = ""
     waiting: str = ""  # what it waits for, while it holds too little to run

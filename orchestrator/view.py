@@ -72,6 +72,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     backup_step: int
     checkpoint_step: int
     export_uri: str
+    sums_kept: bool = True  # from the backup on
     microbatches: int = 0  # of a step; 0 as long as no worker has said
     stages_max: int = 1
     uncuttable: str = ""

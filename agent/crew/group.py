@@ -492,6 +492,7 @@ class Group(Crew):
                     self._hear(message)
                 case Commit():
                     self._committed = max(self._committed, message.version)
+                    self._preparing.wanted = message.sums
                     if message.snapshot:
                         self._snapshots.asked_at = message.version
                     if message.trace:
@@ -530,6 +531,7 @@ class Group(Crew):
         self._mesh.forget(before - set(order.addresses))
         self._mesh.want(order.addresses)
         self._snapshots.asked_at = order.version if order.snapshot else None
+        self._preparing.wanted = order.sums
         # Not more: who slept while others did a step is told the version, and not that its own was committed.
         self._committed = min(self._committed, order.version)
         self._redo.clear()

@@ -1,4 +1,6 @@
-"""What a worker tells the keeper of a step before the commit: its slice of the sum, and that it can apply all of it."""
+"""What a worker tells the keeper of a step before the commit: its slice of the sum, where that is wanted, and that it can
+apply all of it.
+"""
 
 from agent.crew.crew import Crew
 from agent.faults import passing
@@ -10,6 +12,8 @@ from agent.tensors.sums import Sum, Summed
 class Preparing:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
+        self.wanted = True  # the sums of steps that begin now
+        self._told = True  # that of this step
         self._sliced_at = 0  # the connection to the keeper by which the sum was sent
         self._slices: list[tuple[int, list[memoryview]]] = []  # what the keeper got of the sum
 
@@ -26,6 +30,10 @@ class Preparing:
 
     def send(self, step: int, slices: list[tuple[int, list[memoryview]]]) -> None:
         """As offsets, and what lies there."""
+        self._told = self.wanted
+        self._tell(step, slices if self._told else [])
+
+    def _tell(self, step: int, slices: list[tuple[int, list[memoryview]]]) -> None:
         self._sliced_at, self._slices = self._crew.link.connects, slices
         for offset, pieces in slices:
             message = Slice(
@@ -38,7 +46,7 @@ class Preparing:
         passing("step: slice sent")
 
     def send_again(self, step: int) -> None:
-        self.send(step, self._slices)
+        self._tell(step, self._slices)
 
     def say(self, step: int, summed: Summed, promised: Held | None) -> None:
         """`promised` is what will be here behind the step, if not all."""
@@ -51,6 +59,7 @@ class Preparing:
                 present=summed.present,
                 held=promised,
                 seen=tuple(self._crew.session.eyes.seen),
+                told=self._told,
             )
         )
         passing("step: prepared")

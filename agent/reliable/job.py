@@ -65,6 +65,7 @@ log = logging.getLogger(__name__)
 CLOSE_S = 30.0  # for the commit that is being written
 COPIED_S = 10.0  # the manager waits longer for a job to be put away
 PEER_GRACE_S = 0.5
+WHOLE_S = 60.0  # behind a checkpoint that was asked for: whoever did means to end this
 
 
 class Job:
@@ -86,11 +87,12 @@ class Job:
         self.vault.since = self.history.version
         self.roster = Roster(self.history, self._reports, self._lock)
         self._round, self._alike = Round(self.vault.memory.take), Alike()
+        self._owed = False  # a checkpoint, as soon as nothing is lacking in it
         self._tracing = Tracing(order.job)
         self._regrouping = Regrouping(
             self.history, self.roster, self.vault, self._reports, self._lock, self._give_up
         )
-        self._regrouping.begun = self._round.begin
+        self._regrouping.begun = self._begin_round
         self._ending = Ending(
             self.roster, self.vault, self._lock, self._reports, completed, lambda: self.closed
         )
@@ -111,7 +113,15 @@ class Job:
             self._regrouping.restore(layout)
 
     def write_checkpoint(self) -> None:
+        """With all that is committed in it, and nothing that follows is lacking in what is here either."""
         with self._lock:
+            self.vault.toll.insist(time.monotonic() + WHOLE_S)
+            self._owed = True
+            self._write_what_is_owed()
+
+    def _write_what_is_owed(self) -> None:
+        if self._owed and not self.vault.behind:
+            self._owed = False
             self.vault.write_beside()
 
     def trace(self) -> None:
@@ -237,6 +247,7 @@ class Job:
             if isinstance(message, Snapshot):
                 return self.vault.place(message, layout)
             if isinstance(message, Slice) and self._is_current(message.generation, message.step):
+                self.vault.toll.begins(member.worker, time.monotonic())
                 return self._round.sums(message.total).place(message.offset, size)
         return None
 
@@ -272,6 +283,7 @@ class Job:
             case Slice():
                 if self._is_current(message.generation, message.step):
                     self._round.sums(message.total).take(message.offset, payload)
+                    self.vault.toll.ends(member.worker, time.monotonic())
             case Prepared():
                 self._on_prepared(member, message)
             case Holding():
@@ -325,6 +337,7 @@ class Job:
     def _on_snapshot(self, member: Member, message: Snapshot, payload: memoryview) -> None:
         if self.roster.layout is not None:
             whole = self.vault.take(message, payload, member.worker, self.roster.layout)
+            self._write_what_is_owed()
             if whole is not None and message.final:
                 self._ending.begin(whole)
 
@@ -345,6 +358,10 @@ class Job:
         self.roster.remove(member.worker, "its script failed")
         member.dismiss("the script failed")
         self._reports.failed(member.worker, failed)
+
+    def _begin_round(self) -> None:
+        self._round.begin()
+        self.vault.toll.forget()
 
     # --- commits ------------------------------------------------------------------------------------
 
@@ -383,8 +400,9 @@ class Job:
         """Write it down, however long Redis is away; then tell everyone."""
         with self._lock:
             assert self.roster.layout is not None
-            promised = self._round.logged(self.history.version, self.roster.layout)
-        self.vault.promise(promised)
+            step = self.history.version
+            promised = self._round.logged(step, self.roster.layout)
+        self.vault.promise(step, promised)
         try:
             self.history.write(commit)
         except Fenced as error:
@@ -410,11 +428,19 @@ class Job:
         roster, layout = self.roster, self.roster.layout
         assert layout is not None
         logged, prepared = self._round.end(self.history.version, layout)
-        self.vault.log(logged)
+        if logged is not None:
+            self.vault.log(logged)
+            self.vault.toll.step(logged.body.nbytes)
+        else:
+            self.vault.skip(self.history.version)
+            self.vault.toll.forget()
         self.history.note(commit)
         if commit.loss is not None and math.isfinite(commit.loss):
             self._reports.loss = commit.loss  # a skipped step has none that could be shown
-        snapshot = (self.vault.wants or self.vault.lags(layout)) and roster.pending is None
+        copies = roster.copies([member.worker for member in roster.inside()])
+        sums = self.vault.toll.pay(copies, self._reports.step_s, time.monotonic())
+        wanted = self.vault.wants or self.vault.lags(layout) or (sums and self.vault.adrift)
+        snapshot = wanted and roster.pending is None
         if snapshot:
             self.vault.ask(layout, commit.version)
         trace = self._tracing.wanted and roster.pending is None
@@ -425,6 +451,7 @@ class Job:
             version=commit.version,
             snapshot=snapshot,
             trace=trace,
+            sums=sums,
             backup=self.vault.backup.version if self.vault.backup is not None else -1,
         )
         for member in roster.inside():
@@ -434,6 +461,8 @@ class Job:
         steps_total = ready.steps_total if ready is not None else 0
         self._reports.progress(layout.generation, commit.version, steps_total)
         self._reports.paces(layout.generation, roster.inside())
+        self._reports.sums(self.vault.toll, copies)
+        self._write_what_is_owed()
         if roster.pending is not None and not self.closed:
             self._regrouping.apply()
 

@@ -148,7 +148,8 @@ class Regrouping:
 
     def _tell(self, layout: Layout, holders: tuple[str, ...]) -> None:
         members, vault = self._roster.members, self._vault
-        snapshot = vault.wants
+        sums = vault.toll.pay(self._roster.copies(holders), 0.0, time.monotonic())
+        snapshot = vault.wants or (sums and vault.adrift)
         if snapshot:
             vault.ask(layout, self._history.version)
         enter = Enter(
@@ -161,6 +162,7 @@ class Regrouping:
             snapshot=snapshot,
             record=self._roster.recorders.wanted(time.monotonic()),
             unled=self._unled(),
+            sums=sums,
         )
         for worker in dict.fromkeys((*layout.workers, *holders)):
             member = members[worker]
@@ -284,7 +286,8 @@ class Regrouping:
         except Fenced as error:
             self._gave_up(error)
             return False
-        self._vault.since, self._roster.left, self._roster.unled = version, None, None
+        self._vault.go_back(version)
+        self._roster.left = self._roster.unled = None
         return True
 
     # --- the keeper was restarted ---------------------------------------------------------------------

@@ -69,6 +69,15 @@ class Sum(msgspec.Struct, frozen=True, tag=True):
     body: Ref
 
 
+class Gap(msgspec.Struct, frozen=True, tag=True):
+    """This step was committed without its sum: what came of that in an earlier layout is of no step."""
+
+    step: int
+
+
+Entry = Form | State | Sum | Gap
+
+
 class _Place:
     """Where an area is, without holding on to it."""
 
@@ -163,6 +172,15 @@ class Remains:
             self._last = logged
             entry = self._sum(logged)
             if self._log is not None and entry is not None and not _wrote(self._log, [entry]):
+                self._drop_log()
+
+    def note_gap(self, step: int) -> None:
+        """Before it is committed."""
+        with self._lock:
+            if self._last is None or self._last.step != step:
+                return
+            self._last = None
+            if self._log is not None and not _wrote(self._log, [Gap(step)]):
                 self._drop_log()
 
     def note_state(self, saved: Saved) -> bool:
@@ -349,7 +367,7 @@ def sweep(root: Path, jobs: Collection[str]) -> None:
                 shutil.rmtree(folder, ignore_errors=True)
 
 
-def _wrote(handle: int, entries: Iterable[Form | State | Sum]) -> bool:
+def _wrote(handle: int, entries: Iterable[Entry]) -> bool:
     """Whether all of them found room."""
     frames = bytearray()
     for entry in entries:
@@ -386,15 +404,17 @@ def _read(path: Path) -> tuple[Form, State | None, dict[int, Sum]]:
                     state = entry
                 case Sum():
                     sums[entry.step] = entry
+                case Gap():
+                    sums.pop(entry.step, None)
     return form, state, sums
 
 
-def _entries(data: bytes) -> Iterator[Form | State | Sum]:
+def _entries(data: bytes) -> Iterator[Entry]:
     at = 0
     while at + _FRAME.size <= len(data):
         size, crc = _FRAME.unpack_from(data, at)
         body = data[at + _FRAME.size : at + _FRAME.size + size]
         if len(body) < size or crc32c(0, body) != crc:
             return
-        yield msgspec.msgpack.decode(body, type=Form | State | Sum)
+        yield msgspec.msgpack.decode(body, type=Entry)
         at += _FRAME.size + size

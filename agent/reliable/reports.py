@@ -13,6 +13,7 @@ from agent.messages import (
     RecallFailed,
     Regrouped,
     Report,
+    SumsKept,
     WorkerFailed,
     WorkerLost,
     WorkerReady,
@@ -20,6 +21,7 @@ from agent.messages import (
 from agent.profile import Profile
 from agent.protocol import Failed, Ready
 from agent.reliable.member import Member
+from agent.reliable.toll import Toll
 from cloud.clock import CLOCK
 
 PACES_S = 2.0
@@ -33,6 +35,7 @@ class Reports:
         self._disturbed_s: float | None = None
         self._committed_s = time.monotonic()
         self._step_s = 0.0
+        self._sums = True  # as was told last
         self._paces: dict[str, float] = {}  # as they were told last
         self._paced_s = 0.0
 
@@ -124,6 +127,27 @@ class Reports:
                 step_s=self._step_s or took_s,
             )
         )
+
+    @property
+    def step_s(self) -> float:
+        """How long a step takes in this layout; 0 if that is not known yet."""
+        return self._step_s
+
+    def sums(self, toll: Toll, copies: int) -> None:
+        """Whether the keeper gets them, when that has changed."""
+        if toll.paid != self._sums:
+            self._sums = toll.paid
+            self._report(
+                SumsKept(
+                    at_s=CLOCK.now_s(),
+                    job=self._job,
+                    kept=toll.paid,
+                    copies=copies,
+                    sum_bytes=toll.sum_bytes,
+                    sum_s=toll.sum_s,
+                    step_s=self._step_s,
+                )
+            )
 
     def paces(self, generation: int, members: list[Member]) -> None:
         """What a microbatch takes on each worker, when that has changed, and not too often."""

@@ -7,6 +7,8 @@ The job that owns it holds its lock; nothing here waits.
 
 import threading
 import time
+from collections.abc import Collection
+from itertools import combinations
 
 from agent.layout import Layout
 from agent.messages import LossCause
@@ -67,6 +69,24 @@ class Roster:
         if len(parts) == len(found) > 0 and len(together) < parts[0].of:
             return ()
         return tuple(found)
+
+    def copies(self, holders: Collection[str]) -> int:
+        """How many machines, of those that stay, could go on alone with what these have; where it takes several to have
+        all of it, whether there is another such group."""
+        layout = self.layout
+        stay = [m for w in holders if not (m := self.members[w]).noticed]
+        if layout is None or not layout.owned:
+            return len({member.machine_id for member in stay if member.held is None})
+        staying = {member.worker: member.machine_id for member in stay}
+        groups = [
+            {staying[worker] for worker in replica.workers}
+            for replica in layout.replicas
+            if all(worker in staying for worker in replica.workers)
+        ]
+        if self._history.generation != layout.generation:
+            groups = groups[:1]  # each has come by its own layers behind the first step
+        apart = any(one.isdisjoint(other) for one, other in combinations(groups, 2))
+        return len(groups) if apart else min(1, len(groups))
 
     def hear_left(self, version: int) -> None:
         """Of one outside of the layout, too: others may be about to take over from it. Too late where they have gone on."""

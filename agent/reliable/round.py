@@ -29,18 +29,26 @@ class Round:
 
     def whole(self, layout: Layout) -> bool:
         """Whether it can be committed."""
-        here = self._sums is not None and self._sums.whole
-        return here and all(worker in self._prepared for worker in layout.workers)
+        if any(worker not in self._prepared for worker in layout.workers):
+            return False
+        return self._kept_back or (self._sums is not None and self._sums.whole)
+
+    @property
+    def _kept_back(self) -> bool:
+        """Whether its sum does not come, since one of them was told so. After a restart others may have sent theirs."""
+        return not all(message.told for message in self._prepared.values())
 
     def loss(self, layout: Layout) -> float:
         return self._prepared[layout.workers[0]].loss
 
-    def logged(self, step: int, layout: Layout) -> LoggedSum:
-        """Its sum, and what the step contributed to."""
+    def logged(self, step: int, layout: Layout) -> LoggedSum | None:
+        """Its sum, and what the step contributed to; None if it stays with the workers."""
+        if self._kept_back:
+            return None
         assert self._sums is not None
         return LoggedSum(step, self._prepared[layout.workers[0]].present, self._sums.body)
 
-    def end(self, step: int, layout: Layout) -> tuple[LoggedSum, dict[str, Prepared]]:
+    def end(self, step: int, layout: Layout) -> tuple[LoggedSum | None, dict[str, Prepared]]:
         """And who was prepared; the next one begins."""
         logged, prepared = self.logged(step, layout), self._prepared
         self._prepared, self._sums = {}, None

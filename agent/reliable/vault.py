@@ -7,7 +7,7 @@ the workers, stalls nobody, and has every committed step in it.
 import logging
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
 from typing import Literal
@@ -24,6 +24,7 @@ from agent.reliable.backup import Backup, LoggedSum, Saved, StateAssembly
 from agent.reliable.offsite import Offsite, Storage, earlier
 from agent.reliable.recovery import Found, Kept, Shelf
 from agent.reliable.remains import Remains
+from agent.reliable.toll import Toll
 from agent.store import weights
 from agent.store.archive import Archive
 from agent.store.format import Manifest
@@ -69,17 +70,40 @@ class Vault:
         self._begun_s = 0.0  # when the first of it came
         self._rested_s = 0.0  # until then none is asked for, if there is room for sums
         self.backup: Backup | None = None
-        self.redo: list[LoggedSum] = []
+        self.redo: list[LoggedSum] = []  # from the backup on, without a gap
+        self._ahead: list[LoggedSum] = []  # behind one, for the state that is asked for
+        self._committed = 0
+        self.toll = Toll(order.sums)
 
     # --- the backup ---------------------------------------------------------------------------------
 
-    def promise(self, logged: LoggedSum) -> None:
-        """This sum is about to be committed."""
-        if self._remains is not None:
+    def promise(self, step: int, logged: LoggedSum | None) -> None:
+        """This step is about to be committed, and this is its sum if it is here."""
+        if self._remains is None:
+            return
+        if logged is not None:
             self._remains.note_sum(logged)
+        else:
+            self._remains.note_gap(step)
 
     def log(self, logged: LoggedSum) -> None:
-        self.redo.append(logged)
+        self._committed = logged.step + 1
+        if logged.step == self.reached:
+            self.redo.append(logged)
+            return
+        if self._ahead and self._ahead[-1].step != logged.step - 1:
+            self._ahead.clear()
+        self._ahead.append(logged)
+
+    def skip(self, step: int) -> None:
+        """It is committed, and its sum is not here."""
+        self._committed = step + 1
+
+    @property
+    def behind(self) -> int:
+        """How many steps are committed that nothing here leads to."""
+        reached = self.reached
+        return 0 if reached is None else max(0, self._committed - reached)
 
     def logged(self, step: int) -> LoggedSum | None:
         """They lie without a gap."""
@@ -89,16 +113,21 @@ class Vault:
     @property
     def open(self) -> bool:
         """Whether one more commit may be logged; without a backup or with too many sums, not yet."""
-        return self.backup is not None and len(self.redo) < self._bound
+        return self.backup is not None and self._sums < self._bound
+
+    @property
+    def _sums(self) -> int:
+        return len(self.redo) + len(self._ahead)
 
     @property
     def _room(self) -> int:
         """How many sums are held without haste: about as many bytes as the state has, and so few that whoever takes the
         job up again can be sent them all."""
-        if self.backup is None or not self.redo:
+        newest = next((led[-1] for led in (self._ahead, self.redo) if led), None)
+        if self.backup is None or newest is None:
             return REDO_STEPS
         room = ROOM_FACTOR * max(REDO_BYTES_FREE, self.backup.state_bytes)
-        return max(1, min(REDO_STEPS, int(room / max(1, self.redo[-1].body.nbytes))))
+        return max(1, min(REDO_STEPS, int(room / max(1, newest.body.nbytes))))
 
     @property
     def _every(self) -> int:
@@ -116,12 +145,12 @@ class Vault:
 
         Who sends a state computes more slowly meanwhile: for as long as the last one took there is none.
         """
-        if self.backup is not None and len(self.redo) < self._every:
+        if self.backup is not None and len(self.redo) + self.behind < self._every:
             return False
         now_s = time.monotonic()
         if self._assembly is not None:
             return not self._assembly.final and now_s > self._heard_s + LOST_S
-        short = self.backup is None or 2 * len(self.redo) >= self._bound
+        short = self.backup is None or 2 * self._sums >= self._bound
         return short or now_s >= self._rested_s
 
     def lags(self, layout: Layout) -> bool:
@@ -129,6 +158,11 @@ class Vault:
         began: with another state they have all of it."""
         other = self.backup is not None and self.backup.generation != layout.generation
         return layout.sole and other and self._assembly is None
+
+    @property
+    def adrift(self) -> bool:
+        """Whether nothing leads to the sums that come, and no state is on its way that would."""
+        return self.behind > 0 and self._assembly is None
 
     def ask(self, layout: Layout, version: int, *, final: bool = False) -> None:
         """From now on shares of this state are welcome, and no others. What has come of it already stays, and who has sent
@@ -182,11 +216,11 @@ class Vault:
         self._assembly = None
         self._rested_s = self._heard_s + (self._heard_s - self._begun_s)
         self.memory.rest()
-        redo = [logged for logged in self.redo if logged.step >= whole.version]
+        redo, ahead = _leading(whole.version, (*self.redo, *self._ahead))
         if self._remains is not None:  # before what was written down until now is let go
             self._remains.note_state(Saved(whole, tuple(redo)))
             self._remains.remove_earlier()
-        self.backup, self.redo = whole, redo
+        self.backup, self.redo, self._ahead = whole, redo, ahead
         held = BackupHeld(
             at_s=CLOCK.now_s(), job=self._job, step=whole.version, state_bytes=whole.state_bytes
         )
@@ -242,15 +276,22 @@ class Vault:
 
     def drop(self) -> None:
         """What is in memory leads nowhere any more."""
-        self.backup, self.redo, self._assembly = None, [], None
+        self.backup, self.redo, self._ahead, self._assembly = None, [], [], None
 
     def begin_anew(self, version: int) -> None:
         """Whoever wrote meanwhile: from this version on it is us."""
         self.since, self._generation, self._assembly = version, None, None
+        self._committed = version
+
+    def go_back(self, version: int) -> None:
+        """Nothing is there any more of what was newer."""
+        self.since = self._committed = version
+        self._ahead.clear()
 
     def adopt(self, saved: Saved) -> None:
         """Hold this from now on."""
         self.backup, self.redo, self._assembly = saved.backup, list(saved.redo), None
+        self._ahead.clear()
         if self._remains is not None and self._remains.note_state(saved):
             self._remains.remove_earlier()
 
@@ -348,3 +389,14 @@ class Vault:
             self._failed(final.version, error)
             return None
         return weights.digest(model), path.resolve().as_uri()
+
+
+def _leading(version: int, sums: Iterable[LoggedSum]) -> tuple[list[LoggedSum], list[LoggedSum]]:
+    """Those that lead on from this version, and those behind the first gap."""
+    redo, ahead = list[LoggedSum](), list[LoggedSum]()
+    for logged in sums:
+        if logged.step == version + len(redo):
+            redo.append(logged)
+        elif logged.step > version:
+            ahead.append(logged)
+    return redo, ahead

@@ -28,6 +28,7 @@ from agent.messages import (
     Regrouped,
     Report,
     Rewound,
+    SumsKept,
     WorkerFailed,
     WorkerLost,
     WorkerReady,
@@ -152,6 +153,8 @@ def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa
             pacing.on_paced(state, out, event)
         case BackupHeld():
             jobs.on_backup_held(state, event)
+        case SumsKept():
+            jobs.on_sums_kept(state, out, event)
         case CheckpointWritten():
             jobs.on_checkpoint_written(state, out, event)
         case CheckpointFailed():

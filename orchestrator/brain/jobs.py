@@ -14,6 +14,7 @@ from agent.messages import (
     RecallFailed,
     RecordsDamaged,
     Rewound,
+    SumsKept,
     WorkerFailed,
 )
 from bidding.billing import HOUR_S
@@ -33,7 +34,7 @@ from orchestrator.state import (
     want_layout,
 )
 from orchestrator.view import JobStatus
-from orchestrator.wording import loss, nth, plural, usd
+from orchestrator.wording import loss, memory, nth, pause, plural, usd
 
 JOBS_MAX = 1000
 REWINDS_KEPT = 8
@@ -210,6 +211,7 @@ def order_of(job: Job) -> JobOrder:
         argv=spec.argv,
         nan=spec.nan,
         backup_every_steps=spec.backup_every_steps,
+        sums=spec.sums,
         checkpoint_every_s=spec.checkpoint_every_s,
         from_url=spec.from_url,
     )
@@ -448,6 +450,26 @@ def on_backup_held(state: State, event: BackupHeld) -> None:
         job.backup_step = max(job.backup_step, event.step)
 
 
+def on_sums_kept(state: State, out: list[AnyAction], event: SumsKept) -> None:
+    job = state.jobs.get(event.job)
+    if job is None or job.ended or job.sums_kept == event.kept:
+        return
+    job.sums_kept = event.kept
+    if event.kept:
+        lone = "no two machines that stay have the model"
+        why = lone if event.copies < 2 else "they take little of a step now"
+        note(out, job.id, f"gradients go to the manager's machine with every step again: {why}")
+        return
+    took = f"{memory(event.sum_bytes)} would take {pause(event.sum_s)} of {pause(event.step_s)}"
+    why = took if event.sum_s else 'job.sums = "never"'
+    note(
+        out,
+        job.id,
+        f"a step does not wait any more until its gradients are on the manager's machine ({why}): the state goes there "
+        f"beside the training, and if all of {plural(event.copies, 'machine')} go at once the steps since are trained again",
+    )
+
+
 def on_checkpoint_written(state: State, out: list[AnyAction], event: CheckpointWritten) -> None:
     job = state.jobs.get(event.job)
     if job is None:
@@ -553,10 +575,11 @@ def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
     job.checkpoint_step = min(job.checkpoint_step, event.to_step)
     job.fence_generation = job.generation
     job.urgent = job.urgent or bool(job.serving)
+    lost_with = "the keeper's memory" if job.sums_kept else "all machines that had the model"
     note(
         out,
         job.id,
-        f"{plural(lost, 'step')} lost with the keeper's memory: back to step {event.to_step}",
+        f"{plural(lost, 'step')} lost with {lost_with}: back to step {event.to_step}",
     )
     if saved and not event.to_step:
         finish(state, out, job, "FAILED", GONE.format(saved))

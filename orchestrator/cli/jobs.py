@@ -207,7 +207,8 @@ def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
         slots_min=job.slots_min, slots_max=job.slots_max, depth=job.stages,
         haste=job.haste, max_failures=job.max_failures,
         max_preemptions=job.max_preemptions, nan=job.nan,
-        backup_every_steps=job.backup_every_steps, checkpoint_every_s=job.checkpoint_every_s,
+        backup_every_steps=job.backup_every_steps, sums=job.sums,
+        checkpoint_every_s=job.checkpoint_every_s,
     )  # fmt: skip
 
 

@@ -137,7 +137,7 @@ function facts(job) {
     job.failures ? ["Script failures", count(job.failures)] : null,
     ["Steps lost", count(job.steps_lost)],
     ["Last recovery", job.recoveries_s.length ? milliseconds(job.recoveries_s.at(-1)) : NONE],
-    over ? null : ["Backup", job.backup_step > 0 ? `step ${count(job.backup_step)}` : NONE],
+    over ? null : ["Backup", job.backup_step > 0 ? `step ${count(job.backup_step)}${job.sums_kept ? " and all since" : ""}` : NONE],
     ["Checkpoint", job.checkpoint_step > 0 ? `step ${count(job.checkpoint_step)}` : NONE],
     job.export_uri ? ["Result", job.export_uri] : null,
   ];

@@ -101,6 +101,21 @@ def test_a_new_state_takes_the_place_of_what_led_to_it(shared: Path) -> None:
     assert same(Remains(shared).find(8), Saved(newer.backup, (*newer.redo, late)))
 
 
+def test_the_sum_of_another_try_is_not_that_of_a_step_whose_sum_stayed_away(shared: Path) -> None:
+    """It was written down in a layout that was lost; the step was committed in the next one, without a sum."""
+    memory, held = lived(shared, 3, 2)
+    memory.note_gap(9)  # of which nothing was written down
+    memory.note_sum(logged(memory, 5))
+    memory.note_gap(5)
+    memory.note_sum(late := logged(memory, 6))
+    memory.leave()
+    assert same(Remains(shared).find(7), held)
+    again = Remains(shared)
+    assert again.note_state(newer := Saved(state(again, 6), (late,)))
+    again.leave()
+    assert same(Remains(shared).find(7), newer)
+
+
 def test_what_is_not_needed_any_more_is_used_again(shared: Path) -> None:
     """A new file for each step would cost more than what comes into it."""
     memory, held = lived(shared, 0, 0)

@@ -1,0 +1,73 @@
+"""Whether the sum of every step goes to the keeper before its commit. No torch here.
+
+With it nothing can be lost, and every step waits for it. Where that is dear, and more than one machine could go on alone,
+it stays with the workers, and the keeper has states only, which nobody waits for: what goes down with all
+of these machines at once is computed again from the newest.
+"""
+
+import statistics
+from collections import deque
+
+from agent.messages import Sums
+
+DEAR = 0.02  # of a step
+CHEAP = 0.01  # so it is sent again
+BYTES_MIN = 1 << 24  # less is never dear
+MEASURED_MIN, MEASURED = 5, 15  # steps
+
+
+class Toll:
+    def __init__(self, policy: Sums) -> None:
+        self._policy = policy
+        # By worker, of the step in flight: since when a slice is on its way, and what those took that are here.
+        self._begun: dict[str, float] = {}
+        self._took: dict[str, float] = {}
+        self._pace = deque[float](maxlen=MEASURED)  # seconds per byte of a whole sum
+        self._insisted_until_s = 0.0
+        self.sum_bytes = 0
+        self.paid = True  # it is sent
+
+    def begins(self, worker: str, now_s: float) -> None:
+        """Some of a sum begins to come from this worker."""
+        self._begun[worker] = now_s
+
+    def ends(self, worker: str, now_s: float) -> None:
+        took_s = now_s - self._begun.pop(worker, now_s)
+        self._took[worker] = self._took.get(worker, 0.0) + took_s
+
+    def step(self, sum_bytes: int) -> None:
+        """One is committed. Its slices came side by side."""
+        if self._took and sum_bytes:
+            self.sum_bytes = sum_bytes
+            self._pace.append(max(self._took.values()) / sum_bytes)
+        self.forget()
+
+    def forget(self) -> None:
+        """What has come of the step in flight is of another layout."""
+        self._begun.clear()
+        self._took.clear()
+
+    @property
+    def sum_s(self) -> float:
+        """What a sum takes; 0 if that is not known."""
+        known = len(self._pace) >= MEASURED_MIN
+        return statistics.median(self._pace) * self.sum_bytes if known else 0.0
+
+    def insist(self, until_s: float) -> None:
+        """Until then nothing may be lacking, whatever it costs."""
+        self._insisted_until_s = until_s
+
+    def pay(self, copies: int, step_s: float, now_s: float) -> bool:
+        """Whether the next sum is sent, where so many machines could go on alone."""
+        if now_s < self._insisted_until_s:
+            return True
+        self.paid = copies < 2 or self._policy == "always" or self._worth(step_s)
+        return self.paid
+
+    def _worth(self, step_s: float) -> bool:
+        if self._policy == "never":
+            return False
+        sum_s = self.sum_s
+        if not sum_s or not step_s:
+            return self.paid
+        return self.sum_bytes < BYTES_MIN or sum_s <= (DEAR if self.paid else CHEAP) * step_s

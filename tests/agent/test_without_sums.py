@@ -1,0 +1,128 @@
+"""Steps that do not wait until the keeper has their sums: what is lost then, and what is not."""
+
+from pathlib import Path
+
+import pytest
+from crews import Crew, ends_alike, played_alone, until
+
+from agent.messages import BackupHeld, CheckpointWritten, Rewound, SumsKept, WorkerLost
+
+pytestmark = pytest.mark.processes
+
+TOY, DEEP = (Path(__file__).with_name(name) for name in ("toy.py", "deep_toy.py"))
+STEPS = 60
+
+
+@pytest.fixture(scope="module")
+def alone(tmp_path_factory: pytest.TempPathFactory) -> tuple[list[str], bytes]:
+    return played_alone(TOY, tmp_path_factory.mktemp("alone") / "out.pt", str(STEPS), "0")
+
+
+def begin(crew: Crew, count: int, every: int = 10) -> list[str]:
+    arguments = (str(STEPS), "0.004", str(crew.folder / "out.pt"))
+    options = {"backup_every_steps": every, "sums": "never"}
+    return crew.begin(count, TOY.read_text(), *arguments, **options)
+
+
+def held(crew: Crew, step: int) -> None:
+    until(f"a backup from {step} on", lambda: [b for b in crew.of(BackupHeld) if b.step >= step])
+
+
+def test_whoever_is_left_has_every_step(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """Two of four are killed, one after the other, and others come."""
+    first, second, *_ = begin(crew, 4)
+    for step, gone in ((8, first), (21, second)):
+        crew.reach(step)
+        crew.kill(gone)
+    crew.start(1)
+    ends_alike(crew, alone, STEPS)
+    assert len(crew.of(WorkerLost)) == 2
+
+
+def test_when_all_go_at_once_the_newest_state_is_gone_back_to(crew: Crew, tmp_path: Path) -> None:
+    lines, weights = played_alone(DEEP, tmp_path / "alone" / "out.pt", "30")
+    out, hold = tmp_path / "out.pt", tmp_path / "out.pt.hold"
+    hold.write_text("20")
+    options = {"backup_every_steps": 8, "sums": "never"}
+    workers = crew.begin(3, DEEP.read_text(), "30", str(out), **options)
+    crew.reach(20)
+    held(crew, 16)
+    crew.kill(*workers)
+    hold.unlink()
+    crew.settle = 2
+    crew.start(2)
+    assert crew.completed().step == 30
+    assert set(crew.printed()) == set(lines)
+    assert out.read_bytes() == weights  # what was done twice was done alike
+    (back,) = crew.of(Rewound)
+    newest = max(backup.step for backup in crew.of(BackupHeld) if backup.step <= 20)
+    assert (back.from_step, back.to_step) == (20, newest)
+
+
+def test_who_is_alone_sends_them_again(crew: Crew, alone: tuple[list[str], bytes]) -> None:
+    """When the last of three goes, the state that was asked for when it was alone is there, and all sums since."""
+    first, second, last = begin(crew, 3, every=1000)
+    crew.reach(8)
+    crew.kill(first, second)
+    until("the last one alone", lambda: [s.kept for s in crew.of(SumsKept)] == [False, True])
+    held(crew, 8)
+    crew.reach(crew.step + 3)
+    crew.kill(last)
+    crew.settle = 2
+    crew.start(2)
+    ends_alike(crew, alone, STEPS)
+
+
+def test_a_checkpoint_that_is_asked_for_has_every_step(
+    crew: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """Whoever closes the job behind it loses nothing either."""
+    begin(crew, 2, every=1000)
+    crew.reach(13)
+    crew.keeper.write_checkpoint("job")
+    (written,) = until("the checkpoint", lambda: crew.of(CheckpointWritten))
+    assert written.step >= 13
+    crew.reach(written.step + 3)
+    crew.keeper.close_job("job")
+    committed = crew.step
+    crew.ready.clear()
+    crew.client.delete("orch:keeper:ports")
+    begin(crew, 2)
+    crew.reach(committed + 1)
+    ends_alike(crew, alone, STEPS)
+
+
+def test_the_keeper_is_killed_and_those_who_are_left_go_on(
+    mortal: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """And with one of them, again: the next keeper asks for a state, and nothing is lost meanwhile."""
+    workers = begin(mortal, 3)
+    mortal.reach(9)
+    mortal.keeper.kill()
+    mortal.keeper.start()
+    mortal.reach(20)
+    mortal.kill(workers[1])
+    mortal.keeper.kill()
+    mortal.keeper.start()
+    ends_alike(mortal, alone, STEPS)
+
+
+def test_chains_that_keep_their_own_layers(crew: Crew, tmp_path: Path) -> None:
+    """Two of each stage: one is lost, then both of a stage."""
+    lines, weights = played_alone(DEEP, tmp_path / "alone" / "out.pt", str(STEPS))
+    crew.depth, crew.owned = 2, True
+    options = {"backup_every_steps": 5, "sums": "never"}
+    out = tmp_path / "out.pt"
+    workers = crew.begin(4, DEEP.read_text(), str(STEPS), str(out), **options)
+    until("steps without sums", lambda: [s for s in crew.of(SumsKept) if not s.kept])
+    crew.reach(crew.step + 4)
+    crew.kill(workers[1])
+    crew.start(1)
+    until("them again", lambda: [s.kept for s in crew.of(SumsKept)][-2:] == [True, False])
+    assert crew.of(Rewound) == []
+    layout = crew.keeper._jobs["job"].roster.layout
+    crew.kill(*(replica.workers[0] for replica in layout.replicas))
+    crew.start(2)
+    assert crew.completed().step == STEPS
+    assert set(crew.printed()) <= set(lines)
+    assert out.read_bytes() == weights
