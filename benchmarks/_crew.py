@@ -96,14 +96,15 @@ class Commits:
 
 
 @contextmanager
-def crew_of() -> Iterator[Crew]:
-    """A keeper in a process of its own, and workers that start warm."""
+def crew_of(within: Sequence[str] = (), host: str = "127.0.0.1") -> Iterator[Crew]:
+    """A keeper in a process of its own, which listens at `host`, and workers that start warm, `within` somewhere else."""
     with tempfile.TemporaryDirectory(prefix="crew-") as name:
         folder = Path(name)
         (folder / "disk").mkdir()
-        server, nursery = RedisProcess(folder), Nursery(folder / "disk")
+        server, nursery = RedisProcess(folder), Nursery(folder / "disk", within)
         try:
-            crew = Crew(server, nursery, folder, KeeperProcess(server, folder, lasting=True))
+            keeper = KeeperProcess(server, folder, lasting=True, host=host)
+            crew = Crew(server, nursery, folder, keeper)
             try:
                 yield crew
             finally:

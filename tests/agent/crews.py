@@ -8,7 +8,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from pathlib import Path
 from typing import Any, ClassVar
 
@@ -98,9 +98,10 @@ class RedisProcess:
 
 
 class Nursery:
-    def __init__(self, disk: Path) -> None:
+    def __init__(self, disk: Path, within: Sequence[str] = ()) -> None:
+        """`within` is a command that runs it, and so its workers, somewhere else."""
         self.process = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("nursery.py"))],
+            [*within, sys.executable, str(Path(__file__).with_name("nursery.py"))],
             env={**os.environ, DISK_VARIABLE: str(disk)},
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -136,12 +137,20 @@ class Nursery:
 class KeeperProcess:
     """A keeper that can be killed. The same calls as `Keeper` has."""
 
-    def __init__(self, redis_process: RedisProcess, folder: Path, *, lasting: bool = False) -> None:
+    def __init__(
+        self,
+        redis_process: RedisProcess,
+        folder: Path,
+        *,
+        lasting: bool = False,
+        host: str = "127.0.0.1",
+    ) -> None:
         (folder / "secret").write_text(SECRET)
         self.storage = Storage(url=(folder / "elsewhere").as_uri(), every_s=0.5)
         self._arguments = [
             redis_process.url,
             str(folder / "checkpoints"),
+            host,
             str(folder / "secret"),
             msgspec.json.encode(self.storage).decode(),
             *["lasting"] * lasting,

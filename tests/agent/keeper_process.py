@@ -1,6 +1,6 @@
 """A keeper in a process of its own, as Ray would start one: it can be killed, and started again.
 
-python keeper_process.py REDIS_URL CHECKPOINTS SECRET_FILE STORAGE [lasting]    (prints its address)
+python keeper_process.py REDIS_URL CHECKPOINTS HOST SECRET_FILE STORAGE [lasting]    (prints its address)
 """
 
 import sys
@@ -13,9 +13,9 @@ from agent.instance.actor import KeeperActor
 
 def main() -> None:
     explain.listen()
-    redis_url, checkpoints, secret, storage, *lasting = sys.argv[1:]
+    redis_url, checkpoints, host, secret, storage, *lasting = sys.argv[1:]
     keeper = KeeperActor(
-        redis_url, checkpoints, "127.0.0.1", secret, storage.encode(), lasting=bool(lasting)
+        redis_url, checkpoints, host, secret, storage.encode(), lasting=bool(lasting)
     )
     for line in sys.stdin:
         name, *arguments = line.rstrip("\n").split("\t")

@@ -107,13 +107,15 @@ def test_the_sum_of_another_try_is_not_that_of_a_step_whose_sum_stayed_away(shar
     memory.note_gap(9)  # of which nothing was written down
     memory.note_sum(logged(memory, 5))
     memory.note_gap(5)
-    memory.note_sum(late := logged(memory, 6))
+    memory.note_sum(logged(memory, 6))
     memory.leave()
     assert same(Remains(shared).find(7), held)
-    again = Remains(shared)
-    assert again.note_state(newer := Saved(state(again, 6), (late,)))
-    again.leave()
-    assert same(Remains(shared).find(7), newer)
+    memory = Remains(shared)
+    newer = Saved(state(memory, 6), ())
+    assert memory.note_state(newer)
+    memory.note_sum(late := logged(memory, 6))
+    memory.leave()
+    assert same(Remains(shared).find(7), Saved(newer.backup, (late,)))
 
 
 def test_what_is_not_needed_any_more_is_used_again(shared: Path) -> None:
