@@ -56,6 +56,7 @@ class Member:
     def enters(self, layout: Layout, *, holds: bool) -> None:
         """It is told of a layout, and gives its own state up only when it has another."""
         self.generation = layout.generation
+        self.copies |= layout.sole
         if not holds or self.worker not in layout.workers:
             self.version = None
         if layout.owned and not holds:

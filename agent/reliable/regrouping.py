@@ -54,6 +54,7 @@ class Regrouping:
         self._reports, self._changed, self._gave_up = reports, changed, gave_up
         self._awaited_until_s: float | None = None
         self._recalling = self._recalled = False  # what is stored is being read; it was
+        self._salvaged = -1  # the version to which workers were asked for copies
         self._closed = False
         self._salvage = Salvage()  # what workers have in host memory, while it comes
         self.begun: Callable[[], None] = lambda: None  # told when a layout begins
@@ -134,7 +135,7 @@ class Regrouping:
         reached = vault.reached
         if not holders and reached not in (None, self._history.version):
             assert reached is not None
-            if not self._go_back(reached):
+            if self._recalling or self._copies_asked() or not self._go_back(reached):
                 return
         if not holders and vault.backup is None:
             if not self._recalled:
@@ -205,6 +206,15 @@ class Regrouping:
 
     # --- nobody holds the state -----------------------------------------------------------------------
 
+    def _copies_asked(self) -> bool:
+        """Whether workers may have in host memory what leads on from our backup, and have just been asked."""
+        version = self._history.version
+        if self._salvaged == version or not any(m.copies for m in self._roster.members.values()):
+            return False
+        self._salvaged = version
+        self._recall()
+        return True
+
     def _recall(self) -> None:
         """Nobody holds the state, and nor do we: read what is stored, beside whatever else happens."""
         if not self._recalling:
@@ -256,11 +266,16 @@ class Regrouping:
                         break
         with self._changed:
             self._recalling, self._recalled = False, True
-            if self._closed or vault.backup is not None:
+            if self._closed:
                 return
-            if found is not None and found.saved is not None:
-                vault.adopt(found.saved)
-                self._reports.recalled(found.saved.reached, found.because)
+            saved = found.saved if found is not None else None
+            if (
+                saved is not None
+                and found
+                and saved.reached > (-1 if vault.reached is None else vault.reached)
+            ):
+                vault.adopt(saved)
+                self._reports.recalled(saved.reached, found.because)
             if not self._roster.started:
                 self._lose(self._strays())
                 if self._roster.complete:

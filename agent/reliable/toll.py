@@ -1,8 +1,8 @@
 """Whether the sum of every step goes to the keeper before its commit. No torch here.
 
-With it nothing can be lost, and every step waits for it. Where that is dear, and more than one machine could go on alone,
-it stays with the workers, and the keeper has states only, which nobody waits for: what goes down with all
-of these machines at once is computed again from the newest.
+With it nothing can be lost, and every step waits for it. Where that is dear it stays with the workers, and the keeper has
+states only, which nobody waits for: what goes down with all machines that could go on alone is computed again from the
+newest. Where that is one machine it has to be much dearer, and where it is none that stays, nothing is too dear.
 """
 
 import statistics
@@ -10,10 +10,10 @@ from collections import deque
 
 from agent.messages import Sums
 
-DEAR = 0.02  # of a step
-CHEAP = 0.01  # so it is sent again
+DEAR, DEAR_ALONE = 0.02, 0.2  # of a step
+AGAIN = 0.5  # of that: then it is sent again
 BYTES_MIN = 1 << 24  # less is never dear
-MEASURED_MIN, MEASURED = 5, 15  # steps
+MEASURED_MIN, MEASURED = 8, 15  # steps
 
 
 class Toll:
@@ -61,13 +61,16 @@ class Toll:
         """Whether the next sum is sent, where so many machines could go on alone."""
         if now_s < self._insisted_until_s:
             return True
-        self.paid = copies < 2 or self._policy == "always" or self._worth(step_s)
+        self.paid = not copies or self._worth(copies, step_s)
         return self.paid
 
-    def _worth(self, step_s: float) -> bool:
-        if self._policy == "never":
-            return False
+    def _worth(self, copies: int, step_s: float) -> bool:
+        if self._policy != "auto":
+            return self._policy == "always" or copies == 1
+        if self.sum_bytes < BYTES_MIN:
+            return True
         sum_s = self.sum_s
         if not sum_s or not step_s:
             return self.paid
-        return self.sum_bytes < BYTES_MIN or sum_s <= (DEAR if self.paid else CHEAP) * step_s
+        dear_s = (DEAR if copies > 1 else DEAR_ALONE) * step_s
+        return sum_s <= dear_s * (1.0 if self.paid else AGAIN)

@@ -456,17 +456,20 @@ def on_sums_kept(state: State, out: list[AnyAction], event: SumsKept) -> None:
         return
     job.sums_kept = event.kept
     if event.kept:
-        lone = "no two machines that stay have the model"
-        why = lone if event.copies < 2 else "they take little of a step now"
+        few = ("no machine that stays has the model", "one machine has the model")
+        why = few[event.copies] if event.copies < len(few) else "they take little of a step now"
         note(out, job.id, f"gradients go to the manager's machine with every step again: {why}")
         return
-    took = f"{memory(event.sum_bytes)} would take {pause(event.sum_s)} of {pause(event.step_s)}"
+    took = f"{memory(event.sum_bytes)}, {pause(event.sum_s)} of {pause(event.step_s)}"
     why = took if event.sum_s else 'job.sums = "never"'
+    all_of_them = (
+        "the machine goes" if event.copies == 1 else f"all {event.copies} machines go at once"
+    )
     note(
         out,
         job.id,
-        f"a step does not wait any more until its gradients are on the manager's machine ({why}): the state goes there "
-        f"beside the training, and if all of {plural(event.copies, 'machine')} go at once the steps since are trained again",
+        f"steps do not wait any more until their gradients are on the manager's machine ({why}): the state goes there "
+        f"beside the training, and if {all_of_them} the steps since are trained again",
     )
 
 

@@ -5,7 +5,8 @@ from pathlib import Path
 import pytest
 from crews import Crew, ends_alike, played_alone, until
 
-from agent.messages import BackupHeld, CheckpointWritten, Rewound, SumsKept, WorkerLost
+from agent.messages import BackupHeld, CheckpointWritten, Recalled, Rewound, SumsKept, WorkerLost
+from agent.reliable import toll
 
 pytestmark = pytest.mark.processes
 
@@ -26,6 +27,14 @@ def begin(crew: Crew, count: int, every: int = 10) -> list[str]:
 
 def held(crew: Crew, step: int) -> None:
     until(f"a backup from {step} on", lambda: [b for b in crew.of(BackupHeld) if b.step >= step])
+
+
+def more(crew: Crew, kind: type, count: int) -> None:
+    until(f"more than {count} {kind.__name__}", lambda: len(crew.of(kind)) > count)
+
+
+def sums_stay_away(crew: Crew) -> None:
+    until("steps without sums", lambda: not ([s.kept for s in crew.of(SumsKept)] or [True])[-1])
 
 
 def test_whoever_is_left_has_every_step(crew: Crew, alone: tuple[list[str], bytes]) -> None:
@@ -52,7 +61,7 @@ def test_when_all_go_at_once_the_newest_state_is_gone_back_to(crew: Crew, tmp_pa
     crew.settle = 2
     crew.start(2)
     assert crew.completed().step == 30
-    assert set(crew.printed()) == set(lines)
+    assert set(crew.printed()) <= set(lines)
     assert out.read_bytes() == weights  # what was done twice was done alike
     (back,) = crew.of(Rewound)
     newest = max(backup.step for backup in crew.of(BackupHeld) if backup.step <= 20)
@@ -71,6 +80,57 @@ def test_who_is_alone_sends_them_again(crew: Crew, alone: tuple[list[str], bytes
     crew.settle = 2
     crew.start(2)
     ends_alike(crew, alone, STEPS)
+
+
+@pytest.fixture
+def dear(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Every sum is, even for who is alone."""
+    monkeypatch.setattr(toll, "BYTES_MIN", 0)
+    monkeypatch.setattr(toll, "DEAR_ALONE", -1.0)
+
+
+@pytest.mark.usefixtures("dear")
+def test_who_is_alone_and_would_wait_too_long_goes_back_too(crew: Crew, tmp_path: Path) -> None:
+    lines, weights = played_alone(DEEP, tmp_path / "alone" / "out.pt", "40")
+    out, hold = tmp_path / "out.pt", tmp_path / "out.pt.hold"
+    hold.write_text("30")
+    (lone,) = crew.begin(1, DEEP.read_text(), "40", str(out), backup_every_steps=8, sums="auto")
+    crew.reach(30)
+    assert [said.kept for said in crew.of(SumsKept)] == [False]
+    newest = until("a backup", lambda: crew.of(BackupHeld))[-1].step
+    crew.kill(lone)
+    hold.unlink()
+    crew.start(1)
+    assert crew.completed().step == 40
+    assert set(crew.printed()) <= set(lines)
+    assert out.read_bytes() == weights
+    (back,) = crew.of(Rewound)
+    assert back.from_step == 30
+    assert newest <= back.to_step < 30
+
+
+@pytest.mark.usefixtures("dear")
+def test_the_only_owner_of_layers_goes_and_its_neighbour_has_what_the_keeper_has_not(
+    crew: Crew, tmp_path: Path
+) -> None:
+    """Once, and again in the next layout: from what workers have in memory, and no step is lost."""
+    lines, weights = played_alone(DEEP, tmp_path / "alone" / "out.pt", str(STEPS))
+    out = tmp_path / "out.pt"
+    crew.depth, crew.owned = 2, True
+    options = {"backup_every_steps": 12, "sums": "auto"}
+    workers = crew.begin(2, DEEP.read_text(), str(STEPS), str(out), **options)
+    for lost in range(2):
+        sums_stay_away(crew)
+        more(crew, BackupHeld, len(crew.of(BackupHeld)))  # of this layout
+        crew.reach(crew.step + 3)
+        crew.kill(workers[lost])
+        workers += crew.start(1)
+        more(crew, Recalled, lost)
+    assert crew.completed().step == STEPS
+    assert set(crew.printed()) <= set(lines)
+    assert out.read_bytes() == weights
+    assert crew.of(Rewound) == []
+    assert all("a peer's host memory" in recalled.because for recalled in crew.of(Recalled))
 
 
 def test_a_checkpoint_that_is_asked_for_has_every_step(
@@ -114,7 +174,7 @@ def test_chains_that_keep_their_own_layers(crew: Crew, tmp_path: Path) -> None:
     options = {"backup_every_steps": 5, "sums": "never"}
     out = tmp_path / "out.pt"
     workers = crew.begin(4, DEEP.read_text(), str(STEPS), str(out), **options)
-    until("steps without sums", lambda: [s for s in crew.of(SumsKept) if not s.kept])
+    sums_stay_away(crew)
     crew.reach(crew.step + 4)
     crew.kill(workers[1])
     crew.start(1)

@@ -47,13 +47,16 @@ def test_what_a_sum_takes_is_what_the_slowest_of_its_slices_take() -> None:
         ("auto", LARGE, 0.03, 2, False),
         ("auto", LARGE, 0.015, 2, True),
         ("auto", BYTES_MIN - 1, 0.5, 2, True),  # a toy on a busy machine
-        ("auto", LARGE, 0.5, 1, True),
+        ("auto", LARGE, 0.15, 1, True),
+        ("auto", LARGE, 0.25, 1, False),
+        ("auto", LARGE, 0.9, 0, True),
         ("always", LARGE, 0.5, 9, True),
         ("never", LARGE, 0.0, 2, False),
         ("never", LARGE, 0.0, 1, True),
+        ("never", LARGE, 0.0, 0, True),
     ],
 )
-def test_it_is_sent_while_it_is_cheap_or_somebody_is_alone(
+def test_it_is_sent_while_it_is_cheap_for_what_it_saves(
     policy: Sums, size: int, took_s: float, copies: int, paid: bool
 ) -> None:
     assert measured(policy, size, took_s).pay(copies, step_s=1.0, now_s=0.0) is paid

@@ -18,6 +18,7 @@ from agent.messages import (
     RecordsDamaged,
     Regrouped,
     Rewound,
+    SumsKept,
     WorkerFailed,
     WorkerLost,
 )
@@ -36,7 +37,7 @@ from orchestrator.brain.decide import decide
 from orchestrator.brain.ledger import committed_usd, spent_usd
 from orchestrator.events import JobCancelled, JobResumed, ManagerStarted, ShutdownAsked
 from orchestrator.settings import Settings
-from orchestrator.showing import view_of
+from orchestrator.showing import job_view, view_of
 from orchestrator.state import State
 
 
@@ -709,6 +710,42 @@ def test_a_keeper_whose_memory_reaches_further_than_redis_loses_nothing(hand: An
     h.committed(50)
     assert h.see(rewound(h, 50, 52)) == []
     assert (h.job.step, h.job.steps_lost) == (50, 0)
+
+
+@pytest.mark.parametrize(
+    ("copies", "goes", "again"),
+    [
+        (3, "if all 3 machines go at once", "they take little"),
+        (1, "if the machine goes", "one machine has the model"),
+    ],
+)
+def test_whoever_watches_is_told_that_steps_could_be_lost_now(
+    hand: Any, copies: int, goes: str, again: str
+) -> None:
+    """Once; and so is what was lost, if it was."""
+    h = hand().running(slots_max=1)
+    h.committed(50)
+    kept = SumsKept(
+        at_s=h.at_s,
+        job="job",
+        kept=False,
+        copies=copies,
+        sum_bytes=400 << 20,
+        sum_s=0.35,
+        step_s=2.1,
+    )
+    said = h.words(h.see(kept))
+    assert "400.00 MiB, 350 ms of 2.1 s" in said
+    assert goes in said
+    assert not job_view(h.state, h.job, h.at_s).sums_kept
+    assert not h.see(kept)
+    assert "12 steps lost with all machines that had the model" in h.words(
+        h.see(rewound(h, 50, 38))
+    )
+    assert again in h.words(h.see(msgspec.structs.replace(kept, kept=True)))
+    assert job_view(h.state, h.job, h.at_s).sums_kept
+    unmeasured = msgspec.structs.replace(kept, sum_s=0.0)
+    assert 'job.sums = "never"' in h.words(h.see(unmeasured))
 
 
 def test_nobody_pays_for_all_of_it_again_unasked(hand: Any) -> None:
