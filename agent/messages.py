@@ -120,7 +120,9 @@ class WorkerFailed(Report, frozen=True, kw_only=True):
 
 
 class Progress(Report, frozen=True, kw_only=True):
-    """The newest committed step. Sent at most a few times a second, whatever the step rate."""
+    """The newest committed step. Sent at most a few times a second, whatever the step rate.
+
+    `step_s` is 0 until a whole step of the layout has been seen: the first one has the change before it in it."""
 
     job: str
     generation: int

@@ -33,7 +33,7 @@ class Reports:
         self._job, self._report = job, report
         self.loss = loss
         self._disturbed_s: float | None = None
-        self._committed_s = time.monotonic()
+        self._committed_s: float | None = None
         self._step_s = 0.0
         self._sums = True  # as was told last
         self._paces: dict[str, float] = {}  # as they were told last
@@ -101,7 +101,6 @@ class Reports:
     def progress(self, generation: int, step: int, steps_total: int) -> None:
         """A step was committed; the first one of a layout says how long there was none."""
         now_s, at_s = time.monotonic(), CLOCK.now_s()
-        took_s = now_s - self._committed_s
         if self._disturbed_s is not None:
             self._report(
                 Regrouped(
@@ -113,7 +112,8 @@ class Reports:
                 )
             )
             self._disturbed_s = None
-        else:
+        elif self._committed_s is not None:
+            took_s = now_s - self._committed_s
             self._step_s = took_s if not self._step_s else 0.8 * self._step_s + 0.2 * took_s
         self._committed_s = now_s
         self._report(
@@ -124,7 +124,7 @@ class Reports:
                 step=step,
                 steps_total=steps_total,
                 loss=self.loss,
-                step_s=self._step_s or took_s,
+                step_s=self._step_s,
             )
         )
 

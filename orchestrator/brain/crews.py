@@ -391,13 +391,19 @@ def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
         return
     if event.step < job.step:
         return
-    job.loss, job.step_s = event.loss, event.step_s
-    if job.layout is not None and event.generation == job.layout.generation:
+    job.loss, job.step_s = event.loss, event.step_s or _reckoned_s(job, event.generation)
+    if job.layout is not None and event.generation == job.layout.generation and event.step_s:
         job.slot_step_s = event.step_s * len(job.layout.workers)
     job.heard_at_s = max(job.heard_at_s, event.at_s)
     job.steps_total = event.steps_total
     _acknowledge(state, out, job, event.generation, event.step)
     pacing.observe(state, out, job, event)
+
+
+def _reckoned_s(job: Job, generation: int) -> float:
+    """What a step takes in this layout, of which no whole one has been seen."""
+    known = job.plan is not None and generation == job.generation
+    return job.plan.step_s if known and job.plan is not None else job.step_s
 
 
 def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, step: int) -> None:

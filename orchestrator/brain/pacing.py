@@ -228,14 +228,14 @@ def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> No
         busy_s = _busy_s(state, layout)
         found = drift.apart(plan, job.profile.overhead_s, verdict.factor, busy_s)
         job.profile = drift.refit(job.profile, *found)
+        job.plan = drift.believed(plan, verdict.factor, found[0])
         if found[0] != verdict.factor:
             because = _besides(verdict.factor, *found)
     else:
         job.profile = drift.refit_ring(job.profile, plan, job.watch.wide)
-    job.watch, job.refitted_at_s = drift.Watch(), state.now_s
+        job.plan = drift.believed(plan, job.watch.wide, 1.0, ring=True)
     # The running layout may stay though another is better now: it is not found off by the same factor again.
-    cost = msgspec.structs.replace(plan.cost, step_s=event.step_s)
-    job.plan = msgspec.structs.replace(plan, cost=cost)
+    job.watch, job.refitted_at_s = drift.Watch(), state.now_s
     note(out, job.id, because)
     # Laid out in a moment: until then the world makes the new book beside the loop.
     newcomer(state, job)

@@ -96,7 +96,7 @@ def apart(plan: Plan, overhead_s: float, factor: float, busy_s: float) -> tuple[
     computing = busy_s / plan.cost.busy_s if plan.cost.busy_s > 0 else 0.0
     if not computing or abs(computing - factor) <= APART * factor:
         return factor, factor * overhead_s
-    pipeline_s = plan.step_s - plan.cost.reduce_s - overhead_s
+    pipeline_s = max(0.0, plan.step_s - plan.cost.reduce_s - overhead_s)
     rest_s = factor * plan.step_s - computing * pipeline_s - plan.cost.reduce_s
     return (computing, rest_s) if rest_s >= 0 else (factor, factor * overhead_s)
 
@@ -110,6 +110,21 @@ def refit(profile: Profile, factor: float, overhead_s: float | None = None) -> P
         overhead_s=profile.overhead_s * factor if overhead_s is None else overhead_s,
         send_s=profile.send_s * factor,
     )
+
+
+def believed(plan: Plan, factor: float, computing: float, *, ring: bool = False) -> Plan:
+    """The plan as it is reckoned with once the profile was refitted by this: what steps take longer is the ring's, or what
+    they compute and have besides.
+    """
+    cost = plan.cost
+    longer_s = (factor - 1) * plan.step_s
+    cost = msgspec.structs.replace(
+        cost,
+        step_s=cost.step_s + longer_s,
+        busy_s=computing * cost.busy_s,
+        reduce_s=cost.reduce_s + ring * longer_s,
+    )
+    return msgspec.structs.replace(plan, cost=cost)
 
 
 def refit_ring(profile: Profile, plan: Plan, factor: float) -> Profile:

@@ -77,3 +77,30 @@ def test_without_news_of_microbatches_all_is_scaled(busy):
     busy_s = busy * NARROW.cost.busy_s
     found = drift.apart(NARROW, PROFILE.overhead_s, 1.5, busy_s)
     assert found == (1.5, 1.5 * PROFILE.overhead_s)
+
+
+@pytest.mark.parametrize("plan", [NARROW, WIDE])
+def test_what_every_step_takes_besides_is_taken_back_when_it_goes(plan):
+    """Something else holds every step up for a while: what is believed of the plan is what the profile predicts then, and
+    the next look finds the profile as it was."""
+    busy_s = plan.cost.busy_s
+    computing, overhead_s = drift.apart(plan, PROFILE.overhead_s, 10.0, busy_s)
+    again = drift.refit(PROFILE, computing, overhead_s)
+    held_up = drift.believed(plan, 10.0, computing)
+    exact = book.exact(costing.tables(again), Task(global_batch=48), plan)
+    assert held_up.step_s == pytest.approx(exact.step_s, rel=0.01)
+    found = drift.apart(held_up, overhead_s, 0.1, busy_s)
+    assert found == (pytest.approx(1.0), pytest.approx(PROFILE.overhead_s, abs=0.01 * plan.step_s))
+
+
+def test_a_step_is_never_reckoned_to_take_more_besides_than_it_takes():
+    """Though the plan says less than the profile it stands beside."""
+    _, overhead_s = drift.apart(NARROW, 9 * NARROW.step_s, 0.93, 1.6 * NARROW.cost.busy_s)
+    assert overhead_s <= 0.93 * NARROW.step_s
+
+
+def test_a_ring_that_was_refitted_is_the_ring_in_what_is_believed():
+    believed = drift.believed(WIDE, 1.2, 1.0, ring=True)
+    assert believed.step_s == pytest.approx(1.2 * WIDE.step_s)
+    assert believed.cost.reduce_s - WIDE.cost.reduce_s == pytest.approx(0.2 * WIDE.step_s)
+    assert drift.apart(believed, PROFILE.overhead_s, 1.0, WIDE.cost.busy_s)[0] == 1.0

@@ -201,6 +201,20 @@ def test_a_step_that_waits_for_something_else_is_not_taken_for_slow_computing(
     assert h.job.plan.step_s == pytest.approx(2 * before.step_s, rel=0.05)
 
 
+def test_the_first_step_of_a_layout_says_nothing_of_how_long_one_takes(
+    hand: Any, profile: Any
+) -> None:
+    """All that came before it is in it. Until a whole one was seen, what was predicted is reckoned with."""
+    h = trained(hand, slots_max=2)
+    h.profiled(profile(1))
+    h.wait(2.0)
+    h.train(5.0, step_s=h.job.plan.step_s)
+    seen, watch = h.job.slot_step_s, h.job.watch
+    h.committed(h.job.step + 1, step_s=0.0)
+    assert (h.job.step_s, h.job.slot_step_s) == (h.job.plan.step_s, seen)
+    assert h.job.watch == watch
+
+
 def test_a_measured_network_takes_the_place_of_the_assumed_and_times_stay_refitted(
     hand: Any, profile: Any
 ) -> None:
