@@ -1,9 +1,11 @@
 """Tables of what there is, for a person."""
 
-from collections.abc import Iterable
+from collections.abc import Iterable, Iterator, Sequence
 
-from rich.console import Group, RenderableType
+from rich.console import Console, ConsoleOptions, Group, RenderableType
 from rich.markup import escape
+from rich.padding import Padding
+from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
@@ -13,6 +15,8 @@ from orchestrator.wording import clock, duration, loss, percent, plural, told, u
 
 ENDED_SHOWN = 5
 MACHINES_SHOWN = 50
+REASON_WIDTH = 32  # the least in which a sentence reads well
+ANY_WIDTH = 9_999
 
 
 def table(*columns: str) -> Table:
@@ -21,40 +25,107 @@ def table(*columns: str) -> Table:
     for column in columns:
         number = column.endswith(("$", "#"))
         made.add_column(
-            column.rstrip("#$").strip() or column, justify="right" if number else "left",
+            _name(column), justify="right" if number else "left",
             header_style="dim", overflow="fold",
         )  # fmt: skip
     return made
+
+
+def _name(column: str) -> str:
+    return column.rstrip("#$").strip() or column
 
 
 def toned(word: str) -> Text:
     return Text(word, style=TONES.get(word, "yellow"))
 
 
-def jobs(found: Iterable[JobView], now_s: float) -> Table:
-    made = table("job", "status", "step#", "loss#", "layout", "spent$", "time", "why")
+class Reasoned:
+    """A table with a reason for every row: beside it where a sentence has room there, else below it.
+
+    The columns named aside go below with it. Where even the others are too wide, they follow one another.
+    """
+
+    def __init__(self, *columns: str, aside: tuple[str, ...] = ()) -> None:
+        self._columns, self._aside = columns, aside
+        self._rows: list[tuple[tuple[str | Text, ...], str]] = []
+        self.caption = ""
+
+    def add(self, *cells: str | Text, why: str) -> None:
+        self._rows.append((cells, why))
+
+    def __rich_console__(
+        self, console: Console, options: ConsoleOptions
+    ) -> Iterator[RenderableType]:
+        every, facts = range(len(self._columns)), self._facts()
+        if _width(console, self._table(every)) + 1 + REASON_WIDTH <= options.max_width:
+            yield self._table(every, reasons=True)
+        elif _width(console, self._table(facts)) <= options.max_width:
+            head, *rows = console.render_lines(self._table(facts), options, pad=False)
+            yield Segments([*head, Segment.line()])
+            for row, below in zip(rows, self._below(), strict=True):
+                yield Segments([*row, Segment.line()])
+                yield below
+        else:
+            for (cells, _), below in zip(self._rows, self._below(), strict=True):
+                yield self._one_by_one(cells)
+                yield below
+        if self.caption:
+            yield Text(self.caption, style="dim italic")
+
+    def _facts(self) -> list[int]:
+        return [n for n, name in enumerate(self._columns) if name not in self._aside]
+
+    def _table(self, shown: Sequence[int], *, reasons: bool = False) -> Table:
+        made = table(*(self._columns[n] for n in shown), *(("why",) if reasons else ()))
+        for cells, why in self._rows:
+            made.add_row(*(cells[n] for n in shown), *((escape(why),) if reasons else ()))
+        return made
+
+    def _below(self) -> Iterator[Padding]:
+        for cells, why in self._rows:
+            aside = [str(cells[n]) for n, name in enumerate(self._columns) if name in self._aside]
+            yield Padding(
+                Text(": ".join(filter(None, (", ".join(aside), why))), style="dim"), (0, 0, 0, 2)
+            )
+
+    def _one_by_one(self, cells: Sequence[str | Text]) -> Text:
+        """The first two name themselves, of the others the column says what they are."""
+        first, second, *others = self._facts()
+        parts = [Text.assemble((str(cells[first]), "bold"), " ", cells[second])]
+        parts += [Text(f"{_name(self._columns[n])} {cells[n]}") for n in others]
+        return Text(" · ").join(parts)
+
+
+def _width(console: Console, made: Table) -> int:
+    return console.measure(made, options=console.options.update(width=ANY_WIDTH)).maximum
+
+
+def jobs(found: Iterable[JobView], now_s: float) -> Reasoned:
+    made = Reasoned("job", "status", "step#", "loss#", "layout", "spent$", "time")
     for job in found:
         steps = f"{job.step:,}/{job.steps_total:,}" if job.steps_total else f"{job.step:,}"
-        made.add_row(
+        made.add(
             job.id, toned(job.status), steps, loss(job.loss),
             job.layout or "-", usd(job.spent_usd),
-            duration((job.ended_at_s or now_s) - job.submitted_at_s), escape(job.because),
+            duration((job.ended_at_s or now_s) - job.submitted_at_s), why=job.because,
         )  # fmt: skip
     return made
 
 
-def machines(found: Iterable[MachineView], now_s: float) -> Table:
+def machines(found: Iterable[MachineView], now_s: float) -> Reasoned:
     """All that are held, and the last few that are not."""
     held = [one for one in found if one.ended_at_s is None]
     gone = sorted(
         (one for one in found if one.ended_at_s is not None), key=lambda one: one.ended_at_s or 0.0
     )
-    made = table("machine", "pool", "market", "state", "$/h#", "cost$", "time", "why")
+    made = Reasoned(
+        "machine", "state", "pool", "market", "$/h#", "cost$", "time", aside=("pool", "market")
+    )
     for one in held[:MACHINES_SHOWN] + gone[-ENDED_SHOWN:]:
-        made.add_row(
-            one.id, one.pool, one.market, toned(one.state), usd(one.price_usd_per_h),
+        made.add(
+            one.id, toned(one.state), one.pool, one.market.replace("_", " "), usd(one.price_usd_per_h),
             usd(one.cost_usd), duration((one.ended_at_s or now_s) - one.launched_at_s),
-            escape((one.why_ended or one.why_bought).removeprefix(f"{one.id} ")),
+            why=(one.why_ended or one.why_bought).removeprefix(f"{one.id} "),
         )  # fmt: skip
     if len(held) > MACHINES_SHOWN:
         made.caption = f"and {len(held) - MACHINES_SHOWN:,} more: orchestrator status --json"
