@@ -1,6 +1,6 @@
 """From what the manager knows to what people see. Lists are bounded: a page shows no 10,000 rows."""
 
-from collections.abc import Iterator
+from collections.abc import Iterable, Iterator
 
 from orchestrator.brain import ledger
 from orchestrator.state import Job, Lease, PoolState, State
@@ -43,6 +43,11 @@ def _leases_shown(state: State) -> Iterator[Lease]:
     yield from reversed(state.ended_leases[-ENDED_SHOWN_MAX:])
 
 
+def _held(state: State, tokens: Iterable[str]) -> int:
+    """Those that cost something: a launch that has no machine yet costs nothing."""
+    return sum(bool(state.leases[token].prices) for token in tokens)
+
+
 def job_view(state: State, job: Job, at_s: float) -> JobView:
     layout, account = job.layout, job.account
     left = job.steps_total - job.step
@@ -65,15 +70,16 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         preemptions=job.preemptions,
         failures=job.failures,
         steps_lost=job.steps_lost,
-        machines=sum(bool(state.leases[token].prices) for token in job.leases),
+        machines=_held(state, job.leases),
         spent_usd=spent,
-        committed_usd=ledger.committed_usd(account, at_s),
+        reserved_usd=ledger.committed_usd(account, at_s),
         budget_usd=account.cap_usd,
         now_usd_per_h=account.usd_per_h,
         on_demand_usd=on_demand,
         saved_usd=on_demand - spent,
         submitted_at_s=job.submitted_at_s,
         ended_at_s=job.ended_at_s,
+        took_s=(job.ended_at_s or at_s) - job.submitted_at_s - job.lain_s,
         eta_s=left * job.step_s if job.status == "RUNNING" and job.step_s else None,
         recoveries_s=tuple(job.recoveries_s),
         backup_step=job.backup_step,
@@ -115,7 +121,7 @@ def pool_view(state: State, known: PoolState, at_s: float) -> PoolView:
         slots=kind.slots,
         spot_usd_per_h=known.spot_usd_per_h,
         on_demand_usd_per_h=kind.on_demand_usd_per_h,
-        held=len(known.leases),
+        held=_held(state, known.leases),
         blocked_until_s=known.blocked_until_s if blocked else None,
         blocked_because=known.blocked_because if blocked else "",
     )
@@ -129,10 +135,11 @@ def cost_view(state: State, at_s: float) -> CostView:
     on_demand = ledger.on_demand_usd(account, at_s)
     return CostView(
         spent_usd=spent,
-        committed_usd=ledger.committed_usd(account, at_s),
+        reserved_usd=ledger.committed_usd(account, at_s),
         budget_usd=account.cap_usd,
         now_usd_per_h=account.usd_per_h,
         on_demand_usd=on_demand,
         saved_usd=on_demand - (spent - manager),
         manager_usd=manager,
+        machines=_held(state, state.leases),
     )

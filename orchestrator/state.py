@@ -212,6 +212,7 @@ class Job(msgspec.Struct, kw_only=True):
     submitted_at_s: float
     account: Account
     ended_at_s: float | None = None
+    lain_s: float = 0.0  # how long it had ended, until it was resumed
     leases: dict[str, None] = {}
     workers: dict[str, None] = {}
     generation: int = 0

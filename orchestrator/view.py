@@ -60,7 +60,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     steps_lost: int
     machines: int
     spent_usd: float
-    committed_usd: float
+    reserved_usd: float  # for giving back what is held
     budget_usd: float | None
     now_usd_per_h: float
     on_demand_usd: float
@@ -68,6 +68,7 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     submitted_at_s: float
     ended_at_s: float | None
     eta_s: float | None
+    took_s: float  # so far; without the time in which it lay there until it was resumed
     recoveries_s: tuple[float, ...]
     backup_step: int
     checkpoint_step: int
@@ -82,12 +83,13 @@ class CostView(msgspec.Struct, frozen=True, kw_only=True):
     """Of everything, in US dollars. `on_demand_usd` is what the same machine time cost on demand."""
 
     spent_usd: float
-    committed_usd: float
+    reserved_usd: float  # for giving back what is held
     budget_usd: float | None
     now_usd_per_h: float
     on_demand_usd: float
     saved_usd: float
     manager_usd: float
+    machines: int  # that are held now
 
 
 class Sentence(msgspec.Struct, frozen=True, kw_only=True):

@@ -399,6 +399,7 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
         return
     job.failures, job.stalls, job.worn, job.unread = 0, 0, 0, ""
     job.forgiven = job.preemptions
+    job.lain_s += state.now_s - (job.ended_at_s or state.now_s)
     job.failed_at_s, job.failed_step, job.ended_at_s = -1.0, -1, None
     job.unstored_at_s = None
     move_job(state, out, job, "PENDING", f"resumed by {event.by} from step {job.step}")

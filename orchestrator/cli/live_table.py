@@ -126,7 +126,7 @@ def _money(job: JobView) -> str:
 
 def _beside(job: JobView) -> str:
     """What is reserved for giving its machines back, and what they cost on demand."""
-    return f"committed {usd(job.committed_usd)} · on demand {usd(job.on_demand_usd)}"
+    return f"reserved {usd(job.reserved_usd)} · on demand {usd(job.on_demand_usd)}"
 
 
 def _so_far(job: JobView) -> str:

@@ -237,11 +237,11 @@ def seen(view: View | None, places: Places, job_id: str | None) -> tuple[Any, ..
         machines = [one for one in view.machines if one.job == job.id]
         table = (Text(), tables.machines(machines, view.at_s)) if machines else ()
         return (panel(view, job, (old,) if old else ()), *table, Text())
-    parts: list[Any] = [tables.cost_line(view.cost, tables.held(view))]
+    parts: list[Any] = [tables.cost_line(view.cost)]
     if old:
         parts.insert(0, Text(old, style="yellow"))
     if view.jobs:
-        parts += [Text(), tables.jobs(view.jobs, view.at_s)]
+        parts += [Text(), tables.jobs(view.jobs)]
     if view.machines:
         parts += [Text(), tables.machines(view.machines, view.at_s)]
     return (*parts, Text()) if len(parts) > 1 else (*parts,)
@@ -390,7 +390,7 @@ def _wait_until_gone(
             with contextlib.suppress(redis.RedisError):
                 view = client.view() or view
             if view is not None:
-                shown(f"giving back {plural(tables.held(view), 'machine')}")
+                shown(f"giving back {plural(view.cost.machines, 'machine')}")
         else:
             shown("ending Ray, the local cloud and Redis")
         time.sleep(LOOK_S)

@@ -100,14 +100,14 @@ def _width(console: Console, made: Table) -> int:
     return console.measure(made, options=console.options.update(width=ANY_WIDTH)).maximum
 
 
-def jobs(found: Iterable[JobView], now_s: float) -> Reasoned:
+def jobs(found: Iterable[JobView]) -> Reasoned:
     made = Reasoned("job", "status", "step#", "loss#", "layout", "spent$", "time")
     for job in found:
         steps = f"{job.step:,}/{job.steps_total:,}" if job.steps_total else f"{job.step:,}"
         made.add(
             job.id, toned(job.status), steps, loss(job.loss),
             job.layout or "-", usd(job.spent_usd),
-            duration((job.ended_at_s or now_s) - job.submitted_at_s), why=job.because,
+            duration(job.took_s), why=job.because,
         )  # fmt: skip
     return made
 
@@ -132,14 +132,14 @@ def machines(found: Iterable[MachineView], now_s: float) -> Reasoned:
     return made
 
 
-def cost_line(cost: CostView, held: int) -> Text:
+def cost_line(cost: CostView) -> Text:
     budget = f" of {usd(cost.budget_usd)}" if cost.budget_usd is not None else ""
     saved = f"saved {usd(cost.saved_usd)}"
     if cost.on_demand_usd > 0:
         saved += f" ({percent(cost.saved_usd, cost.on_demand_usd)})"
     return Text(
-        f"spent {usd(cost.spent_usd)}{budget} · committed {usd(cost.committed_usd)} · "
-        f"{usd(cost.now_usd_per_h)}/h now for {plural(held, 'machine')} · "
+        f"spent {usd(cost.spent_usd)}{budget} · reserved {usd(cost.reserved_usd)} · "
+        f"{usd(cost.now_usd_per_h)}/h now for {plural(cost.machines, 'machine')} · "
         f"on demand {usd(cost.on_demand_usd)} · {saved}"
     )
 
@@ -173,11 +173,6 @@ def sentence(said: Sentence) -> Text:
         " ",
         told(said.who, said.what, said.because),
     )
-
-
-def held(view: View) -> int:
-    """Those that cost something: a launch that has no machine yet costs nothing."""
-    return sum(one.ended_at_s is None and one.state != "intended" for one in view.machines)
 
 
 def stacked(*parts: RenderableType) -> Group:

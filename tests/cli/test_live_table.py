@@ -24,8 +24,8 @@ from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 JOB = JobView(
     id="gpt-1", script="gpt.py", script_sha="0", argv=(), slot_step_s=0.4, status="RUNNING", because="layout 1x2 works", step=30, steps_total=100,
     loss=1.25, step_s=0.2, layout="1x2", generation=3, workers=2, preemptions=1, failures=0,
-    steps_lost=0, machines=1, spent_usd=0.001234, committed_usd=0.01, budget_usd=1.0, now_usd_per_h=0.06,
-    on_demand_usd=0.004, saved_usd=0.002766, submitted_at_s=0.0, ended_at_s=None,
+    steps_lost=0, machines=1, spent_usd=0.001234, reserved_usd=0.01, budget_usd=1.0, now_usd_per_h=0.06,
+    on_demand_usd=0.004, saved_usd=0.002766, submitted_at_s=0.0, ended_at_s=None, took_s=60.0,
     eta_s=14.0, recoveries_s=(0.08,), backup_step=30, checkpoint_step=20, export_uri="",
 )  # fmt: skip
 MACHINE = MachineView(
@@ -34,8 +34,8 @@ MACHINE = MachineView(
     why_ended="",
 )  # fmt: skip
 COST = CostView(
-    spent_usd=0.001234, committed_usd=0.01, budget_usd=None, now_usd_per_h=0.06,
-    on_demand_usd=0.004, saved_usd=0.002766, manager_usd=0.0,
+    spent_usd=0.001234, reserved_usd=0.01, budget_usd=None, now_usd_per_h=0.06,
+    on_demand_usd=0.004, saved_usd=0.002766, manager_usd=0.0, machines=1,
 )  # fmt: skip
 SAID = tuple(
     Sentence(at_s=float(n), who="gpt-1", what="note", because=f"gpt-1 did thing {n}")
@@ -108,6 +108,7 @@ def test_on_a_terminal_there_is_a_panel():
         "$0.0600/h",
         "$0.001234 of $1.00",
         "saved $0.002766 (69 %)",
+        "reserved $0.0100 · on demand $0.004000",
         "0 steps lost",
         "last recovery 80 ms",
         "14 s left",

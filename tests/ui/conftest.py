@@ -45,13 +45,14 @@ def make_job(**changes: Any) -> JobView:
         steps_lost=0,
         machines=4,
         spent_usd=0.184,
-        committed_usd=0.0312,
+        reserved_usd=0.0312,
         now_usd_per_h=0.1556,
         on_demand_usd=0.559,
         saved_usd=0.375,
         budget_usd=1.0,
         submitted_at_s=T0 - 640,
         ended_at_s=None,
+        took_s=640.0,
         eta_s=371.0,
         recoveries_s=(0.081, 0.064, 1.92, 0.077),
         backup_step=2_410,
@@ -117,13 +118,13 @@ def make_view(**changes: Any) -> View:
     done = make_job(
         id="mlp-02cc", script="examples/mlp.py", status="SUCCEEDED", because="all 500 steps are committed",
         step=500, steps_total=500, loss=0.4119, workers=0, layout="1x2", preemptions=1, spent_usd=0.061,
-        machines=0, committed_usd=0.0, now_usd_per_h=0.0, on_demand_usd=0.183, saved_usd=0.122,
-        budget_usd=None, submitted_at_s=T0 - 2400, ended_at_s=T0 - 1710, eta_s=None, recoveries_s=(0.071,),
+        machines=0, reserved_usd=0.0, now_usd_per_h=0.0, on_demand_usd=0.183, saved_usd=0.122,
+        budget_usd=None, submitted_at_s=T0 - 2400, ended_at_s=T0 - 1710, took_s=690.0, eta_s=None, recoveries_s=(0.071,),
         backup_step=500, checkpoint_step=500, export_uri=".orchestrator/checkpoints/mlp-02cc/model.safetensors",
     )  # fmt: skip
     cost = CostView(
-        spent_usd=0.2451, committed_usd=0.0312, budget_usd=5.0, now_usd_per_h=0.1556,
-        on_demand_usd=0.7420, saved_usd=0.4969, manager_usd=0.0,
+        spent_usd=0.2451, reserved_usd=0.0312, budget_usd=5.0, now_usd_per_h=0.1556,
+        on_demand_usd=0.7420, saved_usd=0.4969, manager_usd=0.0, machines=4,
     )  # fmt: skip
     view = View(
         at_s=T0, epoch=2, deployment="default", jobs=(make_job(), done), machines=machines,

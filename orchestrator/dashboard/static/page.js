@@ -101,20 +101,19 @@ function curve(points, width, height, area) {
 
 // --- parts of the page -------------------------------------------------------------------------
 
-function costs({ cost, machines }) {
+function costs({ cost }) {
   const box = (name, value, more, tone = "") =>
     el("div", { class: `cost ${tone}` },
       el("div", { class: "name" }, name),
       el("div", { class: "value" }, value),
       el("div", { class: "more" }, more));
-  const held = machines.filter((m) => m.ended_at_s === null && m.state !== "intended").length;
   const budget = cost.budget_usd;
   const spent = budget === null ? "no limit set" : `of ${usd(budget)}`;
   const share = cost.on_demand_usd > 0 ? `${Math.round((100 * cost.saved_usd) / cost.on_demand_usd)} % less than on demand` : "";
   const boxes = [
     box("Spent", usd(cost.spent_usd), spent),
-    box("Reserved", usd(cost.committed_usd), "for what is held"),
-    box("Now", `${usd(cost.now_usd_per_h)}/h`, plural(held, "machine")),
+    box("Reserved", usd(cost.reserved_usd), "for what is held"),
+    box("Now", `${usd(cost.now_usd_per_h)}/h`, plural(cost.machines, "machine")),
     box("On demand", usd(cost.on_demand_usd), "for the same machine time"),
     box("Saved", usd(cost.saved_usd), share, cost.saved_usd < 0 ? "over" : "saved"),
   ];
@@ -130,7 +129,7 @@ function facts(job) {
     ["Step time", job.step_s > 0 ? milliseconds(job.step_s) : NONE],
     over ? null : ["Now", `${usd(job.now_usd_per_h)}/h`],
     ["Spent", job.budget_usd === null ? usd(job.spent_usd) : `${usd(job.spent_usd)} of ${usd(job.budget_usd)}`],
-    over ? null : ["Reserved", usd(job.committed_usd)],
+    over ? null : ["Reserved", usd(job.reserved_usd)],
     ["On demand", usd(job.on_demand_usd)],
     ["Saved", job.on_demand_usd > 0 ? `${usd(job.saved_usd)} (${Math.round((100 * job.saved_usd) / job.on_demand_usd)} %)` : usd(job.saved_usd)],
     ["Preemptions", count(job.preemptions)],
@@ -149,8 +148,8 @@ function job(view, one, points) {
   const fraction = one.steps_total > 0 ? one.step / one.steps_total : 0;
   const tone = one.status === "SUCCEEDED" ? "done" : ["FAILED", "CANCELLED"].includes(one.status) ? "failed" : "";
   const time = one.ended_at_s !== null
-    ? `took ${duration(one.ended_at_s - one.submitted_at_s)}`
-    : one.eta_s !== null ? `${duration(one.eta_s)} left` : `for ${duration(view.at_s - one.submitted_at_s)}`;
+    ? `took ${duration(one.took_s)}`
+    : one.eta_s !== null ? `${duration(one.eta_s)} left` : `for ${duration(one.took_s)}`;
   const total = one.steps_total > 0 ? ` of ${count(one.steps_total)}` : "";
   const left = el("div", {},
     el("div", { class: "title" }, el("strong", {}, one.script), el("code", { class: "quiet" }, one.id), pill(one.status)),
@@ -214,7 +213,7 @@ function machines(view) {
   const live = view.machines.filter((one) => one.ended_at_s === null);
   const ended = view.machines.filter((one) => one.ended_at_s !== null).sort((a, b) => b.ended_at_s - a.ended_at_s);
   const coming = live.filter((one) => one.state === "intended").length;
-  const held = live.length - coming;
+  const held = view.cost.machines;
   $("machines-count").textContent = [held ? `${count(held)} held` : "", coming ? `${count(coming)} being bought` : ""].filter(Boolean).join(", ");
   const parts = [live.length ? machineTable(view, live) : el("div", { class: "empty" }, "None is held, so nothing is charged.")];
   if (ended.length) {
@@ -287,9 +286,9 @@ function show({ view, losses, prices, away }) {
   if (!view) return;
   $("deployment").textContent = `${view.deployment} · ${clock(view.at_s)}`;
   document.title = title(view);
-  draw("costs", [view.cost, view.machines.length], () => costs(view));
+  draw("costs", view.cost, () => costs(view));
   draw("jobs", [view.jobs, Math.floor(view.at_s), losses], () => jobs(view, losses));
-  draw("machines", [view.machines, Math.floor(view.at_s)], () => machines(view));
+  draw("machines", [view.machines, view.cost.machines, Math.floor(view.at_s)], () => machines(view));
   draw("pools", [view.pools, prices], () => pools(view, prices));
   draw("events", view.events, () => events(view));
 }

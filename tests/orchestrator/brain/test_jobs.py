@@ -596,6 +596,21 @@ def test_the_limit_of_preemptions_begins_anew_when_a_job_is_resumed(hand: Any) -
     assert h.job.preemptions == 2
 
 
+def test_the_time_in_which_a_job_lay_cancelled_is_none_that_it_took(hand: Any) -> None:
+    """A person compares how long it ran; a night until somebody resumes it says nothing about that."""
+    h = hand().running(slots_max=1)
+    h.committed(10)
+    h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
+    h.wait(60.0)
+    assert h.job.status == "CANCELLED"
+    took_s = view_of(h.state, h.at_s).jobs[0].took_s
+    assert took_s == h.job.ended_at_s - h.job.submitted_at_s
+    h.wait(1000.0)
+    assert view_of(h.state, h.at_s).jobs[0].took_s == took_s
+    h.see(JobResumed(at_s=h.at_s, job="job", by="ann"))
+    assert view_of(h.state, h.at_s + 5.0).jobs[0].took_s == pytest.approx(took_s + 5.0)
+
+
 def test_the_same_fault_on_every_worker_counts_once(hand: Any) -> None:
     """Four workers raise at the same step: one failure, not four."""
     h = hand().running(slots_max=4, max_failures=1)
@@ -916,7 +931,7 @@ def test_each_job_has_its_own_money_in_the_view(hand: Any) -> None:
     one, other = view.jobs
     assert (one.machines, other.machines) == (1, len(view.machines) - 1)
     assert one.now_usd_per_h < other.now_usd_per_h
-    for name in ("spent_usd", "committed_usd", "now_usd_per_h", "on_demand_usd", "saved_usd"):
+    for name in ("spent_usd", "reserved_usd", "now_usd_per_h", "on_demand_usd", "saved_usd"):
         together = getattr(one, name) + getattr(other, name)
         assert together == pytest.approx(getattr(view.cost, name)), name
     for job in (one, other):

@@ -9,7 +9,6 @@ import pytest
 from orchestrator.actions import Launch, ListMachines, Note, StartWorker, StopWorker, Terminate
 from orchestrator.brain.decide import decide
 from orchestrator.brain.ledger import committed_usd, on_demand_usd, spent_usd
-from orchestrator.cli import tables
 from orchestrator.events import JobCancelled, Launched, ListFailed, Tick
 from orchestrator.showing import view_of
 from orchestrator.state import IllegalTransition, move_lease
@@ -40,10 +39,16 @@ def test_machines_are_counted_as_long_as_they_cost_something(hand: Any) -> None:
     h.submit(slots_max=1)
     (launch,) = h.only(h.wait(2.0), Launch)
     view = view_of(h.state, h.at_s)
-    assert (view.jobs[0].machines, tables.held(view), view.cost.now_usd_per_h) == (0, 0, 0.0)
+    assert (
+        view.jobs[0].machines,
+        view.cost.machines,
+        sum(pool.held for pool in view.pools),
+        view.cost.now_usd_per_h,
+    ) == (0, 0, 0, 0.0)
     h.launched(launch)
     view = view_of(h.state, h.at_s)
-    assert (view.jobs[0].machines, tables.held(view)) == (1, 1)
+    assert (view.jobs[0].machines, view.cost.machines) == (1, 1)
+    assert sum(pool.held for pool in view.pools) == 1
     assert view.cost.now_usd_per_h > 0
 
 
