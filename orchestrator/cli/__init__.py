@@ -4,16 +4,20 @@ Exit codes: 0 done · 1 it did not work · 2 the command or the settings are wro
 100 the script failed · 101 the job failed for another reason · 102 the job was cancelled · 130 Ctrl-C.
 """
 
+import inspect
 import io
 import logging
 import os
+import shutil
 import sys
 from collections.abc import Sequence
 from functools import cache
+from typing import Any
 
 import redis
 import typer
 from rich.console import Console
+from typer.core import TyperGroup
 
 from cloud.errors import CloudError
 from orchestrator.cli import jobs, machine, market, past, running, trouble
@@ -21,7 +25,22 @@ from orchestrator.cli.desk import ERROR, INTERRUPTED, NOT_RUNNING, USAGE, Comman
 from orchestrator.client import NotRunning, Silent
 from orchestrator.config import ConfigError
 
+HELP_WIDTH_MAX = 100
+
+
+class Whole(TyperGroup):
+    """Lists its commands with all of their first sentence: what is too long is wrapped, not cut."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        said = [(name, self.commands[name].help or "") for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl(
+                [(name, inspect.cleandoc(text).split("\n\n")[0]) for name, text in said]
+            )
+
+
 app = typer.Typer(
+    cls=Whole,
     name="orchestrator",
     help="Trains PyTorch models on spot machines, at the lowest price for the work.",
     add_completion=False,
@@ -42,7 +61,10 @@ def main(arguments: Sequence[str] | None = None) -> int:
     if not words or words[0] not in {one.name for one in app.registered_commands}:
         _open_all_rooms()
     try:
-        code = app(words or ["--help"], prog_name="orchestrator", standalone_mode=False) or 0
+        width = min(shutil.get_terminal_size().columns, HELP_WIDTH_MAX)
+        code = app(
+            words or ["--help"], prog_name="orchestrator", standalone_mode=False, terminal_width=width
+        ) or 0  # fmt: skip
     except (CommandError, NotRunning, ConfigError, typer.TyperException) as error:
         return _fail(words, *_line_and_code(error))
     except (redis.RedisError, CloudError, OSError) as error:

@@ -49,8 +49,8 @@ def test_the_documents_name_every_command(shell):
     named = {name for document in DOCUMENTS for name, _ in commands((ROOT / document).read_text())}
     changes = (ROOT / "CHANGELOG.md").read_text()
     listed = shell("--help").out.split("Commands:\n")[1].split("\n\n")[0]
-    for line in listed.splitlines():
-        assert line.split()[0] in named or f"`{line.split()[0]}`" in changes
+    for name in re.findall(r"(?m)^  (\S+)", listed):
+        assert name in named or f"`{name}`" in changes
 
 
 @pytest.mark.parametrize("document", DOCUMENTS)

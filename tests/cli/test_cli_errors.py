@@ -2,6 +2,7 @@
 
 import json
 import os
+import re
 import resource
 import subprocess
 import sys
@@ -226,8 +227,7 @@ def test_without_a_command_there_is_the_help_as_it_is(shell):
 def test_every_command_has_a_short_help(shell):
     """A screen at most, and the three options that every command has."""
     listed = shell("--help").out.split("Commands:\n")[1].split("\n\n")[0]
-    for line in listed.splitlines():
-        name = line.split()[0]
+    for name in re.findall(r"(?m)^  (\S+)", listed):
         text = shell(name, "--help").out
         assert len(text.splitlines()) <= 40, name
         assert all(option in text for option in ("--config", "--set", "--json")), name

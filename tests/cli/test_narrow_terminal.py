@@ -71,3 +71,18 @@ def test_where_not_even_the_numbers_have_room_they_follow_one_another(machines):
             for name in ("m-1", "m-2")
         ).split()
     )
+
+
+@pytest.mark.parametrize(("width", "command"), [(40, "submit"), (80, "submit"), (80, "plan")])
+def test_the_help_is_wrapped_to_the_width_there_is_and_nothing_is_cut(
+    shell, monkeypatch, width, command
+):
+    """Of every command its whole first sentence, in the list and by itself."""
+    monkeypatch.setenv("COLUMNS", str(width))
+    listed = shell("--help").out
+    for text in (listed, shell(command, "--help").out):
+        assert max(len(line) for line in text.splitlines()) <= width
+    assert "..." not in listed.split("Commands:")[1]
+    assert "commented orchestrator.toml with every setting; never over one" in " ".join(
+        listed.split()
+    )
