@@ -462,7 +462,7 @@ def on_sums_kept(state: State, out: list[AnyAction], event: SumsKept) -> None:
         note(out, job.id, f"gradients go to the manager's machine with every step again: {why}")
         return
     took = f"{memory(event.sum_bytes)}, {pause(event.sum_s)} of {pause(event.step_s)}"
-    why = took if event.sum_s else 'job.sums = "never"'
+    why = 'job.sums = "never"' if job.spec.sums == "never" else took
     all_of_them = (
         "the machine goes" if event.copies == 1 else f"all {event.copies} machines go at once"
     )

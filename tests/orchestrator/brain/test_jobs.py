@@ -759,8 +759,13 @@ def test_whoever_watches_is_told_that_steps_could_be_lost_now(
     )
     assert again in h.words(h.see(msgspec.structs.replace(kept, kept=True)))
     assert job_view(h.state, h.job, h.at_s).sums_kept
-    unmeasured = msgspec.structs.replace(kept, sum_s=0.0)
-    assert 'job.sums = "never"' in h.words(h.see(unmeasured))
+
+
+def test_who_has_asked_for_it_is_told_so(hand: Any) -> None:
+    h = hand().running(slots_max=1, sums="never")
+    h.committed(50)
+    kept = SumsKept(at_s=h.at_s, job="job", kept=False, copies=2)
+    assert '(job.sums = "never")' in h.words(h.see(kept))
 
 
 def test_nobody_pays_for_all_of_it_again_unasked(hand: Any) -> None:
