@@ -8,6 +8,8 @@ unless the one before is still on its way), and as many in a world of one, where
 since two that compute the same differ by as much as the bound from one start to the next. The first step of a turn counts for neither: what the one before leaves behind is paid where it belongs.
 Heartbeats go on in both; what they take of a processor is measured on its own, and added.
 
+Part of what is waited for is the disk: Redis answers when a commit is on it. How long that takes is measured apart.
+
 The worker trains on one thread; its other threads, the keeper and Redis have the other cores, as the keeper and Redis have a
 machine of their own in a job. The microbatches are scaled until a step takes as long as asked when all of it is off.
 """
@@ -19,9 +21,11 @@ import tempfile
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import NamedTuple
+from typing import Any, NamedTuple
 
 from _crew import Crew, crew_of, machine, spread, until
+
+from agent.reliable.commits import Commit, RedisCommitLog
 
 SCRIPT = """
 import json, statistics, sys, time
@@ -118,6 +122,7 @@ for _ in session.steps(1_000_000):
     optimizer.step()
 """
 TURN = 4  # steps that count
+WRITES = 200
 
 
 class Taken(NamedTuple):
@@ -142,8 +147,22 @@ class Pair(NamedTuple):
         return on - off
 
 
-def measured(width: int, pairs: int, asked_s: Sequence[float]) -> tuple[float, list[list[Pair]]]:
-    """The part of a processor that heartbeats take, and the pairs of turns for each length of a step."""
+def written_s(client: Any) -> list[float]:
+    """What it takes until a commit is written down."""
+    log, took_s = RedisCommitLog(client), []
+    term, _ = log.take("another")
+    for version in range(1, WRITES + 1):
+        time.sleep(0.005)  # as steps come
+        begun_s = time.perf_counter()
+        log.write("another", term, Commit(generation=1, version=version, loss=0.5))
+        took_s.append(time.perf_counter() - begun_s)
+    return took_s
+
+
+def measured(
+    width: int, pairs: int, asked_s: Sequence[float]
+) -> tuple[float, list[float], list[list[Pair]]]:
+    """The part of a processor that heartbeats take, what a commit does, and the pairs of turns for each length of a step."""
     with tempfile.TemporaryDirectory(prefix="overhead-") as name, crew_of() as crew:
         log = Path(name) / "log"
         log.touch()
@@ -151,6 +170,7 @@ def measured(width: int, pairs: int, asked_s: Sequence[float]) -> tuple[float, l
         settings = json.dumps([width, pairs, TURN, asked_s, helpers])
         crew.begin(1, SCRIPT, str(log), settings, backup_every_steps=1)
         until("the last turn", lambda: over(crew, log), patience_s=3600)
+        wrote_s = written_s(crew.client)
         (_, beats), *turns, _ = [json.loads(line) for line in log.read_text().splitlines()]
     found = []
     for step_s in asked_s:
@@ -163,7 +183,7 @@ def measured(width: int, pairs: int, asked_s: Sequence[float]) -> tuple[float, l
                 for (a, _, had_off), (b, states, had_on) in zip(off, on, strict=True)
             ]
         )
-    return beats, found
+    return beats, wrote_s, found
 
 
 def _taken(steps: list[list[float]]) -> list[Taken]:
@@ -206,8 +226,11 @@ def main() -> None:
         "of the whole worker, and of keeper and Redis, which are on its cores here; and states sent per step"
     )
     for width in options.width:
-        beats, found = measured(width, options.pairs, [ms / 1e3 for ms in options.step_ms])
-        print(f"a state of {12 * 4 * (width + 1) * width / 1e6:.1f} MB; heartbeats {beats:.2%}")
+        beats, wrote_s, found = measured(width, options.pairs, [ms / 1e3 for ms in options.step_ms])
+        print(
+            f"a state of {12 * 4 * (width + 1) * width / 1e6:.1f} MB; heartbeats {beats:.2%}; to write a commit down "
+            f"takes {spread(wrote_s)} ms"
+        )
         for pairs in found:
             show(pairs, beats)
     print(f"{machine()}; took {time.monotonic() - begun_s:.0f} s")
