@@ -395,14 +395,13 @@ def _holds_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
 
 
 def _worth(job: Job, purchase: Purchase) -> str:
-    """What the work costs with it, and what the next best would: the reason that people read."""
+    """What the work costs with it, and what the next best would: the reason that people read, in what they count."""
     if purchase.cost_usd_per_work is None:
         return purchase.because
-    work = "steps" if job.step_s else "slot-seconds"
-    return (
-        f"${purchase.cost_usd_per_work * 1000:.4f} per 1,000 {work} with it "
-        f"({purchase.because}); next best: {purchase.runner_up}"
-    )
+    unit = "step" if job.step_s else "slot-second"
+    said = f"with it {purchase.because}; next best: {purchase.runner_up}"
+    said = said.replace(" work/s", f" {unit}s/s").replace("000 work", f"000 {unit}s")
+    return said.replace(" per work", f" per {unit}")
 
 
 def let_go(state: State, out: list[AnyAction], job: Job) -> None:

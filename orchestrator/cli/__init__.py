@@ -10,8 +10,10 @@ import logging
 import os
 import shutil
 import sys
+import traceback
 from collections.abc import Sequence
 from functools import cache
+from pathlib import Path
 from typing import Any
 
 import redis
@@ -97,7 +99,16 @@ def _line_and_code(error: Exception) -> tuple[str, int]:
         case redis.RedisError() if not isinstance(error, Silent):
             return f"Redis says {error}; look with: orchestrator check", ERROR
         case _:
-            return str(error) or type(error).__name__, ERROR
+            return _said(error), ERROR
+
+
+def _said(error: Exception) -> str:
+    """What the system refuses without a word on what it is about, comes with the place where it was asked."""
+    if not isinstance(error, OSError) or error.errno is None or error.filename is not None:
+        return str(error) or type(error).__name__
+    *_, asked = traceback.extract_tb(error.__traceback__)
+    place = f"{Path(asked.filename).name}, line {asked.lineno}, {asked.name}"
+    return f"the system said: {error.strerror} ({place}); look with: orchestrator check"
 
 
 def _command_of(error: typer.TyperException) -> str:

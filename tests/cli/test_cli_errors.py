@@ -1,5 +1,6 @@
 """A person's mistakes: one line that says what, where and what to do; never a traceback."""
 
+import errno
 import json
 import os
 import re
@@ -11,6 +12,7 @@ from pathlib import Path
 import pytest
 
 from orchestrator.cli import main
+from orchestrator.client import Client
 from orchestrator.house.house import only_one
 
 MISTAKES = {
@@ -249,3 +251,20 @@ def test_an_output_that_takes_nothing_is_one_line(tmp_path):
             text=True,
         )
     assert (ran.returncode, ran.stderr.count("\n")) == (3, 1), ran.stderr
+
+
+def test_what_the_system_refuses_comes_with_the_place(
+    monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """Its own words name no file, and there is nothing else to go by."""
+
+    def refused(*_: object, **__: object) -> None:
+        raise OSError(errno.EINVAL, os.strerror(errno.EINVAL))
+
+    monkeypatch.setattr(Client, "connect", refused)
+    assert main(["status"]) == 1
+    said = capsys.readouterr().err
+    assert said.startswith(
+        "orchestrator: the system said: Invalid argument (test_cli_errors.py, line "
+    )
+    assert said.endswith(", refused); look with: orchestrator check\n")
