@@ -104,6 +104,17 @@ def test_an_empty_house_says_what_to_do_next(page, house, make):
     assert "nothing is charged" in text(page, "#machines")
 
 
+def test_before_anything_is_known_no_empty_boxes_are_shown(page, house, make):
+    """A manager that starts has said nothing yet: one word says so, and all of it comes with the first news."""
+    known, house.source.now = house.source.now, None
+    page.run("location.reload()")
+    page.wait_for("document.querySelector('#link')?.textContent == 'starting'")
+    assert page.run("document.querySelector('main').getClientRects().length") == 0
+    house.source.now = known
+    page.wait_for(LIVE)
+    assert page.run("document.querySelector('main').getClientRects().length") == 1
+
+
 def test_a_thousand_machines_are_drawn(page, house, make):
     """The table is bounded and says how many more there are; how many are held is the manager's own count."""
     view = make.view(machines=tuple(make.machine(id=f"m-{i}") for i in range(1000)))

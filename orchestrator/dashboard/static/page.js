@@ -284,6 +284,7 @@ function show({ view, losses, prices, away }) {
   $("away").textContent = away;
   link(away ? "away" : view ? "live" : "starting", away ? "bad" : view ? "good" : "wait");
   if (!view) return;
+  $("known").hidden = false;
   $("deployment").textContent = `${view.deployment} · ${clock(view.at_s)}`;
   document.title = title(view);
   draw("costs", view.cost, () => costs(view));
