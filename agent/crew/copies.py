@@ -34,6 +34,8 @@ log = logging.getLogger(__name__)
 
 SUM = "sum of mine"
 RESERVE = 8  # copies are kept as long as one of so many parts of the machine's memory is free
+SUMS_FACTOR = 4  # as many bytes as the states have; so many the keeper holds as well before it waits for another state
+SUMS_BYTES_FREE = 1 << 32
 MEMORY = Path("/proc/meminfo")
 
 Kept = tuple[bytes, memoryview]  # what it is, encoded, and its bytes
@@ -123,9 +125,16 @@ class Copies:
         with self._changed:
             key = (part.step, part.generation, whose)
             if roomy and part.tag == SUM:
-                self._sums[key] = (part.extra, data)
+                if self._has_room_for_sum(data.nbytes):
+                    self._sums[key] = (part.extra, data)
             elif roomy:
                 self._states[key].append((part.extra, data))
+
+    def _has_room_for_sum(self, count: int) -> bool:
+        """Where the keeper does without them, a state may be long on its way."""
+        states = sum(data.nbytes for held in self._states.values() for _, data in held)
+        sums = sum(data.nbytes for _, data in self._sums.values())
+        return sums + count <= max(SUMS_BYTES_FREE, SUMS_FACTOR * states)
 
     def heard(self, backup: int) -> None:
         """A step was committed, and this is the version of the keeper's backup."""
