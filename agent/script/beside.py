@@ -20,6 +20,7 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from agent.errors import Misuse
 from agent.script.alongside import refuse_alongside
 from agent.script.carried import STATE, counted, refuse_carried, timed
+from agent.script.held import counts_of
 from agent.script.seen import gone_by_of
 from agent.source import own
 from agent.source.found import Caller, found_loop
@@ -98,7 +99,7 @@ class Beside:
         keys = {name for model in models for name, _ in model.named_parameters()}
         tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
         mine = {_memory(tensor) for tensor in tensors}
-        found = own.names(caller.frame)
+        found = own.names(caller.frame, held=True)
         names = [*found.items()][:NAMES_MAX]
         anew = emptied_in(found_loop(caller))
         # What is in a thing that the session has is for that thing to tell.
@@ -110,20 +111,25 @@ class Beside:
                 [f"{name}.{each}" for each in TOLD] if _tells_little(thing) else [f"{name}."]
             )
         )
+        told = {id(thing) for name, thing in names if name in anew or name.startswith(inside)}
+        left = known | told  # by whatever name
         for name, thing in names:
             if name in anew or name.startswith(("__", *inside)):
                 continue
             if isinstance(thing, torch.amp.GradScaler) and thing.is_enabled():
                 _refuse_scaler(name, known=id(thing) in known)
             owner, _, attribute = name.rpartition(".")
-            is_left = id(thing) in known or (attribute in self._timed and _are_numbers(thing))
+            is_left = id(thing) in left or (attribute in self._timed and _are_numbers(thing))
             mark = None if is_left else _mark(thing, mine, keys)
             if mark is not None:
                 yield name, (thing, mark)
             if attribute in self._counts and isinstance(thing, int | float):
                 holder = found.get(owner)  # none, where a name is only called as an attribute is
-                if own.is_holder(holder):
+                if own.is_holder(holder) and attribute in vars(holder):
                     yield name, (holder, (thing,))
+        for name, count in counts_of(found.values()):
+            if id(count[0]) not in left:
+                yield name, count
         for name, thing in self._given.items():
             if isinstance(thing, torch.nn.Module):
                 yield from self._counting(name, thing)

@@ -84,7 +84,7 @@ def timed(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
 def clocked(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
     """The names that are set to what a clock tells."""
     sets = (each for one in sources.items() for each in _sets(own.parsed(own.source(*one))))
-    return {_last(target) for target, value in sets if value is not None and _is_time(value)}
+    return {_last(target) for target, value in sets if value is not None and is_time(value)}
 
 
 @functools.lru_cache(own.SOURCES_MAX)
@@ -216,7 +216,7 @@ def _carried_items(loop: ast.For | ast.While, share: Loop | None) -> Iterator[as
                 continue
         if not isinstance(item.value, ast.Name) or item.value.id in names:
             continue
-        if ast.dump(_read(item)) in items and not _is_time(value) and not told & names_in(value):
+        if ast.dump(_read(item)) in items and not is_time(value) and not told & names_in(value):
             yield item.value
 
 
@@ -298,7 +298,7 @@ def _times(loop: ast.AST) -> set[str]:
         more = {
             name
             for node in sets
-            if node.value is not None and (_is_time(node.value) or told & names_in(node.value))
+            if node.value is not None and (is_time(node.value) or told & names_in(node.value))
             for target in (node.targets if isinstance(node, ast.Assign) else [node.target])
             for name in names_in(target)
         }
@@ -307,6 +307,6 @@ def _times(loop: ast.AST) -> set[str]:
         told |= more
 
 
-def _is_time(node: ast.AST) -> bool:
+def is_time(node: ast.AST) -> bool:
     calls = (each.func for each in ast.walk(node) if isinstance(each, ast.Call))
     return any((getattr(f, "attr", None) or getattr(f, "id", None)) in CLOCKS for f in calls)

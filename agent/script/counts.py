@@ -63,15 +63,15 @@ def _read(node: ast.AST) -> Iterator[str]:
         case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
             yield from {*_read(value)} - {name}
             return
-        case ast.If(body=body, orelse=[]) if all(map(_says, body)):
+        case ast.If(body=body, orelse=[]) if all(map(says, body)):
             return
-        case ast.Expr() if _says(node):
+        case ast.Expr() if says(node):
             return
     for child in ast.iter_child_nodes(node):
         yield from _read(child)
 
 
-def _says(node: ast.AST) -> bool:
+def says(node: ast.AST) -> bool:
     match node:
         case ast.Expr(
             value=ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name))

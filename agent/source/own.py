@@ -10,9 +10,11 @@ import linecache
 import sys
 import sysconfig
 import traceback
+from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
 from pathlib import Path
-from types import FrameType, FunctionType, ModuleType
+from types import CellType, FrameType, FunctionType, ModuleType
 
 import torch
 
@@ -71,19 +73,27 @@ def shown(file: str) -> str:
     return file.removeprefix(folder) if file.startswith(folder) else file
 
 
-def names(frame: FrameType) -> dict[str, object]:
-    """Where a frame is, by the names there; elsewhere with the module's or the function's before it."""
+def names(frame: FrameType, *, held: bool = False) -> dict[str, object]:
+    """Where a frame is, by the names there; elsewhere with the module's or the function's before it. `held` are those that
+    functions have around them, and their defaults."""
     found: dict[str, object] = {**frame.f_globals, **frame.f_locals}
     for where, there in _elsewhere(frame):
         found |= {f"{where}.{key}": value for key, value in there.items() if key[:2] != "__"}
     around, known = found, set[int]()
     for _ in range(DEPTH_MAX):
-        own = {id(thing): (name, thing) for name, thing in around.items() if is_holder(thing)}
+        own = {
+            id(thing): (name, thing)
+            for name, thing in around.items()
+            if is_holder(thing) or (held and isinstance(thing, FunctionType) and is_own(thing))
+        }
         around = {
             f"{name}.{key}": value
             for each, (name, thing) in own.items()
             if each not in known
-            for key, value in [*getattr(thing, "__dict__", {}).items()]
+            for key, value in [
+                *getattr(thing, "__dict__", {}).items(),
+                *(held_by(thing).items() if held and isinstance(thing, FunctionType) else ()),
+            ]
             if not isinstance(thing, type) or not (key[:2] == "__" or hasattr(value, "__get__"))
         }
         known |= own.keys()
@@ -101,6 +111,31 @@ def is_holder(thing: object) -> bool:
         case type():
             return not issubclass(thing, torch.nn.Module) and is_own_class(thing)
     return is_own_class(type(thing))
+
+
+def held_by(function: FunctionType) -> dict[str, object]:
+    """What it has by names of the functions around it, and its defaults."""
+    code = function.__code__
+    places = code.co_varnames[: code.co_argcount]
+    found = dict(zip(reversed(places), reversed(function.__defaults__ or ()), strict=False))
+    found |= function.__kwdefaults__ or {}
+    for name, cell in _cells(function).items():
+        with suppress(ValueError):  # not set yet
+            found[name] = cell.cell_contents
+    return found
+
+
+def around(function: FunctionType) -> Mapping[str, object]:
+    return ChainMap(held_by(function), function.__globals__)
+
+
+def place_of(function: FunctionType, name: str) -> object:
+    """Where a name lies that it sets: the same for all that share it."""
+    return _cells(function).get(name, function.__globals__)
+
+
+def _cells(function: FunctionType) -> dict[str, CellType]:
+    return dict(zip(function.__code__.co_freevars, function.__closure__ or (), strict=True))
 
 
 def asking() -> FrameType | None:
@@ -128,6 +163,11 @@ def parsed(source: str) -> ast.Module:
 def parsed_of(frame: FrameType) -> ast.Module:
     """The file that it runs."""
     return parsed(source(frame.f_code.co_filename, frame.f_globals))
+
+
+def parsed_where(function: FunctionType) -> ast.Module:
+    """The file that it is in."""
+    return parsed(source(function.__code__.co_filename, function.__globals__))
 
 
 def definition(function: FunctionType) -> ast.FunctionDef | None:

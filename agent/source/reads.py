@@ -24,7 +24,7 @@ from typing import Any
 import torch
 
 from agent.source.heard import HELD, ITEMS_MAX, PLAIN, Heard, Items, lying, now, of_kind, same
-from agent.source.own import is_library, is_own_class, overheard_by
+from agent.source.own import held_by, is_library, is_own_class, overheard_by
 
 ABSENT = object()
 FUNCTIONS = (FunctionType, MethodType, functools.partial)
@@ -228,14 +228,7 @@ class Call:
         return (call for path in _paths(self.function.__code__) for call in _calls_at(path, names))
 
     def _names(self) -> Mapping[str, Any]:
-        cells = dict[str, Any]()
-        free = self.function.__code__.co_freevars
-        for name, cell in zip(free, self.function.__closure__ or (), strict=False):
-            try:
-                cells[name] = cell.cell_contents
-            except ValueError:
-                cells[name] = None  # not set yet
-        return ChainMap(self._given, cells, self.function.__globals__)
+        return ChainMap(self._given, held_by(self.function), self.function.__globals__)
 
 
 def _parameters(code: CodeType) -> tuple[str, ...]:

@@ -375,7 +375,7 @@ def test_eyes_load_nothing() -> None:
 
 
 SCRIPT = """
-import sys, time, pathlib
+import functools, itertools, sys, time, pathlib
 import numpy as np
 import torch
 from agent import Session
@@ -387,14 +387,8 @@ class Weights:
     def __init__(self):
         self.beta = 1.0
 weights = Weights()
-def counter():
-    asked = 0
-    def again():
-        nonlocal asked
-        asked += 1
-        return asked
-    return again
-again, stream, hold = counter(), np.random.default_rng(0), pathlib.Path(sys.argv[1])
+again, stream = functools.partial(next, itertools.count(1)), np.random.default_rng(0)
+hold = pathlib.Path(sys.argv[1])
 def batches(step):
     while step == 4 and hold.exists():
         time.sleep(0.01)

@@ -83,7 +83,64 @@ class Net(torch.nn.Module):
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
+RATE = "optimizer.param_groups[0]['lr'] = 0.1 / rate()"
+MADE = """
+def made():
+    WHAT
+    return rate
+rate = made()
+"""
 REFUSED = {
+    "a count around a function": (
+        MADE.replace(
+            "WHAT",
+            "n = 0\n    def rate():\n        nonlocal n\n        n += 1\n        return n",
+        ),
+        RATE,
+        "`rate.n`",
+        "state_dict and load_state_dict",
+    ),
+    "a factor of the script": (
+        "factor = 1.0\ndef shrink():\n    global factor\n    factor = factor * 0.9\n    return factor",
+        "shrink()",
+        "`factor`",
+        "state_dict and load_state_dict",
+    ),
+    "a list that a function has as its default": (
+        "def rate(seen=[0]):\n    seen[0] += 1\n    return seen[0]",
+        RATE,
+        "`rate.seen[0]`",
+        "state_dict and load_state_dict",
+    ),
+    "a dict that a method has as its default": (
+        "class Rate:\n    def __call__(self, *, kept={'n': 0}):\n        kept['n'] = kept['n'] + 1\n        return kept['n']\n"
+        "rate = Rate()",
+        RATE,
+        "`__call__.kept['n']`",
+        "state_dict and load_state_dict",
+    ),
+    "the best of an array": (
+        "import numpy as np; best = np.zeros(2)\n"
+        "def least(loss):\n    if loss > best[0]: best[0] = loss\n    return best[0]",
+        "least(step + 1)",
+        "`best[0]`",
+        "state_dict and load_state_dict",
+    ),
+    "an average around a function": (
+        MADE.replace(
+            "WHAT",
+            "shadow = torch.zeros(())\n    def rate(): return shadow.mul_(0.9).add_(1).item()",
+        ),
+        RATE,
+        "`rate.shadow`",
+        "state_dict and load_state_dict",
+    ),
+    "an iterator around a function": (
+        MADE.replace("WHAT", "it = iter(range(1, 99))\n    def rate(): return next(it)"),
+        RATE,
+        "`rate.it`",
+        "anew from its number",
+    ),
     "a count of a class": (
         "class State:\n    seen = 0",
         "State.seen += 1",
@@ -219,6 +276,57 @@ REFUSED = {
     ),
 }
 ALLOWED = {
+    "a count that is only said": (
+        "calls, told = 0, {'n': 0}\ndef say():\n    global calls\n    calls += 1; told['n'] += 1\n"
+        "    if calls % 9 == 0: print(calls)\n    print(f\"{told['n']} times\")",
+        "",
+        "say()",
+    ),
+    "what is said once": (
+        "warned = False\ndef warn():\n    global warned\n    if not warned:\n        warned = True\n        print('slow')",
+        "",
+        "warn()",
+    ),
+    "what a function remembers": (
+        "import functools\n@functools.lru_cache\ndef cached(n): return n * 2\n"
+        "def of(n, memo={}, table=[None] * 9):\n    if n not in memo: memo[n] = n * 2\n"
+        "    if table[n] is None: table[n] = n * 2\n    return memo[n] + table[n]",
+        "",
+        "of(step) + cached(step)",
+    ),
+    "what is made once": (
+        MADE.replace(
+            "WHAT",
+            "scale = None\n    def rate():\n        nonlocal scale\n        if scale is None: scale = 2.0\n        return scale",
+        ),
+        "",
+        "rate()",
+    ),
+    "what begins anew": (
+        "hits, sums = 0, {'all': 0.0}\ndef evaluate():\n    global hits\n    hits, sums['all'] = 0, 0.0\n"
+        "    for i in range(step): hits += i; sums['all'] += i\n    return hits + sums['all']",
+        "",
+        "evaluate()",
+    ),
+    "a time around a function": (
+        "import time; spent_s = 0.0\ndef spend():\n    global spent_s\n    spent_s += time.perf_counter()\n    return spent_s",
+        "",
+        "spend()",
+    ),
+    "the number of the step around a function": (
+        "class Meter:\n    def count(self): self.step += 1\n",
+        "",
+        "rate = lambda: 0.1 / (step + 1); optimizer.param_groups[0]['lr'] = rate()",
+    ),
+    "what is given by another name": (
+        "average = Average()\n"
+        + MADE.replace(
+            "WHAT",
+            "shadow = average.shadow\n    def rate(): return [v.mul_(0.9) for v in shadow.values()]",
+        ),
+        "average, ",
+        "rate()",
+    ),
     "what a class and a function have": (
         "class Config:\n    width, rows = 4, [torch.ones(2)]\nbatches.width = 4",
         "",
@@ -307,3 +415,11 @@ def test_what_is_given_or_stays_is_not(by_hand: Callable[[str], None], case: str
     """Nor what is made anew in every step."""
     before, given, behind = ALLOWED[case]
     by_hand(filled(before, given, behind))
+
+
+def test_what_the_loop_empties_it_empties_by_whatever_name(by_hand: Callable[[str], None]) -> None:
+    """A hook has it around itself."""
+    hook = "heard = []\n    def rate(module, given, out): heard.append(out)"
+    before = f"{MADE.replace('WHAT', hook)}\nheard = rate.__closure__[0].cell_contents\nmodel.register_forward_hook(rate)"
+    loop = "        heard.clear()\n        session.backward"
+    by_hand(filled(before, "", "").replace("        session.backward", loop))
