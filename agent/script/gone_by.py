@@ -19,7 +19,7 @@ from agent.script.seen import gone_by_in
 from agent.source import own
 from agent.source.found import Caller, find, names_of
 from agent.source.heard import Items
-from agent.source.reads import Reads
+from agent.source.reads import Reads, forward_of
 from agent.tensors.still import version_of
 
 NAMES_MAX = 64
@@ -36,6 +36,7 @@ class GoneBy:
         self._left: set[str] | None = None
         self._generation = -1
         self._first: dict[str, tuple[torch.Tensor, int]] | None = None
+        self._first_forwards = dict[str, float]()
         self._has_begun, self._handed = False, set[str]()
 
     def begin(self) -> None:
@@ -43,6 +44,7 @@ class GoneBy:
         if not self._has_begun:
             self._has_begun = True
             self._first = {path: (t, version_of(t)) for path, t in _unsaved(self._model)}
+            self._first_forwards = _forwards(self._model)
 
     def look_again(self) -> None:
         """Behind them: what modules hand each other by attributes is of this worker's last microbatch, and told by nobody."""
@@ -52,6 +54,8 @@ class GoneBy:
             then, version = self._first.get(path, (None, 0))
             if then is not tensor or version_of(tensor) != version:
                 self._handed.add(path)
+        now = _forwards(self._model)  # a library may set one in the first forward
+        self._handed |= {name for name in now if self._first_forwards.get(name) != now[name]}
         self._first = None
 
     def at(self, caller: Caller, step: int, generation: int) -> dict[str, float]:
@@ -78,6 +82,8 @@ class GoneBy:
         some = {name: told[name] for name in sorted(told.keys() - unlike)[:NAMES_MAX]}
         kept = ((path, t) for path, t in _unsaved(self._model) if path not in self._handed)
         # By their sizes: a table may have grown on one worker only.
+        forwards = _forwards(self._model).items()
+        some |= {name: number for name, number in forwards if name not in self._handed}
         return some | {
             f"{path}{[*t.shape]}": _total(t)
             for path, t in islice(kept, NAMES_MAX)
@@ -137,6 +143,25 @@ def _unsaved(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
             value = vars(module).get(key, module._buffers.get(key) if key in tables else None)
             if isinstance(value, torch.Tensor):
                 yield f"{path}.{key}".lstrip("."), value
+
+
+def _forwards(model: torch.nn.Module) -> dict[str, float]:
+    """Which code the modules of each kind run: it may be set on a class, or on one of them."""
+    found = dict[str, list[str]]()
+    for module in model.modules():
+        found.setdefault(f"{type(module).__name__}.forward", []).append(_code(forward_of(module)))
+    return {name: _word(" ".join(found[name])) for name in sorted(found)[:NAMES_MAX]}
+
+
+def _code(function: Any) -> str:
+    """By where it stands in the person's own files. A file is in another folder on every machine."""
+    if isinstance(function, functools.partial):
+        return f"partial {_code(function.func)}"
+    function = getattr(function, "__func__", function)
+    name = getattr(function, "__qualname__", type(function).__qualname__)
+    if isinstance(function, FunctionType) and own.is_own(function):
+        return f"{name}:{function.__code__.co_firstlineno}"
+    return str(name)
 
 
 def _can_be_told(tensor: torch.Tensor) -> bool:

@@ -60,7 +60,7 @@ class Reads:
         known = {name: value for name, value in names.items() if name not in stored}
         called = [_call(node, known) for node in nodes if isinstance(node, ast.Call)]
         called += [call for path in paths for call in _calls_at(path, names)]
-        called += [Call(each, (one,)) for one in self._modules for each in _methods(one)]
+        called += [call for one in self._modules for _, call in methods(one)]
         self._calls = list(_reached(called))
         apart = {id(module) for module in self._modules}
         met = set[FunctionType]()
@@ -95,6 +95,7 @@ class Reads:
         for call in self._calls:
             yield from call.look()
         for module in self._modules:
+            yield [type(module).__name__, ("attribute", "forward")], forward_of(module)
             for name, value in vars(module).items():
                 if isinstance(value, PLAIN):
                     yield [type(module).__name__, ("attribute", name)], value
@@ -166,7 +167,12 @@ def taken_apart(model: torch.nn.Module, whole: Collection[str]) -> Iterator[torc
             yield module
 
 
-def _methods(module: torch.nn.Module) -> Iterator[FunctionType]:
+def forward_of(module: torch.nn.Module) -> Any:
+    """What is called: one that was set on it, or its class's."""
+    return vars(module).get("forward", type(module).forward)
+
+
+def methods(module: torch.nn.Module) -> Iterator[tuple[str, "Call"]]:
     """Its forward, and methods of its own with names that are used there."""
     waiting, seen = ["forward"], set[str]()
     while waiting:
@@ -174,11 +180,14 @@ def _methods(module: torch.nn.Module) -> Iterator[FunctionType]:
         if name in seen:
             continue
         seen.add(name)
-        for kind in type(module).__mro__:
-            method = vars(kind).get(name)
-            if isinstance(method, FunctionType) and not is_library(method.__code__.co_filename):
-                yield method
-                waiting += method.__code__.co_names
+        found = [Call(vars(kind).get(name), (module,)) for kind in type(module).__mro__]
+        if name == "forward" and name in vars(module):
+            found = [_call_of(forward_of(module))]
+        for call in found:
+            code = getattr(call.function, "__code__", None)
+            if code is not None and not is_library(code.co_filename):
+                yield name, call
+                waiting += code.co_names
 
 
 class Call:

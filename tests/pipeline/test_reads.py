@@ -259,6 +259,19 @@ def test_another_method_lies_there(beside: ModuleType) -> None:
     assert found.changed(names)
 
 
+def test_a_module_runs_another_forward() -> None:
+    """Set on it or on its class. One that it has of its own is looked into."""
+    scale, model = 1.0, torch.nn.Sequential(torch.nn.Tanh())
+    reads = Reads([], {}, list(model.modules()))
+    assert reads.changed({}) == ""
+    model[0].forward = lambda x: x * scale
+    assert reads.changed({}) == "Tanh.forward"
+    reads = Reads([], {}, list(model.modules()))
+    assert reads.changed({}) == ""
+    scale = 2.0
+    assert reads.changed({}).startswith("scale")
+
+
 def test_a_number_of_a_loss_has_changed(beside: ModuleType) -> None:
     """It is torch's own, and none of the model's."""
     loss, model = torch.nn.CrossEntropyLoss(), torch.nn.Linear(2, 2)

@@ -271,6 +271,51 @@ def test_tensors_that_are_in_no_state_are_told() -> None:
     assert changed == {"mask[3]", "table[3]"}
 
 
+class Patched(torch.nn.Linear):
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * 2
+
+
+def test_which_code_modules_run_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Set on one of them or on their class; what is put back as it was, or is made anew of the same lines, is the same."""
+    model = torch.nn.Sequential(Patched(3, 1), torch.nn.ReLU(), Patched(1, 1))
+    before, first, found = shared(Schedule(), [], model), model[0].forward, list[set[str]]()
+
+    def look() -> None:
+        after = shared(Schedule(), [], model)
+        assert {*after} == {*before}
+        found.append({name for name in before if before[name] != after[name]})
+
+    model[0].forward = first
+    look()
+    for _ in range(2):
+        model[2].forward = lambda x: x
+        look()
+    del model[2].forward
+    model[0].forward = functools.partial(first)
+    look()
+    del model[0].forward
+    monkeypatch.setattr(torch.nn.ReLU, "forward", torch.nn.Tanh.forward)
+    look()
+    assert found == [
+        set(),
+        {"Patched.forward"},
+        {"Patched.forward"},
+        {"Patched.forward"},
+        {"ReLU.forward"},
+    ]
+
+
+def test_a_forward_that_the_first_forward_has_set_is_not_told() -> None:
+    """As libraries do: whoever is new has not come by yet."""
+    model = torch.nn.Sequential(Patched(3, 1))
+    by, caller = GoneBy(model), Caller(frame := sys._getframe(), frame.f_lasti)
+    by.begin()
+    model[0].forward = torch.relu
+    by.look_again()
+    assert {*by.now(caller)} == {"Sequential.forward"}
+
+
 def test_what_modules_hand_each_other_is_not_told() -> None:
     """A mask that lies in its microbatch goes to a module by an attribute: it is that of this worker's last one."""
     model = Masked()
@@ -278,11 +323,11 @@ def test_what_modules_hand_each_other_is_not_told() -> None:
     by.begin()
     model.mask = torch.zeros(3)  # as a module around it does before it calls it
     by.look_again()
-    assert {*by.now(caller)} == {"table[3]"}
+    assert {*by.now(caller)} == {"table[3]", "Masked.forward"}
     by.begin()
     model.table[0] = 0.0
     by.look_again()
-    assert {*by.now(caller)} == {"table[3]"}
+    assert {*by.now(caller)} == {"table[3]", "Masked.forward"}
 
 
 def test_eyes_see_another_function_and_what_was_nothing_before() -> None:
@@ -303,8 +348,8 @@ def test_it_is_looked_at_where_somebody_may_be_new() -> None:
     def share(where: tuple[int, int]) -> list[torch.Tensor]:
         caller = Caller(frame := sys._getframe(1), frame.f_lasti)
         step, generation = where
-        told.extend((step, "at") for _ in by.at(caller, step, generation))
-        told.extend((step, "entering") for _ in by.entering(caller, generation))
+        told.extend([(step, "at")] * bool(by.at(caller, step, generation)))
+        told.extend([(step, "entering")] * bool(by.entering(caller, generation)))
         return []
 
     session.share = share
@@ -419,6 +464,16 @@ UNLIKE = {
         "    optimizer.step()",
         "    optimizer.step()\n    if step == 2: model[0].bias.register_hook(lambda grad: grad / 2)",
         "0.bias with 1 hook on its gradient in the model on",
+    ),
+    "what a module runs": (
+        "    optimizer.step()",
+        "    optimizer.step()\n    if step == 2: model[1].forward = torch.relu",
+        "`Dropout.forward` goes into the loop",
+    ),
+    "what a class runs": (
+        "    optimizer.step()",
+        "    optimizer.step()\n    if step == 2: torch.nn.Dropout.forward = lambda self, x: x * 2",
+        "`Dropout.forward` goes into the loop",
     ),
     "what an object of one's own has": (
         "    optimizer.step()",
