@@ -16,6 +16,7 @@ import torch
 from torch.utils import _pytree as pytree
 
 from agent.protocol import Seen
+from agent.script.pointers import refuse_pointers
 from agent.source.own import is_own, is_own_class, is_torchs, overheard_by
 from agent.tensors.away import is_away
 from agent.tensors.device import rounding, where
@@ -40,6 +41,7 @@ class Eyes:
     another one each step."""
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+        self._models, self._has_looked = models, False
         self._modules = [module for model in models for module in model.modules()]
         self._tensors = [
             tensor
@@ -70,6 +72,9 @@ class Eyes:
 
     def look(self, step: int, batches: Sequence[Any], *, whole: bool = True) -> None:
         """At the beginning of a step. Where not all is here, what is here has come from others meanwhile."""
+        if not self._has_looked:
+            self._has_looked = True
+            refuse_pointers(self._models, len(batches))
         change, grain = self._change(step - 1) if whole else NOTHING
         self.seen.append(
             Seen(
