@@ -275,6 +275,7 @@ class Job(msgspec.Struct, kw_only=True):
         None  # since when it holds too little, and more is refused for now
     )
     ending: tuple[JobStatus, str] | None = None  # what it becomes when it has drained
+    drained_from: int = 0  # its step then: a checkpoint of an earlier one was on its way before
 
     @property
     def id(self) -> str:

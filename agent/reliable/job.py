@@ -115,14 +115,14 @@ class Job:
     def write_checkpoint(self) -> None:
         """With all that is committed in it, and nothing that follows is lacking in what is here either."""
         with self._lock:
-            self.vault.toll.insist(time.monotonic() + WHOLE_S)
             self._owed = True
-            self._write_what_is_owed()
+            self._see_to_what_is_owed()
 
-    def _write_what_is_owed(self) -> None:
-        if self._owed and not self.vault.behind:
-            self._owed = False
-            self.vault.write_beside()
+    def _see_to_what_is_owed(self) -> None:
+        """Again and again: a state may take its time, and another version may be on its way to the disk."""
+        if self._owed and not self.closed:
+            self.vault.toll.insist(time.monotonic() + WHOLE_S)
+            self._owed = self.vault.behind > 0 or not self.vault.write_beside()
 
     def trace(self) -> None:
         """Have the next step noted down that is played to its end in one layout."""
@@ -233,6 +233,7 @@ class Job:
             self.roster.lose_the_suspected(now_s)
             self.roster.tell_of_ends()
             self._regrouping.look(now_s, late_s)
+            self._see_to_what_is_owed()
             if self.vault.due() and not self.closed:
                 self.vault.write_beside()
 
@@ -337,7 +338,6 @@ class Job:
     def _on_snapshot(self, member: Member, message: Snapshot, payload: memoryview) -> None:
         if self.roster.layout is not None:
             whole = self.vault.take(message, payload, member.worker, self.roster.layout)
-            self._write_what_is_owed()
             if whole is not None and message.final:
                 self._ending.begin(whole)
 
@@ -462,7 +462,6 @@ class Job:
         self._reports.progress(layout.generation, commit.version, steps_total)
         self._reports.paces(layout.generation, roster.inside())
         self._reports.sums(self.vault.toll, copies)
-        self._write_what_is_owed()
         if roster.pending is not None and not self.closed:
             self._regrouping.apply()
 

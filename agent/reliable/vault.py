@@ -253,10 +253,11 @@ class Vault:
         return None if self._remains is None else self._remains.find(committed)
 
     def recall(self, committed: int, *, patient: bool, kept: Kept | None = None) -> Found:
-        """Beside the job: the best of what is in memory, of the versions on the disk and, if need be, elsewhere.
+        """Beside the job: the best of what is in memory, of the versions on the disk and, if need be, elsewhere. Where there
+        is a backup nothing that is stored reaches further: what cannot be read is no reason to wait then.
 
         Who is patient hears of what cannot be read, and asks again; else what can be read must do."""
-        if kept is not None and kept.saved.reached >= committed:
+        if self.backup is not None or (kept is not None and kept.saved.reached >= committed):
             return recovery.newest([], committed, kept)
         here, further = Shelf(Rung.DISK, self._archive), partial(self._elsewhere, committed)
         found = recovery.newest([here], committed, kept, patient=patient, further=further)
@@ -308,14 +309,16 @@ class Vault:
     def due(self) -> bool:
         return self.backup is not None and time.monotonic() >= self._checkpoint_due_s
 
-    def write_beside(self) -> None:
-        """Write a checkpoint on a thread of its own, unless one is being written."""
+    def write_beside(self) -> bool:
+        """Write a checkpoint on a thread of its own, unless one is being written or there is nothing to write."""
         saved = self.saved
         self._checkpoint_due_s = time.monotonic() + self._order.checkpoint_every_s
-        if saved is not None and not self._writing.locked():
+        begins = saved is not None and not self._writing.locked()
+        if begins:
             threading.Thread(
                 target=self.write, args=(saved,), name="checkpoint", daemon=True
             ).start()
+        return begins
 
     def _open_offsite(self, storage: Storage) -> Offsite:
         return Offsite(

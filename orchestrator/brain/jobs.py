@@ -227,7 +227,7 @@ def drain(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: 
     if job.status in ("PENDING", "PROVISIONING") or job.layout is None:
         finish(state, out, job, to, because)
         return
-    job.ending = (to, because)
+    job.ending, job.drained_from = (to, because), job.step
     move_job(state, out, job, "DRAINING", because)
     out.append(WriteCheckpoint(job=job.id, because=f"before it ends: {because}"))
     for token in job.leases:
@@ -484,6 +484,7 @@ def on_checkpoint_written(state: State, out: list[AnyAction], event: CheckpointW
     if (
         job.status == "DRAINING"
         and job.ending is not None
+        and event.step >= job.drained_from
         and event.at_s + state.skew_s >= job.history[-1].at_s
     ):
         finish(state, out, job, *job.ending)
@@ -577,6 +578,7 @@ def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
     job.step = min(job.step, event.to_step)
     job.backup_step = min(job.backup_step, event.to_step)
     job.checkpoint_step = min(job.checkpoint_step, event.to_step)
+    job.drained_from = min(job.drained_from, event.to_step)
     job.fence_generation = job.generation
     job.urgent = job.urgent or bool(job.serving)
     lost_with = "the keeper's memory" if job.sums_kept else "all machines that had the model"

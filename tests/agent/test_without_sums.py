@@ -1,12 +1,13 @@
 """Steps that do not wait until the keeper has their sums: what is lost then, and what is not."""
 
+import time
 from pathlib import Path
 
 import pytest
 from crews import Crew, ends_alike, played_alone, until
 
 from agent.messages import BackupHeld, CheckpointWritten, Recalled, Rewound, SumsKept, WorkerLost
-from agent.reliable import toll
+from agent.reliable import job, toll
 
 pytestmark = pytest.mark.processes
 
@@ -150,6 +151,29 @@ def test_a_checkpoint_that_is_asked_for_has_every_step(
     begin(crew, 2)
     crew.reach(committed + 1)
     ends_alike(crew, alone, STEPS)
+
+
+def test_a_checkpoint_that_is_asked_for_waits_as_long_as_it_takes(
+    crew: Crew, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For a step that takes longer than whoever asks is thought to need, and for another version that is being written."""
+    monkeypatch.setattr(job, "WHOLE_S", 0.5)
+    out, hold = tmp_path / "out.pt", tmp_path / "out.pt.hold"
+    hold.write_text("8")
+    options = {"backup_every_steps": 1000, "sums": "never"}
+    crew.begin(2, DEEP.read_text(), "30", str(out), **options)
+    crew.reach(8)
+    sums_stay_away(crew)
+    with crew.keeper._jobs["job"].vault._writing:
+        crew.keeper.write_checkpoint("job")
+        asked_s = time.monotonic()
+        until("longer than that", lambda: time.monotonic() > asked_s + job.WHOLE_S)
+        hold.write_text("20")
+        crew.reach(20)
+        held(crew, 9)
+    until("the checkpoint", lambda: [w for w in crew.of(CheckpointWritten) if w.step >= 20])
+    hold.unlink()
+    assert crew.completed().step == 30
 
 
 def test_the_keeper_is_killed_and_those_who_are_left_go_on(

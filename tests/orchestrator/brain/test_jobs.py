@@ -838,6 +838,8 @@ def test_cancel_saves_then_gives_back_and_resume_goes_on(hand: Any) -> None:
     assert h.job.status == "DRAINING"
     assert not h.only(out, Terminate)
     h.wait(1.0)
+    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=40, state_bytes=9, uri="w"))
+    assert h.job.status == "DRAINING", "that one was on its way already, and has less in it"
     out = h.see(CheckpointWritten(at_s=h.at_s, job="job", step=43, state_bytes=9, uri="x"))
     assert h.job.status == "CANCELLED"
     assert "cancelled by ann; resume continues from the last committed step" in h.job.because
