@@ -70,7 +70,8 @@ class Sum(msgspec.Struct, frozen=True, tag=True):
 
 
 class Gap(msgspec.Struct, frozen=True, tag=True):
-    """This step was committed without its sum: what came of that in an earlier layout is of no step."""
+    """This step was committed without its sum: what came of that in an earlier layout, or before the job went back, is of
+    no step."""
 
     step: int
 
@@ -177,9 +178,8 @@ class Remains:
     def note_gap(self, step: int) -> None:
         """Before it is committed."""
         with self._lock:
-            if self._last is None or self._last.step != step:
-                return
-            self._last = None
+            if self._last is not None and self._last.step == step:
+                self._last = None
             if self._log is not None and not _wrote(self._log, [Gap(step)]):
                 self._drop_log()
 

@@ -118,6 +118,20 @@ def test_the_sum_of_another_try_is_not_that_of_a_step_whose_sum_stayed_away(shar
     assert same(Remains(shared).find(7), Saved(newer.backup, (late,)))
 
 
+def test_nor_is_that_of_a_step_from_before_the_job_went_back(shared: Path) -> None:
+    """Sums came behind a gap, and lead on from what was done again once the gap is closed. Their memory may have come to
+    something else."""
+    memory, held = lived(shared, 3, 2)
+    for step in (6, 7, 8):
+        memory.note_sum(logged(memory, step))
+    again = logged(memory, 5), logged(memory, 6)
+    for one in again:
+        memory.note_sum(one)
+    memory.note_gap(7)
+    memory.leave()
+    assert same(Remains(shared).find(8), Saved(held.backup, (*held.redo, *again)))
+
+
 def test_what_is_not_needed_any_more_is_used_again(shared: Path) -> None:
     """A new file for each step would cost more than what comes into it."""
     memory, held = lived(shared, 0, 0)
