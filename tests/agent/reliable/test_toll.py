@@ -5,16 +5,19 @@ from pathlib import Path
 import pytest
 from backups import same
 
+from agent.errors import CheckpointError
 from agent.layout import Layout, Replica, data_parallel
 from agent.messages import JobOrder, Sums
 from agent.protocol import Prepared, Snapshot
 from agent.reliable.backup import Backup, LoggedSum, Saved
 from agent.reliable.commits import History, MemoryCommitLog
+from agent.reliable.recovery import Kept
 from agent.reliable.roster import Roster
 from agent.reliable.round import Round
 from agent.reliable.toll import BYTES_MIN, MEASURED_MIN, Toll
 from agent.reliable.vault import Place, Vault
 from agent.store.format import lay_out
+from agent.store.ladder import Rung
 from agent.store.memory import ordinary
 from agent.store.shares import Extent
 
@@ -200,6 +203,18 @@ def test_whoever_goes_back_has_nothing_ahead(tmp_path: Path) -> None:
     assert (vault.reached, vault.behind, vault.since) == (2, 0, 2)
     vault.log(summed(2))
     assert same(vault.saved, Saved(vault.backup, (summed(2),)))
+
+
+def test_who_has_a_backup_waits_for_nothing_that_is_stored(tmp_path: Path) -> None:
+    """What workers have copies of may lead on from it, and what lies on a disk that cannot be read does not."""
+    vault = vault_of(tmp_path)
+    (tmp_path / "job").write_text("no folder")
+    with pytest.raises((CheckpointError, OSError)):
+        vault.recall(5, patient=True)
+    vault.adopt(state(2))
+    assert vault.recall(5, patient=True).saved is None
+    copied = Kept(state(4), Rung.PEER, "workers")
+    assert vault.recall(5, patient=True, kept=copied).saved is copied.saved
 
 
 class Here:
