@@ -83,6 +83,8 @@ class Job:
         self._lock = threading.Condition(threading.RLock())
         self.history = commits.History(log_, order.job)
         self._reports = Reports(order.job, out.report, self.history.loss)
+        if not self.history.first:
+            self._reports.sums_told = None
         self.vault = Vault(order, place, out.report)
         self.vault.since = self.history.version
         self.roster = Roster(self.history, self._reports, self._lock)

@@ -35,7 +35,7 @@ class Reports:
         self._disturbed_s: float | None = None
         self._committed_s: float | None = None
         self._step_s = 0.0
-        self._sums = True  # as was told last
+        self.sums_told: bool | None = True  # None: nobody here knows what another keeper has told
         self._paces: dict[str, float] = {}  # as they were told last
         self._paced_s = 0.0
 
@@ -135,8 +135,8 @@ class Reports:
 
     def sums(self, toll: Toll, copies: int) -> None:
         """Whether the keeper gets them, when that has changed."""
-        if toll.paid != self._sums:
-            self._sums = toll.paid
+        if toll.paid != self.sums_told:
+            self.sums_told = toll.paid
             self._report(
                 SumsKept(
                     at_s=CLOCK.now_s(),

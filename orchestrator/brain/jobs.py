@@ -458,7 +458,8 @@ def on_sums_kept(state: State, out: list[AnyAction], event: SumsKept) -> None:
     job.sums_kept = event.kept
     if event.kept:
         few = ("no machine that stays has the model", "one machine has the model")
-        why = few[event.copies] if event.copies < len(few) else "they take little of a step now"
+        dear = "they take little of a step now" if event.sum_s else "what they take is not known yet"
+        why = few[event.copies] if event.copies < len(few) else dear
         note(out, job.id, f"gradients go to the manager's machine with every step again: {why}")
         return
     took = f"{memory(event.sum_bytes)}, {pause(event.sum_s)} of {pause(event.step_s)}"

@@ -191,6 +191,18 @@ def test_the_keeper_is_killed_and_those_who_are_left_go_on(
     ends_alike(mortal, alone, STEPS)
 
 
+def test_a_keeper_that_was_restarted_says_whether_it_gets_them(mortal: Crew) -> None:
+    """It does not know what the one before it has said. A job that begins gets them, and that is no news."""
+    arguments = (str(STEPS), "0.004", str(mortal.folder / "out.pt"))
+    mortal.begin(2, TOY.read_text(), *arguments, sums="auto")
+    mortal.reach(8)
+    mortal.keeper.kill()
+    assert mortal.of(SumsKept) == []
+    mortal.keeper.start()
+    (said,) = until("what it gets", lambda: mortal.of(SumsKept))
+    assert said.kept
+
+
 def test_chains_that_keep_their_own_layers(crew: Crew, tmp_path: Path) -> None:
     """Two of each stage: one is lost, then both of a stage."""
     lines, weights = played_alone(DEEP, tmp_path / "alone" / "out.pt", str(STEPS))

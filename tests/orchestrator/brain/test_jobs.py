@@ -761,6 +761,18 @@ def test_whoever_watches_is_told_that_steps_could_be_lost_now(
     assert job_view(h.state, h.job, h.at_s).sums_kept
 
 
+def test_a_keeper_that_has_just_begun_has_them_sent_and_says_no_time_that_it_has_not_measured(
+    hand: Any,
+) -> None:
+    h = hand().running(slots_max=1)
+    h.committed(50)
+    kept = SumsKept(at_s=h.at_s, job="job", kept=False, copies=2, sum_s=0.35, step_s=2.1)
+    h.see(kept)
+    said = h.words(h.see(SumsKept(at_s=h.at_s, job="job", kept=True, copies=2)))
+    assert "with every step again: what they take is not known yet" in said
+    assert h.job.sums_kept
+
+
 def test_who_has_asked_for_it_is_told_so(hand: Any) -> None:
     h = hand().running(slots_max=1, sums="never")
     h.committed(50)
