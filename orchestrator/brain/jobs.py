@@ -458,7 +458,9 @@ def on_sums_kept(state: State, out: list[AnyAction], event: SumsKept) -> None:
     job.sums_kept = event.kept
     if event.kept:
         few = ("no machine that stays has the model", "one machine has the model")
-        dear = "they take little of a step now" if event.sum_s else "what they take is not known yet"
+        dear = (
+            "they take little of a step now" if event.sum_s else "what they take is not known yet"
+        )
         why = few[event.copies] if event.copies < len(few) else dear
         note(out, job.id, f"gradients go to the manager's machine with every step again: {why}")
         return
