@@ -212,7 +212,7 @@ class Job:
                 self._on_ready(member, hello.ready)
             if hello.left is not None:
                 roster.hear_left(hello.left)
-            self._regrouping.joined()
+            self._regrouping.joined(member)
         return member
 
     def _state_bytes(self) -> int:
@@ -439,9 +439,12 @@ class Job:
         self.history.note(commit)
         if commit.loss is not None and math.isfinite(commit.loss):
             self._reports.loss = commit.loss  # a skipped step has none that could be shown
+        for member in roster.inside():
+            member.holds(commit.version, prepared[member.worker].held)
         copies = roster.copies([member.worker for member in roster.inside()])
         sums = self.vault.toll.pay(copies, self._reports.step_s, time.monotonic())
-        wanted = self.vault.wants or self.vault.lags(layout) or (sums and self.vault.adrift)
+        adrift = sums and not self.vault.toll.probing and self.vault.adrift
+        wanted = self.vault.wants or self.vault.lags(layout) or adrift
         snapshot = wanted and roster.pending is None
         if snapshot:
             self.vault.ask(layout, commit.version)
@@ -457,7 +460,6 @@ class Job:
             backup=self.vault.backup.version if self.vault.backup is not None else -1,
         )
         for member in roster.inside():
-            member.holds(commit.version, prepared[member.worker].held)
             member.post(told)
         ready = next((m.ready for m in roster.members.values() if m.ready is not None), None)
         steps_total = ready.steps_total if ready is not None else 0

@@ -99,8 +99,10 @@ class Regrouping:
         if self._held_up() and self._vault.wants:
             self._ask_for_state()
 
-    def joined(self) -> None:
-        """Somebody has come."""
+    def joined(self, member: Member) -> None:
+        """Somebody has come; or again, and does not know what it was asked."""
+        if self._recalling and self._salvage.awaits((member.worker,)):
+            member.post(CopiesAsked())
         if self.waits and self._roster.complete:
             self._carry_on()
 
@@ -150,7 +152,7 @@ class Regrouping:
     def _tell(self, layout: Layout, holders: tuple[str, ...]) -> None:
         members, vault = self._roster.members, self._vault
         sums = vault.toll.pay(self._roster.copies(holders), 0.0, time.monotonic())
-        snapshot = vault.wants or (sums and vault.adrift)
+        snapshot = vault.wants or (sums and not vault.toll.probing and vault.adrift)
         if snapshot:
             vault.ask(layout, self._history.version)
         enter = Enter(
@@ -208,17 +210,16 @@ class Regrouping:
 
     def _copies_asked(self) -> bool:
         """Whether workers may have in host memory what leads on from our backup, and have just been asked."""
-        version = self._history.version
-        if self._salvaged == version or not any(m.copies for m in self._roster.members.values()):
+        asked = self._salvaged == self._history.version
+        if asked or not any(m.copies for m in self._roster.members.values()):
             return False
-        self._salvaged = version
         self._recall()
         return True
 
     def _recall(self) -> None:
         """Nobody holds the state, and nor do we: read what is stored, beside whatever else happens."""
         if not self._recalling:
-            self._recalling = True
+            self._recalling, self._salvaged = True, self._history.version
             asked = [m for m in self._roster.members.values() if m.copies]
             self._salvage = Salvage(member.worker for member in asked)
             for member in asked:
@@ -302,6 +303,7 @@ class Regrouping:
             self._gave_up(error)
             return False
         self._vault.go_back(version)
+        self._salvaged = -1  # of the steps that are done again there are other copies
         self._roster.left = self._roster.unled = None
         return True
 

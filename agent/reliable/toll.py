@@ -13,7 +13,8 @@ from agent.messages import Sums
 DEAR, DEAR_ALONE = 0.02, 0.2  # of a step
 AGAIN = 0.5  # of that: then it is sent again
 BYTES_MIN = 1 << 24  # less is never dear
-MEASURED_MIN, MEASURED = 8, 15  # steps
+MEASURED_MIN, MEASURED, MEASURED_LATE = 8, 15, 3  # steps
+PROBES = 0.01  # of all time, for what is sent to see whether it has become cheap
 
 
 class Toll:
@@ -24,8 +25,10 @@ class Toll:
         self._took: dict[str, float] = {}
         self._pace = deque[float](maxlen=MEASURED)  # seconds per byte of a whole sum
         self._insisted_until_s = 0.0
+        self._unpaid = 0  # steps since one was sent
         self.sum_bytes = 0
         self.paid = True  # it is sent
+        self.probing = False  # it is, to see how long it takes
 
     def begins(self, worker: str, now_s: float) -> None:
         """Some of a sum begins to come from this worker."""
@@ -50,8 +53,10 @@ class Toll:
     @property
     def sum_s(self) -> float:
         """What a sum takes; 0 if that is not known."""
-        known = len(self._pace) >= MEASURED_MIN
-        return statistics.median(self._pace) * self.sum_bytes if known else 0.0
+        if len(self._pace) < MEASURED_MIN:
+            return 0.0
+        newest = list(self._pace)[-(MEASURED if self.paid else MEASURED_LATE) :]
+        return statistics.median(newest) * self.sum_bytes
 
     def insist(self, until_s: float) -> None:
         """Until then nothing may be lacking, whatever it costs."""
@@ -59,10 +64,15 @@ class Toll:
 
     def pay(self, copies: int, step_s: float, now_s: float) -> bool:
         """Whether the next sum is sent, where so many machines could go on alone."""
+        self.probing = False
         if now_s < self._insisted_until_s:
             return True
         self.paid = not copies or self._worth(copies, step_s)
-        return self.paid
+        self._unpaid = 0 if self.paid else self._unpaid + 1
+        if self._policy == "auto" and self._unpaid >= MEASURED:
+            self.probing = self.sum_s <= PROBES * self._unpaid * step_s
+            self._unpaid *= not self.probing
+        return self.paid or self.probing
 
     def _worth(self, copies: int, step_s: float) -> bool:
         if self._policy != "auto":

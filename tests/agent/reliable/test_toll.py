@@ -90,6 +90,23 @@ def test_whoever_means_to_end_it_has_them_sent_for_a_while() -> None:
     assert not toll.paid
 
 
+def test_now_and_then_one_is_sent_to_see_whether_it_is_dear_still() -> None:
+    """For a hundredth of all time; a network that was busy in the beginning is not believed to be so for ever."""
+    toll = measured("auto", LARGE, 0.5)
+    said = [toll.pay(2, 1.0, 0.0) for _ in range(120)]
+    assert [step for step, sent in enumerate(said) if sent] == [49, 99]
+    assert not toll.paid
+    for _ in range(2):
+        while not toll.pay(2, 1.0, 0.0):
+            pass
+        assert toll.probing
+        toll.begins("a", 0.0)
+        toll.ends("a", 0.004)
+        toll.step(LARGE)
+    assert toll.pay(2, 1.0, 0.0)
+    assert (toll.paid, toll.probing) == (True, False)
+
+
 # --- the round ------------------------------------------------------------------------------------
 
 
