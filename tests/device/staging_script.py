@@ -1,5 +1,10 @@
-"""What goes between a device and the host, piece by piece; each function is one test, by its name as the argument."""
+"""What goes between a device and the host, piece by piece; each function is one test, by its name as the argument.
 
+It ends at once: a thread of torch's that has run a backward on a device may want Python's lock while Python ends, is ended inside
+C++ by that, and takes the process with it ("terminate called without an active exception").
+"""
+
+import os
 import sys
 
 import torch
@@ -177,3 +182,4 @@ def a_watch_tells_when_it_was_done() -> None:
 
 if __name__ == "__main__":
     globals()[sys.argv[1]]()
+    os._exit(0)
