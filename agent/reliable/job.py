@@ -443,8 +443,7 @@ class Job:
             member.holds(commit.version, prepared[member.worker].held)
         copies = roster.copies([member.worker for member in roster.inside()])
         sums = self.vault.toll.pay(copies, self._reports.step_s, time.monotonic())
-        adrift = sums and not self.vault.toll.probing and self.vault.adrift
-        wanted = self.vault.wants or self.vault.lags(layout) or adrift
+        wanted = self.vault.wants or self.vault.lags(layout) or (sums and self.vault.adrift)
         snapshot = wanted and roster.pending is None
         if snapshot:
             self.vault.ask(layout, commit.version)

@@ -152,7 +152,7 @@ class Regrouping:
     def _tell(self, layout: Layout, holders: tuple[str, ...]) -> None:
         members, vault = self._roster.members, self._vault
         sums = vault.toll.pay(self._roster.copies(holders), 0.0, time.monotonic())
-        snapshot = vault.wants or (sums and not vault.toll.probing and vault.adrift)
+        snapshot = vault.wants or (sums and vault.adrift)
         if snapshot:
             vault.ask(layout, self._history.version)
         enter = Enter(

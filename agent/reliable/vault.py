@@ -161,8 +161,8 @@ class Vault:
 
     @property
     def adrift(self) -> bool:
-        """Whether nothing leads to the sums that come, and no state is on its way that would."""
-        return self.behind > 0 and self._assembly is None
+        """Whether nothing leads to the sums that come to stay, and no state is on its way that would."""
+        return self.behind > 0 and self._assembly is None and not self.toll.probing
 
     def ask(self, layout: Layout, version: int, *, final: bool = False) -> None:
         """From now on shares of this state are welcome, and no others. What has come of it already stays, and who has sent

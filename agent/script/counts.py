@@ -63,15 +63,21 @@ def _read(node: ast.AST) -> Iterator[str]:
         case ast.Assign(targets=[ast.Attribute(attr=name)], value=value):
             yield from {*_read(value)} - {name}
             return
-        case ast.If(body=body, orelse=[]) if all(map(says, body)):
-            return
-        case ast.Expr() if says(node):
+        case _ if only_says(node):
             return
     for child in ast.iter_child_nodes(node):
         yield from _read(child)
 
 
-def says(node: ast.AST) -> bool:
+def only_says(node: ast.AST) -> bool:
+    """Whether what is read in it is only told to somebody."""
+    match node:
+        case ast.If(body=body, orelse=[]):
+            return all(map(_says, body))
+    return _says(node)
+
+
+def _says(node: ast.AST) -> bool:
     match node:
         case ast.Expr(
             value=ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name))

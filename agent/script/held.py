@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 
 from agent.script.carried import is_time
-from agent.script.counts import says
+from agent.script.counts import only_says
 from agent.source import own
 from agent.source.found import Function
 from agent.source.loops import names_in
@@ -179,9 +179,7 @@ def _read(node: ast.AST) -> Iterator[str]:
         case ast.AugAssign(target=target, value=value) | ast.Assign(targets=[target], value=value):
             yield from {*_read(value)} - {_root(target)}
             return
-        case ast.If(body=body, orelse=[]) if all(map(says, body)):
-            return
-        case ast.Expr() if says(node):
+        case _ if only_says(node):
             return
     for child in ast.iter_child_nodes(node):
         yield from _read(child)

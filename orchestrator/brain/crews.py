@@ -402,8 +402,9 @@ def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
 
 def _reckoned_s(job: Job, generation: int) -> float:
     """What a step takes in this layout, of which no whole one has been seen."""
-    known = job.plan is not None and generation == job.generation
-    return job.plan.step_s if known and job.plan is not None else job.step_s
+    if job.plan is None or generation != job.generation:
+        return job.step_s
+    return job.plan.step_s
 
 
 def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, step: int) -> None:

@@ -282,6 +282,14 @@ class Crew:
                 self.ready.remove(worker)
                 self.regroup("boundary")
 
+    def close_job(self) -> int:
+        """Until it is begun again; how far it was."""
+        self.keeper.close_job(self.job)
+        committed = self.step
+        self.ready.clear()
+        self.client.delete("orch:keeper:ports")
+        return committed
+
     # --- what is known ------------------------------------------------------------------------------
 
     def of(self, kind: type) -> list[Any]:

@@ -300,10 +300,7 @@ def test_a_job_is_closed_and_opened_again(crew: Crew, alone: tuple[list[str], by
     """What was committed before the end is on the disk, so that a resumed job loses nothing."""
     begin(crew, 2, backup_every_steps=8)
     crew.reach(13)
-    crew.keeper.close_job("job")
-    committed = crew.step
-    crew.ready.clear()
-    crew.client.delete("orch:keeper:ports")
+    committed = crew.close_job()
     begin(crew, 2)
     crew.reach(committed + 1)
     ends_alike(crew, alone, STEPS)

@@ -155,10 +155,7 @@ def test_a_checkpoint_that_is_asked_for_has_every_step(
     (written,) = until("the checkpoint", lambda: crew.of(CheckpointWritten))
     assert written.step >= 13
     crew.reach(written.step + 3)
-    crew.keeper.close_job("job")
-    committed = crew.step
-    crew.ready.clear()
-    crew.client.delete("orch:keeper:ports")
+    committed = crew.close_job()
     begin(crew, 2)
     crew.reach(committed + 1)
     ends_alike(crew, alone, STEPS)
