@@ -107,7 +107,7 @@ def test_an_empty_house_says_what_to_do_next(page, house, make):
 def test_before_anything_is_known_no_empty_boxes_are_shown(page, house, make):
     """A manager that starts has said nothing yet: one word says so, and all of it comes with the first news."""
     known, house.source.now = house.source.now, None
-    page.run("location.reload()")
+    page.open(house.url)  # a script that reloads answers before the page has gone
     page.wait_for("document.querySelector('#link')?.textContent == 'starting'")
     assert page.run("document.querySelector('main').getClientRects().length") == 0
     house.source.now = known
