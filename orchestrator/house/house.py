@@ -145,7 +145,8 @@ class House:
 
     def stop(self) -> None:
         """Everything down: first those who use others, then those who are used. Ray holds nothing that is
-        not in Redis or on the disk, and takes its time to end: it is killed.
+        not in Redis or on the disk, and takes its time to end: it is killed, by its init. Ray writes titles over
+        our mark, and who has lost it so is not swept up.
         """
         self.places.house.unlink(missing_ok=True)
         if self._dashboard is not None:
@@ -153,7 +154,7 @@ class House:
         if (cloud := self._children.pop("cloud", None)) is not None:
             processes.end(cloud)
         if (ray := self._children.pop("ray", None)) is not None:
-            processes.end(ray, grace_s=0)
+            processes.end(ray, word=signal.SIGHUP)
         if self._redis is not None:
             self._redis.stop()
         processes.sweep(self.places.identity, grace_s=0)

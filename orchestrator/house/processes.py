@@ -54,10 +54,12 @@ def _end_with_parent() -> None:
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGTERM)
 
 
-def end(process: "subprocess.Popen[bytes]", grace_s: float = 5.0) -> None:
+def end(
+    process: "subprocess.Popen[bytes]", grace_s: float = 5.0, word: int = signal.SIGTERM
+) -> None:
     """Ask a child to end, then insist."""
     if process.poll() is None:
-        process.terminate()
+        process.send_signal(word)
         try:
             process.wait(grace_s)
         except subprocess.TimeoutExpired:

@@ -1,9 +1,11 @@
 """Nobody without the token gets in, and nobody gets two managers on one state."""
 
+import contextlib
 import os
 import socket
 import subprocess
 import sys
+from pathlib import Path
 
 import httpx
 import pytest
@@ -115,3 +117,28 @@ def test_a_house_hears_that_it_shall_end_while_it_starts(new_house):
     ]
     assert not house.places.house.exists()
     assert processes.marked(house.places.identity) == []
+
+
+def test_what_has_lost_its_mark_ends_with_the_house(new_house, monkeypatch):
+    """Ray writes titles of its processes over their environment, and over our mark where that is short: they end as well."""
+    for name in set(os.environ) - {"HOME", "PATH"}:
+        monkeypatch.delenv(name)
+    house = new_house()
+    house.start()
+    (head,) = {os.getsid(pid) for pid in processes.marked(house.places.identity) if of_ray(pid)}
+    assert house.down() == 0
+    assert of_session(head) == []
+
+
+def of_ray(pid: int) -> bool:
+    return "gcs_server" in command_line(pid)
+
+
+def of_session(leader: int) -> list[str]:
+    """The command lines of what lives in it; who only waits to be reaped has none."""
+    found = []
+    for entry in Path("/proc").glob("[0-9]*"):
+        with contextlib.suppress(ProcessLookupError):
+            if os.getsid(int(entry.name)) == leader:
+                found.append(command_line(int(entry.name)))
+    return [words for words in found if words]
