@@ -229,7 +229,7 @@ def _folder(root: Path) -> Iterator[Path]:
     """A fresh folder; gone afterwards, unless something went wrong and its logs may be wanted."""
     folder = root / FOLDER
     _end_what_is_left(folder)
-    shutil.rmtree(folder, ignore_errors=True)
+    _remove(folder)
     folder.mkdir()
     (folder / "orchestrator.toml").write_text(CONFIG.format(machines=MACHINES))
     try:
@@ -244,7 +244,11 @@ def _folder(root: Path) -> Iterator[Path]:
 
 
 def _remove(folder: Path) -> None:
+    """With what the keeper has kept in the machine's memory: nobody goes on with that."""
+    from agent.reliable.remains import root_of
+
     with _no_interrupts():
+        shutil.rmtree(root_of(Places(folder / "state").checkpoints), ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
 
 

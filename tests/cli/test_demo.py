@@ -11,6 +11,7 @@ import pytest
 from rich.console import Console
 from test_live_table import JOB, Told, seen
 
+from agent.reliable.remains import root_of
 from orchestrator.cli.demo import (
     DRILLS,
     FOLDER,
@@ -23,6 +24,7 @@ from orchestrator.cli.demo import (
     _folder,
     _summary,
 )
+from orchestrator.places import Places
 
 
 def test_a_job_that_progresses_is_waited_for_and_one_that_does_not_is_named() -> None:
@@ -62,10 +64,13 @@ def test_an_undisturbed_run_that_stands_still_is_named(tmp_path: Path) -> None:
 
 
 def test_ctrl_c_leaves_nothing_behind(tmp_path: Path) -> None:
-    """As its own end does; of a demo that failed the logs may be wanted."""
-    with pytest.raises(KeyboardInterrupt), _folder(tmp_path):
+    """As its own end does, neither on the disk nor in the machine's memory; of a demo that failed the logs may be wanted."""
+    with pytest.raises(KeyboardInterrupt), _folder(tmp_path) as folder:
+        kept = root_of(Places(folder / "state").checkpoints)
+        kept.mkdir()
         raise KeyboardInterrupt
     assert not (tmp_path / FOLDER).exists()
+    assert not kept.exists()
     with pytest.raises(DemoFailed, match="logs: "), _folder(tmp_path):
         raise DemoFailed("no")
     assert (tmp_path / FOLDER).exists()
