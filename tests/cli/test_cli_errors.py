@@ -11,7 +11,9 @@ from pathlib import Path
 
 import pytest
 
+from orchestrator.__main__ import main as start
 from orchestrator.cli import main
+from orchestrator.cli.desk import INTERRUPTED
 from orchestrator.client import Client
 from orchestrator.house.house import only_one
 
@@ -268,3 +270,16 @@ def test_what_the_system_refuses_comes_with_the_place(
         "orchestrator: the system said: Invalid argument (test_cli_errors.py, line "
     )
     assert said.endswith(", refused); look with: orchestrator check\n")
+
+
+def test_ctrl_c_while_the_command_is_imported_is_no_traceback(monkeypatch):
+    """It takes half a second, and a person may have changed their mind by then."""
+
+    class Impatient:
+        def find_spec(self, name: str, *_: object) -> None:
+            if name == "orchestrator.cli":
+                raise KeyboardInterrupt
+
+    monkeypatch.delitem(sys.modules, "orchestrator.cli")
+    monkeypatch.setattr(sys, "meta_path", [Impatient(), *sys.meta_path])
+    assert start() == INTERRUPTED
