@@ -6,9 +6,9 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated, Any, NoReturn
 
 import msgspec
 import redis
@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from orchestrator.cli import tables
-from orchestrator.cli.desk import CommandError, Desk, command
+from orchestrator.cli.desk import INTERRUPTED, CommandError, Desk, command
 from orchestrator.cli.jobs import find
 from orchestrator.cli.live_table import panel, sentences_of
 from orchestrator.cli.looking import age, why_silent
@@ -106,16 +106,38 @@ def _start(desk: Desk, places: Places) -> House:
     """The house as a process of its own. If we are interrupted while it starts, it ends."""
     if narrow := processes.narrow():
         raise CommandError(narrow)
-    process, begins_at = _spawn(desk, places)
-    try:
-        with desk.busy("starting Redis, Ray, the local cloud and the manager"):
-            house = _wait_for_house(process, places, places.log("house"), begins_at)
-    except BaseException:
-        _end(process, places)
-        raise
+    with _one_ctrl_c():
+        process, begins_at = _spawn(desk, places)
+        try:
+            with desk.busy("starting Redis, Ray, the local cloud and the manager"):
+                house = _wait_for_house(process, places, places.log("house"), begins_at)
+        except KeyboardInterrupt:
+            _end(process, places)
+            raise CommandError("interrupted; what it had started is ended", INTERRUPTED) from None
+        except BaseException:
+            _end(process, places)
+            raise
     for line in news(places.log("house"), begins_at):
         desk.say(Text(line, style="yellow"))
     return house
+
+
+@contextlib.contextmanager
+def _one_ctrl_c() -> Iterator[None]:
+    """The first one within is heard, and none from then on: what is cleaned up because of it is not cut short."""
+
+    def heard(*_: object) -> NoReturn:
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        raise KeyboardInterrupt
+
+    before = signal.getsignal(signal.SIGINT)
+    if before is not signal.SIG_IGN:
+        signal.signal(signal.SIGINT, heard)
+    try:
+        yield
+    finally:
+        if signal.getsignal(signal.SIGINT) is heard:
+            signal.signal(signal.SIGINT, before)
 
 
 def _spawn(desk: Desk, places: Places, *more: str) -> tuple["subprocess.Popen[bytes]", int]:
@@ -175,10 +197,10 @@ def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
 
     A second Ctrl-C does not cut this short. A house that was there before ours keeps what it has.
     """
-    from orchestrator.house.house import HouseError, sweep_up
-
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
+        from orchestrator.house.house import HouseError, sweep_up
+
         process.terminate()
         try:
             process.wait(STOP_S_MAX)
@@ -352,15 +374,16 @@ def _settle(desk: Desk, places: Places) -> tuple[list[str], View | None]:
     gives back what is there, and ends.
     """
     began_s, deadline, view = time.time(), time.monotonic() + UP_S_MAX + DOWN_S_MAX, None
-    process, begins_at = _spawn(desk, places, "--give-back")
-    try:
-        with desk.busy("starting again, to see what it held"):
-            while process.poll() is None and time.monotonic() < deadline:
-                with contextlib.suppress(NotRunning, redis.RedisError):
-                    view = Client.connect(places.state_dir).view() or view
-                time.sleep(LOOK_S)
-    finally:
-        _end(process, places)
+    with _one_ctrl_c():
+        process, begins_at = _spawn(desk, places, "--give-back")
+        try:
+            with desk.busy("starting again, to see what it held"):
+                while process.poll() is None and time.monotonic() < deadline:
+                    with contextlib.suppress(NotRunning, redis.RedisError):
+                        view = Client.connect(places.state_dir).view() or view
+                    time.sleep(LOOK_S)
+        finally:
+            _end(process, places)
     if process.returncode != 0 or not places.given_back.exists():
         said = last_line(places.log("house"), begins_at) or "it ended without a word"
         raise CommandError(f"not everything was given back: {said}; try again: orchestrator down")
