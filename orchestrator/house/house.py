@@ -385,8 +385,16 @@ class House:
         """What depends on a dead part is started after it."""
         if name == "cloud":
             self._start_cloud()
-        else:
+            return
+        try:
             self._start_manager()
+        except ToldToEnd:
+            raise
+        except HouseError:
+            if self._redis is None or self._redis.alive():
+                raise
+            processes.end(self._children["ray"], word=signal.SIGHUP)  # with Redis it is tried again
+        else:
             self._announce()
 
     def _count_restart(self, name: str) -> None:

@@ -1,6 +1,7 @@
 """A whole product and one bad day after the other: real processes, real kills, the same weights."""
 
 import asyncio
+import contextlib
 import os
 import signal
 import subprocess
@@ -11,12 +12,13 @@ import msgspec
 import pytest
 import torch
 from houses import RunningHouse, command_line, until
+from redis import RedisError
 
 from agent.reliable.remains import kept, root_of
 from agent.store.archive import Archive
 from agent.store.sinks import DiskSink
 from orchestrator.cli.running import news
-from orchestrator.client import local_cloud
+from orchestrator.client import NotRunning, local_cloud
 from orchestrator.house import processes
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
@@ -122,6 +124,30 @@ def test_everyone_is_killed_once_and_the_weights_are_the_same(new_house, tmp_pat
     assert "every decision is the same" in replayed.stdout
     assert house.down() == 0
     assert processes.marked(house.places.identity) == []
+
+
+def test_redis_may_die_while_the_ray_head_is_started_again(new_house):
+    """The manager that was to begin with it cannot: both are started once more, and the house lives on."""
+    house = new_house()
+    house.start()
+    os.kill(pid_of(house, "gcs_server"), signal.SIGKILL)
+    redis = pid_of(house, "redis-server")
+    until("the next manager to be enlisted", lambda: running(house, "orchestrator.house.enlist"))
+    os.kill(redis, signal.SIGKILL)
+
+    def goes_on() -> bool:
+        assert house.process.poll() is None, house.log.read_text()
+        with contextlib.suppress(NotRunning, RedisError):
+            view = house.client().view()
+            return view is not None and view.epoch >= 2
+        return False
+
+    until("the next manager", goes_on, 120)
+    assert house.down() == 0
+
+
+def running(house: RunningHouse, words: str) -> bool:
+    return any(words in command_line(pid) for pid in processes.marked(house.places.identity))
 
 
 def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(new_house, tmp_path):
