@@ -171,9 +171,20 @@ def _wait_for_house(
             if house.pid == process.pid:
                 return house
         if process.poll() is not None:
-            raise CommandError(last_line(log, begins_at) or f"the manager did not start; see {log}")
+            raise CommandError(last_line(log, begins_at) or _without_a_word(places, log))
         time.sleep(LOOK_S)
     raise CommandError(f"the manager was not up after {UP_S_MAX:.0f} s; see {log}")
+
+
+def _without_a_word(places: Places, log: Path) -> str:
+    """A full disk takes no last words."""
+    from orchestrator.house.redis_server import no_room
+
+    if no_room(places.state_dir):
+        return (
+            f"{places.state_dir} takes nothing more: make room on that disk, then: orchestrator up"
+        )
+    return f"the manager did not start; see {log}"
 
 
 def last_line(log: Path, begins_at: int) -> str:

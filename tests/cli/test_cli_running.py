@@ -11,8 +11,9 @@ import time
 
 import pytest
 
+from orchestrator.cli import running
 from orchestrator.cli.running import alive, news
-from orchestrator.house import processes
+from orchestrator.house import processes, redis_server
 from orchestrator.places import SHORT
 
 pytestmark = pytest.mark.processes
@@ -80,6 +81,16 @@ def test_a_port_in_use_is_one_line_and_nothing_is_left(shell):
     assert "set ray.port to a free port" in checked.out
     assert not shell.places.house.exists()
     assert processes.marked(shell.places.identity) == []
+
+
+def test_a_full_disk_is_named_though_it_took_no_last_words(shell, monkeypatch):
+    """The log of a manager that could write nothing is empty: what is looked at instead is the room that there is."""
+    monkeypatch.setattr(running, "_spawn", lambda *_: (subprocess.Popen(["false"]), 0))
+    monkeypatch.setattr(redis_server, "no_room", lambda _: "full")
+    shell.places.make()
+    shell.places.log("house").touch()
+    answer = shell("up")
+    assert (answer.code, "takes nothing more: make room" in answer.line) == (1, True)
 
 
 def test_ctrl_c_while_it_starts_leaves_nothing(shell, until):
