@@ -42,7 +42,7 @@ UP_S_MAX = 180.0
 DOWN_S_MAX = 40.0
 STILL_S_MAX = 300.0  # without a new step
 LOOK_S = 0.5
-PATIENCE_S = 20.0
+PATIENCE_S = 5.0
 FINAL = re.compile(r"final .*loss +(?P<loss>[0-9.]+)")
 
 CONFIG = """\
@@ -405,6 +405,9 @@ def _summary(
 
 def _losses(done: Sequence[Taken], job: JobView) -> Iterator[tuple[str, str]]:
     """Each loss with the pauses between it and the next."""
+    if not done:
+        yield "losses", "none; the job was over before a machine was taken"
+        return
     ends = [*(taken.pauses_before for taken in done[1:]), len(job.recoveries_s)]
     for number, (taken, end) in enumerate(zip(done, ends, strict=True), start=1):
         pauses = ", ".join(map(pause, job.recoveries_s[taken.pauses_before : end]))

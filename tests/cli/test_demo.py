@@ -82,6 +82,16 @@ def test_the_place_of_a_model_that_goes_with_the_demo_is_not_shown() -> None:
     assert Passing(Told(view)).view() == seen(step=100)
 
 
+def test_a_job_that_was_over_before_a_machine_was_taken_has_its_summary() -> None:
+    """On a machine where one worker is quickest and quick, no drill may have come."""
+    out = io.StringIO()
+    unused: Any = None
+    view = seen(recoveries_s=())
+    director = Director(unused, Console(file=out))
+    _summary(Console(file=out, width=120), view, view.jobs[0], director, ("1.5", "1.5"))
+    assert "the job was over before a machine was taken" in out.getvalue()
+
+
 def test_the_summary_says_what_each_loss_cost() -> None:
     """One row a loss: with a notice no pause, without one the pause that came after it."""
     out = io.StringIO()
