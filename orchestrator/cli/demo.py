@@ -10,7 +10,6 @@ import contextlib
 import os
 import re
 import shutil
-import signal
 import subprocess
 import sys
 import time
@@ -24,6 +23,7 @@ from rich.table import Table
 
 from cloud.errors import CloudError
 from cloud.local.provider import Nodes
+from orchestrator.cli.desk import INTERRUPTED, no_interrupts
 from orchestrator.cli.live_table import follow
 from orchestrator.cli.looking import Source
 from orchestrator.client import Client, NotRunning, dashboard_address, local_cloud
@@ -181,7 +181,7 @@ def run(console: Console | None = None, root: Path | None = None) -> int:
         return 1
     except KeyboardInterrupt:
         console.print("interrupted; everything was given back")
-        return 130
+        return INTERRUPTED
     console.print(f"Everything is gone again. {time.monotonic() - began_s:.0f} s in all.")
     return code
 
@@ -247,7 +247,7 @@ def _remove(folder: Path) -> None:
     """With what the keeper has kept in the machine's memory: nobody goes on with that."""
     from agent.reliable.remains import root_of
 
-    with _no_interrupts():
+    with no_interrupts():
         shutil.rmtree(root_of(Places(folder / "state").checkpoints), ignore_errors=True)
         shutil.rmtree(folder, ignore_errors=True)
 
@@ -290,7 +290,7 @@ def _house(folder: Path, console: Console) -> Iterator[Client]:
             with contextlib.suppress(subprocess.TimeoutExpired):
                 house.wait(DOWN_S_MAX)
     finally:
-        with _no_interrupts():
+        with no_interrupts():
             processes.end(house, DOWN_S_MAX)
             left = processes.marked(places.identity)
             processes.sweep(places.identity)
@@ -309,16 +309,6 @@ def _wait_for_house(places: Places, house: "subprocess.Popen[bytes]", log: Path)
         time.sleep(0.1)
     lines = log.read_text().strip().splitlines()
     raise DemoFailed(lines[-1] if lines else f"nothing answered within {UP_S_MAX:.0f} s")
-
-
-@contextlib.contextmanager
-def _no_interrupts() -> Iterator[None]:
-    """Cleaning up is not cut short by a second Ctrl-C."""
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
-        yield
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 # --- the same script, undisturbed ----------------------------------------------------------------
@@ -407,9 +397,8 @@ def _losses(done: Sequence[Taken], job: JobView) -> Iterator[tuple[str, str]]:
     """Each loss with the pauses between it and the next."""
     if not done:
         yield "losses", "none; the job was over before a machine was taken"
-        return
-    ends = [*(taken.pauses_before for taken in done[1:]), len(job.recoveries_s)]
-    for number, (taken, end) in enumerate(zip(done, ends, strict=True), start=1):
+    bounds = [*(taken.pauses_before for taken in done), len(job.recoveries_s)]
+    for number, (taken, end) in enumerate(zip(done, bounds[1:], strict=True), start=1):
         pauses = ", ".join(map(pause, job.recoveries_s[taken.pauses_before : end]))
         calm = "none, it left between two steps" if taken.drill.warning_s else "none"
         of_all = f" ({plural(taken.machines, 'machine')})" if taken.drill.nodes == "all" else ""

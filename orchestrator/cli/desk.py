@@ -6,6 +6,7 @@ nothing else; without it, it is text for a person, and the next useful command a
 
 import inspect
 import os
+import signal
 import sys
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
@@ -157,3 +158,13 @@ def _pairs(settings: list[str]) -> dict[str, str]:
             )
         pairs[key.strip()] = value.strip()
     return pairs
+
+
+@contextmanager
+def no_interrupts() -> Iterator[None]:
+    """Cleaning up is not cut short by a second Ctrl-C."""
+    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)

@@ -17,7 +17,7 @@ from rich.live import Live
 from rich.text import Text
 
 from orchestrator.cli import tables
-from orchestrator.cli.desk import INTERRUPTED, CommandError, Desk, command
+from orchestrator.cli.desk import INTERRUPTED, CommandError, Desk, command, no_interrupts
 from orchestrator.cli.jobs import find
 from orchestrator.cli.live_table import panel, sentences_of
 from orchestrator.cli.looking import age, why_silent
@@ -206,10 +206,9 @@ def _said(log: Path, begins_at: int) -> list[str]:
 def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
     """Ask the house to end with all that it owns; a house that is too busy to hear is swept up.
 
-    A second Ctrl-C does not cut this short. A house that was there before ours keeps what it has.
+    A house that was there before ours keeps what it has.
     """
-    before = signal.signal(signal.SIGINT, signal.SIG_IGN)
-    try:
+    with no_interrupts():
         from orchestrator.house.house import HouseError, sweep_up
 
         process.terminate()
@@ -220,8 +219,6 @@ def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
             process.wait()
         with contextlib.suppress(HouseError):
             sweep_up(places)
-    finally:
-        signal.signal(signal.SIGINT, before)
 
 
 def status(

@@ -86,10 +86,11 @@ def test_a_job_that_was_over_before_a_machine_was_taken_has_its_summary() -> Non
     """On a machine where one worker is quickest and quick, no drill may have come."""
     out = io.StringIO()
     unused: Any = None
-    view = seen(recoveries_s=())
+    view = seen(recoveries_s=(1.63,), preemptions=1)
     director = Director(unused, Console(file=out))
     _summary(Console(file=out, width=120), view, view.jobs[0], director, ("1.5", "1.5"))
     assert "the job was over before a machine was taken" in out.getvalue()
+    assert "1 machine more" in out.getvalue()  # of the market's own
 
 
 def test_the_summary_says_what_each_loss_cost() -> None:
