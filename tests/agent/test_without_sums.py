@@ -178,7 +178,7 @@ def test_a_checkpoint_that_is_asked_for_waits_as_long_as_it_takes(
         until("longer than that", lambda: time.monotonic() > asked_s + job.WHOLE_S)
         hold.write_text("20")
         crew.reach(20)
-        held(crew, 9)
+        held(crew, 8)
     until("the checkpoint", lambda: [w for w in crew.of(CheckpointWritten) if w.step >= 20])
     hold.unlink()
     assert crew.completed().step == 30
