@@ -20,7 +20,9 @@ from torch.utils.data.dataloader import _BaseDataLoaderIter
 from agent.errors import Misuse
 from agent.script.alongside import refuse_alongside
 from agent.script.carried import STATE, counted, refuse_carried, timed
+from agent.script.contents import content_of, memory_of
 from agent.script.held import counts_of
+from agent.script.replaced import replaced
 from agent.script.seen import gone_by_of
 from agent.source import own
 from agent.source.found import Caller, found_loop
@@ -46,7 +48,7 @@ class Written:
 
     def __init__(self, things: Iterable[object], mine: set[int]) -> None:
         tensors = [t for t in islice(things, NAMES_MAX) if isinstance(t, torch.Tensor)]
-        self._tensors = [tensor for tensor in tensors if _memory(tensor) not in mine]
+        self._tensors = [tensor for tensor in tensors if memory_of(tensor) not in mine]
         self._versions = {id(tensor): version_of(tensor) for tensor in self._tensors}
 
     def __eq__(self, other: object) -> bool:
@@ -63,6 +65,7 @@ class Beside:
     def __init__(self, given: Mapping[str, object]) -> None:
         self._given = given
         self._calls, self._counts, self._timed = 0, set[str](), set[str]()
+        self._replaced = set[str]()
         self._before: dict[str, tuple[object, Mark]] = {}
         self._steps: Callable[[], Iterator[int] | None] = lambda: None
 
@@ -82,6 +85,7 @@ class Beside:
             refuse_carried(caller, self._given.values(), total)
             sources = own.sources(caller.frame)
             self._counts, self._timed = counted(sources), timed(sources)
+            self._replaced = replaced(sources)
         found = dict(self._marked(caller))
         for name, (thing, mark) in found.items():
             before = self._before.get(name)
@@ -98,7 +102,7 @@ class Beside:
         models = [thing for thing in given if isinstance(thing, torch.nn.Module)]
         keys = {name for model in models for name, _ in model.named_parameters()}
         tensors = [t for model in models for t in (*model.parameters(), *model.buffers())]
-        mine = {_memory(tensor) for tensor in tensors}
+        mine = {memory_of(tensor) for tensor in tensors}
         found = own.names(caller.frame, held=True)
         names = [*found.items()][:NAMES_MAX]
         anew = emptied_in(found_loop(caller))
@@ -123,10 +127,12 @@ class Beside:
             mark = None if is_left else _mark(thing, mine, keys)
             if mark is not None:
                 yield name, (thing, mark)
-            if attribute in self._counts and isinstance(thing, int | float):
-                holder = found.get(owner)  # none, where a name is only called as an attribute is
-                if own.is_holder(holder) and attribute in vars(holder):
+            holder = found.get(owner)  # none, where a name is only called as an attribute is
+            if own.is_holder(holder) and attribute in vars(holder):
+                if attribute in self._counts and isinstance(thing, int | float):
                     yield name, (holder, (thing,))
+                elif attribute in self._replaced and not is_left:
+                    yield name, (holder, content_of(thing, mine))
         for name, count in counts_of(found.values()):
             if id(count[0]) not in left:
                 yield name, count
@@ -227,16 +233,8 @@ def _place(thing: Any) -> Mark | None:
 
 def _versions(tensors: list[torch.Tensor], mine: set[int]) -> Mark | None:
     """Nothing of what is the model's own, under another name: a `state_dict()` that is kept goes along with it."""
-    others = [tensor for tensor in tensors if _memory(tensor) not in mine]
+    others = [tensor for tensor in tensors if memory_of(tensor) not in mine]
     return tuple((tensor, version_of(tensor)) for tensor in others) or None
-
-
-def _memory(tensor: torch.Tensor) -> int:
-    """What tells it from other memory; a sparse tensor, for one, is several, and none of them is a model's."""
-    try:
-        return int(tensor.untyped_storage()._cdata)
-    except NotImplementedError:
-        return id(tensor)
 
 
 def _progress(thing: Any) -> Mark | None:

@@ -7,7 +7,7 @@ go on; they are others on every machine anyway.
 
 import ast
 import functools
-from collections.abc import Collection, Iterator, Mapping
+from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TypeGuard
 
@@ -17,7 +17,7 @@ from agent.errors import Misuse
 from agent.script.behind import left_behind
 from agent.source import own
 from agent.source.found import Caller, Function, Loop, found_loop
-from agent.source.loops import names_in, stored_in, uses
+from agent.source.loops import names_in, stored_in, uses, within
 
 STATE = "keep it in something with state_dict and load_state_dict, and give that to Session(...)"
 LEAVE = ast.Break | ast.Continue | ast.Return | ast.Raise
@@ -58,20 +58,34 @@ def _counted(source: str) -> frozenset[str]:
     return frozenset(_counting(own.parsed(source)))
 
 
-def _counting(tree: ast.AST) -> Iterator[str]:
-    for node in ast.walk(tree):
-        match node:
-            case ast.AugAssign(target=ast.Attribute(attr=name), value=ast.Constant()):
-                yield name
-            case ast.Assign(targets=[ast.Attribute(attr=name)], value=value) if name in _asked_for(
-                value
-            ):
-                yield name
-            case ast.If(test=test, body=body):
-                inside = (each for part in body for each in ast.walk(part))
-                yield from _asked_for(test) & {each.attr for each in inside if _is_set(each)}
-            case _:
-                pass
+def scopes(tree: ast.Module) -> Iterator[tuple[str, list[ast.AST]]]:
+    """The statements and expressions of each function, by its name, and those outside of all of them."""
+    inner = (each for each in ast.walk(tree) if isinstance(each, Function | ast.ClassDef))
+    for node in (tree, *inner):
+        body = node.body if isinstance(node.body, list) else [node.body]
+        yield getattr(node, "name", ""), list(within(body))
+
+
+def _counting(tree: ast.Module) -> Iterator[str]:
+    for _, nodes in scopes(tree):
+        told = times_in(nodes)
+        for node in nodes:
+            yield from _counting_there(node, told)
+
+
+def _counting_there(node: ast.AST, told: set[str]) -> Iterator[str]:
+    match node:
+        case ast.AugAssign(target=ast.Attribute(attr=name), value=ast.Constant()):
+            yield name
+        case ast.Assign(targets=[ast.Attribute() as target], value=value):
+            is_told = is_time(value) or bool(told & names_in(value))
+            if place_in(target) in asked_for(value) and not is_told:
+                yield target.attr
+        case ast.If(test=test, body=body):
+            inside = [each for part in body for each in ast.walk(part) if _is_set(each)]
+            yield from (each.attr for each in inside if place_in(each) in asked_for(test))
+        case _:
+            pass
 
 
 def timed(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
@@ -83,7 +97,9 @@ def timed(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
 
 def clocked(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
     """The names that are set to what a clock tells."""
-    sets = (each for one in sources.items() for each in _sets(own.parsed(own.source(*one))))
+    sets = (
+        each for one in sources.items() for each in sets_in(ast.walk(own.parsed(own.source(*one))))
+    )
     return {_last(target) for target, value in sets if value is not None and is_time(value)}
 
 
@@ -106,7 +122,9 @@ def _added(source: str) -> tuple[frozenset[str], frozenset[str]]:
 
 def _only_times(tree: ast.AST) -> set[str]:
     """The names that are never set to anything but what a clock has told, or what was computed from that alone."""
-    values = [(_last(target), value) for target, value in _sets(tree) if value is not None]
+    values = [
+        (_last(target), value) for target, value in sets_in(ast.walk(tree)) if value is not None
+    ]
     told = {name for name, _ in values} - {"", *_set_otherwise(tree)}
     while wrong := {
         name for name, value in values if name in told and not _is_only_time(value, told)
@@ -115,8 +133,8 @@ def _only_times(tree: ast.AST) -> set[str]:
     return told
 
 
-def _sets(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None]]:
-    for node in ast.walk(tree):
+def sets_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, ast.AST | None]]:
+    for node in nodes:
         match node:
             case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
                 yield from zip(targets, values, strict=False)
@@ -133,7 +151,7 @@ def _sets(tree: ast.AST) -> Iterator[tuple[ast.AST, ast.AST | None]]:
 
 def _set_otherwise(tree: ast.AST) -> Iterator[str]:
     """What is given to a function, or set by a loop."""
-    assigned = {id(target) for target, _ in _sets(tree)}
+    assigned = {id(target) for target, _ in sets_in(ast.walk(tree))}
     for node in ast.walk(tree):
         if isinstance(node, ast.arg):
             yield node.arg
@@ -157,8 +175,13 @@ def _last(node: ast.AST) -> str:
     return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
-def _asked_for(value: ast.AST) -> set[str]:
-    return {each.attr for each in ast.walk(value) if isinstance(each, ast.Attribute)}
+def asked_for(value: ast.AST) -> set[str]:
+    """The attributes that are read there, with what they are of: `self.loss = session.loss` does not ask for itself."""
+    return {place_in(each) for each in ast.walk(value) if isinstance(each, ast.Attribute)}
+
+
+def place_in(attribute: ast.Attribute) -> str:
+    return ast.unparse(attribute)
 
 
 def _is_set(node: ast.AST) -> TypeGuard[ast.Attribute]:
@@ -188,7 +211,7 @@ def _around(tree: ast.AST, line: int) -> Iterator[ast.AST]:
 def _carried(loop: ast.For | ast.While, without: set[str], behind: set[str]) -> ast.Name | None:
     """`behind` is what is read when the loop is over."""
     found = list(uses([loop]))
-    names = {name for name, is_stored, _ in found if is_stored} - _times(loop) - without
+    names = {name for name, is_stored, _ in found if is_stored} - times_in(ast.walk(loop)) - without
     known = set[str]()
     return _Turn(names).read_first([loop], known) or next(
         (node for name, _, node in found if name in names & behind - known), None
@@ -199,7 +222,7 @@ def _carried_items(loop: ast.For | ast.While, share: Loop | None) -> Iterator[as
     """What has an item that becomes another by what it is: `kept["best"] = min(kept["best"], found)`, `sums[i] += x`; and
     what is shuffled where it lies."""
     names = {name for name, is_stored, _ in uses([loop]) if is_stored}
-    told = _times(loop)
+    told = times_in(ast.walk(loop))
     for node in _outside(loop, share):
         match node:
             case ast.AugAssign(target=ast.Subscript() as item, value=value):
@@ -290,10 +313,10 @@ def _is_block(node: ast.AST) -> TypeGuard[ast.stmt]:
     return isinstance(node, ast.stmt | ast.ExceptHandler)
 
 
-def _times(loop: ast.AST) -> set[str]:
+def times_in(nodes: Iterable[ast.AST]) -> set[str]:
     """The names that a clock has told, or that were computed from these."""
     told: set[str] = set()
-    sets = [n for n in ast.walk(loop) if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign)]
+    sets = [n for n in nodes if isinstance(n, ast.Assign | ast.AugAssign | ast.AnnAssign)]
     while True:
         more = {
             name

@@ -15,6 +15,7 @@ import torch
 
 from agent.errors import CannotRecord
 from agent.script.carried import clocked, timed
+from agent.script.contents import can_be_told, total_of
 from agent.script.seen import gone_by_in
 from agent.source import own
 from agent.source.found import Caller, find, names_of
@@ -23,7 +24,6 @@ from agent.source.reads import Reads, forward_of
 from agent.tensors.still import version_of
 
 NAMES_MAX = 64
-NUMBERS_MAX = 1 << 14
 EVERY = 8
 DEVICES = {"cpu", "cuda", "mps", "xpu", "meta"}
 WORDS = 997.0  # so few that two of them are never near to each other
@@ -85,9 +85,9 @@ class GoneBy:
         forwards = _forwards(self._model).items()
         some |= {name: number for name, number in forwards if name not in self._handed}
         return some | {
-            f"{path}{[*t.shape]}": _total(t)
+            f"{path}{[*t.shape]}": total_of(t)
             for path, t in islice(kept, NAMES_MAX)
-            if _can_be_told(t)
+            if can_be_told(t)
         }
 
     def _numbers(self, words: str, value: Any) -> Iterator[tuple[str, float]]:
@@ -131,8 +131,8 @@ def _of_loss(words: str, module: torch.nn.Module) -> Iterator[tuple[str, float]]
         for key, value in {**vars(each), **each._buffers}.items():
             if isinstance(value, int | float):
                 yield f"{path}.{key}", float(value)
-            elif isinstance(value, torch.Tensor) and _can_be_told(value):
-                yield f"{path}.{key}{[*value.shape]}", _total(value)
+            elif isinstance(value, torch.Tensor) and can_be_told(value):
+                yield f"{path}.{key}{[*value.shape]}", total_of(value)
 
 
 def _unsaved(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:
@@ -162,18 +162,6 @@ def _code(function: Any) -> str:
     if isinstance(function, FunctionType) and own.is_own(function):
         return f"{name}:{function.__code__.co_firstlineno}"
     return str(name)
-
-
-def _can_be_told(tensor: torch.Tensor) -> bool:
-    plain = tensor.layout is torch.strided and not tensor.is_meta and not tensor.is_complex()
-    return plain and not tensor.requires_grad
-
-
-def _total(tensor: torch.Tensor) -> float:
-    """Of some of the numbers, in which a swap of two shows as well."""
-    flat = tensor.detach().reshape(-1)
-    some = flat[:: 1 + len(flat) // NUMBERS_MAX].double()
-    return float(some @ torch.linspace(1, 2, len(some), dtype=some.dtype, device=some.device))
 
 
 def _word(value: Any) -> float:

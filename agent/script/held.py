@@ -11,12 +11,13 @@ from types import FunctionType, MethodType
 from typing import Any
 
 import numpy as np
+import torch
 
 from agent.script.carried import is_time
+from agent.script.contents import content_of
 from agent.script.counts import only_says
 from agent.source import own
-from agent.source.found import Function
-from agent.source.loops import names_in
+from agent.source.loops import names_in, within
 
 ITEMS_MAX = 10_000
 FUNCTIONS_MAX = 1024
@@ -73,13 +74,16 @@ def _numbers(value: object, *, bools: bool) -> tuple[Any, ...]:
         case list() | dict() if len(value) <= ITEMS_MAX:
             items = dict.values(value) if isinstance(value, dict) else value
             some = (each for each in items if isinstance(each, int | float))
-            return tuple(each for each in some if bools or not isinstance(each, bool))
+            numbers = [each for each in some if bools or not isinstance(each, bool)]
+            return *numbers, *content_of([e for e in items if isinstance(e, torch.Tensor)])
+        case torch.Tensor():
+            return content_of(value)
     return ()
 
 
 @functools.lru_cache(FUNCTIONS_MAX)
 def _counted(function: ast.FunctionDef, tree: ast.Module) -> tuple[Counted, ...]:
-    nodes = list(_within(function.body))
+    nodes = list(within(function.body))
     outer = _outer(nodes)
     local = names_in(*nodes, how=ast.Store) - outer
     given = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
@@ -102,14 +106,6 @@ def _counted(function: ast.FunctionDef, tree: ast.Module) -> tuple[Counted, ...]
 def _outer(nodes: Iterable[ast.AST]) -> set[str]:
     said = (node.names for node in nodes if isinstance(node, ast.Nonlocal | ast.Global))
     return {name for names in said for name in names}
-
-
-def _within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
-    """Functions in there have names of their own."""
-    for node in nodes:
-        if not isinstance(node, Function | ast.ClassDef):
-            yield node
-            yield from _within(ast.iter_child_nodes(node))
 
 
 def _counting(node: ast.AST) -> Iterator[tuple[ast.expr, bool]]:
@@ -160,7 +156,7 @@ def _begun(body: Iterable[ast.AST], outer: set[str] | None = None) -> Iterator[s
                     if not is_local and not _has(value, target):
                         yield ast.unparse(target)
             case ast.FunctionDef():
-                yield from _begun(part.body, _outer(_within(part.body)) or {""})
+                yield from _begun(part.body, _outer(within(part.body)) or {""})
             case ast.For() | ast.While():
                 yield from _begun(part.body, set())
             case ast.If():

@@ -8,7 +8,7 @@ something behind `session.backward(...)`.
 import ast
 import copy
 from collections import deque
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterable, Iterator
 from typing import Any, TypeGuard
 
 import msgspec
@@ -237,6 +237,14 @@ def names_in(*nodes: ast.AST, how: type[ast.expr_context] = ast.expr_context) ->
         for each in ast.walk(node)
         if isinstance(each, ast.Name) and isinstance(each.ctx, how)
     }
+
+
+def within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """All that is in there but functions and classes, which have names of their own."""
+    for node in nodes:
+        if not isinstance(node, Function | ast.ClassDef):
+            yield node
+            yield from within(ast.iter_child_nodes(node))
 
 
 def place_of(node: ast.Name) -> tuple[int, int]:

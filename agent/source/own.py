@@ -14,7 +14,7 @@ from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
-from types import CellType, FrameType, FunctionType, ModuleType
+from types import CellType, FrameType, FunctionType, ModuleType, SimpleNamespace
 
 import torch
 
@@ -110,6 +110,8 @@ def is_holder(thing: object) -> bool:
             return bool(thing.__dict__) and not is_library(thing.__code__.co_filename)
         case type():
             return not issubclass(thing, torch.nn.Module) and is_own_class(thing)
+        case SimpleNamespace():
+            return True
     return is_own_class(type(thing))
 
 

@@ -84,6 +84,46 @@ model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 """
 RATE = "optimizer.param_groups[0]['lr'] = 0.1 / rate()"
+RUNNING = """
+import numpy as np
+class Running:
+    total = torch.zeros(2)
+    def __init__(self):
+        self.mean, self.of, self.rows = torch.zeros(4), np.zeros(4), {"mean": torch.zeros(4)}
+        self.flat = [p.detach().clone() for p in model.parameters()]
+    def replace(self, x):
+        self.mean = 0.9 * self.mean + 0.1 * x.mean(0)
+    def replace_an_array(self, x):
+        delta = x.mean(0).numpy() - self.of
+        self.of, self.seen = self.of + 0.1 * delta, len(x)
+    def replace_a_list(self, x):
+        self.flat = [mean - 0.1 * (mean - p.detach()) for mean, p in zip(self.flat, model.parameters())]
+    def replace_items(self, x):
+        for i, p in enumerate(model.parameters()):
+            self.flat[i] = 0.9 * self.flat[i] + 0.1 * p.detach()
+    def replace_by_a_key(self, x):
+        self.rows["mean"] = self.rows["mean"] * 0.9 + x.mean(0)
+    @classmethod
+    def replace_of_all(cls, x):
+        cls.total = cls.total * 0.9 + x.mean()
+    def begin_anew(self, x):
+        self.row = x.mean(0)
+        self.row = self.row / self.row.norm()
+    def give_back(self, x):
+        self.mean = self.mean.to("cpu")
+    def tell_times(self, x):
+        now_s = time.perf_counter()
+        spent_s = now_s - self.began_s
+        self.spent_s = 0.9 * self.spent_s + 0.1 * spent_s
+        self.began_s = now_s
+running = Running()
+"""
+AVERAGED = """
+AVERAGE = [p.detach().clone() for p in model.parameters()]
+def follow():
+    for i, p in enumerate(model.parameters()):
+        AVERAGE[i] = 0.9 * AVERAGE[i] + 0.1 * p.detach()
+"""
 MADE = """
 def made():
     WHAT
@@ -91,6 +131,60 @@ def made():
 rate = made()
 """
 REFUSED = {
+    "a mean that another takes the place of": (
+        RUNNING,
+        "running.replace(batches(step)[0])",
+        "`running.mean`",
+        "state_dict and load_state_dict",
+    ),
+    "an array that another takes the place of": (
+        RUNNING,
+        "running.replace_an_array(batches(step)[0])",
+        "`running.of`",
+        "state_dict and load_state_dict",
+    ),
+    "a list that another takes the place of": (
+        RUNNING,
+        "running.replace_a_list(batches(step)[0])",
+        "`running.flat`",
+        "state_dict and load_state_dict",
+    ),
+    "tensors of a list that others take the place of": (
+        RUNNING,
+        "running.replace_items(batches(step)[0])",
+        "`running.flat`",
+        "state_dict and load_state_dict",
+    ),
+    "a tensor of a dict that another takes the place of": (
+        RUNNING,
+        "running.replace_by_a_key(batches(step)[0])",
+        "`running.rows`",
+        "state_dict and load_state_dict",
+    ),
+    "a tensor of a class that another takes the place of": (
+        RUNNING,
+        "Running.replace_of_all(batches(step)[0])",
+        "`Running.total`",
+        "state_dict and load_state_dict",
+    ),
+    "tensors around a function that others take the place of": (
+        AVERAGED,
+        "follow(); torch.stack([each.mean() for each in AVERAGE])",
+        "`AVERAGE[i]`",
+        "state_dict and load_state_dict",
+    ),
+    "a tensor of the script that another takes the place of": (
+        "factor = torch.ones(())\ndef shrink():\n    global factor\n    factor = factor * 0.9",
+        "shrink(); optimizer.param_groups[0]['lr'] = float(factor)",
+        "`factor`",
+        "state_dict and load_state_dict",
+    ),
+    "a count in a namespace": (
+        "from types import SimpleNamespace\nat = SimpleNamespace(seen=0)",
+        "at.seen += 1",
+        "`at.seen`",
+        "state_dict and load_state_dict",
+    ),
     "a count around a function": (
         MADE.replace(
             "WHAT",
@@ -276,6 +370,22 @@ REFUSED = {
     ),
 }
 ALLOWED = {
+    "what is begun anew before it is made of itself": (
+        RUNNING,
+        "",
+        "running.begin_anew(batches(step)[0])",
+    ),
+    "what another has by the same name": (
+        "",
+        "",
+        "trainer.loss = session.loss; trainer.x = batches(step)[0]; trainer.x = model(trainer.x).detach()",
+    ),
+    "what is the same when it is made of itself": (RUNNING, "", "running.give_back(0)"),
+    "an average of times": (
+        f"import time\n{RUNNING}running.began_s, running.spent_s = time.perf_counter(), 0.0",
+        "",
+        "running.tell_times(0)",
+    ),
     "a count that is only said": (
         "calls, told = 0, {'n': 0}\ndef say():\n    global calls\n    calls += 1; told['n'] += 1\n"
         "    if calls % 9 == 0: print(calls)\n    print(f\"{told['n']} times\")",

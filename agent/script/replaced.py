@@ -1,0 +1,77 @@
+"""What goes on from step to step as another object each time: `self.mean = 0.9 * self.mean + 0.1 * x`, `self.shadow[i] = ...`.
+
+A tensor, an array, a list or a dict that was replaced does not tell where it comes from. So attributes are looked for in the source,
+into whose next value their own goes, and which nothing begins anew.
+"""
+
+import ast
+import functools
+from collections.abc import Iterable, Iterator, Mapping
+
+from agent.script.carried import asked_for, is_time, place_in, scopes, sets_in, times_in
+from agent.source import own
+from agent.source.loops import names_in, within
+
+BEGINS = {"", "__init__", "__post_init__", "load_state_dict", "register"}  # "": outside of all
+
+
+def replaced(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
+    each = [_of_file(own.source(*one)) for one in sources.items()]
+    begun = {name for _, anew in each for name in anew}
+    return {name for grown, _ in each for name in grown} - begun
+
+
+@functools.lru_cache(own.SOURCES_MAX)
+def _of_file(source: str) -> tuple[frozenset[str], frozenset[str]]:
+    """Which are made of themselves, and which are begun anew."""
+    grown, begun = set[str](), set[str]()
+    for function, nodes in scopes(own.parsed(source)):
+        told, of = times_in(nodes), _Origins(nodes)
+        again = {id(each) for each in (_looped(nodes) if function in BEGINS else nodes)}
+        for target, value in _stores(nodes):
+            attribute = _attribute(target)
+            if attribute is None or is_time(value) or told & names_in(value):
+                continue
+            if place_in(attribute) in of.asked_for(value):
+                grown.add(attribute.attr)
+            elif id(target) in again:
+                begun.add(attribute.attr)
+    return frozenset(grown), frozenset(begun)
+
+
+def _stores(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, ast.AST]]:
+    """Not `sum += x`, of which meters are made: in place it shows otherwise."""
+    plain = (each for each in nodes if not isinstance(each, ast.AugAssign))
+    return ((target, value) for target, value in sets_in(plain) if value is not None)
+
+
+def _looped(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    return within(each for each in nodes if isinstance(each, ast.For | ast.While))
+
+
+def _attribute(target: ast.AST) -> ast.Attribute | None:
+    """Of which the target is an item, or which it is."""
+    while isinstance(target, ast.Subscript):
+        target = target.value
+    return target if isinstance(target, ast.Attribute) else None
+
+
+class _Origins:
+    """Of which attributes the names of a function are made."""
+
+    def __init__(self, nodes: list[ast.AST]) -> None:
+        self._of = dict[str, set[str]]()
+        sets = [
+            (target.id, value) for target, value in _stores(nodes) if isinstance(target, ast.Name)
+        ]
+        more = True
+        while more:
+            more = False
+            for name, value in sets:
+                found = self.asked_for(value)
+                if not found <= self._of.setdefault(name, set()):
+                    self._of[name] |= found
+                    more = True
+
+    def asked_for(self, value: ast.AST) -> set[str]:
+        return asked_for(value).union(*(self._of.get(name, ()) for name in names_in(value)))
