@@ -16,6 +16,7 @@ import torch
 from agent.errors import CannotRecord
 from agent.script.carried import clocked, timed
 from agent.script.contents import can_be_told, total_of
+from agent.script.parts import left_by
 from agent.script.seen import gone_by_in
 from agent.source import own
 from agent.source.found import Caller, find, names_of
@@ -127,12 +128,18 @@ def _numbers(words: str, value: Any) -> Iterator[tuple[str, float]]:
 
 def _of_loss(words: str, module: torch.nn.Module) -> Iterator[tuple[str, float]]:
     """What a module without parameters weighs with: in no state, since the session does not know it."""
-    for path, each in module.named_modules(prefix=words):
+    where, _, function = words.partition(" in ")
+    reader = f" in {function}" if function else ""
+    for path, each in module.named_modules(prefix=where):
+        kind: type = type(each)
+        left = left_by(kind)
         for key, value in {**vars(each), **each._buffers}.items():
+            if key in left:
+                continue
             if isinstance(value, int | float):
-                yield f"{path}.{key}", float(value)
+                yield f"{path}.{key}{reader}", float(value)
             elif isinstance(value, torch.Tensor) and can_be_told(value):
-                yield f"{path}.{key}{[*value.shape]}", total_of(value)
+                yield f"{path}.{key}{[*value.shape]}{reader}", total_of(value)
 
 
 def _unsaved(model: torch.nn.Module) -> Iterator[tuple[str, torch.Tensor]]:

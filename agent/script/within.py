@@ -14,6 +14,7 @@ import torch
 from agent.errors import Misuse
 from agent.script.counts import gone_by
 from agent.script.order import ELSEWISE
+from agent.script.parts import left_by, read_elsewhere
 from agent.source import own
 from agent.source.found import Caller, found_loop
 from agent.source.loops import stored_in
@@ -37,7 +38,7 @@ def behind_the_loop(given: Iterable[object]) -> str:
 
 class Within:
     def __init__(self, caller: Caller) -> None:
-        self._caller = caller
+        self._caller, self._sources = caller, own.sources(caller.frame)
         # What the body itself sets anew is looked for in the source: it may be nobody's behind the loop.
         self._set = stored_in(found_loop(caller))
         self._held: list[object] = []  # so that nothing new has the identity of what was there
@@ -83,16 +84,23 @@ class Within:
                 return self._id(thing), counts if len(counts) <= ITEMS_MAX else 0
             case torch.nn.Module() if next(thing.parameters(), None) is None:
                 # Nothing learns in a metric of a library's, which counts how often it was asked.
-                return self._id(thing), *map(_numbers, thing.modules())
+                return self._id(thing), *map(self._numbers, thing.modules())
         return None
+
+    def _numbers(self, module: torch.nn.Module) -> dict[str, float]:
+        """But those that each forward sets anew, and nobody else asks for."""
+        numbers = {key: value for key, value in vars(module).items() if _is_number(value)}
+        kind: type = type(module)
+        left = {
+            key
+            for key in left_by(kind) & numbers.keys()
+            if not read_elsewhere(key, kind, self._sources)
+        }
+        return {key: value for key, value in numbers.items() if key not in left}
 
     def _id(self, thing: object) -> int:
         self._held.append(thing)
         return id(thing)
-
-
-def _numbers(module: torch.nn.Module) -> dict[str, float]:
-    return {key: value for key, value in vars(module).items() if _is_number(value)}
 
 
 def _is_number(thing: object) -> TypeGuard[int | float]:

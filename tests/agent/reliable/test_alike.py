@@ -243,9 +243,36 @@ def test_what_a_loss_weighs_with_is_told() -> None:
     loss.weight[0], loss.label_smoothing = 3.0, 0.1
     after = shared(schedule, [])
     assert {name for name in before if before[name] != after[name]} == {
-        "self.loss in Schedule.of.label_smoothing",
-        "self.loss in Schedule.of.weight[3]",
+        "self.loss.label_smoothing in Schedule.of",
+        "self.loss.weight[3] in Schedule.of",
     }
+
+
+class Smoothed(torch.nn.Module):
+    """Leaves the target that it has made, and its parts, where they can be seen."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.target, self.part, self.shrunk = None, 0.0, torch.ones(3)
+
+    def forward(self, given: torch.Tensor, wanted: torch.Tensor) -> torch.Tensor:
+        target = wanted.detach() * 0.9
+        if wanted.sum() < 1e9:
+            self.target = target
+        self.part = float((given - target).square().mean())
+        self.shrunk = self.shrunk * 0.9
+        return (given - target).square().mean() * self.shrunk.mean() + self.part
+
+
+def test_what_a_loss_leaves_of_a_microbatch_is_not_told() -> None:
+    """Whoever has another microbatch has another. What a loss makes of what it was is told."""
+    schedule = Schedule()
+    schedule.loss = Smoothed()
+    before = shared(schedule, [])
+    schedule.loss(torch.ones(2), torch.ones(2))
+    after = shared(schedule, [])
+    changed = {name for name in before.keys() | after if before.get(name) != after.get(name)}
+    assert changed == {"self.loss.shrunk[3] in Schedule.of"}
 
 
 class Masked(torch.nn.Linear):

@@ -301,6 +301,43 @@ def test_what_a_model_counts_and_goes_by_is_refused(
         by_hand(script)
 
 
+PARTS = """
+class Parts(torch.nn.Module):
+    def __init__(self):
+        super().__init__()
+        self.rows, self.part, self.most = 0, 0.0, 0.0
+    def forward(self, found):
+        self.rows = len(found)
+        self.part = found.mean().item()
+        WHAT
+        return found.square().mean() / self.rows + self.part
+parts = Parts()
+"""
+
+
+@pytest.mark.parametrize(
+    ("what", "behind", "refused"),
+    [
+        ("pass", "", False),
+        ("pass", "print(parts.part)", True),
+        ("self.most = max(self.most, self.part)", "", True),
+        ("self.rows += 1; self.most += self.rows", "", True),
+    ],
+)
+def test_the_parts_that_a_loss_leaves_may_be_there(
+    by_hand: Callable[[str], None], what: str, behind: str, refused: bool
+) -> None:
+    """Set anew for each microbatch. Who reads them behind the loop has those of one of its own, and is refused; so is what the
+    loss makes of what it was."""
+    script = filled("session.backward(parts(model(x)))", "", behind)
+    script = script.replace("session = ", PARTS.replace("WHAT", what) + "session = ", 1)
+    if not refused:
+        by_hand(script)
+        return
+    with pytest.raises(Misuse, match=r"`parts.*` becomes another in the loop over session"):
+        by_hand(script)
+
+
 COUNTED = """
 import itertools
 def counting(rows):
