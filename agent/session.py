@@ -154,6 +154,9 @@ class Session:
         threads: int = 1,
         deterministic: bool = True,
     ) -> None:
+        self._world = (
+            _world if _world is not None else _alone()
+        )  # first: it says how refusals are told
         if not isinstance(model, torch.nn.Module):
             raise Misuse(f"Session(model, ...): the model is a {type(model).__name__}")
         if microbatches < 1:
@@ -191,7 +194,6 @@ class Session:
         self._total: Sum | None = None
         self._partial = partial_of(self.space, microbatches, deterministic=deterministic)
         self._rehearsal, self._handed = Rehearsal(self.space), Handed()
-        self._world = _world if _world is not None else _alone()
         self._facts = Facts(microbatches, 0)
         self.notes: Notes | None = None  # of the step in flight, if somebody asked for its timeline
         self._microbatch = self._backward_calls = 0

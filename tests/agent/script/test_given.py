@@ -108,6 +108,18 @@ def test_a_state_that_cannot_be_saved_is_told_without_our_frames(tmp_path: Path)
     assert ran.stderr.count("File ") == 1
 
 
+def test_what_is_given_is_refused_without_our_frames(tmp_path: Path) -> None:
+    """The line that makes the session, and the sentence."""
+    script = tmp_path / "train.py"
+    script.write_text(
+        "import torch\nfrom agent import Session\nmodel, extra = torch.nn.Linear(1, 1), torch.nn.Parameter(torch.zeros(2))\n"
+        "optimizer = torch.optim.SGD([*model.parameters(), extra], lr=0.1)\nSession(model, optimizer, microbatches=2)\n"
+    )
+    ran = subprocess.run([sys.executable, str(script)], capture_output=True, text=True)
+    assert ran.stderr.splitlines()[-1].startswith("agent.errors.Misuse: SGD trains a parameter of")
+    assert ran.stderr.count("File ") == 1
+
+
 def test_a_refusal_is_told_without_our_frames(tmp_path: Path) -> None:
     """`python train.py`, as in a job: the line of the script, and the sentence. What the script raises itself is told as ever."""
     script = tmp_path / "train.py"
