@@ -2,7 +2,8 @@
 
     python benchmarks/pipeline_throughput.py [--rounds 7] [--only pipeline|data|memory]
 
-* pipeline: two workers, two stages; 1F1B, with the backward split in halves, eager, and with sums in any order (`deterministic=False`); against `torch.distributed.pipelining.Schedule1F1B` over gloo,
+* pipeline: two workers, two stages; 1F1B, with the backward split in halves, eager, and with sums in any order (`deterministic=False`), and two
+  stages on each (interleaved; modulo, which is that with split backwards); against `torch.distributed.pipelining.Schedule1F1B` over gloo,
   and against the bubble bound  T1 / P * (M + P - 1) / M  of the same work in one process (T1). ROWS=1 MICROBATCHES=16 in the environment are other sizes.
 * data: two workers, one stage; against `DistributedDataParallel` over gloo with `no_sync`.
 * memory: the most that a fresh process of each kind ever held, and how much of it came after the imports; the model is 16 times as
@@ -77,13 +78,12 @@ def batches():
 
 
 class Ours:
-    """Our worker with `depth` stages and the rest replicas."""
+    """Our worker of a pipeline that plays this schedule; the rest are replicas."""
 
-    def __init__(
-        self, rank: int, depth: int, links: dict, played: Schedule, *, deterministic: bool
-    ) -> None:
+    def __init__(self, rank: int, links: dict, played: Schedule, *, deterministic: bool) -> None:
         self.rank, self.links = rank, links
         _, _, self.batches = batches()
+        depth, stages = played.workers, played.stages
         counts = [MICROBATCHES // (WORKERS // depth)] * (WORKERS // depth)
         replicas, names = [], iter(range(WORKERS))
         for index, count in enumerate(counts):
@@ -92,16 +92,16 @@ class Ours:
         layout = Layout(generation=1, microbatches=MICROBATCHES, replicas=tuple(replicas))
         graph = record(model(), loss_of, self.batches[0])
         facts = examine(graph, self.batches[0])
-        if "cuts" not in links:
-            own = choose(graph, facts, self.batches[0], depth) if rank == 0 else ()
-            links["cuts"] = told(own)
-        pieces = build(graph, facts, links["cuts"])
+        if ("cuts", stages) not in links:
+            own = choose(graph, facts, self.batches[0], stages) if rank == 0 else ()
+            links["cuts", stages] = told(own)
+        pieces = build(graph, facts, links["cuts", stages])
         place = rank % depth
         self.worker = Worker(
             layout,
             f"w{rank}",
             played,
-            {place: pieces[place]},
+            {i: piece for i, piece in enumerate(pieces) if played.host(i, 0) == place},
             links["channel"](depth),
             deterministic=deterministic,
         )
@@ -187,7 +187,7 @@ def contender(name: str, rank: int, links: dict, played: Schedule | None):
     who, _, what = name.partition("-")
     match who, what:
         case "ours", _:
-            return Ours(rank, played.stages, links, played, deterministic=what != "fast")
+            return Ours(rank, links, played, deterministic=what != "fast")
         case "torch", "pipeline":
             return TorchPipeline(rank)
         case "torch", _:
@@ -297,7 +297,7 @@ def line(what: str, values: list[float], unit: str, reach: str = "") -> None:
 
 
 def compare(ours: str, theirs: str, rounds: int, reach: str) -> None:
-    other = ["ours-fast", "ours-zero-bubble", "ours-eager"]
+    other = [f"ours-{n}" for n in ("fast", "zero-bubble", "eager", "interleaved", "modulo")]
     names = [ours, *other, theirs, "one", "shared"] if ours == "ours-pipeline" else [ours, theirs]
     seen = play(names, rounds)
     times = seen[0][0]
