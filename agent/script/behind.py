@@ -76,7 +76,7 @@ def _of_step(loop: ast.For | ast.While, stored: set[str]) -> set[str]:
             for node in sets
             if names_in(node.value) & told
             and not names_in(node.value) & (stored - told)
-            and all(_computes(each) for each in ast.walk(node.value))
+            and _only_computes(node)
             for name in names_in(*node.targets)
         }
         if more <= told:
@@ -95,7 +95,9 @@ class _Steps:
         self._sets: list[ast.stmt] = [
             node
             for node in ast.walk(loop)
-            if isinstance(node, ast.Assign) and names_in(*node.targets) <= told
+            if isinstance(node, ast.Assign)
+            and names_in(*node.targets) <= told
+            and _only_computes(node)
         ]
 
     def early(self, tests: Sequence[ast.expr]) -> bool:
@@ -136,6 +138,13 @@ def _is_of_steps(source: ast.expr) -> bool:
 def _compiled(tree: ast.Module | ast.Expression) -> CodeType:
     how = "exec" if isinstance(tree, ast.Module) else "eval"
     return compile(ast.fix_missing_locations(tree), "<steps>", how)
+
+
+def _only_computes(node: ast.Assign) -> bool:
+    """Names of its own: what is set in an object, `cfg.weight = step`, would be another there as well."""
+    parts = (each for target in node.targets for each in ast.walk(target))
+    are_names = not any(isinstance(each, ast.Attribute | ast.Subscript) for each in parts)
+    return are_names and all(_computes(each) for each in ast.walk(node.value))
 
 
 def _computes(node: ast.AST) -> bool:

@@ -188,3 +188,11 @@ def test_what_some_step_leaves_for_the_code_behind_the_loop(
     how = pytest.raises(Misuse, match="`best` goes on from step") if is_refused else nullcontext()
     with how:
         by_hand(filled("", behind, "print(best)"))
+
+
+def test_trying_out_which_steps_set_something_sets_nothing(by_hand: Callable[[str], None]) -> None:
+    """What the script sets in its objects by the number of the step stays as the script has set it, in the first step too."""
+    before = "trainer.at = step; group['lr'] = 1.0 + step; found = step; found = kept.look(1.0)"
+    tried = "if step % 2 == 0: last = step"
+    behind = "assert (trainer.at, group['lr'], kept.bad) == (step, 1.0 + step, step + 1)"
+    by_hand(filled(f"{before}\n        {tried}", behind, "print(last)"))
