@@ -31,14 +31,14 @@ def left_behind(
     """The names that are set in the loop because of what was found out there, or in early steps only, and read behind
     it. `given` is what the session has."""
     stored = {name for name, is_stored, _ in uses([loop]) if is_stored}
-    told, theirs = _of_step(loop, stored), {id(each) for each in given}
+    told, theirs = of_step(loop, stored), {id(each) for each in given}
     stores = list(_stores(loop.body, ()))
     found = {
         name.id
         for name, tests in stores
-        if any(_finds_out(test, stored - told, names, theirs) for test in tests)
+        if any(finds_out(test, stored - told, names, theirs) for test in tests)
     }
-    steps = _Steps(loop, told, names, total)
+    steps = Steps(loop, told, names, total)
     early = [(name.id, steps.early(tests)) for name, tests in stores]
     found |= {name for name, is_early in early if is_early} - {
         name for name, is_early in early if not is_early
@@ -66,7 +66,7 @@ def _stores(nodes: Iterable[ast.AST], tests: tuple[ast.expr, ...]) -> Iterator[S
                 yield from _stores(ast.iter_child_nodes(node), tests)
 
 
-def _of_step(loop: ast.For | ast.While, stored: set[str]) -> set[str]:
+def of_step(loop: ast.For | ast.While, stored: set[str]) -> set[str]:
     """The names that the number of the step tells, and nothing else that a step sets."""
     told = names_in(loop.target) if isinstance(loop, ast.For) else set[str]()
     sets = [node for node in ast.walk(loop) if isinstance(node, ast.Assign)]
@@ -84,7 +84,7 @@ def _of_step(loop: ast.For | ast.While, stored: set[str]) -> set[str]:
         told |= more
 
 
-class _Steps:
+class Steps:
     """In which steps something is done that their number tells."""
 
     def __init__(
@@ -105,30 +105,46 @@ class _Steps:
         if not (
             isinstance(self._loop, ast.For)
             and isinstance(self._loop.target, ast.Name)
-            and _is_of_steps(self._loop.iter)
+            and is_of_steps(self._loop.iter)
             and any(names_in(test) & self._told for test in tests)
             and all(_computes(each) for test in tests for each in ast.walk(test))
         ):
             return False
-        sets = _compiled(ast.Module(body=self._sets, type_ignores=[]))
-        asks = [_compiled(ast.Expression(test)) for test in tests]
-        there = dict(self._names)
         try:
-            for step in range(self._total - 1, self._total - 1 - self._tried, -1):
-                there[self._loop.target.id] = step
-                exec(sets, there)  # noqa: S102 - what the script does with its number, and nothing else
-                if all(eval(ask, there) for ask in asks):  # noqa: S307
-                    return False
+            return not any(
+                self._asked(tests, range(self._total - 1, self._total - 1 - self._tried, -1))
+            )
         except Exception:
             return False
-        return True
+
+    def all_of(self, tests: Sequence[ast.expr]) -> list[bool] | None:
+        """For each step, from the first on, whether all of it is so; None where that cannot be computed here."""
+        if not (
+            isinstance(self._loop, ast.For)
+            and isinstance(self._loop.target, ast.Name)
+            and all(_computes(each) for test in tests for each in ast.walk(test))
+        ):
+            return None
+        try:
+            return list(self._asked(tests, range(min(STEPS_MAX, self._total))))
+        except Exception:
+            return None
+
+    def _asked(self, tests: Sequence[ast.expr], steps: Iterable[int]) -> Iterator[bool]:
+        sets = _compiled(ast.Module(body=self._sets, type_ignores=[]))
+        asks = [_compiled(ast.Expression(test)) for test in tests]
+        there, number = dict(self._names), ast.unparse(self._loop.target)  # type: ignore[union-attr]
+        for step in steps:
+            there[number] = step
+            exec(sets, there)  # noqa: S102 - what the script does with its number, and nothing else
+            yield all(eval(ask, there) for ask in asks)  # noqa: S307
 
     @property
     def _tried(self) -> int:
         return min(STEPS_MAX, (self._total + 1) // 2)
 
 
-def _is_of_steps(source: ast.expr) -> bool:
+def is_of_steps(source: ast.AST) -> bool:
     match source:
         case ast.Call(func=ast.Attribute(attr="steps")):
             return True
@@ -151,9 +167,7 @@ def _computes(node: ast.AST) -> bool:
     return not isinstance(node, ast.Call) or getattr(node.func, "id", None) in COMPUTES
 
 
-def _finds_out(
-    test: ast.expr, values: set[str], names: Mapping[str, Any], theirs: set[int]
-) -> bool:
+def finds_out(test: ast.expr, values: set[str], names: Mapping[str, Any], theirs: set[int]) -> bool:
     """Whether it asks for something that a step has set, for the loss, or for what an object has that goes on."""
     if names_in(test) & values:
         return True

@@ -21,6 +21,7 @@ from agent.errors import Misuse
 from agent.script.alongside import refuse_alongside
 from agent.script.carried import STATE, counted, refuse_carried, timed
 from agent.script.contents import content_of, memory_of
+from agent.script.for_good import refuse_for_good
 from agent.script.held import counts_of
 from agent.script.replaced import replaced
 from agent.script.seen import gone_by_of
@@ -82,6 +83,7 @@ class Beside:
             steps = self._steps()
             if step == 0 and steps is not None:  # a newcomer has no time for it
                 refuse_alongside(steps)
+                refuse_for_good(caller, self._given.values(), total)
             refuse_carried(caller, self._given.values(), total)
             sources = own.sources(caller.frame)
             self._counts, self._timed = counted(sources), timed(sources)

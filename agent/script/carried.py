@@ -32,7 +32,7 @@ def refuse_carried(caller: Caller, given: Collection[object], total: int) -> Non
     share = found_loop(caller)
     within = stored_in(share)  # what becomes of those is looked for in `order.py`
     for frame in own.frames(caller.frame):
-        scope, loop = _loop_at(frame)
+        scope, loop = loop_at(frame)
         names = {**frame.f_globals, **frame.f_locals}
         behind = left_behind(scope, loop, names, given, total) if loop is not None else set[str]()
         found = None if loop is None else _carried(loop, within, behind)
@@ -188,7 +188,7 @@ def _is_set(node: ast.AST) -> TypeGuard[ast.Attribute]:
     return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
 
 
-def _loop_at(frame: FrameType) -> tuple[ast.AST, ast.For | ast.While | None]:
+def loop_at(frame: FrameType) -> tuple[ast.AST, ast.For | ast.While | None]:
     """The function that the frame is in, and the outermost loop of it that it is in."""
     tree, found = own.parsed_of(frame), None
     scope: ast.AST = tree
