@@ -504,7 +504,7 @@ UNLIKE = {
     ),
     "what an object of one's own has": (
         "    optimizer.step()",
-        "    optimizer.step()\n    if step == 2: weights.beta = 0.5",
+        "    optimizer.step()\n    if step == 2: setattr(weights, 'beta', 0.5)",
         "set it anew in every step, as it depends on the step",
     ),
     "a stream that goes on": (
