@@ -83,9 +83,22 @@ def _counting_there(node: ast.AST, told: set[str]) -> Iterator[str]:
                 yield target.attr
         case ast.If(test=test, body=body):
             inside = [each for part in body for each in ast.walk(part) if _is_set(each)]
-            yield from (each.attr for each in inside if place_in(each) in asked_for(test))
+            asked = asked_for(test) - {followed_by(node)}
+            yield from (each.attr for each in inside if place_in(each) in asked)
         case _:
             pass
+
+
+def followed_by(node: ast.If) -> str:
+    """What is only the last of something else, `if epoch != last: last = epoch; order = ...`: it is that in any case, and
+    whoever begins anew does at once what is done for another."""
+    match node:
+        case ast.If(test=ast.Compare(left=left, ops=[ast.NotEq()], comparators=[right]), orelse=[]):
+            pair = {ast.unparse(left), ast.unparse(right)}
+            for target, value in sets_in(node.body):
+                if value is not None and pair == {ast.unparse(target), ast.unparse(value)}:
+                    return ast.unparse(target)
+    return ""
 
 
 def timed(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
@@ -299,11 +312,16 @@ class _Turn:
         return None
 
     def _asked(self, part: ast.If, known: set[str]) -> ast.Name | None:
+        last = followed_by(part)
+        if last:
+            known.add(last)
         test = ast.dump(part.test)
         yes = self._under[test] = known | self._under.get(test, set())
         no = set(known)
         found = self._read([part.test], known) or self.read_first(part.body, yes)
         found = found or self.read_first(part.orelse, no)
+        if last:
+            known |= yes
         ends = [isinstance(each[-1], LEAVE) if each else False for each in (part.body, part.orelse)]
         known |= (yes | no) if all(ends) else no if ends[0] else yes if ends[1] else yes & no
         return found

@@ -17,7 +17,7 @@ import torch
 
 from agent.errors import Misuse
 from agent.script.behind import Steps, finds_out, is_of_steps, of_step
-from agent.script.carried import STATE, counted, is_time, loop_at, times_in
+from agent.script.carried import STATE, counted, followed_by, is_time, loop_at, times_in
 from agent.script.counts import only_says
 from agent.script.seen import KEPT, gone_by_in
 from agent.source import own
@@ -126,7 +126,8 @@ class ForGood:
                 case _ if node in self._at or isinstance(node, Function | ast.ClassDef):
                     pass
                 case ast.If(test=test):
-                    yield from self._stores(node.body, (*tests, test), at, depth)
+                    more = () if followed_by(node) else (test,)
+                    yield from self._stores(node.body, (*tests, *more), at, depth)
                     other = ast.UnaryOp(ast.Not(), test)
                     yield from self._stores(node.orelse, (*tests, other), at, depth)
                 case ast.Expr(value=ast.Call() as call) if depth:

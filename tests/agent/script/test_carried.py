@@ -13,9 +13,12 @@ import torch
 from agent import Session
 class Stopper:
     def __init__(self):
-        self.best, self.bad, self.given, self.table = 9.9e9, 0, False, {{"best": 2}}
+        self.best, self.bad, self.epoch, self.given, self.table = 9.9e9, 0, -1, False, {{"best": 2}}
     def least(self, found):
         self.best = min(self.best, found)
+    def begin(self, epoch):
+        if self.epoch != epoch:
+            self.epoch = epoch
     def look(self, found):
         if found < self.best:
             self.best = found
@@ -47,34 +50,39 @@ def train(before, trainer):
 train(0, Trainer())
 """
 REFUSED = {
-    "a best loss": ("", "best = min(best, session.loss)", "train.py:36: `best` goes on"),
-    "a factor that shrinks": ("", "factor *= 0.9", "train.py:36: `factor` goes on"),
-    "a count": ("count += 1", "", "train.py:34: `count` goes on"),
+    "a best loss": ("", "best = min(best, session.loss)", "train.py:39: `best` goes on"),
+    "a factor that shrinks": ("", "factor *= 0.9", "train.py:39: `factor` goes on"),
+    "a count": ("count += 1", "", "train.py:37: `count` goes on"),
     "the last of something": (
         "print(before); before = session.loss",
         "",
-        "train.py:34: `before` goes on",
+        "train.py:37: `before` goes on",
     ),
     "what the first step of an epoch sets": (
         "if step % 2 == 0: order = [step, step]",
         "print(order[step % 2])",
-        "train.py:36: `order` goes on",
+        "train.py:39: `order` goes on",
     ),
     "a best loss in a dict": (
         "",
         "if session.loss < table['best']: table['best'] = session.loss",
-        "train.py:36: `table` goes on",
+        "train.py:39: `table` goes on",
     ),
     "a momentum in a list": (
         "",
         "momentum[0] = 0.9 * momentum[0] + model.weight.grad",
-        "train.py:36: `momentum` goes on",
+        "train.py:39: `momentum` goes on",
     ),
-    "a count of each": ("", "table[step % 2] += 1", "train.py:36: `table` goes on"),
+    "a count of each": ("", "table[step % 2] += 1", "train.py:39: `table` goes on"),
+    "what each epoch makes of what it was": (
+        "epoch = step // 2\n        if epoch != count: count = epoch; factor = factor / 2",
+        "",
+        "train.py:38: `factor` goes on",
+    ),
     "an order that is shuffled": (
         "if step % 2 == 0: random.shuffle(order)",
         "",
-        "train.py:34: `order` goes on",
+        "train.py:37: `order` goes on",
     ),
     "a list of losses": ("", "losses.append(session.loss)", "step 1: `train.losses` goes on"),
     "a list of losses and times": (
@@ -153,6 +161,11 @@ ALLOWED = {
         "with torch.no_grad(): order = [1]",
         "print(order)\n        try: other = 1\n        except ValueError: other = 2\n        print(other)",
     ),
+    "what is done for each epoch": (
+        "epoch = step // 2\n        if epoch != best: best = epoch; order = [epoch]",
+        "print(order)",
+    ),
+    "what an object does for each epoch": ("trainer.stopper.begin(step // 2)", ""),
     "time": ("", "waited_s += time.time() - began_s; began_s = time.time()"),
     "what a comprehension names": ("", "best = [count for count in range(step)]"),
     "what is counted within a step": ("", "for index in range(3): factor = index + 1.0"),

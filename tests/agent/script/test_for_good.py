@@ -30,7 +30,7 @@ class Course:
         self.target = copy.deepcopy(model)
     def begin(self, epoch):
         if epoch != self.epoch:
-            self.epoch, self.order = str(epoch), [epoch, epoch]
+            self.epoch, self.order = epoch, [epoch, epoch]
     def rows(self, step):
         return [torch.full((2, 4), step + 1.0 + self.level)] * 2
     def loss(self, x):
@@ -113,6 +113,12 @@ REFUSED = {
         SQUARE,
         "torch.nn.utils.clip_grad_norm_(model.parameters(), cfg['clip'])\n    if step == 4: cfg['clip'] = 0.1",
         "cfg['clip']",
+    ),
+    "what an object does for each epoch, asked in some steps only": (
+        "if step % 3 == 0: course.begin(step // 3)",
+        f"{SQUARE} * course.order[0]",
+        "",
+        "course.order",
     ),
     "a target that is made anew now and then": (
         "",
