@@ -50,6 +50,7 @@ from agent.pipeline.scaling import place
 from agent.schedule import Kind
 from agent.script.beside import Beside
 from agent.script.between import refuse_between
+from agent.script.carried import say_shown
 from agent.script.form import Form
 from agent.script.given import (
     check_modules,
@@ -411,6 +412,7 @@ class Session:
             if self.version == 0 and self._world.leader:
                 say_divided(caller, self.microbatches)
                 say_clipped(caller, self.microbatches)
+                say_shown(caller)
 
     def _compute(self, step: int, batches: Sequence[Batch]) -> Generator[Batch, None, Summed]:
         while True:

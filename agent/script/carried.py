@@ -7,6 +7,7 @@ go on; they are others on every machine anyway.
 
 import ast
 import functools
+import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import FrameType
 from typing import TypeGuard
@@ -15,6 +16,7 @@ import numpy as np
 
 from agent.errors import Misuse
 from agent.script.behind import left_behind
+from agent.script.shown import only_shown
 from agent.source import own
 from agent.source.found import Caller, Function, Loop, found_loop
 from agent.source.loops import names_in, stored_in, uses, within
@@ -35,7 +37,9 @@ def refuse_carried(caller: Caller, given: Collection[object], total: int) -> Non
         scope, loop = loop_at(frame)
         names = {**frame.f_globals, **frame.f_locals}
         behind = left_behind(scope, loop, names, given, total) if loop is not None else set[str]()
-        found = None if loop is None else _carried(loop, within, behind)
+        found = None
+        if loop is not None:
+            found = _carried(loop, within | only_shown(scope, loop), behind)
         if loop is not None and found is None:
             items = _carried_items(loop, share)
             found = next((each for each in items if _counts(names.get(each.id), theirs)), None)
@@ -46,6 +50,22 @@ def refuse_carried(caller: Caller, given: Collection[object], total: int) -> Non
                 "Session(...) does not know of it, so whoever joins later would begin it anew: compute it from the "
                 f"step, or {STATE}"
             )
+
+
+def say_shown(caller: Caller) -> None:
+    """What is refused of nobody, since it is only said: but whoever reads it shall know of how many steps it is."""
+    without = stored_in(found_loop(caller))
+    for frame in own.frames(caller.frame):
+        scope, loop = loop_at(frame)
+        shown = only_shown(scope, loop) if loop is not None else set[str]()
+        while loop is not None and (found := _carried(loop, without, set())) is not None:
+            without = without | {found.id}
+            if found.id in shown:
+                sys.stderr.write(
+                    f"{own.shown(frame.f_code.co_filename)}:{found.lineno}: `{found.id}` goes on from step to step, and is only "
+                    f"shown: after a machine was lost it may be of fewer steps. For it to go on, {STATE}\n"
+                )
+        without = set[str]()
 
 
 def counted(sources: Mapping[str, Mapping[str, object]]) -> set[str]:

@@ -11,7 +11,8 @@ from types import FunctionType
 
 from agent.source import own
 
-SAYING = {"print", "debug", "info", "warning", "error", "log", "write", "add_scalar"}
+SAYING = {"print", "debug", "info", "warning", "error", "log", "write", "add_scalar", "add_scalars"}
+SAYING |= {"set_postfix", "set_postfix_str", "set_description", "set_description_str"}
 
 
 @functools.lru_cache(own.SOURCES_MAX)
@@ -73,11 +74,11 @@ def only_says(node: ast.AST) -> bool:
     """Whether what is read in it is only told to somebody."""
     match node:
         case ast.If(body=body, orelse=[]):
-            return all(map(_says, body))
-    return _says(node)
+            return all(map(says, body))
+    return says(node)
 
 
-def _says(node: ast.AST) -> bool:
+def says(node: ast.AST) -> bool:
     match node:
         case ast.Expr(
             value=ast.Call(func=ast.Name(id=name)) | ast.Call(func=ast.Attribute(attr=name))

@@ -115,6 +115,13 @@ def is_holder(thing: object) -> bool:
     return is_own_class(type(thing))
 
 
+def is_wholly_own(holder: object) -> bool:
+    """No library has a word in what it does with its attributes."""
+    kind = holder if isinstance(holder, type) else type(holder)
+    plain = (FunctionType, SimpleNamespace)
+    return isinstance(holder, plain) or all(is_own_class(each) for each in kind.__mro__[:-1])
+
+
 def held_by(function: FunctionType) -> dict[str, object]:
     """What it has by names of the functions around it, and its defaults."""
     code = function.__code__

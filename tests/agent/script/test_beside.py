@@ -181,7 +181,7 @@ REFUSED = {
     ),
     "a count in a namespace": (
         "from types import SimpleNamespace\nat = SimpleNamespace(seen=0)",
-        "at.seen += 1",
+        "at.seen += 1; optimizer.param_groups[0]['lr'] = 0.1 / at.seen",
         "`at.seen`",
         "state_dict and load_state_dict",
     ),
@@ -237,13 +237,13 @@ REFUSED = {
     ),
     "a count of a class": (
         "class State:\n    seen = 0",
-        "State.seen += 1",
+        "State.seen += 1; optimizer.param_groups[0]['lr'] = 0.1 / State.seen",
         "`State.seen`",
         "state_dict and load_state_dict",
     ),
     "a count of a function": (
         "batches.seen = 0",
-        "batches.seen += 1",
+        "batches.seen += 1; optimizer.param_groups[0]['lr'] = 0.1 / batches.seen",
         "`batches.seen`",
         "state_dict and load_state_dict",
     ),

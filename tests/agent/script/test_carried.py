@@ -50,17 +50,47 @@ def train(before, trainer):
 train(0, Trainer())
 """
 REFUSED = {
-    "a best loss": ("", "best = min(best, session.loss)", "train.py:39: `best` goes on"),
-    "a factor that shrinks": ("", "factor *= 0.9", "train.py:39: `factor` goes on"),
-    "a count": ("count += 1", "", "train.py:37: `count` goes on"),
+    "a best loss": (
+        "",
+        "best = min(best, session.loss); group['lr'] = best",
+        "train.py:39: `best` goes on",
+    ),
+    "a factor that shrinks": (
+        "",
+        "factor *= 0.9; group['lr'] = factor",
+        "train.py:39: `factor` goes on",
+    ),
+    "a count": ("count += 1\n        if count > 9: break", "", "train.py:37: `count` goes on"),
+    "a count that something is made of": (
+        "count += 1; half = count / 2; group['lr'] = half",
+        "",
+        "train.py:37: `count` goes on",
+    ),
+    "a count that a function is given": (
+        "count += 1; half = hash(count)",
+        "",
+        "train.py:37: `count` goes on",
+    ),
+    "a count that a function reads": (
+        "count += 1",
+        "",
+        "train.py:37: `count` goes on",
+        "look = lambda: count",
+    ),
+    "a count that is a result": ("count += 1", "", "train.py:37: `count` goes on", "print(count)"),
+    "what is saved where it is the best": (
+        "",
+        "if session.loss < best: best = session.loss; torch.save(model, '/dev/null')",
+        "train.py:39: `best` goes on",
+    ),
     "the last of something": (
-        "print(before); before = session.loss",
+        "group['lr'] = before; before = session.loss",
         "",
         "train.py:37: `before` goes on",
     ),
     "what the first step of an epoch sets": (
         "if step % 2 == 0: order = [step, step]",
-        "print(order[step % 2])",
+        "group['lr'] = order[step % 2]",
         "train.py:39: `order` goes on",
     ),
     "a best loss in a dict": (
@@ -76,7 +106,7 @@ REFUSED = {
     "a count of each": ("", "table[step % 2] += 1", "train.py:39: `table` goes on"),
     "what each epoch makes of what it was": (
         "epoch = step // 2\n        if epoch != count: count = epoch; factor = factor / 2",
-        "",
+        "group['lr'] = factor",
         "train.py:38: `factor` goes on",
     ),
     "an order that is shuffled": (
@@ -102,12 +132,12 @@ REFUSED = {
     ),
     "a best loss in an object": (
         "",
-        "trainer.stopper.look(session.loss)",
+        "trainer.stopper.look(session.loss); group['lr'] = trainer.stopper.best",
         "step 1: `train.trainer.stopper.best` goes on",
     ),
     "the least in an object": (
         "",
-        "trainer.stopper.least(session.loss)",
+        "trainer.stopper.least(session.loss); group['lr'] = trainer.stopper.best",
         "step 1: `train.trainer.stopper.best` goes on",
     ),
 }
@@ -128,7 +158,30 @@ AFTER = {
     "what says why it was left": ("if session.loss < 9:\n            best = 1; break", False),
     "what a setting asks for": ("if trainer.times: best = step", False),
 }
+SHOWN = {
+    "a loss that is added up": (
+        "",
+        "factor += session.loss\n        if step % 2: print(f'{factor / 2:.3f}'); factor = 0.0",
+        "factor",
+    ),
+    "a count, and what is made of it": (
+        "count += 1; half = round(count / 2)",
+        "print(half, flush=True)",
+        "count",
+    ),
+    "the last of something": ("print(before); before = session.loss", "", "before"),
+    "the best so far": (
+        "",
+        "best = min(best, session.loss)\n        if best < 9: print(best)",
+        "best",
+    ),
+    "whether something was said": ("", "if before == 0: print(step); before = 1", "before"),
+}
 ALLOWED = {
+    "what an object counts and only says": (
+        "trainer.stopper.look(session.loss); print(trainer.stopper.best, trainer.stopper.bad)",
+        "",
+    ),
     "a setting of the optimizer": ("group['lr'] *= 0.9", ""),
     "what an object that is given has": ("kept.table['best'] = min(kept.table['best'], 1)", ""),
     "what is computed once": (
@@ -179,11 +232,24 @@ def filled(before: str, behind: str, after: str = "") -> str:
 @pytest.mark.parametrize("case", REFUSED)
 def test_what_goes_on_is_refused(by_hand: Callable[[str], None], case: str) -> None:
     """By its name, in the first step if the source shows it; also where it is another function that has the loop."""
-    *parts, name = REFUSED[case]
+    before, behind, name, *after = REFUSED[case]
     with pytest.raises(Misuse, match="goes on from step to step") as error:
-        by_hand(filled(*parts))
+        by_hand(filled(before, behind, *after))
     assert str(error.value).startswith(name)
     assert "state_dict and load_state_dict" in str(error.value)
+
+
+@pytest.mark.parametrize("case", SHOWN)
+def test_what_is_only_shown_may_go_on_and_is_told(
+    by_hand: Callable[[str], None], capsys: pytest.CaptureFixture[str], case: str
+) -> None:
+    """Once, with the line: whoever reads it shall know of how many steps it is."""
+    before, behind, name = SHOWN[case]
+    by_hand(filled(before, behind))
+    (line,) = [each for each in capsys.readouterr().err.splitlines() if "is only shown" in each]
+    assert line.startswith("train.py:")
+    assert f"`{name}` goes on from step to step" in line
+    assert "state_dict and load_state_dict" in line
 
 
 @pytest.mark.parametrize("case", ALLOWED)
