@@ -23,7 +23,8 @@ from agent.script.carried import STATE, counted, refuse_carried, timed
 from agent.script.contents import content_of, memory_of
 from agent.script.for_good import refuse_for_good
 from agent.script.held import counts_of
-from agent.script.replaced import replaced
+from agent.script.order import Stream, state_of
+from agent.script.replaced import replaced, seeded
 from agent.script.seen import gone_by_of
 from agent.script.shown import only_shown_of
 from agent.source import own
@@ -40,6 +41,7 @@ BUFFER = (
 )
 
 GIVE = "give it to the session, Session(model, optimizer, {}, ...)"
+SEED = "make it anew in each step, or seed it, from its number"
 ANEW = "make the microbatches of a step anew from its number"
 
 Mark = tuple[Any, ...]
@@ -67,7 +69,7 @@ class Beside:
     def __init__(self, given: Mapping[str, object]) -> None:
         self._given = given
         self._calls, self._counts, self._timed = 0, set[str](), set[str]()
-        self._replaced, self._shown = set[str](), set[str]()
+        self._replaced, self._shown, self._seeded = set[str](), set[str](), set[str]()
         self._before: dict[str, tuple[object, Mark]] = {}
         self._steps: Callable[[], Iterator[int] | None] = lambda: None
 
@@ -89,7 +91,7 @@ class Beside:
             sources = own.sources(caller.frame)
             self._counts, self._timed = counted(sources), timed(sources)
             self._shown = only_shown_of(sources, self._counts)
-            self._replaced = replaced(sources)
+            self._replaced, self._seeded = replaced(sources), seeded(sources)
         found = dict(self._marked(caller))
         for name, (thing, mark) in found.items():
             before = self._before.get(name)
@@ -129,6 +131,8 @@ class Beside:
             owner, _, attribute = name.rpartition(".")
             is_left = id(thing) in left or (attribute in self._timed and _are_numbers(thing))
             mark = None if is_left else _mark(thing, mine, keys)
+            if isinstance(thing, Stream) and not is_left and attribute not in self._seeded:
+                mark = (state_of(thing),)
             if mark is not None:
                 yield name, (thing, mark)
             holder = found.get(owner)  # none, where a name is only called as an attribute is
@@ -268,4 +272,6 @@ def _advice(name: str, thing: object, mark: Mark) -> str:
         return BUFFER
     if isinstance(thing, torch.nn.Module | LRScheduler):
         return GIVE.format(name)
+    if isinstance(thing, Stream):
+        return SEED
     return ANEW if hasattr(thing, "__next__") else STATE

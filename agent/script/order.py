@@ -316,7 +316,7 @@ class Streams:
         self._before = self._states()
 
     def _states(self) -> dict[str, str]:
-        return {name: _state(stream) for name, stream in self._streams.items()}
+        return {name: state_of(stream) for name, stream in self._streams.items()}
 
     def refuse_draws(self) -> None:
         after = self._states()
@@ -328,7 +328,7 @@ class Streams:
                 )
 
 
-def _state(stream: Stream) -> str:
+def state_of(stream: Stream) -> str:
     if isinstance(stream, torch.Generator):
         return stream.get_state().numpy().tobytes().hex()
     if isinstance(stream, np.random.Generator):

@@ -8,10 +8,12 @@ import ast
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 
+from agent.script.behind import is_of_steps
 from agent.script.carried import asked_for, is_time, place_in, scopes, sets_in, times_in
 from agent.source import own
 from agent.source.loops import names_in, within
 
+SEEDS = {"manual_seed", "seed", "set_state", "setstate"}
 BEGINS = {"", "__init__", "__post_init__", "load_state_dict", "register"}  # "": outside of all
 
 
@@ -19,6 +21,23 @@ def replaced(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
     each = [_of_file(own.source(*one)) for one in sources.items()]
     begun = {name for _, anew in each for name in anew}
     return {name for grown, _ in each for name in grown} - begun
+
+
+def seeded(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
+    """The random streams, by their last names, that a loop or a function may seed for each step."""
+    return {name for one in sources.items() for name in _seeded(own.source(*one))}
+
+
+@functools.lru_cache(own.SOURCES_MAX)
+def _seeded(source: str) -> frozenset[str]:
+    found = set[str]()
+    for function, nodes in scopes(own.parsed(source)):
+        is_once = not function or any(map(is_of_steps, nodes))
+        for node in _looped(nodes) if is_once else nodes:
+            match node:
+                case ast.Call(func=ast.Attribute(attr=name, value=stream)) if name in SEEDS:
+                    found.add(str(getattr(stream, "attr", getattr(stream, "id", ""))))
+    return frozenset(found)
 
 
 @functools.lru_cache(own.SOURCES_MAX)

@@ -395,8 +395,13 @@ def _settle(desk: Desk, places: Places) -> tuple[list[str], View | None]:
     if process.returncode != 0 or not places.given_back.exists():
         said = last_line(places.log("house"), begins_at) or "it ended without a word"
         raise CommandError(f"not everything was given back: {said}; try again: orchestrator down")
-    ended = view.machines if view is not None and view.at_s >= began_s else ()
-    return [one.id for one in ended if (one.ended_at_s or 0.0) >= began_s], view
+    # It may be gone before its last words are read: what it held in those that were, it has given back by now.
+    held = [
+        one
+        for one in (view.machines if view is not None else ())
+        if one.ended_at_s is None or one.ended_at_s >= began_s
+    ]
+    return [one.id for one in held], view
 
 
 def _was_killed(left: list[int]) -> Text:

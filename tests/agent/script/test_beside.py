@@ -131,6 +131,24 @@ def made():
 rate = made()
 """
 REFUSED = {
+    "a random stream of one's own": (
+        "import numpy as np\nrng = np.random.default_rng(0)",
+        "optimizer.param_groups[0]['lr'] = rng.random()",
+        "`rng`",
+        "from its number",
+    ),
+    "a random stream that is seeded once": (
+        "noise = torch.Generator()\nnoise.manual_seed(0)",
+        "torch.rand(1, generator=noise)",
+        "`noise`",
+        "from its number",
+    ),
+    "a random stream in an object": (
+        "import random\ntrainer.rng = random.Random(0)",
+        "trainer.rng.random()",
+        "`trainer.rng`",
+        "from its number",
+    ),
     "a mean that another takes the place of": (
         RUNNING,
         "running.replace(batches(step)[0])",
@@ -370,6 +388,22 @@ REFUSED = {
     ),
 }
 ALLOWED = {
+    "a random stream that each step seeds": (
+        "noise = torch.Generator()",
+        "",
+        "noise.manual_seed(step); torch.rand(1, generator=noise)",
+    ),
+    "a random stream that a function seeds": (
+        "import random\nrng = random.Random()\ndef drawn(step):\n    rng.seed(step)\n    return rng.random()",
+        "",
+        "drawn(step)",
+    ),
+    "a random stream that is made anew": (
+        "import numpy as np",
+        "",
+        "rng = np.random.default_rng(step); rng.random()",
+    ),
+    "a random stream that nothing is drawn from": ("rng = torch.Generator()", "", ""),
     "what is begun anew before it is made of itself": (
         RUNNING,
         "",
