@@ -318,6 +318,11 @@ def _done(job: Job, event: JobCompleted) -> str:
             f"nothing was left to do: what it began from has {plural(event.step, 'step')}, and its script asks for "
             f"{job.steps_total}"
         )
+    if event.step < job.steps_total:
+        return (
+            f"its script left the loop by itself after {event.step} of {plural(job.steps_total, 'step')}: all that were "
+            f"trained are committed, loss {loss(event.loss)}"
+        )
     return f"all of {plural(event.step, 'step')} committed, loss {loss(event.loss)}"
 
 

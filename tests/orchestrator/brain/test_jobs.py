@@ -183,6 +183,16 @@ def test_a_job_runs_from_submission_to_its_last_step(hand: Any) -> None:
     assert h.job.because == "all of 100 steps committed, loss 1.5000"
 
 
+def test_a_job_whose_script_leaves_its_loop_early_says_so(hand: Any) -> None:
+    """`break` at a patience: it has succeeded, and nobody is told that all was trained that had been asked for."""
+    h = hand().running(slots_max=2)
+    h.see(completed(h, step=21))
+    assert h.job.status == "SUCCEEDED"
+    assert h.job.because == (
+        "its script left the loop by itself after 21 of 100 steps: all that were trained are committed, loss 1.5000"
+    )
+
+
 def test_a_job_that_begins_behind_its_last_step_says_so(hand: Any) -> None:
     """`submit --from` of a state that has had more steps than the script asks for."""
     h = hand().running(slots_max=2)
