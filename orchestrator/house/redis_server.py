@@ -17,6 +17,7 @@ import redis
 
 from orchestrator.house import processes
 from orchestrator.places import Places
+from orchestrator.wording import plural
 
 START_S_MAX = 20.0
 ROOM_BYTES = 4 * 1024 * 1024
@@ -103,14 +104,29 @@ class RedisServer:
 
     def start(self) -> str:
         """Start the server on what the last one left, and wait until it has read all of it. If the end of that had to be
-        cut off, a sentence about it."""
+        cut off, or there is nothing where there were jobs, a sentence about it."""
         self._places.redis_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        forgotten = self._forgotten()
         if self._answers():
-            return ""
+            return forgotten
         cut = self._cut_off_torn_end()
         if not (cut and self._answers()):
             raise RedisUnavailable(self._why_not())
         return cut
+
+    def _forgotten(self) -> str:
+        """Jobs of which only the checkpoints are left: a house that is new has none."""
+        folder, checkpoints = self._places.redis_dir, self._places.checkpoints
+        if any(file.stat().st_size for file in folder.rglob("*") if file.is_file()):
+            return ""
+        jobs = sum(job.is_dir() for job in checkpoints.glob("*"))
+        if not jobs:
+            return ""
+        return (
+            f"{folder} has nothing in it, and {checkpoints} has {plural(jobs, 'job')}: what became of them, and what was "
+            f"spent, is not known any more. `orchestrator down`, and put a copy of {folder.name}/ in its place; or hand them "
+            f"in again: submit SCRIPT --from {checkpoints.as_uri()}/JOB"
+        )
 
     def _answers(self) -> bool:
         self._places.redis_socket.unlink(missing_ok=True)

@@ -6,6 +6,7 @@ import pytest
 import redis
 
 from orchestrator.house.redis_server import RedisServer, RedisUnavailable
+from orchestrator.places import Places
 
 pytestmark = pytest.mark.processes
 
@@ -65,3 +66,22 @@ def test_damage_with_sound_entries_behind_it_is_said_and_left_as_it_is(server, t
     ):
         server.start()
     assert file.read_bytes() == damaged
+
+
+@pytest.mark.parametrize("gone", ["removed", "emptied"])
+def test_a_file_that_is_gone_where_there_were_jobs_is_said(server, tmp_path, gone):
+    """Jobs, and what was spent, would be forgotten without a word. Nothing is said of a house that is new, nor of one that
+    has its file."""
+    server.stop()
+    (file,) = tmp_path.rglob("appendonly.aof")
+    file.unlink()
+    assert server.start() == ""
+    written(server)
+    checkpoints = Places(tmp_path / "redis-house").checkpoints
+    (checkpoints / "train-1a2b3c4d").mkdir(parents=True)
+    assert server.start() == ""
+    server.stop()
+    file.unlink() if gone == "removed" else file.write_bytes(b"")
+    said = server.start()
+    assert f"{file.parent} has nothing in it, and {checkpoints} has 1 job: " in said
+    assert f"submit SCRIPT --from {checkpoints.as_uri()}/JOB" in said
