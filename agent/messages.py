@@ -228,7 +228,7 @@ class RecordsDamaged(Report, frozen=True, kw_only=True):
 
 
 class Rewound(Report, frozen=True, kw_only=True):
-    """State newer than `to_step` was lost with the keeper's memory; the steps are done again."""
+    """State newer than `to_step` was lost with the keeper's memory, or is damaged on its disk; the steps are done again."""
 
     job: str
     from_step: int

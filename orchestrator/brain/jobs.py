@@ -591,7 +591,8 @@ def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
     job.drained_from = min(job.drained_from, event.to_step)
     job.fence_generation = job.generation
     job.urgent = job.urgent or bool(job.serving)
-    lost_with = "the keeper's memory" if job.sums_kept else "all machines that had the model"
+    kept = "what the keeper had in memory or on its disk"
+    lost_with = kept if job.sums_kept else "all machines that had the model"
     note(
         out,
         job.id,

@@ -737,6 +737,17 @@ def test_a_keeper_whose_memory_reaches_further_than_redis_loses_nothing(hand: An
     assert (h.job.step, h.job.steps_lost) == (50, 0)
 
 
+def test_steps_that_are_lost_are_not_laid_on_a_memory_that_was_none(hand: Any) -> None:
+    """A job that is resumed is read from the disk: a checkpoint that is damaged there is not the memory's loss."""
+    h = hand().running(slots_max=1)
+    h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
+    h.committed(50)
+    assert (
+        "20 steps lost with what the keeper had in memory or on its disk: back to step 30"
+        in h.words(h.see(rewound(h, 50, 30)))
+    )
+
+
 @pytest.mark.parametrize(
     ("copies", "goes", "again"),
     [
