@@ -523,7 +523,10 @@ def cancel(desk: Desk, job: Job = None) -> None:
 
 
 def resume(desk: Desk, job: Job = None) -> None:
-    """Go on with a job that failed or was cancelled, from its last step."""
+    """Go on with a job that failed or was cancelled, from its last step, with the script as it was submitted.
+
+    One that was changed since is handed in anew, with what this job stored: submit SCRIPT --from file://.../checkpoints/JOB.
+    """
     client = desk.client()
     one = find(client, job, RESUMABLE if job else ())
     if one.status not in RESUMABLE:
