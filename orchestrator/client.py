@@ -181,7 +181,9 @@ class Client:
         return sha
 
     def has_script(self, sha: str) -> bool:
-        return bool(self._redis.exists(submitted_key(sha)))
+        """Whole: one that is damaged fails on every worker."""
+        data = cast("bytes | None", self._redis.get(submitted_key(sha)))
+        return data is not None and hashlib.sha256(data).hexdigest() == sha
 
     def _forget_scripts(self, newest: str) -> None:
         """Of those that no job needs that is to begin, the newest stay. Who trains has a copy with its keeper."""

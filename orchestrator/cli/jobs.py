@@ -535,7 +535,7 @@ def resume(desk: Desk, job: Job = None) -> None:
         )
     if not client.has_script(one.script_sha):
         raise CommandError(
-            f"the script of {one.id} is not kept any more; submit it anew: orchestrator submit {one.script} --from URL"
+            f"the script of {one.id} is not kept any more, or is damaged; submit it anew: orchestrator submit {one.script} --from URL"
         )
     client.post(JobResumed(at_s=time.time(), job=one.id, by=BY))
     _answer_change(desk, client, one.id, lambda now: now.status not in RESUMABLE)

@@ -281,7 +281,22 @@ def test_scripts_are_kept_within_bounds(housed, submitted, monkeypatch):
     assert client.has_script(shas[submitted])
     assert not client.has_script(shas[gone])
     assert store.zscore("orch:scripts", shas[gone]) is None
-    assert "is not kept any more" in housed("resume", gone).line
+    assert "is not kept any more, or is damaged; submit it anew" in housed("resume", gone).line
+
+
+def test_a_script_that_is_damaged_where_it_is_kept_is_not_resumed(housed):
+    """No machine is bought for what fails on every worker; the line says what to do."""
+    housed.script("bent.py", WAITS + "\n# of a job whose script is damaged\n")
+    bent = housed("submit", "bent.py", "--json").json["id"]
+    housed("cancel", bent)
+    client = housed.client()
+    (sha,) = (job.script_sha for job in client.view().jobs if job.id == bent)
+    assert client.has_script(sha)
+    client._redis.setrange(f"orch:script:{sha}", 0, b"?")
+    assert (
+        "is damaged; submit it anew: orchestrator submit bent.py --from"
+        in housed("resume", bent).line
+    )
 
 
 def _launches(housed):
