@@ -418,14 +418,19 @@ def _wait_until_gone(
     pid, deadline = client.house().pid, time.monotonic() + DOWN_S_MAX
     while alive(pid):
         if time.monotonic() > deadline:
+            silent = why_silent(view, places)
+            because = f" The manager: {silent}." if silent else ""
             raise CommandError(
-                f"not everything was given back within {DOWN_S_MAX:.0f} s; look with: orchestrator "
+                f"not everything was given back within {DOWN_S_MAX:.0f} s.{because} Look with: orchestrator "
                 "status; end it without waiting with: orchestrator down --force"
             )
         if places.house.exists():  # the first thing that an ending house removes
             with contextlib.suppress(redis.RedisError):
                 view = client.view() or view
-            if view is not None:
+            silent = why_silent(view, places)
+            if silent:
+                shown(f"the manager: {silent}")
+            elif view is not None:
                 shown(f"giving back {plural(view.cost.machines, 'machine')}")
         else:
             shown("ending Ray, the local cloud and Redis")

@@ -1,6 +1,7 @@
 """Steps that do not wait until the keeper has their sums: what is lost then, and what is not."""
 
 import time
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -8,6 +9,7 @@ from crews import Crew, ends_alike, played_alone, until
 
 from agent.messages import BackupHeld, CheckpointWritten, Recalled, Rewound, SumsKept, WorkerLost
 from agent.reliable import job, toll
+from agent.reliable.vault import Vault
 
 pytestmark = pytest.mark.processes
 
@@ -38,16 +40,18 @@ def sums_stay_away(crew: Crew) -> None:
     until("steps without sums", lambda: not ([s.kept for s in crew.of(SumsKept)] or [True])[-1])
 
 
+def _none_on_its_way(vault: Vault, held_at: int) -> bool:
+    """A layout that begins there is held in its first step, and sends no state before it."""
+    return vault._assembly is None or vault._assembly.version >= held_at
+
+
 def held_behind(crew: Crew, hold: Path, step: int) -> tuple[int, int]:
     """Held at this step, or one soon behind it, whose state nobody has asked for; and how far the keeper's memory leads."""
     vault = crew.keeper._jobs["job"].vault
     while True:
         hold.write_text(str(step))
         crew.reach(step)
-        # A layout that begins here is held in its first step, and sends no state before it.
-        until(
-            "no state on its way", lambda: not (vault._assembly and vault._assembly.version < step)
-        )
+        until("no state on its way", partial(_none_on_its_way, vault, step))
         if vault._assembly is None and vault.reached < step:
             return step, vault.reached
         step += 1

@@ -1,6 +1,8 @@
 """What `down` says of steps that this machine alone has, or nobody."""
 
+import os
 import time
+from types import SimpleNamespace
 
 import msgspec
 import pytest
@@ -11,7 +13,8 @@ from agent.store.archive import Archive
 from agent.store.format import Manifest
 from agent.store.objects import Retries
 from agent.store.sinks import DiskSink
-from orchestrator.cli import leaving
+from orchestrator.cli import leaving, running
+from orchestrator.cli.desk import CommandError
 from orchestrator.config import Config, Manager, Storage
 from orchestrator.places import Places
 
@@ -95,3 +98,16 @@ def test_steps_of_a_version_that_is_damaged(config, tmp_path):
     (text,) = said(config)
     assert text.startswith("steps 12 to 30 of gpt-1 are lost: version 30 is damaged: manifests/")
     assert newest.exists()
+
+
+def test_what_a_manager_ends_of_again_and_again_is_said(config, monkeypatch):
+    """While it is waited for, and when nobody waits any longer."""
+    monkeypatch.setattr(running, "DOWN_S_MAX", 0.1)
+    places, shown = Places(config.state_dir), list[str]()
+    places.make()
+    places.house.touch()
+    places.broke_off.write_text("the newest snapshot is damaged")
+    client = SimpleNamespace(house=lambda: SimpleNamespace(pid=os.getpid()), view=lambda: None)
+    with pytest.raises(CommandError, match=r"within 0 s\. The manager: .* snapshot is damaged\."):
+        running._wait_until_gone(client, places, None, shown.append)
+    assert "again and again: the newest snapshot is damaged" in shown[0]

@@ -122,6 +122,7 @@ def test_a_manager_without_redis_does_not_end_before_redis_is_back(
         assert not ended.is_set()
     server.start()
     assert ended.wait(20)
+    places.remove_link()
 
 
 async def _no_redis(order: Order) -> None:
