@@ -1,10 +1,10 @@
 """What do the commit protocol, heartbeats and a backup after every step cost, against all of it off?
 
-    python benchmarks/overhead.py [--step-ms 30 100 300] [--width 256 800] [--pairs 20]
+    python benchmarks/overhead.py [--step-ms 30 100 300] [--width 256 800] [--pairs 20] [--every 1]
 
 The worker of a crew takes turns with itself: some steps as one of the crew (commits by the keeper into Redis, the sum
 of every step to the keeper's memory, and the whole state as often as the keeper asks for it, which is after every step
-unless the one before is still on its way), and as many in a world of one, where none of that exists. It is one process,
+unless the one before is still on its way; with `--every 10`, as in a job that says nothing of it, after every tenth), and as many in a world of one, where none of that exists. It is one process,
 since two that compute the same differ by as much as the bound from one start to the next. The first step of a turn counts for neither: what the one before leaves behind is paid where it belongs.
 Heartbeats go on in both; what they take of a processor is measured on its own, and added.
 
@@ -121,7 +121,7 @@ for _ in session.steps(1_000_000):
         session.backward((model(x) - x).square().mean())
     optimizer.step()
 """
-TURN = 4  # steps that count
+TURN = 4  # steps that count, at least
 WRITES = 200
 
 
@@ -160,15 +160,15 @@ def written_s(client: Any) -> list[float]:
 
 
 def measured(
-    width: int, pairs: int, asked_s: Sequence[float]
+    width: int, pairs: int, asked_s: Sequence[float], every: int
 ) -> tuple[float, list[float], list[list[Pair]]]:
     """The part of a processor that heartbeats take, what a commit does, and the pairs of turns for each length of a step."""
     with tempfile.TemporaryDirectory(prefix="overhead-") as name, crew_of() as crew:
         log = Path(name) / "log"
         log.touch()
         helpers = [crew.keeper.process.pid, crew.redis.process.pid]
-        settings = json.dumps([width, pairs, TURN, asked_s, helpers])
-        crew.begin(1, SCRIPT, str(log), settings, backup_every_steps=1)
+        settings = json.dumps([width, pairs, max(TURN, every), asked_s, helpers])
+        crew.begin(1, SCRIPT, str(log), settings, backup_every_steps=every)
         until("the last turn", lambda: over(crew, log), patience_s=3600)
         wrote_s = written_s(crew.client)
         (_, beats), *turns, _ = [json.loads(line) for line in log.read_text().splitlines()]
@@ -179,7 +179,7 @@ def measured(
         )
         found.append(
             [
-                Pair(_taken(a), _taken(b), states, (had_on - had_off) / TURN)
+                Pair(_taken(a), _taken(b), states, (had_on - had_off) / len(a))
                 for (a, _, had_off), (b, states, had_on) in zip(off, on, strict=True)
             ]
         )
@@ -206,7 +206,7 @@ def show(pairs: list[Pair], beats: float) -> None:
     low, middle, high = (costs[len(costs) * part // 4] for part in (1, 2, 3))
     own, all_ = (statistics.median(pair.cost(clock) for pair in pairs) * 1e3 for clock in (1, 2))
     helped = statistics.median(pair.helped_s for pair in pairs) * 1e3
-    states = statistics.fmean(pair.states / TURN for pair in pairs)
+    states = statistics.fmean(pair.states / len(pair.on) for pair in pairs)
     print(
         f"    {spread(off):24}  {spread(on):24}  {middle:6.1%} ({low:.1%} .. {high:.1%})"
         f"     {own:5.2f}  {all_:5.2f}  {helped:5.2f}     {states:.2f}"
@@ -217,7 +217,10 @@ def main() -> None:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0])
     parser.add_argument("--step-ms", type=float, nargs="+", default=[30.0, 100.0, 300.0])
     parser.add_argument("--width", type=int, nargs="+", default=[256, 800])
-    parser.add_argument("--pairs", type=int, default=20, help=f"of turns with {TURN} steps each")
+    parser.add_argument("--pairs", type=int, default=20, help="of turns")
+    parser.add_argument(
+        "--every", type=int, default=1, help="how often a state is asked for; in a job 10"
+    )
     options = parser.parse_args()
     begun_s = time.monotonic()
     print(
@@ -226,7 +229,8 @@ def main() -> None:
         "of the whole worker, and of keeper and Redis, which are on its cores here; and states sent per step"
     )
     for width in options.width:
-        beats, wrote_s, found = measured(width, options.pairs, [ms / 1e3 for ms in options.step_ms])
+        asked_s = [ms / 1e3 for ms in options.step_ms]
+        beats, wrote_s, found = measured(width, options.pairs, asked_s, options.every)
         print(
             f"a state of {12 * 4 * (width + 1) * width / 1e6:.1f} MB; heartbeats {beats:.2%}; to write a commit down "
             f"takes {spread(wrote_s)} ms"
