@@ -203,6 +203,36 @@ REFUSED = {
         "`at.seen`",
         "state_dict and load_state_dict",
     ),
+    "what gradients are made smaller by": (
+        "class State:\n    lr = 0.1\n",
+        "State.lr = State.lr * 0.9\n    for p in model.parameters(): p.grad = p.grad * State.lr",
+        "`State.lr`",
+        "state_dict and load_state_dict",
+    ),
+    "what gradients are made smaller by in place": (
+        "class State:\n    lr = 0.1\n",
+        "State.lr = State.lr * 0.9\n    for p in model.parameters(): p.grad *= State.lr",
+        "`State.lr`",
+        "state_dict and load_state_dict",
+    ),
+    "a count that a library's object is given": (
+        f"{PLATEAU}\nclass State:\n    seen = 0\n",
+        "State.seen += 1; plateau.factor = 0.1 / State.seen",
+        "`State.seen`",
+        "state_dict and load_state_dict",
+    ),
+    "a count that is asked for by its name": (
+        "class State:\n    seen = 0\n",
+        "State.seen += 1; optimizer.param_groups[0]['lr'] = 0.1 / getattr(State, 'seen')",
+        "`State.seen`",
+        "state_dict and load_state_dict",
+    ),
+    "a count that is given to what only seems to say it": (
+        "class State:\n    seen = 0\ndef log(n): optimizer.param_groups[0]['lr'] = 0.1 / n\n",
+        "State.seen += 1; log(State.seen)",
+        "`State.seen`",
+        "state_dict and load_state_dict",
+    ),
     "a count around a function": (
         MADE.replace(
             "WHAT",

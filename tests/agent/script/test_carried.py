@@ -78,6 +78,56 @@ REFUSED = {
         "look = lambda: count",
     ),
     "a count that is a result": ("count += 1", "", "train.py:37: `count` goes on", "print(count)"),
+    "a rate of steps made by hand": (
+        "",
+        "factor *= 0.9\n        with torch.no_grad():\n            for p in model.parameters(): p -= factor * p.grad",
+        "train.py:39: `factor` goes on",
+    ),
+    "what a tensor is made smaller by": (
+        "weight = model.weight.detach()",
+        "factor *= 0.9; weight *= factor",
+        "train.py:39: `factor` goes on",
+    ),
+    "a count that a function is given while it is said": (
+        "def halved(n): group['lr'] /= n; return n",
+        "count += 1; print(halved(count))",
+        "train.py:39: `count` goes on",
+    ),
+    "a count that is given to what only seems to say it": (
+        "def log(n): group['lr'] = 0.1 / n",
+        "count += 1; log(count)",
+        "train.py:39: `count` goes on",
+    ),
+    "a count that says when something is done": (
+        "def halved(): group['lr'] /= 2",
+        "count += 1\n        if count > 2: best = halved()",
+        "train.py:39: `count` goes on",
+    ),
+    "a count that says whether something is done": (
+        "def halved(): group['lr'] /= 2",
+        "count += 1; best = halved() if count > 2 else 0",
+        "train.py:39: `count` goes on",
+    ),
+    "a count that another name is given in passing": (
+        "",
+        "count += 1; print(half := count / 2); group['lr'] = half",
+        "train.py:39: `count` goes on",
+    ),
+    "a count that is asked for in passing": (
+        "",
+        "count += 1\n        if (half := count / 2) > 9: pass\n        group['lr'] = half",
+        "train.py:39: `count` goes on",
+    ),
+    "a count that chooses a function": (
+        "",
+        "count += 1; [model.train, model.eval][count % 2](True)",
+        "train.py:39: `count` goes on",
+    ),
+    "a count that a text reads": (
+        "",
+        "count += 1; group['lr'] = eval('0.1 / count')",
+        "train.py:39: `count` goes on",
+    ),
     "what is saved where it is the best": (
         "",
         "if session.loss < best: best = session.loss; torch.save(model, '/dev/null')",
@@ -174,6 +224,21 @@ SHOWN = {
         "",
         "best = min(best, session.loss)\n        if best < 9: print(best)",
         "best",
+    ),
+    "what a function makes a text of": (
+        "def text(n): return f'{n:.3f}'\n        def log(*words): print(*words, flush=True)",
+        "count += 1; log(text(count), copy.copy(step))",
+        "count",
+    ),
+    "what is said beside something that is done": (
+        "def evaluated(): model.eval(); model.train(); return 1.0",
+        "epoch = step // 2; count += 1\n        if epoch % 2 == 0: print(count, evaluated())",
+        "count",
+    ),
+    "a rate in a second": (
+        "",
+        "count += 1\n        if count == 2: now_s = time.time(); print(count / now_s); count = 0",
+        "count",
     ),
     "whether something was said": ("", "if before == 0: print(step); before = 1", "before"),
 }
