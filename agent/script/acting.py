@@ -10,8 +10,9 @@ from collections.abc import Iterator, Mapping
 from agent.script.counts import SAYING, says
 from agent.source import own
 from agent.source.found import Function
-from agent.source.loops import names_in, within
+from agent.source.loops import names_in, sets_in, within
 
+MADE = ast.List | ast.Dict | ast.Set | ast.ListComp | ast.DictComp | ast.SetComp
 QUIET = {"flush", "close"}
 
 
@@ -26,16 +27,34 @@ def acting(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
 
 def called(call: ast.Call) -> str:
     """By its last name."""
-    return str(getattr(call.func, "attr", getattr(call.func, "id", "")))
+    return last(call.func)
+
+
+def last(node: ast.AST) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 @functools.lru_cache(own.SOURCES_MAX)
 def _calls(source: str) -> tuple[tuple[str, frozenset[str] | None], ...]:
     """Each function, with those that it calls; None of one that does something by itself."""
-    return tuple(
+    tree = own.parsed(source)
+    return *_aliases(tree), *(
         (name, None if _acts(function) else frozenset(map(called, _all_calls(function))))
-        for name, function in _functions(own.parsed(source))
+        for name, function in _functions(tree)
     )
+
+
+def _aliases(tree: ast.AST) -> Iterator[tuple[str, frozenset[str]]]:
+    """`log = set_rate`, `log = partial(set_rate, ...)`, `from other import set_rate as log`"""
+    for node in ast.walk(tree):
+        match node:
+            case ast.alias(name=name, asname=str(other)):
+                yield other, frozenset({name})
+            case ast.Assign(targets=[ast.Name(id=name)], value=value):
+                if isinstance(value, ast.Call) and called(value) == "partial" and value.args:
+                    value = value.args[0]
+                if isinstance(value, ast.Name | ast.Attribute):
+                    yield name, frozenset({last(value)})
 
 
 def _functions(tree: ast.AST) -> Iterator[tuple[str, Function]]:
@@ -55,14 +74,30 @@ def _acts(function: Function) -> bool:
     if isinstance(function, ast.Lambda):
         return any(called(each) not in SAYING for each in _all_calls(function))
     given = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
-    return any(_is_act(node, given) for node in within(function.body))
+    nodes = list(within(function.body))
+    made = {name for node in nodes for name in _made(node)} - given
+    return any(_is_act(node, given, made) for node in nodes)
 
 
-def _is_act(node: ast.AST, given: set[str]) -> bool:
+def _made(node: ast.AST) -> Iterator[str]:
+    """Lists and dicts that nobody else has."""
+    for target, value in sets_in([node]):
+        if isinstance(target, ast.Name) and isinstance(value, MADE):
+            yield target.id
+
+
+def _is_act(node: ast.AST, given: set[str], made: set[str]) -> bool:
     match node:
-        case ast.Attribute(ctx=ast.Store()) | ast.Subscript(ctx=ast.Store()):
-            return True
-        case ast.Global() | ast.Nonlocal():
+        case ast.Subscript(ctx=ast.Store(), value=ast.Name(id=name)):
+            return name not in made
+        case ast.Expr(value=ast.Call(func=ast.Attribute(value=ast.Name(id=name)))) if name in made:
+            return False
+        case (
+            ast.Attribute(ctx=ast.Store())
+            | ast.Subscript(ctx=ast.Store())
+            | ast.Global()
+            | ast.Nonlocal()
+        ):
             return True
         case ast.AugAssign(target=target):
             return bool(names_in(target) & given)

@@ -19,7 +19,7 @@ from agent.script.behind import left_behind
 from agent.script.shown import CLOCKS, only_shown
 from agent.source import own
 from agent.source.found import Caller, Function, Loop, found_loop
-from agent.source.loops import names_in, stored_in, uses, within
+from agent.source.loops import names_in, sets_in, stored_in, uses, within
 
 STATE = "keep it in something with state_dict and load_state_dict, and give that to Session(...)"
 LEAVE = ast.Break | ast.Continue | ast.Return | ast.Raise
@@ -165,22 +165,6 @@ def _only_times(tree: ast.AST) -> set[str]:
     }:
         told -= wrong
     return told
-
-
-def sets_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, ast.AST | None]]:
-    for node in nodes:
-        match node:
-            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
-                yield from zip(targets, values, strict=False)
-            case ast.Assign(targets=targets, value=value):
-                yield from ((target, value) for target in targets)
-            case (
-                ast.AugAssign(target=target, value=value)
-                | ast.AnnAssign(target=target, value=value)
-            ):
-                yield target, value
-            case _:
-                pass
 
 
 def _set_otherwise(tree: ast.AST) -> Iterator[str]:

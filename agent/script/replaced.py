@@ -9,9 +9,9 @@ import functools
 from collections.abc import Iterable, Iterator, Mapping
 
 from agent.script.behind import is_of_steps
-from agent.script.carried import asked_for, is_time, place_in, scopes, sets_in, times_in
+from agent.script.carried import asked_for, is_time, place_in, scopes, times_in
 from agent.source import own
-from agent.source.loops import names_in, within
+from agent.source.loops import names_in, sets_in, within
 
 SEEDS = {"manual_seed", "seed", "set_state", "setstate"}
 BEGINS = {"", "__init__", "__post_init__", "load_state_dict", "register"}  # "": outside of all

@@ -101,7 +101,11 @@ class _Shown:
         """`asked` is whether one of these says whether it comes to it."""
         match node:
             case ast.Assign(targets=targets, value=value):
-                takes = all(self._takes(each, value, adds=False) for each in targets)
+                every = (one for each in targets for one in getattr(each, "elts", [each]))
+                takes = all(self._takes(each, value, adds=False) for each in every)
+                return takes and self._only_computes(value, asked, known=True)
+            case ast.AnnAssign(target=target, value=ast.expr() as value):
+                takes = self._takes(target, value, adds=False)
                 return takes and self._only_computes(value, asked, known=True)
             case ast.AugAssign(target=target, value=value):
                 takes = self._takes(target, value, adds=True)

@@ -247,6 +247,22 @@ def within(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
             yield from within(ast.iter_child_nodes(node))
 
 
+def sets_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, ast.AST | None]]:
+    for node in nodes:
+        match node:
+            case ast.Assign(targets=[ast.Tuple(elts=targets)], value=ast.Tuple(elts=values)):
+                yield from zip(targets, values, strict=False)
+            case ast.Assign(targets=targets, value=value):
+                yield from ((target, value) for target in targets)
+            case (
+                ast.AugAssign(target=target, value=value)
+                | ast.AnnAssign(target=target, value=value)
+            ):
+                yield target, value
+            case _:
+                pass
+
+
 def place_of(node: ast.Name) -> tuple[int, int]:
     return node.lineno, node.col_offset
 
@@ -261,6 +277,11 @@ def uses(nodes: list[Any], without: ast.AST | None = None) -> Iterator[Use]:
                 yield node.id, not isinstance(node.ctx, ast.Load), node
             case ast.Assign():
                 yield from uses([node.value, *node.targets], without)
+            case (
+                ast.AnnAssign(target=target, value=value)
+                | ast.NamedExpr(target=target, value=value)
+            ):
+                yield from uses([] if value is None else [value, target], without)
             case ast.AugAssign(target=ast.Name() as target):
                 yield target.id, False, target
                 yield from uses([node.value, target], without)

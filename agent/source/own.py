@@ -10,11 +10,13 @@ import linecache
 import sys
 import sysconfig
 import traceback
+from abc import ABC
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import CellType, FrameType, FunctionType, ModuleType, SimpleNamespace
+from typing import Generic
 
 import torch
 
@@ -119,7 +121,8 @@ def is_wholly_own(holder: object) -> bool:
     """No library has a word in what it does with its attributes."""
     kind = holder if isinstance(holder, type) else type(holder)
     plain = (FunctionType, SimpleNamespace)
-    return isinstance(holder, plain) or all(is_own_class(each) for each in kind.__mro__[:-1])
+    others = (each for each in kind.__mro__[:-1] if each not in (ABC, Generic))
+    return isinstance(holder, plain) or all(map(is_own_class, others))
 
 
 def held_by(function: FunctionType) -> dict[str, object]:

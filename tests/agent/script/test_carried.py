@@ -61,6 +61,16 @@ REFUSED = {
         "train.py:39: `factor` goes on",
     ),
     "a count": ("count += 1\n        if count > 9: break", "", "train.py:37: `count` goes on"),
+    "a count that says what it is": (
+        "count: int = count + 1; group['lr'] = 0.1 / count",
+        "",
+        "train.py:37: `count` goes on",
+    ),
+    "a count that is counted in passing": (
+        "group['lr'] = 0.1 / (count := count + 1)",
+        "",
+        "train.py:37: `count` goes on",
+    ),
     "a count that something is made of": (
         "count += 1; half = count / 2; group['lr'] = half",
         "",
@@ -117,6 +127,11 @@ REFUSED = {
         "",
         "count += 1\n        if (half := count / 2) > 9: pass\n        group['lr'] = half",
         "train.py:39: `count` goes on",
+    ),
+    "a count that is given to what something else is called": (
+        "def rate(n): group['lr'] = 0.1 / n\n        log = rate",
+        "count += 1; log(count)",
+        "train.py:40: `count` goes on",
     ),
     "a count that chooses a function": (
         "",
@@ -230,6 +245,15 @@ SHOWN = {
         "count += 1; log(text(count), copy.copy(step))",
         "count",
     ),
+    "what a function lists and says": (
+        "def log(**said):\n            parts, last = [], {}\n"
+        "            for key, value in said.items(): parts.append(f'{key} {value}'); last[key] = value\n"
+        "            print(*parts)",
+        "count += 1; log(count=count)",
+        "count",
+    ),
+    "a count that says what it is": ("count: int = count + 1; print(count)", "", "count"),
+    "a pair": ("", "best, count = min(best, session.loss), step; print(best, count)", "best"),
     "what is said beside something that is done": (
         "def evaluated(): model.eval(); model.train(); return 1.0",
         "epoch = step // 2; count += 1\n        if epoch % 2 == 0: print(count, evaluated())",
