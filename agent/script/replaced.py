@@ -8,6 +8,9 @@ import ast
 import functools
 from collections.abc import Iterable, Iterator, Mapping
 
+import msgspec
+
+from agent.script.acting import last
 from agent.script.behind import is_of_steps
 from agent.script.carried import asked_for, is_time, place_in, scopes, times_in
 from agent.source import own
@@ -23,21 +26,69 @@ def replaced(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
     return {name for grown, _ in each for name in grown} - begun
 
 
+class _Seeds(msgspec.Struct, frozen=True):
+    """What a function seeds, by last names, and what of it in a loop; and what it calls once at most, or may again and again."""
+
+    function: str
+    is_once: bool
+    seeds: frozenset[str]
+    looped: frozenset[str]
+    calls: frozenset[str]
+    again: frozenset[str]
+
+
 def seeded(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
     """The random streams, by their last names, that a loop or a function may seed for each step."""
-    return {name for one in sources.items() for name in _seeded(own.source(*one))}
+    every = [each for one in sources.items() for each in _seeds(own.source(*one))]
+    once = {each.function for each in every if each.is_once}
+    again = {name for each in every for name in each.again}
+    while True:
+        also = {name for each in every if each.function not in once for name in each.calls}
+        more = {name for each in every for name in each.calls} - again - also - once
+        if not more:
+            break
+        once |= more
+    return {n for each in every for n in (each.looped if each.function in once else each.seeds)}
 
 
 @functools.lru_cache(own.SOURCES_MAX)
-def _seeded(source: str) -> frozenset[str]:
+def _seeds(source: str) -> tuple[_Seeds, ...]:
+    return tuple(_seeds_of(name, nodes) for name, nodes in scopes(own.parsed(source)))
+
+
+def _seeds_of(function: str, nodes: list[ast.AST]) -> _Seeds:
+    looped = list(_looped(nodes))
+    inside, calls = {id(each) for each in looped}, [e for e in nodes if isinstance(e, ast.Call)]
+    once = [each.func for each in calls if id(each) not in inside]
+    named = {id(each) for each in once}
+    others = (each for each in nodes if id(each) not in named)
+    return _Seeds(
+        function=function,
+        is_once=not function or any(map(is_of_steps, nodes)),
+        seeds=frozenset(_streams(nodes, is_new=function == "__init__")),
+        looped=frozenset(_streams(looped) - _streams(_at_one_step(looped))),
+        calls=frozenset(map(last, once)),
+        again=frozenset(last(e) for e in others if isinstance(e, ast.Name | ast.Attribute)),
+    )
+
+
+def _streams(nodes: Iterable[ast.AST], *, is_new: bool = False) -> set[str]:
+    """Those of an object that `is_new` begin with it."""
     found = set[str]()
-    for function, nodes in scopes(own.parsed(source)):
-        is_once = not function or any(map(is_of_steps, nodes))
-        for node in _looped(nodes) if is_once else nodes:
-            match node:
-                case ast.Call(func=ast.Attribute(attr=name, value=stream)) if name in SEEDS:
-                    found.add(str(getattr(stream, "attr", getattr(stream, "id", ""))))
-    return frozenset(found)
+    for node in nodes:
+        match node:
+            case ast.Call(func=ast.Attribute(attr=name, value=stream)) if name in SEEDS:
+                if not (is_new and isinstance(stream, ast.Attribute)):
+                    found.add(last(stream))
+    return found
+
+
+def _at_one_step(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
+    """`if step == 0: ...`"""
+    for node in nodes:
+        match node:
+            case ast.If(test=ast.Compare(ops=[ast.Eq()], comparators=[ast.Constant()]), body=body):
+                yield from within(body)
 
 
 @functools.lru_cache(own.SOURCES_MAX)

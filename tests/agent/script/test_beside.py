@@ -143,6 +143,26 @@ REFUSED = {
         "`noise`",
         "from its number",
     ),
+    "a random stream that a function seeds once": (
+        "import random\nrng = random.Random()\ndef seed_all(seed):\n    rng.seed(seed)\n"
+        "def main():\n    seed_all(1)\nmain()",
+        "rng.random()",
+        "`rng`",
+        "from its number",
+    ),
+    "a random stream that one step seeds": (
+        "noise = torch.Generator()",
+        "torch.rand(1, generator=noise)\n    if step == 0: noise.manual_seed(1)",
+        "`noise`",
+        "from its number",
+    ),
+    "a random stream that an object begins with": (
+        "import random\nclass Draws:\n    def __init__(self):\n"
+        "        self.rng = random.Random()\n        self.rng.seed(1)\ndraws = Draws()",
+        "draws.rng.random()",
+        "`draws.rng`",
+        "from its number",
+    ),
     "a random stream in an object": (
         "import random\ntrainer.rng = random.Random(0)",
         "trainer.rng.random()",
@@ -427,6 +447,17 @@ ALLOWED = {
         "import random\nrng = random.Random()\ndef drawn(step):\n    rng.seed(step)\n    return rng.random()",
         "",
         "drawn(step)",
+    ),
+    "a random stream that functions seed for each other": (
+        "import random\nrng = random.Random()\ndef seed_all(seed): rng.seed(seed)\n"
+        "def drawn(step):\n    seed_all(step)\n    return rng.random()\nseed_all(0)",
+        "",
+        "drawn(step)",
+    ),
+    "a random stream that a function seeds by another name": (
+        "import random\nrng = random.Random()\ndef seed_all(seed): rng.seed(seed)\nseed_all(0); hooks = [seed_all]",
+        "",
+        "hooks[0](step); rng.random()",
     ),
     "a random stream that is made anew": (
         "import numpy as np",
