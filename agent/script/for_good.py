@@ -131,6 +131,8 @@ class ForGood:
                     other = ast.UnaryOp(ast.Not(), test)
                     yield from self._stores(node.orelse, (*tests, other), at, depth)
                 case ast.Expr(value=ast.Call() as call) if depth:
+                    for target, value in _set_by(call):
+                        yield from _stores_in(target, value, where, tests, at is not None)
                     body = called(call, self._names)
                     if not any(isinstance(each, LEAVES) for each in within(body)):
                         yield from self._stores(body, tests, where, depth - 1)
@@ -284,6 +286,23 @@ def _stores_in(
             values = value.elts if isinstance(value, ast.Tuple) else [value] * len(targets)
             for one, its in zip(targets, values, strict=False):
                 yield from _stores_in(one, its, at, tests, is_inside)
+
+
+def _set_by(call: ast.Call) -> Iterator[tuple[ast.expr, ast.expr]]:
+    """`setattr(cfg, "beta", 0.5)`, `cfg.update(beta=0.5)`"""
+    match call:
+        case ast.Call(func=ast.Name(id="setattr"), args=[owner, ast.Constant(value=str(name)), to]):
+            yield ast.Attribute(owner, name, ast.Store()), to
+        case ast.Call(func=ast.Attribute(value=owner, attr="update"), args=args):
+            items: list[tuple[ast.expr | None, ast.expr]] = [
+                (ast.Constant(each.arg), each.value) for each in call.keywords if each.arg
+            ]
+            for each in args:
+                if isinstance(each, ast.Dict):
+                    items += zip(each.keys, each.values, strict=True)
+            for key, to in items:
+                if isinstance(key, ast.Constant):
+                    yield ast.Subscript(owner, key, ast.Store()), to
 
 
 def _is_block(node: ast.AST) -> bool:

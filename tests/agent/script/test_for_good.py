@@ -61,6 +61,24 @@ for step in session.steps(9):
 SQUARE = "model(x).square().mean()"
 REFUSED = {
     "an item": ("", f"cfg['w'] * {SQUARE}", "if step == 4: cfg['w'] = 3.0", "cfg['w']"),
+    "items by update": (
+        "",
+        f"cfg['w'] * {SQUARE}",
+        "if step == 4: cfg.update(clip=1.0, w=3.0)",
+        "cfg['w']",
+    ),
+    "items by a dict": (
+        "",
+        f"cfg['w'] * {SQUARE}",
+        "if step == 4: cfg.update({'w': 3.0})",
+        "cfg['w']",
+    ),
+    "an attribute by its name": (
+        "",
+        f"course.beta * {SQUARE}",
+        "if step == 4: setattr(course, 'beta', 3.0)",
+        "course.beta",
+    ),
     "an attribute": (
         "if step == 4: course.beta = 3.0",
         f"course.beta * {SQUARE}",
@@ -138,6 +156,7 @@ ALLOWED = {
         "loss_of(x)",
         "",
     ),
+    "items that every step updates": ("cfg.update(w=1.0 if step < 4 else 3.0)", "loss_of(x)", ""),
     "from a step on": ("if step >= 4: cfg['w'] = 3.0", "loss_of(x)", ""),
     "from a step on, as it grows": (
         "if step > 3: course.beta = (step - 3) / 9",
