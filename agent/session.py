@@ -155,9 +155,8 @@ class Session:
         threads: int = 1,
         deterministic: bool = True,
     ) -> None:
-        self._world = (
-            _world if _world is not None else _alone()
-        )  # first: it says how refusals are told
+        # First of all: it says how refusals are told.
+        self._world = _world if _world is not None else _alone()
         if not isinstance(model, torch.nn.Module):
             raise Misuse(f"Session(model, ...): the model is a {type(model).__name__}")
         if microbatches < 1:
