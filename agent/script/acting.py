@@ -6,6 +6,7 @@ Told by their names, as they are called: `log(total)` may set the learning rate.
 import ast
 import functools
 from collections.abc import Iterator, Mapping
+from typing import TypeGuard
 
 from agent.script.counts import SAYING, says
 from agent.source import own
@@ -76,7 +77,18 @@ def _acts(function: Function) -> bool:
     given = {each.arg for each in ast.walk(function.args) if isinstance(each, ast.arg)}
     nodes = list(within(function.body))
     made = {name for node in nodes for name in _made(node)} - given
-    return any(_is_act(node, given, made) for node in nodes)
+    counted = {id(node.target) for node in nodes if _counts(node)}
+    return any(_is_act(node, given, made) for node in nodes if id(node) not in counted)
+
+
+def _counts(node: ast.AST) -> TypeGuard[ast.AugAssign]:
+    """`self.lines += 1`, which is looked at while it counts."""
+    match node:
+        case ast.AugAssign(
+            target=ast.Attribute(value=ast.Name(id="self")), op=ast.Add(), value=ast.Constant()
+        ):
+            return True
+    return False
 
 
 def _made(node: ast.AST) -> Iterator[str]:
@@ -100,7 +112,7 @@ def _is_act(node: ast.AST, given: set[str], made: set[str]) -> bool:
         ):
             return True
         case ast.AugAssign(target=target):
-            return bool(names_in(target) & given)
+            return not _counts(node) and bool(names_in(target) & given)
         case ast.Expr(value=ast.Call() as call):
             return not says(node) and called(call) not in QUIET
     return False

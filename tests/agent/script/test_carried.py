@@ -245,6 +245,11 @@ SHOWN = {
         "count += 1; log(text(count), copy.copy(step))",
         "count",
     ),
+    "what a method says and counts": (
+        "class Lines:\n            lines = 0\n            def log(self, found): self.lines += 1; print(self.lines, found)",
+        "count += 1; Lines().log(count)",
+        "count",
+    ),
     "what a function lists and says": (
         "def log(**said):\n            parts, last = [], {}\n"
         "            for key, value in said.items(): parts.append(f'{key} {value}'); last[key] = value\n"
