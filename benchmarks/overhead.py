@@ -111,12 +111,12 @@ model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 session = Session(model, optimizer, microbatches=4)
 world = Turns(session._world)
-session._world, world.begun, after = world, None, course().send
+session._world, begun, after = world, [None], course().send
 del world  # what is measured goes on from step to step, and is nothing that a session would look for
 for _ in session.steps(1_000_000):
-    on, data = after(session._world.begun and session._world.begun.taken())
+    on, data = after(begun[0] and begun[0].taken())
     session._world.turn(session, on)
-    session._world.begun = Step()
+    begun[:] = [Step()]
     for x in session.share(data):
         session.backward((model(x) - x).square().mean())
     optimizer.step()

@@ -26,7 +26,6 @@ from agent.script.held import counts_of
 from agent.script.order import Stream, state_of
 from agent.script.replaced import replaced, seeded
 from agent.script.seen import gone_by_of
-from agent.script.shown import only_shown_of
 from agent.source import own
 from agent.source.found import Caller, found_loop
 from agent.source.loops import emptied_in
@@ -69,7 +68,7 @@ class Beside:
     def __init__(self, given: Mapping[str, object]) -> None:
         self._given = given
         self._calls, self._counts, self._timed = 0, set[str](), set[str]()
-        self._replaced, self._shown, self._seeded = set[str](), set[str](), set[str]()
+        self._replaced, self._seeded = set[str](), set[str]()
         self._before: dict[str, tuple[object, Mark]] = {}
         self._steps: Callable[[], Iterator[int] | None] = lambda: None
 
@@ -90,7 +89,6 @@ class Beside:
             refuse_carried(caller, self._given.values(), total)
             sources = own.sources(caller.frame)
             self._counts, self._timed = counted(sources), timed(sources)
-            self._shown = only_shown_of(sources, self._counts)
             self._replaced, self._seeded = replaced(sources), seeded(sources)
         found = dict(self._marked(caller))
         for name, (thing, mark) in found.items():
@@ -137,8 +135,7 @@ class Beside:
                 yield name, (thing, mark)
             holder = found.get(owner)  # none, where a name is only called as an attribute is
             if own.is_holder(holder) and attribute in vars(holder):
-                is_shown = attribute in self._shown and own.is_wholly_own(holder)
-                if attribute in self._counts and isinstance(thing, int | float) and not is_shown:
+                if attribute in self._counts and isinstance(thing, int | float):
                     yield name, (holder, (thing,))
                 elif attribute in self._replaced and not is_left:
                     yield name, (holder, content_of(thing, mine))

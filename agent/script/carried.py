@@ -16,13 +16,14 @@ import numpy as np
 
 from agent.errors import Misuse
 from agent.script.behind import left_behind
-from agent.script.shown import CLOCKS, only_shown
+from agent.script.shown import only_shown
 from agent.source import own
 from agent.source.found import Caller, Function, Loop, found_loop
 from agent.source.loops import names_in, sets_in, stored_in, uses, within
 
 STATE = "keep it in something with state_dict and load_state_dict, and give that to Session(...)"
 LEAVE = ast.Break | ast.Continue | ast.Return | ast.Raise
+CLOCKS = {"time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "now"}
 ADDS = {"append", "appendleft", "extend", "extendleft", "insert"}
 
 
@@ -32,14 +33,13 @@ def refuse_carried(caller: Caller, given: Collection[object], total: int) -> Non
     theirs = {id(value) for each in given for value in getattr(each, "__dict__", {}).values()}
     share = found_loop(caller)
     within = stored_in(share)  # what becomes of those is looked for in `order.py`
-    sources = own.sources(caller.frame)
     for frame in own.frames(caller.frame):
         scope, loop = loop_at(frame)
         names = {**frame.f_globals, **frame.f_locals}
         behind = left_behind(scope, loop, names, given, total) if loop is not None else set[str]()
         found = None
         if loop is not None:
-            found = _carried(loop, within | only_shown(scope, loop, names, sources), behind)
+            found = _carried(loop, within | only_shown(scope, loop, names), behind)
         if loop is not None and found is None:
             items = _carried_items(loop, share)
             found = next((each for each in items if _counts(names.get(each.id), theirs)), None)
@@ -54,11 +54,11 @@ def refuse_carried(caller: Caller, given: Collection[object], total: int) -> Non
 
 def say_shown(caller: Caller) -> None:
     """What is refused of nobody, since it is only said: but whoever reads it shall know of how many steps it is."""
-    without, sources = stored_in(found_loop(caller)), own.sources(caller.frame)
+    without = stored_in(found_loop(caller))
     for frame in own.frames(caller.frame):
         scope, loop = loop_at(frame)
         names = {**frame.f_globals, **frame.f_locals}
-        shown = only_shown(scope, loop, names, sources) if loop is not None else set[str]()
+        shown = only_shown(scope, loop, names) if loop is not None else set[str]()
         while loop is not None and (found := _carried(loop, without, set())) is not None:
             without = without | {found.id}
             if found.id in shown:

@@ -10,7 +10,6 @@ from collections.abc import Iterable, Iterator, Mapping
 
 import msgspec
 
-from agent.script.acting import last
 from agent.script.behind import is_of_steps
 from agent.script.carried import asked_for, is_time, place_in, scopes, times_in
 from agent.source import own
@@ -67,8 +66,8 @@ def _seeds_of(function: str, nodes: list[ast.AST]) -> _Seeds:
         is_once=not function or any(map(is_of_steps, nodes)),
         seeds=frozenset(_streams(nodes, is_new=function == "__init__")),
         looped=frozenset(_streams(looped) - _streams(_at_one_step(looped))),
-        calls=frozenset(map(last, once)),
-        again=frozenset(last(e) for e in others if isinstance(e, ast.Name | ast.Attribute)),
+        calls=frozenset(map(_last, once)),
+        again=frozenset(_last(e) for e in others if isinstance(e, ast.Name | ast.Attribute)),
     )
 
 
@@ -79,7 +78,7 @@ def _streams(nodes: Iterable[ast.AST], *, is_new: bool = False) -> set[str]:
         match node:
             case ast.Call(func=ast.Attribute(attr=name, value=stream)) if name in SEEDS:
                 if not (is_new and isinstance(stream, ast.Attribute)):
-                    found.add(last(stream))
+                    found.add(_last(stream))
     return found
 
 
@@ -117,6 +116,10 @@ def _stores(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, ast.AST]]:
 
 def _looped(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     return within(each for each in nodes if isinstance(each, ast.For | ast.While))
+
+
+def _last(node: ast.AST) -> str:
+    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def _attribute(target: ast.AST) -> ast.Attribute | None:

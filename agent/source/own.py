@@ -10,13 +10,11 @@ import linecache
 import sys
 import sysconfig
 import traceback
-from abc import ABC
 from collections import ChainMap
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import suppress
 from pathlib import Path
 from types import CellType, FrameType, FunctionType, ModuleType, SimpleNamespace
-from typing import Generic
 
 import torch
 
@@ -115,14 +113,6 @@ def is_holder(thing: object) -> bool:
         case SimpleNamespace():
             return True
     return is_own_class(type(thing))
-
-
-def is_wholly_own(holder: object) -> bool:
-    """No library has a word in what it does with its attributes."""
-    kind = holder if isinstance(holder, type) else type(holder)
-    plain = (FunctionType, SimpleNamespace)
-    others = (each for each in kind.__mro__[:-1] if each not in (ABC, Generic))
-    return isinstance(holder, plain) or all(map(is_own_class, others))
 
 
 def held_by(function: FunctionType) -> dict[str, object]:

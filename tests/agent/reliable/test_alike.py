@@ -459,7 +459,7 @@ class Weights:
     def __init__(self):
         self.beta = 1.0
 weights = Weights()
-again, stream = functools.partial(next, itertools.count(1)), np.random.default_rng(0)
+again, streams = functools.partial(next, itertools.count(1)), [np.random.default_rng(0)]
 hold = pathlib.Path(sys.argv[1])
 def batches(step):
     while step == 4 and hold.exists():
@@ -504,12 +504,12 @@ UNLIKE = {
     ),
     "what an object of one's own has": (
         "    optimizer.step()",
-        "    optimizer.step()\n    if step == 2: setattr(weights, 'beta', 0.5)",
+        "    optimizer.step()\n    if step == 2: vars(weights).update(beta=0.5)",
         "set it anew in every step, as it depends on the step",
     ),
     "a stream that goes on": (
         "step + 1.0 + i) for",
-        "stream.uniform()) for",
+        "streams[0].uniform()) for",
         "has other microbatches than",
     ),
     "a count": (

@@ -240,25 +240,7 @@ SHOWN = {
         "best = min(best, session.loss)\n        if best < 9: print(best)",
         "best",
     ),
-    "what a function makes a text of": (
-        "def text(n): return f'{n:.3f}'\n        def log(*words): print(*words, flush=True)",
-        "count += 1; log(text(count), copy.copy(step))",
-        "count",
-    ),
-    "what a method says and counts": (
-        "class Lines:\n            lines = 0\n            def log(self, found): self.lines += 1; print(self.lines, found)",
-        "count += 1; Lines().log(count)",
-        "count",
-    ),
-    "what a function lists and says": (
-        "def log(**said):\n            parts, last = [], {}\n"
-        "            for key, value in said.items(): parts.append(f'{key} {value}'); last[key] = value\n"
-        "            print(*parts)",
-        "count += 1; log(count=count)",
-        "count",
-    ),
     "a count that says what it is": ("count: int = count + 1; print(count)", "", "count"),
-    "a pair": ("", "best, count = min(best, session.loss), step; print(best, count)", "best"),
     "what is said beside something that is done": (
         "def evaluated(): model.eval(); model.train(); return 1.0",
         "epoch = step // 2; count += 1\n        if epoch % 2 == 0: print(count, evaluated())",
@@ -272,10 +254,6 @@ SHOWN = {
     "whether something was said": ("", "if before == 0: print(step); before = 1", "before"),
 }
 ALLOWED = {
-    "what an object counts and only says": (
-        "trainer.stopper.look(session.loss); print(trainer.stopper.best, trainer.stopper.bad)",
-        "",
-    ),
     "a setting of the optimizer": ("group['lr'] *= 0.9", ""),
     "what an object that is given has": ("kept.table['best'] = min(kept.table['best'], 1)", ""),
     "what is computed once": (
