@@ -128,9 +128,8 @@ class Beside:
                 _refuse_scaler(name, known=id(thing) in known)
             owner, _, attribute = name.rpartition(".")
             is_left = id(thing) in left or (attribute in self._timed and _are_numbers(thing))
+            is_left |= isinstance(thing, Stream) and attribute in self._seeded
             mark = None if is_left else _mark(thing, mine, keys)
-            if isinstance(thing, Stream) and not is_left and attribute not in self._seeded:
-                mark = (state_of(thing),)
             if mark is not None:
                 yield name, (thing, mark)
             holder = found.get(owner)  # none, where a name is only called as an attribute is
@@ -212,6 +211,8 @@ def _mark(thing: object, mine: set[int], keys: set[str]) -> Mark | None:
             found = (thing._num_yielded,)
         case GeneratorType():
             found = _progress(thing)
+        case _ if isinstance(thing, Stream):
+            found = (state_of(thing),)
         case type():  # `itertools.repeat` itself has what its instances have
             pass
         case _ if type(thing).__module__ in ("builtins", "itertools"):

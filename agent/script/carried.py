@@ -10,7 +10,7 @@ import functools
 import sys
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from types import FrameType
-from typing import TypeGuard
+from typing import Any, TypeGuard
 
 import numpy as np
 
@@ -19,8 +19,9 @@ from agent.script.behind import left_behind
 from agent.script.shown import only_shown
 from agent.source import own
 from agent.source.found import Caller, Function, Loop, found_loop
-from agent.source.loops import names_in, sets_in, stored_in, uses, within
+from agent.source.loops import last_name, names_in, sets_in, stored_in, uses, within
 
+Names = dict[str, Any]
 STATE = "keep it in something with state_dict and load_state_dict, and give that to Session(...)"
 LEAVE = ast.Break | ast.Continue | ast.Return | ast.Raise
 CLOCKS = {"time", "perf_counter", "monotonic", "process_time", "time_ns", "perf_counter_ns", "now"}
@@ -32,18 +33,12 @@ def refuse_carried(caller: Caller, given: Collection[object], total: int) -> Non
     the session was given is theirs."""
     theirs = {id(value) for each in given for value in getattr(each, "__dict__", {}).values()}
     share = found_loop(caller)
-    within = stored_in(share)  # what becomes of those is looked for in `order.py`
-    for frame in own.frames(caller.frame):
-        scope, loop = loop_at(frame)
-        names = {**frame.f_globals, **frame.f_locals}
-        behind = left_behind(scope, loop, names, given, total) if loop is not None else set[str]()
-        found = None
-        if loop is not None:
-            found = _carried(loop, within | only_shown(scope, loop, names), behind)
-        if loop is not None and found is None:
+    for frame, scope, loop, names in loops_of(caller):
+        without = _of_share(caller, frame, share) | only_shown(scope, loop, names)
+        found = _carried(loop, without, left_behind(scope, loop, names, given, total))
+        if found is None:
             items = _carried_items(loop, share)
             found = next((each for each in items if _counts(names.get(each.id), theirs)), None)
-        within = set[str]()
         if found is not None:
             raise Misuse(
                 f"{own.shown(frame.f_code.co_filename)}:{found.lineno}: `{found.id}` goes on from step to step, and "
@@ -54,19 +49,30 @@ def refuse_carried(caller: Caller, given: Collection[object], total: int) -> Non
 
 def say_shown(caller: Caller) -> None:
     """What is refused of nobody, since it is only said: but whoever reads it shall know of how many steps it is."""
-    without = stored_in(found_loop(caller))
-    for frame in own.frames(caller.frame):
-        scope, loop = loop_at(frame)
-        names = {**frame.f_globals, **frame.f_locals}
-        shown = only_shown(scope, loop, names) if loop is not None else set[str]()
-        while loop is not None and (found := _carried(loop, without, set())) is not None:
+    share = found_loop(caller)
+    for frame, scope, loop, names in loops_of(caller):
+        without, shown = _of_share(caller, frame, share), only_shown(scope, loop, names)
+        while (found := _carried(loop, without, set())) is not None:
             without = without | {found.id}
             if found.id in shown:
                 sys.stderr.write(
                     f"{own.shown(frame.f_code.co_filename)}:{found.lineno}: `{found.id}` goes on from step to step, and is only "
                     f"shown: after a machine was lost it may be of fewer steps. For it to go on, {STATE}\n"
                 )
-        without = set[str]()
+
+
+def loops_of(caller: Caller) -> Iterator[tuple[FrameType, ast.AST, ast.For | ast.While, Names]]:
+    """Of the function that has the loop over `session.share(...)`, and of those that called it, each that is in a loop: with
+    that loop, and what its names stand for."""
+    for frame in own.frames(caller.frame):
+        scope, loop = _loop_at(frame)
+        if loop is not None:
+            yield frame, scope, loop, {**frame.f_globals, **frame.f_locals}
+
+
+def _of_share(caller: Caller, frame: FrameType, share: Loop | None) -> set[str]:
+    """What becomes of those is looked for in `order.py`."""
+    return stored_in(share) if frame is caller.frame else set()
 
 
 def counted(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
@@ -134,7 +140,7 @@ def clocked(sources: Mapping[str, Mapping[str, object]]) -> set[str]:
     sets = (
         each for one in sources.items() for each in sets_in(ast.walk(own.parsed(own.source(*one))))
     )
-    return {_last(target) for target, value in sets if value is not None and is_time(value)}
+    return {last_name(target) for target, value in sets if value is not None and is_time(value)}
 
 
 @functools.lru_cache(own.SOURCES_MAX)
@@ -146,9 +152,9 @@ def _added(source: str) -> tuple[frozenset[str], frozenset[str]]:
         match node:
             case ast.Call(func=ast.Attribute(attr=how, value=to), args=args) if how in ADDS:
                 is_time = how in ("append", "appendleft") and _is_only_time(args[0], told)
-                (times if is_time else others).add(_last(to))
+                (times if is_time else others).add(last_name(to))
             case ast.AugAssign(target=to) if not _is_only_time(node.value, told):
-                others.add(_last(to))
+                others.add(last_name(to))
             case _:
                 pass
     return frozenset(times), frozenset(others)
@@ -157,7 +163,7 @@ def _added(source: str) -> tuple[frozenset[str], frozenset[str]]:
 def _only_times(tree: ast.AST) -> set[str]:
     """The names that are never set to anything but what a clock has told, or what was computed from that alone."""
     values = [
-        (_last(target), value) for target, value in sets_in(ast.walk(tree)) if value is not None
+        (last_name(target), value) for target, value in sets_in(ast.walk(tree)) if value is not None
     ]
     told = {name for name, _ in values} - {"", *_set_otherwise(tree)}
     while wrong := {
@@ -174,7 +180,7 @@ def _set_otherwise(tree: ast.AST) -> Iterator[str]:
         if isinstance(node, ast.arg):
             yield node.arg
         elif isinstance(getattr(node, "ctx", None), ast.Store) and id(node) not in assigned:
-            yield _last(node)
+            yield last_name(node)
 
 
 def _is_only_time(value: ast.AST, told: set[str]) -> bool:
@@ -186,11 +192,7 @@ def _is_only_time(value: ast.AST, told: set[str]) -> bool:
         case ast.BinOp(left=left, op=ast.Mult() | ast.Div(), right=ast.Constant()):
             return _is_only_time(left, told)
         case _:
-            return isinstance(value, ast.Name | ast.Attribute) and _last(value) in told
-
-
-def _last(node: ast.AST) -> str:
-    return str(getattr(node, "attr", getattr(node, "id", "")))
+            return isinstance(value, ast.Name | ast.Attribute) and last_name(value) in told
 
 
 def asked_for(value: ast.AST) -> set[str]:
@@ -206,7 +208,7 @@ def _is_set(node: ast.AST) -> TypeGuard[ast.Attribute]:
     return isinstance(node, ast.Attribute) and isinstance(node.ctx, ast.Store)
 
 
-def loop_at(frame: FrameType) -> tuple[ast.AST, ast.For | ast.While | None]:
+def _loop_at(frame: FrameType) -> tuple[ast.AST, ast.For | ast.While | None]:
     """The function that the frame is in, and the outermost loop of it that it is in."""
     tree, found = own.parsed_of(frame), None
     scope: ast.AST = tree

@@ -17,7 +17,7 @@ import torch
 
 from agent.errors import Misuse
 from agent.script.behind import Steps, finds_out, is_of_steps, of_step
-from agent.script.carried import STATE, counted, followed_by, is_time, loop_at, times_in
+from agent.script.carried import STATE, counted, followed_by, is_time, loops_of, times_in
 from agent.script.counts import only_says
 from agent.script.seen import KEPT, gone_by_in
 from agent.source import own
@@ -47,11 +47,9 @@ class Store(msgspec.Struct, frozen=True):
 
 def refuse_for_good(caller: Caller, given: Collection[object], total: int) -> None:
     share, counts = found_loop(caller), counted(own.sources(caller.frame))
-    for frame in own.frames(caller.frame):
-        _, loop = loop_at(frame)
+    for frame, _, loop, names in loops_of(caller):
         if not isinstance(loop, ast.For) or not any(map(is_of_steps, ast.walk(loop.iter))):
             continue
-        names = {**frame.f_globals, **frame.f_locals}
         at = _calling(loop, frame.f_lineno)
         if frame is caller.frame:
             at = [share.whole] if share is not None else []

@@ -13,7 +13,7 @@ import msgspec
 from agent.script.behind import is_of_steps
 from agent.script.carried import asked_for, is_time, place_in, scopes, times_in
 from agent.source import own
-from agent.source.loops import names_in, sets_in, within
+from agent.source.loops import last_name, names_in, sets_in, within
 
 SEEDS = {"manual_seed", "seed", "set_state", "setstate"}
 BEGINS = {"", "__init__", "__post_init__", "load_state_dict", "register"}  # "": outside of all
@@ -66,8 +66,8 @@ def _seeds_of(function: str, nodes: list[ast.AST]) -> _Seeds:
         is_once=not function or any(map(is_of_steps, nodes)),
         seeds=frozenset(_streams(nodes, is_new=function == "__init__")),
         looped=frozenset(_streams(looped) - _streams(_at_one_step(looped))),
-        calls=frozenset(map(_last, once)),
-        again=frozenset(_last(e) for e in others if isinstance(e, ast.Name | ast.Attribute)),
+        calls=frozenset(map(last_name, once)),
+        again=frozenset(last_name(e) for e in others if isinstance(e, ast.Name | ast.Attribute)),
     )
 
 
@@ -78,7 +78,7 @@ def _streams(nodes: Iterable[ast.AST], *, is_new: bool = False) -> set[str]:
         match node:
             case ast.Call(func=ast.Attribute(attr=name, value=stream)) if name in SEEDS:
                 if not (is_new and isinstance(stream, ast.Attribute)):
-                    found.add(_last(stream))
+                    found.add(last_name(stream))
     return found
 
 
@@ -116,10 +116,6 @@ def _stores(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, ast.AST]]:
 
 def _looped(nodes: Iterable[ast.AST]) -> Iterator[ast.AST]:
     return within(each for each in nodes if isinstance(each, ast.For | ast.While))
-
-
-def _last(node: ast.AST) -> str:
-    return str(getattr(node, "attr", getattr(node, "id", "")))
 
 
 def _attribute(target: ast.AST) -> ast.Attribute | None:

@@ -17,7 +17,7 @@ from agent.script.behind import of_step
 from agent.script.counts import SAYING
 from agent.source import own
 from agent.source.found import Function
-from agent.source.loops import names_in
+from agent.source.loops import last_name, names_in
 from agent.source.reads import lying_at
 
 READS_ALL = {"eval", "exec", "locals", "globals", "vars"}
@@ -114,9 +114,8 @@ class Shown:
 
     def _says(self, function: ast.expr) -> bool:
         found = self._found(function)
-        name = getattr(function, "attr", getattr(function, "id", ""))
         is_known = isinstance(found, FunctionType | MethodType | BuiltinFunctionType)
-        return name in SAYING and is_known and not own.is_own(found)
+        return last_name(function) in SAYING and is_known and not own.is_own(found)
 
     def _is_arithmetic(self, value: ast.AST, *, strictly: bool) -> bool:
         """Other calls are made anyway, if they are given nothing of this."""

@@ -263,6 +263,11 @@ def sets_in(nodes: Iterable[ast.AST]) -> Iterator[tuple[ast.AST, ast.AST | None]
                 pass
 
 
+def last_name(node: ast.AST) -> str:
+    """Of a name or an attribute; nothing of anything else."""
+    return str(getattr(node, "attr", getattr(node, "id", "")))
+
+
 def place_of(node: ast.Name) -> tuple[int, int]:
     return node.lineno, node.col_offset
 
