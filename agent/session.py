@@ -185,7 +185,7 @@ class Session:
         while self._arrive():
             epoch = self.replica.step // len(data)
             yield epoch
-            if self.replica.stage != "boundary":
+            if self.replica.stage not in ("boundary", "over"):
                 raise Misuse(
                     f"epoch {epoch}: the loop over the data of session.data(...) was left in step {self.replica.step}; "
                     "go through all of it, or leave the loop over session.epochs(...) as well"
@@ -282,7 +282,8 @@ class Session:
 
     def _arrive(self) -> bool:
         """Be at the start of a step; False if there is none."""
-        return self.replica.stage == "open" or self._next_step()
+        stage = self.replica.stage
+        return stage == "open" or (stage != "over" and self._next_step())
 
     def _next_step(self) -> bool:
         """Come to the boundary of the next step; False if there is none."""
