@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,7 +9,6 @@ import pytest
 from agent.crew.warming import SHARES_MAX, Landing
 from agent.net.mesh import STATE
 from agent.protocol import Part
-from agent.source import own
 
 COMING = """
 import resource, sys, torch
@@ -94,25 +92,3 @@ def test_a_landing_that_is_cleared_takes_nothing(count: int) -> None:
     landing.make(100)
     landing.clear()
     assert not landing.place(Part(generation=1, step=1, tag=STATE), count)
-
-
-READY = """
-import torch
-from agent.session import Session
-from agent.crew.warming import Landing, warm
-
-model = torch.nn.Linear(2, 2)
-session = Session(model, torch.optim.SGD(model.parameters()), microbatches=1)
-warm(session, Landing(), 0)
-"""
-
-
-def test_what_the_first_step_looks_for_in_the_sources_is_known_before(
-    by_hand: Callable[[str], None],
-) -> None:
-    """The script is read, and the modules that are libraries are told from its own."""
-    by_hand(READY)
-    before = own.parsed.cache_info()
-    own.parsed(READY)
-    assert own.parsed.cache_info().hits == before.hits + 1
-    assert "torch" not in [name for _, name, _ in own.unknown_modules()]
