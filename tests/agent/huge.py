@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from orchestrator import Session, unbuilt
 from agent.crew import copies
+from orchestrator import Session, unbuilt
 
 WIDTH, LAYERS, STEPS = 1448, 16, 3
 

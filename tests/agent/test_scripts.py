@@ -105,7 +105,8 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "a DataLoader cannot be asked for one of its microbatches",
     ),
     "pairs": (
-        START + "for step in session.steps(2): session.backward(lambda b: model(*b).sum(), zip([x, x]))\n",
+        START
+        + "for step in session.steps(2): session.backward(lambda b: model(*b).sum(), zip([x, x]))\n",
         "refused",
         "a zip cannot be asked for one of its microbatches",
     ),
@@ -115,8 +116,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "1 microbatches in step 0, but Session(microbatches=2)",
     ),
     "another count later": (
-        START.replace(", microbatches=2", "")
-        + "for step in session.steps(3):\n"
+        START.replace(", microbatches=2", "") + "for step in session.steps(3):\n"
         "    session.backward(lambda b: model(b).sum(), [x] * (2 + step))\n    optimizer.step()\n",
         "refused",
         "3 microbatches in step 1",
@@ -132,7 +132,8 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "one number",
     ),
     "a loss without gradients": (
-        START + "for step in session.steps(2): session.backward(lambda b: model(b).sum().detach(), [x, x])\n",
+        START
+        + "for step in session.steps(2): session.backward(lambda b: model(b).sum().detach(), [x, x])\n",
         "refused",
         "loss_of",
     ),
