@@ -50,10 +50,10 @@ class Turns:
         self.crew.settle()
     def turn(self, session, on):
         if self.on and not on:
-            self.version = session.version
-            self.alone.boundary(session, session._facts)
+            self.at = session.replica.version, session.replica.step
+            self.alone.boundary(session.replica, session._facts)
         if on and not self.on:
-            session.version = self.version
+            session.replica.version, session.replica.step = self.at
         self.on = on
 
 class Step:

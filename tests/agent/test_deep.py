@@ -314,7 +314,7 @@ def test_a_recording_that_kills_is_not_asked_of_everyone(crew: Crew) -> None:
     """Two leaders die of it, for lack of memory as it were; the third trains on in one piece."""
     script = TOY.read_text().replace(
         'logits = model(batch["x"])',
-        'logits = model(batch["x"]) if session._phase != "recording" else __import__("os").kill(__import__("os").getpid(), 9)',
+        'logits = model(batch["x"]) if type(batch["x"]) is torch.Tensor else __import__("os").kill(__import__("os").getpid(), 9)',
     )
     workers = crew.begin(4, script, "12", str(crew.folder / "out.pt"))
     assert crew.completed().step == 12

@@ -61,7 +61,7 @@ SLOW = """
     def late(peer, part):  # of those who stay, to those who leave; these answer one another
         left = Path(f"{out}.left")
         while left.exists() and peer in (names := left.read_text().split()) and world.me not in names:
-            if session.version >= LATE_AT + AHEAD:
+            if session.replica.version >= LATE_AT + AHEAD:
                 break
             time.sleep(0.01)
         answer(peer, part)

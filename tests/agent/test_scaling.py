@@ -153,10 +153,6 @@ USES = {
         "return functional.mse_loss(found, x[:, :4].tanh())",
         "return scaler.scale([functional.mse_loss(found, x[:, :4].tanh())])[0]",
     ),
-    "called under an autocast": (
-        "        result = session.backward(",
-        "        with torch.autocast('cpu', torch.float16):\n            result = session.backward(",
-    ),
 }
 
 

@@ -113,13 +113,13 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
     "wrong count": (
         START + "for step in session.steps(2): session.backward(lambda b: model(b).sum(), [x])\n",
         "refused",
-        "1 microbatches in step 0, but Session(microbatches=2)",
+        "1 microbatches in step 0, where 2 are expected",
     ),
     "another count later": (
         START.replace(", microbatches=2", "") + "for step in session.steps(3):\n"
         "    session.backward(lambda b: model(b).sum(), [x] * (2 + step))\n    optimizer.step()\n",
         "refused",
-        "3 microbatches in step 1",
+        "3 microbatches in step 1, where 2 are expected",
     ),
     "no loss": (
         START + "for step in session.steps(2): session.backward(lambda b: None, [x, x])\n",
@@ -142,7 +142,36 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         + "for step in session.steps(2):\n    with torch.no_grad():\n"
         + "        session.backward(lambda b: model(b).sum(), [x, x])\n",
         "refused",
-        "no_grad",
+        "is called under torch.no_grad()",
+    ),
+    "an autocast around all of it": (
+        START
+        + "for step in session.steps(2):\n    with torch.autocast('cpu', torch.bfloat16):\n"
+        + "        session.backward(lambda b: model(b).sum(), [x, x])\n",
+        "refused",
+        "is called under an autocast",
+    ),
+    "no function": (
+        START + "for step in session.steps(2): session.backward(model(x).sum(), [x, x])\n",
+        "refused",
+        "loss_of is a Tensor",
+    ),
+    "a backward in the loss": (
+        START
+        + "def loss_of(b): return session.backward(loss_of, [b, b])\n"
+        + "for step in session.steps(2): session.backward(loss_of, [x, x])\n",
+        "refused",
+        "was called by loss_of itself",
+    ),
+    "a backward outside of the loop": (
+        START + "session.backward(lambda b: model(b).sum(), [x, x])\n",
+        "refused",
+        "belongs into the loop over session.steps(...)",
+    ),
+    "two loops": (
+        START + STEP + STEP,
+        "refused",
+        "session.steps() was called twice",
     ),
     "metrics that are not those of the others": (
         START
@@ -156,7 +185,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         + "def loss_of(b):\n    optimizer.step()\n    return model(b).sum()\n"
         + "for step in session.steps(2): session.backward(loss_of, [x, x])\n",
         "refused",
-        "optimizer.step() belongs behind session.backward",
+        "loss_of changed the model or the optimizer",
     ),
     "frozen later": (
         START
@@ -480,12 +509,14 @@ def test_who_comes_where_the_others_have_left_their_loop_leaves_it_too(
 
 def test_what_is_set_before_the_gradients_is_set_once(crew: Crew) -> None:
     """A newcomer that takes the state in the middle of a step does not take half a step with it."""
-    script = START + textwrap.dedent(
+    made = "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)\nsession = "
+    begun = START.replace("session = ", made).replace(
+        "(model, optimizer,", "(model, optimizer, scheduler,"
+    )
+    script = begun + textwrap.dedent(
         """
         import pathlib, sys, time
         hold = pathlib.Path(sys.argv[1])
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-        session.objects["scheduler"] = scheduler
         def loss_of(batch):
             while step == 4 and hold.exists():
                 time.sleep(0.01)

@@ -189,8 +189,9 @@ if me != "w1":
     measuring.machine_kind = lambda _: "another kind of machine"
 """
 CANNOT = """
+from agent.pipeline.recorder import Recorder
 if me != "w1":
-    ours.Session.recording = lambda self: 1 // 0
+    Recorder.recording = lambda self: 1 // 0
 """
 
 
