@@ -29,7 +29,8 @@ from agent.instance.scratch import scratch
 from agent.messages import JobOrder, WorkerOrder
 from agent.protocol import Ended, Failed
 from agent.protocol import Lines as LinesMessage
-from agent.source import own, parcel
+from agent.source import parcel
+from agent.source.tracebacks import traceback_of
 from agent.tensors import device
 from agent.world import Left
 
@@ -161,7 +162,7 @@ def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
     except NotFinite as error:
         return Failed(kind="nan", detail=str(error))
     except Misuse as error:
-        return Failed(kind="refused", detail=own.traceback_of(error))
+        return Failed(kind="refused", detail=traceback_of(error))
     except BaseException as error:
         return _of_script(error)
     return None
@@ -213,7 +214,7 @@ def _of_exit(end: SystemExit, errors: Stream) -> Failed:
 
 
 def _of_script(error: BaseException) -> Failed:
-    said = own.traceback_of(error)
+    said = traceback_of(error)
     return Failed(kind="exception", detail=said)
 
 
