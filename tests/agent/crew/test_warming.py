@@ -12,7 +12,9 @@ from agent.protocol import Part
 
 COMING = """
 import resource, sys, torch
-from agent.session import Session
+from agent.replica import Replica
+from agent.tensors.numbers import Numbers
+from agent.tensors.partial import partial_of
 from agent.store.layers import layers_of, share_of
 from agent.store.shares import Gathered
 from agent.crew.warming import Landing, warm
@@ -32,8 +34,10 @@ share, pieces = share_of(layers_of({"model": other, "AdamW1": updated}), 1, 0)
 sent = b"".join(pieces)
 
 model, optimizer = made()
-session, landing = Session(model, optimizer, microbatches=2), Landing()
-warm(session, landing, len(sent) if sys.argv[1] == "warm" else 0)
+replica, landing = Replica({"model": model, "AdamW1": optimizer}), Landing()
+partial = partial_of(replica.space, 2, deterministic=True)
+replica.reserve = partial.reserve
+warm(replica, landing, len(sent) if sys.argv[1] == "warm" else 0)
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -44,12 +48,12 @@ payload = memoryview(bytearray(len(sent))) if place is None else place
 payload[:] = sent
 gathered = Gathered()
 gathered.add(share, payload)
-session.load(gathered, 1)
-session.space.begin()
+replica.load(gathered, 1)
+replica.space.begin()
 for microbatch in range(2):
     model(torch.ones(2, 1024)).sum().backward()
-    session._partial.add(microbatch, 0.0, 0, 2)
-session.total().flat.copy_(session._partial.nodes(0, 2)[0].flat)
+    partial.add(microbatch, Numbers(), 0, 2)
+replica.total().flat.copy_(partial.nodes(0, 2)[0].flat)
 print(faults() - before)
 assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
 for mine, theirs in zip(model.parameters(), other.parameters()):
