@@ -21,6 +21,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
+from agent.data.data import Data
 from agent.errors import Misuse, NotFinite, WireError
 from agent.faults import passing
 from agent.owned import scaling
@@ -125,7 +126,9 @@ class Session:
             lambda: replica.holdings.astray,
         )
         self._partial: Partial | None = None
-        self._bound = False  # the others know of this session
+        # Whether the others know of this session.
+        self._bound = False
+        self._data: list[Data] = []
         self._facts = Facts(0, 0)
         self._kept_versions: list[int] = []
         self._scale = 1.0
@@ -157,13 +160,57 @@ class Session:
     def steps(self, total: int) -> Iterator[int]:
         """Go through the steps that are still to do, up to `total`."""
         self._begin_loop(total)
-        while self._next_step():
-            try:
-                yield self.replica.step
-            finally:
-                # A script that leaves its loop here may do with its model what it likes.
-                self._world.settle()
-            self._end_step()
+        while self._arrive():
+            yield from self._one_step()
+
+    def data(self, dataset: Any, *, batch_size: int, microbatches: int, **options: Any) -> Data:
+        """Return the steps of an epoch of this data set: see `agent.data.data.Data` for the options."""
+        if self._microbatches not in (0, microbatches):
+            raise Misuse(
+                f"session.data(microbatches={microbatches}): a step of this job has {self._microbatches} of them"
+            )
+        self._microbatches = microbatches
+        options.setdefault("seed", self.replica.seed)
+        found = Data(self, dataset, batch_size=batch_size, microbatches=microbatches, **options)
+        self._data.append(found)
+        return found
+
+    def epochs(self, count: int, data: Data | None = None) -> Iterator[int]:
+        """Go through the epochs that are still to do; `for microbatches in data` goes through the steps of one.
+
+        A worker that joins in the middle of an epoch begins with the code at the start of that epoch.
+        """
+        data = data or self._only_data()
+        self._begin_loop(count * len(data))
+        while self._arrive():
+            epoch = self.replica.step // len(data)
+            yield epoch
+            if self.replica.stage not in ("boundary", "over"):
+                raise Misuse(
+                    f"epoch {epoch}: the loop over the data of session.data(...) was left in step {self.replica.step}; "
+                    "go through all of it, or leave the loop over session.epochs(...) as well"
+                )
+
+    def steps_of_epoch(self, data: Data) -> Iterator[int]:
+        """Go through the steps of the epoch that the loop over `epochs` is in. For `Data` only."""
+        if self.replica.stage != "open":
+            raise Misuse(
+                "the data of session.data(...) is gone through inside `for epoch in session.epochs(n)`, once per epoch; "
+                "with session.steps(n) use data.at(step)"
+            )
+        epoch = self.replica.step // len(data)
+        while True:
+            yield from self._one_step()
+            # The next boundary comes after what the script does at the end of its epoch.
+            if self.replica.step % len(data) == 0:
+                return
+            if not self._arrive():
+                return
+            if self.replica.step // len(data) != epoch:
+                raise WireError(
+                    f"the job went on without this worker from epoch {epoch} to step {self.replica.step}; a fresh worker "
+                    "takes its place, because this one's script is in the middle of an epoch"
+                )
 
     def backward(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Result:
         """Put the gradients of a whole step into the model, and return the means over its microbatches.
@@ -216,6 +263,28 @@ class Session:
         self.replica.form.check(0)
         self._facts = Facts(self._microbatches, total)
 
+    def _only_data(self) -> Data:
+        if len(self._data) != 1:
+            raise Misuse(
+                f"session.epochs(n): {len(self._data)} data sets were given to session.data(...); say which one an epoch "
+                "goes through: session.epochs(n, data)"
+            )
+        return self._data[0]
+
+    def _one_step(self) -> Iterator[int]:
+        """The script's body of one step."""
+        try:
+            yield self.replica.step
+        finally:
+            # A script that leaves its loop here may do with its model what it likes.
+            self._world.settle()
+        self._end_step()
+
+    def _arrive(self) -> bool:
+        """Be at the start of a step; False if there is none."""
+        stage = self.replica.stage
+        return stage == "open" or (stage != "over" and self._next_step())
+
     def _next_step(self) -> bool:
         """Come to the boundary of the next step; False if there is none."""
         replica, total = self.replica, self._facts.steps_total
@@ -245,6 +314,7 @@ class Session:
                 f"step {replica.step} ended without session.backward(loss_of, microbatches): every step needs one"
             )
         replica.version, replica.step, replica.played = replica.version + 1, replica.step + 1, True
+        replica.stage = "boundary"
 
     def _know(self, microbatches: int) -> None:
         """Now it is known of how many microbatches a step is made."""
