@@ -17,6 +17,7 @@ from agent.pipeline.births import Unborn
 from agent.store.layers import block_of, collect
 from agent.tensors.away import is_away, nothing
 from agent.tensors.device import CPU
+from agent.tensors.naming import Models, named_buffers, named_parameters
 from agent.tensors.shards import Stateful
 from agent.tensors.sums import Norm
 
@@ -35,9 +36,7 @@ class Holdings:
         self._params: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
         self.layer_of: dict[int, str] = {}  # by the identity of parameters and buffers
         self._strides: dict[int, tuple[int, ...]] = {}  # by the identity of parameters
-        for thing in objects.values():
-            if isinstance(thing, torch.nn.Module):
-                self._note(thing)
+        self._note({k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)})
         self.here: frozenset[str] | None = None
         self.norms: dict[int, Norm] = {}  # of this step's gradients, wherever they are
         self._as_told: list[Mark] = []  # the gradients here that these norms are of
@@ -54,12 +53,12 @@ class Holdings:
         if unborn:
             self.here = self.all - self._bearable.keys()
 
-    def _note(self, module: torch.nn.Module) -> None:
-        for name, param in module.named_parameters():
+    def _note(self, models: Models) -> None:
+        for name, param in named_parameters(models).items():
             self._params[block_of(name)].append(param)
             self._strides[id(param)] = param.stride()
             self.layer_of.setdefault(id(param), block_of(name))
-        for name, buffer in module.named_buffers():
+        for name, buffer in named_buffers(models).items():
             self.layer_of.setdefault(id(buffer), block_of(name))
 
     @property
