@@ -183,7 +183,7 @@ def one_round(
     clock, check = how.clock, how.patience.check
     times = Times([], [], [], [], [], [])
     stages = [Stage(piece, microbatches=1) for piece in pieces]
-    spaces = [SumSpace([piece.module]) for piece in pieces]
+    spaces = [SumSpace({"piece": piece.module}) for piece in pieces]
     for halved in halves:
         for space in spaces:
             space.begin()

@@ -15,12 +15,14 @@ from agent.owned.gradients import params_of
 from agent.owned.words import AVERAGE
 from agent.store import values
 from agent.tensors.away import is_none
+from agent.tensors.naming import named_buffers, named_parameters
 from agent.tensors.shards import Stateful
 
 
 class Averages:
     def __init__(self, objects: Mapping[str, Stateful]) -> None:
         self._objects = objects
+        self._models = {k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)}
         self._before: set[str] | None = None  # what was not-a-number anyway
 
     def begin(self) -> None:
@@ -41,16 +43,15 @@ class Averages:
             )
 
     def _broken(self) -> Iterator[str]:
-        trained, shapes, kept = set[int](), set[torch.Size](), dict[str, torch.Tensor]()
+        params, trained = named_parameters(self._models), set[int]()
+        shapes = {param.shape for param in params.values() if is_none(param)}
+        shapes.add(torch.Size([sum(param.numel() for param in params.values())]))
+        kept: dict[str, torch.Tensor] = {n: p for n, p in params.items() if not is_none(p)}
+        kept |= named_buffers(self._models)
         for key, thing in self._objects.items():
             if isinstance(thing, torch.optim.Optimizer):
                 trained |= {id(param) for param in params_of(thing)}
-            elif isinstance(thing, torch.nn.Module):
-                shapes |= {param.shape for param in thing.parameters() if is_none(param)}
-                shapes.add(torch.Size([sum(param.numel() for param in thing.parameters())]))
-                kept |= {f"{key}/{n}": t for n, t in thing.named_parameters() if not is_none(t)}
-                kept |= {f"{key}/{name}": buffer for name, buffer in thing.named_buffers()}
-            else:
+            elif key not in self._models:
                 kept |= _tensors(thing.state_dict(), key)
         for name, tensor in kept.items():
             follows = isinstance(tensor, torch.nn.Parameter) or tensor.shape in shapes

@@ -20,11 +20,13 @@ from torch.utils.hooks import RemovableHandle
 from agent.errors import Misuse
 from agent.owned.words import APART, ROOM
 from agent.tensors.away import is_none
+from agent.tensors.naming import named_parameters
 from agent.tensors.shards import Stateful
 from agent.tensors.sums import Norm
 
 SAMPLE = 4096
 GRADIENT, WEIGHT = "the gradient of ", ""
+UNREGISTERED = "a parameter that Session(...) was not given"
 Mark = tuple[
     int, int, bytes
 ]  # where a tensor lies, how often it was written to, some of its numbers
@@ -35,6 +37,7 @@ class Gradients:
 
     def __init__(self, objects: Mapping[str, Stateful]) -> None:
         self._objects = objects
+        self._models = {k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)}
         self.norms: dict[int, Norm] = {}  # by the identity of parameters
         self._unknown: set[int] = set()  # parameters whose norm has become another
         self._marks: dict[tuple[str, int], Mark | None] = {}
@@ -53,7 +56,7 @@ class Gradients:
         self.norms, self._unknown, self._heard = norms, set(added), self._heard + 1
         if not norms:
             return
-        params = [*self._named()]
+        params = [*named_parameters(self._models).values()]
         for param in params:
             if param.grad is not None:
                 # It has a count of writes of its own then, which views of one sum share.
@@ -104,17 +107,13 @@ class Gradients:
     def _compare(self, what: str, param: torch.Tensor, now: torch.Tensor | None) -> None:
         mark = self._marks.get((what, id(param)))
         if mark != _mark(now, close=bool(mark and mark[2])):
-            name = self._named().get(param, "a parameter that Session(...) was not given")
+            names = {id(each): name for name, each in named_parameters(self._models).items()}
             raise Misuse(
-                f"{what}{name} was changed after session.backward(...) by something else than "
+                f"{what}{names.get(id(param), UNREGISTERED)} was changed after session.backward(...) by something else than "
                 "session.clip_grad_norm_(...), a registered scaler or the step of a registered optimizer, and "
                 f"{APART}, so what is computed over all layers would be of some: clip with session.clip_grad_norm_(...); "
                 f"for any other change, an elementwise one too, {ROOM}"
             )
-
-    def _named(self) -> dict[torch.Tensor, str]:
-        models = ((k, v) for k, v in self._objects.items() if isinstance(v, torch.nn.Module))
-        return {p: f"{key}/{name}" for key, model in models for name, p in model.named_parameters()}
 
     @contextmanager
     def changing(self, params: Collection[torch.Tensor]) -> Iterator[None]:

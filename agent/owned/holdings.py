@@ -14,6 +14,7 @@ from agent.owned.gradients import Gradients
 from agent.pipeline.births import Unborn
 from agent.store.layers import block_of, collect
 from agent.tensors.away import is_away, nothing
+from agent.tensors.naming import Models, named_buffers, named_parameters
 from agent.tensors.shards import Stateful
 from agent.tensors.sums import Norm
 
@@ -30,9 +31,7 @@ class Holdings:
         self._params: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
         self.layer_of: dict[int, str] = {}  # by the identity of parameters and buffers
         self._strides: dict[int, tuple[int, ...]] = {}  # by the identity of parameters
-        for thing in objects.values():
-            if isinstance(thing, torch.nn.Module):
-                self._note(thing)
+        self._note({k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)})
         self.here: frozenset[str] | None = None
         self.gradients, self._averages = Gradients(objects), Averages(objects)
         self.astray = False  # there are no gradients, for the job went on without this worker
@@ -45,12 +44,12 @@ class Holdings:
         if unborn:
             self.here = self.all - self._bearable.keys()
 
-    def _note(self, module: torch.nn.Module) -> None:
-        for name, param in module.named_parameters():
+    def _note(self, models: Models) -> None:
+        for name, param in named_parameters(models).items():
             self._params[block_of(name)].append(param)
             self._strides[id(param)] = param.stride()
             self.layer_of.setdefault(id(param), block_of(name))
-        for name, buffer in module.named_buffers():
+        for name, buffer in named_buffers(models).items():
             self.layer_of.setdefault(id(buffer), block_of(name))
 
     @property

@@ -41,7 +41,7 @@ class StageSums:
         deterministic: bool,
     ) -> None:
         self.stage, self._shares, self._me, self._microbatches = stage, shares, me, microbatches
-        self.space = SumSpace([stage.module])
+        self.space = SumSpace({"stage": stage.module})
         self._partial = partial_of(self.space, microbatches, deterministic=deterministic)
         self._total: Sum | None = None
         together = all(param.device == self.space.device for param in self.space.params.values())

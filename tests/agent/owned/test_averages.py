@@ -50,7 +50,7 @@ def test_a_teacher_that_takes_in_what_is_elsewhere(student: nn.Sequential) -> No
     averages.check(0)
     averages.begin()
     taken_in(teacher, student)
-    said = r"^step 1: ModuleDict1/teacher\.0\.bias has become not-a-number.*average the values of model\.state_dict"
+    said = r"^step 1: teacher\.0\.bias has become not-a-number.*average the values of model\.state_dict"
     with pytest.raises(Misuse, match=said):
         averages.check(1)
 
@@ -60,7 +60,7 @@ def test_a_buffer_and_a_list_of_tensors(student: nn.Sequential) -> None:
     shadow.register_buffer("weight", torch.zeros(2, 3))
     kept = Kept(flat=torch.zeros(sum(each.numel() for each in student.parameters())))
     for what, tensor in (
-        ("Module1/weight", shadow.weight),
+        ("weight", shadow.weight),
         ("Kept2/nested/0/flat", kept.names["flat"]),
     ):
         averages = looked_for(student, shadow, kept)

@@ -60,7 +60,7 @@ def test_one_worker_adds_up_as_torch_does(
 ) -> None:
     """In whatever order they come, the bits are those of as many backwards without us; also in the next step."""
     model = _Model()
-    space = SumSpace([model])
+    space = SumSpace({"model": model})
     sums = Running(space)
     for _ in range(1 + twice):
         space.begin()
@@ -86,7 +86,7 @@ def test_workers_together_have_the_sum_of_all(total: int, workers: int) -> None:
     parts: dict[int, torch.Tensor] = {}
     for replica in data_parallel(0, total, tuple(f"w{n}" for n in range(workers))).replicas:
         model = _Model()
-        space = SumSpace([model])
+        space = SumSpace({"model": model})
         sums = Running(space)
         space.begin()
         for number in sums.missing(replica.first, replica.count):
@@ -106,7 +106,7 @@ def test_workers_together_have_the_sum_of_all(total: int, workers: int) -> None:
 def test_a_share_that_has_all_of_it_goes_on_from_what_there_is() -> None:
     """A survivor of a change computes what is missing only; what another has now it cannot take out of its sum."""
     model = _Model()
-    space = SumSpace([model])
+    space = SumSpace({"model": model})
     sums = Running(space)
     space.begin()
     for number in (2, 3):
@@ -122,7 +122,7 @@ def test_a_share_that_has_all_of_it_goes_on_from_what_there_is() -> None:
 def test_gradients_lie_in_the_sum_itself() -> None:
     """The backward of a lent microbatch needs no memory of its own: the second one writes where the first did."""
     model = _Model()
-    space = SumSpace([model])
+    space = SumSpace({"model": model})
     sums = Running(space)
     space.begin()
     seen = []
@@ -143,7 +143,7 @@ def test_gradients_lie_in_the_sum_itself() -> None:
 def test_so_many_sums_are_held_as_is_said(total: int, deterministic: bool) -> None:
     """The planner reckons with it. Let go of, they are begun anew."""
     model = _Model()
-    space = SumSpace([model])
+    space = SumSpace({"model": model})
     sums = partial_of(space, total, deterministic=deterministic)
     for _ in range(2):
         space.begin()

@@ -13,7 +13,7 @@ from agent.tensors.sums import Sum, SumSpace
 
 def _space() -> SumSpace:
     model = torch.nn.Linear(3, 2)
-    return SumSpace([model])
+    return SumSpace({"model": model})
 
 
 def _compute(
