@@ -84,12 +84,12 @@ class Gradients:
         self._mark(params_of(optimizer))
 
     def _mark(self, params: Collection[torch.Tensor]) -> None:
-        for index, param in enumerate(params):
+        here = [param for param in params if not is_none(param)]
+        for index, param in enumerate(here):
             # Writes through `tensor.data` are not counted, so of one tensor, another in each step, numbers are kept.
-            close = index == self._heard % len(params)
+            close = index == self._heard % len(here)
             self._marks[GRADIENT, id(param)] = _mark(param.grad, close=close)
-            if not is_none(param):
-                self._marks[WEIGHT, id(param)] = _mark(param, close=close)
+            self._marks[WEIGHT, id(param)] = _mark(param, close=close)
 
     def check(self, params: Collection[torch.Tensor]) -> None:
         """Refuse gradients that were changed."""

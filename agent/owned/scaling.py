@@ -4,7 +4,6 @@ Whether something overflowed is one question of all gradients, so it is told of 
 and each worker's scaler is answered for all of them: all skip the same steps and take the same scales.
 """
 
-from types import MethodType
 from typing import Any
 
 import torch
@@ -47,8 +46,8 @@ class _Unscale:
         self._scaler, self._holdings = scaler, holdings
 
     def __reduce__(self) -> tuple[Any, ...]:
-        """A copy of the scaler has its own method."""
-        return MethodType, (type(self._scaler)._unscale_grads_, self._scaler)
+        """A copy of the scaler has the method of its class: it has no attributes yet when it is asked."""
+        return getattr, (self._scaler, "_unscale_grads_")
 
     def __call__(
         self,

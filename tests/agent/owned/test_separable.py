@@ -61,8 +61,8 @@ def params() -> list[torch.nn.Parameter]:
     ids=lambda each: type(each).__name__,
 )
 def test_one_parameter_after_the_other(optimizer: torch.optim.Optimizer) -> None:
-    before = torch.get_rng_state()
-    refuse([torch.nn.Linear(3, 3), optimizer, object()])
+    model, before = torch.nn.Linear(3, 3), torch.get_rng_state()
+    refuse([model, optimizer, object()])
     assert torch.equal(torch.get_rng_state(), before)
 
 
