@@ -473,7 +473,7 @@ class Session:
             given = self._given(microbatches, microbatch)
             numbers = self._compute_one(loss_of, given, microbatch)
             passing("step: microbatch computed", replica.space.params)
-            if microbatch == first and self._world.compares:
+            if (microbatch == first and self._world.compares) or evidence.has(microbatch):
                 evidence.sample(microbatch, given, numbers)
             partial.add(microbatch, numbers, first, count)
         if kept is not None and kept.updates() != before:
