@@ -49,11 +49,12 @@ def called(loss_of: LossOf, microbatch: Any, scaler: Scaler | None = None) -> Re
 
 def checked(loss: Any, metrics: Mapping[str, Any]) -> Returned:
     """The loss and the metrics of one microbatch, if they are what they have to be."""
-    if not isinstance(loss, PENDING):
-        _check_loss(loss)
     if len(metrics) > METRICS_MAX:
         _refuse(f"{len(metrics)} metrics; return at most {METRICS_MAX}")
-    known = {name: _metric(name, value) for name, value in metrics.items()}
+    with torch._C.DisableTorchFunction():  # a recording writes down who asks for sizes
+        if not isinstance(loss, PENDING):
+            _check_loss(loss)
+        known = {name: _metric(name, value) for name, value in metrics.items()}
     return Returned(loss=loss, metrics={name: known[name] for name in sorted(known)})
 
 
@@ -144,7 +145,7 @@ def _comes_of(loss: Any, scaled: list[Any]) -> bool:
     if isinstance(loss, fx.Proxy):
         nodes = {each.node for each in scaled if isinstance(each, fx.Proxy)}
         return _reaches(loss.node, nodes, lambda node: node.all_input_nodes)
-    with torch._C.DisableTorchFunction():  # a recording writes down who asks for it
+    with torch._C.DisableTorchFunction():
         made = {each.grad_fn for each in scaled if isinstance(each, torch.Tensor)} - {None}
         return _reaches(loss.grad_fn, made, lambda node: [each for each, _ in node.next_functions])
 
