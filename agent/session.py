@@ -424,7 +424,7 @@ class Session:
         self._partial.clear()
         self._evidence.begin()
         replica.still.step()
-        replica.holdings.norms, replica.holdings.astray = {}, False
+        replica.holdings.begin()
         scaler = replica.scaler
         if scaler is not None:
             # It makes its scale when it is first asked, and a worker that computes nothing would not ask.
