@@ -30,6 +30,7 @@ LEVELS_MAX = 4  # of attributes and items below a name
 PLACES_MAX = 1 << 16
 MADE_ANEW = (*CONTAINERS, MethodType, functools.partial, np.generic)
 MISSING = object()
+START = "loss_of"
 Found = Iterator[tuple[str, object]]
 
 
@@ -65,6 +66,10 @@ class Closure:
         """The name of something that is other now; nothing if there is none."""
         return min(self._changes(now) - self._loose - now._loose, default="", key=len)
 
+    def of_same_function(self, other: "Closure") -> bool:
+        """Whether it is the same code, whatever that closes over."""
+        return bool(self._marks[START] == other._marks[START])
+
     def settled(self, behind: "Closure") -> "Closure":
         """What lies there behind a call. What the call has changed itself it does not go by."""
         return Closure(behind._marks, self._loose | self._changes(behind))
@@ -97,7 +102,7 @@ class Walk:
         self.things: list[object] = []  # objects, and lists and dicts, that it comes by
         self.known_words = self.words = words
         self._seen = dict[int, object]()  # kept, so that no identity is taken for another
-        around: list[tuple[str, object, int]] = [("loss_of", start, 0)]
+        around: list[tuple[str, object, int]] = [(START, start, 0)]
         for name, thing, level in around:  # it grows meanwhile
             for each, inside in self._look(name, thing, level):
                 below = 0 if isinstance(thing, FunctionType) else level + 1
