@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from agent.errors import AgentError
-from agent.pipeline.origin import is_library, is_own_class
+from agent.source.tracebacks import is_library, is_own_class
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserDict)
@@ -30,6 +30,7 @@ LEVELS_MAX = 4  # of attributes and items below a name
 PLACES_MAX = 1 << 16
 MADE_ANEW = (*CONTAINERS, MethodType, functools.partial, np.generic)
 MISSING = object()
+START = "loss_of"
 Found = Iterator[tuple[str, object]]
 
 
@@ -67,7 +68,12 @@ class Closure:
 
     def settled(self, behind: "Closure") -> "Closure":
         """What lies there behind a call. What the call has changed itself it does not go by."""
-        return Closure(behind._marks, self._loose | self._changes(behind))
+        changes = self._changes(behind)
+        return Closure(behind._marks, self._loose | changes) if changes else self
+
+    def is_of_same(self, other: "Closure") -> bool:
+        """Whether both are of the same code, or of the same object that is called."""
+        return _equal(self._marks[START], other._marks[START])
 
     def _changes(self, now: "Closure") -> set[str]:
         mine, theirs = self._marks, now._marks
@@ -97,7 +103,7 @@ class Walk:
         self.things: list[object] = []  # objects, and lists and dicts, that it comes by
         self.known_words = self.words = words
         self._seen = dict[int, object]()  # kept, so that no identity is taken for another
-        around: list[tuple[str, object, int]] = [("loss_of", start, 0)]
+        around: list[tuple[str, object, int]] = [(START, start, 0)]
         for name, thing, level in around:  # it grows meanwhile
             for each, inside in self._look(name, thing, level):
                 below = 0 if isinstance(thing, FunctionType) else level + 1

@@ -6,17 +6,18 @@ step after that, and then ever more seldom, so that it takes next to no time.
 """
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from collections.abc import Iterator
 
 import msgspec
 import torch
 
 from agent.errors import CannotRecord, Misuse
-from agent.pipeline.loss import closed_over, record_loss, same_graph
+from agent.pipeline.closure import closed_over
+from agent.pipeline.loss import record_loss, same_graph
 from agent.pipeline.record import Filled, attributes_kept
 from agent.pipeline.recording import Recording, Told, nobody
+from agent.pipeline.returned import LossOf
 from agent.tensors.away import computable
 
 # Odd, because what alternates from step to step would look the same otherwise.
@@ -24,19 +25,17 @@ FAR = 63
 # Of the time.
 SHARE = 1 / 512
 ENTRIES_MAX = 8
-CLOSES_OVER = "loss_of closes over something that has changed"
 WAY = (
     "what loss_of reads changes from step to step where nobody sees it (an environment variable, an array that is "
     "written to): put it into the microbatches, or hand it to loss_of as an argument of a functools.partial"
 )
-LossOf = Callable[[object], object]
 
 
 class _Entry:
     """A recording, and since when it is known to be right."""
 
-    def __init__(self, closure: object, recording: Recording, version: int) -> None:
-        self.closure, self.recording = closure, recording
+    def __init__(self, recording: Recording, version: int) -> None:
+        self.recording = recording
         # The last versions in which it was right, and used.
         self.right = self.used = version
         self.wait = 1
@@ -89,12 +88,16 @@ class Recorder:
     def _entry(self, told: Told) -> _Entry:
         loss_of = self._loss_of
         if loss_of is None:
-            raise Misuse("there is nothing to record before session.backward(loss_of, ...) is called")
+            raise Misuse(
+                "there is nothing to record before session.backward(loss_of, ...) is called"
+            )
         closure = closed_over(loss_of)
-        entry = next((each for each in self._entries if each.closure == closure), None)
+        known = [each for each in self._entries if each.recording.closure.is_of_same(closure)]
+        changes = [each.recording.closure.changed(closure) for each in known]
+        entry = next((e for e, change in zip(known, changes, strict=True) if not change), None)
         if entry is None:
-            because = CLOSES_OVER if any(_same_code(e.closure, closure) for e in self._entries) else ""
-            entry = _Entry(closure, self._record(loss_of, told, because), self._version)
+            because = changes[0] if changes else ""
+            entry = _Entry(self._record(loss_of, told, because), self._version)
         self._entries = [entry, *(e for e in self._entries if e is not entry)][:ENTRIES_MAX]
         return entry
 
@@ -147,9 +150,9 @@ class Recorder:
 
     def _still_computes(self, entry: _Entry) -> bool:
         assert self._loss_of is not None
+        recording = entry.recording
         with self._untouched() as model:
-            return same_graph(entry.recording, model, self._loss_of, self._scaler)
-
-
-def _same_code(one: object, other: object) -> bool:
-    return isinstance(one, tuple) and isinstance(other, tuple) and one[:1] == other[:1]
+            right = same_graph(recording, model, self._loss_of, self._scaler)
+        closure = recording.closure.settled(closed_over(self._loss_of))
+        entry.recording = msgspec.structs.replace(recording, closure=closure)
+        return right
