@@ -14,7 +14,6 @@ from agent.store.format import Layer
 from agent.store.shares import Extent, Share
 from agent.timeline import Moment
 
-
 PROVING = -2  # the generation of what is sent to be proven: no layout has it
 
 

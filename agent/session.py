@@ -28,7 +28,7 @@ from agent.owned import scaling
 from agent.owned.clipping import clip_grad_norm_
 from agent.pipeline import modes
 from agent.pipeline.births import Unborn
-from agent.pipeline.returned import Returned, called
+from agent.pipeline.returned import called
 from agent.proof.evidence import Evidence, copied, versions_of
 from agent.replica import AFTER, BEFORE, Replica
 from agent.schedule import Kind
@@ -36,7 +36,7 @@ from agent.script.given import check_modules, check_trained, check_unborn
 from agent.script.graph import unregistered
 from agent.script.optimizers import Optimizers
 from agent.tensors import shards
-from agent.tensors.device import number_of, settle
+from agent.tensors.device import settle
 from agent.tensors.numbers import Numbers
 from agent.tensors.partial import Partial, partial_of
 from agent.tensors.sums import Summed
@@ -424,7 +424,7 @@ class Session:
         self._partial.clear()
         self._evidence.begin()
         replica.still.step()
-        replica.holdings.norms, replica.holdings.astray = {}, False
+        replica.holdings.begin()
         scaler = replica.scaler
         if scaler is not None:
             # It makes its scale when it is first asked, and a worker that computes nothing would not ask.
@@ -435,8 +435,8 @@ class Session:
     def _compute(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Summed:
         """Compute this worker's share, sum it over all, and see it committed.
 
-            prepare  every worker has the sum of the phase
-            commit   the keeper has written that all are prepared
+        prepare  every worker has the sum of the phase
+        commit   the keeper has written that all are prepared
         """
         replica, world, recorder = self.replica, self._world, self.replica.recorder
         version = replica.version

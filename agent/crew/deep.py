@@ -189,4 +189,4 @@ class Deep:
 
 
 def _replaced(chain: Chain, by: Chain) -> bool:
-    return chain.recording.closure.is_of_same(by.recording.closure)
+    return chain.recording.closure.of_same_function(by.recording.closure)

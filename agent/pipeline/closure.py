@@ -71,7 +71,7 @@ class Closure:
         changes = self._changes(behind)
         return Closure(behind._marks, self._loose | changes) if changes else self
 
-    def is_of_same(self, other: "Closure") -> bool:
+    def of_same_function(self, other: "Closure") -> bool:
         """Whether both are of the same code, or of the same object that is called."""
         return _equal(self._marks[START], other._marks[START])
 

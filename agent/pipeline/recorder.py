@@ -6,19 +6,17 @@ step after that, and then ever more seldom, so that it takes next to no time.
 """
 
 import time
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from collections.abc import Callable, Sequence
 
 import msgspec
 import torch
 
 from agent.errors import CannotRecord, Misuse
-from agent.pipeline.closure import closed_over
+from agent.pipeline.closure import Closure, closed_over
 from agent.pipeline.loss import record_loss, same_graph
-from agent.pipeline.record import Filled, attributes_kept
+from agent.pipeline.record import Filled
 from agent.pipeline.recording import Recording, Told, nobody
 from agent.pipeline.returned import LossOf
-from agent.tensors.away import computable
 
 # Odd, because what alternates from step to step would look the same otherwise.
 FAR = 63
@@ -91,34 +89,30 @@ class Recorder:
             raise Misuse(
                 "there is nothing to record before session.backward(loss_of, ...) is called"
             )
-        closure = closed_over(loss_of)
-        known = [each for each in self._entries if each.recording.closure.is_of_same(closure)]
-        changes = [each.recording.closure.changed(closure) for each in known]
-        entry = next((e for e, change in zip(known, changes, strict=True) if not change), None)
-        if entry is None:
-            because = changes[0] if changes else ""
-            entry = _Entry(self._record(loss_of, told, because), self._version)
-        self._entries = [entry, *(e for e in self._entries if e is not entry)][:ENTRIES_MAX]
-        return entry
+        now = closed_over(loss_of)
+        found = next((e for e in self._entries if not e.recording.closure.changed(now)), None)
+        if found is None:
+            found = _Entry(self._record(loss_of, told, self._changed(now)), self._version)
+        self._entries = [found, *(each for each in self._entries if each is not found)][
+            :ENTRIES_MAX
+        ]
+        return found
+
+    def _changed(self, now: Closure) -> str:
+        """What this function closed over otherwise when it was recorded last; nothing if it never was."""
+        closures = [each.recording.closure for each in self._entries]
+        return next((each.changed(now) for each in closures if each.of_same_function(now)), "")
 
     def _record(self, loss_of: LossOf, told: Told, because: str) -> Recording:
-        with self._untouched() as model:
-            found = record_loss(
-                model, loss_of, self._microbatches, self._scaler, told, self._filled.empty
-            )
+        found = record_loss(
+            self._model(), loss_of, self._microbatches, self._scaler, told, self._filled.empty
+        )
         for known in self._entries:
             if found.same_as(known.recording):
                 # Stages that were built for the same graph go on.
                 found = found.begun_with(known.recording.variants.first)
                 break
         return msgspec.structs.replace(found, because=because)
-
-    @contextmanager
-    def _untouched(self) -> Iterator[torch.nn.Module]:
-        model = self._model()
-        with attributes_kept(model), computable(model):
-            self._filled.empty()
-            yield model
 
     def _is_right(self, entry: _Entry, *, entered: bool) -> bool:
         """If not, it is to be recorded again: all workers do that in the first step of their layout."""
@@ -150,9 +144,10 @@ class Recorder:
 
     def _still_computes(self, entry: _Entry) -> bool:
         assert self._loss_of is not None
+        self._filled.empty()
         recording = entry.recording
-        with self._untouched() as model:
-            right = same_graph(recording, model, self._loss_of, self._scaler)
+        right = same_graph(recording, self._model(), self._loss_of, self._scaler)
+        # What it has changed itself while it was recorded is no reason to record it again.
         closure = recording.closure.settled(closed_over(self._loss_of))
         entry.recording = msgspec.structs.replace(recording, closure=closure)
         return right

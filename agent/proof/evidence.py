@@ -98,8 +98,7 @@ def _alike(one: Digest, other: Digest) -> bool:
 def _near(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
     largest = max((abs(each) for each in (*one, *other) if math.isfinite(each)), default=0.0)
     return all(
-        math.isclose(a, b, rel_tol=NEAR, abs_tol=NEAR * NEAR * largest)
-        or not math.isfinite(a + b)
+        math.isclose(a, b, rel_tol=NEAR, abs_tol=NEAR * NEAR * largest) or not math.isfinite(a + b)
         for a, b in zip(one, other, strict=True)
     )
 
