@@ -58,7 +58,9 @@ def _own_names(model: nn.Module) -> dict[str, int]:
 
 def named_parameters(models: Models) -> dict[str, nn.Parameter]:
     """Every parameter once, under its name among all models."""
-    return dict(_once((p + name, t) for p, m in _prefixed(models) for name, t in m.named_parameters()))
+    return dict(
+        _once((p + name, t) for p, m in _prefixed(models) for name, t in m.named_parameters())
+    )
 
 
 def named_buffers(models: Models) -> dict[str, torch.Tensor]:
@@ -68,7 +70,9 @@ def named_buffers(models: Models) -> dict[str, torch.Tensor]:
 
 def named_modules(models: Models) -> dict[str, nn.Module]:
     """Every module once, under its name among all models."""
-    return dict(_once((p + name, m) for p, one in _prefixed(models) for name, m in one.named_modules()))
+    return dict(
+        _once((p + name, m) for p, one in _prefixed(models) for name, m in one.named_modules())
+    )
 
 
 def summed_parameters(models: Models, trained: Container[int] = ()) -> dict[str, nn.Parameter]:
