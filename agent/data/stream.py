@@ -106,7 +106,7 @@ class StreamSource:
             batch = list(islice(samples, size))
         except Exception as error:
             error.add_note(
-                f"session.data: this happened behind sample {self._read} of epoch {self._epoch}"
+                f"session.data: this happened in the samples from {self._read} on, in epoch {self._epoch}"
             )
             # A generator that has raised has nothing more to give.
             self._epoch = -1
