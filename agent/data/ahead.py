@@ -30,7 +30,7 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from agent.data.fetch import Fetch, Over, Request, as_it_is, say
+from agent.data.fetch import Fetch, Over, Request, as_it_is, first_line, say
 from agent.data.stream import Ended
 from agent.errors import Misuse
 
@@ -104,7 +104,7 @@ class Guarded(Dataset[Answer | None]):
         except Misuse as error:
             return Answer(refusal=str(error))
         except Exception as error:
-            return Answer(failure=f"{type(error).__name__}: {error}")
+            return Answer(failure=first_line(error))
 
     def _try(self, fetched: Any) -> None:
         """What cannot be sent would be waited for in vain: torch sends it from a thread, which says nothing."""
@@ -250,7 +250,7 @@ class Ahead:
         self.close()
         self._losses += 1
         after = "are started again" if self._losses < LOSSES_MAX else "are not started again"
-        say(f"the processes that fetch ahead are lost and {after} ({str(error).splitlines()[0]})")
+        say(f"the processes that fetch ahead are lost and {after} ({first_line(error)})")
 
 
 def _method() -> str | None:

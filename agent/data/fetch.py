@@ -110,6 +110,10 @@ def say(text: str) -> None:
     sys.stderr.write(f"session.data: {text}\n")
 
 
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
+
+
 def as_it_is(fetched: Any) -> Any:
     """What is fetched is collated already."""
     return fetched
