@@ -155,12 +155,12 @@ class Replica:
 
     def install(self, summed: Summed, prior: Sequence[torch.Tensor | None]) -> None:
         """Put the gradients of a phase into the model, added to those that the step had before it."""
-        self.given, self.holdings.norms = self.version, {}
+        self.given = self.version
         if summed.held is not None:
             self._keep(summed.held)
-        if summed.finite or self.scaler is not None:
+        useful = summed.finite or self.scaler is not None
+        if useful:
             summed.total.space.install(summed.total, self.microbatches)
-            self.holdings.hear(summed.norms)
         else:
             # A skipped phase is committed, and changes nothing.
             self.space.begin()
@@ -168,6 +168,9 @@ class Replica:
             for param, before in zip(self.space.params.values(), prior, strict=True):
                 if before is not None:
                     param.grad = before if param.grad is None else before + param.grad
+        pairs = zip(self.space.params.values(), prior, strict=False)
+        added = [id(param) for param, before in pairs if before is not None and before.any()]
+        self.holdings.hear(summed.norms if useful else {}, added)
 
     # --- the state at a boundary --------------------------------------------------------------------
 
@@ -259,6 +262,7 @@ class Replica:
     def _forget(self) -> None:
         """What is here has come from others."""
         self.still.forget()
+        self.holdings.forget()
 
     # --- layers that are elsewhere ------------------------------------------------------------------
 
