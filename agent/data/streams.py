@@ -1,4 +1,4 @@
-"""Random streams of one microbatch: torch's, NumPy's and Python's, seeded before it and put back after it."""
+"""Seed the random streams of torch, NumPy and Python, and put them back."""
 
 import functools
 import random

@@ -36,7 +36,7 @@ class Drawn(Dataset):
 
 
 class Read(IterableDataset):
-    """Samples in order, shuffled within a buffer as large data sets do it; `told` says whether it knows its length."""
+    """Samples shuffled within a buffer, as large data sets do it; their number is not said."""
 
     def __init__(self, samples: int) -> None:
         self.samples = samples

@@ -20,8 +20,10 @@ SAMPLES, BATCH, M = 23, 8, 4
 
 @st.composite
 def histories(draw) -> list[list[tuple[int, int, int]]]:
-    """For each step who computes which part, one after the other: (worker, first, count). A part of a worker that is
-    lost in the step comes again, elsewhere."""
+    """For each step the parts (worker, first, count) in which it is computed.
+
+    A part whose worker is lost in the step is there again, with another worker.
+    """
     history = []
     for _ in range(7):
         cuts = sorted(draw(st.lists(st.integers(0, M), max_size=2)))
@@ -67,7 +69,7 @@ def test_data_under_any_shares_is_the_epoch_of_a_plain_run(processes: int, histo
 def test_data_asked_for_in_any_order_has_the_same_bits(processes: int):
     expected = plain(Data(Owner(), Drawn(SAMPLES), batch_size=BATCH, microbatches=M), 6)
     data = Data(Owner(), Drawn(SAMPLES), batch_size=BATCH, microbatches=M, num_workers=processes)
-    # Backwards within the share, beside the share, twice, behind what is expected, and an earlier step again.
+    # Backwards, beside the share, twice, behind what is expected, and an earlier step again.
     for step in (0, 1, 2, 5, 1, 2, 3):
         data.expect(step, 1, 2)
         for i in (2, 1, 3, 2):

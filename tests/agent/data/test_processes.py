@@ -1,4 +1,4 @@
-"""Processes that fetch ahead: real ones, which are killed, fail, and end with the process that they fetch for."""
+"""Processes that fetch ahead are killed, fail, and end with the one that they fetch for."""
 
 import contextlib
 import multiprocessing
