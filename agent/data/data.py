@@ -307,6 +307,10 @@ class Microbatches(Sequence[Any]):
     def __repr__(self) -> str:
         return f"<{len(self)} microbatches of step {self.step}>"
 
+    def expect(self, first: int, count: int, end: int | None = None) -> None:
+        """Have this share of the step, and of the next steps before `end`, fetched ahead."""
+        self._data.expect(self.step, first, count, end)
+
     def forget(self) -> None:
         """Drop what is kept: the step is over."""
         self._kept.clear()

@@ -66,7 +66,7 @@ def test_what_is_expected_is_fetched_by_other_processes_and_nothing_else():
         assert os.getpid() not in {_where(data, step, 1), _where(data, step, 2)}
         assert _where(data, step, 3) == os.getpid()
     # From the middle of the step on, another share: from here it is that of the next steps.
-    data.expect(6, 0, 4)
+    data.at(6).expect(0, 4)
     for step in (6, 7):
         assert os.getpid() not in {_where(data, step, i) for i in range(M)}
     data.close()
