@@ -318,6 +318,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 
     order: JobOrder
     state_bytes: int = 0
+    microbatches: int = 0
 
 
 class Dismissal(Message, frozen=True, kw_only=True):
