@@ -164,7 +164,7 @@ def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     if len(tensors) == 1:
         return tensors[0].detach().reshape(-1)
     with torch.no_grad():
-        laid: torch.Tensor = torch._C._nn.flatten_dense_tensors(tensors)
+        laid: torch.Tensor = torch._C._nn.flatten_dense_tensors([*tensors])
     return laid
 
 
@@ -202,15 +202,14 @@ def _answered(
             device = pair[0].device
             there[device] += [pair[0], pair[1].to(torch.float64).view(torch.int64)]
     came = {device: iter(_split(parts)) for device, parts in there.items()}
-    found = []
+    found: list[tuple[_Laid, list[int], list[float]]] = []
     for one, (sums, norms) in zip(laid, asked, strict=True):
         if isinstance(sums, torch.Tensor):
             numbers = came[sums.device]
-            ints, lengths = next(numbers), next(numbers).view(torch.float64)
-            found.append((one, ints.tolist(), lengths.tolist() or _none(one)))
+            ints, floats = next(numbers), next(numbers).view(torch.float64)
         else:
-            lengths = norms.tolist() if len(norms) else _none(one)
-            found.append((one, sums.tolist(), lengths))
+            ints, floats = sums, norms
+        found.append((one, ints.tolist(), floats.tolist() if len(floats) else _none(one)))
     return found
 
 
@@ -219,7 +218,8 @@ def _none(laid: _Laid) -> list[float]:
 
 
 def _split(parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
-    return torch.cat(list(parts)).cpu().split([len(part) for part in parts])
+    lengths = [len(part) for part in parts]
+    return torch.split(torch.cat(list(parts)).cpu(), lengths)
 
 
 class _Plan:

@@ -210,7 +210,12 @@ class Job:
             roster.let_in(member)
             # Who comes again has its script, and it may be large.
             script = self._script if hello.ready is None else b""
-            member.post(Welcome(order=self.order, state_bytes=self._state_bytes()), script)
+            welcome = Welcome(
+                order=self.order,
+                state_bytes=self._state_bytes(),
+                microbatches=self._microbatches_known(),
+            )
+            member.post(welcome, script)
             addresses = {m.worker: m.mesh_address for m in roster.members.values()}
             for each in roster.members.values():
                 each.post(Peers(addresses=addresses))
@@ -220,6 +225,12 @@ class Job:
                 roster.hear_left(hello.left)
             self._regrouping.joined(member)
         return member
+
+    def _microbatches_known(self) -> int:
+        """Of how many a step is made, as those said who were here before; 0 if nobody has."""
+        layout = self.roster.pending or self.roster.layout
+        ready = (m.ready.microbatches for m in self.roster.members.values() if m.ready is not None)
+        return layout.microbatches if layout is not None else next(ready, 0)
 
     def _state_bytes(self) -> int:
         """Of a whole state, where everyone keeps one."""

@@ -209,7 +209,7 @@ def judge(worker: str, question: Question, proved: Proved) -> str:
             return why
     end = question.version + len(question.known) - 1
     if question.complete and end not in reached:
-        return f"step {step}: {worker} was asked to apply the step and did not: start the job again"
+        return f"step {step}: {worker} does not call session.backward(...) {question.commits} times. {CALLS}"
     for version in (question.version, end) if question.complete else (question.version,):
         if version in reached and (
             why := by.reached(known[version].reached, reached[version], known[version])
