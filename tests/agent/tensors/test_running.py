@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from agent.layout import data_parallel
 from agent.tensors.canonical import Canonical
+from agent.tensors.numbers import Numbers
 from agent.tensors.partial import Partial, partial_of
 from agent.tensors.running import Running
 from agent.tensors.sums import Sum, SumSpace
@@ -33,7 +34,7 @@ def _compute(model: _Model, sums: Running, number: int, *, lends: bool) -> None:
         sums.lend(number, 0, 0)
     loss = model(number)
     loss.backward()
-    sums.add(number, loss.item(), 0, 0)
+    sums.add(number, Numbers(values=(loss.item(),)), 0, 0)
     assert all(param.grad is None for param in model.parameters())
 
 
@@ -69,7 +70,7 @@ def test_one_worker_adds_up_as_torch_does(
         sums._done = {*range(count)}  # what they are called does not matter
         (total,) = sums.nodes(0, count)
         assert int(total.views[-1]) == count
-    assert total.loss.item() == sum(_losses(order[:count]))
+    assert total.loss == sum(_losses(order[:count]))
     _same(space, total, _plain(order[:count]))
 
 
@@ -131,7 +132,7 @@ def test_gradients_lie_in_the_sum_itself() -> None:
         gradient = model.always.weight.grad
         assert gradient is not None
         seen.append(gradient.data_ptr())
-        sums.add(number, 0.0, 0, 0)
+        sums.add(number, Numbers(), 0, 0)
     sums._done = {0, 1}
     (total,) = sums.nodes(0, 2)
     assert seen == [total.views[0].data_ptr()] * 2
@@ -152,7 +153,7 @@ def test_so_many_sums_are_held_as_is_said(total: int, deterministic: bool) -> No
             fresh = isinstance(sums, Canonical) and sums._lent is None
             most = max(most, _held(sums) + fresh)
             model(number).backward()
-            sums.add(number, 0.0, 0, total)
+            sums.add(number, Numbers(), 0, total)
             most = max(most, _held(sums))
         assert most <= sums.held
         assert most == sums.held or total not in (4, 8, 16)

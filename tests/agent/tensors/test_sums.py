@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from agent.tensors.canonical import Canonical
+from agent.tensors.numbers import Numbers
 from agent.tensors.sums import PIECE_NUMBERS, Sum, SumSpace
 
 
@@ -23,7 +24,7 @@ def added(order: list[int], count: int) -> Sum:
     partial = Canonical(space, count)
     for microbatch in order:
         model.weight.grad = torch.full((3,), 0.1 * (microbatch + 1))
-        partial.add(microbatch, 0.1 * microbatch, 0, count)
+        partial.add(microbatch, Numbers(values=(0.1 * microbatch,)), 0, count)
     (whole,) = partial.nodes(0, count)
     return whole
 
@@ -77,7 +78,7 @@ def test_a_pair_is_added_in_pieces_with_the_bits_of_the_whole() -> None:
             expected = a + b if pair == 0 else expected + (a + b)
             for microbatch, found in ((2 * pair, a), (2 * pair + 1, b)):
                 model.weight.grad = found if turned else found.contiguous()
-                partial.add(microbatch, 0.0, 0, 4)
+                partial.add(microbatch, Numbers(), 0, 4)
         (whole,) = partial.nodes(0, 4)
         assert torch.equal(whole.views[0], expected)
 
@@ -106,7 +107,7 @@ def test_a_flag_is_what_any_microbatch_made_of_it(count: int) -> None:
     for microbatch in range(count):
         assert not model.begun
         model([0, 1] if microbatch % 2 else [2])
-        partial.add(microbatch, 0.0, 0, count)
+        partial.add(microbatch, Numbers(), 0, count)
     (whole,) = partial.nodes(0, count)
     space.install(whole, count)
     assert model.begun
