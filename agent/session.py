@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from agent.data.data import Data
+from agent.data.data import Data, Microbatches
 from agent.errors import Misuse, NotFinite, WireError
 from agent.faults import passing
 from agent.owned import scaling
@@ -171,6 +171,10 @@ class Session:
         return self.replica.state
 
     @property
+    def seed(self) -> int:
+        return self.replica.seed
+
+    @property
     def step(self) -> int:
         """The step that the loop is in."""
         return self.replica.step
@@ -188,7 +192,6 @@ class Session:
                 f"session.data(microbatches={microbatches}): a step of this job has {self._microbatches} of them"
             )
         self._microbatches = microbatches
-        options.setdefault("seed", self.replica.seed)
         found = Data(self, dataset, batch_size=batch_size, microbatches=microbatches, **options)
         self._data.append(found)
         return found
@@ -381,6 +384,8 @@ class Session:
         if not self._world.finish(self.replica, self._facts):
             return False
         self._optimizers.close()
+        for data in self._data:
+            data.close()
         return True
 
     # --- a phase ------------------------------------------------------------------------------------
@@ -461,6 +466,8 @@ class Session:
             try:
                 first, count = world.share()
                 passing("step: share opened")
+                if isinstance(microbatches, Microbatches):
+                    microbatches.expect(first, count, end=self._facts.steps_total)
                 recorder.computing((world.deep, first, count))
                 replica.still.begin()
                 summed = self._prepare(loss_of, microbatches, first, count)
