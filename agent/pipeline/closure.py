@@ -241,7 +241,10 @@ def _around(name: str, thing: Any) -> Found:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and bool(one == other))
+    if one is other:
+        return True
+    # What is no number is no other number the next time.
+    return type(one) is type(other) and bool(one == other or (one != one and other != other))  # noqa: PLR0124
 
 
 @functools.lru_cache(1024)
