@@ -232,6 +232,7 @@ class Player:
     # --- what it hears ------------------------------------------------------------------------------
 
     def hear(self) -> bool:
+        self.line.bytes_in += 1  # it is alive
         with self.line.changed:
             came = self.line.came[self.heard :]
             self.heard += len(came)
@@ -277,9 +278,7 @@ class Player:
         if asked.reaches:
             reached.append(self.reached(self.version))
         self.proving, self.proved = None, self.proved + 1
-        self.say(
-            Proved(version=asked.version, computed=tuple(computed), reached=tuple(reached))
-        )
+        self.say(Proved(version=asked.version, computed=tuple(computed), reached=tuple(reached)))
 
     def enter(self, order: Enter) -> None:
         self.layout = order.layout if self.name in order.layout.workers else None
@@ -310,13 +309,10 @@ class Player:
         if layout is None or not self.holds:
             return
         self.send_snapshot()
-        at, phase = layout.workers.index(self.name), self.version % self.house.phases
-        count, version = len(layout.workers), self.version
-        share = SIZE // count
-        total = self.sum_of(version).tobytes()[at * share : (at + 1) * share]
-        message = Slice(
-            generation=layout.generation, step=version, offset=at * share, total=SIZE
-        )
+        phase, version = self.version % self.house.phases, self.version
+        start, end = self.share_in(layout)
+        total = self.sum_of(version).tobytes()[start:end]
+        message = Slice(generation=layout.generation, step=version, offset=start, total=SIZE)
         self.say(message, total)
         replica = layout.replica_of(self.name)
         self.say(
@@ -331,6 +327,10 @@ class Player:
                 reached=self.reached(version) if phase == 0 else None,
             )
         )
+
+    def share_in(self, layout: Layout) -> tuple[int, int]:
+        at, count = layout.workers.index(self.name), len(layout.workers)
+        return SIZE * at // count, SIZE * (at + 1) // count
 
     def commit(self, message: Commit) -> None:
         if message.snapshot:
@@ -347,13 +347,12 @@ class Player:
         if self.version % self.house.phases:
             return
         self.asked_at = None
-        at, count = layout.workers.index(self.name), len(layout.workers)
-        share = SIZE // count
+        start, end = self.share_in(layout)
         message = Snapshot(
             generation=layout.generation,
             version=self.version,
-            forms=(FORM,) if at == 0 else (),
-            extents=(Extent("l", at * share, share, SIZE),),
+            forms=(FORM,) if start == 0 else (),
+            extents=(Extent("l", start, end - start, SIZE),),
             last=True,
         )
-        self.say(message, self.state.tobytes()[at * share : (at + 1) * share])
+        self.say(message, self.state.tobytes()[start:end])
