@@ -15,6 +15,7 @@ additions is free: gradients take the memory of one, and numbers differ by round
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
@@ -28,13 +29,16 @@ from agent.owned import scaling
 from agent.owned.clipping import clip_grad_norm_
 from agent.pipeline import modes
 from agent.pipeline.births import Unborn
+from agent.pipeline.returned import called
+from agent.proof.evidence import Evidence, copied, versions_of
 from agent.replica import AFTER, BEFORE, Replica
 from agent.schedule import Kind
 from agent.script.given import check_modules, check_trained, check_unborn
-from agent.script.loss import called
+from agent.script.graph import Outside
 from agent.script.optimizers import Optimizers
-from agent.tensors import shards
-from agent.tensors.device import number_of, settle
+from agent.script.registered import registered
+from agent.script.state import ScriptState
+from agent.tensors.device import settle
 from agent.tensors.numbers import Numbers
 from agent.tensors.partial import Partial, partial_of
 from agent.tensors.sums import Summed
@@ -112,9 +116,15 @@ class Session:
         self._world = _world if _world is not None else Alone()
         # How many threads share an operation is part of its rounding, so it is fixed for all.
         torch.set_num_threads(threads)
-        self.replica = replica = Replica(
-            registered(objects), _unborn, seed=seed, deterministic=deterministic
-        )
+        found = registered(objects)
+        check_modules(found.models, built=not _unborn)
+        check_unborn(_unborn, found.models, objects)
+        check_trained(found.models, found.objects.values())
+        for line in found.said:
+            sys.stderr.write(f"{line}\n")
+        self._registered = found
+        self.replica = replica = Replica(found, _unborn, seed=seed, deterministic=deterministic)
+        self._outside = Outside({id(p) for m in found.models.values() for p in m.parameters()})
         replica.fetch = self._world.fetch
         if replica.scaler is not None:
             scaling.follow(replica.scaler, replica.holdings)
@@ -132,6 +142,9 @@ class Session:
         self._facts = Facts(0, 0)
         self._kept_versions: list[int] = []
         self._scale = 1.0
+        self._evidence: Evidence | None = None
+        # Whether the first microbatch was computed twice, and whether loss_of writes into it.
+        self._tried = self._copies = self._seen = False
         self._result = Result(math.nan, {}, void=True)
         _sessions.append(self)
 
@@ -151,6 +164,11 @@ class Session:
     def notice_s(self) -> float | None:
         """Seconds until this machine is taken away, if the cloud has said so."""
         return self._world.notice_s
+
+    @property
+    def state(self) -> ScriptState:
+        """A dict of the script's own values, which travels with the job."""
+        return self.replica.state
 
     @property
     def step(self) -> int:
@@ -302,6 +320,8 @@ class Session:
             if self._finished():
                 return False
         self._kept_versions = replica.collected().versions()
+        if self._evidence is not None and self._world.compares:
+            self._evidence.look()
         self.replica.holdings.astray = False
         replica.seed_for(BEFORE)
         replica.stage = "open"
@@ -313,6 +333,8 @@ class Session:
             raise Misuse(
                 f"step {replica.step} ended without session.backward(loss_of, microbatches): every step needs one"
             )
+        self._registered.check(replica.step)
+        self._outside.check(replica.step)
         replica.version, replica.step, replica.played = replica.version + 1, replica.step + 1, True
         replica.stage = "boundary"
 
@@ -326,6 +348,8 @@ class Session:
                 replica.space, microbatches, deterministic=replica.deterministic
             )
             replica.sums_held, replica.reserve = self._partial.held, self._partial.reserve
+            self._evidence = Evidence(replica)
+            self._world.evidence = self._evidence
 
     def _bind(self, microbatches: int) -> bool:
         """Join the others from within the first step; False if they are further than that."""
@@ -408,13 +432,16 @@ class Session:
                 )
             replica.form.check(replica.step)
             self._optimizers.check()
-        assert self._partial is not None
+        assert self._partial is not None and self._evidence is not None
         replica.recorder.asked(replica.version, loss_of, microbatches)
         replica.stage = "computing"
         replica.space.begin()
         self._partial.clear()
+        self._evidence.begin()
+        # One loss of each phase shows what it was made of.
+        self._seen = False
         replica.still.step()
-        replica.holdings.norms, replica.holdings.astray = {}, False
+        replica.holdings.begin()
         scaler = replica.scaler
         if scaler is not None:
             # It makes its scale when it is first asked, and a worker that computes nothing would not ask.
@@ -425,8 +452,8 @@ class Session:
     def _compute(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Summed:
         """Compute this worker's share, sum it over all, and see it committed.
 
-            prepare  every worker has the sum of the phase
-            commit   the keeper has written that all are prepared
+        prepare  every worker has the sum of the phase
+        commit   the keeper has written that all are prepared
         """
         replica, world, recorder = self.replica, self._world, self.replica.recorder
         version = replica.version
@@ -440,7 +467,6 @@ class Session:
                 recorder.computed()
                 replica.still.check(replica.step)
                 self._check_finite(summed)
-                replica.form.check_written(replica.step, replica.space.written(summed.marks))
                 world.commit(version, summed)
             except Interrupted:
                 recorder.computed()
@@ -450,16 +476,21 @@ class Session:
     def _prepare(
         self, loss_of: LossOf, microbatches: Sequence[Any], first: int, count: int
     ) -> Summed:
-        replica, partial = self.replica, self._partial
-        assert partial is not None
+        replica, partial, evidence = self.replica, self._partial, self._evidence
+        assert partial is not None and evidence is not None
         if self._world.deep:
             partial.let_go()
             return self._world.play(replica.version, microbatches)
         kept = replica.kept
         before = [] if kept is None else kept.updates()
-        for microbatch in partial.missing(first, count):
-            numbers = self._compute_one(loss_of, microbatches, microbatch)
+        missing = partial.missing(first, count)
+        self._compare(loss_of, microbatches, missing)
+        for microbatch in missing:
+            given = self._given(microbatches, microbatch)
+            numbers = self._compute_one(loss_of, given, microbatch)
             passing("step: microbatch computed", replica.space.params)
+            if (microbatch == first and self._world.compares) or evidence.has(microbatch):
+                evidence.sample(microbatch, given, numbers)
             partial.add(microbatch, numbers, first, count)
         if kept is not None and kept.updates() != before:
             raise Misuse(
@@ -469,17 +500,43 @@ class Session:
         self._world.gather(replica.version, partial, replica.total())
         return replica.space.summed(replica.total())
 
-    def _compute_one(
-        self, loss_of: LossOf, microbatches: Sequence[Any], microbatch: int
-    ) -> Numbers:
+    def _compare(self, loss_of: LossOf, microbatches: Sequence[Any], missing: list[int]) -> None:
+        """Compute what is compared with others', or with itself, and used for nothing else."""
+        evidence = self._evidence
+        assert evidence is not None
+        if missing and not self._tried:
+            # A copy, because loss_of may write into its microbatch; then it gets a copy each time.
+            self._copies = True
+            given = self._given(microbatches, missing[0])
+            versions = versions_of(given)
+            self._compute_aside(loss_of, given, missing[0])
+            self._copies, self._tried = versions_of(given) != versions, True
+        other = self._world.twice
+        if other is not None and not evidence.has(other):
+            self._compute_aside(loss_of, self._given(microbatches, other), other)
+
+    def _compute_aside(self, loss_of: LossOf, given: Any, microbatch: int) -> None:
+        """Compute a microbatch whose gradients are looked at, and dropped."""
+        assert self._evidence is not None
+        numbers = self._compute_one(loss_of, given, microbatch)
+        self._evidence.sample(microbatch, given, numbers)
+        self.replica.space.take(numbers)
+
+    def _given(self, microbatches: Sequence[Any], microbatch: int) -> Any:
+        given = microbatches[microbatch]
+        return copied(given) if self._copies else given
+
+    def _compute_one(self, loss_of: LossOf, given: Any, microbatch: int) -> Numbers:
         """Leave the gradients of one microbatch in the model."""
         replica, notes = self.replica, self.replica.notes
         self._world.check()
         replica.seed_for(microbatch)
-        given = microbatches[microbatch]
         if notes is not None:
             notes.skip()
         returned = called(loss_of, given, replica.scaler)
+        if not self._seen:
+            self._seen = True
+            self._outside.look(returned.loss)
         if notes is not None:
             settle(replica.space.device)
             notes.lap(Kind.FORWARD, microbatch)
@@ -487,8 +544,7 @@ class Session:
         if notes is not None:
             settle(replica.space.device)
             notes.lap(Kind.BACKWARD, microbatch)
-        loss = number_of(returned.loss) / self._scale
-        return Numbers(tuple(returned.metrics), (loss, *map(_number, returned.metrics.values())))
+        return returned.numbers(self._scale)
 
     def _check_finite(self, summed: Summed) -> None:
         """Before the commit, so that a job that fails on it can be resumed from before it."""
@@ -523,21 +579,3 @@ class Session:
         self.replica.space.blank()
         self.replica.holdings.astray = True
         self._result = Result(math.nan, {}, void=True)
-
-
-def _number(value: Any) -> float | torch.Tensor:
-    return number_of(value) if isinstance(value, torch.Tensor) else float(value)
-
-
-def registered(objects: Sequence[object]) -> dict[str, shards.Stateful]:
-    """Name what the script registers, checked."""
-    found: dict[str, shards.Stateful] = {}
-    for index, thing in enumerate(objects):
-        if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
-            raise Misuse(f"Session: {thing!r} has no state_dict and load_state_dict to save")
-        found["model" if index == 0 else f"{type(thing).__name__}{index}"] = thing
-    modules = [thing for thing in found.values() if isinstance(thing, torch.nn.Module)]
-    check_modules(modules, built=not _unborn)
-    check_unborn(_unborn, modules, [*found.values()])
-    check_trained(modules, found.values())
-    return found

@@ -2,7 +2,7 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
-from typing import Protocol
+from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
@@ -10,6 +10,9 @@ from agent.messages import NanPolicy
 from agent.replica import Replica
 from agent.tensors.partial import Partial
 from agent.tensors.sums import Sum, Summed
+
+if TYPE_CHECKING:
+    from agent.proof.evidence import Evidence
 
 
 class Interrupted(Exception):  # noqa: N818 - it says what happened, and is no error
@@ -35,6 +38,12 @@ class World(Protocol):
     """Those who train together. A version is a count of commits."""
 
     nan: NanPolicy
+    evidence: "Evidence"
+    """What this worker can show of its steps."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether anybody compares what workers compute."""
 
     @property
     def microbatches(self) -> int:
@@ -105,6 +114,8 @@ class Alone:
     """A world of one: nothing to agree on."""
 
     nan: NanPolicy = "fail"
+    evidence: "Evidence"
+    compares = False
     microbatches = 0
     leader = True
     notice_s = None

@@ -28,7 +28,7 @@ from agent.pipeline.pieces import Piece
 from agent.pipeline.record import LossOf, attributes_kept, buffers_kept, record
 from agent.profile import Network, NetworkFrom, Profile, Section, parse, render
 from agent.script.optimizers import twin_of
-from agent.source.own import is_own_class
+from agent.source.tracebacks import is_own_class
 from agent.tensors.device import CPU, anywhere, clock_of, device_of, stream_kept
 
 ROUNDS = 5

@@ -1,27 +1,31 @@
-"""Says in the job's log that a loop is recorded anew in each step, which nobody would see otherwise."""
+"""Says in the job's log that a loss is recorded anew in each step, which nobody would see otherwise."""
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 
+from agent.pipeline.closure import Closure
 from agent.pipeline.recording import Recording
-from agent.source.reads import Reads
 
 STEPS_MIN = 4
-SAID = f"the loop over session.share(...) was recorded anew in each of the last {STEPS_MIN} steps"
+KNOWN_MAX = 16
+SAID = f"loss_of was recorded anew in each of the last {STEPS_MIN} steps"
 
 
 class Anew:
     def __init__(self) -> None:
-        self._reads: Reads | None = None
+        # Those of the last recordings: a step may have several phases.
+        self._known = deque[Closure](maxlen=KNOWN_MAX)
         self._last, self._row, self._took_s = -2, 0, 0.0
 
     def recorded(self, step: int, record: Callable[[], Recording]) -> Recording:
         began_s = time.monotonic()
         found = record()
-        if found.because and found.reads is not self._reads:
-            self._hear(step, found.because, time.monotonic() - began_s)
-        self._reads = found.reads
+        if not any(found.closure is each for each in self._known):
+            self._known.append(found.closure)
+            if found.because:
+                self._hear(step, found.because, time.monotonic() - began_s)
         return found
 
     def _hear(self, step: int, what: str, took_s: float) -> None:
@@ -30,6 +34,6 @@ class Anew:
         self._last, self._row, self._took_s = step, self._row + 1, self._took_s + took_s
         if self._row == STEPS_MIN:
             sys.stderr.write(
-                f"{SAID}, in {self._took_s / STEPS_MIN:.2f} s on average: it reads `{what}`, which has changed. What changes in "
-                "every step costs nothing if it is in the microbatches\n"
+                f"{SAID}, in {self._took_s / STEPS_MIN:.2f} s on average: it closes over `{what}`, which has changed. What "
+                "changes in every step costs nothing if it is in the microbatches\n"
             )

@@ -158,6 +158,7 @@ class Group(Crew):
         return self._greeting.microbatches
 
     def boundary(self, replica: Replica, facts: Facts) -> None:
+        self._check(replica)
         self._introduce(replica, facts)
         while True:
             try:
@@ -168,6 +169,11 @@ class Group(Crew):
             break
         self._landing.clear()
         self._handover.pulling.forget(replica.version)
+
+    def _check(self, replica: Replica) -> None:
+        """Refuse what the script has made of a part of the layers; what is here for nothing is not looked at."""
+        if not self.astray:
+            replica.holdings.check(replica.step - 1)
 
     def _introduce(self, replica: Replica, facts: Facts) -> None:
         self._replica, self.link.step = replica, -1
@@ -388,6 +394,7 @@ class Group(Crew):
         self._snapshots.settle()
 
     def finish(self, replica: Replica, facts: Facts) -> bool:  # noqa: ARG002
+        self._check(replica)
         self.link.step, last = -1, replica.version
         self._left = last
         self.link.send(LoopLeft(version=last))

@@ -27,6 +27,7 @@ from agent.errors import Misuse, NotFinite, ParcelError, WireError
 from agent.instance.output import LeaderOnly, Lines, Stream
 from agent.instance.scratch import scratch
 from agent.messages import JobOrder, WorkerOrder
+from agent.owned import words
 from agent.protocol import Ended, Failed
 from agent.protocol import Lines as LinesMessage
 from agent.source import parcel
@@ -215,6 +216,9 @@ def _of_exit(end: SystemExit, errors: Stream) -> Failed:
 
 def _of_script(error: BaseException) -> Failed:
     said = traceback_of(error)
+    apart = any(each.replica.holdings.here is not None for each in session.made())
+    if apart and (cause := words.cause_of(error)):
+        return Failed(kind="refused", detail=f"{said}\n{cause}")
     return Failed(kind="exception", detail=said)
 
 

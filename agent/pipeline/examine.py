@@ -32,7 +32,7 @@ from agent.pipeline.guests import Guest
 from agent.pipeline.record import Kept, attributes_kept, python_drawn, where
 from agent.pipeline.scaling import Scaling
 from agent.pipeline.witness import unsaved
-from agent.source.own import is_torchs
+from agent.source.tracebacks import is_torchs
 from agent.tensors.away import computable
 from agent.tensors.device import device_of, stream_kept, stream_state
 from agent.tensors.still import version_of

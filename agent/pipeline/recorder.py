@@ -7,36 +7,33 @@ step after that, and then ever more seldom, so that it takes next to no time.
 
 import time
 from collections.abc import Callable, Sequence
-from contextlib import contextmanager
-from collections.abc import Iterator
 
 import msgspec
 import torch
 
 from agent.errors import CannotRecord, Misuse
-from agent.pipeline.loss import closed_over, record_loss, same_graph
-from agent.pipeline.record import Filled, attributes_kept
+from agent.pipeline.closure import Closure, closed_over
+from agent.pipeline.loss import record_loss, same_graph
+from agent.pipeline.record import Filled
 from agent.pipeline.recording import Recording, Told, nobody
-from agent.tensors.away import computable
+from agent.pipeline.returned import LossOf
 
 # Odd, because what alternates from step to step would look the same otherwise.
 FAR = 63
 # Of the time.
 SHARE = 1 / 512
 ENTRIES_MAX = 8
-CLOSES_OVER = "loss_of closes over something that has changed"
 WAY = (
     "what loss_of reads changes from step to step where nobody sees it (an environment variable, an array that is "
     "written to): put it into the microbatches, or hand it to loss_of as an argument of a functools.partial"
 )
-LossOf = Callable[[object], object]
 
 
 class _Entry:
     """A recording, and since when it is known to be right."""
 
-    def __init__(self, closure: object, recording: Recording, version: int) -> None:
-        self.closure, self.recording = closure, recording
+    def __init__(self, recording: Recording, version: int) -> None:
+        self.recording = recording
         # The last versions in which it was right, and used.
         self.right = self.used = version
         self.wait = 1
@@ -89,33 +86,33 @@ class Recorder:
     def _entry(self, told: Told) -> _Entry:
         loss_of = self._loss_of
         if loss_of is None:
-            raise Misuse("there is nothing to record before session.backward(loss_of, ...) is called")
-        closure = closed_over(loss_of)
-        entry = next((each for each in self._entries if each.closure == closure), None)
-        if entry is None:
-            because = CLOSES_OVER if any(_same_code(e.closure, closure) for e in self._entries) else ""
-            entry = _Entry(closure, self._record(loss_of, told, because), self._version)
-        self._entries = [entry, *(e for e in self._entries if e is not entry)][:ENTRIES_MAX]
-        return entry
+            raise Misuse(
+                "there is nothing to record before session.backward(loss_of, ...) is called"
+            )
+        now = closed_over(loss_of)
+        found = next((e for e in self._entries if not e.recording.closure.changed(now)), None)
+        if found is None:
+            found = _Entry(self._record(loss_of, told, self._changed(now)), self._version)
+        self._entries = [found, *(each for each in self._entries if each is not found)][
+            :ENTRIES_MAX
+        ]
+        return found
+
+    def _changed(self, now: Closure) -> str:
+        """What this function closed over otherwise when it was recorded last; nothing if it never was."""
+        closures = [each.recording.closure for each in self._entries]
+        return next((each.changed(now) for each in closures if each.of_same_function(now)), "")
 
     def _record(self, loss_of: LossOf, told: Told, because: str) -> Recording:
-        with self._untouched() as model:
-            found = record_loss(
-                model, loss_of, self._microbatches, self._scaler, told, self._filled.empty
-            )
+        found = record_loss(
+            self._model(), loss_of, self._microbatches, self._scaler, told, self._filled.empty
+        )
         for known in self._entries:
             if found.same_as(known.recording):
                 # Stages that were built for the same graph go on.
                 found = found.begun_with(known.recording.variants.first)
                 break
         return msgspec.structs.replace(found, because=because)
-
-    @contextmanager
-    def _untouched(self) -> Iterator[torch.nn.Module]:
-        model = self._model()
-        with attributes_kept(model), computable(model):
-            self._filled.empty()
-            yield model
 
     def _is_right(self, entry: _Entry, *, entered: bool) -> bool:
         """If not, it is to be recorded again: all workers do that in the first step of their layout."""
@@ -147,9 +144,10 @@ class Recorder:
 
     def _still_computes(self, entry: _Entry) -> bool:
         assert self._loss_of is not None
-        with self._untouched() as model:
-            return same_graph(entry.recording, model, self._loss_of, self._scaler)
-
-
-def _same_code(one: object, other: object) -> bool:
-    return isinstance(one, tuple) and isinstance(other, tuple) and one[:1] == other[:1]
+        self._filled.empty()
+        recording = entry.recording
+        right = same_graph(recording, self._model(), self._loss_of, self._scaler)
+        # What it has changed itself while it was recorded is no reason to record it again.
+        closure = recording.closure.settled(closed_over(self._loss_of))
+        entry.recording = msgspec.structs.replace(recording, closure=closure)
+        return right

@@ -17,7 +17,7 @@ over workers is in host memory. Whether anything was contributed to an entry at 
 parameter that no microbatch used has no gradient, which is not the same as a gradient of zero.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -26,6 +26,7 @@ import torch
 from agent.errors import Misuse
 from agent.tensors.away import is_away
 from agent.tensors.device import CPU, home
+from agent.tensors.naming import Models, named_buffers, named_modules, summed_parameters
 from agent.tensors.numbers import WIDTH, Names, Numbers, alike, decoded, encoded
 
 ALIGN_BYTES = 64
@@ -141,33 +142,22 @@ class Summed(msgspec.Struct, frozen=True):
 class SumSpace:
     """Where each number of a step's sum lies."""
 
-    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        self._modules = tuple(modules)
+    def __init__(self, models: Models, trained: Container[int] = ()) -> None:
+        """For `trained` see `summed_parameters`."""
         self._homes: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = [
             (each._buffers, key, buffer)
-            for module in self._modules
-            for each in module.modules()
+            for each in named_modules(models).values()
             for key, buffer in each._buffers.items()
             if buffer is not None
         ]
         self._take(
-            {
-                name: param
-                for module in self._modules
-                for name, param in module.named_parameters()
-                if param.requires_grad
-            },
-            {
-                name: buffer
-                for module in self._modules
-                for name, buffer in module.named_buffers()
-                if is_summed(buffer)
-            },
+            {**summed_parameters(models, trained)},
+            {name: each for name, each in named_buffers(models).items() if is_summed(each)},
         )
 
     def part(self, wanted: Callable[[str], bool]) -> "SumSpace":
         """A space of some of these, by name."""
-        part = SumSpace(())
+        part = SumSpace({})
         part._take(
             {name: param for name, param in self.params.items() if wanted(name)},
             {name: buffer for name, buffer in self.buffers.items() if wanted(name)},

@@ -261,18 +261,25 @@ def alone(factory, draw, microbatches: int, steps: int):
     opt = optimizer(model.parameters())
     session._sessions.clear()
     own = session.Session(model, opt, microbatches=microbatches, seed=SEED)
-    losses = list(_losses(own, model, opt, draw, steps))
-    session._sessions.clear()
-    return losses, model.state_dict(), own
-
-
-def _losses(own, model, opt, draw, steps: int):
-    """Handed on one by one: a script that keeps them from step to step is refused."""
+    losses = []
     for step in own.steps(steps):
-        for batch in own.share(batches(draw, step, own.microbatches)):
-            own.backward(loss_of(model, *batch))
+        todo = batches(draw, step, microbatches)
+        result = own.backward(lambda batch: loss_of(model, *batch), todo)
         opt.step()
-        yield own.loss
+        losses.append(result.loss)
+    session._sessions.clear()
+    return losses, model.state_dict(), Streams(own)
+
+
+class Streams:
+    """The random streams of a session, for the workers of a layout."""
+
+    def __init__(self, own: session.Session) -> None:
+        self._replica = own.replica
+
+    def seed_for(self, step: int, microbatch: int) -> None:
+        self._replica.step, self._replica.phase = step, 0
+        self._replica.seed_for(microbatch)
 
 
 class Turns:
