@@ -74,7 +74,7 @@ envs = [CartPole() for _ in range(args.episodes)]
 session = Session(policy, optimizer)
 for i_update in session.steps(args.updates):
     optimizer.zero_grad()
-    ep_reward = session.backward(play, envs)["reward"]
+    ep_reward = session.backward(lambda i: play(envs[i]), range(args.episodes))["reward"]
     optimizer.step()
     running_reward = 0.05 * ep_reward + (1 - 0.05) * session.state.get("running", 10.0)
     session.state["running"] = running_reward
