@@ -391,14 +391,16 @@ class Redo(Message, frozen=True, kw_only=True):
 class Prove(Message, frozen=True, kw_only=True):
     """Reproduce a committed step before you count: the script's step `script_step`, which begins with `version`.
 
-    Behind it come the `State` of that version, and a `Redo` for each of the step's commits, all of generation `PROVING`.
-    `microbatches` has one for each of them that is to be computed; where it is None, nothing is. `reaches` asks for the state
-    behind the step as well; else the step is left behind its last commit here.
+    Behind it come the `State` of that version, and a `Redo` for each of so many `commits` of the step, all of generation
+    `PROVING`. `microbatches` has one for each phase that is to be computed; where it is None, nothing is. `reaches` asks for
+    the state behind the step as well; else the step is left as soon as the last of them is computed, and what sums there
+    are is applied.
     """
 
     version: int
     script_step: int
     microbatches: tuple[int | None, ...]
+    commits: int
     reaches: bool = True
 
 

@@ -22,7 +22,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from agent.data.data import Data
+from agent.data.data import Data, Microbatches
 from agent.errors import Misuse, NotFinite, WireError
 from agent.faults import passing
 from agent.owned import scaling
@@ -171,6 +171,10 @@ class Session:
         return self.replica.state
 
     @property
+    def seed(self) -> int:
+        return self.replica.seed
+
+    @property
     def step(self) -> int:
         """The step that the loop is in."""
         return self.replica.step
@@ -188,7 +192,6 @@ class Session:
                 f"session.data(microbatches={microbatches}): a step of this job has {self._microbatches} of them"
             )
         self._microbatches = microbatches
-        options.setdefault("seed", self.replica.seed)
         found = Data(self, dataset, batch_size=batch_size, microbatches=microbatches, **options)
         self._data.append(found)
         return found
@@ -245,6 +248,7 @@ class Session:
         if self._bound or self._bind(len(microbatches)):
             self._begin_phase(loss_of, microbatches)
             try:
+                self._prove(loss_of, microbatches)
                 summed = self._world.logged(replica.version)
                 if summed is None:
                     summed = self._compute(loss_of, microbatches)
@@ -321,7 +325,7 @@ class Session:
                 return False
         self._kept_versions = replica.collected().versions()
         if self._evidence is not None and self._world.compares:
-            self._evidence.look()
+            self._evidence.look(whole=self._world.thorough)
         self.replica.holdings.astray = False
         replica.seed_for(BEFORE)
         replica.stage = "open"
@@ -381,6 +385,8 @@ class Session:
         if not self._world.finish(self.replica, self._facts):
             return False
         self._optimizers.close()
+        for data in self._data:
+            data.close()
         return True
 
     # --- a phase ------------------------------------------------------------------------------------
@@ -461,6 +467,8 @@ class Session:
             try:
                 first, count = world.share()
                 passing("step: share opened")
+                if isinstance(microbatches, Microbatches):
+                    microbatches.expect(first, count, end=self._facts.steps_total)
                 recorder.computing((world.deep, first, count))
                 replica.still.begin()
                 summed = self._prepare(loss_of, microbatches, first, count)
@@ -490,7 +498,7 @@ class Session:
             numbers = self._compute_one(loss_of, given, microbatch)
             passing("step: microbatch computed", replica.space.params)
             if (microbatch == first and self._world.compares) or evidence.has(microbatch):
-                evidence.sample(microbatch, given, numbers)
+                evidence.sample(microbatch, given, numbers, whole=self._world.thorough)
             partial.add(microbatch, numbers, first, count)
         if kept is not None and kept.updates() != before:
             raise Misuse(
@@ -499,6 +507,13 @@ class Session:
             )
         self._world.gather(replica.version, partial, replica.total())
         return replica.space.summed(replica.total())
+
+    def _prove(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
+        """Compute the microbatch by which this worker shows that it does what the job does."""
+        asked = self._world.asked(self.replica.phase)
+        if asked is not None:
+            self._compare(loss_of, microbatches, [asked])
+            self._compute_aside(loss_of, self._given(microbatches, asked), asked)
 
     def _compare(self, loss_of: LossOf, microbatches: Sequence[Any], missing: list[int]) -> None:
         """Compute what is compared with others', or with itself, and used for nothing else."""
@@ -519,7 +534,7 @@ class Session:
         """Compute a microbatch whose gradients are looked at, and dropped."""
         assert self._evidence is not None
         numbers = self._compute_one(loss_of, given, microbatch)
-        self._evidence.sample(microbatch, given, numbers)
+        self._evidence.sample(microbatch, given, numbers, whole=self._world.thorough)
         self.replica.space.take(numbers)
 
     def _given(self, microbatches: Sequence[Any], microbatch: int) -> Any:

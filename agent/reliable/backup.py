@@ -42,10 +42,11 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """A whole state, and the sums that lead on from it."""
+    """A whole state, the sums that lead on from it, and what is known of the step behind it: see `agent.reliable.proofs`."""
 
     backup: Backup
     redo: tuple[LoggedSum, ...]
+    records: bytes = b""
 
     @property
     def reached(self) -> int:

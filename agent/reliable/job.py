@@ -39,6 +39,7 @@ from agent.protocol import (
     Prepared,
     ProfileAsked,
     ProfileKnown,
+    Proved,
     Ready,
     Recording,
     RedoAsked,
@@ -49,8 +50,8 @@ from agent.protocol import (
     Welcome,
 )
 from agent.reliable import commits
-from agent.reliable.alike import Alike
 from agent.reliable.ending import Ending
+from agent.reliable.entrance import Entrance
 from agent.reliable.member import Member
 from agent.reliable.outbox import Out
 from agent.reliable.regrouping import Regrouping
@@ -88,13 +89,17 @@ class Job:
         self.vault = Vault(order, place, out.report)
         self.vault.since = self.history.version
         self.roster = Roster(self.history, self._reports, self._lock)
-        self._round, self._alike = Round(self.vault.memory.take), Alike()
+        self._round = Round(self.vault.memory.take)
         self._owed = False  # a checkpoint, as soon as nothing is lacking in it
         self._tracing = Tracing(order.job)
-        self._regrouping = Regrouping(
-            self.history, self.roster, self.vault, self._reports, self._lock, self._give_up
+        self._entrance = Entrance(
+            self.history, self.roster, self.vault, self._reports, self._on_failed, self._say
         )
-        self._regrouping.begun = self._begin_round
+        self._regrouping = Regrouping(
+            self.history, self.roster, self.vault, self._reports, self._entrance, self._lock
+        )
+        self._regrouping.begun, self._regrouping.gave_up = self._begin_round, self._give_up
+        self._regrouping.committing = lambda: self._committing
         self._ending = Ending(
             self.roster, self.vault, self._lock, self._reports, completed, lambda: self.closed
         )
@@ -107,7 +112,7 @@ class Job:
     def regroup(self, layout: Layout, when: When) -> None:
         with self._lock:
             if not self.closed and self.roster.finishing is None:
-                self._regrouping.ask(layout, when, committing=self._committing)
+                self._regrouping.ask(layout, when)
 
     def restore(self, layout: Layout) -> None:
         """The keeper was restarted: this is the layout that was running."""
@@ -159,7 +164,8 @@ class Job:
         if self.fenced:
             return True
         saved = self.vault.saved or self.vault.left(self.history.version)
-        away = saved is None or self.vault.write(saved, last=True, copied_s=COPIED_S)
+        beside = self.vault.beside
+        away = saved is None or self.vault.write(saved, beside=beside, last=True, copied_s=COPIED_S)
         if away:
             self.vault.clear()
         return away
@@ -204,7 +210,12 @@ class Job:
             roster.let_in(member)
             # Who comes again has its script, and it may be large.
             script = self._script if hello.ready is None else b""
-            member.post(Welcome(order=self.order, state_bytes=self._state_bytes()), script)
+            welcome = Welcome(
+                order=self.order,
+                state_bytes=self._state_bytes(),
+                microbatches=self._microbatches_known(),
+            )
+            member.post(welcome, script)
             addresses = {m.worker: m.mesh_address for m in roster.members.values()}
             for each in roster.members.values():
                 each.post(Peers(addresses=addresses))
@@ -214,6 +225,12 @@ class Job:
                 roster.hear_left(hello.left)
             self._regrouping.joined(member)
         return member
+
+    def _microbatches_known(self) -> int:
+        """Of how many a step is made, as those said who were here before; 0 if nobody has."""
+        layout = self.roster.pending or self.roster.layout
+        ready = (m.ready.microbatches for m in self.roster.members.values() if m.ready is not None)
+        return layout.microbatches if layout is not None else next(ready, 0)
 
     def _state_bytes(self) -> int:
         """Of a whole state, where everyone keeps one."""
@@ -235,6 +252,8 @@ class Job:
             self.roster.lose_the_suspected(now_s)
             self.roster.tell_of_ends()
             self._regrouping.look(now_s, late_s)
+            if not self.closed:
+                self._entrance.look()
             self._see_to_what_is_owed()
             if self.vault.due() and not self.closed:
                 self.vault.write_beside()
@@ -289,6 +308,8 @@ class Job:
                     self.vault.toll.ends(member.worker, time.monotonic())
             case Prepared():
                 self._on_prepared(member, message)
+            case Proved():
+                self._entrance.proved(member, message)
             case Holding():
                 if self._is_of_layout(message.generation):
                     member.holds(message.version, message.held)
@@ -335,13 +356,15 @@ class Job:
             return
         member.ready = ready
         self.roster.recorders.told |= ready.uncuttable != UNRECORDED
-        self._reports.ready(member, ready)
+        self._entrance.ready(member)
 
     def _on_snapshot(self, member: Member, message: Snapshot, payload: memoryview) -> None:
         if self.roster.layout is not None:
             whole = self.vault.take(message, payload, member.worker, self.roster.layout)
             if whole is not None and message.final:
                 self._ending.begin(whole)
+            elif whole is not None:
+                self._entrance.look()
 
     def _look_up(self, member: Member, key: str) -> None:
         profile = self._out.profile(key)
@@ -361,6 +384,10 @@ class Job:
         member.dismiss("the script failed")
         self._reports.failed(member.worker, failed)
 
+    def _say(self, line: str) -> None:
+        log.warning("%s: %s", self.order.job, line)
+        self._out.lines(self.order.job, "keeper", (line,))
+
     def _begin_round(self) -> None:
         self._round.begin()
         self.vault.toll.forget()
@@ -375,10 +402,13 @@ class Job:
         return self._is_of_layout(generation) and step == self.history.version
 
     def _on_prepared(self, member: Member, message: Prepared) -> None:
-        if unlike := self._alike.hear(member.worker, message.seen):
-            self._on_failed(member, Failed(kind="refused", detail=unlike, step=message.step))
-        elif self._is_current(message.generation, message.step):
+        if self._is_current(message.generation, message.step):
+            if unlike := self.vault.proofs.hear(member.worker, message):
+                failed = Failed(kind="refused", detail=unlike, step=message.script_step)
+                self._on_failed(member, failed)
+                return
             self._round.prepared(member.worker, message)
+            self._entrance.look()
         elif self.history.wrote(message.generation, message.step):
             member.post(Commit(generation=message.generation, version=self.history.version))
 
@@ -404,7 +434,8 @@ class Job:
             assert self.roster.layout is not None
             step = self.history.version
             promised = self._round.logged(step, self.roster.layout)
-        self.vault.promise(step, promised)
+            records = self.vault.records_of(step, promised)
+        self.vault.promise(step, promised, records)
         try:
             self.history.write(commit)
         except Fenced as error:
@@ -441,13 +472,16 @@ class Job:
             self._reports.loss = commit.loss  # a skipped step has none that could be shown
         for member in roster.inside():
             member.holds(commit.version, prepared[member.worker].held)
+        self._entrance.committed()
         copies = roster.copies([member.worker for member in roster.inside()])
         sums = self.vault.toll.pay(copies, self._reports.step_s, time.monotonic())
         wanted = self.vault.wants or self.vault.lags(layout) or (sums and self.vault.adrift)
-        snapshot = wanted and roster.pending is None
+        # One who has to prove itself first may need that very state.
+        stays = roster.pending is None or self._entrance.blocks(roster.pending)
+        snapshot = wanted and stays
         if snapshot:
             self.vault.ask(layout, commit.version)
-        trace = self._tracing.wanted and roster.pending is None
+        trace = self._tracing.wanted and stays
         if trace:
             self._tracing.begin(layout.generation, commit.version)
         told = Commit(
@@ -455,7 +489,7 @@ class Job:
             version=commit.version,
             snapshot=snapshot,
             trace=trace,
-            sums=sums,
+            sums=sums or self.vault.owes(commit.version),
             backup=self.vault.backup.version if self.vault.backup is not None else -1,
         )
         for member in roster.inside():

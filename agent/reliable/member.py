@@ -11,6 +11,7 @@ from agent.errors import WireError
 from agent.layout import Layout
 from agent.net.wire import Connection
 from agent.protocol import Commit, Dismissal, Held, Hello, Message, Ready
+from agent.reliable.proofs import Question
 
 WAITING_MAX = 10_000
 SMOOTHING = 0.2  # of a beat
@@ -33,6 +34,9 @@ class Member:
         self._promised = hello.promised
         self.copies = hello.copies  # it has some that may be asked for
         self.fresh = hello.generation < 0  # its state is the one that the script began with
+        self.proven = hello.proven  # it was in a step that was committed, or has reproduced one
+        self.question: Question | None = None  # what it is to reproduce
+        self.told = False  # the manager knows that it is ready
         self.noticed = False  # the cloud has said that its machine goes
         self.ready: Ready | None = hello.ready
         self.microbatch_s = 0.0

@@ -1,8 +1,9 @@
 """Copies of a job's versions in a place that outlives this machine. No torch here.
 
 A copy runs on a thread of its own, one at a time, and only the newest version is copied: a store that is
-slow or away makes copies rarer and is reported, and nothing waits for it. What is copied is the state
-alone. The sums beside it would be several times as many bytes, for the few steps that they save.
+slow or away makes copies rarer and is reported, and nothing waits for it. What is copied is the state, and the
+sums of the one step by which a worker proves itself. All sums beside it would be several times as many bytes, for the few
+steps that they save.
 """
 
 import logging
@@ -14,8 +15,9 @@ import msgspec
 
 from agent.errors import CheckpointError
 from agent.messages import CheckpointCopied, CopyFailed, Report
+from agent.reliable import saving
 from agent.store.archive import Archive, copy
-from agent.store.format import SUMS, Manifest
+from agent.store.format import Manifest
 from agent.store.objects import open_sink
 from agent.store.sinks import Sink
 from cloud.clock import CLOCK
@@ -147,20 +149,12 @@ class Offsite:
         self._report(CopyFailed(at_s=CLOCK.now_s(), job=self._job, step=step, error=why))
 
     def _copy(self, offer: Offer) -> None:
-        manifest = offer.manifest
-        version = manifest.version - manifest.redo
+        manifest = saving.beginning(offer.manifest)
+        version = manifest.version
         target = self._taken_over(offer)
         if version == self._copied:
             return
-        parts = tuple(part for part in manifest.parts if part.layer != SUMS)
-        state = msgspec.structs.replace(
-            manifest,
-            version=version,
-            generation=self._generation,
-            layers=manifest.state,
-            parts=parts,
-            redo=0,
-        )
+        state = msgspec.structs.replace(manifest, generation=self._generation)
         copy(state, self._source.sink, [target])
         target.prune(self._generation)
         self._copied = version

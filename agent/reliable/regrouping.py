@@ -25,6 +25,7 @@ from agent.protocol import (
 )
 from agent.reliable.backup import Saved
 from agent.reliable.commits import History
+from agent.reliable.entrance import Entrance
 from agent.reliable.member import Member
 from agent.reliable.reports import Reports
 from agent.reliable.roster import Roster
@@ -47,11 +48,16 @@ class Regrouping:
         roster: Roster,
         vault: Vault,
         reports: Reports,
+        entrance: Entrance,
         changed: threading.Condition,
-        gave_up: Callable[[Fenced], None],
     ) -> None:
         self._history, self._roster, self._vault = history, roster, vault
-        self._reports, self._changed, self._gave_up = reports, changed, gave_up
+        self._entrance = entrance
+        entrance.attach(self._recall_proof, self._again, lambda: self.waits or self._recalling)
+        self._reports, self._changed = reports, changed
+        self.gave_up: Callable[[Fenced], None] = lambda _: None
+        self.committing: Callable[[], bool] = lambda: False
+        self._now = False  # the layout that is asked for does not wait for a commit
         self._awaited_until_s: float | None = None
         self._recalling = self._recalled = False  # what is stored is being read; it was
         self._salvaged = -1  # the version to which workers were asked for copies
@@ -64,16 +70,28 @@ class Regrouping:
         """Whether the workers of a layout that was running are still expected back."""
         return self._awaited_until_s is not None
 
-    def ask(self, layout: Layout, when: When, *, committing: bool) -> None:
-        """This is the next layout: now, or behind the step in flight if there is one."""
+    def ask(self, layout: Layout, when: When) -> None:
+        """This is the next layout: now, or behind the step in flight if there is one; and not before all of its workers have
+        proven themselves."""
         roster = self._roster
         newest = roster.pending or roster.layout
         if newest is not None and layout.generation <= newest.generation:
             return
-        roster.pending = layout
-        idle = roster.layout is None or not roster.started or not roster.complete
-        if (when == "now" or idle) and not committing and not self.waits:
-            self.apply()
+        roster.pending, self._now = layout, when == "now"
+        self._entrance.look()
+        self._again()
+
+    def _again(self) -> None:
+        """Begin the layout that is asked for, or has not begun, if nothing is waited for any more."""
+        roster = self._roster
+        if self.committing() or self.waits or self._closed:
+            return
+        if roster.pending is not None:
+            idle = roster.layout is None or not roster.started or not roster.complete
+            if self._now or idle:
+                self.apply()
+        elif roster.layout is not None and not roster.started and roster.complete:
+            self._start()
 
     def restore(self, layout: Layout) -> None:
         """The keeper was restarted: this is the layout that was running."""
@@ -114,9 +132,11 @@ class Regrouping:
     # --- a layout begins ------------------------------------------------------------------------------
 
     def apply(self) -> None:
-        """The layout that was asked for becomes the one."""
+        """The layout that was asked for becomes the one, unless somebody in it has to prove itself first."""
         roster = self._roster
         assert roster.pending is not None
+        if self._entrance.blocks(roster.pending):
+            return
         roster.layout, roster.pending, roster.started = roster.pending, None, False
         self.begun()
         roster.suspicions.clear()
@@ -133,6 +153,8 @@ class Regrouping:
         roster, vault = self._roster, self._vault
         layout = roster.layout
         assert layout is not None
+        if self._entrance.blocks(layout):
+            return
         holders = roster.holders()
         reached = vault.reached
         if not holders and reached not in (None, self._history.version):
@@ -155,6 +177,7 @@ class Regrouping:
         snapshot = vault.wants or (sums and vault.adrift)
         if snapshot:
             vault.ask(layout, self._history.version)
+        sums |= vault.owes(self._history.version)
         enter = Enter(
             layout=layout,
             version=self._history.version,
@@ -216,6 +239,13 @@ class Regrouping:
         self._recall()
         return True
 
+    def _recall_proof(self) -> bool:
+        """Read what is stored for those who wait to prove themselves, once. Says whether that goes on."""
+        if self._recalled or self._closed:
+            return self._recalling
+        self._recall()
+        return True
+
     def _recall(self) -> None:
         """Nobody holds the state, and nor do we: read what is stored, beside whatever else happens."""
         if not self._recalling:
@@ -252,13 +282,14 @@ class Regrouping:
         return found
 
     def _read_beside(self) -> None:
-        found, vault, version = None, self._vault, self._history.version
+        found, proof, vault, version = None, None, self._vault, self._history.version
         copied = self._copied()
         for attempt in count():
             try:
                 patient = attempt < RECALLS_PATIENT
                 kept = vault.kept(version, copied)
                 found = vault.recall(version, patient=patient, kept=kept)
+                proof = None if found.saved is None else vault.recall_proof(found.saved)
                 break
             except (CheckpointError, OSError, MemoryError) as error:
                 self._reports.recall_failed(str(error) or type(error).__name__)
@@ -269,18 +300,24 @@ class Regrouping:
             self._recalling, self._recalled = False, True
             if self._closed:
                 return
-            saved = found.saved if found is not None else None
-            if (
-                saved is not None
-                and found
-                and saved.reached > (-1 if vault.reached is None else vault.reached)
-            ):
-                vault.adopt(saved)
-                self._reports.recalled(saved.reached, found.because)
-            if not self._roster.started:
+            if found is not None and found.saved is not None:
+                self._take_over(found.saved, found.because, proof)
+            if self._roster.layout is not None and not self._roster.started:
                 self._lose(self._strays())
                 if self._roster.complete:
                     self._start()
+            self._entrance.look()
+
+    def _take_over(self, saved: Saved, because: str, proof: Saved | None) -> None:
+        """What was stored: to go on from, unless more is here; and to prove oneself by."""
+        vault = self._vault
+        if self._roster.holders():
+            vault.keep(saved)
+        elif saved.reached > (-1 if vault.reached is None else vault.reached):
+            vault.adopt(saved)
+            self._reports.recalled(saved.reached, because)
+        if proof is not None:
+            vault.keep(proof)
 
     def _begin_anew(self, layout: Layout) -> bool:
         """Nothing is stored either: somebody who has the state that the script began with is the holder."""
@@ -297,11 +334,13 @@ class Regrouping:
 
     def _go_back(self, version: int) -> bool:
         """Whether it is for us to say."""
+        before = self._history.version
         try:
             self._history.rewind(version)
         except Fenced as error:
-            self._gave_up(error)
+            self.gave_up(error)
             return False
+        self._entrance.went_back(before, version)
         self._vault.go_back(version)
         self._salvaged = -1  # of the steps that are done again there are other copies
         self._roster.left = self._roster.unled = None
@@ -319,6 +358,9 @@ class Regrouping:
             same = member.generation == self._history.generation
             if same and member.version == version - 1:  # the commit has not reached it yet
                 member.hears_of_commit(version)
+            member.proven |= (
+                member.generation == layout.generation
+            )  # the keeper before us let it in
         for worker in roster.absent():
             roster.lose(worker, "connection", "it did not come back to the restarted keeper")
         if roster.pending is not None:

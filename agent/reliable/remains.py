@@ -76,7 +76,13 @@ class Gap(msgspec.Struct, frozen=True, tag=True):
     step: int
 
 
-Entry = Form | State | Sum | Gap
+class Records(msgspec.Struct, frozen=True, tag=True):
+    """What is known of the step behind the state: see `agent.reliable.proofs`."""
+
+    data: bytes
+
+
+Entry = Form | State | Sum | Gap | Records
 
 
 class _Place:
@@ -183,6 +189,12 @@ class Remains:
             if self._log is not None and not _wrote(self._log, [Gap(step)]):
                 self._drop_log()
 
+    def note_records(self, records: bytes) -> None:
+        """Before the step is committed that they are of."""
+        with self._lock:
+            if self._log is not None and records and not _wrote(self._log, [Records(records)]):
+                self._drop_log()
+
     def note_state(self, saved: Saved) -> bool:
         """From now on this, and what follows it, is what is found. Whether all of it is where it can be found."""
         with self._lock:
@@ -193,12 +205,13 @@ class Remains:
                 self._last = None  # its memory is wanted
             entries = [self._state(saved.backup), *map(self._sum, redo.values())]
             noted = [entry for entry in entries if entry is not None]
-            if len(noted) == len(entries) and self._begin_log(noted):
+            told = [Records(saved.records)] if saved.records else []
+            if len(noted) == len(entries) and self._begin_log([*told, *noted]):
                 return True
             self._drop_log()
             return False
 
-    def _begin_log(self, entries: Sequence[State | Sum]) -> bool:
+    def _begin_log(self, entries: Sequence[State | Sum | Records]) -> bool:
         draft = self._life / f"{LOG}.draft"
         try:
             self._move_in()
@@ -246,9 +259,9 @@ class Remains:
     def find(self, committed: int) -> Saved | None:
         """What reaches furthest of what keepers before us have left; nothing newer than was committed. It is ours as well
         then."""
-        found: list[tuple[int, Path, State, list[Sum]]] = []
+        found: list[tuple[int, Path, State, list[Sum], bytes]] = []
         for life in self._others():
-            form, state, sums = _read(life / LOG)
+            form, state, sums, records = _read(life / LOG)
             if state is None or state.version > committed or not _is_over(life):
                 continue
             if form.format != FORMAT and (form.format or sums):
@@ -258,11 +271,13 @@ class Remains:
             end = state.version
             while end < committed and end in sums:
                 end += 1
-            found.append((end, life, state, [sums[step] for step in range(state.version, end)]))
-        for _, life, state, redo in sorted(found, key=lambda one: one[0], reverse=True):
+            redo = [sums[step] for step in range(state.version, end)]
+            found.append((end, life, state, redo, records))
+        for _, life, state, redo, records in sorted(found, key=lambda one: one[0], reverse=True):
             try:
                 self._move_in()
-                return self._taken_over(life, state, redo)
+                saved = self._taken_over(life, state, redo)
+                return Saved(saved.backup, saved.redo, records)
             except (_Gone, OSError, ValueError) as error:  # the latter of a file that is empty
                 log.warning("%s cannot be gone on from: %s", life, error)
         return None
@@ -392,9 +407,9 @@ def _is_over(life: Path) -> bool:
     return False
 
 
-def _read(path: Path) -> tuple[Form, State | None, dict[int, Sum]]:
+def _read(path: Path) -> tuple[Form, State | None, dict[int, Sum], bytes]:
     """As far as it makes sense."""
-    form, state, sums = Form(), None, dict[int, Sum]()
+    form, state, sums, records = Form(), None, dict[int, Sum](), b""
     with contextlib.suppress(OSError, msgspec.MsgspecError):
         for entry in _entries(path.read_bytes()):
             match entry:
@@ -406,7 +421,9 @@ def _read(path: Path) -> tuple[Form, State | None, dict[int, Sum]]:
                     sums[entry.step] = entry
                 case Gap():
                     sums.pop(entry.step, None)
-    return form, state, sums
+                case Records():
+                    records = entry.data
+    return form, state, sums, records
 
 
 def _entries(data: bytes) -> Iterator[Entry]:

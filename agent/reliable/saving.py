@@ -10,9 +10,11 @@ import logging
 from collections.abc import Iterator
 from contextlib import suppress
 
+import msgspec
 import numpy as np
 
 from agent.errors import CheckpointError
+from agent.reliable import proofs
 from agent.reliable.backup import Backup, LoggedSum, Saved
 from agent.store.archive import Archive, Mark, assemble, write_parts
 from agent.store.errors import Damaged, Full
@@ -63,7 +65,11 @@ def _write(archive: Archive, generation: int, saved: Saved) -> Manifest:
     parts = write_parts(archive.sink, _files(saved))
     sums = (sums_layer(saved.redo),) if saved.redo else ()
     layers = (*saved.backup.layers, *sums)
-    manifest = assemble(archive.job, saved.reached, generation, layers, parts, redo=len(saved.redo))
+    manifest = msgspec.structs.replace(
+        assemble(archive.job, saved.reached, generation, layers, parts, redo=len(saved.redo)),
+        records=saved.records,
+        proof=min(len(saved.redo), proofs.commits_of(saved.records)),
+    )
     try:
         made = archive.commit(manifest)
     except CheckpointError:
@@ -109,7 +115,7 @@ def load(archive: Archive, manifest: Manifest) -> Saved:
         bodies={layer.name: bodies[layer.name] for layer in manifest.state},
     )
     if not manifest.redo:
-        return Saved(backup, ())
+        return Saved(backup, (), manifest.records)
     (form,) = (layer for layer in manifest.layers if layer.name == SUMS)
     present = [bytes.fromhex(text) for text in json.loads(form.values)["present"]]
     if not len(form.tensors) == len(present) == manifest.redo:
@@ -118,4 +124,29 @@ def load(archive: Archive, manifest: Manifest) -> Saved:
         LoggedSum(base + at, bits, bodies[SUMS][tensor.start : tensor.end])
         for at, (tensor, bits) in enumerate(zip(form.tensors, present, strict=True))
     )
-    return Saved(backup, redo)
+    return Saved(backup, redo, manifest.records)
+
+
+def beginning(manifest: Manifest) -> Manifest:
+    """The same version as far as a proof needs it: the state, and the sums of the step behind it.
+
+    Its files are among those of the whole version."""
+    count = manifest.proof
+    sums = tuple(layer for layer in manifest.layers if layer.name == SUMS and count)
+    cut = tuple(_first(layer, count) for layer in sums)
+    end = cut[0].layer_bytes if cut else 0
+    parts = tuple(part for part in manifest.parts if part.layer != SUMS or part.end <= end)
+    return msgspec.structs.replace(
+        manifest,
+        version=manifest.version - manifest.redo + count,
+        layers=(*manifest.state, *cut),
+        parts=parts,
+        redo=count,
+    )
+
+
+def _first(form: Layer, count: int) -> Layer:
+    present = json.loads(form.values)["present"][:count]
+    return msgspec.structs.replace(
+        form, tensors=form.tensors[:count], values=json.dumps({"present": present})
+    )

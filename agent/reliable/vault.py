@@ -2,6 +2,9 @@
 
 A version is the backup and the sums since, just as they lie in memory: writing one asks nothing of
 the workers, stalls nobody, and has every committed step in it.
+
+A worker that joins proves itself by the step behind a backup: see `agent.reliable.proofs`. So the backup before the newest
+stays until that step is known of the newest, in memory and on the disk: there is always one to prove, whoever is lost when.
 """
 
 import logging
@@ -19,9 +22,10 @@ from agent.faults import passing
 from agent.layout import Layout
 from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, JobOrder, Report
 from agent.protocol import Snapshot
-from agent.reliable import recovery, saving
+from agent.reliable import proofs, recovery, saving
 from agent.reliable.backup import Backup, LoggedSum, Saved, StateAssembly
 from agent.reliable.offsite import Offsite, Storage, earlier
+from agent.reliable.proofs import Proofs, Question
 from agent.reliable.recovery import Found, Kept, Shelf
 from agent.reliable.remains import Remains
 from agent.reliable.toll import Toll
@@ -41,6 +45,7 @@ REDO_STEPS = 1000  # each sum is a file of a version, and a message to whoever r
 ROOM_FACTOR = 1.01  # a sum is padded, and may be a little larger than its part of the state
 AGAIN_S = 60.0  # after a version that could not be written, however seldom there shall be one
 LOST_S = 10.0  # without a byte of a state that was asked for
+EARLY = 3  # steps, behind which the first state is asked for that a proof can begin with
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,6 +54,30 @@ class Place(msgspec.Struct, frozen=True, kw_only=True):
     checkpoints: Path
     storage: Storage | None = None
     memory: Path | None = None  # where the keeper's memory outlives it
+
+
+class Base:
+    """A backup, the sums that lead on from it without a gap, and what is known of the step behind it."""
+
+    def __init__(
+        self, backup: Backup, redo: list[LoggedSum], question: Question | None = None
+    ) -> None:
+        self.backup, self.redo, self.question = backup, redo, question
+
+    @property
+    def reached(self) -> int:
+        return self.backup.version + len(self.redo)
+
+    @property
+    def provable(self) -> bool:
+        return self.question is not None and self.question.complete
+
+    def look(self, known: Proofs) -> None:
+        if not self.provable:
+            self.question = known.question(self.backup.version, self.reached) or self.question
+
+    def saved(self, order: JobOrder) -> Saved:
+        return Saved(self.backup, tuple(self.redo), proofs.encode(self.question, order))
 
 
 class Vault:
@@ -73,21 +102,43 @@ class Vault:
         self.redo: list[LoggedSum] = []  # from the backup on, without a gap
         self._ahead: list[LoggedSum] = []  # behind one, for the state that is asked for
         self._committed = 0
+        self.proofs = Proofs()
+        self.awaited = False  # somebody waits for a step to prove
+        self._question: Question | None = None  # about the step behind the backup
+        self._older: Base | None = None  # the one before, as long as that is not complete
+        self._aside: Base | None = None  # recalled, only to be proven by
+        self._noted: int | None = None  # the version of the backup that the next keeper would find
+        self._noted_whole = False
         self.toll = Toll(order.sums)
 
     # --- the backup ---------------------------------------------------------------------------------
 
-    def promise(self, step: int, logged: LoggedSum | None) -> None:
-        """This step is about to be committed, and this is its sum if it is here."""
+    def promise(self, step: int, logged: LoggedSum | None, records: bytes = b"") -> None:
+        """This step is about to be committed, and this is its sum if it is here. `records` are what `records_of` says."""
         if self._remains is None:
             return
+        self._remains.note_records(records)
         if logged is not None:
             self._remains.note_sum(logged)
         else:
             self._remains.note_gap(step)
 
+    def records_of(self, step: int, logged: LoggedSum | None) -> bytes:
+        """What is known of the step behind what the next keeper would find, with this sum, which is not committed yet: it
+        may be all that there will ever be."""
+        base = self._kept_base
+        if base is None or base.provable or base.backup.version != self._noted:
+            return b""
+        if self._remains is None or step > base.backup.version + self.proofs.phases:
+            return b""
+        asked = self.proofs.question(base.backup.version, step + (logged is not None))
+        return proofs.encode(asked, self._order)
+
     def log(self, logged: LoggedSum) -> None:
         self._committed = logged.step + 1
+        older = self._older
+        if older is not None and logged.step == older.reached and len(older.redo) < self._bound:
+            older.redo.append(logged)
         if logged.step == self.reached:
             self.redo.append(logged)
             return
@@ -146,12 +197,26 @@ class Vault:
         Who sends a state computes more slowly meanwhile: for as long as the last one took there is none.
         """
         if self.backup is not None and len(self.redo) + self.behind < self._every:
-            return False
+            return self._young and self._assembly is None
         now_s = time.monotonic()
         if self._assembly is not None:
             return not self._assembly.final and now_s > self._heard_s + LOST_S
         short = self.backup is None or 2 * self._sums >= self._bound
         return short or now_s >= self._rested_s
+
+    @property
+    def _young(self) -> bool:
+        """Whether there is no backup yet but what a script begins with: what a script counts by itself is right there."""
+        begun = self.backup is not None and self.backup.version == 0
+        return begun and self._committed >= (1 if self.awaited else EARLY)
+
+    def owes(self, version: int) -> bool:
+        """Whether the sum of this step is wanted whatever it costs, because workers prove themselves by it."""
+        begun = [self._assembly.version] if self._assembly is not None else []
+        newest = self._newest
+        if newest is not None and not newest.provable and newest.reached >= version:
+            begun.append(newest.backup.version)
+        return any(first <= version < first + self.proofs.phases for first in begun)
 
     def lags(self, layout: Layout) -> bool:
         """Whether the backup is of another layout, in one where neighbours have copies of what came since their own
@@ -188,6 +253,9 @@ class Vault:
             if assembly is None or not assembly.final or assembly.generation != layout.generation:
                 self.ask(layout, message.version, final=True)
             assembly = self._assembly
+        if assembly is not None and self._is_boundary_of(assembly, message):
+            self.ask(layout, message.version)
+            assembly = self._assembly
         if assembly is None or not assembly.of(
             message.generation, message.version, final=message.final
         ):
@@ -195,6 +263,11 @@ class Vault:
         self._heard_s = time.monotonic()
         self._begun_s = self._begun_s or self._heard_s
         return assembly
+
+    def _is_boundary_of(self, assembly: StateAssembly, message: Snapshot) -> bool:
+        """Whether what was asked for fell between two commits of a step, and this is the state at the end of that step."""
+        follows = assembly.generation == message.generation and assembly.version < message.version
+        return follows and not (self._begun_s or assembly.final or message.final)
 
     def place(self, message: Snapshot, layout: Layout) -> memoryview | None:
         assembly = self._match(message, layout)
@@ -216,11 +289,7 @@ class Vault:
         self._assembly = None
         self._rested_s = self._heard_s + (self._heard_s - self._begun_s)
         self.memory.rest()
-        redo, ahead = _leading(whole.version, (*self.redo, *self._ahead))
-        if self._remains is not None:  # before what was written down until now is let go
-            self._remains.note_state(Saved(whole, tuple(redo)))
-            self._remains.remove_earlier()
-        self.backup, self.redo, self._ahead = whole, redo, ahead
+        self._succeed(whole)
         held = BackupHeld(
             at_s=CLOCK.now_s(), job=self._job, step=whole.version, state_bytes=whole.state_bytes
         )
@@ -228,11 +297,88 @@ class Vault:
         passing("keeper: assembled")
         return whole
 
+    def _succeed(self, whole: Backup) -> None:
+        """It is the newest; what was there before stays, if it is that by which workers can prove themselves."""
+        before, older = self._newest, self._older
+        if older is None or not older.provable:
+            older = before if before is not None and before.question is not None else older
+        elif older.question is not None:
+            del older.redo[older.question.commits :]
+        redo, ahead = _leading(whole.version, (*self.redo, *self._ahead))
+        self.backup, self.redo, self._ahead = whole, redo, ahead
+        self._question, self._older = None, older
+        self.look()
+
+    # --- proofs -------------------------------------------------------------------------------------
+
+    @property
+    def _newest(self) -> Base | None:
+        return None if self.backup is None else Base(self.backup, self.redo, self._question)
+
+    @property
+    def _kept_base(self) -> Base | None:
+        """What the next keeper is to find: the newest, as soon as workers can prove themselves by it."""
+        newest = self._newest
+        return self._older if newest is not None and self._older is not None else newest
+
+    def look(self) -> None:
+        """Something has become known of the newest steps."""
+        newest = self._newest
+        if self._older is not None:
+            self._older.look(self.proofs)
+        if newest is not None and not newest.provable:
+            newest.look(self.proofs)
+            self._question = newest.question
+        if newest is not None and newest.provable:
+            self._older = self._aside = None
+        self._note()
+
+    def _note(self) -> None:
+        """Before what was written down until now is let go."""
+        base = self._kept_base
+        if self._remains is None or base is None:
+            return
+        noted = base.backup.version == self._noted
+        if not noted or (base.provable and not self._noted_whole):
+            self._noted, self._noted_whole = base.backup.version, base.provable
+            self._remains.note_state(base.saved(self._order))
+            self._remains.remove_earlier()
+
+    def asked(self, *, partly: bool) -> Base | None:
+        """The base from which a worker is to prove itself: where some steps have gone before, if there is one. `partly`
+        is for when nobody is there who could bring the job further: then it is whatever is known."""
+        held = (self._newest, self._older, self._aside)
+        bases = [base for base in held if base is not None]
+        whole = [base for base in bases if base.provable]
+        if (found := next((base for base in whole if base.backup.version), None)) or not partly:
+            return found
+        return next(iter([*whole, *(base for base in bases if base.question is not None)]), None)
+
+    def keep(self, saved: Saved) -> None:
+        """Hold this, to be proven by, beside what is gone on from. It was recalled for that."""
+        question = proofs.read(saved, self._order)
+        if question is not None:
+            self._aside = Base(saved.backup, list(saved.redo), question)
+
     # --- versions on the disk -----------------------------------------------------------------------
 
     @property
     def saved(self) -> Saved | None:
-        return None if self.backup is None else Saved(self.backup, tuple(self.redo))
+        """What goes to the disk: something that workers can prove themselves by, if it lies no further back."""
+        newest, older = self._newest, self._older
+        if newest is None:
+            return None
+        if older is not None and older.provable and older.reached == newest.reached:
+            return older.saved(self._order)
+        return newest.saved(self._order)
+
+    @property
+    def beside(self) -> Saved | None:
+        """What goes to the disk before that, because else nobody could prove itself by what lies there."""
+        newest, older = self._newest, self._older
+        if newest is None or newest.provable or older is None or not older.provable:
+            return None
+        return None if older.reached == newest.reached else older.saved(self._order)
 
     @property
     def reached(self) -> int | None:
@@ -267,6 +413,18 @@ class Vault:
             )
         return found
 
+    def recall_proof(self, saved: Saved) -> Saved | None:
+        """Beside the job: of a version that nobody can prove itself by, another on the disk by which one can."""
+        if proofs.read(saved, self._order) is not None:
+            return None
+        try:
+            for manifest in self._archive.sound(None, []):
+                if proofs.decode(manifest.records, self._order) is not None:
+                    return saving.load(self._archive, manifest)
+        except (CheckpointError, OSError, MemoryError) as error:
+            log.warning("%s: no step to prove can be read: %s", self._job, error)
+        return None
+
     def _elsewhere(self, committed: int) -> list[Shelf]:
         """Where else something may lie. Of a job that has committed nothing we have stored nothing."""
         if committed and self._place.storage is not None:
@@ -278,6 +436,8 @@ class Vault:
     def drop(self) -> None:
         """What is in memory leads nowhere any more."""
         self.backup, self.redo, self._ahead, self._assembly = None, [], [], None
+        self._question, self._older, self._aside = None, None, None
+        self.proofs, self._noted = Proofs(), None
 
     def begin_anew(self, version: int) -> None:
         """Whoever wrote meanwhile: from this version on it is us."""
@@ -288,11 +448,16 @@ class Vault:
         """Nothing is there any more of what was newer."""
         self.since = self._committed = version
         self._ahead.clear()
+        self.proofs.forget(version)
 
     def adopt(self, saved: Saved) -> None:
         """Hold this from now on."""
         self.backup, self.redo, self._assembly = saved.backup, list(saved.redo), None
         self._ahead.clear()
+        self._older, self._question = None, proofs.read(saved, self._order)
+        if self._question is not None:
+            self.proofs.learn(self._question)
+        self._noted, self._noted_whole = saved.backup.version, bool(saved.records)
         if self._remains is not None and self._remains.note_state(saved):
             self._remains.remove_earlier()
 
@@ -311,12 +476,16 @@ class Vault:
 
     def write_beside(self) -> bool:
         """Write a checkpoint on a thread of its own, unless one is being written or there is nothing to write."""
-        saved = self.saved
+        saved, beside = self.saved, self.beside
         self._checkpoint_due_s = time.monotonic() + self._order.checkpoint_every_s
         begins = saved is not None and not self._writing.locked()
         if begins:
             threading.Thread(
-                target=self.write, args=(saved,), name="checkpoint", daemon=True
+                target=self.write,
+                args=(saved,),
+                kwargs={"beside": beside},
+                name="checkpoint",
+                daemon=True,
             ).start()
         return begins
 
@@ -332,12 +501,20 @@ class Vault:
         )
 
     def write(
-        self, saved: Saved, *, last: bool = False, ended: bool = False, copied_s: float = 0.0
+        self,
+        saved: Saved,
+        *,
+        beside: Saved | None = None,
+        last: bool = False,
+        ended: bool = False,
+        copied_s: float = 0.0,
     ) -> bool:
         """Beside the job. Full disks are reported, and do not stop training. For so long it is waited for the copy: behind
         the report whoever asked for it may end this machine."""
         with self._writing:
             try:
+                if beside is not None:
+                    saving.save(self._archive, self._taken_over(), beside)
                 manifest = saving.save(self._archive, self._taken_over(), saved)
                 if ended and manifest.redo:
                     manifest = self._written_whole(saved)

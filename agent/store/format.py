@@ -108,7 +108,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One whole version of a state. It exists only when everything that it names is there.
 
     The tensors are those of version `version - redo`; the layer `SUMS` holds the summed gradients of the
-    `redo` steps from there to `version`, which were committed and are to be applied again.
+    `redo` steps from there to `version`, which were committed and are to be applied again. `records` is what is known of
+    the first of them, by which a worker can prove itself, and `proof` how many sums that takes; versions that were written
+    by earlier software have none.
     """
 
     job: str
@@ -118,6 +120,8 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     parts: tuple[Part, ...]
     block_bytes: int = BLOCK_BYTES
     redo: int = 0
+    records: bytes = b""
+    proof: int = 0
     format: int = FORMAT
 
     def __post_init__(self) -> None:
@@ -127,6 +131,10 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
             raise ValueError(f"version {self.version}: blocks of {self.block_bytes} bytes")
         if not 0 <= self.redo <= self.version:
             raise ValueError(f"version {self.version} cannot have {self.redo} sums before it")
+        if not 0 <= self.proof <= self.redo:
+            raise ValueError(
+                f"version {self.version}: {self.proof} of {self.redo} sums are a proof"
+            )
         parts = defaultdict(list)
         for part in self.parts:
             parts[part.layer].append(part)

@@ -162,6 +162,11 @@ class Collected:
             if name in self._settings:
                 yield name, self._settings[name]
 
+    def contents(self) -> Iterator[tuple[str, list[torch.Tensor], dict[str, Any]]]:
+        """The tensors and the values of every layer; a layer may come twice, with what is set for optimizers."""
+        for name, draft in self._all():
+            yield name, draft.live, draft.values
+
     def sizes(self) -> dict[str, int]:
         """The bytes of every layer."""
         found = dict.fromkeys(self._drafts, 0)

@@ -1,0 +1,115 @@
+"""The digest of a microbatch: any nest of tensors, arrays, numbers, strings, and of what can be pickled.
+
+What a worker feeds its model has to be the same on all of them. Of large tensors some parts are looked at, because it may
+take no longer than a small part of computing with them.
+"""
+
+import dataclasses
+import hashlib
+import math
+import pickle
+import struct
+from collections.abc import Iterable, Mapping
+from typing import Any
+
+import numpy as np
+import torch
+
+from agent.proof.digest import digests
+from agent.protocol import Digest
+
+LEAF_BYTES = 1 << 20  # of one tensor; of more, some rows
+BATCH = "batch"
+DEPTH_MAX = 32
+_MASK = (1 << 64) - 1
+
+
+def digest_microbatch(microbatch: object) -> int:
+    """Digest the bits of a microbatch. What cannot be pickled counts for nothing."""
+    return batch_of(microbatch).bits
+
+
+def batch_of(microbatch: object) -> Digest:
+    """Digest a microbatch: its bits, and a norm of each of its tensors for those who round otherwise."""
+    reading = _Reading()
+    reading.take(microbatch, 0)
+    (tensors,) = digests({BATCH: reading.tensors}, budget_bytes=1 << 62)
+    words = int.from_bytes(reading.text.digest(), "little")
+    return Digest(BATCH, (tensors.bits + words) & _MASK, tensors.norms)
+
+
+class _Reading:
+    """What was found in a microbatch: its tensors, and a hash of all else and of how it is nested."""
+
+    def __init__(self) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self.text = hashlib.blake2b(digest_size=8)
+
+    def take(self, value: Any, depth: int) -> None:
+        if isinstance(value, torch.Tensor):
+            self._say("tensor", str(value.dtype), str(tuple(value.shape)))
+            self._take_tensor(value)
+        elif isinstance(value, np.ndarray) and value.dtype.kind in "fiubc":
+            self._say("array", str(value.dtype), str(value.shape))
+            self._take_array(value)
+        elif isinstance(value, Mapping) and depth < DEPTH_MAX:
+            self._say("mapping", str(len(value)))
+            self._take_all((each for pair in value.items() for each in pair), depth)
+        elif isinstance(value, list | tuple) and depth < DEPTH_MAX:
+            self._say("sequence", str(len(value)))
+            self._take_all(value, depth)
+        elif isinstance(value, set | frozenset):
+            self._say("set", *sorted(map(repr, value)))
+        elif dataclasses.is_dataclass(value) and not isinstance(value, type) and depth < DEPTH_MAX:
+            self._say(type(value).__qualname__)
+            fields = dataclasses.fields(value)
+            self._take_all((getattr(value, each.name, None) for each in fields), depth)
+        elif isinstance(value, float):
+            self.text.update(b"f" + struct.pack("<d", value))
+        elif value is None or isinstance(value, bool | int | str | bytes):
+            self._say(type(value).__name__, repr(value))
+        else:
+            self._take_pickled(value)
+
+    def _take_all(self, values: Iterable[Any], depth: int) -> None:
+        for value in values:
+            self.take(value, depth + 1)
+
+    def _say(self, *words: str) -> None:
+        self.text.update("\0".join((*words, "")).encode(errors="surrogatepass"))
+
+    def _take_tensor(self, tensor: torch.Tensor) -> None:
+        if tensor.layout is not torch.strided or tensor.is_meta:
+            self._say(str(tensor.layout))
+            if tensor.layout is torch.sparse_coo and not tensor.is_meta:
+                known = tensor.detach().coalesce()
+                self.tensors += [known.indices(), known.values()]
+            return
+        self.tensors.append(_some(tensor.detach()))
+
+    def _take_array(self, array: np.ndarray[Any, Any]) -> None:
+        if array.nbytes > LEAF_BYTES and array.ndim:
+            array = array[:: _every(array.nbytes, len(array))]
+        data = np.ascontiguousarray(array)
+        self.text.update(data.view(np.uint8).reshape(-1).data if data.size else b"")
+
+    def _take_pickled(self, value: Any) -> None:
+        try:
+            self.text.update(pickle.dumps(value, protocol=4))
+        except Exception:  # whatever it is that an object of somebody's says
+            self._say(type(value).__qualname__)
+
+
+def _some(tensor: torch.Tensor) -> torch.Tensor:
+    """All of it, or of a large one some rows, evenly."""
+    if tensor.nbytes <= LEAF_BYTES or not tensor.dim():
+        return tensor
+    flat = tensor.view(-1) if tensor.is_contiguous() else tensor
+    if flat.dim() == 1:
+        rows = flat[: len(flat) // 1024 * 1024].view(-1, 1024)
+        return rows[:: _every(tensor.nbytes, len(rows))]
+    return flat[:: _every(tensor.nbytes, len(flat))]
+
+
+def _every(size_bytes: int, rows: int) -> int:
+    return max(1, min(rows, math.ceil(size_bytes / LEAF_BYTES)))

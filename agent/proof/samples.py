@@ -1,0 +1,99 @@
+"""What a worker says of its steps, so that others can find out whether they do the same: see `agent.reliable.proofs`."""
+
+import hashlib
+from collections import defaultdict
+from collections.abc import Mapping
+
+import msgspec
+import torch
+
+from agent.proof.batch import batch_of
+from agent.proof.digest import Rotation, Size, Tensors, digests
+from agent.protocol import Computed, Digest, Reached
+from agent.store.layers import REST, Collected, block_of
+
+GRADIENTS_BYTES, GRADIENTS_MAX = 2 << 20, 32
+STATE_BYTES, STATE_MAX = 1 << 19, 8  # of the parameters: optimizers keep as much again, or twice
+WHOLE_BYTES, WHOLE_MAX = 1 << 25, 1 << 10
+
+
+class Samples:
+    """The digests of one session. `machine` is how it rounds; empty where its kernels are not deterministic."""
+
+    def __init__(self, params: Mapping[str, torch.Tensor], machine: str) -> None:
+        self.machine = machine
+        self._layers: dict[str, list[str]] = defaultdict(list)
+        for name in params:
+            self._layers[block_of(name)].append(name)
+        sizes = {
+            layer: Size(sum(params[name].nbytes for name in names), len(names))
+            for layer, names in self._layers.items()
+        }
+        self._gradients = Rotation(sizes, GRADIENTS_BYTES, GRADIENTS_MAX)
+        self._state = Rotation(sizes, STATE_BYTES, STATE_MAX)
+        self._whole = Rotation(sizes, WHOLE_BYTES, WHOLE_MAX)
+
+    def computed(
+        self,
+        at: tuple[int, int, int],
+        given: object,
+        loss: float,
+        gradients: Mapping[str, torch.Tensor | None],
+        *,
+        whole: bool = False,
+    ) -> Computed:
+        """What became of a microbatch that began with `given`, `at` a version, a step of the script, and its number.
+
+        `gradients` are by the names of parameters, and may be of some layers only. `whole` looks at as many layers as
+        may be: in the step behind a snapshot, and by whoever is asked to prove itself.
+        """
+        version, script_step, microbatch = at
+        rotation = self._whole if whole else self._gradients
+        layers: dict[str, Tensors] = {
+            layer: [gradients.get(name) for name in self._layers[layer]]
+            for layer in rotation.at(script_step)
+            if any(name in gradients for name in self._layers[layer])
+        }
+        return Computed(
+            version=version,
+            microbatch=microbatch,
+            batch=batch_of(given),
+            loss=loss,
+            gradients=digests(layers, script_step),
+            machine=self.machine,
+        )
+
+    def reached(
+        self, version: int, script_step: int, state: Collected, *, whole: bool = False
+    ) -> Reached:
+        """The state at the boundary before `script_step`, and what belongs to no layer, each thing by its name."""
+        rotation = self._whole if whole else self._state
+        looked, odd = frozenset(rotation.at(script_step)), list[Digest]()
+        layers: dict[str, list[torch.Tensor]] = defaultdict(list)
+        told: dict[str, list[object]] = defaultdict(list)
+        for name, tensors, values in state.contents():
+            if name == REST:
+                odd += _apart(tensors, values)
+            elif name in looked or name not in self._layers:
+                layers[name] += tensors
+                told[name].append(values)
+        marks = digests(layers, script_step)
+        found = (_joined(mark, told[mark.name]) for mark in marks)
+        return Reached(version=version, layers=(*found, *odd), machine=self.machine)
+
+
+def _joined(mark: Digest, told: list[object]) -> Digest:
+    return Digest(mark.name, mark.bits ^ _words(told), mark.norms)
+
+
+def _words(told: object) -> int:
+    """Digest what a state says in plain values."""
+    said = hashlib.blake2b(msgspec.json.encode(told), digest_size=8)
+    return int.from_bytes(said.digest(), "little")
+
+
+def _apart(tensors: list[torch.Tensor], values: Mapping[str, object]) -> list[Digest]:
+    """Every object of those that are no modules: which one differs is worth to know."""
+    (mark,) = digests({REST: tensors})
+    found = [Digest(name, _words(value)) for name, value in values.items()]
+    return [mark, *found] if tensors else found

@@ -1,0 +1,372 @@
+"""What a job knows about its steps, by which workers are compared, and by which those who join prove themselves. No torch here.
+
+Workers tell with each commit what they made of one microbatch, and what the state was that the script's step began with.
+Of one version all must tell the same: what a script keeps for itself from step to step, and the session does not carry,
+is another on a worker that joined later. A worker that joins reproduces a committed step, whose digests are known here,
+before it counts: that is a `Question`.
+
+Those who round alike (`Computed.machine`) have to have the same bits. Of others, and where kernels are not deterministic,
+norms are compared: see `Near`.
+"""
+
+import math
+import struct
+from collections.abc import Iterable, Mapping
+
+import msgspec
+
+from agent.messages import JobOrder
+from agent.protocol import Computed, Digest, Prepared, Proved, Reached
+from agent.reliable.backup import Saved
+
+VERSIONS_MAX = 256
+FORMAT = 1
+BATCH, LOSS, GRADIENT = "batch", "loss", "gradient of layer "
+SESSION_STATE = "session.state"
+
+NEAR_BATCH, NEAR_LOSS, NEAR_GRADIENT, NEAR_STATE = 1e-3, 1e-3, 1e-2, 1e-3
+NEAR_CHANGE = 2e-2  # of what a step has changed, where that is known
+GRAIN = 1e-6  # of a norm: rounding
+FLOOR = 1e-4  # of the largest norm beside it: what is nothing but rounding is compared to nothing
+
+
+class Fact(msgspec.Struct, frozen=True, array_like=True):
+    """One thing, as the first who told of it has it."""
+
+    worker: str
+    machine: str
+    digest: Digest
+
+
+Facts = dict[str, Fact]
+
+
+class Known(msgspec.Struct, array_like=True):
+    """What is known of a version: of microbatches of its commit, and of the state that it begins with."""
+
+    script_step: int = -1
+    phase: int = -1
+    worker: str = ""  # who told of these two
+    computed: dict[int, Facts] = {}
+    reached: Facts = {}
+
+
+class Question(msgspec.Struct, frozen=True, kw_only=True):
+    """A step of the script that is to be reproduced from version `version`, and what is known of it.
+
+    It is complete if the state behind the step is known. Else it is what is known of a step whose end nobody has told of.
+    """
+
+    version: int
+    script_step: int
+    microbatches: tuple[int | None, ...]
+    commits: int
+    complete: bool
+    known: tuple[Known, ...]
+
+
+class _Records(msgspec.Struct, frozen=True, kw_only=True):
+    format: int
+    order: str
+    question: Question
+
+
+def mark_of(order: JobOrder) -> str:
+    """Say of what job, script and arguments records are: of others they prove nothing."""
+    return "\0".join((order.job, order.script_sha, *order.argv))
+
+
+def encode(question: Question | None, order: JobOrder) -> bytes:
+    """Records as they lie with a version; nothing, if nothing is known."""
+    if question is None:
+        return b""
+    records = _Records(format=FORMAT, order=mark_of(order), question=question)
+    return msgspec.msgpack.encode(records)
+
+
+def decode(records: bytes, order: JobOrder) -> Question | None:
+    """The question in these records; None if there is none, or none that is about this job's script and arguments."""
+    try:
+        found = msgspec.msgpack.decode(records, type=_Records)
+    except msgspec.MsgspecError:
+        return None
+    return found.question if (found.format, found.order) == (FORMAT, mark_of(order)) else None
+
+
+def read(saved: Saved, order: JobOrder) -> Question | None:
+    """The question in the records of what is saved, as far as its sums reach: the last may have never been committed."""
+    question, sums = decode(saved.records, order), len(saved.redo)
+    if question is None or question.commits <= sums:
+        return question
+    return msgspec.structs.replace(
+        question,
+        microbatches=question.microbatches[: sums + 1],
+        commits=sums,
+        complete=False,
+        known=question.known[: sums + 1],
+    )
+
+
+def commits_of(records: bytes) -> int:
+    """How many sums it takes to answer what these records ask, whosever they are."""
+    try:
+        return msgspec.msgpack.decode(records, type=_Records).question.commits
+    except msgspec.MsgspecError:
+        return 0
+
+
+class Proofs:
+    """What is known of the last versions of one job."""
+
+    def __init__(self) -> None:
+        self._known: dict[int, Known] = {}
+        self.phases = 1  # of a step of the script, the most that was seen
+
+    def hear(self, worker: str, prepared: Prepared) -> str:
+        """Take down what a worker tells of the version in flight; a sentence, if others have told otherwise."""
+        known = self._of(prepared.step)
+        place = (prepared.script_step, prepared.phase)
+        if known.phase >= 0 and place != (known.script_step, known.phase):
+            return (
+                f"step {known.script_step}: commit {prepared.step} is backward call {known.phase} of step {known.script_step} "
+                f"on {known.worker} and call {prepared.phase} of step {prepared.script_step} on {worker}. {CALLS}"
+            )
+        known.script_step, known.phase = place
+        known.worker = known.worker or worker
+        self.phases = max(self.phases, prepared.phase + 1)
+        judge = _Judge(worker)
+        for computed in prepared.computed:
+            facts = known.computed.setdefault(computed.microbatch, {})
+            if why := judge.computed(facts, computed, known):
+                return why
+            _learn(facts, worker, computed.machine, _told(computed))
+        if prepared.reached is not None:
+            if why := judge.reached(known.reached, prepared.reached, known):
+                return why
+            _learn(known.reached, worker, prepared.reached.machine, prepared.reached.layers)
+        return ""
+
+    def learn(self, question: Question) -> None:
+        """Take over what is known of a step from records."""
+        for offset, known in enumerate(question.known):
+            self._known.setdefault(question.version + offset, known)
+
+    def forget(self, version: int) -> None:
+        """What came behind this version is done again."""
+        self._known = {at: known for at, known in self._known.items() if at <= version}
+        if version in self._known:
+            self._known[version] = Known(reached=self._known[version].reached)
+
+    def question(self, base: int, end: int) -> Question | None:
+        """What a worker is to reproduce from the state of version `base`, where there are the sums from there up to version
+        `end`. None if nothing is known of that step."""
+        first = self._known.get(base)
+        if first is None or first.phase != 0:
+            return None
+        phases = [first]
+        while (known := self._known.get(base + len(phases))) and known.phase == len(phases):
+            phases.append(known)
+        behind = self._known.get(base + len(phases))
+        whole = behind is not None and behind.phase == 0 and base + len(phases) <= end
+        complete = whole and behind is not None and bool(behind.reached)
+        commits = len(phases) if complete else min(len(phases), max(0, end - base))
+        if not complete:
+            # What was not committed is not to be applied; the first of it can be computed.
+            phases = phases[: commits + 1]
+        asked = tuple(min(known.computed, default=None) for known in phases)
+        if not complete and all(each is None for each in asked) and not first.reached:
+            return None
+        told = [*phases, behind] if complete and behind is not None else phases
+        return Question(
+            version=base,
+            script_step=first.script_step,
+            microbatches=asked,
+            commits=commits,
+            complete=complete,
+            known=tuple(msgspec.structs.replace(known) for known in told),
+        )
+
+    def _of(self, version: int) -> Known:
+        known = self._known.setdefault(version, Known())
+        while len(self._known) > VERSIONS_MAX:
+            del self._known[min(self._known)]
+        return known
+
+
+def judge(worker: str, question: Question, proved: Proved) -> str:
+    """What this worker has made otherwise than those who did the step, in a sentence; else nothing."""
+    known = dict(enumerate(question.known, question.version))
+    step, by = question.script_step, _Judge(worker, proved)
+    computed = {one.version: one for one in proved.computed}
+    reached = {one.version: one for one in proved.reached}
+    for version, microbatch in enumerate(question.microbatches, question.version):
+        if microbatch is None:
+            continue
+        one, facts = computed.get(version), known[version].computed[microbatch]
+        if one is None or one.microbatch != microbatch:
+            return f"step {step}: {worker} was asked to compute microbatch {microbatch} and did not: start the job again"
+        if why := by.computed(facts, one, known[version]):
+            return why
+    end = question.version + len(question.known) - 1
+    if question.complete and end not in reached:
+        return f"step {step}: {worker} does not call session.backward(...) {question.commits} times. {CALLS}"
+    for version in (question.version, end) if question.complete else (question.version,):
+        if version in reached and (
+            why := by.reached(known[version].reached, reached[version], known[version])
+        ):
+            return why
+    return ""
+
+
+def _told(computed: Computed) -> list[Digest]:
+    """All that is said of a microbatch, in the order in which a difference would come about."""
+    (bits,) = struct.unpack("<Q", struct.pack("<d", computed.loss))
+    loss = Digest(LOSS, bits, (computed.loss,))
+    batch = msgspec.structs.replace(computed.batch, name=BATCH)
+    named = (msgspec.structs.replace(one, name=GRADIENT + one.name) for one in computed.gradients)
+    return [batch, loss, *named]
+
+
+def _learn(facts: Facts, worker: str, machine: str, told: Iterable[Digest]) -> None:
+    for one in told:
+        facts.setdefault(one.name, Fact(worker, machine, one))
+
+
+class Near:
+    """How near norms have to be on machines that round otherwise: relative to themselves, or to what a step has changed."""
+
+    def __init__(self, share: float, floor: float, changed: Mapping[str, Digest]) -> None:
+        self._share, self._floor, self._changed = share, floor, changed
+
+    def same(self, one: Digest, other: Digest) -> bool:
+        if len(one.norms) != len(other.norms):
+            return False
+        before = self._changed.get(one.name)
+        begun = before.norms if before and len(before.norms) == len(one.norms) else None
+        return all(
+            self._near(a, b, None if begun is None else begun[at])
+            for at, (a, b) in enumerate(zip(one.norms, other.norms, strict=True))
+        )
+
+    def _near(self, a: float, b: float, before: float | None) -> bool:
+        if not (math.isfinite(a) and math.isfinite(b)):
+            return a == b or (math.isnan(a) and math.isnan(b))
+        if before is None:
+            return abs(a - b) <= max(self._share * max(abs(a), abs(b)), self._floor)
+        change = max(abs(a - before), abs(b - before))
+        return abs(a - b) <= max(NEAR_CHANGE * change, GRAIN * max(abs(a), abs(b)))
+
+
+class _Judge:
+    """Compares what one worker tells with what is known."""
+
+    def __init__(self, worker: str, proved: Proved | None = None) -> None:
+        self._worker = worker
+        begun = (
+            min(proved.reached, key=lambda one: one.version) if proved and proved.reached else None
+        )
+        self._begun = begun
+        self._before = {one.name: one for one in begun.layers} if begun else {}
+
+    def computed(self, facts: Facts, computed: Computed, known: Known) -> str:
+        told = _told(computed)
+        largest = max(
+            (norm for one in computed.gradients for norm in one.norms if math.isfinite(norm)),
+            default=0.0,
+        )
+        for one in told:
+            share, floor = NEAR_GRADIENT, FLOOR * largest
+            if one.name in (BATCH, LOSS):
+                share, floor = (NEAR_BATCH, GRAIN) if one.name == BATCH else (NEAR_LOSS, GRAIN)
+            near = Near(share, floor, {})
+            if (fact := facts.get(one.name)) and not _alike(one, computed.machine, fact, near):
+                return self._microbatch_differs(one.name, fact, computed.microbatch, known)
+        return ""
+
+    def reached(self, facts: Facts, reached: Reached, known: Known) -> str:
+        proves = self._begun is not None and reached.version != self._begun.version
+        largest = max(
+            (norm for one in reached.layers for norm in one.norms if math.isfinite(norm)),
+            default=0.0,
+        )
+        near = Near(NEAR_STATE, FLOOR * largest, self._before if proves else {})
+        for one in reached.layers:
+            if (fact := facts.get(one.name)) and not _alike(one, reached.machine, fact, near):
+                return self._state_differs(one.name, fact, reached, known)
+        return ""
+
+    def _than(self, fact: Fact) -> str:
+        other = "before" if fact.worker == self._worker else f"on {fact.worker}"
+        return f"is another on {self._worker} than {other}"
+
+    def _microbatch_differs(self, what: str, fact: Fact, microbatch: int, known: Known) -> str:
+        phase = f", backward call {known.phase}" if known.phase > 0 else ""
+        thing = {BATCH: "the batch", LOSS: "the loss"}.get(what, f"the {what}")
+        at = f"step {known.script_step}, microbatch {microbatch}{phase}"
+        return f"{at}: {thing} {self._than(fact)}. {_advice(what, known.script_step)}"
+
+    def _state_differs(self, name: str, fact: Fact, reached: Reached, known: Known) -> str:
+        what = (
+            name
+            if name == SESSION_STATE
+            else f"the state of {'' if name[:1].isupper() else 'layer '}{name}"
+        )
+        step = known.script_step
+        if self._begun is not None and reached.version == self._begun.version:
+            where, why = f"step {step}, as it begins", RESTORED
+        elif step < 1 and known.phase == 0:
+            where, why = "before step 0", BEFORE
+        else:
+            where = f"step {step - 1}" if known.phase == 0 else "the step that was proven"
+            why = BEHIND_STATE if name == SESSION_STATE else BEHIND
+        return f"{where}: {what} {self._than(fact)}. {why}"
+
+
+def _alike(one: Digest, machine: str, fact: Fact, near: Near) -> bool:
+    if machine and machine == fact.machine:
+        return one.bits == fact.digest.bits
+    return one.bits == fact.digest.bits or near.same(one, fact.digest)
+
+
+CALLS = (
+    "How often a step calls session.backward(...) has to follow from the step and from what all workers have alike: from "
+    "what backward returns, or from session.state"
+)
+BEFORE = (
+    "What a script begins with has to be the same in every process: seed what is drawn before the loop, "
+    "`torch.manual_seed(0)`"
+)
+BEHIND = (
+    "What the script does behind session.backward(...) goes by something that a worker which joins later does not have: "
+    "keep it in session.state, or in an object that is given to Session(...)"
+)
+BEHIND_STATE = (
+    "What is written into session.state has to follow from the step, from what backward returns and from session.state "
+    "itself, not from this worker's own microbatches, clock or variables"
+)
+RESTORED = (
+    "What was saved was not restored as it was: load_state_dict of what is given to Session(...) has to take back all that "
+    "its state_dict says"
+)
+
+
+def _advice(what: str, step: int) -> str:
+    if what == BATCH and not step:
+        return (
+            "Microbatches have to be the same in every process: seed what is drawn before the loop, "
+            "`torch.manual_seed(0)`, and sort what comes out of a set or a folder, `sorted(set(words))`"
+        )
+    if what == BATCH:
+        return (
+            "Microbatches have to depend on the step only, not on what was drawn or counted before: a worker that joins "
+            "later begins that anew"
+        )
+    if what == LOSS:
+        return (
+            "loss_of goes by something that is neither in its microbatch nor in what is given to Session(...): a count, an "
+            "average or a setting that the script keeps for itself belongs into session.state"
+        )
+    return (
+        "The same loss has other gradients there: by a hook, a model that is not given to Session(...), or a value that the "
+        "script keeps for itself; what changes from step to step belongs into session.state"
+    )
