@@ -272,9 +272,10 @@ class Strayed(Message, frozen=True, kw_only=True):
 
 
 class Numbers(Message, frozen=True, kw_only=True):
-    """What the script has logged in some steps, the newest last."""
+    """What the script has logged in some steps, the newest last; `again` by who begins to lead, and has it as well."""
 
     steps: tuple[tuple[int, dict[str, float]], ...]
+    again: bool = False
 
 
 class Failed(Message, frozen=True, kw_only=True):

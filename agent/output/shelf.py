@@ -74,10 +74,8 @@ class Shelf:
                 del self._files[path]
             if file is not None:
                 file.close()
-        for folder, _, names in os.walk(self._folder):
-            for name in filter(DRAFT.search, names):
-                with suppress(OSError):
-                    os.unlink(os.path.join(folder, name))
+        for draft in [path for path in self._folder.rglob(".*") if DRAFT.search(path.name)]:
+            draft.unlink(missing_ok=True)
 
     # --- what comes ---------------------------------------------------------------------------------
 
@@ -92,20 +90,22 @@ class Shelf:
 
     def _take(self, worker: str, sent: OutputSent, payload: memoryview) -> OutputTaken:
         file, known = sent.file, self._files.get(sent.file.path)
-        if sent.generation < self._generation:
-            return _answer(sent, "other")
         if why := self._why_not(sent):
             return _refused(sent, why)
         if known is not None and known.digest == file.digest and known.size == file.size:
             self._note(msgspec.structs.replace(known, step=max(known.step, file.step)), sent)
             return _answer(sent, "done")
-        if (known.digest if known is not None else "") != sent.before:
-            return _answer(sent, "other")
-        if sent.kept and (known is None or known.size != sent.kept):
+        if self._is_outdated(sent, known):
             return _answer(sent, "other")
         if sent.at == sent.kept and sent.kept and file.size - sent.kept == len(payload):
             return self._append(sent, payload)
         return self._add(worker, sent, payload)
+
+    def _is_outdated(self, sent: OutputSent, known: OutputFile | None) -> bool:
+        """Whether another file is stored than the sender knows."""
+        digest, size = ("", 0) if known is None else (known.digest, known.size)
+        late = sent.generation < self._generation
+        return late or digest != sent.before or sent.kept not in (0, size)
 
     def _why_not(self, sent: OutputSent) -> str:
         path, size = sent.file.path, sent.file.size
@@ -184,6 +184,10 @@ class Shelf:
         known = self._files.get(path)
         marks = known.marks if known is not None and draft.sent.kept else ()
         self._note(_marked(draft.sent.file, marks), draft.sent)
+
+    def close(self) -> None:
+        """Of what has come in part nothing stays."""
+        self._drop()
 
     def _drop(self) -> None:
         draft, self._draft = self._draft, None
@@ -266,9 +270,7 @@ def listed(home: Path) -> tuple[OutputFile, ...]:
 
 def _marked(file: OutputFile, marks: tuple[tuple[int, int], ...]) -> OutputFile:
     earlier = tuple(mark for mark in marks if mark[0] < file.step)
-    return msgspec.structs.replace(
-        file, marks=(*earlier, (file.step, file.size))[-MARKS_MAX:]
-    )
+    return msgspec.structs.replace(file, marks=(*earlier, (file.step, file.size))[-MARKS_MAX:])
 
 
 def _answer(sent: OutputSent, state: str, at: int = 0) -> OutputTaken:

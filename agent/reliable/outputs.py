@@ -4,12 +4,11 @@ import logging
 import math
 import queue
 import threading
-from collections.abc import Callable
 from pathlib import Path
 from typing import Protocol
 
 from agent.checksum import Buffer
-from agent.messages import JobOrder, Logged, OutputFile, OutputKept, Report
+from agent.messages import JobOrder, Logged, OutputFile, OutputKept
 from agent.output.files import Bounds
 from agent.output.shelf import Shelf
 from agent.protocol import (
@@ -22,6 +21,7 @@ from agent.protocol import (
     OutputTaken,
     Strayed,
 )
+from agent.reliable.outbox import Out
 from cloud.clock import CLOCK
 
 log = logging.getLogger(__name__)
@@ -46,20 +46,13 @@ class Hearer(Protocol):
 class Outputs:
     """Of one job. Whatever takes long is done on a thread of its own, which begins with the first file."""
 
-    def __init__(
-        self,
-        order: JobOrder,
-        home: Path,
-        report: Callable[[Report], None],
-        say: Callable[[str], None],
-        numbers: Callable[[int, dict[str, float]], None],
-    ) -> None:
-        self._job, self._home, self._report, self._say = order.job, home, report, say
-        self._numbers = numbers
+    def __init__(self, order: JobOrder, home: Path, out: Out) -> None:
+        self._job, self._home, self._out = order.job, home, out
         self._bounds = Bounds(files=order.output_files, total_bytes=order.output_bytes)
-        self._waiting: queue.Queue[tuple[Hearer, Said, memoryview] | None] = queue.Queue(WAITING_MAX)
+        self._waiting: queue.Queue[tuple[Hearer, Said, memoryview] | None] = queue.Queue(
+            WAITING_MAX
+        )
         self._thread: threading.Thread | None = None
-        self._shelf: Shelf | None = None
         self._refused: set[str] = set()
         self._strayed = False
         self._logged: dict[int, None] = {}
@@ -81,26 +74,20 @@ class Outputs:
             self._say(STRAYED.format(message.path))
 
     def log(self, message: Numbers) -> None:
-        """What a worker that begins to lead tells again of steps that are known already is passed over."""
-        for step, numbers in message.steps:
-            if step in self._logged:
-                continue
-            newest = next(reversed(self._logged), None)
-            if newest is not None and step < newest - STEPS_REMEMBERED:
-                self._logged.clear()  # the job went back
+        """What a worker that begins to lead tells again fills gaps; what it has done itself counts anew."""
+        fresh = [each for each in message.steps if not message.again or each[0] not in self._logged]
+        for step, numbers in fresh:
             self._logged[step] = None
-            while len(self._logged) > STEPS_REMEMBERED:
-                del self._logged[next(iter(self._logged))]
-            self._numbers(step, numbers)
-        if message.steps:
-            step, numbers = message.steps[-1]
+            self._out.numbers(self._job, step, numbers)
+        while len(self._logged) > STEPS_REMEMBERED:
+            del self._logged[next(iter(self._logged))]
+        if fresh:
+            step, numbers = fresh[-1]
             shown = {name: _finite(value) for name, value in numbers.items()}
-            self._report(Logged(at_s=CLOCK.now_s(), job=self._job, step=step, numbers=shown))
+            self._out.report(Logged(at_s=CLOCK.now_s(), job=self._job, step=step, numbers=shown))
 
-    def rewound(self, version_step: int) -> None:
-        """The steps from this one on are done again, and tell their numbers again."""
-        for step in [step for step in self._logged if step >= version_step]:
-            del self._logged[step]
+    def _say(self, line: str) -> None:
+        self._out.lines(self._job, "keeper", (line,))
 
     def close(self, patience_s: float = 0.0) -> None:
         """What has come is written, as far as that is waited for."""
@@ -113,16 +100,17 @@ class Outputs:
             thread.join(patience_s)
 
     def _work(self) -> None:
+        shelf = Shelf(self._home, self._bounds)
         while (said := self._waiting.get()) is not None:
             member, message, payload = said
             try:
-                self._answer(member, message, payload)
+                self._answer(shelf, member, message, payload)
             except Exception:
                 # A thread that ended would answer nobody any more; who asks, asks again.
                 log.exception("%s: the output could not be kept", self._job)
+        shelf.close()
 
-    def _answer(self, member: Hearer, message: Said, payload: memoryview) -> None:
-        shelf = self._shelf = self._shelf or Shelf(self._home, self._bounds)
+    def _answer(self, shelf: Shelf, member: Hearer, message: Said, payload: memoryview) -> None:
         match message:
             case OutputSent():
                 taken = shelf.take(member.worker, message, payload)
@@ -147,7 +135,7 @@ class Outputs:
             self._refused.add(taken.path)
         if taken.state == "done":
             files = shelf.files
-            self._report(
+            self._out.report(
                 OutputKept(
                     at_s=CLOCK.now_s(),
                     job=self._job,
