@@ -27,6 +27,7 @@ from agent.errors import Misuse, NotFinite, ParcelError, WireError
 from agent.instance.output import LeaderOnly, Lines, Stream
 from agent.instance.scratch import scratch
 from agent.messages import JobOrder, WorkerOrder
+from agent.output import missing
 from agent.owned import coupling, followers, guarded
 from agent.protocol import Ended, Failed
 from agent.protocol import Lines as LinesMessage
@@ -228,6 +229,8 @@ def _of_script(error: BaseException) -> Failed:
         return Failed(kind="refused", detail=f"{said}\n{AWAY}")
     if apart and guarded.misses(error):
         return Failed(kind="refused", detail=f"{said}\n{NO_GRADIENT}")
+    if line := missing.hint(error, None):
+        said = f"{said}\n{line}"
     return Failed(kind="exception", detail=said)
 
 
