@@ -16,6 +16,8 @@ from agent.store.format import Layer
 from agent.store.shares import Extent, Share
 from agent.timeline import Moment
 
+PROVING = -2  # the generation of what is sent to be proven: no layout has it
+
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="m", tag=True):
     """Base of everything on the wire."""
@@ -59,7 +61,7 @@ class Hello(Message, frozen=True, kw_only=True):
 
     `held` is of that version, `promised` of the next one: what this worker keeps once it hears that the step for
     which it is prepared is committed. `copies` says that it has some of others: see `agent.crew.copies`. With
-    version `left` its script has left its loop.
+    version `left` its script has left its loop. `proven` says that it was in the layout of a committed step.
     """
 
     job: str
@@ -73,6 +75,7 @@ class Hello(Message, frozen=True, kw_only=True):
     copies: bool = False
     left: int | None = None
     ready: "Ready | None" = None
+    proven: bool = False
 
 
 class Ready(Message, frozen=True, kw_only=True):
@@ -104,30 +107,70 @@ class Slice(Message, frozen=True, kw_only=True):
     total: int
 
 
-class Seen(msgspec.Struct, frozen=True, kw_only=True):
-    """What a worker found when it shared a step: some numbers of a microbatch, and of what the step before has made
-    of the model; nothing where it could not look."""
+class Digest(msgspec.Struct, frozen=True, array_like=True):
+    """One thing that workers have to have alike: a sum over its bits, and a norm of each of its tensors.
 
-    step: int
-    batches: tuple[float, ...]
-    change: tuple[float, ...]
-    grain: float = 0.0  # how much of a change is rounding
-    machine: str = ""  # how it rounds: what have the same word round alike
-    training: int = 0  # how many modules are in training mode
-    told: tuple[str, ...] = ()  # what the script has told modules since: `1.p = 0.3`
-    goes_by: dict[str, float] = {}  # what the code of the loop reads
+    Bits are compared where both sides round alike, the norms where they do not.
+    """
+
+    name: str
+    bits: int
+    norms: tuple[float, ...] = ()
+
+
+class Computed(msgspec.Struct, frozen=True, kw_only=True):
+    """One microbatch of a commit, as a worker computed it.
+
+    `gradients` has the layers that are looked at in this version: see `agent.proof.digest`.
+    `machine` says how the worker rounds: those that have the same word there compute the same bits. It is empty where
+    nobody knows that, and where a script's kernels are not deterministic.
+    """
+
+    version: int
+    microbatch: int
+    batch: Digest
+    loss: float
+    gradients: tuple[Digest, ...] = ()
+    machine: str = ""
+
+
+class Reached(msgspec.Struct, frozen=True, kw_only=True):
+    """The state of a version at which a step of the script begins, in the layers that are looked at there."""
+
+    version: int
+    layers: tuple[Digest, ...]
+    machine: str = ""
 
 
 class Prepared(Message, frozen=True, kw_only=True):
-    """This worker holds the sum of the step, of its own layers if not of all, and can apply it."""
+    """This worker holds the sum of the step, of its own layers if not of all, and can apply it.
+
+    `script_step` is what the script's own loop counts, and `phase` which of its calls of `backward` in that step this is.
+    `reached` is the state that the script's step began with; it comes with phase 0.
+    """
 
     generation: int
     step: int
     loss: float
     present: bytes
+    script_step: int
+    phase: int = 0
     held: Held | None = None
-    seen: tuple[Seen, ...] = ()
+    computed: tuple[Computed, ...] = ()
+    reached: Reached | None = None
     told: bool = True  # the keeper has, or gets, what there is of the sum here
+
+
+class Proved(Message, frozen=True, kw_only=True):
+    """What this worker made of a step that it was asked to reproduce: see `Prove`.
+
+    `reached` has the state that the step began with, and the state behind it if that was asked for. Of the former the
+    same layers are told as of the latter, too: how much these changed says how near is near.
+    """
+
+    version: int
+    computed: tuple[Computed, ...] = ()
+    reached: tuple[Reached, ...] = ()
 
 
 class Holding(Message, frozen=True, kw_only=True):
@@ -318,6 +361,7 @@ class Welcome(Message, frozen=True, kw_only=True):
 
     order: JobOrder
     state_bytes: int = 0
+    microbatches: int = 0
 
 
 class Dismissal(Message, frozen=True, kw_only=True):
@@ -385,6 +429,20 @@ class Redo(Message, frozen=True, kw_only=True):
     generation: int
     step: int
     present: bytes
+
+
+class Prove(Message, frozen=True, kw_only=True):
+    """Reproduce a committed step before you count: the script's step `script_step`, which begins with `version`.
+
+    Behind it come the `State` of that version, and a `Redo` for each of the step's commits, all of generation `PROVING`.
+    `microbatches` has one for each of them that is to be computed; where it is None, nothing is. `reaches` asks for the state
+    behind the step as well; else the step is left behind its last commit here.
+    """
+
+    version: int
+    script_step: int
+    microbatches: tuple[int | None, ...]
+    reaches: bool = True
 
 
 class CopiesAsked(Message, frozen=True, kw_only=True):
@@ -466,6 +524,7 @@ AnyMessage = (
     | Beat
     | Slice
     | Prepared
+    | Proved
     | Holding
     | LoopLeft
     | Unled
@@ -501,6 +560,7 @@ AnyMessage = (
     | Commit
     | State
     | Redo
+    | Prove
     | Noticed
     | ProfileKnown
     | Done

@@ -1,98 +1,71 @@
-"""What a training script sees of us: one object, three calls, and its own loop left in its hands.
+"""What a training script sees of us: one object, and its own loop left in its hands.
 
-    session = Session(model, optimizer, scheduler, microbatches=8)
+    session = Session(model, optimizer, scheduler)
     for step in session.steps(400):
-        for x, y in session.share(batches(step)):
-            session.backward(loss_of(x, y))
+        result = session.backward(loss_of, batches(step))
         optimizer.step()
         scheduler.step()
 
-Alone, with no manager anywhere, the session is a world of one. In a job it is one of many, and whatever
-happens to the others, the numbers are the same: the global batch, its order, the random streams
-(torch, numpy and Python, seeded anew for every microbatch) and the order of additions depend on
-the step only. With `deterministic=False` the order of additions is free: gradients take the memory of one, and
-numbers differ by rounding where the layout does. What a script does between `steps` and `share`, and behind `share`, runs on every
-worker alike, under a stream that depends on the step only.
+Alone, with no manager anywhere, the session is a world of one. In a job it is one of many, and whatever happens to
+the others, the numbers are the same: the global batch, its order, the random streams (torch, numpy and Python, seeded
+for every microbatch) and the order of additions depend on the step only. With `deterministic=False` the order of
+additions is free: gradients take the memory of one, and numbers differ by rounding where the layout does.
 
-A share may be empty: a newcomer that catches up gets the sum of a committed step without computing
-anything. So what is needed behind the loop is `session.loss`, not a name from inside it.
-
-A model that may be too large for one process is handed over unbuilt, `model = unbuilt(lambda: GPT(config))`: in a
-job its values are made where they are kept.
+`docs/script.md` is the whole contract.
 """
 
-import hashlib
-import random
-import struct
-import sys
-import weakref
-from collections.abc import Callable, Generator, Iterator, Sequence
-from contextlib import contextmanager
-from functools import partial
-from types import FrameType, TracebackType
+import math
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
-import numpy as np
 import torch
 
-from agent.errors import CannotRecord, Misuse, NotFinite, StateError, WireError
+from agent.data.data import Data
+from agent.errors import Misuse, NotFinite, WireError
 from agent.faults import passing
-from agent.owned import clipping, coupling, scaling
-from agent.owned.holdings import Holdings
+from agent.owned import scaling
+from agent.owned.clipping import clip_grad_norm_
 from agent.pipeline import modes
 from agent.pipeline.births import Unborn
-from agent.pipeline.body import Body
-from agent.pipeline.doubts import Doubts
-from agent.pipeline.record import Filled, attributes_kept
-from agent.pipeline.recording import Recording, Told, nobody, outdated
-from agent.pipeline.scaling import place
+from agent.pipeline.returned import called
+from agent.proof.evidence import Evidence, copied, versions_of
+from agent.replica import AFTER, BEFORE, Replica
 from agent.schedule import Kind
-from agent.script.beside import Beside
-from agent.script.between import refuse_between
-from agent.script.carried import say_shown
-from agent.script.form import Form
-from agent.script.given import (
-    check_modules,
-    check_trained,
-    check_unborn,
-    say_clipped,
-    say_divided,
-    scaler_of,
-)
-from agent.script.gone_by import GoneBy
+from agent.script.given import check_modules, check_trained, check_unborn
+from agent.script.graph import unregistered
 from agent.script.optimizers import Optimizers
-from agent.script.order import Streams, refuse_order
-from agent.script.rehearsal import MOST, Handed, Rehearsal
-from agent.script.seen import Eyes
-from agent.script.within import Within, behind_the_loop
-from agent.source import own
-from agent.source.found import Caller, looping, names_of
-from agent.store.layers import Collected, LiveLayer, collect, fill
-from agent.store.memory import Arena, copy_bytes
-from agent.store.shares import Gathered
 from agent.tensors import shards
-from agent.tensors.away import computable, watch
-from agent.tensors.device import number_of, settle
-from agent.tensors.partial import partial_of
-from agent.tensors.still import Still
-from agent.tensors.sums import Sum, Summed, SumSpace
-from agent.timeline import Notes
+from agent.tensors.device import settle
+from agent.tensors.numbers import Numbers
+from agent.tensors.partial import Partial, partial_of
+from agent.tensors.sums import Summed
 from agent.world import Abandoned, Alone, Facts, Interrupted, World
 
-Batch = TypeVar("Batch")
 Model = TypeVar("Model", bound=torch.nn.Module)
-
+LossOf = Callable[[Any], Any]
 
 SENT_BACK = "others were lost with what only they had, and a loop that is left does no step again"
 
 
-class _Reached(BaseException):
-    """The body that is recorded has come to its `session.backward(loss)`."""
+class Result(msgspec.Struct, frozen=True):
+    """The means of a phase over all its microbatches: `result.loss`, `result["accuracy"]`."""
 
-    def __init__(self, loss: Any) -> None:
-        super().__init__()
-        self.loss = loss
+    loss: float
+    metrics: Mapping[str, float]
+    # Of a step that the job went on without: everything is not-a-number, and used by nobody.
+    void: bool = False
+
+    def __getitem__(self, name: str) -> float:
+        if self.void:
+            return math.nan
+        try:
+            return self.metrics[name]
+        except KeyError:
+            known = ", ".join(self.metrics) or "nothing"
+            raise Misuse(
+                f"result[{name!r}]: loss_of returned {known} beside its loss: return loss, {{{name!r}: ...}}"
+            ) from None
 
 
 _world: World | None = None
@@ -101,11 +74,11 @@ _unborn: list[Unborn[Any]] = []
 
 
 def unbuilt(factory: Callable[[], Model]) -> Model:
-    """The model that `factory` builds. In a job no worker needs to have room for all of it: the values of a layer
-    are made on those who keep it, and are the ones that a single process would have made.
+    """Return the model that `factory` builds, of which in a job no worker needs to have room for all.
 
-    Whatever gives or changes values (initialisers, `.to(dtype)`) belongs into `factory`, and so does, last, `.to(device)`.
-    Alone it is simply called.
+    The values of a layer are made on the workers that keep it, and are those that a single process would have made.
+    Whatever gives or changes values (initialisers, `.to(dtype)`) belongs into `factory`, and so does, last,
+    `.to(device)`. Alone it is simply called.
     """
     if _world is None or isinstance(_world, Alone):
         return factory()
@@ -123,643 +96,490 @@ def join(world: World) -> None:
     """Sessions made in this process from now on belong to `world`."""
     global _world  # noqa: PLW0603 - the script makes its session itself; there is no other way in
     _world = world
-    for each in (clipping, scaling):
-        each.follow(lambda: _sessions[0].holdings if _sessions else None)
-
-
-def _alone() -> Alone:
-    """`python train.py`: what is refused there is told without the frames of ours, as in a job."""
-    before = sys.excepthook
-
-    def say(kind: type[BaseException], error: BaseException, trace: TracebackType | None) -> None:
-        if isinstance(error, Misuse | StateError):
-            sys.stderr.write(f"{own.traceback_of(error)}\n")
-        else:
-            before(kind, error, trace)
-
-    sys.excepthook = say
-    return Alone()
 
 
 class Session:
-    """One per script. `others` are whatever else must survive: optimizer, schedules, scaler."""
-
-    _rows: Callable[[], object]  # what the script has been given to loop over
+    """One per script. What it is given is what must survive: models, optimizers, schedules, a scaler."""
 
     def __init__(
         self,
-        model: torch.nn.Module,
-        *others: shards.Stateful,
+        *objects: object,
         microbatches: int = 0,
         seed: int = 0,
         threads: int = 1,
         deterministic: bool = True,
     ) -> None:
-        # First of all: it says how refusals are told.
-        self._world = _world if _world is not None else _alone()
-        if not isinstance(model, torch.nn.Module):
-            raise Misuse(f"Session(model, ...): the model is a {type(model).__name__}")
-        if microbatches < 1:
-            raise Misuse(
-                "Session(model, optimizer, microbatches=M): say of how many microbatches a step is made, at least 1"
-            )
-        # How many threads share an operation is part of its rounding, so it is fixed for all.
-        torch.set_num_threads(threads)
-        # Where there is the CPU only, `torch.manual_seed` takes 0.1 ms to note down who asks for a device's stream.
-        everywhere = torch.accelerator.is_available()
-        self._seed_torch = torch.manual_seed if everywhere else torch.default_generator.manual_seed
-        self.microbatches, self.seed, self.deterministic = microbatches, seed, deterministic
-        self.loss = float("nan")
-        self.version, self.played = 0, False  # the latter: the script has been through a step here
-        self.given = -1  # the newest version whose gradients the script has got, and changes it by
-        self.objects: dict[str, shards.Stateful] = {"model": model}
-        for index, thing in enumerate(others, start=1):
-            if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
-                raise Misuse(f"Session: {thing!r} has no state_dict and load_state_dict to save")
-            self.objects[f"{type(thing).__name__}{index}"] = thing
-        modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
-        check_modules(modules, built=not _unborn)
-        check_unborn(_unborn, modules, others)
-        check_trained(modules, others)
-        for unborn in _unborn:
-            unborn.used = self._fetch
-        self.scaler, self._scale = scaler_of(others), 1.0
-        self.unbuilt, self.birth_mark = bool(_unborn), "-".join(each.mark for each in _unborn)
-        # made | bound | between | sharing | computing | shared | over; and whether what is here came from others once
-        self._phase, self._loaded = "bound", False
-        self.space = SumSpace(modules)
-        self.holdings = Holdings(self.objects, _unborn)
-        self._form, self._filled, self._still = Form(modules), Filled(modules), Still(modules)
-        self._beside, self.eyes, self._doubts = Beside(self.objects), Eyes(modules), Doubts()
-        self._total: Sum | None = None
-        self._partial = partial_of(self.space, microbatches, deterministic=deterministic)
-        self._rehearsal, self._handed = Rehearsal(self.space), Handed()
-        self._facts = Facts(microbatches, 0)
-        self.notes: Notes | None = None  # of the step in flight, if somebody asked for its timeline
-        self._microbatch = self._backward_calls = 0
-        self._microbatch_loss: float | torch.Tensor = 0.0
-        self._kept: Collected | None = None
-        self._arena = Arena()  # where optimizer state goes that there is no memory for yet
-        self._kept_versions: list[int] = []
-        self._asked: tuple[Caller, Sequence[object]] | None = None  # who shares what just now
-        self._recording: Recording | None = None
-        self._watched, self._gone_by = set[int](), GoneBy(self._model())
-        self._optimizers = Optimizers(
-            self.objects, self.space.params, lambda: self.version, lambda: self.holdings.astray
-        )
-        self._looked_at = False  # the loop, for what depends on the order of microbatches
-        self._streams: Streams | None = None
-        self._within: Within | None = None
-        self._apart = False  # looked at, for what depends on all gradients
         if _sessions:
             raise Misuse("the script made a second session; one holds everything that is trained")
+        self._world = _world if _world is not None else Alone()
+        # How many threads share an operation is part of its rounding, so it is fixed for all.
+        torch.set_num_threads(threads)
+        self.replica = replica = Replica(
+            registered(objects), _unborn, seed=seed, deterministic=deterministic
+        )
+        replica.fetch = self._world.fetch
+        if replica.scaler is not None:
+            scaling.follow(replica.scaler, replica.holdings)
+        self._microbatches = microbatches or self._world.microbatches
+        self._optimizers = Optimizers(
+            replica.objects,
+            replica.space.params,
+            lambda: replica.step,
+            lambda: replica.holdings.astray,
+        )
+        self._partial: Partial | None = None
+        # Whether the others know of this session.
+        self._bound = False
+        self._data: list[Data] = []
+        self._facts = Facts(0, 0)
+        self._kept_versions: list[int] = []
+        self._scale = 1.0
+        self._evidence: Evidence | None = None
+        # Whether the first microbatch was computed twice, and whether loss_of writes into it.
+        self._tried = self._copies = self._seen = False
+        self._result = Result(math.nan, {}, void=True)
         _sessions.append(self)
-        self._phase = "made"
 
-    def summed(self, payload: memoryview, present: bytes) -> Summed:
-        """The sum of a whole step, from its bytes."""
-        total = self.total()
-        copy_bytes(payload, total.memory(0, self.space.total_bytes))
-        total.present[:] = present
-        return self.space.summed(total)
-
-    def total(self) -> Sum:
-        """Room for the sum of a whole step, which not everybody needs."""
-        self._total = self._total or Sum(self.space)
-        return self._total
-
-    def warm(self, arena: Arena) -> None:
-        """Take the memory of a step before there is one, and `arena` for the optimizer's state that will be loaded.
-
-        What is freed here is what the first backward finds: see `agent.instance.worker.keep_memory`.
-        """
-        self.total().flat.zero_()
-        self._partial.reserve()
-        params = [*self.space.params.values(), *self.space.params.values()]
-        _ = [torch.empty_like(param, requires_grad=False).zero_() for param in params]
-        self._arena = arena
-
-    @property
-    def sums_held(self) -> int:
-        """How many times the size of the gradients a worker holds of them at most, until they are the sum of the step."""
-        return self._partial.held
+    # --- what a script uses -------------------------------------------------------------------------
 
     @property
     def leader(self) -> bool:
         """True on exactly one worker: the one that prints."""
-        if self._phase == "made":
+        if self.replica.stage == "made":
             raise Misuse(
-                "session.leader is asked before the loop over session.steps(...), where nobody leads yet; and it may be "
-                "another worker in a later step. Ask in each step where it is needed, `if session.leader:`"
+                "session.leader is asked before the loop over session.steps(...), where nobody leads yet; another worker "
+                "may lead in a later step. Ask in each step where it is needed, `if session.leader:`"
             )
         return self._world.leader
-
-    @property
-    def inside(self) -> int | None:
-        """The step that the script is in, as its loop counts them; None outside of the loop."""
-        return (
-            self.version if self._phase in ("between", "sharing", "computing", "shared") else None
-        )
 
     @property
     def notice_s(self) -> float | None:
         """Seconds until this machine is taken away, if the cloud has said so."""
         return self._world.notice_s
 
-    def steps(self, total: int) -> Iterator[int]:
-        """The steps that are still to do, up to `total`."""
-        return self._beside.given_out(self._steps(total))
+    @property
+    def step(self) -> int:
+        """The step that the loop is in."""
+        return self.replica.step
 
-    def _steps(self, total: int) -> Generator[int, None, None]:
-        if self._phase != "made":
+    def steps(self, total: int) -> Iterator[int]:
+        """Go through the steps that are still to do, up to `total`."""
+        self._begin_loop(total)
+        while self._arrive():
+            yield from self._one_step()
+
+    def data(self, dataset: Any, *, batch_size: int, microbatches: int, **options: Any) -> Data:
+        """Return the steps of an epoch of this data set: see `agent.data.data.Data` for the options."""
+        if self._microbatches not in (0, microbatches):
+            raise Misuse(
+                f"session.data(microbatches={microbatches}): a step of this job has {self._microbatches} of them"
+            )
+        self._microbatches = microbatches
+        options.setdefault("seed", self.replica.seed)
+        found = Data(self, dataset, batch_size=batch_size, microbatches=microbatches, **options)
+        self._data.append(found)
+        return found
+
+    def epochs(self, count: int, data: Data | None = None) -> Iterator[int]:
+        """Go through the epochs that are still to do; `for microbatches in data` goes through the steps of one.
+
+        A worker that joins in the middle of an epoch begins with the code at the start of that epoch.
+        """
+        data = data or self._only_data()
+        self._begin_loop(count * len(data))
+        while self._arrive():
+            epoch = self.replica.step // len(data)
+            yield epoch
+            if self.replica.stage not in ("boundary", "over"):
+                raise Misuse(
+                    f"epoch {epoch}: the loop over the data of session.data(...) was left in step {self.replica.step}; "
+                    "go through all of it, or leave the loop over session.epochs(...) as well"
+                )
+
+    def steps_of_epoch(self, data: Data) -> Iterator[int]:
+        """Go through the steps of the epoch that the loop over `epochs` is in. For `Data` only."""
+        if self.replica.stage != "open":
+            raise Misuse(
+                "the data of session.data(...) is gone through inside `for epoch in session.epochs(n)`, once per epoch; "
+                "with session.steps(n) use data.at(step)"
+            )
+        epoch = self.replica.step // len(data)
+        while True:
+            yield from self._one_step()
+            # The next boundary comes after what the script does at the end of its epoch.
+            if self.replica.step % len(data) == 0:
+                return
+            if not self._arrive():
+                return
+            if self.replica.step // len(data) != epoch:
+                raise WireError(
+                    f"the job went on without this worker from epoch {epoch} to step {self.replica.step}; a fresh worker "
+                    "takes its place, because this one's script is in the middle of an epoch"
+                )
+
+    def backward(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Result:
+        """Put the gradients of a whole step into the model, and return the means over its microbatches.
+
+        This worker computes its share: `loss_of(microbatch)` is a loss, or a loss and a dict of numbers beside it.
+        What is trained on is the mean over all microbatches. Called again in the same step it adds to the gradients,
+        as torch does; gradients do not outlive the step.
+        """
+        self._check_call(loss_of, microbatches)
+        replica = self.replica
+        if replica.stage == "summed":
+            replica.version, replica.phase = replica.version + 1, replica.phase + 1
+        prior = self._prior()
+        if self._bound or self._bind(len(microbatches)):
+            self._begin_phase(loss_of, microbatches)
+            try:
+                summed = self._world.logged(replica.version)
+                if summed is None:
+                    summed = self._compute(loss_of, microbatches)
+                with self._world.unaided():
+                    replica.seed_for(AFTER)
+                    self._install(summed, prior)
+                    passing("step: installed")
+            except Abandoned:
+                self._give_up()
+        else:
+            self._give_up()
+        self._world.settle()
+        replica.stage = "summed"
+        return self._result
+
+    def clip_grad_norm_(
+        self,
+        max_norm: float,
+        norm_type: float = 2.0,
+        parameters: Sequence[torch.Tensor] | None = None,
+    ) -> torch.Tensor:
+        """Clip by the norm of all gradients, whichever worker has them; return that norm."""
+        params = [*self.replica.space.params.values()] if parameters is None else [*parameters]
+        return clip_grad_norm_(self.replica.holdings, params, max_norm, norm_type)
+
+    # --- the loop -----------------------------------------------------------------------------------
+
+    def _begin_loop(self, total: int) -> None:
+        if self.replica.stage != "made":
             raise Misuse(
                 "session.steps() was called twice; a script has one training loop, over the steps of all epochs: "
                 "epoch, place = divmod(step, steps_per_epoch)"
             )
-        self._facts = Facts(self.microbatches, total)
-        self._form.check(self.version)
+        self.replica.form.check(0)
+        self._facts = Facts(self._microbatches, total)
+
+    def _only_data(self) -> Data:
+        if len(self._data) != 1:
+            raise Misuse(
+                f"session.epochs(n): {len(self._data)} data sets were given to session.data(...); say which one an epoch "
+                "goes through: session.epochs(n, data)"
+            )
+        return self._data[0]
+
+    def _one_step(self) -> Iterator[int]:
+        """The script's body of one step."""
+        try:
+            yield self.replica.step
+        finally:
+            # A script that leaves its loop here may do with its model what it likes.
+            self._world.settle()
+        self._end_step()
+
+    def _arrive(self) -> bool:
+        """Be at the start of a step; False if there is none."""
+        stage = self.replica.stage
+        return stage == "open" or (stage != "over" and self._next_step())
+
+    def _next_step(self) -> bool:
+        """Come to the boundary of the next step; False if there is none."""
+        replica, total = self.replica, self._facts.steps_total
         while True:
-            self._phase, self._kept = "bound", None
-            self.holdings.give_back()
-            self._world.boundary(self, self._facts)
-            self._arena = Arena()
-            if self.version >= total:
-                self._phase, self._kept = "over", None
-                if self._finished():
-                    break
-                continue  # sent back to before the end
-            self._kept_versions = self.collected().versions()
-            self.seed_for(self.version, self.microbatches)
-            self._phase = "between"
-            try:
-                yield self.version
-            finally:
-                self._world.settle()  # a script that leaves its loop here may do with its model what it likes
-            if self._phase != "shared":
-                raise Misuse(
-                    f"step {self.version} ended without a complete loop over session.share(...): "
-                    "every step needs one, run to its end"
-                    + (
-                        ""
-                        if self.version
-                        else f"; and in step 0 up to {MOST} microbatches come twice"
-                    )
-                )
-            self.version, self.played = self.version + 1, True
+            replica.begin_boundary()
+            if self._microbatches:
+                self._know(self._microbatches)
+                self._bound = True
+                self._world.boundary(replica, self._facts)
+                replica.forget_arena()
+            if replica.step < total:
+                break
+            replica.stage = "over"
+            replica.drop_collected()
+            if self._finished():
+                return False
+        self._kept_versions = replica.collected().versions()
+        if self._evidence is not None and self._world.compares:
+            self._evidence.look()
+        self.replica.holdings.astray = False
+        replica.seed_for(BEFORE)
+        replica.stage = "open"
+        return True
+
+    def _end_step(self) -> None:
+        replica = self.replica
+        if replica.stage != "summed":
+            raise Misuse(
+                f"step {replica.step} ended without session.backward(loss_of, microbatches): every step needs one"
+            )
+        replica.version, replica.step, replica.played = replica.version + 1, replica.step + 1, True
+        replica.stage = "boundary"
+
+    def _know(self, microbatches: int) -> None:
+        """Now it is known of how many microbatches a step is made."""
+        if self._partial is None:
+            replica = self.replica
+            self._microbatches = replica.microbatches = microbatches
+            self._facts = msgspec.structs.replace(self._facts, microbatches=microbatches)
+            self._partial = partial_of(
+                replica.space, microbatches, deterministic=replica.deterministic
+            )
+            replica.sums_held, replica.reserve = self._partial.held, self._partial.reserve
+            self._evidence = Evidence(replica)
+            self._world.evidence = self._evidence
+
+    def _bind(self, microbatches: int) -> bool:
+        """Join the others from within the first step; False if they are further than that."""
+        self._know(microbatches)
+        self._bound = True
+        return self._world.bind(self.replica, self._facts)
 
     def close(self) -> None:
         """The script has ended. If it left its loop early, what it has now is the end."""
-        if self._phase == "made":
+        replica = self.replica
+        if replica.stage == "made":
             raise Misuse("the script made a session, but never looped over session.steps(...)")
-        if self._phase in ("sharing", "computing"):
-            raise Misuse(f"the script ended in the middle of step {self.version}")
-        if self._phase in ("between", "shared"):
-            self.holdings.give_back()
-            self.version += self._phase == "shared"
-            self._kept = None
+        if replica.stage == "computing":
+            raise Misuse(f"the script ended in the middle of step {replica.step}")
+        if replica.stage in ("open", "summed"):
+            replica.holdings.give_back()
+            if replica.stage == "summed":
+                replica.version, replica.step = replica.version + 1, replica.step + 1
+            replica.drop_collected()
             self.leave()
 
     def leave(self) -> None:
-        """Before the last step, as the script has, or as others have: with the version that there is."""
-        self._phase = "over"
+        """End before the last step, as the script has, or as others have: with the version that there is."""
+        self.replica.stage = "over"
         if not self._finished():
             raise WireError(SENT_BACK)
 
     def _finished(self) -> bool:
-        if not self._world.finish(self, self._facts):
+        if not self._world.finish(self.replica, self._facts):
             return False
         self._optimizers.close()
         return True
 
-    def share(self, batches: Sequence[Batch]) -> Iterator[Batch]:
-        """This worker's microbatches of the step. When the loop ends, the gradients are there."""
-        if self._phase != "between":
-            raise Misuse(
-                "session.share(...) belongs into the body of `for step in session.steps(...)`, "
-                "once per step"
-            )
-        if not hasattr(batches, "__len__") or not hasattr(batches, "__getitem__"):
-            raise Misuse(
-                f"session.share(batches): a {type(batches).__name__} cannot be asked for one of its microbatches, "
-                "of which each worker has others: give the microbatches of this step in a list; of a DataLoader, one over the "
-                "step's part of the data, `list(DataLoader(Subset(data, rows_of(step)), batch_size=B))`"
-            )
-        if len(batches) != self.microbatches:
-            raise Misuse(
-                f"session.share(batches): {len(batches)} microbatches in step {self.version}, but "
-                f"Session(microbatches={self.microbatches})"
-            )
-        if self._kept is not None and self._kept.versions() != self._kept_versions:
-            raise Misuse(
-                f"step {self.version}: the model or the optimizer was changed before "
-                "session.share(...); what changes them belongs behind it"
-            )
-        self._phase = "sharing"
-        self._form.check(self.version)
-        self._optimizers.check()
-        frame = sys._getframe(1)
-        rows = self._share(batches, Caller(frame, frame.f_lasti))
-        self._rows = weakref.ref(rows)
-        return rows
+    # --- a phase ------------------------------------------------------------------------------------
 
-    def _share(self, batches: Sequence[Batch], caller: Caller) -> Iterator[Batch]:
-        asking = sys._getframe().f_back
-        caller = looping(caller, asking, self._rows())
-        self._look(caller, asking, batches)
-        self._rehearsal.begin(self.version, caller, asking)
-        del asking, caller  # nobody else holds these frames
-        step = self.version
-        self.space.begin()
+    def _check_call(self, loss_of: object, microbatches: object) -> None:
+        replica, where = self.replica, "session.backward(loss_of, microbatches)"
+        if replica.stage == "computing":
+            raise Misuse(f"{where} was called by loss_of itself; loss_of returns its loss instead")
+        if replica.stage not in ("open", "summed"):
+            raise Misuse(f"{where} belongs into the loop over session.steps(...)")
+        if isinstance(loss_of, torch.Tensor) or not callable(loss_of):
+            raise Misuse(
+                f"{where}: loss_of is a {type(loss_of).__name__}; give a function that takes one microbatch and "
+                "returns its loss"
+            )
+        if not hasattr(microbatches, "__len__") or not hasattr(microbatches, "__getitem__"):
+            raise Misuse(
+                f"{where}: a {type(microbatches).__name__} cannot be asked for one of its microbatches, of which each "
+                "worker has others: give the microbatches of this step in a list, or use session.data(dataset, ...)"
+            )
+        count = len(microbatches)
+        if not count or (self._microbatches and count != self._microbatches):
+            raise Misuse(
+                f"{where}: {count} microbatches in step {replica.step}, where "
+                f"{self._microbatches or 'at least one'} are expected; every call has the same number of them"
+            )
+        if not torch.is_grad_enabled():
+            raise Misuse(f"{where} is called under torch.no_grad(), where nothing has a gradient")
+        if modes.nesting():
+            raise Misuse(
+                f"{where} is called under an autocast, which would change what its backward computes: put "
+                "`with torch.autocast(...)` into loss_of, around the forward"
+            )
+
+    def _prior(self) -> list[torch.Tensor | None]:
+        """The gradients that the step has so far, kept apart from the sum's memory."""
+        if self.replica.phase == 0:
+            return []
+        params = self.replica.space.params.values()
+        return [None if param.grad is None else param.grad.clone() for param in params]
+
+    def _begin_phase(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
+        replica = self.replica
+        if replica.phase == 0:
+            if replica.collected().versions() != self._kept_versions:
+                raise Misuse(
+                    f"step {replica.step}: the model or the optimizer was changed before session.backward(...); what "
+                    "changes them belongs after it"
+                )
+            replica.form.check(replica.step)
+            self._optimizers.check()
+        assert self._partial is not None and self._evidence is not None
+        replica.recorder.asked(replica.version, loss_of, microbatches)
+        replica.stage = "computing"
+        replica.space.begin()
         self._partial.clear()
-        self._handed.clear()
-        self._still.step()
-        self.holdings.norms, self.holdings.astray = {}, False
-        if self.scaler is not None:
-            # It makes its scale when it is first asked, and whoever computes nothing would not ask.
-            self.scaler.scale(torch.zeros((), device=next(iter(self.space.params.values())).device))
-            self._scale = self.scaler.get_scale()  # which changes behind the loop only
-        try:
-            summed = self._world.logged(step)
-            if summed is None:
-                self._gone_by.begin()
-                summed = yield from self._compute(step, batches)
-                self.eyes.look_again()
-                self._gone_by.look_again()
-            with self._world.unaided():
-                self.seed_for(step, self.microbatches + 1)
-                self._install(summed)
-                passing("step: installed")
-        except Abandoned:
-            # The rest of the body runs out on zeros, and what it does is then overwritten. No optimizer sees them:
-            # it would change the state by them, and others may be asking for it just now.
-            self.space.blank()
-            self.holdings.astray = True
-        self._world.settle()
-        self._phase, self._asked = "shared", None
+        self._evidence.begin()
+        replica.still.step()
+        replica.holdings.begin()
+        scaler = replica.scaler
+        if scaler is not None:
+            # It makes its scale when it is first asked, and a worker that computes nothing would not ask.
+            device = next(iter(replica.space.params.values())).device
+            scaler.scale(torch.zeros((), device=device))
+            self._scale = scaler.get_scale()
 
-    def _look(self, caller: Caller, asking: FrameType | None, batches: Sequence[object]) -> None:
-        """At what the loop goes by, when it asks for its first microbatch: only then it is known where it is."""
-        self._beside.look(caller, self.version, self._facts.steps_total)
-        self.eyes.look(self.version, batches, whole=self.holdings.here is None)
-        self.eyes.goes_by(self._gone_by.at(caller, self.version, self._world.generation))
-        self._asked, self._streams, self._within = (caller, batches), None, None
-        if not self._looked_at:
-            self._looked_at, self._streams = True, Streams(caller)
-            refuse_order(caller, asking)
-            refuse_between(caller)
-            self._within = Within(caller)
-            if self.version == 0 and self._world.leader:
-                say_divided(caller, self.microbatches)
-                say_clipped(caller, self.microbatches)
-                say_shown(caller)
+    def _compute(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Summed:
+        """Compute this worker's share, sum it over all, and see it committed.
 
-    def _compute(self, step: int, batches: Sequence[Batch]) -> Generator[Batch, None, Summed]:
+        prepare  every worker has the sum of the phase
+        commit   the keeper has written that all are prepared
+        """
+        replica, world, recorder = self.replica, self._world, self.replica.recorder
+        version = replica.version
         while True:
             try:
-                first, count = self._world.share()
-                if self._asked is not None:
-                    caller, _ = self._asked
-                    self.eyes.goes_by(self._gone_by.entering(caller, self._world.generation))
+                first, count = world.share()
                 passing("step: share opened")
-                self._filled.begin((self._world.deep, first, count))
-                self._still.begin()
-                if self._world.deep:
-                    self._partial.let_go()
-                    summed = self._world.play(step, batches)
-                else:
-                    yield from self._run_body(step, batches, first, count)
-                    self._world.gather(step, self._partial, self.total())
-                    summed = self.space.summed(self.total())
-                self._filled.look()
-                self._still.check(step)
-                self._check_finite(step, summed)
-                self._form.check_written(step, self.space.written(summed.present))
-                self._world.commit(step, summed)
-                self.eyes.seen.clear()
+                recorder.computing((world.deep, first, count))
+                replica.still.begin()
+                summed = self._prepare(loss_of, microbatches, first, count)
+                recorder.computed()
+                replica.still.check(replica.step)
+                self._check_finite(summed)
+                replica.form.check_written(replica.step, replica.space.written(summed.marks))
+                world.commit(version, summed)
             except Interrupted:
-                self._filled.look()
+                recorder.computed()
                 continue
             return summed
 
-    def _run_body(
-        self, step: int, batches: Sequence[Batch], first: int, count: int
-    ) -> Iterator[Batch]:
-        kept = self._kept
-        refuse = partial(self._refuse_kept, step, kept, [] if kept is None else kept.updates())
-        missing = self._partial.missing(first, count)
-        for microbatch in self._rehearsal.ahead(missing):
-            with self._rehearsal.rehearsing(microbatch, batches[microbatch]) as rehearsed:
-                yield from self._play_one(step, microbatch, rehearsed.given)
-                rehearsed.loss = self._microbatch_loss
+    def _prepare(
+        self, loss_of: LossOf, microbatches: Sequence[Any], first: int, count: int
+    ) -> Summed:
+        replica, partial, evidence = self.replica, self._partial, self._evidence
+        assert partial is not None and evidence is not None
+        if self._world.deep:
+            partial.let_go()
+            return self._world.play(replica.version, microbatches)
+        kept = replica.kept
+        before = [] if kept is None else kept.updates()
+        missing = partial.missing(first, count)
+        self._compare(loss_of, microbatches, missing)
         for microbatch in missing:
-            given = batches[microbatch]
-            self._handed.hand(microbatch, given)
-            with self._rehearsal.performing(microbatch):
-                yield from self._play_one(step, microbatch, given)
-            self._rehearsal.compare(microbatch, self._microbatch_loss, refuse)
-            passing("step: microbatch computed", self.space.params)
-            self._partial.add(microbatch, self._microbatch_loss, first, count)
-        refuse()
-
-    def _refuse_kept(self, step: int, kept: Collected | None, before: list[int]) -> None:
-        """What has become another in the loop, and is not to."""
-        if self._streams is not None:
-            self._streams.refuse_draws()
-        if self._within is not None:
-            self._within.refuse_kept()
+            given = self._given(microbatches, microbatch)
+            numbers = self._compute_one(loss_of, given, microbatch)
+            passing("step: microbatch computed", replica.space.params)
+            if (microbatch == first and self._world.compares) or evidence.has(microbatch):
+                evidence.sample(microbatch, given, numbers)
+            partial.add(microbatch, numbers, first, count)
         if kept is not None and kept.updates() != before:
             raise Misuse(
-                f"step {step}: the model or the optimizer was changed in the loop over session.share(...), where "
-                f"every worker has other microbatches; {behind_the_loop(self.objects.values())}"
+                f"step {replica.step}: loss_of changed the model or the optimizer, but every worker calls it for other "
+                "microbatches; change them after session.backward(...)"
             )
+        self._world.gather(replica.version, partial, replica.total())
+        return replica.space.summed(replica.total())
 
-    def _play_one(self, step: int, microbatch: int, given: Batch) -> Iterator[Batch]:
-        """The script's loop, once."""
+    def _compare(self, loss_of: LossOf, microbatches: Sequence[Any], missing: list[int]) -> None:
+        """Compute what is compared with others', or with itself, and used for nothing else."""
+        evidence = self._evidence
+        assert evidence is not None
+        if missing and not self._tried:
+            # A copy, because loss_of may write into its microbatch; then it gets a copy each time.
+            self._copies = True
+            given = self._given(microbatches, missing[0])
+            versions = versions_of(given)
+            self._compute_aside(loss_of, given, missing[0])
+            self._copies, self._tried = versions_of(given) != versions, True
+        other = self._world.twice
+        if other is not None and not evidence.has(other):
+            self._compute_aside(loss_of, self._given(microbatches, other), other)
+
+    def _compute_aside(self, loss_of: LossOf, given: Any, microbatch: int) -> None:
+        """Compute a microbatch whose gradients are looked at, and dropped."""
+        assert self._evidence is not None
+        numbers = self._compute_one(loss_of, given, microbatch)
+        self._evidence.sample(microbatch, given, numbers)
+        self.replica.space.take(numbers)
+
+    def _given(self, microbatches: Sequence[Any], microbatch: int) -> Any:
+        given = microbatches[microbatch]
+        return copied(given) if self._copies else given
+
+    def _compute_one(self, loss_of: LossOf, given: Any, microbatch: int) -> Numbers:
+        """Leave the gradients of one microbatch in the model."""
+        replica, notes = self.replica, self.replica.notes
         self._world.check()
-        self.seed_for(step, microbatch)
-        self._microbatch, self._microbatch_loss, self._backward_calls = microbatch, 0.0, 0
-        if self.notes is not None:
-            self.notes.skip()
-        self._phase = "computing"
-        yield given
-        self._phase = "sharing"
-        if not self._backward_calls:
-            raise Misuse(
-                f"step {step}, microbatch {microbatch}: session.backward was not called before the next microbatch was "
-                "asked for: the loop over session.share(...) has one at a time, and calls it for each"
-            )
+        replica.seed_for(microbatch)
+        if notes is not None:
+            notes.skip()
+        returned = called(loss_of, given, replica.scaler)
+        if not self._seen:
+            self._seen = True
+            self._refuse_strangers(returned.loss)
+        if notes is not None:
+            settle(replica.space.device)
+            notes.lap(Kind.FORWARD, microbatch)
+        (returned.loss / self._microbatches).backward()  # type: ignore[no-untyped-call]
+        if notes is not None:
+            settle(replica.space.device)
+            notes.lap(Kind.BACKWARD, microbatch)
+        return returned.numbers(self._scale)
 
-    def backward(self, loss: torch.Tensor) -> None:
-        """Gradients of `loss` / microbatches: the mean over the step is what is trained on."""
-        if self._phase == "recording":
-            self._refuse_autocast()
-            raise _Reached(loss)
-        if self._phase != "computing":
-            raise Misuse("session.backward(loss) belongs into a loop over session.share(...)")
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
-            raise Misuse(f"session.backward(loss): the loss must be one number, not {what}")
-        if self.notes is not None:
-            settle(self.space.device)
-            self.notes.lap(Kind.FORWARD, self._microbatch)
-        (loss / self.microbatches).backward()  # type: ignore[no-untyped-call]
-        if self.notes is not None:
-            settle(self.space.device)
-            self.notes.lap(Kind.BACKWARD, self._microbatch)
-        self._microbatch_loss += number_of(loss) / self._scale
-        self._backward_calls += 1
+    def _refuse_strangers(self, loss: torch.Tensor) -> None:
+        """What is trained has to be registered; the first loss shows what it was made of."""
+        known = {id(p) for model in self.replica.models.values() for p in model.parameters()}
+        if found := unregistered(loss, known):
+            raise Misuse(f"session.backward(loss_of, microbatches): {found}")
 
-    def _refuse_autocast(self) -> None:
-        """A stage's backward is under none; alone it would compute in half precision what the forward did not."""
-        if modes.nesting():
-            raise CannotRecord(
-                f"{place(2)}: session.backward(...) is called under an "
-                "autocast, which would change what the backward computes, and stages call it outside: put it behind "
-                "the `with`, or train with depth 1"
-            )
-
-    def part(self) -> None:
-        """From now on each worker may have gradients of its own layers only."""
-        if not self._apart:
-            assert self._asked is not None
-            coupling.refuse(self.objects.values(), self._asked[0])
-            self._apart = True
-
-    def recording(self, told: Told = nobody) -> Recording:
-        """What the loop's body computes, as a graph. `CannotRecord` says in a line why it has none. For `told` see `Body`.
-
-        It can be had from the first `share` on, and is made anew when the body would read other numbers.
-        """
-        if self._asked is None and self._recording is None:
-            raise Misuse("session.recording() has nothing to record before session.share(...)")
-        if self._asked is not None:
-            caller, batches = self._asked
-            because = "" if self._recording is None else outdated(self._recording, caller)
-            if self._recording is None or because:
-                self._record(caller, batches, told, because)
-        assert self._recording is not None
-        return self._recording
-
-    def to_play(self, told: Told = nobody, *, entered: bool) -> Recording:
-        """The recording, looked at if it is time to. `entered`: in the first step of a layout."""
-        self._filled.empty()  # who was there before has tables that newcomers have not made yet
-        found = self.recording(told)
-        if self._asked is None:
-            return found
-        caller, batches = self._asked
-        look = partial(self._computes, caller)
-        if not self._doubts.right(self.version, look, entered=entered):
-            self._record(caller, batches, told, "")
-        assert self._recording is not None
-        return self._recording
-
-    def _computes(self, caller: Caller) -> bool:
-        assert self._recording is not None
-        model = self._model()
-        with attributes_kept(model), computable(model):
-            self._filled.empty()
-            body, known = Body(caller), self._recording
-            right = body.computes(known, model, self._run_recorded, self.scaler)
-        known.reads.settle(names_of(caller.frame))
-        return right
-
-    def _model(self) -> torch.nn.Module:
-        modules = [thing for thing in self.objects.values() if isinstance(thing, torch.nn.Module)]
-        return modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
-
-    def adopt(self, recording: Recording) -> None:
-        """It is the same loop's, begun with a microbatch of another worker's."""
-        self._recording = recording
-
-    def _record(self, caller: Caller, batches: Sequence[object], told: Told, because: str) -> None:
-        model = self._model()
-        body = Body(caller)
-        try:
-            with attributes_kept(model), computable(model):
-                self._filled.empty()
-                found = body.record(
-                    model, self._run_recorded, batches, self.scaler, told, self._filled.empty
-                )
-        except Misuse:
-            if self._streams is not None:
-                self._streams.refuse_draws()  # says better why
-            raise
-        if self._recording is not None and found.same_as(self._recording):
-            found = found.begun_with(self._recording.variants.first)
-        self._recording = msgspec.structs.replace(found, because=because)
-        self._doubts.recorded(self.version)
-
-    def _run_recorded(self, body: Callable[[], None]) -> Any:
-        before, self._phase = self._phase, "recording"
-        try:
-            body()
-        except _Reached as reached:
-            return reached.loss
-        finally:
-            self._phase = before
-        raise CannotRecord("the loop over session.share(...) ended without session.backward(loss)")
-
-    def _check_finite(self, step: int, summed: Summed) -> None:
+    def _check_finite(self, summed: Summed) -> None:
         """Before the commit, so that a job that fails on it can be resumed from before it."""
-        if self._world.nan == "fail" and not summed.finite and not self._overflows():
-            loss = float(summed.total.loss) / self.microbatches
-            raise NotFinite(
-                f"step {step}: the loss is {loss}, or one of its gradients is not finite"
-            )
+        if self._world.nan != "fail" or summed.finite or self._overflows():
+            return
+        loss = summed.total.loss / self._microbatches
+        raise NotFinite(
+            f"step {self.replica.step}: the loss is {loss}, or one of its gradients is not finite"
+        )
 
     def _overflows(self) -> bool:
-        """Whether it is the scale of the loss that was too large: the scaler sees that in the sum, which is the
-        same everywhere, skips the step and takes a smaller one. A scale below 1 has made nothing larger."""
-        return self.scaler is not None and self._scale >= 1.0
+        """Whether it is the scale of the loss that was too large.
 
-    def _install(self, summed: Summed) -> None:
-        self.given = self.version
-        self.loss = float(summed.total.loss) / self.microbatches
-        self.holdings.norms = {}
-        if summed.held is not None:
-            self._keep(summed.held)
-        if self.holdings.here is not None:
-            self.holdings.followers.begin()
-        if summed.finite or self.scaler is not None:
-            summed.total.space.install(summed.total, self.microbatches)
-            self._optimizers.unused = summed.finite  # of an overflow the scaler makes no use
-            self.holdings.hear(summed.norms)
-        else:
-            self.space.begin()  # a skipped step is committed, and changes nothing
-
-    def seed_for(self, step: int, stream: int) -> None:
-        """One stream per microbatch, one for what comes before, one for what comes after."""
-        text = struct.pack("<qqq", self.seed, step, stream)
-        number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
-        self._seed_torch(number >> 1)
-        random.seed(number)
-        np.random.seed(number & 0xFFFFFFFF)
-
-    @property
-    def state_bytes(self) -> int:
-        return sum(collect(self.objects).sizes().values())
-
-    @property
-    def newborn(self) -> bool:
-        """Whether what is not here can be born: it was handed over unbuilt, and no step has changed it. Who was sent
-        back to the beginning has had steps: what these have made of buffers, and of parameters of one number, is here.
+        The scaler sees that in the sum, which is the same everywhere, skips the step and takes a smaller scale. A
+        scale below 1 has made nothing larger.
         """
-        return self.unbuilt and not self._loaded and self.version == 0 and self._phase != "shared"
+        return self.replica.scaler is not None and self._scale >= 1.0
 
-    def bear(self, layers: frozenset[str]) -> None:
-        """Have these layers with their initial values, and of those that can be born no others."""
-        self._forget()
-        self.holdings.unbear(layers)
-        self.holdings.bear(layers)
-        self.holdings.arrived(layers)
-        if self._kept is not None:
-            self._kept = self._collect()
+    def _install(self, summed: Summed, prior: Sequence[torch.Tensor | None]) -> None:
+        total, count = summed.total, self._microbatches
+        metrics = {name: value / count for name, value in total.metrics.items()}
+        self._result = Result(total.loss / count, metrics)
+        self.replica.install(summed, prior)
+        # Of an overflow the scaler makes no use, and so does whoever skips what is not finite.
+        self._optimizers.unused = summed.finite
 
-    def bear_to_look(self) -> None:
-        """All weights, until the step begins."""
-        lacking = self.holdings.lacking(self.holdings.all)
-        self.holdings.bear(lacking)
-        self.holdings.borrowed |= lacking
+    def _give_up(self) -> None:
+        """The rest of the body runs out on zeros, and what it does is overwritten then.
 
-    @property
-    def next_version(self) -> int:
-        """The version that the script is at, between the sum of a step and the next step, too."""
-        return self.version + (self._phase == "shared")
-
-    def borrow(self, gathered: Gathered, layers: frozenset[str]) -> None:
-        """Weights to look at until the next step begins."""
-        models = {k: v for k, v in self.objects.items() if isinstance(v, torch.nn.Module)}
-        self.holdings.borrow(layers)
-        with self._unseen():
-            fill(gathered.layers.values(), gathered.read, models, layers)
-
-    @property
-    def kept(self) -> Collected | None:
-        """The state as it was when the step began, as far as it is here."""
-        return None if self._phase == "shared" else self._kept
-
-    def collected(self) -> Collected:
-        """The state at the step's boundary. It can be had until the step's sum is installed: its tensors
-        do not change before, and what else the script has set for the step already is not in it.
+        No optimizer sees them: it would change the state by them, and others may be asking for it just now.
         """
-        if self._kept is None:
-            self._kept = self._collect()
-        return self._kept
+        self.replica.space.blank()
+        self.replica.holdings.astray = True
+        self._result = Result(math.nan, {}, void=True)
 
-    def _collect(self) -> Collected:
-        with self._unseen():
-            try:
-                state, here = collect(self.objects), self.holdings.here
-            except StateError:
-                self._form.check(self.version)  # says what has become of the model
-                raise
-        return state if here is None else state.only(here)
 
-    @contextmanager
-    def _unseen(self) -> Iterator[None]:
-        """A state_dict of ours is not the script's."""
-        phase, self._phase = self._phase, "bound"
-        try:
-            yield
-        finally:
-            self._phase = phase
-
-    def snapshot(self) -> Collected:
-        """The state as the script has it now."""
-        return self._collect()
-
-    def settled(self) -> list[LiveLayer]:
-        return self.collected().finish()
-
-    def load(self, gathered: Gathered, version: int, only: frozenset[str] | None = None) -> None:
-        """Take the state over; of what is not in `only`, there is nothing here then."""
-        self.eyes.forget()
-        self._forget()
-        self._world.settle()
-        self._kept = None
-        if only is None:
-            self.holdings.make_room(self.holdings.all)
-            self.holdings.here = None
-        else:
-            self._keep(only)
-            self.holdings.make_room(only)
-        fill(gathered.layers.values(), gathered.read, self.objects, only, arena=self._arena)
-        self.version, self.given, self._loaded = version, -1, True
-
-    def _forget(self) -> None:
-        """What is here has come from others."""
-        self._still.forget()
-        self.holdings.followers.forget()
-
-    def _keep(self, layers: frozenset[str]) -> None:
-        """Only these are here from now on. Whoever uses the model beside the step has the rest fetched."""
-        self.holdings.keep(layers)
-        for thing in self.objects.values():
-            if isinstance(thing, torch.nn.Module) and id(thing) not in self._watched:
-                self._watched.add(id(thing))
-                watch(thing, self._fetch)
-
-    def _fetch(self) -> None:
-        if self._phase in ("made", "over") and self.unbuilt and self.holdings.here is not None:
-            raise Misuse(
-                "the model was handed over unbuilt, and is nowhere as a whole before and behind the loop over "
-                "session.steps(...): use it in a step, behind optimizer.step() for one. The trained weights are in "
-                "the job's export"
-            )
-        if self._phase in ("between", "shared") and self.holdings.here is not None:
-            self._world.fetch()
-
-    def add(self, gathered: Gathered, layers: frozenset[str]) -> None:
-        """Layers that were not here, of the version that the others have.
-
-        What is set for an optimizer is here since the state was loaded, and the script may have set it anew.
-        """
-        self._forget()
-        self.holdings.make_room(layers)
-        with self._unseen():
-            fill(gathered.layers.values(), gathered.read, self.objects, layers, settings=False)
-        self.holdings.arrived(layers)
-        if self._kept is not None:
-            self._kept = self._kept.joined(self._collect().only(layers))
-        if self._phase == "sharing":
-            self.space.begin()  # buffers have come as well, and they are the step's start
+def registered(objects: Sequence[object]) -> dict[str, shards.Stateful]:
+    """Name what the script registers, checked."""
+    found: dict[str, shards.Stateful] = {}
+    for index, thing in enumerate(objects):
+        if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
+            raise Misuse(f"Session: {thing!r} has no state_dict and load_state_dict to save")
+        found["model" if index == 0 else f"{type(thing).__name__}{index}"] = thing
+    modules = [thing for thing in found.values() if isinstance(thing, torch.nn.Module)]
+    check_modules(modules, built=not _unborn)
+    check_unborn(_unborn, modules, [*found.values()])
+    check_trained(modules, found.values())
+    return found

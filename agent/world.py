@@ -7,11 +7,12 @@ from typing import TYPE_CHECKING, Protocol
 import msgspec
 
 from agent.messages import NanPolicy
+from agent.replica import Replica
 from agent.tensors.partial import Partial
 from agent.tensors.sums import Sum, Summed
 
 if TYPE_CHECKING:
-    from agent.session import Session
+    from agent.proof.evidence import Evidence
 
 
 class Interrupted(Exception):  # noqa: N818 - it says what happened, and is no error
@@ -34,9 +35,19 @@ class Facts(msgspec.Struct, frozen=True):
 
 
 class World(Protocol):
-    """Those who train together. A version is a count of committed steps."""
+    """Those who train together. A version is a count of commits."""
 
     nan: NanPolicy
+    evidence: "Evidence"
+    """What this worker can show of its steps."""
+
+    @property
+    def compares(self) -> bool:
+        """Whether anybody compares what workers compute."""
+
+    @property
+    def microbatches(self) -> int:
+        """Of how many microbatches a step is made, if the others know; else 0."""
 
     @property
     def leader(self) -> bool: ...
@@ -44,25 +55,34 @@ class World(Protocol):
     @property
     def notice_s(self) -> float | None: ...
 
-    @property
-    def generation(self) -> int:
-        """Of the layout that this worker is in."""
+    def boundary(self, replica: Replica, facts: Facts) -> None:
+        """Return when `replica.version` is the version that everyone goes on from."""
 
-    def boundary(self, session: "Session", facts: Facts) -> None:
-        """Return when `session.version` is the version that everyone goes on from."""
+    def bind(self, replica: Replica, facts: Facts) -> bool:
+        """As `boundary`, from within the first step: only now the script has said how many microbatches it has.
 
-    def logged(self, step: int) -> Summed | None:
-        """The sum of a step that is committed already, to be applied again."""
+        False if the job is further than that: what the script does until its next step counts for nothing.
+        """
+
+    def logged(self, version: int) -> Summed | None:
+        """The sum of a commit that was made already, to be applied again."""
+
+    def asked(self, phase: int) -> int | None:
+        """The microbatch by which this worker has to prove that it computes what the job computes."""
 
     def share(self) -> tuple[int, int]:
         """The first and the number of this worker's microbatches."""
 
     @property
+    def twice(self) -> int | None:
+        """A microbatch of another worker that this one computes as well in this step, to be compared."""
+
+    @property
     def deep(self) -> bool:
         """Whether chains of several workers compute a microbatch."""
 
-    def play(self, step: int, batches: Sequence[object]) -> Summed:
-        """All of the microbatches and `gather` in one, where the layout is deep."""
+    def play(self, version: int, microbatches: Sequence[object]) -> Summed:
+        """Compute the share and sum it over everyone, where the layout is deep."""
 
     def fetch(self) -> None:
         """Get the layers that are not here from those who have them, for the script to use."""
@@ -70,11 +90,11 @@ class World(Protocol):
     def check(self) -> None:
         """Raise `Interrupted` if the step cannot go on as it began."""
 
-    def gather(self, step: int, partial: Partial, total: Sum) -> None:
+    def gather(self, version: int, partial: Partial, total: Sum) -> None:
         """Sum over everyone into `total`."""
 
-    def commit(self, step: int, summed: Summed) -> None:
-        """Return when the step is committed: from here on nobody goes back behind it."""
+    def commit(self, version: int, summed: Summed) -> None:
+        """Return when it is committed: from here on nobody goes back behind it."""
 
     def unaided(self) -> AbstractContextManager[None]:
         """Inside nobody else is needed, and nothing of the script's is done."""
@@ -82,30 +102,43 @@ class World(Protocol):
     def settle(self) -> None:
         """Return when nobody reads the state any more: the script is about to change it, or it is loaded."""
 
-    def finish(self, session: "Session", facts: Facts) -> bool:
-        """The loop is over: put the final state into safe hands. False if the session was sent back instead, for what
-        only others had was lost with them: its last steps are to be done again."""
+    def finish(self, replica: Replica, facts: Facts) -> bool:
+        """The loop is over: put the final state into safe hands.
+
+        False if this worker was sent back instead, because what only others had was lost with them: its last
+        steps are to be done again.
+        """
 
 
 class Alone:
     """A world of one: nothing to agree on."""
 
     nan: NanPolicy = "fail"
+    evidence: "Evidence"
+    compares = False
+    microbatches = 0
     leader = True
-    generation = -1
     notice_s = None
     deep = False
+    twice = None
 
-    def boundary(self, session: "Session", facts: Facts) -> None:  # noqa: ARG002
-        self._microbatches = facts.microbatches
+    def boundary(self, replica: Replica, facts: Facts) -> None:
+        self.bind(replica, facts)
 
-    def logged(self, step: int) -> None:  # noqa: ARG002 - nothing is ever replayed alone
+    def bind(self, replica: Replica, facts: Facts) -> bool:  # noqa: ARG002
+        self._share = (0, facts.microbatches)
+        return True
+
+    def logged(self, version: int) -> None:  # noqa: ARG002 - nothing is ever replayed alone
+        return None
+
+    def asked(self, phase: int) -> None:  # noqa: ARG002
         return None
 
     def share(self) -> tuple[int, int]:
-        return 0, self._microbatches
+        return self._share
 
-    def play(self, step: int, batches: Sequence[object]) -> Summed:
+    def play(self, version: int, microbatches: Sequence[object]) -> Summed:
         raise NotImplementedError  # nobody is deep alone
 
     def fetch(self) -> None:
@@ -114,11 +147,11 @@ class Alone:
     def check(self) -> None:
         return None
 
-    def gather(self, step: int, partial: Partial, total: Sum) -> None:  # noqa: ARG002
-        (whole,) = partial.nodes(0, self._microbatches)
+    def gather(self, version: int, partial: Partial, total: Sum) -> None:  # noqa: ARG002
+        (whole,) = partial.nodes(*self._share)
         total.copy_(whole)
 
-    def commit(self, step: int, summed: Summed) -> None:  # noqa: ARG002
+    def commit(self, version: int, summed: Summed) -> None:  # noqa: ARG002
         return None
 
     def unaided(self) -> AbstractContextManager[None]:
@@ -127,5 +160,5 @@ class Alone:
     def settle(self) -> None:
         return None
 
-    def finish(self, session: "Session", facts: Facts) -> bool:  # noqa: ARG002
+    def finish(self, replica: Replica, facts: Facts) -> bool:  # noqa: ARG002
         return True

@@ -26,7 +26,8 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
-from agent import Session, session as ours
+from orchestrator import Session
+from agent import session as ours
 from agent.calibration import gauge
 from agent.calibration import measuring
 
@@ -74,10 +75,15 @@ torch.manual_seed(0)
 model = nn.Sequential(nn.Embedding(512, 256), *(Block(256) for _ in range(BLOCKS)), nn.Linear(256, 512))
 optimizer = torch.optim.AdamW(model.parameters())
 session = Session(model, optimizer, microbatches=6)
+
+
+def loss_of(pair):
+    return F.cross_entropy(model(pair[0]).flatten(0, 1), pair[1].flatten())
+
+
 for step in session.steps(100_000):
     words = torch.randint(0, 512, (6, 2, 2, 128), generator=torch.Generator().manual_seed(step))
-    for x, y in session.share([(pair[0], pair[1]) for pair in words]):
-        session.backward(F.cross_entropy(model(x).flatten(0, 1), y.flatten()))
+    session.backward(loss_of, words)
     optimizer.step()
 """
 

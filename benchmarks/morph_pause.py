@@ -38,7 +38,7 @@ MODEL = """
 import sys
 import torch
 from torch import nn
-from agent import Session
+from orchestrator import Session
 torch.manual_seed(0)
 width, layers = int(sys.argv[1]), int(sys.argv[2])
 model = nn.Sequential(*(nn.Linear(width, width) for _ in range(layers)))
@@ -46,9 +46,7 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 data = torch.randn(16, width, generator=torch.Generator().manual_seed(1))
 session = Session(model, optimizer, microbatches=4)
 for step in session.steps(1_000_000):
-    for x in session.share(data.chunk(4)):
-        loss = (model(x) - x).square().mean()
-        session.backward(loss)
+    session.backward(lambda x: (model(x) - x).square().mean(), data.chunk(4))
     optimizer.step()
 """
 

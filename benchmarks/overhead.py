@@ -31,7 +31,7 @@ SCRIPT = """
 import json, statistics, sys, time
 import torch
 from torch import nn
-from agent import Session, session as sessions
+from orchestrator import Session
 from agent.net.link import BEAT_S
 from agent.protocol import Beat
 from agent.world import Alone
@@ -50,10 +50,10 @@ class Turns:
         self.crew.settle()
     def turn(self, session, on):
         if self.on and not on:
-            self.version = session.version
-            self.alone.boundary(session, session._facts)
+            self.at = session.replica.version, session.replica.step
+            self.alone.boundary(session.replica, session._facts)
         if on and not self.on:
-            session.version = self.version
+            session.replica.version, session.replica.step = self.at
         self.on = on
 
 class Step:
@@ -112,13 +112,11 @@ optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 session = Session(model, optimizer, microbatches=4)
 world = Turns(session._world)
 session._world, begun, after = world, [None], course().send
-del world  # what is measured goes on from step to step, and is nothing that a session would look for
 for _ in session.steps(1_000_000):
     on, data = after(begun[0] and begun[0].taken())
     session._world.turn(session, on)
     begun[:] = [Step()]
-    for x in session.share(data):
-        session.backward((model(x) - x).square().mean())
+    session.backward(lambda x: (model(x) - x).square().mean(), data)
     optimizer.step()
 """
 TURN = 4  # steps that count, at least

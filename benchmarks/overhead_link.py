@@ -40,7 +40,7 @@ OURS = (
 import json, sys
 import torch
 from torch import nn
-from agent import Session
+from orchestrator import Session
 """
     + BODY
     + """
@@ -49,8 +49,7 @@ model = model_of(width)
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 session = Session(model, optimizer, microbatches=4, deterministic=False)
 for step in session.steps(1_000_000):
-    for x in session.share(microbatches(width, rows)):
-        session.backward((model(x) - x).square().mean())
+    session.backward(lambda x: (model(x) - x).square().mean(), microbatches(width, rows))
     optimizer.step()
 """
 )

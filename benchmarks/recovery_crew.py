@@ -44,11 +44,10 @@ data = torch.randn(64, 64, generator=torch.Generator().manual_seed(1))
 """
 
 OURS = """
-from agent import Session
+from orchestrator import Session
 session = Session(model, optimizer, microbatches=2)
 for step in session.steps(1_000_000):
-    for x in session.share(data.chunk(2)):
-        session.backward((model(x) - x).square().mean())
+    session.backward(lambda x: (model(x) - x).square().mean(), data.chunk(2))
     optimizer.step()
 """
 

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor, nn
 from torch.nn import functional
 
-from agent import Session
+from orchestrator import Session
 
 FILES = (
     "argparse ast asyncio/base_events bisect calendar codecs collections/__init__ configparser copy csv "
@@ -137,10 +137,8 @@ def main() -> None:
     for step in session.steps(options.steps):
         x, y = pairs(train, options.microbatches * options.batch, options.context, seed=step + 1)
         batches = list(zip(x.split(options.batch), y.split(options.batch), strict=True))
-        for inputs, targets in session.share(batches):
-            loss = loss_of(model, inputs, targets)
-            session.backward(loss)
-        nn.utils.clip_grad_norm_(model.parameters(), options.clip)
+        session.backward(lambda pair: loss_of(model, *pair), batches)
+        session.clip_grad_norm_(options.clip)
         optimizer.step()
         scheduler.step()
         optimizer.zero_grad()

@@ -23,6 +23,7 @@ from agent.pipeline.stage import Stage
 from agent.pipeline.wires import asked_for, pack, unpack
 from agent.tensors.away import any_away, stood_in
 from agent.tensors.device import where
+from agent.tensors.numbers import Numbers
 from agent.tensors.sums import Contribution, Sum, SumSpace
 
 Clock = Callable[[], float]
@@ -182,7 +183,7 @@ def one_round(
     clock, check = how.clock, how.patience.check
     times = Times([], [], [], [], [], [])
     stages = [Stage(piece, microbatches=1) for piece in pieces]
-    spaces = [SumSpace([piece.module]) for piece in pieces]
+    spaces = [SumSpace({"piece": piece.module}) for piece in pieces]
     for halved in halves:
         for space in spaces:
             space.begin()
@@ -212,19 +213,21 @@ def one_round(
             else:
                 back = stage.backward(0, back)
                 times.backward.append(clock() - start_s)
-            loss = stage.release(0)
+            numbers = stage.release(0)
             if not halved:
-                times.taking.append(_taking_s(space, loss, clock))
+                times.taking.append(_taking_s(space, numbers, clock))
             stage.clear()
     for listed in times[1:-1]:
         listed.reverse()
     return times
 
 
-def _taking_s(space: SumSpace, loss: float | torch.Tensor, clock: Clock) -> float:
+def _taking_s(space: SumSpace, numbers: Numbers, clock: Clock) -> float:
     """A step adds up every two microbatches, and then their sums: half of both for each."""
-    one, seconds = space.take(loss), []
-    next_ = Contribution(one.loss, [None if each is None else each.clone() for each in one.found])
+    one, seconds = space.take(numbers), []
+    next_ = Contribution(
+        one.numbers, [None if each is None else each.clone() for each in one.found]
+    )
     into, other = Sum(space, space.device), Sum(space, space.device)
     for _ in range(2):  # the first write touches the memory
         start_s = clock()

@@ -27,6 +27,7 @@ from agent.pipeline.variants import Pieces
 from agent.pipeline.work import Worker
 from agent.store.layers import REST, block_of
 from agent.store.memory import copy_bytes
+from agent.tensors.numbers import Names, Numbers, decoded, encoded
 from agent.tensors.shards import cut
 from agent.tensors.sums import Norm, Sum, Summed, SumSpace
 from agent.timeline import Notes
@@ -45,9 +46,13 @@ class Whole(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """Of a stage's sum, what all want to know: entries and gradients in the order of the whole."""
+    """Of a stage's sum, what all want to know: entries and gradients in the order of the whole.
 
-    loss: float
+    Of the last stage, also the sums of the loss and of the metrics, and what these are called.
+    """
+
+    numbers: tuple[float, ...]
+    names: Names
     finite: bool
     present: bytes
     norms: list[Norm]
@@ -193,16 +198,18 @@ class Chain:
         """The bytes of a sum of the whole that this worker wants to have, from where to where."""
         return tuple((source, source + size) for source, _, size in self._way_back)
 
-    def again(self, step: int, payload: memoryview, present: bytes) -> Summed:
+    def again(self, step: int, payload: memoryview, marks: bytes) -> Summed:
         """A step that is committed already, from those bytes of its sum. What all have to know of it, each finds
         out about its own stages.
         """
+        present, names = decoded(marks, len(self._whole.space.tensors))
         total, at = self._total or self._make_total(), 0
         for _, target, size in self._way_back:
             copy_bytes(payload[at : at + size], total.memory(target, target + size))
             at += size
         for entry, index in self._index(self._space).items():
             total.present[index - 1] = present[entry - 1]
+        total.names = names
         self._total, told = total, dict[int, Told]()
         for stage in self._worker.sums:
             told[stage] = self._describe(stage, total)
@@ -239,8 +246,9 @@ class Chain:
             # Where one process takes them: they may round otherwise here.
             norms = measured(found.space.near(views), self._whole.scaler)
             finite = found.space.finite(found)
-        last = stage == len(self._pieces) - 1
-        return Told(float(found.loss) if last else 0.0, finite, present, norms)
+        last, names = stage == len(self._pieces) - 1, found.names or ()
+        numbers = found.numbers[: 1 + len(names)].tolist() if last else []
+        return Told(tuple(numbers), names if last else (), finite, present, norms)
 
     def _tell(self, step: int, stage: int, found: Sum, told: Told) -> None:
         """To the other workers of this chain: what each keeps of it."""
@@ -280,7 +288,7 @@ class Chain:
             total.flat[target : target + size] = self._totals[stage].flat[source : source + size]
 
     def _put_together(self, total: Sum, told: dict[int, Told]) -> Summed:
-        index, norms, loss = self._index(self._space), dict[int, Norm](), 0.0
+        index, norms = self._index(self._space), dict[int, Norm]()
         everything = bytearray(len(self._whole.space.tensors))
         for stage, each in told.items():
             entries = [entry for entry in self._entries[stage] if entry]
@@ -291,12 +299,13 @@ class Chain:
                     total.present[index[entry] - 1] = present
                 if present and each.norms and self._is_param(entry):
                     norms[id(self._whole.space.tensors[entry - 1])] = next(measured_)
-            loss += each.loss
-        total.loss.fill_(loss)
+            if each.numbers:
+                total.put(Numbers(each.names, each.numbers))
         if self.held is None:
             return self._space.summed(total)
         finite = all(each.finite for each in told.values())
-        return Summed(total, finite, bytes(everything), self.held, norms)
+        marks = encoded(everything, total.names)
+        return Summed(total, finite, marks, self.held, norms)
 
     def slices(self) -> list[tuple[int, list[memoryview]]]:
         """For the keeper: our part of the sum of the whole, as offsets and what lies there.

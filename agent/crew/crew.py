@@ -11,7 +11,7 @@ from agent.net.link import Link
 from agent.net.mesh import Mesh
 from agent.net.wire import Connection
 from agent.protocol import Enter, Part
-from agent.session import Session
+from agent.replica import Replica
 from agent.world import Interrupted, Left
 
 T = TypeVar("T")
@@ -33,15 +33,15 @@ class Crew:
     entered: Enter | None = None  # the one this worker is in
     over: int | None = None  # the version with which others have left their loops
     _mesh: Mesh
-    _session: Session | None = None
+    _replica: Replica | None = None
 
     def __init__(self) -> None:
         self._changed = threading.Condition()
 
     @property
-    def session(self) -> Session:
-        assert self._session is not None
-        return self._session
+    def replica(self) -> Replica:
+        assert self._replica is not None
+        return self._replica
 
     @property
     def layout(self) -> Layout:
@@ -61,7 +61,7 @@ class Crew:
     def go_on(self, generation: int | None = None) -> None:
         """Raise `Interrupted` if there is another way to go, and what else there is if there is none."""
         if self.over is not None and self.over <= self.link.step:
-            if self.session.played:
+            if self.replica.played:
                 raise Misuse(ENDS.format(self.over))
             raise Left
         if self.superseded(generation):

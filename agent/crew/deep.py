@@ -1,8 +1,8 @@
 """Where a worker is in a layout of deep chains, and what of that outlives a layout.
 
-A chain is made anew for each layout, and for each graph that the script's loop turns out to compute. Who is first
+A chain is made anew for each layout, and for each graph that the script's loss turns out to have. Who is first
 in the layout chooses where the graph is cut, if the layout does not say so, and tells the others; with that goes what
-it has found out about the graph, so that whoever records the loop later does not run it for that.
+it has found out about the graph, so that whoever records the loss later does not run it for that.
 """
 
 from collections.abc import Callable
@@ -133,10 +133,10 @@ class Deep:
         word = FirstWord(self._channel, layout.workers, f"recorded/{step}")
         entered = self._chain is None
         recording = self._anew.recorded(step, lambda: to_play(word.facts, entered=entered))
-        # Numbers that the body reads and that are not in its graph make another recording of the same graph.
+        # Numbers that the loss closes over and that are not in its graph make another recording of the same graph.
         if self._chain is None or self._chain.recording.graph is not recording.graph:
             recording = self._begun_alike(layout, recording, word, adopt)
-            cuts = self._cuts(layout, recording, word)
+            cuts = self._cuts(layout, step, recording, word)
             self._chain = Chain(layout, self._me, recording, cuts, self._channel, whole)
         return self._chain
 
@@ -161,7 +161,9 @@ class Deep:
             adopt(recording)
         return recording
 
-    def _cuts(self, layout: Layout, recording: Recording, word: FirstWord) -> tuple[int, ...]:
+    def _cuts(
+        self, layout: Layout, step: int, recording: Recording, word: FirstWord
+    ) -> tuple[int, ...]:
         """Those of the layout, if they are of this graph; else the first worker chooses for all."""
         stages = layout.schedule_of(layout.replica_of(self._me)).stages
         known = {point.after for point in cut_points(recording.facts)}
@@ -177,8 +179,8 @@ class Deep:
         passing("morph: cuts told")
         if heard.mark != recording.mark:
             raise Misuse(
-                f"the loop over session.share(...) computes something else here than on {layout.workers[0]}: a script "
-                "has to do the same on every worker, or cannot be cut into stages. What was set in one step, `if step == 100: "
-                "cfg.weight = 0.5`, whoever joined later has not got: set it anew in every step, as it depends on the step"
+                f"step {step}: loss_of computes something else here than on {layout.workers[0]}, because it closes over "
+                "something that is not the same on every worker: keep it in session.state, or set it anew in every step, as it "
+                "depends on the step"
             )
         return heard.cuts

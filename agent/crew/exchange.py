@@ -26,13 +26,14 @@ def gather(
     }
     own = layout.replica_of(crew.me)
     mine = partial.nodes(own.first, own.count)
-    present = union(node.present for node in mine)
+    entries = len(total.present)
+    marks = union((node.marks for node in mine), entries)
     for peer in peers:
-        part = Part(generation=layout.generation, step=step, tag="part", extra=present)
+        part = Part(generation=layout.generation, step=step, tag="part", extra=marks)
         crew.send(peer, part, [node.memory(*spans[peer]) for node in mine])
     passing("step: sums sent")
     start, end = spans[crew.me]
-    parts, masks = _parts(crew, step, partial, end - start, present)
+    parts, masks = _parts(crew, step, partial, end - start, marks)
     passing("step: sums taken")
     keys = partial.keys(own.first, own.count)
     parts |= dict(zip(keys, (node.flat[start:end] for node in mine), strict=True))
@@ -45,7 +46,7 @@ def gather(
     for peer in peers:
         _, payload = crew.take(peer, step, "sum")
         copy_bytes(payload, total.memory(*spans[peer]))
-    total.present[:] = union(masks)
+    total.marks = union(masks, entries)
 
 
 def _parts(
@@ -58,10 +59,10 @@ def _parts(
         peer = replica.workers[0]
         if peer == crew.me:
             continue
-        present, payload = crew.take(peer, step, "part")
+        marks, payload = crew.take(peer, step, "part")
         keys = partial.keys(replica.first, replica.count)
         flat = torch.frombuffer(payload, dtype=torch.uint8) if size else torch.empty(0, device=CPU)
         for index, key in enumerate(keys):
             parts[key] = flat[index * size : (index + 1) * size]
-        masks.append(present)
+        masks.append(marks)
     return parts, masks

@@ -36,6 +36,7 @@ from agent.messages import JobOrder, NanPolicy, WorkerOrder
 from agent.net.link import Link
 from agent.net.mesh import Mesh
 from agent.net.stuck import unaided
+from agent.owned import separable
 from agent.pipeline.wires import MeshChannel
 from agent.protocol import (
     AnyMessage,
@@ -57,7 +58,7 @@ from agent.protocol import (
     Unled,
     Welcome,
 )
-from agent.session import Session
+from agent.replica import Replica
 from agent.store.layers import Collected
 from agent.tensors.device import settle
 from agent.tensors.partial import Partial
@@ -111,6 +112,7 @@ class Group(Crew):
         self._notice_at_s: float | None = None
         self._began_s, self._computed = 0.0, 0  # of this share: since when, and microbatches so far
         self._deep = Deep(self.me)
+        self._apart = False  # optimizers were tried on layers apart
         self.astray = False  # what the script does until the next boundary counts for nothing
         self._told_to_lead = False  # and the script may have kept that, until the next boundary
 
@@ -145,32 +147,58 @@ class Group(Crew):
         entered = self.entered
         if entered is None or self.astray or entered.layout.workers[0] != self.me:
             return False
-        return self._holds or entered.unled == self.session.version
+        return self._holds or entered.unled == self.replica.version
 
     @property
     def notice_s(self) -> float | None:
         return None if self._notice_at_s is None else self._notice_at_s - time.time()
 
-    def boundary(self, session: Session, facts: Facts) -> None:
-        self._session, self.link.step = session, -1
-        if self._survey.ready is None:
-            warm(session, self._landing, self._greeting.state_bytes)
-        self._survey.introduce(facts)
-        self._check_followers(session)
-        self.astray = self._told_to_lead = False
+    @property
+    def microbatches(self) -> int:
+        return self._greeting.microbatches
+
+    def boundary(self, replica: Replica, facts: Facts) -> None:
+        self._check(replica)
+        self._introduce(replica, facts)
         while True:
             try:
-                self._come_in(session)
+                self._come_in(replica)
                 self._send_what_is_due()
             except Interrupted:
                 continue
             break
         self._landing.clear()
-        self._handover.pulling.forget(session.version)
+        self._handover.pulling.forget(replica.version)
 
-    def _check_followers(self, session: Session) -> None:
-        if not self.astray and session.holdings.here is not None:
-            session.holdings.followers.check(session.version - 1)
+    def _check(self, replica: Replica) -> None:
+        """Refuse what the script has made of a part of the layers; what is here for nothing is not looked at."""
+        if not self.astray:
+            replica.holdings.check(replica.step - 1)
+
+    def _introduce(self, replica: Replica, facts: Facts) -> None:
+        self._replica, self.link.step = replica, -1
+        if self._survey.ready is None:
+            warm(replica, self._landing, self._greeting.state_bytes)
+        self._survey.introduce(facts)
+        self.astray = self._told_to_lead = False
+
+    def bind(self, replica: Replica, facts: Facts) -> bool:
+        """A layout of version 0 is entered in the middle of step 0; a later one only at the next boundary."""
+        self._introduce(replica, facts)
+        while True:
+            self.wait(lambda: self.superseded() or self._done, interruptible=False)
+            order = self.order
+            if self._done or order is None or order.version:
+                self.astray = True
+                return False
+            try:
+                self._enter()
+                if self._take_part(replica):
+                    self._send_what_is_due()
+                    self._landing.clear()
+                    return True
+            except Interrupted:
+                continue
 
     def logged(self, step: int) -> Summed | None:
         entered = self.entered
@@ -180,7 +208,7 @@ class Group(Crew):
         try:
             if not entered.layout.owned:
                 payload, present = self._redo.take(step)
-                return self.session.summed(payload, present)
+                return self.replica.summed(payload, present)
             chain = self._prepare_chain(step)
             self._redo.meet(step, entered.layout.replica_of(self.me).workers)
             payload, present = self._redo.take(step, chain.spans)
@@ -188,6 +216,11 @@ class Group(Crew):
         except Interrupted:
             self.astray = True
             raise Abandoned from None
+
+    def asked(self, phase: int) -> int | None:  # noqa: ARG002
+        return None
+
+    twice = None
 
     def share(self) -> tuple[int, int]:
         if self.superseded():
@@ -198,7 +231,7 @@ class Group(Crew):
             self._survey.help()
         self._noting.begin()
         self._began_s, self._computed = time.monotonic(), 0
-        self.link.step, mine = self.session.version, self.layout.replica_of(self.me)
+        self.link.step, mine = self.replica.version, self.layout.replica_of(self.me)
         return mine.first, mine.count
 
     def _answer_peer(self, peer: str, part: Part) -> None:
@@ -215,35 +248,41 @@ class Group(Crew):
 
     def _prepare_chain(self, step: int) -> Chain:
         """This worker's place in the layout, and what it keeps there."""
-        session, layout = self.session, self.layout
+        replica, layout = self.replica, self.layout
         chain = self._deep.chain(
             layout,
             step,
-            session.to_play,
-            session.adopt,
+            replica.recorder.to_play,
+            replica.recorder.adopt,
             Whole(
-                session.space,
-                session.holdings,
-                session.total,
-                session.scaler,
-                session.deterministic,
+                replica.space,
+                replica.holdings,
+                replica.total,
+                replica.scaler,
+                replica.deterministic,
             ),
             lambda: MeshChannel(
                 self._mesh,
                 self._changed,
                 layout.generation,
-                device=session.space.device,
+                device=replica.space.device,
                 patience_s=threading.TIMEOUT_MAX / 2,  # the keeper says when it is over
                 check=self.go_on,
             ),
         )
         if chain.held is not None:
-            session.part()
+            self._part(replica)
             with self.unaided():
                 self._handover.pull(chain.held)
             if not self._handover.having:  # nobody had anything, and now each has its own
                 self._handover.keep(self._deep.keepers())
         return chain
+
+    def _part(self, replica: Replica) -> None:
+        """From now on each worker may have gradients of its own layers only."""
+        if not self._apart:
+            separable.refuse(replica.objects.values())
+            self._apart = True
 
     def play(self, step: int, batches: Sequence[object]) -> Summed:
         try:
@@ -254,11 +293,11 @@ class Group(Crew):
         return self.wait(lambda: None)  # for the next layout, which is of depth 1
 
     def _play(self, step: int, batches: Sequence[object]) -> Summed:
-        session, chain = self.session, self._prepare_chain(step)
-        summed = chain.play(step, batches, lambda m: session.seed_for(step, m), self._stop_or_save)
+        replica, chain = self.replica, self._prepare_chain(step)
+        summed = chain.play(step, batches, replica.seed_for, self._stop_or_save)
         self.link.microbatch_s = chain.busy_s
-        if session.notes is not None:
-            chain.note(session.notes)
+        if replica.notes is not None:
+            chain.note(replica.notes)
             self._noting.tell(step, chain.cuts)
         if chain.held is None:
             self._preparing.slice(step, summed.total)
@@ -267,7 +306,7 @@ class Group(Crew):
             self._preparing.send(step, slices)
             if self.layout.sole:
                 self._copies.exchange(
-                    self.layout, step, summed.present, session.space.total_bytes, slices
+                    self.layout, step, summed.marks, replica.space.total_bytes, slices
                 )
         return summed
 
@@ -280,11 +319,11 @@ class Group(Crew):
         """
         if not self.astray and self._handover.look(self._counted_among):
             return
-        leads, step = self._leads or self._told_to_lead, self.session.version
+        leads, step = self._leads or self._told_to_lead, self.replica.version
         self._holds, self.astray = False, True
         if leads:
             if (
-                step < self.session.next_version
+                step < self.replica.next_version
             ):  # else it is committed later, and led like any other
                 self.link.send(Unled(step=step))
             raise WireError(UNLED.format(step))
@@ -313,10 +352,10 @@ class Group(Crew):
         self._computed += 1
 
     def gather(self, step: int, partial: Partial, total: Sum) -> None:
-        if self.session.notes is not None:
-            self.session.notes.skip()
+        if self.replica.notes is not None:
+            self.replica.notes.skip()
         if self._computed:
-            settle(self.session.space.device)
+            settle(self.replica.space.device)
             self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
         with self.unaided():
             exchange.gather(self, step, partial, total, lambda t: self._preparing.slice(step, t))
@@ -326,7 +365,7 @@ class Group(Crew):
     def commit(self, step: int, summed: Summed) -> None:
         promised = None
         if summed.held is not None:
-            promised = Held(tuple(sorted(summed.held)), len(self.session.holdings.all))
+            promised = Held(tuple(sorted(summed.held)), len(self.replica.holdings.all))
             self._handover.promised = promised
         if len(self.layout.workers) == 1:  # one message behind the other: nobody waits for its sum
             self._preparing.slice(step, summed.total)
@@ -354,21 +393,21 @@ class Group(Crew):
     def settle(self) -> None:
         self._snapshots.settle()
 
-    def finish(self, session: Session, facts: Facts) -> bool:  # noqa: ARG002
-        self._check_followers(session)
-        self.link.step, last = -1, session.version
+    def finish(self, replica: Replica, facts: Facts) -> bool:  # noqa: ARG002
+        self._check(replica)
+        self.link.step, last = -1, replica.version
         self._left = last
         self.link.send(LoopLeft(version=last))
         while not self._done:
             try:
-                self._come_in(session)
-                if session.version < last:
+                self._come_in(replica)
+                if replica.version < last:
                     self._left = None
                     return False
                 if self.layout.owned:
-                    self._gather_behind(session)
+                    self._gather_behind(replica)
                 sent_at = self.link.connects
-                self._snapshots.send_state(session.collected(), session.version, final=True)
+                self._snapshots.send_state(replica.collected(), replica.version, final=True)
                 self.wait(partial(self._over_or_forgotten, sent_at))
             except Interrupted:
                 continue
@@ -380,36 +419,42 @@ class Group(Crew):
         return self._done or self._snapshots.failed or self.link.connects != sent_at
 
     @unaided
-    def _gather_behind(self, session: Session) -> None:
+    def _gather_behind(self, replica: Replica) -> None:
         """What comes behind the loop may use all of the model, unless nobody has room for that."""
-        self._handover.pulling.offer(session.version, session.snapshot())
-        if session.unbuilt:
+        self._handover.pulling.offer(replica.version, replica.snapshot())
+        if replica.unbuilt:
             self._handover.take_in()
         else:
-            self._handover.pull(session.holdings.all)
+            self._handover.pull(replica.holdings.all)
 
     # --- layouts ------------------------------------------------------------------------------------
 
     @unaided
-    def _come_in(self, session: Session) -> None:
+    def _come_in(self, replica: Replica) -> None:
         """At a boundary: be in the newest layout, with its state (or on the way there by redo)."""
         while True:
             if self.superseded():
                 self._enter()
-            entered = self.entered
-            if self._needs_state and entered is not None:
-                self._handover.receive(entered)
-                self._needs_state = False
-            if entered is not None and self.me in entered.layout.workers:
-                self._handover.pull_whole()
-                break
+            if self._take_part(replica):
+                return
             self.wait(lambda: self.superseded() or self._done, interruptible=False)
             if self._done:
                 return
-        if not self._holds and session.version == entered.version:
+
+    def _take_part(self, replica: Replica) -> bool:
+        """Have the state of the layout that was entered; False if this worker is not in it."""
+        entered = self.entered
+        if self._needs_state and entered is not None:
+            self._handover.receive(entered)
+            self._needs_state = False
+        if entered is None or self.me not in entered.layout.workers:
+            return False
+        self._handover.pull_whole()
+        if not self._holds and replica.version == entered.version:
             self._holds = True
             self._handover.say_held()
             passing("morph: holding said")
+        return True
 
     @unaided
     def _change_in_step(self) -> None:
@@ -418,7 +463,7 @@ class Group(Crew):
         Who is left out in the first step of a model that is being born is no worse than a newcomer, and waits.
         """
         self._enter()
-        while self.session.newborn and self._holds and self.me not in self.layout.workers:
+        while self.replica.newborn and self._holds and self.me not in self.layout.workers:
             self.wait(self.superseded, interruptible=False)
             self._enter()
         if not self._holds or self.me not in self.layout.workers:
@@ -427,13 +472,13 @@ class Group(Crew):
         self._handover.pull_whole()
 
     def _enter(self) -> None:
-        order, session = self.order, self.session
+        order, replica = self.order, self.replica
         assert order is not None
         self._mesh.enter(order.layout.generation)
         self._deep.leave()
         inside, holder = self.me in order.layout.workers, self.me in order.holders
         # Where some have been sent their layers, these are had from them.
-        born = session.newborn and order.version == 0 and bool(order.holders) and not order.held
+        born = replica.newborn and order.version == 0 and bool(order.holders) and not order.held
         self._holds, self._needs_state = holder or born, inside and not (holder or born)
         self.entered = order
         self._handover.enter(order, born=born)
@@ -444,10 +489,10 @@ class Group(Crew):
             return
         if not self._holds:
             return
-        if session.version != order.version:
+        if replica.version != order.version:
             raise WireError(
                 f"the keeper takes {self.me} for a holder of version {order.version}, "
-                f"but it holds {session.version}"
+                f"but it holds {replica.version}"
             )
         self._handover.hand_over(order)
         self._holds = inside
@@ -455,11 +500,11 @@ class Group(Crew):
     # --- what those see who ask for layers ----------------------------------------------------------
 
     def now(self) -> tuple[int, Collected | None]:
-        session = self._session
-        return (-1, None) if session is None else (session.version, session.kept)
+        replica = self._replica
+        return (-1, None) if replica is None else (replica.version, replica.kept)
 
     def past(self, version: int) -> bool:
-        return self._session is not None and self._session.given >= version
+        return self._replica is not None and self._replica.given >= version
 
     # --- what arrives, on other threads -------------------------------------------------------------
 
@@ -470,8 +515,8 @@ class Group(Crew):
             machine_id=self._machine_id,
             mesh_address=self._mesh.address,
             generation=self.generation,
-            version=self._session.version if self._session is not None and self._holds else None,
-            held=self._handover.held(self._session) if self._session else None,
+            version=self._replica.version if self._replica is not None and self._holds else None,
+            held=self._handover.held(self._replica) if self._replica else None,
             promised=self._handover.promised,
             copies=self._copies.any,
             left=self._left,

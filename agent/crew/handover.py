@@ -14,7 +14,7 @@ from agent.crew.pulling import Changed, Pulling, covers
 from agent.faults import passing
 from agent.net.mesh import STATE
 from agent.protocol import Enter, Held, Holding, LayersAsked, Part, State
-from agent.session import Session
+from agent.replica import Replica
 from agent.store.layers import REST, share_of, with_settings
 from agent.store.shares import Gathered, Share, whole
 from agent.tensors.device import settle
@@ -59,61 +59,61 @@ class Handover:
 
     def pull(self, layers: frozenset[str]) -> None:
         """Have these layers, of the version that the session is at."""
-        session = self._crew.session
-        lacking = session.holdings.lacking(layers)
-        if session.newborn:
+        replica = self._crew.replica
+        lacking = replica.holdings.lacking(layers)
+        if replica.newborn:
             with self._crew.link.stuck.aided():  # it is the script's model
-                session.bear(layers)
+                replica.bear(layers)
         elif lacking:
             gathered = self._found(lacking)
             self._settle()
-            session.add(gathered, lacking)
+            replica.add(gathered, lacking)
             # Before anybody knows of it: who asks in the next layout may ask before we are in it.
-            self.pulling.offer(session.version, session.collected())
+            self.pulling.offer(replica.version, replica.collected())
             self.say_held()
 
     def _found(self, lacking: frozenset[str]) -> Gathered:
         entered = self._crew.entered
         if entered is not None and not entered.holders and not self.having:
             return self._from_backup(tuple(sorted(lacking)))[0]
-        return self.pulling.pull(lacking, self._crew.session.version, self._others())
+        return self.pulling.pull(lacking, self._crew.replica.version, self._others())
 
     def pull_whole(self) -> None:
         """Have all of the state, where everyone keeps it; or where some of it lies outside of the layout and
         is to go to the keeper: without a backup there would be no commit, and so no moment to ask for it again.
         """
-        session, entered = self._crew.session, self._crew.entered
+        replica, entered = self._crew.replica, self._crew.entered
         assert entered is not None
         if not entered.layout.owned:
-            self.pull(session.holdings.all)
-        elif not session.newborn and entered.snapshot and entered.holders:
+            self.pull(replica.holdings.all)
+        elif not replica.newborn and entered.snapshot and entered.holders:
             self.take_in()
 
     def take_in(self) -> None:
         """Have between all of the layout what none of them has: all of it each, if that may be."""
-        session, shares = self._crew.session, self.shares()
-        if covers(shares, session.holdings.all):
+        replica, shares = self._crew.replica, self.shares()
+        if covers(shares, replica.holdings.all):
             return
-        if session.unbuilt:
-            self._orphans = _shared_out(shares, session.holdings.all)
-            self.pull((session.holdings.here or frozenset()) | self._orphans[self._crew.me])
+        if replica.unbuilt:
+            self._orphans = _shared_out(shares, replica.holdings.all)
+            self.pull((replica.holdings.here or frozenset()) | self._orphans[self._crew.me])
         else:
-            self.pull(session.holdings.all)
+            self.pull(replica.holdings.all)
             self.having |= dict.fromkeys(self._crew.layout.workers)
 
     def look(self, counted: Callable[[Enter | None], Having | None]) -> bool:
         """Fetch the weights that are not here, for the script to look at. `counted` says who else has what, if
         the job goes on from what is here; False if it does not.
         """
-        session = self._crew.session
-        held, version = session.holdings, session.next_version
+        replica = self._crew.replica
+        held, version = replica.holdings, replica.next_version
         layers = held.lacking(held.all) - held.borrowed
         if not layers:
             return True
-        if session.newborn:
-            session.bear_to_look()
+        if replica.newborn:
+            replica.bear_to_look()
             return True
-        self.pulling.show(version, session.snapshot())
+        self.pulling.show(version, replica.snapshot())
         while (known := counted(order := self._crew.order)) is not None:
             assert order is not None
             others = {worker: held for worker, held in known.items() if worker != self._crew.me}
@@ -128,26 +128,26 @@ class Handover:
                 if self._crew.me in order.layout.workers:
                     raise
                 return False  # nobody waits for who is left out: they have gone on
-            session.borrow(gathered, layers)
+            replica.borrow(gathered, layers)
             return True
         return False
 
     # --- what is told -------------------------------------------------------------------------------
 
-    def held(self, session: Session) -> Held | None:
+    def held(self, replica: Replica) -> Held | None:
         """Which layers are here; None is all, and so is what can be born."""
-        layers = session.holdings.here
-        if layers is None or session.newborn:
+        layers = replica.holdings.here
+        if layers is None or replica.newborn:
             return None
-        return Held(tuple(sorted(layers)), len(session.holdings.all))
+        return Held(tuple(sorted(layers)), len(replica.holdings.all))
 
     def say_held(self) -> None:
-        self.promised, session = None, self._crew.session
+        self.promised, replica = None, self._crew.replica
         self._crew.link.send(
             Holding(
                 generation=self._crew.layout.generation,
-                version=session.version,
-                held=self.held(session),
+                version=replica.version,
+                held=self.held(replica),
             )
         )
 
@@ -155,9 +155,9 @@ class Handover:
 
     def hand_over(self, order: Enter) -> None:
         """My slice of the state, to everyone in the layout who has none."""
-        session = self._crew.session
+        replica = self._crew.replica
         if order.layout.owned or order.held:
-            self.pulling.offer(order.version, session.collected())
+            self.pulling.offer(order.version, replica.collected())
             return
         receivers = [w for w in order.layout.workers if w not in order.holders]
         if receivers:
@@ -166,7 +166,7 @@ class Handover:
     def _hand_out(self, order: Enter, receivers: list[str]) -> None:
         passing("morph: hand-over begun")
         index = order.holders.index(self._crew.me)
-        settled = self._crew.session.settled()
+        settled = self._crew.replica.settled()
         share, pieces = share_of(settled, len(order.holders), index)
         part = Part(
             generation=order.layout.generation,
@@ -182,22 +182,22 @@ class Handover:
 
     def receive(self, order: Enter) -> None:
         """The state that the layout begins with; in layouts in which each keeps its own, what all need of it."""
-        session = self._crew.session
+        replica = self._crew.replica
         self.pulling.clear()
         self._settle()
         if order.layout.owned or (order.holders and order.held):
             self._start_with(order)
         elif order.holders:
-            session.load(self._gather_state(order), order.version)
+            replica.load(self._gather_state(order), order.version)
         else:
-            session.load(*self._from_backup())
+            replica.load(*self._from_backup())
         if order.holders:
             passing("morph: state received")
 
     def _settle(self) -> None:
         """What comes to a device comes behind what the script has told it."""
         with self._crew.link.stuck.aided():
-            settle(self._crew.session.space.device)
+            settle(self._crew.replica.space.device)
 
     def _from_backup(self, layers: tuple[str, ...] = ()) -> tuple[Gathered, int]:
         """What the keeper has, and of which version; these layers of it, where nobody is sent more."""
@@ -223,15 +223,15 @@ class Handover:
         """What belongs to no stage, and what optimizers are set to. Layers are asked for when it is known which
         ones are needed.
         """
-        session = self._crew.session
-        every = session.holdings.all
+        replica = self._crew.replica
+        every = replica.holdings.all
         layers = every & {REST} if order.layout.owned else every
-        asked, version = layers | with_settings(session.objects), order.version
+        asked, version = layers | with_settings(replica.objects), order.version
         if order.holders:
             gathered = self.pulling.pull(asked, version, self._others())
         else:
             gathered, version = self._from_backup(tuple(sorted(asked)))
-        session.load(gathered, version, layers if order.layout.owned else None)
+        replica.load(gathered, version, layers if order.layout.owned else None)
 
     def _gather_state(self, order: Enter) -> Gathered:
         gathered = Gathered()

@@ -140,13 +140,13 @@ class Helping:
     def help(self) -> None:
         """Until there is nothing left to do."""
         word = self._hear()
-        kind = measuring.machine_kind(self._crew.session.space.device)
+        kind = measuring.machine_kind(self._crew.replica.space.device)
         if not isinstance(word, Call) or word.instance_type != kind:
             return
         passing("survey: called")
-        recording = self._crew.session.recording()
-        session = self._crew.session
-        if measuring.key_of(recording, self._crew.code, session.sums_held) != word.key:
+        recording = self._crew.replica.recorder.recording()
+        replica = self._crew.replica
+        if measuring.key_of(recording, self._crew.code, replica.sums_held) != word.key:
             return
         self.able = True
         word = self._ask(None)

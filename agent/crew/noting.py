@@ -12,11 +12,11 @@ class Noting:
         self.asked_at: int | None = None  # the step that is to be noted down
 
     def begin(self) -> None:
-        session = self._crew.session
-        session.notes = Notes() if self.asked_at == session.version else None
+        replica = self._crew.replica
+        replica.notes = Notes() if self.asked_at == replica.version else None
 
     def tell(self, step: int, cuts: tuple[int, ...] = ()) -> None:
-        notes, generation = self._crew.session.notes, self._crew.layout.generation
+        notes, generation = self._crew.replica.notes, self._crew.layout.generation
         if notes is not None:
             notes.lap(Kind.REDUCE, 0)
             moments = tuple(notes.moments)

@@ -40,7 +40,7 @@ class Preparing:
                 generation=self._crew.generation,
                 step=step,
                 offset=offset,
-                total=self._crew.session.space.total_bytes,
+                total=self._crew.replica.space.total_bytes,
             )
             self._crew.link.send(message, *pieces)
         passing("step: slice sent")
@@ -55,10 +55,9 @@ class Preparing:
             Prepared(
                 generation=layout.generation,
                 step=step,
-                loss=float(summed.total.loss) / layout.microbatches,
-                present=summed.present,
+                loss=summed.total.loss / layout.microbatches,
+                present=summed.marks,
                 held=promised,
-                seen=tuple(self._crew.session.eyes.seen),
                 told=self._told,
             )
         )

@@ -50,17 +50,17 @@ class Snapshots:
         """What is asked for with a new layout is sent under that layout, not under the one before; and not before
         those of the layout have all of it between them.
         """
-        session = self._crew.session
-        unborn = session.newborn and self._crew.layout.owned and not self._handover.having
-        return not unborn and not self._crew.superseded() and self.asked_at == session.version
+        replica = self._crew.replica
+        unborn = replica.newborn and self._crew.layout.owned and not self._handover.having
+        return not unborn and not self._crew.superseded() and self.asked_at == replica.version
 
     def send(self) -> None:
-        self.asked_at, session = None, self._crew.session
-        self.send_state(session.collected(), session.version, final=False)
+        self.asked_at, replica = None, self._crew.replica
+        self.send_state(replica.collected(), replica.version, final=False)
 
     def send_state(self, state: Collected, version: int, *, final: bool) -> None:
         """Copy my share and send it, on a thread of its own. The script behind its loop may do anything."""
-        session, layout = self._crew.session, self._crew.layout
+        replica, layout = self._crew.replica, self._crew.layout
         shared = self._shared(final=final)
         if shared is None:
             return  # whoever has the rest is not in the layout: we will be asked again
@@ -86,11 +86,11 @@ class Snapshots:
         )
         keep = None
         if layout.sole and not final:
-            keep = partial(self._copies.share, layout, version, len(session.holdings.all))
+            keep = partial(self._copies.share, layout, version, len(replica.holdings.all))
         self._beside(partial(self._stream, begun, copying, shares, keep))
 
     def _copying_of(self, sources: Callable[[], list[Piece]]) -> Copying:
-        device = self._crew.session.space.device
+        device = self._crew.replica.space.device
         if device == CPU:
             return Copying(sources, self._again)
         return Copying(
@@ -104,10 +104,10 @@ class Snapshots:
 
     def _shared(self, *, final: bool) -> Callable[[list[LiveLayer]], Shared] | None:
         """What my share of a state is, as it is shared out now."""
-        session, layout, me = self._crew.session, self._crew.layout, self._crew.me
-        if layout.owned and (session.unbuilt or not final):
+        replica, layout, me = self._crew.replica, self._crew.layout, self._crew.me
+        if layout.owned and (replica.unbuilt or not final):
             having = self._handover.shares()
-            if not covers(having, session.holdings.all):
+            if not covers(having, replica.holdings.all):
                 return None
             return partial(share_among, having=having, me=me)
         return partial(share_of, holders=len(layout.workers), index=layout.workers.index(me))
@@ -145,7 +145,7 @@ class Snapshots:
             self._crew.wake()
             raise
         # Where room is short, none is held for the next.
-        if keep is None and not self._crew.session.unbuilt:
+        if keep is None and not self._crew.replica.unbuilt:
             self._again.give(copying.whole)
 
     def _send_all(

@@ -45,13 +45,13 @@ class Survey:
         """Once: this worker waits for a layout."""
         self._steps_total = facts.steps_total
         if self.ready is None:
-            session = self._crew.session
+            replica = self._crew.replica
             self.ready = Ready(
                 microbatches=facts.microbatches,
                 steps_total=facts.steps_total,
-                state_bytes=session.state_bytes,
+                state_bytes=replica.state_bytes,
                 unbuilt=measuring.unbuilt(
-                    session.objects.values(), session.birth_mark, session.sums_held
+                    replica.objects.values(), replica.birth_mark, replica.sums_held
                 ),
             )
             self._crew.link.send(self.ready)
@@ -97,7 +97,7 @@ class Survey:
             return
         self._crew.link.send(Recording())
         try:
-            points = cut_points(self._crew.session.recording().facts)
+            points = cut_points(self._crew.replica.recorder.recording().facts)
             why = "" if points else "its model has no place to be cut at"
         except CannotRecord as error:
             points, why = (), str(error)
@@ -123,18 +123,18 @@ class Survey:
 
     def _measure(self) -> None:
         """Unless it was measured before."""
-        session = self._crew.session
-        recording = session.recording()
-        key = measuring.key_of(recording, self._crew.code, session.sums_held)
+        replica = self._crew.replica
+        recording = replica.recorder.recording()
+        key = measuring.key_of(recording, self._crew.code, replica.sums_held)
         if not self._measured_before(key):
-            self.helpers.call(measuring.machine_kind(session.space.device), key)
-            left = (self._steps_total - session.version) * session.microbatches
-            things = session.objects.values()
+            self.helpers.call(measuring.machine_kind(replica.space.device), key)
+            left = (self._steps_total - replica.version) * replica.microbatches
+            things = replica.objects.values()
             try:
                 profile = measuring.profile_of(
                     recording, things, self._job, left, self._crew.go_on, self.helpers.open
                 )
-                profile = msgspec.structs.replace(profile, key=key, sums=session.sums_held)
+                profile = msgspec.structs.replace(profile, key=key, sums=replica.sums_held)
                 self._unmeasured, self._unprobed = False, profile
                 try:
                     self.helpers.dismiss()
@@ -193,4 +193,4 @@ class Survey:
             if peer != self._crew.me and peer in self.addresses:
                 there = self.addresses[peer].rpartition(":")[0]
                 (near if there == host else far).append(peer)
-        return probing.probed(profile, near, far, self._crew, self._crew.session.version)
+        return probing.probed(profile, near, far, self._crew, self._crew.replica.version)

@@ -2,7 +2,6 @@
 
 The first touch of a page costs more than what is then done with it, and most of all on a virtual machine that never had
 that page before. In the first step of a layout everybody waits for the last, so it is touched while the others train on.
-So are the script's sources, in which its first step looks for what may not be in them.
 """
 
 import threading
@@ -10,9 +9,7 @@ import threading
 from agent.crew.copies import has_room
 from agent.net.mesh import STATE
 from agent.protocol import Part
-from agent.script.carried import counted
-from agent.session import Session
-from agent.source import own
+from agent.replica import Replica
 from agent.store.memory import ALIGN_BYTES, Arena, fresh, touch
 
 SHARES_MAX = 1024  # of a state, each of which begins aligned
@@ -43,14 +40,11 @@ class Landing:
             self._left = memoryview(b"")
 
 
-def warm(session: Session, landing: Landing, state_bytes: int) -> None:
+def warm(replica: Replica, landing: Landing, state_bytes: int) -> None:
     """Get ready for a state of so many bytes, if the machine has memory to spare. Of 0 bytes nothing is known."""
-    frame = own.asking()
-    if frame is not None:
-        counted(own.sources(frame))
-    beside = max(state_bytes - session.state_bytes, 0)  # what an optimizer has beside the weights
-    needed = state_bytes + beside + STEP_FACTOR * session.space.total_bytes
-    if not state_bytes or session.unbuilt or not has_room(needed):
+    beside = max(state_bytes - replica.state_bytes, 0)  # what an optimizer has beside the weights
+    needed = state_bytes + beside + STEP_FACTOR * replica.space.total_bytes
+    if not state_bytes or replica.unbuilt or not has_room(needed):
         return
     landing.make(state_bytes)
-    session.warm(Arena.touched(beside + beside // ALIGN_BYTES))
+    replica.warm(Arena.touched(beside + beside // ALIGN_BYTES))

@@ -28,10 +28,11 @@ from agent.instance.output import LeaderOnly, Lines, Stream
 from agent.instance.scratch import scratch
 from agent.messages import JobOrder, WorkerOrder
 from agent.output import missing
-from agent.owned import coupling, followers, guarded
+from agent.owned import words
 from agent.protocol import Ended, Failed
 from agent.protocol import Lines as LinesMessage
-from agent.source import own, parcel
+from agent.source import parcel
+from agent.source.tracebacks import traceback_of
 from agent.tensors import device
 from agent.world import Left
 
@@ -41,14 +42,6 @@ DISK_VARIABLE = "SPOT_TEMP_DIR"
 DETAIL_CHARS_MAX = 60_000
 RAYS_OWN = "ray_terminate_msg"  # at its SystemExit upon SIGTERM, which no script asked for
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
-AWAY = (
-    f"This writes to a parameter that others keep, {coupling.ROOM}. What changes each weight by itself is done to those "
-    "that have a gradient, `if p.grad is not None`"
-)
-NO_GRADIENT = (
-    "A parameter that others keep has no gradient here, "
-    f"{coupling.APART}: ask for it, `if p.grad is not None`, before anything is done to it"
-)
 TAKEN = (
     "a worker has another module of that name in use, which the script would get: rename this one"
 )
@@ -135,7 +128,7 @@ def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> Faile
         return Failed(
             kind=failure.kind,
             detail=detail.encode(errors="backslashreplace").decode(),
-            step=next((each.inside for each in session.made()), None),
+            step=next((each.replica.inside for each in session.made()), None),
         )
 
 
@@ -161,8 +154,8 @@ def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
         if not session.made():
             return Failed(
                 kind="no_session",
-                detail=f"{path} came to its end without a session: make one with agent.Session(model, "
-                "optimizer, microbatches=...) and loop over session.steps(...)",
+                detail=f"{path} came to its end without a session: make one with Session(model, optimizer, "
+                "...) and loop over session.steps(...)",
             )
         if not group.astray:
             session.made()[0].close()
@@ -171,7 +164,7 @@ def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
     except NotFinite as error:
         return Failed(kind="nan", detail=str(error))
     except Misuse as error:
-        return Failed(kind="refused", detail=own.traceback_of(error))
+        return Failed(kind="refused", detail=traceback_of(error))
     except BaseException as error:
         return _of_script(error)
     return None
@@ -223,14 +216,12 @@ def _of_exit(end: SystemExit, errors: Stream) -> Failed:
 
 
 def _of_script(error: BaseException) -> Failed:
-    said = own.traceback_of(error)
-    apart = any(each.holdings.here is not None for each in session.made())
-    if apart and followers.writes_away(error):
-        return Failed(kind="refused", detail=f"{said}\n{AWAY}")
-    if apart and guarded.misses(error):
-        return Failed(kind="refused", detail=f"{said}\n{NO_GRADIENT}")
+    said = traceback_of(error)
+    apart = any(each.replica.holdings.here is not None for each in session.made())
+    if apart and (cause := words.cause_of(error)):
+        return Failed(kind="refused", detail=f"{said}\n{cause}")
     if line := missing.hint(error, None):
-        said = f"{said}\n{line}"
+        said = f\"{said}\n{line}\"
     return Failed(kind="exception", detail=said)
 
 

@@ -5,22 +5,18 @@ has not got yet is away from the start; it can be born as long as no step has ch
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Iterator, Mapping, Sequence
-from contextlib import contextmanager
+from collections.abc import Collection, Mapping, Sequence
 
-import msgspec
 import torch
 
-from agent.errors import Misuse
-from agent.owned.followers import Followers
+from agent.owned.averages import Averages
+from agent.owned.gradients import Gradients
 from agent.pipeline.births import Unborn
 from agent.store.layers import block_of, collect
 from agent.tensors.away import is_away, nothing
-from agent.tensors.device import CPU
+from agent.tensors.naming import Models, named_buffers, named_parameters
 from agent.tensors.shards import Stateful
 from agent.tensors.sums import Norm
-
-Mark = tuple[int, int]  # which tensor, and how often it was written to
 
 
 class Holdings:
@@ -35,17 +31,11 @@ class Holdings:
         self._params: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
         self.layer_of: dict[int, str] = {}  # by the identity of parameters and buffers
         self._strides: dict[int, tuple[int, ...]] = {}  # by the identity of parameters
-        for thing in objects.values():
-            if isinstance(thing, torch.nn.Module):
-                self._note(thing)
+        self._note({k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)})
         self.here: frozenset[str] | None = None
-        self.norms: dict[int, Norm] = {}  # of this step's gradients, wherever they are
-        self._as_told: list[Mark] = []  # the gradients here that these norms are of
-        self._touched = False  # they are others now
-        self._clipped: set[int] = set()  # so are those of these parameters, wherever they are
+        self.gradients, self._averages = Gradients(objects), Averages(objects)
         self.astray = False  # there are no gradients, for the job went on without this worker
         self.borrowed: frozenset[str] = frozenset()  # here for the script to look at
-        self.followers = Followers(objects)  # of weights that may not be here
         self._all: frozenset[str] = frozenset()
         self._counted = 0
         self._bearable: dict[str, list[torch.nn.Parameter]] = defaultdict(list)
@@ -54,12 +44,12 @@ class Holdings:
         if unborn:
             self.here = self.all - self._bearable.keys()
 
-    def _note(self, module: torch.nn.Module) -> None:
-        for name, param in module.named_parameters():
+    def _note(self, models: Models) -> None:
+        for name, param in named_parameters(models).items():
             self._params[block_of(name)].append(param)
             self._strides[id(param)] = param.stride()
             self.layer_of.setdefault(id(param), block_of(name))
-        for name, buffer in module.named_buffers():
+        for name, buffer in named_buffers(models).items():
             self.layer_of.setdefault(id(buffer), block_of(name))
 
     @property
@@ -118,6 +108,8 @@ class Holdings:
 
     def keep(self, layers: frozenset[str]) -> None:
         """Let go of everything else."""
+        if layers != self.here:
+            self.gradients.forget_weights()
         self.here, self.borrowed = layers, frozenset()
         optimizers = [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
         for layer, params in self._params.items():
@@ -132,47 +124,30 @@ class Holdings:
                 elif param.numel() == 1 and not self._unborn:  # which are born with one number
                     param.data = torch.empty_like(param.data).copy_(nothing(param))
 
-    def hear(self, norms: dict[int, Norm]) -> None:
-        """Norms of the gradients as they are now."""
-        self.norms, self._touched, self._clipped = norms, False, set()
-        self._as_told = self._marks()
+    # --- a phase of a step, in the order of the calls -------------------------------------------------
 
-    def _marks(self) -> list[Mark]:
-        params = [param for layer in self._params.values() for param in layer] if self.norms else []
-        return [(id(p.grad), p.grad._version) for p in params if p.grad is not None]
+    def begin(self) -> None:
+        """There are no gradients yet."""
+        self.gradients.check_weights()
+        self.gradients.begin()
+        self.astray = False
 
-    @contextmanager
-    def ours(self) -> Iterator[None]:
-        """What becomes of gradients in here is known of their norms."""
-        self._touched |= self._marks() != self._as_told
-        yield
-        self._as_told = self._marks()
+    def hear(self, norms: dict[int, Norm], added: Collection[int] = ()) -> None:
+        """The parameters have their gradients, of which these are the norms; none where all are here.
 
-    def clip(self, params: Collection[torch.Tensor]) -> None:
-        self._clipped |= {id(param) for param in params}
+        `added` are the identities of parameters whose gradients have an earlier phase's in them.
+        """
+        self.gradients.hear(norms, added)
+        if self.here is not None:
+            self._averages.begin()
 
-    def unscale(self, params: Collection[torch.Tensor]) -> None:
-        """The scaler has taken its scale out of these gradients."""
-        for param in params:
-            known = self.norms[id(param)]
-            self.norms[id(param)] = msgspec.structs.replace(known, norm=known.unscaled)
+    def check(self, step: int) -> None:
+        """The step is over: refuse what the script has done with a part of the layers."""
+        if self.here is not None:
+            self.gradients.check_weights()
+            self._averages.check(step)
 
-    def norm(self, params: Collection[torch.Tensor], norm_type: float) -> torch.Tensor:
-        """The norm of all gradients, whoever has them: the bits that one process would have, or none."""
-        if norm_type != 2.0:
-            raise Misuse(
-                f"clip_grad_norm_(norm_type={norm_type}): where each worker keeps its own layers only, the "
-                "norm of the gradients is known for norm_type=2"
-            )
-        if self._touched or any(id(param) in self._clipped for param in params):
-            raise Misuse(
-                "clip_grad_norm_(...): where each worker keeps its own layers only, the norm is known of the gradients as "
-                "they come out of session.share(...), and something has changed them since: clip by the norm once, and "
-                "do what else changes gradients behind it"
-            )
-        known = [self.norms[id(param)].norm for param in params if id(param) in self.norms]
-        first = next(iter(params), None)
-        dtype, device = (torch.float32, CPU) if first is None else (first.dtype, first.device)
-        norms = torch.tensor(known, dtype=dtype, device=device)
-        total: torch.Tensor = torch.linalg.vector_norm(norms)
-        return total
+    def forget(self) -> None:
+        """What is here is about to come from other workers."""
+        self.gradients.forget_weights()
+        self._averages.forget()

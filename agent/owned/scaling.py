@@ -1,26 +1,23 @@
 """A scaled loss where a worker has the gradients of its own layers only.
 
 Whether something overflowed is one question of all gradients, so it is told of every tensor with the sums of the step,
-and so is its norm without the scale. Each worker's scaler is answered for all of them then: all skip the same steps and
-take the same scales.
+and each worker's scaler is answered for all of them: all skip the same steps and take the same scales.
 """
 
-import functools
-from collections.abc import Callable
-from contextlib import nullcontext
+from typing import Any
 
 import torch
 
+from agent.owned.gradients import params_of
 from agent.owned.holdings import Holdings
 from agent.tensors.device import CPU
 from agent.tensors.sums import Norm
 
 Scaler = torch.amp.GradScaler
-_original = Scaler._unscale_grads_
 
 
 def measured(gradients: list[torch.Tensor], scaler: Scaler | None) -> list[Norm]:
-    """As they are summed, and as the scaler will make them."""
+    """The norms of gradients as they are summed, and as the scaler will make them."""
     if not gradients:
         return []
     norms = [float(norm) for norm in torch._foreach_norm(gradients)]
@@ -37,29 +34,38 @@ def measured(gradients: list[torch.Tensor], scaler: Scaler | None) -> list[Norm]
     return found
 
 
-def follow(holdings: Callable[[], Holdings | None]) -> None:
-    """From now on the scalers of this process look at all gradients."""
+def follow(scaler: Scaler, holdings: Holdings) -> None:
+    """From now on this scaler decides by all gradients, whichever worker has them."""
+    scaler._unscale_grads_ = _Unscale(scaler, holdings)  # type: ignore[method-assign]
 
-    @functools.wraps(_original)
-    def _unscale_grads_(
-        self: Scaler,
+
+class _Unscale:
+    """Stands in one scaler for the method of its class, by which it takes the scale out and looks for overflows."""
+
+    def __init__(self, scaler: Scaler, holdings: Holdings) -> None:
+        self._scaler, self._holdings = scaler, holdings
+
+    def __reduce__(self) -> tuple[Any, ...]:
+        """A copy of the scaler has the method of its class: it has no attributes yet when it is asked."""
+        return getattr, (self._scaler, "_unscale_grads_")
+
+    def __call__(
+        self,
         optimizer: torch.optim.Optimizer,
         inv_scale: torch.Tensor,
         found_inf: torch.Tensor,
         allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
-        here = holdings()
-        with nullcontext() if here is None else here.ours():
-            found = _original(self, optimizer, inv_scale, found_inf, allow_fp16)
-        params = [param for group in optimizer.param_groups for param in group["params"]]
-        known = [] if here is None else [param for param in params if id(param) in here.norms]
-        if here is not None and here.astray:
-            return {found_inf.device: torch.ones_like(found_inf)}  # nothing is what it skips
-        if here is None or not known:
-            return found
-        overflown = not all(here.norms[id(param)].finite for param in known)
-        if not allow_fp16:  # or it only looks, for an optimizer that takes the scale out itself
-            here.unscale(known)
-        return {found_inf.device: torch.full_like(found_inf, float(overflown))}
-
-    Scaler._unscale_grads_ = _unscale_grads_  # type: ignore[method-assign]
+        gradients, params = self._holdings.gradients, params_of(optimizer)
+        known = gradients.known("scaler.unscale_(...)", params)
+        with gradients.changing(params):
+            original = type(self._scaler)._unscale_grads_
+            found = original(self._scaler, optimizer, inv_scale, found_inf, allow_fp16)
+        # With `allow_fp16` it only looks, for an optimizer that takes the scale out itself.
+        if not allow_fp16:
+            gradients.unscaled(params)
+        # No step is what a scaler makes of an overflow, and what is due where there are no gradients.
+        overflown = self._holdings.astray or not all(norm.finite for norm in known.values())
+        if known or self._holdings.astray:
+            return {found_inf.device: torch.full_like(found_inf, float(overflown))}
+        return found

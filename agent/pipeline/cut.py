@@ -22,7 +22,8 @@ from agent.errors import Misuse
 from agent.pipeline import modes
 from agent.pipeline.examine import CutPoint, Facts, cut_points, used
 from agent.pipeline.pieces import NOTHING, Boundary, Piece
-from agent.pipeline.record import attributes_kept
+from agent.pipeline.record import METRICS, attributes_kept
+from agent.pipeline.spelling import written
 from agent.pipeline.stage import Stage
 from agent.tensors.away import stood_in
 from agent.tensors.device import clock_of, device_of, stream_kept
@@ -110,6 +111,7 @@ def _piece(
         ),
         tied=tied,
         names={name: mine[id(whole[name])] for name in tied if id(whole[name]) in mine},
+        metrics=graph.meta[METRICS] if after is NOTHING else (),
         device=device_of(graph),
     )
 
@@ -154,15 +156,14 @@ def _module(
             if source not in known and source.op == "get_attr":
                 known[source] = made.node_copy(source)
         if node.op == "output":
-            (loss,) = node.all_input_nodes
-            made.output(known[loss])
+            made.output(fx.node.map_arg(node.args[0], known.__getitem__))
         else:
             known[node] = made.node_copy(node, known.__getitem__)
     if modes.in_force(nodes, span.stop) is not None:
         made.call_function(modes.leave, modes.outside(nodes))
     if after is not NOTHING:
         made.output(tuple(known[by_name[name]] for name in (*after.tensors, *after.plains)))
-    return fx.GraphModule(graph, made), batch
+    return written(graph, made), batch
 
 
 def _owners(

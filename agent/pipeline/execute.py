@@ -23,6 +23,7 @@ from agent.pipeline.channel import Channel, Key, Parcel
 from agent.pipeline.stage import Stage
 from agent.schedule import Action, Kind, Schedule
 from agent.tensors.device import CPU, Mark, Watch
+from agent.tensors.numbers import Numbers
 
 REACH = 8
 
@@ -40,7 +41,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
 
     `open` seeds the random streams for a microbatch. `lend` is called before a backward into a stage's `.grad`s, and may leave
     some there for it to add to. `take` is called when they (and buffers) hold one microbatch's
-    contribution, with its loss on the last stage and 0 elsewhere; it leaves none there. `check` is called between
+    contribution, with its loss and metrics on the last stage and 0 elsewhere; it leaves none there. `check` is called between
     actions, and raises what ends the step early.
     """
 
@@ -49,7 +50,7 @@ class Step(msgspec.Struct, frozen=True, kw_only=True):
     batches: Sequence[Sequence[Any]]
     open: Callable[[int], None]
     lend: Callable[[Stage, int], None]
-    take: Callable[[Stage, int, float | torch.Tensor], None]
+    take: Callable[[Stage, int, Numbers], None]
     check: Callable[[], None]
 
 

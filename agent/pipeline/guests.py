@@ -1,4 +1,4 @@
-"""Modules that a loop asks, and does not train: a teacher, a reference, an encoder that stays as it is.
+"""Modules that a loss asks, and does not train: a teacher, a reference, an encoder that stays as it is.
 
 The session does not know of a guest, so no stage owns any of it: it is one node, called as it is on every worker that has the
 node. What it says of the microbatch is asked for as late as can be, where the model's own values are compared with it: so it
@@ -13,6 +13,7 @@ from torch import fx
 
 from agent.errors import CannotRecord
 from agent.pipeline import modes
+from agent.pipeline.spelling import rewrite
 from agent.tensors.still import version_of
 
 Autocast = tuple[Any, ...] | None  # what is set in one; none outside of all
@@ -23,7 +24,7 @@ IN_PLACE = [
 
 
 class Guest(torch.nn.Module):
-    """A module with gradients enabled or not, as the loop had it."""
+    """A module with gradients enabled or not, as the loss had it."""
 
     def __init__(self, module: torch.nn.Module, *, enabled: bool) -> None:
         super().__init__()
@@ -37,7 +38,7 @@ class Guest(torch.nn.Module):
             out = module(*args, **kwargs)
         if before != [version_of(tensor) for tensor in _tensors(module)]:
             raise CannotRecord(
-                f"the loop over session.share(...) asks a {type(module).__name__} that Session(...) does not know of, and its "
+                f"loss_of asks a {type(module).__name__} that Session(...) does not know of, and its "
                 "forward writes to its buffers, which would be others on every worker: say eval() to it, or train with depth 1"
             )
         return out
@@ -98,7 +99,7 @@ def postpone(graph: fx.GraphModule) -> set[fx.Node]:
         if modes.is_switch(node):
             autocast = None if node.target is modes.leave else node.args
     if apart:
-        graph.recompile()
+        rewrite(graph)
     return apart
 
 

@@ -1,34 +1,44 @@
-"""What a recording leaves in objects of the script that are no modules of the model, and in lists and dicts of these: nothing.
+"""What a recording leaves in what a loss function comes by: no placeholders.
 
-A schedule of noise, a loss or a table keeps what it was given last (`self.betas = self.betas.to(x.device)`), and would keep a
-placeholder, upon which the first microbatch would come.
+A schedule of noise, a loss or a table keeps what it was given last (`self.betas = self.betas.to(x.device)`), and would
+keep a placeholder, upon which the first microbatch would come. Modules of the model are looked after elsewhere.
 """
 
 import itertools
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
-from types import FunctionType, ModuleType
+from types import CellType, FunctionType, ModuleType
 from typing import Any
 
 import torch
 from torch import fx
 
-DEPTH_MAX, PLACES_MAX = 4, 4096
-Place = dict[Any, Any] | list[Any]
+from agent.pipeline.closure import Walk
+
+LEVELS_MAX, PLACES_MAX = 4, 4096
+Place = dict[Any, Any] | list[Any] | CellType
 
 
 @contextmanager
-def placeholders_removed(model: torch.nn.Module, names: Iterable[object]) -> Iterator[None]:
-    """From what is come by from these names. Whatever else is put there meanwhile, by another thread for one, stays."""
-    before = [(place, _copy(place)) for place in _places(model, names)]
+def placeholders_removed(model: torch.nn.Module, walk: Walk) -> Iterator[None]:
+    """From all that was come by. What else is put there meanwhile, by another thread for one, stays."""
+    before = [(place, _content(place)) for place in _places(model, walk)]
     try:
         yield
     finally:
         for place, earlier in before:
-            if isinstance(place, list):
-                if any(map(_is_placeholder, place)):
-                    place[:] = earlier
-                continue
+            _restore(place, earlier)
+
+
+def _restore(place: Place, earlier: Any) -> None:
+    match place:
+        case CellType():
+            if _is_placeholder(_content(place)):
+                place.cell_contents = earlier
+        case list():
+            if any(map(_is_placeholder, place)):
+                place[:] = earlier
+        case _:
             for key in [key for key, value in [*place.items()] if _is_placeholder(value)]:
                 if key in earlier:
                     place[key] = earlier[key]
@@ -42,11 +52,14 @@ def _is_placeholder(value: object) -> bool:
     return isinstance(value, fx.Proxy)
 
 
-def _places(model: torch.nn.Module, names: Iterable[object]) -> list[Place]:
+def _places(model: torch.nn.Module, walk: Walk) -> list[Place]:
+    """Namespaces and cells of functions, and what is in objects, lists and dicts, and in those of these."""
     known = {id(module) for module in model.modules()}
-    found, around = list[Place](), [*names]
-    for _ in range(DEPTH_MAX):
-        new = list[Place]()
+    found: list[Place] = [cell for each in walk.functions for cell in each.__closure__ or ()]
+    found += {id(each.__globals__): each.__globals__ for each in walk.functions}.values()
+    around: list[object] = [*walk.things, *_held_by(model)]
+    for _ in range(LEVELS_MAX):
+        new = list[Any]()
         for thing in around:
             place = _inside(thing)
             if place is not None and not known.intersection((id(thing), id(place))):
@@ -59,23 +72,28 @@ def _places(model: torch.nn.Module, names: Iterable[object]) -> list[Place]:
     return found[:PLACES_MAX]
 
 
-def held_by(model: torch.nn.Module) -> Iterator[object]:
-    """What lies in the attributes of modules; these themselves are looked after where the loop is recorded."""
+def _held_by(model: torch.nn.Module) -> Iterable[object]:
+    """What lies in the attributes of modules."""
     for module in model.modules():
         yield from (each for each in vars(module).values() if type(each) in (dict, list))
 
 
-def _values(place: Place) -> list[Any]:
+def _values(place: Any) -> list[Any]:
     return [*(place if isinstance(place, list) else place.values())]
 
 
-def _copy(place: Place) -> Place:
+def _content(place: Place) -> Any:
     """Not by `copy.copy`, for which a class of the person's own may have another meaning."""
+    if isinstance(place, CellType):
+        try:
+            return place.cell_contents
+        except ValueError:  # not set yet
+            return None
     return list(place) if isinstance(place, list) else dict(place)
 
 
-def _inside(thing: object) -> Place | None:
-    """Its attributes: nothing of the script's is run to find them."""
+def _inside(thing: object) -> Any:
+    """Its attributes: nothing of the person's is run to find them."""
     if isinstance(thing, dict):
         return thing
     if isinstance(thing, list):  # a long one holds data, and no placeholder among them

@@ -46,4 +46,5 @@ class Piece(msgspec.Struct, frozen=True, kw_only=True):
     written: tuple[str, ...]  # its buffers that the forward writes to
     tied: Mapping[str, tuple[int, ...]]  # every parameter of several stages, and which they are
     names: Mapping[str, str]  # of those that this stage uses: what it calls them itself
+    metrics: tuple[str, ...] = ()  # of the last stage: what the numbers behind its loss are called
     device: torch.device = CPU  # of the whole model: a stage may have nothing that tells

@@ -12,9 +12,8 @@ When the outermost code itself cannot be recorded so, or most of the model would
 
 import random
 import traceback
-from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from keyword import iskeyword
 from typing import Any
 
 import numpy as np
@@ -24,15 +23,16 @@ from torch.autograd.function import _SingleLevelFunction
 from torch.distributions import Distribution
 from torch.fx.node import map_aggregate
 
-from agent.errors import CannotRecord
+from agent.errors import CannotRecord, Misuse
 from agent.pipeline import guests
 from agent.pipeline.flat import cloned
-from agent.pipeline.leftovers import placeholders_removed
 from agent.pipeline.modes import Switches
+from agent.pipeline.origin import LIBRARY, overheard_by, shown
+from agent.pipeline.returned import called
 from agent.pipeline.scaling import Scaler, Scaling
+from agent.pipeline.spelling import written
 from agent.pipeline.witness import (
     HERE,
-    LIBRARY,
     Derived,
     Witness,
     refuse_kept_weights,
@@ -40,38 +40,31 @@ from agent.pipeline.witness import (
     refuse_replaced,
     weights_kept,
 )
-from agent.source import own
 from agent.tensors.device import device_of, stream_kept, stream_state
 
-LossOf = Callable[..., torch.Tensor]
+LossOf = Callable[..., Any]  # of a model and what a microbatch is made of
 FIXED = "shapes are fixed"  # in the `meta` of a graph: sizes are constants in it
 LOOKS = "looks"  # and this is what of a microbatch's values is
+METRICS = "metrics"  # the names of the numbers that it gives behind the loss
 LUMP = 0.2  # of a model's parameters may be in one node
 TORCHS = fx.Tracer()  # knows which modules are torch's own
 
 
-def _spelled(base: str, target: str) -> str:
-    """How a module is named in a graph's code. Torch's own way makes no Python of `heads["class"]`."""
-    for name in target.split("."):
-        plain = name.isidentifier() and not iskeyword(name)
-        base = f"{base}.{name}" if plain else f'getattr({base}, "{name}")'
-    return base
-
-
-fx.graph._format_target = _spelled
-
-
 class Recorded(torch.nn.Module):
-    """What the step computes: from a microbatch to one number."""
+    """What the step computes: from a microbatch to its loss, and the numbers beside it."""
 
     def __init__(self, model: torch.nn.Module, loss_of: LossOf, scaler: Scaler | None) -> None:
         super().__init__()
         self.model = model
         self.scaling = None if scaler is None else Scaling(scaler)
         self._loss_of = (loss_of,)  # in a tuple: a loss that is a module is no part of us
+        self.metrics: list[str] = []  # what the numbers are called
 
-    def forward(self, *batch: Any) -> torch.Tensor:
-        return self._loss_of[0](self.model, *batch)
+    def forward(self, *batch: Any) -> tuple[Any, ...]:
+        scaler = None if self.scaling is None else self.scaling.scaler
+        found = called(lambda given: self._loss_of[0](self.model, *given), batch, scaler)
+        self.metrics[:] = found.metrics
+        return found.loss, *found.metrics.values()
 
 
 def record(
@@ -81,19 +74,18 @@ def record(
     scaler: Scaler | None = None,
     *,
     fixed: bool = False,
-    names: Iterable[object] = (),
 ) -> fx.GraphModule:
-    """The graph of `loss_of(model, *batch)`; parameters keep their names behind `model.` What the script has names for keeps
-    no placeholders.
+    """The graph of `loss_of(model, *batch)`; parameters keep their names behind `model.`
 
     With placeholders it holds for microbatches of any shape, so they are tried first, unless `fixed` says that they
     are of no use. If most of the model would be one node then, it is run on the example as it is.
+
+    It gives the loss, scaled if there is a `scaler`, and behind it the metrics, whose names are in its `meta`.
     """
     first = None
     if not fixed:
         try:
-            with placeholders_removed(model, names):
-                graph = _attempts(_on_placeholders, Recorded(model, loss_of, scaler), example)
+            graph = _attempts(_on_placeholders, Recorded(model, loss_of, scaler), example)
         except CannotRecord:
             raise
         except Exception as error:  # whatever the person's code raises
@@ -103,7 +95,7 @@ def record(
                 return graph
     try:
         other = _attempts(_on_example, Recorded(model, loss_of, scaler), example)
-    except CannotRecord:
+    except Misuse:
         raise
     except Exception as error:
         if first is None and not fixed:
@@ -143,28 +135,43 @@ def _on_placeholders(
     tracer = _Tracer(kept, device_of(whole), Derived([*whole.parameters(), *whole.buffers()]))
     try:
         with tracer.switches.watching(), tracer.derived:
-            return fx.GraphModule(whole, tracer.trace(whole, {"batch": len(example)}))
+            graph = written(whole, tracer.trace(whole, {"batch": len(example)}))
     except CannotRecord:
         raise
     except Exception as error:
         raise _Failed(error, tracer.failed) from error
+    graph.meta[METRICS] = tuple(whole.metrics)
+    return graph
 
 
 def _on_example(
     whole: Recorded, example: Sequence[torch.Tensor], kept: frozenset[str]
 ) -> fx.GraphModule:
-    witness = Witness(whole, kept, is_leaf)
+    """A number that somebody looks at is found out in a first attempt, and told in a second one."""
+    witness = Witness(whole, kept, is_leaf, patient=True)
+    try:
+        with streams_kept(device_of(whole)), attributes_kept(whole):
+            return _witnessed(whole, witness, example)
+    except _Failed:
+        if not witness.waited:
+            raise
+    return _witnessed(whole, Witness(whole, kept, is_leaf, patient=False), example)
+
+
+def _witnessed(
+    whole: Recorded, witness: Witness, example: Sequence[torch.Tensor]
+) -> fx.GraphModule:
     before = python_drawn()
     try:
         with buffers_kept(whole), witness.switches.watching():
             graph, looks = witness.trace(cloned(example))
         _refuse_frozen(before)
-    except CannotRecord:
+    except Misuse:
         raise
     except Exception as error:
         raise _Failed(error, witness.failed) from error
-    found = fx.GraphModule(whole, graph)
-    found.meta |= {FIXED: True, LOOKS: looks}
+    found = written(whole, graph)
+    found.meta |= {FIXED: True, LOOKS: looks, METRICS: tuple(whole.metrics)}
     return found
 
 
@@ -188,13 +195,13 @@ def _lump(graph: fx.GraphModule) -> float:
 def is_leaf(m: torch.nn.Module, name: str) -> bool:
     """Called as it is: torch's own modules, and what has hooks of its backward, which belong to the call.
 
-    A hook of somebody's may keep what the module says, and the loop may go on with that. What `parametrize.cached()` keeps of a
+    A hook of somebody's may keep what the module says, and the loss may go on with that. What `parametrize.cached()` keeps of a
     weight from one call to the next is a value like others: a call of its own would make it again.
     """
     return (
         isinstance(m, Scaling)
         or bool(m._backward_hooks or m._backward_pre_hooks)
-        or (TORCHS.is_leaf_module(m, name) and not own.overheard_by(m) and not weights_kept(m))
+        or (TORCHS.is_leaf_module(m, name) and not overheard_by(m) and not weights_kept(m))
     )
 
 
@@ -477,7 +484,7 @@ def where(error: BaseException) -> str:
     ]
     if not frames:
         return "the model"
-    return f"{own.shown(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}"
+    return f"{shown(frames[-1].filename)}:{frames[-1].lineno} in {frames[-1].name}"
 
 
 def _short(error: BaseException) -> str:

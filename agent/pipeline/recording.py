@@ -1,4 +1,4 @@
-"""What was found out about a script's step: the graphs of its loop, and what they were recorded with."""
+"""What was found out about a script's step: the graphs of its loss, and what they were recorded with."""
 
 import hashlib
 import operator
@@ -11,12 +11,11 @@ from torch import fx
 
 from agent.errors import CannotRecord
 from agent.pipeline import guests
+from agent.pipeline.closure import Closure
 from agent.pipeline.examine import Facts
 from agent.pipeline.flat import flatten, is_leaf, shown, unflatten
-from agent.pipeline.record import FIXED
+from agent.pipeline.record import FIXED, METRICS
 from agent.pipeline.variants import Variant, Variants, form_of
-from agent.source.found import Caller, names_of
-from agent.source.reads import Reads
 from agent.tensors.device import anywhere
 
 
@@ -24,13 +23,13 @@ class Recording(msgspec.Struct, frozen=True):
     """What a step computes from a microbatch, and all that cutting needs to know about it.
 
     `example` are the tensors of a microbatch, in the order of the graph's placeholders; `flatten` takes any
-    microbatch apart like that. `reads` is what else the body was recorded with.
+    microbatch apart like that. `closure` is what the loss closed over when it was recorded.
     """
 
     variants: Variants
     spec: Any
-    reads: Reads
-    because: str = ""  # what the one before would have read otherwise
+    closure: Closure
+    because: str = ""  # what of the closure had changed, if it is not the first recording
 
     @property
     def graph(self) -> fx.GraphModule:
@@ -68,7 +67,7 @@ class Recording(msgspec.Struct, frozen=True):
         leaves, spec = flatten(batch)
         if spec != self.spec or not all(map(is_leaf, leaves)):
             raise CannotRecord(
-                f"session.share(batches): this microbatch is {shown(batch)}, and the one that was recorded "
+                f"session.backward(loss_of, microbatches): this microbatch is {shown(batch)}, and the one that was recorded "
                 f"{shown(unflatten(self.example, self.spec))}; cutting the model into stages needs tensors and numbers at the "
                 "same places: let something stand there that changes nothing, or train with depth 1"
             )
@@ -86,7 +85,9 @@ class Leaves(tuple[torch.Tensor, ...]):
 def same_graphs(one: fx.GraphModule, other: fx.GraphModule) -> bool:
     """Constants have no values in the code, so a graph that has any is like no other. Nor does it say who a guest is."""
     called = [[guest.called[0] for guest in guests.guests(each)] for each in (one, other)]
-    return one.code == other.code and all(map(operator.is_, *called)) and not has_constants(one)
+    names = one.meta[METRICS] == other.meta[METRICS]
+    same = names and one.code == other.code and len(called[0]) == len(called[1])
+    return same and all(map(operator.is_, *called)) and not has_constants(one)
 
 
 def has_constants(graph: fx.GraphModule) -> bool:
@@ -97,7 +98,8 @@ def mark_of(graph: fx.GraphModule) -> str:
     """The same for whoever computes the same, on whichever device."""
     asked = [guest.shapes for guest in guests.guests(graph)]
     code = form_of(graph) if graph.meta.get(FIXED) else graph.code  # others begin with other shapes
-    return hashlib.blake2b(f"{anywhere(code)}{asked}".encode(), digest_size=8).hexdigest()
+    text = f"{anywhere(code)}{asked}{graph.meta[METRICS]}"
+    return hashlib.blake2b(text.encode(), digest_size=8).hexdigest()
 
 
 Told = Callable[[str], Facts | None]
@@ -106,8 +108,3 @@ Told = Callable[[str], Facts | None]
 def nobody(mark: str) -> Facts | None:  # noqa: ARG001
     """Nobody else has looked at this graph."""
     return None
-
-
-def outdated(recording: Recording, caller: Caller) -> str:
-    """What the body would read otherwise now. Its graph may be another one then."""
-    return recording.reads.changed(names_of(caller.frame))

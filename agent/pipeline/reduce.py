@@ -14,6 +14,7 @@ from agent.errors import CannotRecord
 from agent.faults import passing
 from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.stage import Stage
+from agent.tensors.numbers import Numbers
 from agent.tensors.partial import partial_of
 from agent.tensors.shards import cut
 from agent.tensors.sums import Sum, SumSpace, union
@@ -40,7 +41,7 @@ class StageSums:
         deterministic: bool,
     ) -> None:
         self.stage, self._shares, self._me, self._microbatches = stage, shares, me, microbatches
-        self.space = SumSpace([stage.module])
+        self.space = SumSpace({"stage": stage.module})
         self._partial = partial_of(self.space, microbatches, deterministic=deterministic)
         self._total: Sum | None = None
         together = all(param.device == self.space.device for param in self.space.params.values())
@@ -57,9 +58,9 @@ class StageSums:
         if self._lends:
             self._partial.lend(microbatch, self._own.first, self._own.count)
 
-    def take(self, microbatch: int, loss: float | torch.Tensor) -> None:
+    def take(self, microbatch: int, numbers: Numbers) -> None:
         passing("step: stage played", self.space.params)
-        self._partial.add(microbatch, loss, self._own.first, self._own.count)
+        self._partial.add(microbatch, numbers, self._own.first, self._own.count)
         for name in self.space.changed:
             if not self.stage.writes(self.space.buffers[name]):
                 raise CannotRecord(
@@ -77,25 +78,25 @@ class StageSums:
             for index, share in enumerate(self._shares)
         }
         total = self._total = self._total or Sum(self.space)
-        total.present[:] = bytes(len(total.present))
-        present = union([total.present, *(node.present for node in mine)])
+        entries = len(total.present)
+        marks = union((node.marks for node in mine), entries)
         for share in self._peers:
             slices = tuple(node.flat[slice(*spans[share.peer])] for node in mine)
-            channel.send(share.peer, f"{mark}/part", Parcel(tensors=slices, plain=present))
+            channel.send(share.peer, f"{mark}/part", Parcel(tensors=slices, plain=marks))
         passing("step: sums sent")
         own = self._fold(channel, mark, mine, spans[self._me])
         passing("step: sums taken")
         for share in self._peers:
-            channel.send(share.peer, f"{mark}/sum", Parcel(tensors=(own,), plain=present))
+            channel.send(share.peer, f"{mark}/sum", Parcel(tensors=(own,), plain=marks))
         total.flat[slice(*spans[self._me])] = own
-        masks = [present]
+        found = [marks]
         for share in self._peers:
             parcel = channel.receive(share.peer, f"{mark}/sum")
             (piece,) = parcel.tensors
             assert piece is not None and isinstance(parcel.plain, bytes)
             total.flat[slice(*spans[share.peer])] = piece
-            masks.append(parcel.plain)
-        total.present[:] = union(masks)
+            found.append(parcel.plain)
+        total.marks = union(found, entries)
         return total
 
     def _fold(

@@ -11,7 +11,7 @@ import torch
 from agent.errors import Misuse
 
 Scaler = torch.amp.GradScaler
-SCALE = Scaler.scale  # whatever stands in its place while a loop is recorded
+SCALE = Scaler.scale  # whatever stands in its place while a loss is recorded
 
 
 def place(up: int) -> str:
@@ -49,9 +49,8 @@ class Scaling(torch.nn.Module):
             if not scaler.is_enabled():
                 return 1.0
             raise refused(
-                f"{place(1)}: scaler.get_scale() is asked in the loop over session.share(...), and the model cannot be cut into "
-                "stages with a number that changes from step to step: use scaler.scale(...) there, or ask before the "
-                "loop and use that"
+                f"{place(1)}: scaler.get_scale() is asked in loss_of, and the model cannot be cut into stages with a number that "
+                "changes from step to step: let the session scale the loss, or train with depth 1"
             )
 
         before = Scaler.scale, Scaler.get_scale

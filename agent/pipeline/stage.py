@@ -20,13 +20,14 @@ import torch
 from torch import fx
 from torch.autograd.graph import GradientEdge, get_gradient_edge
 
-from agent.errors import Misuse
 from agent.pipeline import modes
 from agent.pipeline.channel import Parcel
 from agent.pipeline.halves import Halves, Owed
 from agent.pipeline.pieces import Piece
+from agent.pipeline.returned import checked
 from agent.pipeline.witness import unsaved
-from agent.tensors.device import number_of, set_stream_state, stream_state
+from agent.tensors.device import set_stream_state, stream_state
+from agent.tensors.numbers import Numbers
 
 Gradients = dict[str, torch.Tensor]
 PieceOf = Callable[[Any], Piece]  # of a microbatch
@@ -47,7 +48,7 @@ class Held:
         self.buffers: list[torch.Tensor] = []
         self.roots: tuple[list[GradientEdge], list[torch.Tensor]] = ([], [])
         self.owed: Owed | None = None
-        self.loss: float | torch.Tensor = 0.0
+        self.numbers = Numbers()
 
     def let_go(self) -> None:
         """Forget the graph of the forward, of which a recompute makes another."""
@@ -195,14 +196,12 @@ class Stage:
                         held.buffers[index] = there.detach()
                     owner._buffers[key] = buffer
 
-    def _loss(self, held: Held, loss: Any) -> tuple[list[torch.Tensor | None], list[Any]]:
-        if not isinstance(loss, torch.Tensor) or loss.numel() != 1:
-            what = f"shape {tuple(loss.shape)}" if isinstance(loss, torch.Tensor) else repr(loss)
-            raise Misuse(f"the loss must be one number, not {what}")
-        held.loss = number_of(loss)
-        if loss.requires_grad:
-            scaled = loss / self._microbatches
-            held.roots = ([get_gradient_edge(scaled)], [torch.ones_like(scaled)])
+    def _loss(self, held: Held, out: Any) -> tuple[list[torch.Tensor | None], list[Any]]:
+        loss, *metrics = out
+        returned = checked(loss, dict(zip(held.piece.metrics, metrics, strict=True)))
+        held.numbers = returned.numbers()
+        scaled = loss / self._microbatches
+        held.roots = ([get_gradient_edge(scaled)], [torch.ones_like(scaled)])
         return [], []
 
     # --- backward ---------------------------------------------------------------------------------
@@ -311,14 +310,14 @@ class Stage:
         ones = [torch.ones_like(found[name]) for name in after.differentiable]
         return Parcel(tensors=(*ones, *(None for _ in after.tied)))
 
-    def release(self, microbatch: int) -> float | torch.Tensor:
-        """The microbatch is done: its loss, and into the buffers what it made of them."""
+    def release(self, microbatch: int) -> Numbers:
+        """The microbatch is done: its loss and metrics, and into the buffers what it made of them."""
         held = self._held.pop(microbatch)
         written, _ = self._of(held.piece)
         with torch.no_grad():
             for copy, (buffer, _) in zip(held.buffers, written, strict=True):
                 buffer.copy_(copy)
-        return held.loss
+        return held.numbers
 
     def clear(self) -> None:
         """The step is given up: nothing of it stays."""

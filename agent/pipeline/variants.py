@@ -1,4 +1,4 @@
-"""Graphs of one loop: a microbatch of another shape, or with other answers to what is asked of its values, has another one.
+"""Graphs of one loss: a microbatch of another shape, or with other answers to what is asked of its values, has another one.
 
     the same but for whole numbers     cut where the first one is
     another way altogether             cut between the same parameters: there is a mask, or there is none
@@ -200,6 +200,6 @@ def _tied(piece: Piece) -> tuple[Any, ...]:
 
 def _unlike(why: str) -> CannotRecord:
     return CannotRecord(
-        f"session.share(batches): a microbatch is computed in another way than the recorded one, and {why}, since the loop asks "
+        f"session.backward(loss_of, microbatches): a microbatch is computed in another way than the recorded one, and {why}, since loss_of asks "
         "how large its inputs are, or what is in them: make all alike, or train with depth 1"
     )

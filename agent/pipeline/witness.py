@@ -9,6 +9,8 @@ What it asks for besides tensors is in the graph as a number:
 * **values** that come from the microbatch alone, whether there is padding in it for one: the question is kept with its answer
   (`Looks`), and asked of every microbatch anew;
 * **values** that come from weights, buffers or random numbers: the module in which that happens is kept whole.
+
+What `.item()` gives is a node as well as long as nobody looks at it: a number that the loss function returns beside its loss.
 """
 
 import inspect
@@ -17,6 +19,7 @@ import traceback
 import weakref
 from collections.abc import Callable, Container, Iterable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from numbers import Real
 from pathlib import Path
 from typing import Any
 
@@ -29,11 +32,11 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent.pipeline import guests, modes
-from agent.source import own
+from agent.pipeline.origin import LIBRARY, shown
+from agent.pipeline.spelling import written
 from agent.tensors.device import device_of, stream_state
 from agent.tensors.still import version_of
 
-LIBRARY = str(Path(torch.__file__).parent)
 HERE = str(Path(__file__).parents[1])
 PLAIN = (int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device)
 WORDS = (torch.memory_format, torch.layout)
@@ -123,15 +126,68 @@ class _Asking(fx.Interpreter):
         return found
 
 
+def _asked(*_: object) -> Any:
+    raise TraceError("it looks at values that are computed")
+
+
+def _computed(operation: Callable[..., Any], *, turned: bool = False) -> Any:
+    def compute(later: "Later", *others: Any) -> "Later":
+        operands = (*others, later) if turned else (later, *others)
+        if not all(isinstance(each, Later | Real) for each in others):
+            _asked()
+        return later.made_by(operation, operands)
+
+    return compute
+
+
+class Later:
+    """A number that nobody has looked at: it can be computed with, shown, and returned beside a loss."""
+
+    def __init__(self, witness: "Witness", node: fx.Node, value: Any) -> None:
+        self._witness, self.node, self._value = witness, node, value
+
+    def made_by(self, operation: Callable[..., Any], operands: tuple[Any, ...]) -> "Later":
+        values = (each._value if isinstance(each, Later) else each for each in operands)
+        nodes = tuple(each.node if isinstance(each, Later) else each for each in operands)
+        value = operation(*values)
+        return Later(self._witness, self._witness.graph.call_function(operation, nodes), value)
+
+    def __format__(self, how: str) -> str:
+        return format(self._value, how)
+
+    def __repr__(self) -> str:
+        return repr(self._value)
+
+    __add__, __radd__ = _computed(operator.add), _computed(operator.add, turned=True)
+    __sub__, __rsub__ = _computed(operator.sub), _computed(operator.sub, turned=True)
+    __mul__, __rmul__ = _computed(operator.mul), _computed(operator.mul, turned=True)
+    __pow__, __rpow__ = _computed(operator.pow), _computed(operator.pow, turned=True)
+    __truediv__ = _computed(operator.truediv)
+    __rtruediv__ = _computed(operator.truediv, turned=True)
+    __neg__, __abs__ = _computed(operator.neg), _computed(operator.abs)
+    __bool__ = __int__ = __float__ = __index__ = __hash__ = _asked
+    __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _asked
+
+
 class Witness(TorchFunctionMode):
-    """Runs the code once, and writes down what it calls. `failed` is the module that has to be kept whole."""
+    """Runs the code once, and writes down what it calls. `failed` is the module that has to be kept whole.
+
+    If it is `patient`, numbers that the code asks for are not looked at before somebody computes by them; `waited`
+    says that there were some.
+    """
 
     def __init__(
-        self, whole: torch.nn.Module, kept: frozenset[str], is_leaf: Callable[..., bool]
+        self,
+        whole: torch.nn.Module,
+        kept: frozenset[str],
+        is_leaf: Callable[..., bool],
+        *,
+        patient: bool,
     ) -> None:
         super().__init__()
         self.graph = fx.Graph()
         self.failed: str | None = None
+        self._patient, self.waited = patient, False
         self._device = device_of(whole)
         self.switches = modes.Switches()
         self._whole, self._kept, self._is_leaf = whole, kept, is_leaf
@@ -154,14 +210,17 @@ class Witness(TorchFunctionMode):
             self._inputs[node] = self._input.placeholder(node.name)
             self._remember(leaf, node)  # a number is one in the graph
         with self._calls(), self._unseen, self:
-            loss = self._whole(*example)
+            returned = self._whole(*example)
         self.switches.write(self.graph)
-        self.graph.output(self._taken(loss))
+        self.graph.output(tuple(map(self._given_out, returned)))
         if not self._asked:
             return self.graph, None
         self._input.output(tuple(node for node, _, _ in self._asked))
         _, places, answers = zip(*self._asked, strict=True)
-        return self.graph, Looks(fx.GraphModule(self._whole, self._input), places, answers)
+        return self.graph, Looks(written(self._whole, self._input), places, answers)
+
+    def _given_out(self, value: Any) -> Any:
+        return value.node if isinstance(value, Later) else self._taken(value)
 
     # --- what is called -------------------------------------------------------------------------------
 
@@ -207,6 +266,9 @@ class Witness(TorchFunctionMode):
         pure = pure and torch.equal(stream_state(self._device), stream)
         if pure:
             self._renew(tensors)
+        if self._patient and target == "item":
+            self.waited = True
+            return Later(self, self._create(op, target, *taken, pure=False), out)
         if out is not None and not _tensors(out):
             self._look(op, target, taken, pure, out)
             return out
@@ -617,4 +679,4 @@ def _place() -> str:
     frames = [frame for frame in stack if not frame.filename.startswith((LIBRARY, HERE, "<"))]
     if not frames:
         return "the model"
-    return f"{own.shown(frames[-1].filename).split('-packages/')[-1]}:{frames[-1].lineno}"
+    return f"{shown(frames[-1].filename).split('-packages/')[-1]}:{frames[-1].lineno}"

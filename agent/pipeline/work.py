@@ -8,8 +8,6 @@ from collections.abc import Callable, Mapping, Sequence
 from functools import partial
 from typing import Any
 
-import torch
-
 from agent.layout import Layout
 from agent.pipeline.channel import Channel
 from agent.pipeline.execute import Executor, Program, Step
@@ -17,6 +15,7 @@ from agent.pipeline.pieces import Piece
 from agent.pipeline.reduce import Share, StageSums, tell_tied
 from agent.pipeline.stage import Stage
 from agent.schedule import Schedule
+from agent.tensors.numbers import Numbers
 
 PieceOf = Callable[[int, Any], Piece]  # of a stage and a microbatch
 
@@ -75,7 +74,7 @@ class Worker:
             total = sums.reduce(self._channel, f"{number}/s{sums.stage.piece.index}")
             sums.install(total)
             if sums.stage.piece.last:
-                loss = float(total.loss) / self._microbatches
+                loss = total.loss / self._microbatches
         tell_tied(self.sums, self._hosts, self._channel, str(number))
         return loss
 
@@ -97,7 +96,7 @@ class Worker:
             batches=batches,
             open=open_,
             lend=lambda stage, microbatch: self.sums[stage.piece.index].lend(microbatch),
-            take=lambda stage, microbatch, loss: self._take(stage, microbatch, loss / scale),
+            take=lambda stage, microbatch, numbers: self._take(stage, microbatch, numbers, scale),
             check=check,
         )
         try:
@@ -106,5 +105,7 @@ class Worker:
             self.executor.clear()
             raise
 
-    def _take(self, stage: Stage, microbatch: int, loss: float | torch.Tensor) -> None:
-        self.sums[stage.piece.index].take(microbatch, loss)
+    def _take(self, stage: Stage, microbatch: int, numbers: Numbers, scale: float) -> None:
+        loss, *metrics = numbers.values
+        told = Numbers(numbers.names, (loss / scale, *metrics))
+        self.sums[stage.piece.index].take(microbatch, told)

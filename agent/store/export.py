@@ -177,19 +177,24 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _tensors(sink: Sink, manifest: Manifest, prefix: str) -> dict[str, torch.Tensor]:
-    index, found, wants = Index(manifest.state), {}, list[Want]()
+    """The tensors whose names begin so; a tensor that two objects share lies under the name that it has in the first."""
+    index, found, wants = Index(manifest.state), dict[str, torch.Tensor](), list[Want]()
+    aliases = {
+        alias: name
+        for layer in manifest.state
+        for alias, name in layer.aliases
+        if alias.startswith(prefix)
+    }
+    shared = {*aliases.values()}
     for layer in manifest.state:
         for entry in layer.tensors:
-            if entry.name.startswith(prefix):
+            if entry.name.startswith(prefix) or entry.name in shared:
                 tensor = torch.empty(entry.shape, dtype=DTYPES_BY_NAME[entry.dtype])
                 found[entry.name] = tensor
                 wants.append(index.want(entry.name, memory_of(tensor)))
     read(sink, manifest, wants)
-    for layer in manifest.state:
-        for alias, name in layer.aliases:
-            if name in found:
-                found[alias] = found[name]
-    return found
+    found |= {alias: found[name] for alias, name in aliases.items() if name in found}
+    return {name: tensor for name, tensor in found.items() if name.startswith(prefix)}
 
 
 def _written(archive: Archive, out: Path) -> Manifest:

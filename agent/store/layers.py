@@ -1,9 +1,9 @@
-"""A model and what else must survive, as layers; and layers back into whatever part of it is here.
+"""Turn models and what else must survive into layers, and fill whatever part of them is here from layers.
 
-Parameters keep the names that they have in the whole model, and optimizer state goes by the name of its
-parameter, never by its place in a list. So a worker that owns three modules writes and reads
-three layers, whoever had them before. Objects that are neither modules nor optimizers (schedules,
-scalers) are the same for all, and make one layer of their own.
+Parameters keep the names that they have in the whole model (see `agent.tensors.naming` for several models), and
+optimizer state has the name of its parameter, never a place in a list. So a worker that owns three modules writes and
+reads three layers, whichever worker had them before. Objects that are neither modules nor optimizers (schedules,
+scalers, a script's own state) are the same on all workers, and make one layer.
 """
 
 import json
@@ -22,6 +22,7 @@ from agent.store.reading import THREADS, Index, Want, read
 from agent.store.shares import Extent, Share
 from agent.store.sinks import Sink
 from agent.tensors.device import CPU, where
+from agent.tensors.naming import named_parameters, prefixes
 from agent.tensors.shards import DTYPES, DTYPES_BY_NAME, Stateful, bytes_of
 from agent.tensors.staging import Away, Piece, mark
 
@@ -92,6 +93,10 @@ class _Draft:
         kept = self.keep(path, value.clone())
         self.live[-1] = value.detach()
         return kept
+
+    def hold(self, path: str, value: Any) -> bool | Sequence[int]:
+        """As `copy`, for what a script may change at any time: a change is not noticed in `versions`."""
+        return self.keep(path, value.clone()) if isinstance(value, torch.Tensor) else False
 
     def keep(self, path: str, value: Any) -> bool | Sequence[int]:
         if not isinstance(value, torch.Tensor):
@@ -197,39 +202,29 @@ def collect(objects: Mapping[str, Stateful], group: Group = block_of) -> Collect
     drafts: dict[str, _Draft] = defaultdict(_Draft)
     settings: dict[str, _Draft] = defaultdict(_Draft)
     names: dict[torch.Tensor, str] = {}
-    for key, module in _modules(objects).items():
-        _take_module(key, module, drafts, names, group)
+    first: dict[torch.Tensor, str] = {}
+    models = _modules(objects)
+    for key, prefix in prefixes(models).items():
+        for name, tensor in _tensors_of(models[key]):
+            draft, path = drafts[group(prefix + name)], f"{key}/{name}"
+            if tensor in first:
+                draft.aliases[path] = first[tensor]
+                continue
+            keep = draft.keep if isinstance(tensor, torch.nn.Parameter) else draft.copy
+            keep(path, tensor)
+            first[tensor], names[tensor] = path, prefix + name
     for key, thing in objects.items():
         if isinstance(thing, torch.optim.Optimizer):
             _take_optimizer(key, thing, drafts, settings, names, group)
         elif not isinstance(thing, torch.nn.Module):
             draft = drafts[REST]
-            draft.values[key] = values.strip(thing.state_dict(), key, draft.copy)
+            draft.values[key] = values.strip(thing.state_dict(), key, draft.hold)
     device = where(names)
     return Collected(drafts, settings, None if device == CPU else mark(device))
 
 
 def _modules(objects: Mapping[str, Stateful]) -> dict[str, torch.nn.Module]:
     return {key: thing for key, thing in objects.items() if isinstance(thing, torch.nn.Module)}
-
-
-def _take_module(
-    key: str,
-    module: torch.nn.Module,
-    drafts: dict[str, _Draft],
-    names: dict[torch.Tensor, str],
-    group: Group,
-) -> None:
-    first: dict[torch.Tensor, str] = {}
-    for name, tensor in _tensors_of(module):
-        draft, path = drafts[group(name)], f"{key}/{name}"
-        if tensor in first:
-            draft.aliases[path] = first[tensor]
-        else:
-            keep = draft.keep if isinstance(tensor, torch.nn.Parameter) else draft.copy
-            keep(path, tensor)
-            first[tensor] = path
-            names.setdefault(tensor, name)
 
 
 def _instead(value: torch.Tensor) -> str:
@@ -289,10 +284,8 @@ def _of_none(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
 
 def with_settings(objects: Mapping[str, Stateful]) -> frozenset[str]:
     """The fewest bytes that say what is set for every group of every optimizer: a layer for each."""
-    sizes, names = collect(objects).sizes(), dict[torch.Tensor, str]()
-    for module in _modules(objects).values():
-        for name, tensor in module.named_parameters():
-            names.setdefault(tensor, name)
+    sizes = collect(objects).sizes()
+    names = {tensor: name for name, tensor in named_parameters(_modules(objects)).items()}
     found: set[str] = set()
     for thing in objects.values():
         if isinstance(thing, torch.optim.Optimizer):
@@ -329,11 +322,13 @@ def fill(
         for key, thing in objects.items()
         if isinstance(thing, torch.optim.Optimizer)
     ]
-    for key, module in _modules(objects).items():
-        first: dict[torch.Tensor, str] = {}
-        for name, tensor in _tensors_of(module):
-            if only is None or block_of(first.setdefault(tensor, name)) in only:
-                loading.take(f"{key}/{first.get(tensor, name)}", tensor.detach())
+    models, first = _modules(objects), dict[torch.Tensor, tuple[str, str]]()
+    for key, prefix in prefixes(models).items():
+        for name, tensor in _tensors_of(models[key]):
+            place = f"{key}/{name}", block_of(prefix + name)
+            path, layer = first.setdefault(tensor, place)
+            if only is None or layer in only:
+                loading.take(path, tensor.detach())
     others = {
         key: loading.value(key)
         for key, thing in objects.items()
@@ -433,13 +428,14 @@ class _Loading:
         self.take(name, tensor)
         return tensor
 
-    def saved_as(self, key: str, name: str, models: Iterable[str]) -> str:
-        """`key/name`, or the same for the name under which a tied parameter was saved."""
-        for model in models:
-            found = self._index.find(f"{model}/{name}")
-            if found is not None and f"{key}/{name}" not in self._values:
-                return f"{key}/{found[1].name.removeprefix(f'{model}/')}"
-        return f"{key}/{name}"
+    def saved_as(self, key: str, model: str, name: str, starts: Mapping[str, str]) -> str:
+        """The path of an optimizer's state of a parameter, which may have been tied when it was saved."""
+        path = f"{key}/{starts[model]}{name}"
+        found = self._index.find(f"{model}/{name}")
+        if path in self._values or found is None:
+            return path
+        model, _, name = found[1].name.partition("/")
+        return f"{key}/{starts.get(model, '')}{name}"
 
     def finish(self) -> None:
         with torch.no_grad():
@@ -460,10 +456,12 @@ def _fill_optimizer(
 
     The settings of a group are with every layer that has any of its parameters; one of them is enough.
     """
-    names: dict[torch.Tensor, str] = {}
-    for module in _modules(objects).values():
+    models = _modules(objects)
+    starts = prefixes(models)
+    names: dict[torch.Tensor, tuple[str, str]] = {}
+    for model, module in models.items():
         for name, tensor in module.named_parameters():
-            names.setdefault(tensor, name)
+            names.setdefault(tensor, (model, name))
     states: dict[torch.Tensor, dict[Any, Any]] = {}
     told: list[dict[str, Any]] = []
     for group in optimizer.param_groups:
@@ -471,8 +469,9 @@ def _fill_optimizer(
         for parameter in group["params"]:
             if parameter not in names:
                 raise StateError(f"{key} trains a tensor that belongs to none of the saved modules")
-            path = loading.saved_as(key, names[parameter], _modules(objects))
-            if only is None or block_of(names[parameter]) in only:
+            model, name = names[parameter]
+            path = loading.saved_as(key, model, name, starts)
+            if only is None or block_of(starts[model] + name) in only:
                 loading.hold(path, optimizer.state.get(parameter, {}))
                 states[parameter] = loading.optimizer_state(path)
             if settings and not found:

@@ -19,18 +19,24 @@ def weights_of(
     layers: Iterable[Layer], bodies: Mapping[str, memoryview], prefix: str = "model/"
 ) -> Weights:
     """The tensors of one object of a state, under all the names that its state_dict gives them."""
+    layers = [*layers]
     weights: Weights = {}
-    aliases: dict[str, str] = {}
+    # A tensor that two objects share lies under the name that it has in the first.
+    aliases = {a: name for layer in layers for a, name in layer.aliases if a.startswith(prefix)}
+    wanted = {*aliases.values()}
     for layer in layers:
-        aliases.update(layer.aliases)
         for tensor in layer.tensors:
-            if tensor.name.startswith(prefix):
+            if tensor.name.startswith(prefix) or tensor.name in wanted:
                 data = bodies[layer.name][tensor.start : tensor.end] if layer.layer_bytes else b""
                 weights[tensor.name] = (tensor.dtype, tensor.shape, memoryview(data))
     for alias, name in aliases.items():
-        if name in weights and alias.startswith(prefix):
+        if name in weights:
             weights[alias] = weights[name]
-    return {name.removeprefix(prefix): weight for name, weight in weights.items()}
+    return {
+        name.removeprefix(prefix): weight
+        for name, weight in weights.items()
+        if name.startswith(prefix)
+    }
 
 
 def digest(weights: Weights) -> str:

@@ -3,10 +3,9 @@
 from collections.abc import Callable, Mapping, Sequence
 from typing import TypeVar
 
-import torch
-
 from agent.tensors import tree
 from agent.tensors.device import CPU, settle
+from agent.tensors.numbers import Numbers
 from agent.tensors.sums import Contribution, Lent, Sum, SumSpace
 
 T = TypeVar("T")
@@ -64,10 +63,10 @@ class Canonical:
             del self._held[pair[1]]
             self._lent = self.space.lend(beside)
 
-    def add(self, microbatch: int, loss: float | torch.Tensor, first: int, count: int) -> None:
+    def add(self, microbatch: int, numbers: Numbers, first: int, count: int) -> None:
         """Take in what the model's gradients hold now, and add up what is complete by it."""
         node, within = tree.lowest((0, microbatch), self._microbatches), range(first, first + count)
-        one = self.space.take(loss)
+        one = self.space.take(numbers)
         if self._lent is None or (pair := self._pair(node, within)) is None:
             self._held[node] = one
         else:

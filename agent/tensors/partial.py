@@ -7,9 +7,8 @@ happens, and holds a sum for each doubling of the microbatches. `Running` adds t
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-import torch
-
 from agent.tensors.canonical import Canonical
+from agent.tensors.numbers import Numbers
 from agent.tensors.running import Running
 from agent.tensors.sums import Sum, SumSpace
 
@@ -39,7 +38,7 @@ class Partial(Protocol):
         """Put what this one is to be added to into the model's gradients, if it can be: its backward adds to them as
         it goes, and needs no memory for all of its own. Only for a backward that no script sees."""
 
-    def add(self, microbatch: int, loss: float | torch.Tensor, first: int, count: int) -> None:
+    def add(self, microbatch: int, numbers: Numbers, first: int, count: int) -> None:
         """Take in what the model's gradients hold now."""
 
     def nodes(self, first: int, count: int) -> list[Sum]:

@@ -7,6 +7,7 @@ from typing import TypeVar
 import torch
 
 from agent.tensors.device import CPU, settle
+from agent.tensors.numbers import Numbers
 from agent.tensors.sums import Sum, SumSpace
 
 T = TypeVar("T")
@@ -49,9 +50,9 @@ class Running:
             param.grad = gradient
         self._versions = [gradient._version for gradient in self._grads]
 
-    def add(self, microbatch: int, loss: float | torch.Tensor, first: int, count: int) -> None:  # noqa: ARG002
+    def add(self, microbatch: int, numbers: Numbers, first: int, count: int) -> None:  # noqa: ARG002
         total = self._begun()
-        one = self.space.take(loss)
+        one = self.space.take(numbers)
         for index, version in enumerate(self._versions):
             found, there = one.found[index], self._grads[index]
             if found is not None and found.data_ptr() == there.data_ptr():

@@ -3,7 +3,7 @@
 A step turns state v into v + 1 by way of sums over its microbatches, so those sums are all that
 workers exchange and all that the keeper's redo log holds:
 
-    loss       sum of the microbatches' losses (float64)
+    numbers    sums of the microbatches' losses and of the metrics beside them (float64)
     gradients  sum over microbatches of d(loss / M) / d(parameter)
     buffers    sum of what each microbatch changed in a buffer, starting from the step's own start;
                afterwards  buffer = start + sum / M  (floats: the mean change)
@@ -17,7 +17,7 @@ over workers is in host memory. Whether anything was contributed to an entry at 
 parameter that no microbatch used has no gradient, which is not the same as a gradient of zero.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import msgspec
 import numpy as np
@@ -26,6 +26,8 @@ import torch
 from agent.errors import Misuse
 from agent.tensors.away import is_away
 from agent.tensors.device import CPU, home
+from agent.tensors.naming import Models, named_buffers, named_modules, summed_parameters
+from agent.tensors.numbers import WIDTH, Names, Numbers, alike, decoded, encoded
 
 ALIGN_BYTES = 64
 PIECE_NUMBERS = 1 << 16
@@ -40,19 +42,54 @@ class Sum:
         pinned = on == CPU != space.device  # so that the device copies from and to it by itself
         self.flat = torch.zeros(space.total_bytes, dtype=torch.uint8, device=on, pin_memory=pinned)
         self.present = bytearray(len(space.tensors))
-        self.loss, *self.views = (
+        self.names: Names | None = None
+        self.numbers, *self.views = (
             self.flat[start:end].view(dtype).view(shape)
             for start, end, dtype, shape in space.places
         )
 
+    @property
+    def loss(self) -> float:
+        """The sum of the losses; a device is waited for."""
+        return float(self.numbers[0])
+
+    @property
+    def metrics(self) -> dict[str, float]:
+        """The sums of the numbers beside the loss."""
+        names = self.names or ()
+        return dict(zip(names, self.numbers[1 : 1 + len(names)].tolist(), strict=True))
+
+    def put(self, numbers: Numbers) -> None:
+        """Set the numbers, and what they are called."""
+        self.names = numbers.names
+        self.numbers.zero_()
+        for index, value in enumerate(numbers.values):
+            self.numbers[index] = value
+
+    def gain(self, numbers: Numbers) -> None:
+        """Add to the numbers."""
+        self.names = alike((self.names, numbers.names))
+        for index, value in enumerate(numbers.values):
+            self.numbers[index] += value
+
+    @property
+    def marks(self) -> bytes:
+        """What was contributed to, and the names of the metrics, for whoever receives the bytes of the sum."""
+        return encoded(self.present, self.names)
+
+    @marks.setter
+    def marks(self, marks: bytes) -> None:
+        self.present[:], self.names = decoded(marks, len(self.present))
+
     def clear(self) -> None:
         self.flat.zero_()
         self.present[:] = bytes(len(self.present))
+        self.names = None
 
     def copy_(self, other: "Sum") -> None:
         """What is on a device is on its way then."""
         self.flat.copy_(other.flat, non_blocking=True)
-        self.present[:] = other.present
+        self.present[:], self.names = other.present, other.names
 
     def memory(self, start: int, end: int) -> memoryview:
         return self.flat.numpy().data[start:end]
@@ -61,7 +98,7 @@ class Sum:
 class Contribution(msgspec.Struct, frozen=True):
     """What one microbatch adds to each entry, where its backward left it: not copied yet."""
 
-    loss: float | torch.Tensor
+    numbers: Numbers
     found: list[torch.Tensor | None]
 
 
@@ -72,10 +109,12 @@ class Lent(msgspec.Struct, frozen=True):
     versions: list[int]
 
 
-def union(masks: Iterable[bytes | bytearray]) -> bytes:
-    """What any of several sums was contributed to, as each has it in `present`."""
-    rows = [np.frombuffer(mask, dtype=np.uint8) for mask in masks]
-    return bytes(np.bitwise_or.reduce(rows)) if rows else b""
+def union(marks: Iterable[bytes], entries: int) -> bytes:
+    """What any of several sums was contributed to, as each has it in `marks`."""
+    found = [decoded(each, entries) for each in marks]
+    rows = [np.frombuffer(present, dtype=np.uint8) for present, _ in found]
+    present = bytes(np.bitwise_or.reduce(rows)) if rows else bytes(entries)
+    return encoded(present, alike(names for _, names in found))
 
 
 class Norm(msgspec.Struct, frozen=True):
@@ -90,12 +129,12 @@ class Norm(msgspec.Struct, frozen=True):
 class Summed(msgspec.Struct, frozen=True):
     """The sum of a step: of everything, or (`held`) of the layers that this worker keeps.
 
-    `finite`, `present` and the `norms` of the gradients (by parameter) are of all of it in any case.
+    `finite`, `marks` and the `norms` of the gradients (by parameter) are of all of it in any case.
     """
 
     total: Sum
     finite: bool
-    present: bytes
+    marks: bytes
     held: frozenset[str] | None = None
     norms: dict[int, Norm] = {}
 
@@ -103,33 +142,22 @@ class Summed(msgspec.Struct, frozen=True):
 class SumSpace:
     """Where each number of a step's sum lies."""
 
-    def __init__(self, modules: Iterable[torch.nn.Module]) -> None:
-        self._modules = tuple(modules)
+    def __init__(self, models: Models, trained: Container[int] = ()) -> None:
+        """For `trained` see `summed_parameters`."""
         self._homes: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = [
             (each._buffers, key, buffer)
-            for module in self._modules
-            for each in module.modules()
+            for each in named_modules(models).values()
             for key, buffer in each._buffers.items()
             if buffer is not None
         ]
         self._take(
-            {
-                name: param
-                for module in self._modules
-                for name, param in module.named_parameters()
-                if param.requires_grad
-            },
-            {
-                name: buffer
-                for module in self._modules
-                for name, buffer in module.named_buffers()
-                if is_summed(buffer)
-            },
+            {**summed_parameters(models, trained)},
+            {name: each for name, each in named_buffers(models).items() if is_summed(each)},
         )
 
     def part(self, wanted: Callable[[str], bool]) -> "SumSpace":
         """A space of some of these, by name."""
-        part = SumSpace(())
+        part = SumSpace({})
         part._take(
             {name: param for name, param in self.params.items() if wanted(name)},
             {name: buffer for name, buffer in self.buffers.items() if wanted(name)},
@@ -147,15 +175,17 @@ class SumSpace:
         self.changed: list[str] = []  # the buffers that the last microbatch has
 
     def _lay_out(self) -> None:
-        loss = torch.zeros(1, dtype=torch.float64, device=CPU)
-        order = sorted(range(len(self.tensors) + 1), key=lambda i: (-self._of(i, loss).itemsize, i))
+        numbers = torch.zeros(WIDTH, dtype=torch.float64, device=CPU)
+        order = sorted(
+            range(len(self.tensors) + 1), key=lambda i: (-self._of(i, numbers).itemsize, i)
+        )
         self.places: list[tuple[int, int, torch.dtype, torch.Size]] = [
             (0, 0, torch.uint8, torch.Size())
         ] * len(order)
         self.groups: list[tuple[int, int, torch.dtype]] = []
         at = 0
         for index in order:
-            tensor = self._of(index, loss)
+            tensor = self._of(index, numbers)
             if not self.groups or self.groups[-1][2] != tensor.dtype:
                 self.groups.append((at, at, tensor.dtype))
             self.places[index] = (at, at + tensor.nbytes, tensor.dtype, tensor.shape)
@@ -168,8 +198,8 @@ class SumSpace:
         start, end, *_ = self.places[index]
         return start, start + _aligned(end - start)
 
-    def _of(self, index: int, loss: torch.Tensor) -> torch.Tensor:
-        return self.tensors[index - 1] if index else loss
+    def _of(self, index: int, numbers: torch.Tensor) -> torch.Tensor:
+        return self.tensors[index - 1] if index else numbers
 
     def begin(self) -> None:
         """A step starts: no gradients, and the buffers as they are now are its start."""
@@ -202,7 +232,7 @@ class SumSpace:
             "its size before Session(...), by a forward on one batch for example"
         )
 
-    def take(self, loss: float | torch.Tensor) -> Contribution:
+    def take(self, numbers: Numbers) -> Contribution:
         """What one microbatch has left in the model, which is as it was before."""
         found: list[torch.Tensor | None] = []
         for name, param in self.params.items():
@@ -226,9 +256,7 @@ class SumSpace:
             change = torch.ne if before.dtype == torch.bool else torch.sub
             found.append(change(buffer.detach(), before).to(self.device))
             buffer.detach().copy_(before)
-        if isinstance(loss, torch.Tensor):
-            loss = loss.to(self.device)
-        return Contribution(loss=loss, found=found)
+        return Contribution(numbers.on(self.device), found)
 
     def lend(self, one: Contribution) -> Lent:
         """Its gradients into the model, for a backward that adds to them."""
@@ -249,7 +277,7 @@ class SumSpace:
                 found[index] = None if one is None else one + (NOTHING if other is None else other)
             elif b is not None and (a is None or a._version == version):
                 found[index] = b + NOTHING  # of one of them only: -0.0 becomes 0.0
-        return Contribution(loss=lent.one.loss + both.loss, found=found)
+        return Contribution(lent.one.numbers.plus(both.numbers), found)
 
     def _unchanged(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[bool]:
         """By value: batch norm writes its running sums without a trace in the version counter. A device is asked once."""
@@ -261,7 +289,7 @@ class SumSpace:
 
     def write(self, into: Sum, one: Contribution) -> None:
         """into = one"""
-        into.loss.fill_(one.loss)
+        into.put(one.numbers)
         for index, (view, value) in enumerate(zip(into.views, one.found, strict=True)):
             into.present[index] = value is not None
             if value is None:
@@ -271,7 +299,7 @@ class SumSpace:
 
     def join(self, into: Sum, left: Contribution, right: Contribution) -> None:
         """into = left + right, in one pass over the memory."""
-        into.loss.fill_(left.loss + right.loss)
+        into.put(left.numbers.plus(right.numbers))
         pairs = zip(into.views, left.found, right.found, strict=True)
         for index, (view, a, b) in enumerate(pairs):
             into.present[index] = a is not None or b is not None
@@ -283,7 +311,7 @@ class SumSpace:
 
     def accumulate(self, into: Sum, one: Contribution, other: Contribution | None = None) -> None:
         """into += one, or into += one + other"""
-        into.loss += one.loss if other is None else one.loss + other.loss
+        into.gain(one.numbers if other is None else one.numbers.plus(other.numbers))
         others = [None] * len(one.found) if other is None else other.found
         for index, (view, a, b) in enumerate(zip(into.views, one.found, others, strict=True)):
             into.present[index] |= a is not None or b is not None
@@ -298,7 +326,7 @@ class SumSpace:
 
     def gain(self, into: Sum, one: Contribution) -> None:
         """into += one, where it contributes."""
-        into.loss += one.loss
+        into.gain(one.numbers)
         for index, (view, value) in enumerate(zip(into.views, one.found, strict=True)):
             if value is not None:
                 into.present[index] = True
@@ -309,6 +337,7 @@ class SumSpace:
         for start, end, dtype in self.groups:
             left.flat[start:end].view(dtype).add_(right.flat[start:end].view(dtype))
         left.present[:] = bytes(a | b for a, b in zip(left.present, right.present, strict=True))
+        left.names = alike((left.names, right.names))
 
     def add_slices(self, a: torch.Tensor, b: torch.Tensor, start: int) -> torch.Tensor:
         """a + b, both being the bytes from `start` on of a sum."""
@@ -321,10 +350,10 @@ class SumSpace:
                 )
         return out
 
-    def written(self, present: bytes) -> list[str]:
+    def written(self, marks: bytes) -> list[str]:
         """The buffers that a step of the whole changes."""
-        first = len(self.params)
-        changed = zip(self.buffers, present[first:], strict=True)
+        present, _ = decoded(marks, len(self.tensors))
+        changed = zip(self.buffers, present[len(self.params) :], strict=True)
         return [name for name, one in changed if one]
 
     def finite(self, total: Sum) -> bool:
@@ -335,7 +364,7 @@ class SumSpace:
         )
 
     def summed(self, total: Sum) -> Summed:
-        return Summed(total, self.finite(total), bytes(total.present))
+        return Summed(total, self.finite(total), total.marks)
 
     def install(self, total: Sum, microbatches: int) -> None:
         """Gradients into the model, as views of the sum; the buffers' changes applied."""

@@ -13,7 +13,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent import Session
+from orchestrator import Session
 
 MICROBATCHES = 6
 
@@ -64,18 +64,20 @@ def main(steps: int, out: str) -> None:
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
     scheduler = torch.optim.lr_scheduler.CosineAnnealingLR(optimizer, steps)
     session = Session(model, optimizer, scheduler, microbatches=MICROBATCHES)
+
+    def loss_of(batch):
+        logits = model(batch["x"])
+        return functional.cross_entropy(logits.flatten(0, 1), batch["y"].flatten())
+
     for step in session.steps(steps):
         while held(step, out):
             time.sleep(0.01)
-        for batch in session.share(batches(step)):
-            logits = model(batch["x"])
-            loss = functional.cross_entropy(logits.flatten(0, 1), batch["y"].flatten())
-            session.backward(loss)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        result = session.backward(loss_of, batches(step))
+        session.clip_grad_norm_(1.0)
         optimizer.step()
         scheduler.step()
         if session.leader:
-            print(f"step {step} loss {session.loss!r}")  # noqa: T201 - as scripts do
+            print(f"step {step} loss {result.loss!r}")  # noqa: T201 - as scripts do
     if session.leader:
         torch.save(model.state_dict(), out)
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from agent import Session
+from orchestrator import Session
 
 MICROBATCHES = 4
 LATE_AT = 5
@@ -46,13 +46,16 @@ def main(steps: int, out: str) -> None:
     )
     session = Session(model, optimizer, plateau, microbatches=MICROBATCHES)
     x = torch.randn(MICROBATCHES, 8, 16, generator=torch.Generator().manual_seed(99))
+
+    def loss_of(batch):
+        return (model(batch) - batch.sin()).square().mean()
+
     for step in session.steps(steps):
         while held(step, out):
             time.sleep(0.01)
         with torch.no_grad():
             before = float((model(x) - x.sin()).square().mean())
-        for batch in session.share(list(x)):
-            session.backward((model(batch) - batch.sin()).square().mean())
+        result = session.backward(loss_of, list(x))
         optimizer.step()
         if step == LATE_AT:
             wait_if_late(session._world, out)
@@ -61,7 +64,7 @@ def main(steps: int, out: str) -> None:
         plateau.step(found)
         if session.leader:
             rate = optimizer.param_groups[0]["lr"]
-            print(f"step {step} from {before!r} loss {session.loss!r} then {found!r} rate {rate!r}")  # noqa: T201 - as scripts do
+            print(f"step {step} from {before!r} loss {result.loss!r} then {found!r} rate {rate!r}")  # noqa: T201 - as scripts do
     if session.leader:
         torch.save(model.state_dict(), out)
 

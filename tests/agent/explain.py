@@ -50,9 +50,9 @@ def _of_worker(group) -> Iterator[str]:
     for name in ("order", "entered"):
         enter = getattr(group, name)
         yield f"{name}: {str(enter)[:1000]}"
-    session = group._session
-    version = None if session is None else (session.version, session.given, session.newborn)
-    yield f"session's version, given, newborn: {version}"
+    it = group._replica
+    known = None if it is None else (it.version, it.step, it.phase, it.stage, it.given, it.newborn)
+    yield f"replica's version, step, phase, stage, given, newborn: {known}"
     state = {k: getattr(group, k) for k in ("_holds", "_needs_state", "_committed", "astray")}
     yield f"{state}; asked for a state at {group._snapshots.asked_at}"
     yield f"having: {group._handover.having}"

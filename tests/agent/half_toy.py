@@ -14,7 +14,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent import Session
+from orchestrator import Session
 
 
 class Block(nn.Module):
@@ -45,21 +45,23 @@ def main(steps: int, out: str) -> None:
     )
     session = Session(model, optimizer, scaler, microbatches=6)
     data = torch.randn(96, 16, generator=torch.Generator().manual_seed(1)) * 8
+
+    def loss_of(x):
+        with torch.autocast("cpu", torch.float16):
+            found = model(x)
+            return functional.mse_loss(found, x[:, :4].tanh())
+
     for step in session.steps(steps):
         while held(step, out):
             time.sleep(0.01)
-        for x in session.share(data.split(16)):
-            with torch.autocast("cpu", torch.float16):
-                found = model(x)
-                loss = functional.mse_loss(found, x[:, :4].tanh())
-            session.backward(scaler.scale(loss))
+        result = session.backward(loss_of, data.split(16))
         scaler.unscale_(optimizer)
-        norm = nn.utils.clip_grad_norm_(model.parameters(), 0.5)
+        norm = session.clip_grad_norm_(0.5)
         scaler.step(optimizer)
         scaler.update()
         if session.leader:
             scale = scaler.get_scale()
-            print(f"step {step} loss {session.loss!r} scale {scale!r} norm {float(norm)!r}")  # noqa: T201 - as scripts do
+            print(f"step {step} loss {result.loss!r} scale {scale!r} norm {float(norm)!r}")  # noqa: T201 - as scripts do
     if session.leader:
         torch.save(model.state_dict(), out)
 

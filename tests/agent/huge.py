@@ -13,8 +13,8 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from agent import Session, unbuilt
 from agent.crew import copies
+from orchestrator import Session, unbuilt
 
 WIDTH, LAYERS, STEPS = 1448, 16, 3
 
@@ -41,14 +41,17 @@ def main(how: str, *hold: str) -> None:
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
     session = Session(model, optimizer, microbatches=2)
     x = torch.randn(2, 1, WIDTH)
+
+    def loss_of(row):
+        return (model(row) - row).square().mean()
+
     for step in session.steps(STEPS):
         while step == STEPS - 1 and any(Path(path).exists() for path in hold):
             time.sleep(0.01)
-        for row in session.share(list(x)):
-            session.backward((model(row) - row).square().mean())
+        result = session.backward(loss_of, list(x))
         optimizer.step()
         if session.leader:
-            print(f"step {step} loss {session.loss!r}")  # noqa: T201 - as scripts do
+            print(f"step {step} loss {result.loss!r}")  # noqa: T201 - as scripts do
     print(f"took {(told('VmHWM') - began_kb) // 1024} MB", file=sys.stderr)  # noqa: T201
 
 

@@ -12,7 +12,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from agent import Session
+from orchestrator import Session
 
 steps, out = int(sys.argv[1]), sys.argv[2]
 torch.manual_seed(0)
@@ -22,18 +22,21 @@ scaler = torch.amp.GradScaler("cpu", init_scale=2.0**24, growth_interval=3)
 session = Session(model, optimizer, scaler, microbatches=4)
 data = torch.randn(64, 16, generator=torch.Generator().manual_seed(1))
 
+
+def loss_of(x):
+    with torch.autocast("cpu", torch.float16):
+        return model(x).square().mean()
+
+
 for step in session.steps(steps):
     while Path(f"{out}.hold").exists() and step >= int(Path(f"{out}.hold").read_text() or 0):
         time.sleep(0.01)
-    for x in session.share(data.split(16)):
-        with torch.autocast("cpu", torch.float16):
-            loss = model(x).square().mean()
-        session.backward(scaler.scale(loss))
+    result = session.backward(loss_of, data.split(16))
     scaler.unscale_(optimizer)
-    nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    session.clip_grad_norm_(1.0)
     scaler.step(optimizer)
     scaler.update()
     if session.leader:
-        print(f"step {step} loss {session.loss!r} scale {scaler.get_scale()}")  # noqa: T201 - as scripts do
+        print(f"step {step} loss {result.loss!r} scale {scaler.get_scale()}")  # noqa: T201 - as scripts do
 if session.leader:
     torch.save(model.state_dict(), out)

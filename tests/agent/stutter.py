@@ -12,7 +12,7 @@ from pathlib import Path
 
 import torch
 
-from agent import Session
+from orchestrator import Session
 
 steps, pause_s, out = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 torch.manual_seed(0)
@@ -30,10 +30,13 @@ def slowness() -> float:
     return float(times) if int(pid) == os.getpid() else 1.0
 
 
+def loss_of(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(pause_s * slowness())
+    return model(x).square().mean()
+
+
 for step in session.steps(steps):
-    for x in session.share([data[(step + m) % 200 :][:8] for m in range(12)]):
-        time.sleep(pause_s * slowness())
-        session.backward(model(x).square().mean())
+    result = session.backward(loss_of, [data[(step + m) % 200 :][:8] for m in range(12)])
     optimizer.step()
     if session.leader:
-        print(f"step {step} loss {session.loss!r}")  # noqa: T201 - as scripts do
+        print(f"step {step} loss {result.loss!r}")  # noqa: T201 - as scripts do

@@ -61,7 +61,7 @@ SLOW = """
     def late(peer, part):  # of those who stay, to those who leave; these answer one another
         left = Path(f"{out}.left")
         while left.exists() and peer in (names := left.read_text().split()) and world.me not in names:
-            if session.version >= LATE_AT + AHEAD:
+            if session.replica.version >= LATE_AT + AHEAD:
                 break
             time.sleep(0.01)
         answer(peer, part)
@@ -83,9 +83,6 @@ def test_who_is_left_out_looks_too_late(crew: Crew, tmp_path: Path, ahead: int) 
     out = crew.folder / "out.pt"
     script, made = TOY.read_text(), "microbatches=MICROBATCHES)\n"
     script = script.replace("square().mean())\n", "square().mean()) if step == LATE_AT else 1.0\n")
-    script = script.replace(
-        ") if step == LATE_AT else 1.0\n        optimizer", ")\n        optimizer"
-    )
     alone = _alone(script, tmp_path, str(STEPS))
     script = script.replace(made, made + SLOW.replace("AHEAD", str(ahead))).replace(
         "        plateau.step", LOOKED + "        plateau.step"
@@ -178,7 +175,7 @@ SAVES = """
 import sys, time, torch
 from pathlib import Path
 from torch import nn
-from agent import Session
+from orchestrator import Session
 
 out = sys.argv[1]
 torch.manual_seed(0)
@@ -186,8 +183,7 @@ model = nn.Sequential(*[nn.Linear(8, 8) for _ in range(4)])
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = Session(model, optimizer, microbatches=4)
 for step in session.steps(6):
-    for batch in session.share([torch.ones(2, 8)] * 4):
-        session.backward(model(batch).square().mean())
+    session.backward(lambda batch: model(batch).square().mean(), [torch.ones(2, 8)] * 4)
     optimizer.step()
     leads = session.leader
     Path(f"{out}.at.{step}").touch()

@@ -12,7 +12,7 @@ SCRIPT = f"""
 import sys, time
 from pathlib import Path
 import torch
-from agent import Session
+from orchestrator import Session
 torch.manual_seed(0)
 class Growing(torch.nn.Module):
     def __init__(self):
@@ -30,16 +30,17 @@ model = Growing()
 optimizer = torch.optim.Adam(model.parameters(), lr=1e-2)
 session = Session(model, optimizer, microbatches=4)
 hold = Path(sys.argv[1] + ".hold")
+def loss_of(x):
+    return (model(x) - x.sum(1, keepdim=True)).square().mean()
 for step in session.steps({STEPS}):
     while step >= {HELD_AT} and hold.exists():
         time.sleep(0.01)
     model.depth = step // 3
     data = torch.randn(4, 8, 6, generator=torch.Generator().manual_seed(step))
-    for x in session.share(list(data)):
-        session.backward((model(x) - x.sum(1, keepdim=True)).square().mean())
+    result = session.backward(loss_of, list(data))
     optimizer.step()
     if session.leader:
-        print(f"step {{step}} loss {{session.loss!r}}")
+        print(f"step {{step}} loss {{result.loss!r}}")
 if session.leader:
     torch.save(model.state_dict(), sys.argv[1])
 """

@@ -102,7 +102,7 @@ SAYS = """
     def said():
         say_held()
         stuck = Path(f"{out}.stuck")
-        while world.me == "w1" and session.holdings.here is None and stuck.exists():
+        while world.me == "w1" and session.replica.holdings.here is None and stuck.exists():
             Path(f"{out}.said").touch()
             time.sleep(0.01)
 

@@ -13,7 +13,7 @@ import sys
 import torch
 from torch import nn
 from torch.nn import functional
-from agent import Session
+from orchestrator import Session
 torch.manual_seed(0)
 class Block(nn.Module):
     def __init__(self):
@@ -56,13 +56,14 @@ def batches(step):
         words = torch.randint(0, 16, mask.shape, generator=rows) * mask
         found.append(Batch(words, mask, 1.0 - 0.5 * (each % 2)))
     return found
+def loss_of(batch):
+    logits = model(batch.words, batch.mask).flatten(0, 1)
+    return functional.cross_entropy(logits, batch.words.flatten()) * batch.weight
 for step in session.steps({STEPS}):
-    for batch in session.share(batches(step)):
-        logits = model(batch.words, batch.mask).flatten(0, 1)
-        session.backward(functional.cross_entropy(logits, batch.words.flatten()) * batch.weight)
+    result = session.backward(loss_of, batches(step))
     optimizer.step()
     if session.leader:
-        print(f"step {{step}} loss {{session.loss!r}}")
+        print(f"step {{step}} loss {{result.loss!r}}")
 if session.leader:
     torch.save(model.state_dict(), sys.argv[1])
 """

@@ -13,7 +13,7 @@ pytestmark = pytest.mark.processes
 
 START = """
 import torch
-from agent import Session
+from orchestrator import Session
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = Session(model, optimizer, microbatches=2)
@@ -21,7 +21,7 @@ x = torch.ones(2, 4)
 """
 STEP = """
 for step in session.steps(4):
-    for b in session.share([x, x]): session.backward(model(b).sum())
+    session.backward(lambda b: model(b).sum(), [x, x])
     optimizer.step()
 """
 
@@ -45,8 +45,7 @@ def test_a_script_that_raises(crew: Crew) -> None:
         def broken(x):
             return x / nothing
         for step in session.steps(3):
-            for batch in session.share([x, x]):
-                broken(batch)
+            session.backward(broken, [x, x])
         """
     )
     report = failed(crew, script)
@@ -89,61 +88,110 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
     "exit past Python, as if all were well": ("import os; os._exit(0)", "no_session", "a session"),
     "a name that is no UTF-8": ("raise OSError('no /none/\\udcff')", "exception", r"/none/\udcff"),
     "syntax": ("for", "exception", "SyntaxError"),
-    "no share": (START + "for step in session.steps(2): pass", "refused", "session.share"),
-    "two models of one name": (
-        "import torch\nfrom agent import Session\n"
-        "a, b = torch.nn.Linear(1, 1), torch.nn.Linear(1, 1)\n"
-        "session = Session(a, b, microbatches=2)\n",
-        "refused",
-        "two of the models both have a tensor called 'bias'",
-    ),
+    "no backward": (START + "for step in session.steps(2): pass", "refused", "session.backward"),
     "unfrozen later": (
         START.replace("session = ", "model.bias.requires_grad_(False)\nsession = ")
         + "for step in session.steps(2):\n"
         "    model.bias.requires_grad_(True)\n"
-        "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
+        "    session.backward(lambda b: model(b).sum(), [x, x])\n",
         "refused",
         "the parameter 'bias' began to train after Session(...) was made",
-    ),
-    "not all microbatches": (
-        START + "for step in session.steps(2):\n    for b in session.share([x, x]): break\n",
-        "refused",
-        "session.share",
     ),
     "a loader": (
         START
         + "loader = torch.utils.data.DataLoader(torch.ones(4, 4), batch_size=2)\n"
-        + "for step in session.steps(2):\n    for b in session.share(loader): pass\n",
+        + "for step in session.steps(2): session.backward(lambda b: model(b).sum(), loader)\n",
         "refused",
         "a DataLoader cannot be asked for one of its microbatches",
     ),
     "pairs": (
-        START + "for step in session.steps(2):\n    for b in session.share(zip([x, x])): pass\n",
+        START
+        + "for step in session.steps(2): session.backward(lambda b: model(*b).sum(), zip([x, x]))\n",
         "refused",
         "a zip cannot be asked for one of its microbatches",
     ),
     "wrong count": (
-        START + "for step in session.steps(2):\n    for b in session.share([x]): pass\n",
+        START + "for step in session.steps(2): session.backward(lambda b: model(b).sum(), [x])\n",
         "refused",
-        "1 microbatches in step 0, but Session(microbatches=2)",
+        "1 microbatches in step 0, where 2 are expected",
     ),
-    "no backward": (
-        START + "for step in session.steps(2):\n    for b in session.share([x, x]): pass\n",
+    "another count later": (
+        START.replace(", microbatches=2", "") + "for step in session.steps(3):\n"
+        "    session.backward(lambda b: model(b).sum(), [x] * (2 + step))\n    optimizer.step()\n",
         "refused",
-        "session.backward was not called",
+        "3 microbatches in step 1, where 2 are expected",
     ),
-    "optimizer in the loop": (
+    "no loss": (
+        START + "for step in session.steps(2): session.backward(lambda b: None, [x, x])\n",
+        "refused",
+        "loss_of",
+    ),
+    "a loss of several numbers": (
+        START + "for step in session.steps(2): session.backward(lambda b: model(b), [x, x])\n",
+        "refused",
+        "one number",
+    ),
+    "a loss without gradients": (
         START
-        + "for step in session.steps(2):\n    for b in session.share([x, x]):\n"
-        + "        session.backward(model(b).sum())\n        optimizer.step()\n",
+        + "for step in session.steps(2): session.backward(lambda b: model(b).sum().detach(), [x, x])\n",
         "refused",
-        "optimizer.step() belongs behind the loop",
+        "loss_of",
+    ),
+    "gradients switched off": (
+        START
+        + "for step in session.steps(2):\n    with torch.no_grad():\n"
+        + "        session.backward(lambda b: model(b).sum(), [x, x])\n",
+        "refused",
+        "is called under torch.no_grad()",
+    ),
+    "an autocast around all of it": (
+        START
+        + "for step in session.steps(2):\n    with torch.autocast('cpu', torch.bfloat16):\n"
+        + "        session.backward(lambda b: model(b).sum(), [x, x])\n",
+        "refused",
+        "is called under an autocast",
+    ),
+    "no function": (
+        START + "for step in session.steps(2): session.backward(model(x).sum(), [x, x])\n",
+        "refused",
+        "loss_of is a Tensor",
+    ),
+    "a backward in the loss": (
+        START
+        + "def loss_of(b): return session.backward(loss_of, [b, b])\n"
+        + "for step in session.steps(2): session.backward(loss_of, [x, x])\n",
+        "refused",
+        "was called by loss_of itself",
+    ),
+    "a backward outside of the loop": (
+        START + "session.backward(lambda b: model(b).sum(), [x, x])\n",
+        "refused",
+        "belongs into the loop over session.steps(...)",
+    ),
+    "two loops": (
+        START + STEP + STEP,
+        "refused",
+        "session.steps() was called twice",
+    ),
+    "metrics that are not those of the others": (
+        START
+        + "def loss_of(pair): return model(pair[1]).sum(), {pair[0]: 1.0}\n"
+        + "for step in session.steps(2): session.backward(loss_of, [('a', x), ('b', x)])\n",
+        "refused",
+        "'b'",
+    ),
+    "optimizer in the loss": (
+        START
+        + "def loss_of(b):\n    optimizer.step()\n    return model(b).sum()\n"
+        + "for step in session.steps(2): session.backward(loss_of, [x, x])\n",
+        "refused",
+        "loss_of changed the model or the optimizer",
     ),
     "frozen later": (
         START
         + "for step in session.steps(2):\n"
         + "    model.bias.requires_grad_(False)\n"
-        + "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
+        + "    session.backward(lambda b: model(b).sum(), [x, x])\n",
         "refused",
         "the parameter 'bias' stopped training after Session(...) was made",
     ),
@@ -151,33 +199,9 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         START
         + "for step in session.steps(2):\n"
         + "    optimizer.param_groups[0]['params'].append(model.bias)\n"
-        + "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
+        + "    session.backward(lambda b: model(b).sum(), [x, x])\n",
         "refused",
         "parameters were added to an optimizer after Session(...) was made",
-    ),
-    "carried into the loss": (
-        START
-        + "before = 0.0\nfor step in session.steps(2):\n"
-        + "    for b in session.share([x, x]):\n"
-        + "        found = model(b).sum()\n        session.backward(found + before)\n"
-        + "        before = found.detach()\n",
-        "refused",
-        "`before` goes from one microbatch into the loss of the next",
-    ),
-    "counted into the loss": (
-        START
-        + "for step in session.steps(2):\n"
-        + "    for i, b in enumerate(session.share([x, x])): session.backward(i * model(b).sum())\n",
-        "refused",
-        "`i` goes into the loss and counts the microbatches of this worker only",
-    ),
-    "a stream of its own": (
-        START
-        + "noise = torch.Generator()\nfor step in session.steps(2):\n"
-        + "    for b in session.share([x, x]):\n"
-        + "        session.backward(model(b).sum() * torch.rand(1, generator=noise))\n",
-        "refused",
-        "`noise` is drawn from in the loop over session.share(...)",
     ),
     "a weight of the loss that is in no model": (
         START.replace(
@@ -192,7 +216,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
     "optimizer not given": (
         START
         + "other = torch.optim.SGD(model.parameters(), lr=0.1)\nfor step in session.steps(2):\n"
-        + "    for b in session.share([x, x]): session.backward(model(b).sum())\n"
+        + "    session.backward(lambda b: model(b).sum(), [x, x])\n"
         + "    other.step()\n",
         "refused",
         "an optimizer that Session(...) was not given trains its parameters",
@@ -201,7 +225,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         START
         + "schedule = torch.optim.lr_scheduler.StepLR(optimizer, 2)\n"
         + "for step in session.steps(2):\n"
-        + "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
+        + "    session.backward(lambda b: model(b).sum(), [x, x])\n",
         "refused",
         "the optimizer has a schedule that Session(...) was not given",
     ),
@@ -299,9 +323,9 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
     "changed too early": (
         START
         + "for step in session.steps(2):\n    torch.nn.init.zeros_(model.weight)\n"
-        + "    for b in session.share([x, x]): session.backward(model(b).sum())\n",
+        + "    session.backward(lambda b: model(b).sum(), [x, x])\n",
         "refused",
-        "changed before session.share",
+        "changed before session.backward",
     ),
 }
 
@@ -364,12 +388,11 @@ def test_whatever_a_script_prints_its_lines_arrive(crew: Crew) -> None:
 
 NAN = """
 for step in session.steps(6):
-    for batch in session.share([x, x]):
-        loss = model(batch).square().mean()
-        session.backward(loss * float("nan") if step == 3 else loss)
+    weight = float("nan") if step == 3 else 1.0
+    result = session.backward(lambda b: weight * model(b).square().mean(), [x, x])
     optimizer.step()
     if session.leader:
-        print(step, session.loss)
+        print(step, result.loss)
 """
 
 
@@ -426,8 +449,7 @@ def test_a_loop_may_be_left_early(crew: Crew) -> None:
     script = START + textwrap.dedent(
         """
         for step in session.steps(100):
-            for batch in session.share([x, x]):
-                session.backward(model(batch).square().mean())
+            session.backward(lambda b: model(b).square().mean(), [x, x])
             optimizer.step()
             if step == 4:
                 break
@@ -453,7 +475,7 @@ import os, pathlib, sys, time
 hold = pathlib.Path(sys.argv[1])
 for step in session.steps(8):
     hold.with_name(f"{step}.{os.getpid()}").touch()
-    for b in session.share([x, x, x]): session.backward(model(b).square().mean())
+    session.backward(lambda b: model(b).square().mean(), [x, x, x])
     optimizer.step()
     while step == 3 and hold.exists():
         time.sleep(0.01)
@@ -485,20 +507,23 @@ def test_who_comes_where_the_others_have_left_their_loop_leaves_it_too(
     assert hold.with_name(f"4.{crew.pids[newcomer]}").exists()
 
 
-def test_what_is_set_before_the_share_is_set_once(crew: Crew) -> None:
+def test_what_is_set_before_the_gradients_is_set_once(crew: Crew) -> None:
     """A newcomer that takes the state in the middle of a step does not take half a step with it."""
-    script = START + textwrap.dedent(
+    made = "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)\nsession = "
+    begun = START.replace("session = ", made).replace(
+        "(model, optimizer,", "(model, optimizer, scheduler,"
+    )
+    script = begun + textwrap.dedent(
         """
         import pathlib, sys, time
         hold = pathlib.Path(sys.argv[1])
-        scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)
-        session.objects["scheduler"] = scheduler
+        def loss_of(batch):
+            while step == 4 and hold.exists():
+                time.sleep(0.01)
+            return model(batch).square().mean()
         for step in session.steps(8):
             scheduler.last_epoch += 1
-            for batch in session.share([x, x]):
-                while step == 4 and hold.exists():
-                    time.sleep(0.01)
-                session.backward(model(batch).square().mean())
+            session.backward(loss_of, [x, x])
             optimizer.step()
         print("counted", scheduler.last_epoch)
         """
@@ -527,8 +552,7 @@ def test_reports_come_in_order(crew: Crew) -> None:
     script = START + textwrap.dedent(
         """
         for step in session.steps(40):
-            for batch in session.share([x, x]):
-                session.backward(model(batch).square().mean())
+            session.backward(lambda b: model(b).square().mean(), [x, x])
             optimizer.step()
         """
     )
@@ -545,12 +569,13 @@ def test_reports_come_in_order(crew: Crew) -> None:
 
 ASTRAY = """
 import os, pathlib, sys, time
+def loss_of(batch):
+    pathlib.Path(sys.argv[1], f"{step}.{os.getpid()}").touch()
+    while pathlib.Path(sys.argv[1], str(step)).exists():
+        time.sleep(0.01)
+    return model(batch).sum()
 for step in session.steps(8):
-    for batch in session.share([x, x]):
-        pathlib.Path(sys.argv[1], f"{step}.{os.getpid()}").touch()
-        while pathlib.Path(sys.argv[1], str(step)).exists():
-            time.sleep(0.01)
-        session.backward(model(batch).sum())
+    session.backward(loss_of, [x, x])
     if not model.weight.grad.any():
         what_nobody_meant(step)
     optimizer.step()

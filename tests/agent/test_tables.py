@@ -14,7 +14,7 @@ import sys
 import torch
 from torch import nn
 from torch.nn import functional
-from agent import Session
+from orchestrator import Session
 torch.manual_seed(0)
 class Rotary(nn.Module):
     def __init__(self):
@@ -56,12 +56,13 @@ session = Session(model, optimizer, microbatches=4)
 def batches(step):
     rows = torch.Generator().manual_seed(step)
     return [torch.randint(0, 16, (2, 4 + (step + 3 * each) % 7), generator=rows) for each in range(4)]
+def loss_of(words):
+    return functional.cross_entropy(model(words).flatten(0, 1), words.flatten())
 for step in session.steps({STEPS}):
-    for words in session.share(batches(step)):
-        session.backward(functional.cross_entropy(model(words).flatten(0, 1), words.flatten()))
+    result = session.backward(loss_of, batches(step))
     optimizer.step()
     if session.leader:
-        print(f"step {{step}} loss {{session.loss!r}}")
+        print(f"step {{step}} loss {{result.loss!r}}")
 if session.leader:
     torch.save(model.state_dict(), sys.argv[1])
 """

@@ -13,7 +13,7 @@ STEPS = 12
 SCRIPT = f"""
 import sys
 import torch
-from agent import Session
+from orchestrator import Session
 torch.manual_seed(0)
 model = torch.nn.Sequential(*[torch.nn.Linear(8, 8) for _ in range(4)])
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-2)
@@ -21,14 +21,15 @@ session = Session(model, optimizer, microbatches=2)
 def batches(step):
     rows = torch.Generator().manual_seed(step)
     return [torch.randn(4 if step < 8 else 3 + each, 8, generator=rows) for each in range(2)]
+def loss_of(x):
+    for layer in model if len(x.shape) + len(list(x)) > 5 else [*model][::-1]:
+        x = layer(x)
+    return x.square().sum()
 for step in session.steps({STEPS}):
-    for x in session.share(batches(step)):
-        for layer in model if len(x.shape) + len(list(x)) > 5 else [*model][::-1]:
-            x = layer(x)
-        session.backward(x.square().sum())
+    result = session.backward(loss_of, batches(step))
     optimizer.step()
     if session.leader:
-        print(f"step {{step}} loss {{session.loss!r}}")
+        print(f"step {{step}} loss {{result.loss!r}}")
 if session.leader:
     torch.save(model.state_dict(), sys.argv[1])
 """

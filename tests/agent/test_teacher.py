@@ -12,7 +12,7 @@ SCRIPT = f"""
 import sys
 import torch
 from torch.nn import functional
-from agent import Session
+from orchestrator import Session
 torch.manual_seed(0)
 def layers(*drops):
     return [torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(p)) for p in drops]
@@ -24,15 +24,16 @@ session = Session(model, optimizer, microbatches=4)
 def batches(step):
     rows = torch.Generator().manual_seed(step)
     return [torch.randn(4, 8, generator=rows) for _ in range(4)]
+def loss_of(x):
+    with torch.no_grad():
+        wanted = asked(x)
+    return functional.mse_loss(model(x), wanted)
 for step in session.steps({STEPS}):
     asked = (teacher, noisy)[step // 4 % 2]
-    for x in session.share(batches(step)):
-        with torch.no_grad():
-            wanted = asked(x)
-        session.backward(functional.mse_loss(model(x), wanted))
+    result = session.backward(loss_of, batches(step))
     optimizer.step()
     if session.leader:
-        print(f"step {{step}} loss {{session.loss!r}}")
+        print(f"step {{step}} loss {{result.loss!r}}")
 if session.leader:
     torch.save(model.state_dict(), sys.argv[1])
 """

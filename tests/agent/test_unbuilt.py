@@ -31,7 +31,7 @@ def unbuilt_toy() -> str:
     """The deep toy, its model handed over unbuilt, and saved in the last step: nobody has all of it behind that."""
     script = (HERE / "deep_toy.py").read_text()
     script = script.replace("model = Tied()", "model = unbuilt(Tied)")
-    script = script.replace("from agent import Session\n", "from agent import Session, unbuilt\n")
+    script = script.replace("import Session\n", "import Session, unbuilt\n")
     script = script.replace("        scheduler.step()\n", SAVE)
     return script.replace(
         "    if session.leader:\n        torch.save(model.state_dict(), out)\n", ""
@@ -218,7 +218,7 @@ def test_the_manager_asks_for_a_layout_that_fits_from_the_start(
         "model = nn.Sequential(*layers)", "model = unbuilt(lambda: nn.Sequential(*layers()))"
     )
     script = script.replace("    layers = [", "    layers = lambda: [")
-    script = script.replace("from agent import Session", "from agent import Session, unbuilt")
+    script = script.replace("import Session\n", "import Session, unbuilt\n")
     script = script.replace(
         "    if session.leader:\n        torch.save(model.state_dict(), out)\n", ""
     )

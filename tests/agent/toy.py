@@ -11,7 +11,7 @@ from pathlib import Path
 
 import torch
 
-from agent import Session
+from orchestrator import Session
 
 steps, pause_s, out = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 torch.manual_seed(0)
@@ -37,16 +37,19 @@ def held(step: int) -> bool:
         return False
 
 
+def loss_of(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(pause_s)
+    while held(session.step):
+        time.sleep(0.01)
+    return model(x).square().mean()
+
+
 for step in session.steps(steps):
-    for x in session.share(batches(step)):
-        time.sleep(pause_s)
-        while held(step):
-            time.sleep(0.01)
-        session.backward(model(x).square().mean())
-    torch.nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+    result = session.backward(loss_of, batches(step))
+    session.clip_grad_norm_(1.0)
     optimizer.step()
     scheduler.step()
     if session.leader:
-        print(f"step {step} loss {session.loss!r}")  # noqa: T201 - as scripts do
+        print(f"step {step} loss {result.loss!r}")  # noqa: T201 - as scripts do
 if session.leader:
     torch.save(model.state_dict(), out)

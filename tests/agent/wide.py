@@ -13,7 +13,7 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from agent import Session
+from orchestrator import Session
 
 MICROBATCHES, WIDTH, LAYERS = 4, 128, 4
 # Weights, gradients, twice for Adam, and two sums of gradients, as four microbatches are added up.
@@ -38,17 +38,20 @@ def main(steps: int, out: str) -> None:
     model = nn.Sequential(*layers)
     optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3)
     session = Session(model, optimizer, microbatches=MICROBATCHES)
+
+    def loss_of(batch):
+        return (model(batch) - batch).square().mean()
+
     for step in session.steps(steps):
         while held(step, out):
             time.sleep(0.01)
         for group in optimizer.param_groups:  # by hand, and before the step
             group["lr"] = 1e-3 * (1 + step % 3)
-        for batch in session.share(batches(step)):
-            session.backward((model(batch) - batch).square().mean())
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        result = session.backward(loss_of, batches(step))
+        session.clip_grad_norm_(1.0)
         optimizer.step()
         if session.leader:
-            print(f"step {step} loss {session.loss!r}")  # noqa: T201 - as scripts do
+            print(f"step {step} loss {result.loss!r}")  # noqa: T201 - as scripts do
     if session.leader:
         torch.save(model.state_dict(), out)
 

@@ -13,7 +13,7 @@ pytestmark = [pytest.mark.processes, pytest.mark.timeout(400)]
 SCRIPT = """
 import sys
 import torch
-from agent import Session
+from orchestrator import Session
 
 torch.manual_seed(0)
 model = torch.nn.Linear(4, 1)
@@ -22,8 +22,7 @@ session = Session(model, optimizer, microbatches=2)
 if "--raise" in sys.argv:
     raise ValueError("on purpose")
 for step in session.steps(20):
-    for x in session.share([torch.ones(3, 4), torch.zeros(3, 4)]):
-        session.backward((model(x) - 1).square().mean())
+    session.backward(lambda x: (model(x) - 1).square().mean(), [torch.ones(3, 4), torch.zeros(3, 4)])
     optimizer.step()
 print("this was all")
 """

@@ -15,7 +15,7 @@ import torch
 from torch import nn
 from torch.nn import functional
 
-from agent import Session, unbuilt
+from orchestrator import Session, unbuilt
 
 MICROBATCHES = 6
 DEVICE = torch.accelerator.current_accelerator().type
@@ -79,25 +79,25 @@ def main(kind: str, steps: int, out: str) -> None:
     # The first scales are far too large, and it grows again every few steps.
     scaler = torch.amp.GradScaler(DEVICE, 2.0**24, growth_interval=3, enabled=half)
     session = Session(model, optimizer, scheduler, scaler, microbatches=MICROBATCHES)
+
+    def loss_of(batch):
+        with torch.autocast(DEVICE, torch.float16, enabled=half):
+            logits = model(batch["x"].to(DEVICE))
+            return functional.cross_entropy(logits.flatten(0, 1), batch["y"].to(DEVICE).flatten())
+
     for step in session.steps(steps):
         while held(step, out):
             time.sleep(0.01)
-        for batch in session.share(batches(step)):
-            with torch.autocast(DEVICE, torch.float16, enabled=half):
-                logits = model(batch["x"].to(DEVICE))
-                loss = functional.cross_entropy(
-                    logits.flatten(0, 1), batch["y"].to(DEVICE).flatten()
-                )
-            session.backward(scaler.scale(loss) if half else loss)
+        result = session.backward(loss_of, batches(step))
         if half:
             scaler.unscale_(optimizer)
-        nn.utils.clip_grad_norm_(model.parameters(), 1.0)
+        session.clip_grad_norm_(1.0)
         scaler.step(optimizer)
         scaler.update()
         if not half:  # which skips steps, and torch would warn of the order
             scheduler.step()
         if session.leader:
-            print(f"step {step} loss {session.loss!r}")  # noqa: T201 - as scripts do
+            print(f"step {step} loss {result.loss!r}")  # noqa: T201 - as scripts do
         if kind == "unbuilt" and step == steps - 1:  # behind the loop nobody has all of it
             save(model, out, session.leader)
     if kind != "unbuilt":

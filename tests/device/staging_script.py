@@ -134,7 +134,7 @@ def sums_are_added_where_they_arise() -> None:
 
 def _are_added_where_they_arise(*, deterministic: bool) -> None:
     model = torch.nn.Linear(64, 64).to(DEVICE)
-    space = SumSpace([model])
+    space = SumSpace({"model": model})
     partial = partial_of(space, 4, deterministic=deterministic)
     space.begin()
     expected = [torch.zeros_like(param) for param in model.parameters()]

@@ -104,7 +104,7 @@ def test_what_is_born_there_is_that_of_one_process(crew: Crew, alone: dict[str, 
 WAITING = """
 import os, sys
 import torch
-from agent import Session
+from orchestrator import Session
 
 torch.manual_seed(0)
 model = torch.nn.Sequential(torch.nn.Linear(8, 8), torch.nn.Dropout(0.1), torch.nn.Linear(8, 1)).to("late")
@@ -113,8 +113,7 @@ session = Session(model, optimizer, microbatches={microbatches})
 batches = list(torch.ones({microbatches}, 4, 8, device="late"))
 for step in session.steps(4):
     before = torch.late.waited()
-    for x in session.share(batches):
-        session.backward(model(x).square().mean())
+    session.backward(lambda x: model(x).square().mean(), batches)
     optimizer.step()
     if step:
         print(torch.late.waited() - before)
@@ -145,18 +144,17 @@ def test_a_microbatch_waits_for_nothing(accelerator: Accelerator, tmp_path: Path
 
 MOVED = """
 import torch
-from agent import Session
+from orchestrator import Session
 device = torch.accelerator.current_accelerator().type
 model = torch.nn.Linear(4, 1)
 session = Session(model, torch.optim.SGD(model.parameters(), lr=0.1), microbatches=1)
 model.to(device)
 for step in session.steps(2):
-    for x in session.share([torch.ones(2, 4, device=device)]):
-        session.backward(model(x).sum())
+    session.backward(lambda x: model(x).sum(), [torch.ones(2, 4, device=device)])
 """
 TWO = """
 import torch
-from agent import Session
+from orchestrator import Session
 device = torch.accelerator.current_accelerator().type
 model = torch.nn.Sequential(torch.nn.Linear(4, 4).to(f"{device}:0"), torch.nn.Linear(4, 1).to(f"{device}:1"))
 Session(model, torch.optim.SGD(model.parameters(), lr=0.1), microbatches=1)

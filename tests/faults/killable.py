@@ -8,7 +8,7 @@ import time
 
 import torch
 
-from agent import Session
+from orchestrator import Session
 
 steps, pause_s, out = int(sys.argv[1]), float(sys.argv[2]), sys.argv[3]
 torch.manual_seed(0)
@@ -25,10 +25,13 @@ def batches(step: int) -> list[torch.Tensor]:
     return [data[torch.randint(0, 256, (8,), generator=rows)] for _ in range(6)]
 
 
+def loss_of(x: torch.Tensor) -> torch.Tensor:
+    time.sleep(pause_s)
+    return model(x).square().mean()
+
+
 for step in session.steps(steps):
-    for x in session.share(batches(step)):
-        time.sleep(pause_s)
-        session.backward(model(x).square().mean())
+    session.backward(loss_of, batches(step))
     optimizer.step()
     optimizer.zero_grad()
 if session.leader:

@@ -183,7 +183,7 @@ def test_a_killed_house_takes_everything_along_and_the_next_one_resumes(new_hous
 HELD = """
 class Held:
     def state_dict(self):
-        while session.version == steps and os.path.exists(out + ".hold"):
+        while session.replica.version == steps and os.path.exists(out + ".hold"):
             time.sleep(0.05)
         return {}
 

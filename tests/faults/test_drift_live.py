@@ -9,8 +9,8 @@ from test_bad_days import TOY, drill
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
 PAUSE_S = 0.1
-# Behind the loop: in it, it could not be recorded, nor would calibration miss it.
-SCRIPT = TOY.replace("        time.sleep(pause_s)\n", "").replace(
+# Behind the loss: in it, calibration would not miss it.
+SCRIPT = TOY.replace("    time.sleep(pause_s)\n", "").replace(
     "    optimizer.step()\n", "    time.sleep(pause_s)\n    optimizer.step()\n"
 )
 DRIFTED = re.compile(r"steps take ([\d.]+) times what was predicted, and microbatches [\d.]+ times")

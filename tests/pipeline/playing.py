@@ -261,18 +261,14 @@ def alone(factory, draw, microbatches: int, steps: int):
     opt = optimizer(model.parameters())
     session._sessions.clear()
     own = session.Session(model, opt, microbatches=microbatches, seed=SEED)
-    losses = list(_losses(own, model, opt, draw, steps))
+    losses = []
+    for step in own.steps(steps):
+        todo = batches(draw, step, microbatches)
+        result = own.backward(lambda batch: loss_of(model, *batch), todo)
+        opt.step()
+        losses.append(result.loss)
     session._sessions.clear()
     return losses, model.state_dict(), own
-
-
-def _losses(own, model, opt, draw, steps: int):
-    """Handed on one by one: a script that keeps them from step to step is refused."""
-    for step in own.steps(steps):
-        for batch in own.share(batches(draw, step, own.microbatches)):
-            own.backward(loss_of(model, *batch))
-        opt.step()
-        yield own.loss
 
 
 class Turns:

@@ -49,7 +49,7 @@ def open_and_wait(self, plan, board):
 
 helping.Helpers.open = open_and_wait
 """
-SESSION = "\nfrom agent import Session"
+SESSION = "\nfrom orchestrator import Session"
 
 
 @pytest.fixture(scope="module")
@@ -66,7 +66,7 @@ class Trial:
         self.ledger.touch()
         slow = SLOW.replace("HELPERS", str(helpers)).replace("LEDGER", repr(str(self.ledger)))
         slow = slow.replace("BEGUN", repr(BEGUN)) + more + SESSION
-        self.script = (script or TOY.read_text()).replace("from agent import Session", slow)
+        self.script = (script or TOY.read_text()).replace("from orchestrator import Session", slow)
 
     def begin(self, workers: int, *armed: Fault, who: str = "w2") -> list[str]:
         self.crew.settle = workers
@@ -189,8 +189,9 @@ if me != "w1":
     measuring.machine_kind = lambda _: "another kind of machine"
 """
 CANNOT = """
+from agent.pipeline.recorder import Recorder
 if me != "w1":
-    ours.Session.recording = lambda self: 1 // 0
+    Recorder.recording = lambda self: 1 // 0
 """
 
 

@@ -2,7 +2,6 @@
 
 import subprocess
 import sys
-from collections.abc import Callable
 
 import numpy as np
 import pytest
@@ -10,11 +9,12 @@ import pytest
 from agent.crew.warming import SHARES_MAX, Landing
 from agent.net.mesh import STATE
 from agent.protocol import Part
-from agent.source import own
 
 COMING = """
 import resource, sys, torch
-from agent.session import Session
+from agent.replica import Replica
+from agent.tensors.numbers import Numbers
+from agent.tensors.partial import partial_of
 from agent.store.layers import layers_of, share_of
 from agent.store.shares import Gathered
 from agent.crew.warming import Landing, warm
@@ -34,8 +34,10 @@ share, pieces = share_of(layers_of({"model": other, "AdamW1": updated}), 1, 0)
 sent = b"".join(pieces)
 
 model, optimizer = made()
-session, landing = Session(model, optimizer, microbatches=2), Landing()
-warm(session, landing, len(sent) if sys.argv[1] == "warm" else 0)
+replica, landing = Replica({"model": model, "AdamW1": optimizer}), Landing()
+partial = partial_of(replica.space, 2, deterministic=True)
+replica.reserve = partial.reserve
+warm(replica, landing, len(sent) if sys.argv[1] == "warm" else 0)
 
 def faults():
     return resource.getrusage(resource.RUSAGE_SELF).ru_minflt
@@ -46,12 +48,12 @@ payload = memoryview(bytearray(len(sent))) if place is None else place
 payload[:] = sent
 gathered = Gathered()
 gathered.add(share, payload)
-session.load(gathered, 1)
-session.space.begin()
+replica.load(gathered, 1)
+replica.space.begin()
 for microbatch in range(2):
     model(torch.ones(2, 1024)).sum().backward()
-    session._partial.add(microbatch, 0.0, 0, 2)
-session.total().flat.copy_(session._partial.nodes(0, 2)[0].flat)
+    partial.add(microbatch, Numbers(), 0, 2)
+replica.total().flat.copy_(partial.nodes(0, 2)[0].flat)
 print(faults() - before)
 assert all(torch.equal(a, b) for a, b in zip(model.parameters(), other.parameters()))
 for mine, theirs in zip(model.parameters(), other.parameters()):
@@ -94,25 +96,3 @@ def test_a_landing_that_is_cleared_takes_nothing(count: int) -> None:
     landing.make(100)
     landing.clear()
     assert not landing.place(Part(generation=1, step=1, tag=STATE), count)
-
-
-READY = """
-import torch
-from agent.session import Session
-from agent.crew.warming import Landing, warm
-
-model = torch.nn.Linear(2, 2)
-session = Session(model, torch.optim.SGD(model.parameters()), microbatches=1)
-warm(session, Landing(), 0)
-"""
-
-
-def test_what_the_first_step_looks_for_in_the_sources_is_known_before(
-    by_hand: Callable[[str], None],
-) -> None:
-    """The script is read, and the modules that are libraries are told from its own."""
-    by_hand(READY)
-    before = own.parsed.cache_info()
-    own.parsed(READY)
-    assert own.parsed.cache_info().hits == before.hits + 1
-    assert "torch" not in [name for _, name, _ in own.unknown_modules()]

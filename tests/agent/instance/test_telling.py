@@ -14,15 +14,16 @@ pytestmark = pytest.mark.processes
 WAITS_FOR_A_NOTICE = """
 import time
 import torch
-from agent import Session
+from orchestrator import Session
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
 session = Session(model, optimizer, microbatches=1)
+def loss_of(x):
+    while session.notice_s is None:
+        time.sleep(0.01)
+    return model(x).sum()
 for step in session.steps(2):
-    for x in session.share([torch.ones(2, 4)]):
-        while session.notice_s is None:
-            time.sleep(0.01)
-        session.backward(model(x).sum())
+    session.backward(loss_of, [torch.ones(2, 4)])
     optimizer.step()
 print("noticed", 60 < session.notice_s < 120)
 """

@@ -125,14 +125,14 @@ def test_who_acknowledges_nothing_is_complained_of(monkeypatch: pytest.MonkeyPat
 
 
 BREAK = """
-            world = session._world
-            Path(f"{out}.held.{getattr(world, 'me', '')}").touch()
-            if getattr(world, "superseded", bool)():
-                Path(f"{out}.heard.{world.me}").touch()
-                broken = Path(out + ".broken")
-                if world.me == "w1" and Path(out + ".heard.w2").exists() and not broken.exists():
-                    world._mesh.connection("w2").close()
-                    broken.touch()
+        world = session._world
+        Path(f"{out}.held.{getattr(world, 'me', '')}").touch()
+        if getattr(world, "superseded", bool)():
+            Path(f"{out}.heard.{world.me}").touch()
+            broken = Path(out + ".broken")
+            if world.me == "w1" and Path(out + ".heard.w2").exists() and not broken.exists():
+                world._mesh.connection("w2").close()
+                broken.touch()
 """
 
 
@@ -143,9 +143,9 @@ def test_what_breaks_before_a_layout_is_entered_is_lacking_in_it(
     """Two workers have heard of a new layout, compute on in the old one, and lose their connection: one of them
     is given up as soon as the keeper hears of it, and not when nothing has been committed for long."""
     script = TOY.read_text()
-    loop = "            time.sleep(0.01)\n        session"
+    loop = "        time.sleep(0.01)\n    return"
     assert loop in script
-    script = script.replace(loop, "            time.sleep(0.01)" + BREAK + "        session")
+    script = script.replace(loop, "        time.sleep(0.01)" + BREAK + "    return")
     _, weights = played_alone(TOY, tmp_path / "alone" / "out.pt", "20", "0")
     out = crew.folder / "out.pt"
     Path(f"{out}.hold").write_text("6")

@@ -107,7 +107,7 @@ def test_who_waits_for_others_or_is_in_the_scripts_code_is_not_counted(how: str)
 SLOW = """
 class Slow:
     def state_dict(self):
-        if session.given == 5:
+        if session.replica.given == 5:
             hold("saves")
         return {"some": 1}
 

@@ -7,6 +7,7 @@ from hypothesis import strategies as st
 
 from agent.layout import data_parallel
 from agent.tensors.canonical import Canonical
+from agent.tensors.numbers import Numbers
 from agent.tensors.partial import Partial, partial_of
 from agent.tensors.running import Running
 from agent.tensors.sums import Sum, SumSpace
@@ -33,7 +34,7 @@ def _compute(model: _Model, sums: Running, number: int, *, lends: bool) -> None:
         sums.lend(number, 0, 0)
     loss = model(number)
     loss.backward()
-    sums.add(number, loss.item(), 0, 0)
+    sums.add(number, Numbers(values=(loss.item(),)), 0, 0)
     assert all(param.grad is None for param in model.parameters())
 
 
@@ -59,7 +60,7 @@ def test_one_worker_adds_up_as_torch_does(
 ) -> None:
     """In whatever order they come, the bits are those of as many backwards without us; also in the next step."""
     model = _Model()
-    space = SumSpace([model])
+    space = SumSpace({"model": model})
     sums = Running(space)
     for _ in range(1 + twice):
         space.begin()
@@ -69,7 +70,7 @@ def test_one_worker_adds_up_as_torch_does(
         sums._done = {*range(count)}  # what they are called does not matter
         (total,) = sums.nodes(0, count)
         assert int(total.views[-1]) == count
-    assert total.loss.item() == sum(_losses(order[:count]))
+    assert total.loss == sum(_losses(order[:count]))
     _same(space, total, _plain(order[:count]))
 
 
@@ -85,7 +86,7 @@ def test_workers_together_have_the_sum_of_all(total: int, workers: int) -> None:
     parts: dict[int, torch.Tensor] = {}
     for replica in data_parallel(0, total, tuple(f"w{n}" for n in range(workers))).replicas:
         model = _Model()
-        space = SumSpace([model])
+        space = SumSpace({"model": model})
         sums = Running(space)
         space.begin()
         for number in sums.missing(replica.first, replica.count):
@@ -105,7 +106,7 @@ def test_workers_together_have_the_sum_of_all(total: int, workers: int) -> None:
 def test_a_share_that_has_all_of_it_goes_on_from_what_there_is() -> None:
     """A survivor of a change computes what is missing only; what another has now it cannot take out of its sum."""
     model = _Model()
-    space = SumSpace([model])
+    space = SumSpace({"model": model})
     sums = Running(space)
     space.begin()
     for number in (2, 3):
@@ -121,7 +122,7 @@ def test_a_share_that_has_all_of_it_goes_on_from_what_there_is() -> None:
 def test_gradients_lie_in_the_sum_itself() -> None:
     """The backward of a lent microbatch needs no memory of its own: the second one writes where the first did."""
     model = _Model()
-    space = SumSpace([model])
+    space = SumSpace({"model": model})
     sums = Running(space)
     space.begin()
     seen = []
@@ -131,7 +132,7 @@ def test_gradients_lie_in_the_sum_itself() -> None:
         gradient = model.always.weight.grad
         assert gradient is not None
         seen.append(gradient.data_ptr())
-        sums.add(number, 0.0, 0, 0)
+        sums.add(number, Numbers(), 0, 0)
     sums._done = {0, 1}
     (total,) = sums.nodes(0, 2)
     assert seen == [total.views[0].data_ptr()] * 2
@@ -142,7 +143,7 @@ def test_gradients_lie_in_the_sum_itself() -> None:
 def test_so_many_sums_are_held_as_is_said(total: int, deterministic: bool) -> None:
     """The planner reckons with it. Let go of, they are begun anew."""
     model = _Model()
-    space = SumSpace([model])
+    space = SumSpace({"model": model})
     sums = partial_of(space, total, deterministic=deterministic)
     for _ in range(2):
         space.begin()
@@ -152,7 +153,7 @@ def test_so_many_sums_are_held_as_is_said(total: int, deterministic: bool) -> No
             fresh = isinstance(sums, Canonical) and sums._lent is None
             most = max(most, _held(sums) + fresh)
             model(number).backward()
-            sums.add(number, 0.0, 0, total)
+            sums.add(number, Numbers(), 0, total)
             most = max(most, _held(sums))
         assert most <= sums.held
         assert most == sums.held or total not in (4, 8, 16)

@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from agent.tensors.canonical import Canonical
+from agent.tensors.numbers import Numbers
 from agent.tensors.sums import PIECE_NUMBERS, Sum, SumSpace
 
 
@@ -18,12 +19,12 @@ class Counted(torch.nn.Module):
 
 def added(order: list[int], count: int) -> Sum:
     model = Counted()
-    space = SumSpace([model])
+    space = SumSpace({"model": model})
     space.begin()
     partial = Canonical(space, count)
     for microbatch in order:
         model.weight.grad = torch.full((3,), 0.1 * (microbatch + 1))
-        partial.add(microbatch, 0.1 * microbatch, 0, count)
+        partial.add(microbatch, Numbers(values=(0.1 * microbatch,)), 0, count)
     (whole,) = partial.nodes(0, count)
     return whole
 
@@ -40,7 +41,7 @@ def test_tensors_begin_where_torchs_own_do() -> None:
     model = torch.nn.Sequential(
         torch.nn.Linear(3, 5), torch.nn.BatchNorm1d(5), torch.nn.Linear(5, 1)
     )
-    whole = SumSpace([model])
+    whole = SumSpace({"model": model})
     for space in (whole, whole.part(lambda name: name != "0.weight")):
         total = Sum(space)
         assert [view.data_ptr() % 64 for view in total.views] == [0] * len(total.views)
@@ -56,7 +57,7 @@ def test_in_whatever_order_microbatches_finish():
 def test_many_large_numbers_of_half_precision_are_finite() -> None:
     """Their sum is beyond the largest number of half precision, and none of them is."""
     model = torch.nn.Linear(400, 400, bias=False).half()
-    space = SumSpace([model])
+    space = SumSpace({"model": model})
     total = Sum(space)
     total.views[0].fill_(1.0)
     assert space.finite(total)
@@ -67,7 +68,7 @@ def test_many_large_numbers_of_half_precision_are_finite() -> None:
 def test_a_pair_is_added_in_pieces_with_the_bits_of_the_whole() -> None:
     """Large gradients, and such as do not lie in one row: (a + b) is added, never a and then b."""
     model = torch.nn.Linear(PIECE_NUMBERS // 64 + 3, 131)
-    space, draw = SumSpace([model]), torch.Generator().manual_seed(0)
+    space, draw = SumSpace({"model": model}), torch.Generator().manual_seed(0)
     rows, columns = model.weight.shape
     for turned in (False, True):
         space.begin()
@@ -77,7 +78,7 @@ def test_a_pair_is_added_in_pieces_with_the_bits_of_the_whole() -> None:
             expected = a + b if pair == 0 else expected + (a + b)
             for microbatch, found in ((2 * pair, a), (2 * pair + 1, b)):
                 model.weight.grad = found if turned else found.contiguous()
-                partial.add(microbatch, 0.0, 0, 4)
+                partial.add(microbatch, Numbers(), 0, 4)
         (whole,) = partial.nodes(0, 4)
         assert torch.equal(whole.views[0], expected)
 
@@ -100,13 +101,13 @@ class Begun(torch.nn.Module):
 def test_a_flag_is_what_any_microbatch_made_of_it(count: int) -> None:
     """Each sees the start of the step, whoever computed another one before; behind the step all have been heard."""
     model = Begun()
-    space = SumSpace([model])
+    space = SumSpace({"model": model})
     space.begin()
     partial = Canonical(space, count)
     for microbatch in range(count):
         assert not model.begun
         model([0, 1] if microbatch % 2 else [2])
-        partial.add(microbatch, 0.0, 0, count)
+        partial.add(microbatch, Numbers(), 0, count)
     (whole,) = partial.nodes(0, count)
     space.install(whole, count)
     assert model.begun
@@ -116,7 +117,7 @@ def test_a_flag_is_what_any_microbatch_made_of_it(count: int) -> None:
 def test_what_a_script_records_of_a_gradient_is_not_recorded_of_the_sum() -> None:
     """Without `no_grad`, as scripts that know of no sum may: the next one comes into the same memory."""
     model = Counted()
-    space = SumSpace([model])
+    space = SumSpace({"model": model})
     total = Sum(space)
     total.present[:] = b"\1\0"
     space.install(total, 1)

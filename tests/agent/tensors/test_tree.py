@@ -7,12 +7,13 @@ from hypothesis import strategies as st
 from agent.layout import data_parallel
 from agent.tensors import tree
 from agent.tensors.canonical import Canonical
+from agent.tensors.numbers import Numbers
 from agent.tensors.sums import Sum, SumSpace
 
 
 def _space() -> SumSpace:
     model = torch.nn.Linear(3, 2)
-    return SumSpace([model])
+    return SumSpace({"model": model})
 
 
 def _compute(
@@ -37,7 +38,7 @@ def _compute(
             parameter.grad = found
         else:
             parameter.grad.add_(found)
-    partial.add(microbatch, float(microbatch), first, count)
+    partial.add(microbatch, Numbers(values=(float(microbatch),)), first, count)
 
 
 def _sum_of(space: SumSpace, partials: list[tuple[Canonical, int, int]], total: int) -> Sum:

@@ -1,0 +1,406 @@
+"""What `session.data(...)` returns: the steps of an epoch, each a sequence of microbatches that are fetched on demand.
+
+    data = session.data(dataset, batch_size=256, microbatches=8, num_workers=2)
+    for epoch in session.epochs(10):
+        for microbatches in data:
+            session.backward(loss_of, microbatches)
+
+Everything is a function of (seed, epoch, step, microbatch): which samples a microbatch has, in which order they come, and
+what the data set and `collate_fn` draw from torch's, NumPy's and Python's streams. So a microbatch has the same bits
+whichever worker fetches it, in which process, ahead of time or on demand, and a job that resumes goes on in the
+middle of its epoch. A generator of the data set's own (`numpy.random.default_rng(0)` in `__init__`) is not seeded
+here; make it where it is used, from `torch.initial_seed()`.
+"""
+
+from collections.abc import Callable, Iterator, Sequence
+from typing import Any, Protocol, TypedDict, Unpack, overload
+
+import torch
+from torch.utils.data import DataLoader, IterableDataset, default_collate
+
+from agent.data import streams
+from agent.data.ahead import Ahead, Answer, Share
+from agent.data.fetch import Collate, Direct, Fetch, MapSource, Request, Source, say
+from agent.data.order import Batches, Order, Rows, number
+from agent.data.stream import Cut, Ended, StreamSource
+from agent.errors import Misuse
+
+STEPS_KEPT = 4
+INSTEAD = {
+    "sampler": "order=, a function from the epoch to the indices of its samples",
+    "batch_sampler": "order=, a function from the epoch to the indices of its samples, and batch_size=",
+    "prefetch_factor": "nothing: two steps are fetched ahead",
+    "persistent_workers": "nothing: processes stay",
+    "pin_memory": "nothing: memory is pinned where there is an accelerator",
+    "generator": "seed=",
+    "worker_init_fn": "nothing: streams are seeded before each microbatch",
+    "timeout": "nothing: a process that is lost is noticed",
+}
+
+
+class Owner(Protocol):
+    """A session, as its data sees it."""
+
+    @property
+    def seed(self) -> int: ...
+
+    def steps_of_epoch(self, data: "Data") -> Iterator[int]:
+        """Go through the steps of the epoch that the script is in."""
+
+
+class Options(TypedDict, total=False):
+    """What `session.data` can be told beside the sizes."""
+
+    shuffle: bool
+    drop_last: bool
+    num_workers: int
+    collate_fn: Collate | None
+    seed: int | None
+    # The indices of an epoch, instead of all in shuffled order: for weighted or grouped samples.
+    order: Callable[[int], Sequence[int]] | None
+
+
+class Data:
+    """The steps of an epoch of one data set.
+
+    `batch_size` is that of a whole step, all microbatches together. With drop_last=False the last batch of an epoch may
+    be short; it has as many microbatches, of sizes that differ by one at most. The gradient of a step is the mean over
+    microbatches, which is the mean over samples only if all microbatches are equally large: if that matters, pass
+    drop_last=True and a batch_size that the microbatches divide, or weight the loss in `loss_of`.
+
+    `order(epoch)` may name the samples of an epoch itself, as a function of the epoch: its streams are seeded.
+
+    `num_workers` processes fetch what this worker will probably need next, within about two steps. An IterableDataset
+    is read by each worker from its beginning, in its own order and by one process at most; what is passed over is said.
+    """
+
+    def __init__(
+        self,
+        session: Owner,
+        dataset: Any,
+        *,
+        batch_size: int,
+        microbatches: int,
+        **options: Unpack[Options],
+    ) -> None:
+        _check(dataset, batch_size, microbatches, dict(options))
+        self._session, self._dataset = session, dataset
+        self.batch_size, self.microbatches = batch_size, microbatches
+        seed = options.get("seed")
+        self._seed = session.seed if seed is None else seed
+        self._workers = options.get("num_workers", 0)
+        self._collate = options.get("collate_fn") or default_collate
+        self._samples = _length(dataset)
+        self._order: Order | None = None
+        self._cut: Cut | None = None
+        self._steps: int | None = None
+        drop_last = options.get("drop_last", False)
+        if _is_stream(dataset):
+            self._open_stream(drop_last, options)
+        else:
+            self._open_map(drop_last, options)
+        self._direct: Direct | None = None
+        self._ahead: Ahead | None = None
+        self._rows: dict[int, list[Rows]] = {}
+        self._current: Microbatches | None = None
+        # Whether the script takes a microbatch of a step more than once.
+        self.repeats = False
+        self._said: set[str] = set()
+
+    def __len__(self) -> int:
+        """Return the number of steps in an epoch."""
+        if self._steps is None:
+            say(
+                f"{self._name} has no length and is read once to its end, to count it; give it __len__ to save that, and "
+                "if it has no end, loop over session.steps(n) with data.at(step)"
+            )
+            source = self._source()
+            assert isinstance(source, StreamSource)
+            self._steps = source.count()
+        return self._steps
+
+    def __iter__(self) -> Iterator["Microbatches"]:
+        """Go through the steps of the epoch that the session is in."""
+        return map(self.at, self._session.steps_of_epoch(self))
+
+    def epoch_of(self, step: int) -> int:
+        return step // len(self)
+
+    def at(self, step: int) -> "Microbatches":
+        """Return the microbatches of a step, counted through all epochs. None is fetched yet."""
+        if isinstance(step, bool) or not isinstance(step, int) or step < 0:
+            raise Misuse(
+                f"data.at({step!r}): a step is a number from 0 on, as session.steps(n) counts"
+            )
+        if (now := _length(self._dataset)) != self._samples:
+            raise Misuse(
+                f"session.data({self._name}): the data set has {now} samples in step {step} and had {self._samples} before; "
+                "its length may not change, because the order of samples is made from it"
+            )
+        if self._current is None or self._current.step != step:
+            if self._current is not None:
+                self._current.forget()
+            self._current = Microbatches(self, step)
+        return self._current
+
+    def expect(self, step: int, first: int, count: int, end: int | None = None) -> None:
+        """Have this share of `step` and the next steps, before `end`, fetched ahead. What it is not for is dropped."""
+        if self._workers == 0:
+            return
+        if self._ahead is None:
+            workers = 1 if self._cut is not None else self._workers
+            fetch = Fetch(self._source(), self._collate, self._seed)
+            self._ahead = Ahead(fetch, self._request, workers, pin=_pinned())
+        self._ahead.expect(step, Share(first, count, end))
+
+    def close(self) -> None:
+        """End the processes that fetch ahead."""
+        if self._ahead is not None:
+            self._ahead.close()
+            self._ahead = None
+
+    def fetch(self, step: int, microbatch: int) -> Any:
+        """Return a microbatch: fetched ahead, or now."""
+        answer = self._from_ahead(step, microbatch)
+        if answer is not None and answer.steps is not None:
+            self._steps = answer.steps
+            answer = self._from_ahead(step, microbatch)
+        if answer is not None and answer.refusal:
+            raise Misuse(answer.refusal)
+        if answer is not None and not answer.failure and answer.steps is None:
+            self._say_passed(answer.passed, step)
+            return answer.fetched
+        fetched = self._now(step, microbatch)
+        if answer is not None and answer.failure:
+            self._say(
+                f"a process that fetches ahead failed where this one did not ({answer.failure})"
+            )
+        return fetched
+
+    def _from_ahead(self, step: int, microbatch: int) -> Answer | None:
+        if self._ahead is None:
+            return None
+        answer = self._ahead.take(step, microbatch)
+        # A stream is read by one process only, as far as possible: it has the samples of the last steps.
+        if self._cut is not None and (answer is None or answer.steps is not None):
+            answer = self._ahead.insist(self._request(step, microbatch))
+        return answer
+
+    def _now(self, step: int, microbatch: int) -> Any:
+        if self._direct is None:
+            self._own = self._source()
+            self._direct = Direct(Fetch(self._own, self._collate, self._seed), pin=_pinned())
+        try:
+            fetched = self._direct.get(self._request(step, microbatch))
+        except Ended as end:
+            if self._steps is not None:
+                raise Misuse(
+                    f"session.data({self._name}): the data set ended after {end.steps} steps and had {self._steps} before: "
+                    "give the same samples in every epoch"
+                ) from None
+            self._steps = end.steps
+            fetched = self._direct.get(self._request(step, microbatch))
+        self._say_passed(self._own.passed(), step)
+        return fetched
+
+    def _request(self, step: int, microbatch: int) -> Request:
+        # A stream whose length nobody knows is in its first epoch until it ends.
+        epoch, place = (0, step) if self._steps is None else divmod(step, self._steps)
+        if self._order is None:
+            return Request(epoch, place, step, microbatch, ())
+        if step not in self._rows:
+            while len(self._rows) >= STEPS_KEPT:
+                del self._rows[next(iter(self._rows))]
+            self._rows[step] = self._order.rows(epoch, place)
+        return Request(epoch, place, step, microbatch, self._rows[step][microbatch])
+
+    def _source(self) -> Source:
+        """Return the samples, from their beginning: every process reads for itself."""
+        if self._cut is not None:
+            return StreamSource(self._dataset, self._cut, self._seed)
+        return MapSource(self._dataset, self._seed)
+
+    def _open_map(self, drop_last: bool, options: Options) -> None:
+        assert self._samples is not None
+        chosen, count = options.get("order"), self._samples
+        if chosen is not None:
+            chosen = Chosen(chosen, self._seed, count)
+            count = len(chosen(0))
+        batches = Batches(
+            samples=count,
+            batch_size=self.batch_size,
+            microbatches=self.microbatches,
+            drop_last=drop_last,
+        )
+        shuffle = options.get("shuffle", True)
+        self._order = Order(batches, shuffle=shuffle, seed=self._seed, chosen=chosen)
+        self._steps = batches.steps
+
+    def _open_stream(self, drop_last: bool, options: Options) -> None:
+        if options.get("order") is not None:
+            raise Misuse(
+                f"session.data({self._name}, order=...): an IterableDataset has an order of its own; leave `order` out"
+            )
+        if options.get("shuffle", True):
+            say(f"{self._name} is read in its own order: shuffle has no part in that")
+        self._cut = Cut(
+            batch_size=self.batch_size,
+            microbatches=self.microbatches,
+            drop_last=drop_last,
+            samples=self._samples,
+        )
+        if self._samples is not None:
+            self._steps = Batches(
+                samples=self._samples,
+                batch_size=self.batch_size,
+                microbatches=self.microbatches,
+                drop_last=drop_last,
+            ).steps
+
+    def _say_passed(self, passed: int, step: int) -> None:
+        if passed:
+            say(
+                f"{passed} samples of {self._name} were read and passed over to come to step {step}"
+            )
+
+    def _say(self, text: str) -> None:
+        if text not in self._said and len(self._said) < STEPS_KEPT:
+            self._said.add(text)
+            say(text)
+
+    @property
+    def _name(self) -> str:
+        return type(self._dataset).__name__
+
+
+class Microbatches(Sequence[Any]):
+    """The microbatches of one step, each fetched when it is asked for.
+
+    A script that takes one twice in a step, as phases do, gets it from memory from then on.
+    """
+
+    def __init__(self, data: Data, step: int) -> None:
+        self._data, self.step = data, step
+        self._given: set[int] = set()
+        self._kept: dict[int, Any] = {}
+
+    def __len__(self) -> int:
+        return self._data.microbatches
+
+    @overload
+    def __getitem__(self, index: int) -> Any: ...
+    @overload
+    def __getitem__(self, index: slice) -> list[Any]: ...
+    def __getitem__(self, index: int | slice) -> Any:
+        places = range(len(self))[index]
+        return [self._one(i) for i in places] if isinstance(places, range) else self._one(places)
+
+    def __repr__(self) -> str:
+        return f"<{len(self)} microbatches of step {self.step}>"
+
+    def forget(self) -> None:
+        """Drop what is kept: the step is over."""
+        self._kept.clear()
+
+    def _one(self, index: int) -> Any:
+        if index in self._kept:
+            return self._kept[index]
+        if index in self._given:
+            self._data.repeats = True
+        fetched = self._data.fetch(self.step, index)
+        self._given.add(index)
+        if self._data.repeats:
+            self._kept[index] = fetched
+        return fetched
+
+
+class Chosen:
+    """The person's own order, with its streams seeded by the epoch, and checked."""
+
+    def __init__(self, order: Callable[[int], Sequence[int]], seed: int, samples: int) -> None:
+        self._order, self._seed, self._samples = order, seed, samples
+        if self(0) != self(0):
+            raise Misuse(
+                "session.data(order=...): order(0) gave other samples when asked again; it has to be a function of the epoch, "
+                "because every worker asks for itself: make its generator inside, from the epoch"
+            )
+
+    def __call__(self, epoch: int) -> list[int]:
+        with streams.kept():
+            streams.seed(number(self._seed, "chosen", epoch))
+            chosen = [int(each) for each in self._order(epoch)]
+        wrong = next((each for each in chosen if not 0 <= each < self._samples), None)
+        if wrong is not None or not chosen:
+            what = "no samples" if wrong is None else f"sample {wrong}"
+            raise Misuse(
+                f"session.data(order=...): order({epoch}) has {what}; give indices from 0 to {self._samples - 1}"
+            )
+        return chosen
+
+
+def _check(dataset: Any, batch_size: int, microbatches: int, options: dict[str, Any]) -> None:
+    _check_names(options)
+    for name, value, least in (
+        ("batch_size", batch_size, 1),
+        ("microbatches", microbatches, 1),
+        ("num_workers", options.get("num_workers", 0), 0),
+    ):
+        if isinstance(value, bool) or not isinstance(value, int) or value < least:
+            raise Misuse(f"session.data({name}={value!r}): give a whole number, at least {least}")
+    if batch_size < microbatches:
+        raise Misuse(
+            f"session.data(batch_size={batch_size}, microbatches={microbatches}): a microbatch needs a sample; batch_size "
+            "counts the samples of a whole step, all microbatches together"
+        )
+    if not isinstance(seed := options.get("seed"), int | None):
+        raise Misuse(
+            f"session.data(seed={seed!r}): give a whole number, or leave it out for the session's"
+        )
+    for name in ("collate_fn", "order"):
+        if (value := options.get(name)) is not None and not callable(value):
+            raise Misuse(f"session.data({name}=...): a {type(value).__name__} cannot be called")
+    if isinstance(dataset, DataLoader):
+        raise Misuse(
+            "session.data(DataLoader(...)): give the data set itself, session.data(loader.dataset, batch_size=...); "
+            "the session makes the loader, because order and shares are its own"
+        )
+    if not _is_stream(dataset) and _length(dataset) is None:
+        raise Misuse(
+            f"session.data({type(dataset).__name__}): a data set has __len__ and __getitem__, or is an IterableDataset "
+            "whose __iter__ begins anew each time"
+        )
+
+
+def _check_names(options: dict[str, Any]) -> None:
+    for name in options.keys() - Options.__annotations__.keys():
+        instead = INSTEAD.get(name, f"one of {', '.join(Options.__annotations__)}")
+        raise Misuse(f"session.data({name}=...): there is no such option; give {instead}")
+
+
+def _is_stream(dataset: Any) -> bool:
+    if isinstance(dataset, IterableDataset):
+        return True
+    kind = type(dataset)
+    return (
+        hasattr(kind, "__iter__")
+        and not hasattr(kind, "__getitem__")
+        and not isinstance(dataset, Iterator)
+    )
+
+
+def _length(dataset: Any) -> int | None:
+    try:
+        return len(dataset)
+    except TypeError:
+        # It has no length, or says so as torch's own do.
+        return None
+
+
+def _pinned() -> bool:
+    """Whether copies to the accelerator are quicker from memory that is pinned."""
+    if not torch.accelerator.is_available():
+        return False
+    try:
+        return torch.empty(1).pin_memory().is_pinned()
+    except (RuntimeError, NotImplementedError):
+        return False

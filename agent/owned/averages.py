@@ -1,0 +1,71 @@
+"""What a script keeps that follows the weights: a copy, an average, a teacher.
+
+The weights of other workers' layers are not-a-number here (`agent.tensors.away`), and so becomes what is made of them,
+which nothing shows before it is used. So it is looked for after each step in what no optimizer trains: in parameters, and
+in other tensors that have the shape of a parameter elsewhere or of all in a row. What else is made of weights differs
+between workers that keep different layers, so the comparison of their states finds it.
+"""
+
+from collections.abc import Iterator, Mapping
+
+import torch
+
+from agent.errors import Misuse
+from agent.owned.gradients import params_of
+from agent.owned.words import AVERAGE
+from agent.store import values
+from agent.tensors.away import is_none
+from agent.tensors.naming import named_buffers, named_parameters
+from agent.tensors.shards import Stateful
+
+
+class Averages:
+    def __init__(self, objects: Mapping[str, Stateful]) -> None:
+        self._objects = objects
+        self._models = {k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)}
+        self._before: set[str] | None = None  # what was not-a-number anyway
+
+    def begin(self) -> None:
+        """From here on the script may use weights that are elsewhere."""
+        if self._before is None:
+            self._before = set(self._broken())
+
+    def forget(self) -> None:
+        """What is here comes from other workers."""
+        self._before = None
+
+    def check(self, step: int) -> None:
+        if self._before is None:
+            return
+        if broken := sorted(set(self._broken()) - self._before):
+            raise Misuse(
+                f"step {step}: {broken[0]} has become not-a-number. It takes in weights one by one, and {AVERAGE}"
+            )
+
+    def _broken(self) -> Iterator[str]:
+        params, trained = named_parameters(self._models), set[int]()
+        shapes = {param.shape for param in params.values() if is_none(param)}
+        shapes.add(torch.Size([sum(param.numel() for param in params.values())]))
+        kept: dict[str, torch.Tensor] = {n: p for n, p in params.items() if not is_none(p)}
+        kept |= named_buffers(self._models)
+        for key, thing in self._objects.items():
+            if isinstance(thing, torch.optim.Optimizer):
+                trained |= {id(param) for param in params_of(thing)}
+            elif key not in self._models:
+                kept |= _tensors(thing.state_dict(), key)
+        for name, tensor in kept.items():
+            follows = isinstance(tensor, torch.nn.Parameter) or tensor.shape in shapes
+            if follows and id(tensor) not in trained and bool(tensor.isnan().any()):
+                yield name
+
+
+def _tensors(state: object, key: str) -> dict[str, torch.Tensor]:
+    found: dict[str, torch.Tensor] = {}
+
+    def keep(path: str, value: object) -> bool:
+        if isinstance(value, torch.Tensor):
+            found[path] = value
+        return path in found
+
+    values.strip(state, key, keep)
+    return found

@@ -1,0 +1,262 @@
+"""What a loss function closes over: by which names it comes by what, and what lies there now.
+
+A graph contains the numbers that the function had when it was recorded. When something that the function names is
+another number or another object, it is recorded anew. This is a hint and no proof, because a function may come by a
+number in ways that no name tells of: the session finds out about these by recording it again from time to time.
+
+Looked at are closure cells, defaults, arguments of partial functions, the object of a method, the globals that the code
+names, functions of the person's own that are found there, and of objects those attributes that the code names. Of a
+module, all numbers and hooks that it has. No code of the person's is run for that.
+"""
+
+import functools
+import weakref
+from collections import UserDict, deque
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import suppress
+from types import CodeType, FunctionType, MemberDescriptorType, MethodType, ModuleType
+from typing import Any
+
+import numpy as np
+import torch
+
+from agent.errors import AgentError
+from agent.pipeline.origin import is_library, is_own_class
+
+PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
+CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserDict)
+ITEMS_MAX, BYTES_MAX = 256, 1 << 16
+LEVELS_MAX = 4  # of attributes and items below a name
+PLACES_MAX = 1 << 16
+MADE_ANEW = (*CONTAINERS, MethodType, functools.partial, np.generic)
+MISSING = object()
+START = "loss_of"
+Found = Iterator[tuple[str, object]]
+
+
+class _Same:
+    """This very object, which may go meanwhile."""
+
+    def __init__(self, thing: object) -> None:
+        self._thing: Callable[[], object] = lambda: thing
+        with suppress(TypeError):  # a list, or what has `__slots__`
+            self._thing = weakref.ref(thing)
+
+    def __eq__(self, other: object) -> bool:
+        if not isinstance(other, _Same):
+            return False
+        mine = self._thing()
+        return mine is not None and mine is other._thing()
+
+    __hash__ = None  # type: ignore[assignment]
+
+
+class Closure:
+    """What lies where, to be compared with what lies there later."""
+
+    def __init__(self, marks: dict[str, Any], loose: frozenset[str] = frozenset()) -> None:
+        self._marks, self._loose = marks, loose
+
+    def __eq__(self, other: object) -> bool:
+        return isinstance(other, Closure) and not self.changed(other)
+
+    __hash__ = None  # type: ignore[assignment]
+
+    def changed(self, now: "Closure") -> str:
+        """The name of something that is other now; nothing if there is none."""
+        return min(self._changes(now) - self._loose - now._loose, default="", key=len)
+
+    def of_same_function(self, other: "Closure") -> bool:
+        """Whether it is the same code, whatever that closes over."""
+        return bool(self._marks[START] == other._marks[START])
+
+    def settled(self, behind: "Closure") -> "Closure":
+        """What lies there behind a call. What the call has changed itself it does not go by."""
+        return Closure(behind._marks, self._loose | self._changes(behind))
+
+    def _changes(self, now: "Closure") -> set[str]:
+        mine, theirs = self._marks, now._marks
+        names = mine.keys() | theirs.keys()
+        return {n for n in names if not _equal(mine.get(n, MISSING), theirs.get(n, MISSING))}
+
+
+def closed_over(loss_of: Callable[..., Any]) -> Closure:
+    """Look at what the function closes over. This is cheap, so that it can be done in each step."""
+    return Closure(walked(loss_of).marks)
+
+
+def walked(loss_of: object) -> "Walk":
+    """Go through all that it names. Code that is found late names attributes of what was found before."""
+    walk = Walk(loss_of, frozenset())
+    while walk.words != walk.known_words:
+        walk = Walk(loss_of, walk.words)
+    return walk
+
+
+class Walk:
+    """From a function to all that it comes by through these words."""
+
+    def __init__(self, start: object, words: frozenset[str]) -> None:
+        self.marks: dict[str, Any] = {}
+        self.functions: list[FunctionType] = []
+        self.things: list[object] = []  # objects, and lists and dicts, that it comes by
+        self.known_words = self.words = words
+        self._seen = dict[int, object]()  # kept, so that no identity is taken for another
+        around: list[tuple[str, object, int]] = [(START, start, 0)]
+        for name, thing, level in around:  # it grows meanwhile
+            for each, inside in self._look(name, thing, level):
+                below = 0 if isinstance(thing, FunctionType) else level + 1
+                around.append((each, inside, below))
+
+    def _look(self, name: str, thing: object, level: int) -> Found:
+        if isinstance(thing, PLAIN):
+            self.marks[name] = thing
+            return
+        self.marks[name] = _Same(thing)
+        if id(thing) in self._seen or level > LEVELS_MAX or len(self._seen) > PLACES_MAX:
+            return
+        self._seen[id(thing)] = thing
+        if isinstance(thing, MADE_ANEW):  # in each step, perhaps: what is in it tells
+            self.marks[name] = type(thing)
+        yield from self._inside(name, thing)
+
+    def _inside(self, name: str, thing: object) -> Found:
+        match thing:
+            case FunctionType():
+                yield from self._function(name, thing)
+            case MethodType() | functools.partial() | staticmethod() | classmethod() | property():
+                yield from _around(name, thing)
+            case np.generic():
+                self.marks[name] = thing.item()
+            case np.ndarray():
+                if thing.nbytes <= BYTES_MAX:
+                    yield f"{name}[:]", thing.tobytes()
+            case torch.nn.Module():
+                yield from self._modules(name, thing)
+            case type() | ModuleType():
+                if not _is_librarys(thing):
+                    yield from self._named(name, vars(thing))
+            case torch.Tensor():
+                pass
+            case _:
+                self.things.append(thing)
+                yield from self._object(name, thing)
+
+    def _function(self, name: str, function: FunctionType) -> Found:
+        code = function.__code__
+        self.marks[name] = _Same(code)  # a function that is made in each step has the same code
+        if is_library(code.co_filename):
+            return
+        self.functions.append(function)
+        named = _words(code)
+        self.words |= named
+        for each, cell in zip(code.co_freevars, function.__closure__ or (), strict=True):
+            with suppress(ValueError):  # not set yet
+                yield each, cell.cell_contents
+        defaults = [*(function.__defaults__ or ()), *(function.__kwdefaults__ or {}).values()]
+        for index, default in enumerate(defaults):
+            yield f"{code.co_name}({index})", default
+            self.words |= {default} if isinstance(default, str) else set()
+        there = function.__globals__
+        yield from ((each, there[each]) for each in sorted(named & there.keys()))
+
+    def _object(self, name: str, thing: object) -> Found:
+        if isinstance(thing, CONTAINERS):
+            yield from _items(name, thing)
+        if type(thing) not in CONTAINERS:
+            yield from self._named(name, _attributes(thing))
+            yield from self._of_kind(type(thing), {"__call__"})
+            yield from self._of_session(name, thing)
+
+    def _modules(self, name: str, whole: torch.nn.Module) -> Found:
+        """What may be set on any part of a model: whether it trains, a rate, a hook, another forward."""
+        for path, module in whole.named_modules():
+            self._seen[id(module)] = module
+            at = f"{name}.{path}" if path else name
+            for key, value in vars(module).items():
+                if isinstance(value, PLAIN):
+                    if not key.startswith("_"):
+                        self.marks[f"{at}.{key}"] = value
+                elif key.endswith("_hooks") and value:
+                    yield from ((f"{at}.{key}", hook) for hook in value.values())
+                elif key in self.known_words or isinstance(value, FunctionType | MethodType):
+                    yield f"{at}.{key}", value
+            yield from self._of_kind(type(module), {"forward"})
+
+    def _of_kind(self, kind: type, besides: set[str]) -> Found:
+        """Methods and numbers of its class, if that is the person's own."""
+        for each in kind.__mro__:
+            if is_own_class(each):
+                wanted = {key: v for key, v in vars(each).items() if key in besides}
+                yield from ((f"{each.__name__}.{key}", value) for key, value in wanted.items())
+                yield from self._named(each.__name__, vars(each))
+
+    def _of_session(self, name: str, thing: object) -> Found:
+        """Such as the step, or what it keeps for the script: what is asked for is our own code."""
+        for kind in type(thing).__mro__ if type(thing).__module__ == "agent.session" else ():
+            for key in self.known_words & vars(kind).keys():
+                if isinstance(vars(kind)[key], property):
+                    with suppress(AgentError):  # not at this time
+                        yield f"{name}.{key}", getattr(thing, key)
+
+    def _named(self, name: str, there: Mapping[str, object]) -> Found:
+        for key in self.known_words & there.keys():
+            yield f"{name}.{key}", there[key]
+
+
+def _around(name: str, thing: Any) -> Found:
+    """What is called by it, and with what."""
+    match thing:
+        case functools.partial():
+            yield name, thing.func
+            yield f"{name} keywords", thing.keywords
+            yield from ((f"{name}({at})", each) for at, each in enumerate(thing.args))
+        case MethodType():
+            yield name, thing.__func__
+            yield type(thing.__self__).__name__, thing.__self__
+        case property():
+            yield name, thing.fget
+        case _:
+            yield name, thing.__func__
+
+
+def _equal(one: Any, other: Any) -> bool:
+    return one is other or (type(one) is type(other) and bool(one == other))
+
+
+@functools.lru_cache(1024)
+def _words(code: CodeType) -> frozenset[str]:
+    """All names that code has for something that is not its own, and strings, which may be such names."""
+    found = {*code.co_names}
+    for const in code.co_consts:
+        found |= _words(const) if isinstance(const, CodeType) else set()
+        found |= {const} if isinstance(const, str) else set()
+    return frozenset(found)
+
+
+def _items(name: str, thing: Any) -> Found:
+    yield f"{name} (length)", len(thing)
+    if len(thing) > ITEMS_MAX:
+        return
+    inside = sorted(thing, key=repr) if isinstance(thing, set | frozenset) else thing
+    pairs = inside.items() if isinstance(inside, Mapping) else enumerate(inside)
+    yield from ((f"{name}[{key!r}]", value) for key, value in [*pairs])
+
+
+def _attributes(thing: object) -> Mapping[str, object]:
+    """Its attributes, and what it has in `__slots__`: nothing of the person's is run to find them."""
+    found: dict[str, object] = {}
+    for kind in type(thing).__mro__:
+        for key, slot in vars(kind).items():
+            if isinstance(slot, MemberDescriptorType):
+                with suppress(AttributeError):
+                    found[key] = slot.__get__(thing)
+    with suppress(AttributeError):
+        found |= object.__getattribute__(thing, "__dict__")
+    return found
+
+
+def _is_librarys(thing: type | ModuleType) -> bool:
+    if isinstance(thing, ModuleType):
+        return is_library(vars(thing).get("__file__"))
+    return not is_own_class(thing)

@@ -1,0 +1,343 @@
+"""The loss function of a script, recorded: `session.backward(loss_of, microbatches)` says what a step computes.
+
+`loss_of` is a plain callable of one microbatch, so it can be called at any time: with placeholders, with a microbatch
+as it is, and once more, to see whether the recording computes what it computes. Calling it leaves no trace in random
+streams, buffers, modules, placeholders that it has kept, and in what is printed. What it keeps for itself otherwise it
+keeps: it has to have the same loss when a microbatch is computed once more.
+"""
+
+import contextlib
+import io
+from collections.abc import Callable, Iterator, Sequence
+from functools import partial
+from typing import Any
+
+import torch
+from torch import fx
+from torch.utils import checkpoint as checkpointing
+
+from agent.errors import CannotRecord, Misuse
+from agent.pipeline import guests, modes
+from agent.pipeline.closure import closed_over, walked
+from agent.pipeline.examine import Facts, examined, same_numbers
+from agent.pipeline.flat import cloned, flatten, is_leaf, unflatten
+from agent.pipeline.leftovers import placeholders_removed
+from agent.pipeline.record import (
+    FIXED,
+    METRICS,
+    attributes_kept,
+    functions_refused,
+    record,
+    streams_kept,
+    unvalidated,
+)
+from agent.pipeline.recording import (
+    Recording,
+    Told,
+    has_constants,
+    mark_of,
+    nobody,
+    same_graphs,
+)
+from agent.pipeline.returned import LossOf, Returned, called
+from agent.pipeline.scaling import Scaler
+from agent.pipeline.variants import Variant, Variants
+from agent.pipeline.witness import unsaved
+from agent.tensors.away import any_away, computable
+from agent.tensors.device import device_of
+from agent.tensors.still import version_of
+
+LATE = "late"  # in the `meta` of a graph: guests are asked as late as can be
+Looked = tuple[fx.GraphModule, Facts, Any]
+
+
+def record_loss(
+    model: torch.nn.Module,
+    loss_of: LossOf,
+    microbatches: Sequence[Any],
+    scaler: Scaler | None = None,
+    told: Told = nobody,
+    empty: Callable[[], None] = lambda: None,
+) -> Recording:
+    """Record what `loss_of` computes of a microbatch. `CannotRecord` says in a line why it cannot be.
+
+    `told` may know what another worker has found out about the graph of this mark: then nothing is run, because it was
+    there. `empty` makes the model what it was before its first forward.
+    """
+    if modes.nesting():
+        raise CannotRecord(
+            "session.backward(loss_of, ...) is called under an autocast, which would change what the backward computes, and "
+            "stages call it outside: begin the autocast in loss_of, or train with depth 1"
+        )
+    before = closed_over(loss_of)
+    loss = _Loss(model, loss_of, scaler, *flatten(microbatches[0]))
+    with attributes_kept(model), computable(model):
+        empty()
+        graph, facts, number = loss.recorded(told)
+        another = partial(loss.another, empty, late=_is_late(graph))
+        variants = Variants(Variant(graph, facts, loss.leaves), another)
+        found = Recording(variants, loss.spec, before.settled(closed_over(loss_of)))
+        if graph.meta.get(FIXED) and number is not None and isinstance(microbatches, list | tuple):
+            for leaves in map(found.flatten, microbatches[1:2]):
+                # What was taken from the first one shows.
+                loss.compare(loss.again(leaves.variant.graph, leaves), loss.as_it_is(leaves))
+    return found
+
+
+def same_graph(
+    recording: Recording, model: torch.nn.Module, loss_of: LossOf, scaler: Scaler | None
+) -> bool:
+    """Record it again, and say whether it still computes what was recorded."""
+    known = recording.graph
+    loss = _Loss(model, loss_of, scaler, [*recording.example], recording.spec)
+    with attributes_kept(model), computable(model):
+        graph = loss.graph(loss.leaves, fixed=recording.fixed)
+        if _is_late(known):
+            guests.postpone(graph)
+        if same_graphs(graph, known):
+            return True
+        # What it kept for itself when it was recorded is there now: another graph may compute the same.
+        return _alike(loss.again(graph, loss.leaves), loss.again(known, loss.leaves))
+
+
+def changed(recording: Recording, loss_of: LossOf) -> str:
+    """The name of what the loss closes over that is other than when it was recorded; nothing if there is none."""
+    return recording.closure.changed(closed_over(loss_of))
+
+
+class _Loss:
+    """A loss function, and the microbatch that it is recorded with."""
+
+    def __init__(
+        self,
+        model: torch.nn.Module,
+        loss_of: LossOf,
+        scaler: Scaler | None,
+        leaves: Sequence[Any],
+        spec: Any,
+    ) -> None:
+        _check_leaves(leaves)
+        _refuse_hooks(model)
+        self.leaves, self.spec = cloned(leaves), spec  # it may write into its microbatch
+        self._model, self._loss_of, self._scaler = model, loss_of, scaler
+
+    # --- as a graph ---------------------------------------------------------------------------------
+
+    def recorded(self, told: Told) -> Looked:
+        """With placeholders, and where these lead astray with tensors as they are. The loss is that of the function
+        itself; there is none if somebody has looked before."""
+        try:
+            graph, facts, loss = self._looked(told, fixed=False)
+        except CannotRecord as error:
+            # What fails here will fail where it is trained, and is told there with its own traceback.
+            with contextlib.suppress(CannotRecord), _misuse_only():
+                self._twice()
+            try:
+                graph, facts, loss = self._looked(told, fixed=True)
+            except CannotRecord:
+                raise error from None
+        if loss is None:
+            return graph, facts, None
+        found = self._twice()
+        if not _alike(loss, found) and not graph.meta.get(FIXED):
+            graph, facts, loss = self._looked(told, fixed=True)
+        if loss is not None:
+            self.compare(loss, found)
+        return graph, facts, loss
+
+    def _looked(self, told: Told, *, fixed: bool) -> Looked:
+        with attributes_kept(self._model):
+            graph = self.graph(self.leaves, fixed=fixed)
+            late = guests.postpone(graph)
+            known = None if has_constants(graph) else told(mark_of(graph))
+            graph.meta[LATE] = True
+            if known:
+                return graph, known, None
+            facts, out = examined(graph, self.leaves)
+            nodes = list(graph.graph.nodes)
+            if any(nodes[index] in late for index in facts.draws):
+                graph = self.graph(self.leaves, fixed=fixed)
+                facts, out = examined(graph, self.leaves)
+        return graph, facts, _outcome(graph, out)
+
+    def graph(self, example: Sequence[Any], *, fixed: bool) -> fx.GraphModule:
+        def loss_of(_: torch.nn.Module, *leaves: Any) -> Any:
+            return self._call(leaves)
+
+        with placeholders_removed(self._model, walked(self._loss_of)):
+            return record(self._model, loss_of, cloned(example), self._scaler, fixed=fixed)
+
+    def another(
+        self, empty: Callable[[], None], example: Sequence[Any], *, late: bool
+    ) -> fx.GraphModule:
+        """That of a microbatch which is computed in another way."""
+        with attributes_kept(self._model), computable(self._model):
+            empty()
+            graph = self.graph(example, fixed=True)
+        if late:
+            guests.postpone(graph)
+        return graph
+
+    def _call(self, leaves: Sequence[Any]) -> Any:
+        with contextlib.redirect_stdout(io.StringIO()):
+            return self._loss_of(unflatten(leaves, self.spec))
+
+    # --- as it is -----------------------------------------------------------------------------------
+
+    def _twice(self) -> Returned:
+        """What is kept from one call to the next may be that of another microbatch, which others may have."""
+        with attributes_kept(self._model):
+            one, again = (self.as_it_is(self.leaves) for _ in range(2))
+        if not _alike(one, again):
+            raise Misuse(
+                "session.backward(loss_of, ...): a microbatch has another loss when it is computed once more, because loss_of "
+                "or the model keeps something from one microbatch to the next, and that may be another worker's: let "
+                "the loss depend on the model, the microbatch and session.state only"
+            )
+        return one
+
+    def as_it_is(self, leaves: Sequence[Any]) -> Returned:
+        return self._run(lambda: called(self._call, cloned(leaves), self._scaler))
+
+    def again(self, graph: fx.GraphModule, leaves: Sequence[Any]) -> Returned:
+        return self._run(lambda: _outcome(graph, graph(*cloned(leaves))))
+
+    def _run(self, run: Callable[[], Returned]) -> Returned:
+        """Buffers and random streams are as before then."""
+        model = self._model
+        with contextlib.ExitStack() as stack:
+            if any_away(model):  # a number stands in, of which a distribution might complain
+                stack.enter_context(unvalidated())
+            stack.enter_context(_reentrant_refused())
+            written = stack.enter_context(_written_in_checkpoints(model))
+            try:
+                with _as_before(model), unsaved():
+                    found = run()
+            except RuntimeError:  # it needs what it saves; any other error comes up again
+                with _as_before(model):
+                    found = run()
+        if written:
+            raise CannotRecord(
+                f"the buffer {min(written)!r} is written to within torch.utils.checkpoint, which on one device writes to it "
+                "once more in each backward, and stages do not: leave the norm or module that has it out of the checkpoint, "
+                "or train with depth 1"
+            )
+        return found
+
+    def compare(self, recorded: Returned, found: Returned) -> None:
+        """Code that asks what its inputs are sees placeholders while it is recorded, and may take another way."""
+        if not _alike(recorded, found):
+            one, other = (_shown(each) for each in (recorded, found))
+            raise CannotRecord(
+                f"recorded, loss_of computes another loss than it does when it is called ({one}, not {other}), because "
+                "something in it asks what its inputs are, and is told something else while it is recorded: train with depth 1"
+            )
+
+
+def _check_leaves(leaves: Sequence[Any]) -> None:
+    if not all(map(is_leaf, leaves)) or not any(map(torch.is_tensor, leaves)):
+        kinds = sorted({type(leaf).__name__ for leaf in leaves})
+        raise CannotRecord(
+            f"session.backward(loss_of, microbatches): a microbatch is made of {', '.join(kinds) or 'nothing'}; cutting the "
+            "model into stages needs tensors and numbers, or tuples, lists, dicts and objects of them"
+        )
+
+
+def _refuse_hooks(model: torch.nn.Module) -> None:
+    """A stage asks for gradients, and does not accumulate them; and of a tied parameter each has a part."""
+    for name, param in model.named_parameters():
+        if param._backward_hooks or getattr(param, "_post_accumulate_grad_hooks", None):
+            raise CannotRecord(
+                f"the parameter {name!r} has a hook, which stages would call at other moments than one backward does: "
+                "change its gradient behind session.backward(...), or train with depth 1"
+            )
+
+
+def _is_late(graph: fx.GraphModule) -> bool:
+    return bool(graph.meta.get(LATE))
+
+
+def _outcome(graph: fx.GraphModule, out: Any) -> Returned:
+    loss, *metrics = out
+    return Returned(loss=loss, metrics=dict(zip(graph.meta[METRICS], metrics, strict=True)))
+
+
+def _alike(one: Returned, other: Returned) -> bool:
+    """In the loss, and in what the numbers beside it are called: these may be of the clock, for one."""
+    tensors = all(isinstance(each.loss, torch.Tensor) for each in (one, other))
+    named = one.metrics.keys() == other.metrics.keys()
+    return tensors and named and same_numbers(one.loss, other.loss)
+
+
+def _shown(found: Returned) -> str:
+    loss: Any = found.loss
+    beside = "".join(f" and {name!r}" for name in found.metrics)
+    if not isinstance(loss, torch.Tensor):
+        return f"a {type(loss).__name__}{beside}"
+    return f"{float(loss.detach().mean())}{beside}"
+
+
+@contextlib.contextmanager
+def _misuse_only() -> Iterator[None]:
+    try:
+        yield
+    except Misuse:
+        raise
+    except Exception:  # noqa: S110 - whatever the person's code raises
+        pass
+
+
+@contextlib.contextmanager
+def _reentrant_refused() -> Iterator[None]:
+    try:
+        with functions_refused(checkpointing.CheckpointFunction):
+            yield
+    except fx.proxy.TraceError as error:
+        raise CannotRecord(
+            "torch.utils.checkpoint is called with use_reentrant=True, which asks for backward(), and stages ask for "
+            "gradients: give it use_reentrant=False, or train with depth 1"
+        ) from error
+
+
+@contextlib.contextmanager
+def _as_before(model: torch.nn.Module) -> Iterator[None]:
+    """Buffers, random streams and modes are what they were, also for whoever tries again."""
+    before = [
+        (module._buffers, key, buffer, buffer.detach().clone())
+        for module in model.modules()
+        for key, buffer in module._buffers.items()
+        if buffer is not None
+    ]
+    try:
+        with streams_kept(device_of(model)), modes.kept():
+            yield
+    finally:
+        with torch.no_grad():
+            for owner, key, buffer, kept in before:
+                buffer.copy_(kept)
+                there = owner.get(key)
+                if there is None or there.shape == buffer.shape:  # else a table that has grown
+                    owner[key] = buffer
+
+
+@contextlib.contextmanager
+def _written_in_checkpoints(model: torch.nn.Module) -> Iterator[set[str]]:
+    """The buffers that what is computed once more in the backward writes to."""
+    written, hook = set[str](), checkpointing._checkpoint_hook
+
+    class Watched(hook):  # type: ignore[misc, valid-type]
+        def __enter__(self) -> None:
+            self.before = {name: version_of(buffer) for name, buffer in model.named_buffers()}
+            super().__enter__()
+
+        def __exit__(self, *why: object) -> None:
+            for name, buffer in model.named_buffers():
+                if self.before.get(name) not in (None, version_of(buffer)):
+                    written.add(name)
+            super().__exit__(*why)
+
+    checkpointing._checkpoint_hook = Watched  # type: ignore[misc]
+    try:
+        yield written
+    finally:
+        checkpointing._checkpoint_hook = hook  # type: ignore[misc]

@@ -1,0 +1,148 @@
+"""The graphs of what a script's `loss_of` computes, and when they are recorded again.
+
+What a function closes over is looked at in every step (`closed_over`), and a change is a reason to record it
+again. What nobody can see there shows when it is recorded once more and compared: where a layout begins, in the
+step after that, and then ever more seldom, so that it takes next to no time.
+"""
+
+import time
+from collections.abc import Callable, Sequence
+
+import msgspec
+import torch
+
+from agent.errors import CannotRecord, Misuse
+from agent.pipeline.closure import Closure, closed_over
+from agent.pipeline.loss import record_loss, same_graph
+from agent.pipeline.record import Filled
+from agent.pipeline.recording import Recording, Told, nobody
+from agent.pipeline.returned import LossOf
+
+# Odd, because what alternates from step to step would look the same otherwise.
+FAR = 63
+# Of the time.
+SHARE = 1 / 512
+ENTRIES_MAX = 8
+WAY = (
+    "what loss_of reads changes from step to step where nobody sees it (an environment variable, an array that is "
+    "written to): put it into the microbatches, or hand it to loss_of as an argument of a functools.partial"
+)
+
+
+class _Entry:
+    """A recording, and since when it is known to be right."""
+
+    def __init__(self, recording: Recording, version: int) -> None:
+        self.recording = recording
+        # The last versions in which it was right, and used.
+        self.right = self.used = version
+        self.wait = 1
+        self.rested_s = 0.0
+
+
+class Recorder:
+    def __init__(
+        self,
+        model: Callable[[], torch.nn.Module],
+        models: Sequence[torch.nn.Module],
+        scaler: torch.amp.GradScaler | None,
+        clock_s: Callable[[], float] = time.monotonic,
+    ) -> None:
+        self._model, self._scaler, self._clock_s = model, scaler, clock_s
+        self._filled = Filled(models)
+        self._entries: list[_Entry] = []
+        self._loss_of: LossOf | None = None
+        self._microbatches: Sequence[object] = ()
+        self._version = 0
+
+    def asked(self, version: int, loss_of: LossOf, microbatches: Sequence[object]) -> None:
+        """A call of `backward` begins: this is what it is to compute."""
+        self._version, self._loss_of, self._microbatches = version, loss_of, microbatches
+
+    def computing(self, role: object) -> None:
+        """Forwards begin; what these put into attributes of modules is no part of a recording."""
+        self._filled.begin(role)
+
+    def computed(self) -> None:
+        self._filled.look()
+
+    def recording(self, told: Told = nobody) -> Recording:
+        """What `loss_of` computes, as a graph; `CannotRecord` says in a line why it has none."""
+        return self._entry(told).recording
+
+    def to_play(self, told: Told = nobody, *, entered: bool) -> Recording:
+        """The recording, compared with the function if it is time to. `entered`: in the first step of a layout."""
+        self._filled.empty()
+        entry = self._entry(told)
+        if not self._is_right(entry, entered=entered):
+            self._entries.remove(entry)
+            entry = self._entry(told)
+        return entry.recording
+
+    def adopt(self, recording: Recording) -> None:
+        """It is of the same function, begun with another worker's microbatch."""
+        self._entries[0].recording = recording
+
+    def _entry(self, told: Told) -> _Entry:
+        loss_of = self._loss_of
+        if loss_of is None:
+            raise Misuse(
+                "there is nothing to record before session.backward(loss_of, ...) is called"
+            )
+        now = closed_over(loss_of)
+        found = next((e for e in self._entries if not e.recording.closure.changed(now)), None)
+        if found is None:
+            found = _Entry(self._record(loss_of, told, self._changed(now)), self._version)
+        self._entries = [found, *(each for each in self._entries if each is not found)][
+            :ENTRIES_MAX
+        ]
+        return found
+
+    def _changed(self, now: Closure) -> str:
+        """What this function closed over otherwise when it was recorded last; nothing if it never was."""
+        closures = [each.recording.closure for each in self._entries]
+        return next((each.changed(now) for each in closures if each.of_same_function(now)), "")
+
+    def _record(self, loss_of: LossOf, told: Told, because: str) -> Recording:
+        found = record_loss(
+            self._model(), loss_of, self._microbatches, self._scaler, told, self._filled.empty
+        )
+        for known in self._entries:
+            if found.same_as(known.recording):
+                # Stages that were built for the same graph go on.
+                found = found.begun_with(known.recording.variants.first)
+                break
+        return msgspec.structs.replace(found, because=because)
+
+    def _is_right(self, entry: _Entry, *, entered: bool) -> bool:
+        """If not, it is to be recorded again: all workers do that in the first step of their layout."""
+        version = self._version
+        before, entry.used = entry.used, version
+        if version < entry.right:
+            # This worker was sent back.
+            return False
+        since = version - entry.right
+        if since < (1 if entered else entry.wait):
+            return True
+        began_s = self._clock_s()
+        if entry.wait == FAR and began_s < entry.rested_s and not entered:
+            return True
+        if self._still_computes(entry):
+            entry.right, entry.wait = version, min(2 * entry.wait, FAR)
+            ended_s = self._clock_s()
+            entry.rested_s = ended_s + (ended_s - began_s) / SHARE
+            return True
+        if before > entry.right:
+            raise Misuse(
+                f"loss_of computes something else than {version - entry.right} commits ago, and steps between may "
+                f"have been computed as that one: {WAY}"
+            )
+        if not entered:
+            entry.used = before
+            raise CannotRecord(f"loss_of computes something else than in the step before: {WAY}")
+        return False
+
+    def _still_computes(self, entry: _Entry) -> bool:
+        assert self._loss_of is not None
+        self._filled.empty()
+        return same_graph(entry.recording, self._model(), self._loss_of, self._scaler)

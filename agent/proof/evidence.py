@@ -1,0 +1,127 @@
+"""What one worker shows of its steps, so that others can tell whether it does what they do."""
+
+import math
+import sys
+from typing import Any
+
+import numpy as np
+import torch
+
+from agent.errors import Misuse
+from agent.pipeline.flat import flatten, unflatten
+from agent.proof.samples import Samples
+from agent.protocol import Computed, Digest, Reached
+from agent.replica import Replica
+from agent.tensors.device import rounding, where
+from agent.tensors.numbers import Numbers
+from agent.tensors.still import version_of
+
+# How far two calls may differ where only rounding differs between them.
+NEAR = 1e-3
+UNSTEADY = (
+    "the same microbatch rounds differently when it is computed twice, because some kernel of this script is not "
+    "deterministic here: what workers compute is compared within {:g} of it, and not bit for bit"
+)
+
+
+class Evidence:
+    """The samples of the step in flight: some microbatches, and the state at its boundary."""
+
+    def __init__(self, replica: Replica) -> None:
+        self._replica = replica
+        machine = rounding(where([*replica.space.params.values()]))
+        self._samples = Samples(replica.space.params, machine)
+        self._computed: dict[int, Computed] = {}
+        self.reached: Reached | None = None
+
+    @property
+    def computed(self) -> tuple[Computed, ...]:
+        return tuple(self._computed.values())
+
+    def look(self, *, whole: bool = False) -> Reached:
+        """Note the state that the script's step begins with."""
+        replica = self._replica
+        self.reached = self._samples.reached(
+            replica.version, replica.step, replica.collected(), whole=whole
+        )
+        return self.reached
+
+    def begin(self) -> None:
+        """A phase begins."""
+        self._computed.clear()
+
+    def has(self, microbatch: int) -> bool:
+        return microbatch in self._computed
+
+    def sample(
+        self, microbatch: int, given: object, numbers: Numbers, *, whole: bool = False
+    ) -> Computed:
+        """Note what became of a microbatch, whose gradients are in the model now."""
+        replica = self._replica
+        found = self._samples.computed(
+            (replica.version, replica.step, microbatch),
+            given,
+            float(numbers.loss),
+            {name: param.grad for name, param in replica.space.params.items()},
+            whole=whole,
+        )
+        before = self._computed.get(microbatch)
+        if before is not None and before != found:
+            self._differs(before, found)
+        self._computed[microbatch] = found
+        return found
+
+    def _differs(self, one: Computed, other: Computed) -> None:
+        """The same worker has computed the same microbatch twice."""
+        where_ = f"step {self._replica.step}, microbatch {one.microbatch}"
+        if one.batch != other.batch:
+            raise Misuse(
+                f"{where_}: microbatches[{one.microbatch}] was something else when it was asked for again; it has to be "
+                "the same each time, because another worker may have to compute it again"
+            )
+        gradients = zip(one.gradients, other.gradients, strict=True)
+        if not _near((one.loss,), (other.loss,)) or not all(_alike(a, b) for a, b in gradients):
+            raise Misuse(
+                f"{where_}: loss_of computed a loss of {other.loss:.7g} where it had computed {one.loss:.7g} (or other "
+                "gradients) just before: it keeps something from one call to the next. Put that into the microbatch, "
+                "into session.state after session.backward(...), or leave it out"
+            )
+        if self._samples.machine:
+            sys.stderr.write(f"{UNSTEADY.format(NEAR)}\n")
+            self._samples.machine = ""
+
+
+def _alike(one: Digest, other: Digest) -> bool:
+    return one.bits == other.bits or _near(one.norms, other.norms)
+
+
+def _near(one: tuple[float, ...], other: tuple[float, ...]) -> bool:
+    largest = max((abs(each) for each in (*one, *other) if math.isfinite(each)), default=0.0)
+    return all(
+        math.isclose(a, b, rel_tol=NEAR, abs_tol=NEAR * NEAR * largest) or not math.isfinite(a + b)
+        for a, b in zip(one, other, strict=True)
+    )
+
+
+def copied(given: Any) -> Any:
+    """Copy a microbatch, for a loss function that writes into it."""
+    leaves, spec = flatten(given)
+    return unflatten([_copy(leaf) for leaf in leaves], spec)
+
+
+def _copy(leaf: Any) -> Any:
+    if isinstance(leaf, np.ndarray):
+        return leaf.copy()
+    if not isinstance(leaf, torch.Tensor):
+        return leaf
+    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+
+
+def versions_of(given: Any) -> list[object]:
+    """Something else when somebody has written into the microbatch."""
+    leaves, _ = flatten(given)
+    return [
+        leaf.tobytes() if isinstance(leaf, np.ndarray) else version_of(leaf)
+        for leaf in leaves
+        if isinstance(leaf, torch.Tensor | np.ndarray)
+    ]

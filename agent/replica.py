@@ -1,0 +1,317 @@
+"""What a worker holds of a job: its objects at one version, and the ways in and out of them.
+
+A version counts commits. A script's step begins at a boundary; every call of `session.backward` in it is a
+phase, which ends with one commit. Only at a boundary can a state be saved, or handed to a joining worker,
+because a script cannot be begun in the middle of its step.
+"""
+
+import hashlib
+import random
+import struct
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from typing import Any, Literal
+
+import numpy as np
+import torch
+
+from agent.errors import Misuse, StateError
+from agent.owned.holdings import Holdings
+from agent.pipeline.births import Unborn
+from agent.pipeline.recorder import Recorder
+from agent.script.form import Form
+from agent.script.given import scaler_of
+from agent.store.layers import Collected, LiveLayer, collect, fill
+from agent.store.memory import Arena, copy_bytes
+from agent.store.shares import Gathered
+from agent.tensors import shards
+from agent.tensors.away import watch
+from agent.tensors.still import Still
+from agent.tensors.sums import Sum, Summed, SumSpace
+from agent.timeline import Notes
+
+POSITION = "position"
+
+# Random streams of a step that belong to no microbatch.
+BEFORE, AFTER = -1, -2
+
+# made      the script has made its session, and not begun its loop
+# boundary  between two steps of the script
+# open      in a step, before a call of `backward`
+# computing in a call of `backward`
+# summed    behind one: the gradients of the phase are here
+# over      the loop is over
+Stage = Literal["made", "boundary", "open", "computing", "summed", "over"]
+
+
+class Position:
+    """Where the script is in its loop, as part of the state."""
+
+    def __init__(self, replica: "Replica") -> None:
+        self._replica = replica
+
+    def state_dict(self) -> dict[str, Any]:
+        return {"step": self._replica.step}
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        self._replica.step = int(state["step"])
+
+
+class Replica:
+    """The registered objects, and where they are in the job."""
+
+    def __init__(
+        self,
+        objects: Mapping[str, shards.Stateful],
+        unborn: Sequence[Unborn[Any]] = (),
+        *,
+        seed: int = 0,
+        deterministic: bool = True,
+    ) -> None:
+        self.objects: dict[str, shards.Stateful] = {**objects, POSITION: Position(self)}
+        self.models = {k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)}
+        self.seed, self.deterministic = seed, deterministic
+        self.microbatches = 0  # of a step; 0 as long as nobody knows
+        self.stage: Stage = "made"
+        self.version, self.step, self.phase = 0, 0, 0
+        self.played = False  # the script has been through a step in this process
+        self.loaded = False  # what is here came from others once
+        self.given = -1  # the newest version whose gradients the script has got
+        self.unborn, self.unbuilt = unborn, bool(unborn)
+        self.birth_mark = "-".join(each.mark for each in unborn)
+        modules = [*self.models.values()]
+        self.space = SumSpace(modules)
+        self.holdings = Holdings(self.objects, unborn)
+        self.form, self.still = Form(modules), Still(modules)
+        self.scaler = scaler_of([*self.objects.values()])
+        self.notes: Notes | None = None  # of the step in flight, if its timeline was asked for
+        self.sums_held = 1
+        self.fetch: Callable[[], None] = lambda: None
+        self.reserve: Callable[[], None] = lambda: None
+        self.recorder = Recorder(lambda: self.model, modules, self.scaler)
+        self._total: Sum | None = None
+        self._kept: Collected | None = None
+        self._arena = Arena()  # where optimizer state goes that there is no memory for yet
+        self._watched: set[int] = set()
+        # Where there is only the CPU, `torch.manual_seed` takes 0.1 ms to ask for other devices.
+        everywhere = torch.accelerator.is_available()
+        self._seed_torch = torch.manual_seed if everywhere else torch.default_generator.manual_seed
+        for each in unborn:
+            each.used = self.look
+
+    @property
+    def model(self) -> torch.nn.Module:
+        """All registered models as one."""
+        modules = [*self.models.values()]
+        return modules[0] if len(modules) == 1 else torch.nn.ModuleList(modules)
+
+    @property
+    def inside(self) -> int | None:
+        """The step that the script is in, as its loop counts; None outside of the loop."""
+        return self.step if self.stage in ("open", "computing", "summed") else None
+
+    @property
+    def at_boundary(self) -> bool:
+        """Whether the state of `version` is here as others could load it."""
+        return self.phase == 0 and self.stage != "summed"
+
+    @property
+    def next_version(self) -> int:
+        """The version that the script's objects are at; a summed phase counts as committed."""
+        return self.version + (self.stage == "summed")
+
+    def seed_for(self, stream: int) -> None:
+        """Begin the random stream of a microbatch of this phase, or one of `BEFORE` and `AFTER`."""
+        text = struct.pack("<qqqq", self.seed, self.step, self.phase, stream)
+        number = int.from_bytes(hashlib.blake2b(text, digest_size=8).digest(), "little")
+        self._seed_torch(number >> 1)
+        random.seed(number)
+        np.random.seed(number & 0xFFFFFFFF)
+
+    # --- the sum of a phase -------------------------------------------------------------------------
+
+    def total(self) -> Sum:
+        """Room for the sum of a whole step, which not every worker needs."""
+        self._total = self._total or Sum(self.space)
+        return self._total
+
+    def summed(self, payload: memoryview, marks: bytes) -> Summed:
+        """Read the sum of a whole step from its bytes."""
+        total = self.total()
+        copy_bytes(payload, total.memory(0, self.space.total_bytes))
+        total.marks = marks
+        return self.space.summed(total)
+
+    def warm(self, arena: Arena) -> None:
+        """Take the memory of a step ahead, and `arena` for the optimizer state that will be loaded.
+
+        What is freed here is what the first backward finds: see `agent.instance.worker.keep_memory`.
+        """
+        self.total().flat.zero_()
+        self.reserve()
+        params = [*self.space.params.values(), *self.space.params.values()]
+        _ = [torch.empty_like(param, requires_grad=False).zero_() for param in params]
+        self._arena = arena
+
+    def install(self, summed: Summed, prior: Sequence[torch.Tensor | None]) -> None:
+        """Put the gradients of a phase into the model, added to those that the step had before it."""
+        self.given = self.version
+        if summed.held is not None:
+            self._keep(summed.held)
+        useful = summed.finite or self.scaler is not None
+        if useful:
+            summed.total.space.install(summed.total, self.microbatches)
+        else:
+            # A skipped phase is committed, and changes nothing.
+            self.space.begin()
+        if prior:
+            for param, before in zip(self.space.params.values(), prior, strict=True):
+                if before is not None:
+                    param.grad = before if param.grad is None else before + param.grad
+        pairs = zip(self.space.params.values(), prior, strict=False)
+        added = [id(param) for param, before in pairs if before is not None and before.any()]
+        self.holdings.hear(summed.norms if useful else {}, added)
+
+    # --- the state at a boundary --------------------------------------------------------------------
+
+    @property
+    def state_bytes(self) -> int:
+        return sum(collect(self.objects).sizes().values())
+
+    def begin_boundary(self) -> None:
+        """The script is between two steps: what was looked at in the last one is of an old version."""
+        self.stage, self.phase, self._kept = "boundary", 0, None
+        self.holdings.give_back()
+
+    def forget_arena(self) -> None:
+        """The state has been loaded, if it was to be."""
+        self._arena = Arena()
+
+    @property
+    def kept(self) -> Collected | None:
+        """The state as it was when the step began, as far as it is here; None where it is gone."""
+        return self._kept if self.at_boundary else None
+
+    def collected(self) -> Collected:
+        """The state at the step's boundary.
+
+        It can be had until the step's first sum is installed: its tensors do not change before, and what
+        else the script has set for the step already is not in it.
+        """
+        if self._kept is None:
+            self._kept = self.snapshot()
+        return self._kept
+
+    def drop_collected(self) -> None:
+        """The script is about to change its state."""
+        self._kept = None
+
+    def snapshot(self) -> Collected:
+        """Collect the state as the script has it now."""
+        with self._unseen():
+            try:
+                state, here = collect(self.objects), self.holdings.here
+            except StateError:
+                # The form says in better words what has become of the model.
+                self.form.check(self.step)
+                raise
+        return state if here is None else state.only(here)
+
+    def settled(self) -> list[LiveLayer]:
+        return self.collected().finish()
+
+    @contextmanager
+    def _unseen(self) -> Iterator[None]:
+        """Asking for a state_dict is not the script's looking at its model."""
+        stage, self.stage = self.stage, "boundary"
+        try:
+            yield
+        finally:
+            self.stage = stage
+
+    def load(self, gathered: Gathered, version: int, only: frozenset[str] | None = None) -> None:
+        """Take a state over. Of what is not in `only`, nothing is here afterwards."""
+        self._forget()
+        self._kept = None
+        if only is None:
+            self.holdings.make_room(self.holdings.all)
+            self.holdings.here = None
+        else:
+            self._keep(only)
+            self.holdings.make_room(only)
+        with self._unseen():
+            fill(gathered.layers.values(), gathered.read, self.objects, only, arena=self._arena)
+        self.version, self.given, self.loaded = version, -1, True
+
+    def add(self, gathered: Gathered, layers: frozenset[str]) -> None:
+        """Take over layers that were not here, of the version that the others have.
+
+        What is set for an optimizer is here since the state was loaded, and the script may have changed it since.
+        """
+        self._forget()
+        self.holdings.make_room(layers)
+        with self._unseen():
+            fill(gathered.layers.values(), gathered.read, self.objects, layers, settings=False)
+        self.holdings.arrived(layers)
+        if self._kept is not None:
+            self._kept = self._kept.joined(self.snapshot().only(layers))
+        if self.stage == "computing":
+            # Buffers have come as well, and they are the phase's start.
+            self.space.begin()
+
+    def _forget(self) -> None:
+        """What is here has come from others."""
+        self.still.forget()
+        self.holdings.forget()
+
+    # --- layers that are elsewhere ------------------------------------------------------------------
+
+    def _keep(self, layers: frozenset[str]) -> None:
+        """Keep only these layers; a script that uses the rest beside the step has it fetched."""
+        self.holdings.keep(layers)
+        for module in self.models.values():
+            if id(module) not in self._watched:
+                self._watched.add(id(module))
+                watch(module, self.look)
+
+    def look(self) -> None:
+        """The script is about to use its whole model."""
+        if self.holdings.here is None:
+            return
+        if self.stage in ("made", "over") and self.unbuilt:
+            raise Misuse(
+                "the model was handed over unbuilt, and no worker has all of it before or after the loop over "
+                "session.steps(...): use it in a step, after optimizer.step() for example. The trained weights are in "
+                "the job's export"
+            )
+        if self.stage in ("open", "summed"):
+            self.fetch()
+
+    def borrow(self, gathered: Gathered, layers: frozenset[str]) -> None:
+        """Have weights to look at until the next step begins."""
+        self.holdings.borrow(layers)
+        with self._unseen():
+            fill(gathered.layers.values(), gathered.read, self.models, layers)
+
+    @property
+    def newborn(self) -> bool:
+        """Whether what is not here can be made here, because no step has changed it yet.
+
+        A worker that was sent back to the beginning has had steps, and what these have made of buffers is here.
+        """
+        return self.unbuilt and not self.loaded and self.next_version == 0
+
+    def bear(self, layers: frozenset[str]) -> None:
+        """Have these layers with their initial values, and no others that can be made again."""
+        self._forget()
+        self.holdings.unbear(layers)
+        self.holdings.bear(layers)
+        self.holdings.arrived(layers)
+        if self._kept is not None:
+            self._kept = self.snapshot()
+
+    def bear_to_look(self) -> None:
+        """Have all weights until the step begins."""
+        lacking = self.holdings.lacking(self.holdings.all)
+        self.holdings.bear(lacking)
+        self.holdings.borrowed |= lacking

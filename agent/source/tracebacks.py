@@ -1,0 +1,72 @@
+"""Tracebacks as the author of a script knows them, and which code is theirs."""
+
+import sys
+import sysconfig
+import traceback
+from pathlib import Path
+
+import torch
+
+OURS = str(Path(__file__).parents[1])
+PYTHON = tuple(f"{sysconfig.get_path(name)}/" for name in ("stdlib", "platstdlib"))
+INSTALLED = ("/site-packages/", "/dist-packages/")
+TORCHS = "torch.nn.modules."
+
+
+def traceback_of(error: BaseException) -> str:
+    """Format an error without our own frames."""
+    whole = traceback.TracebackException.from_exception(error)
+    part: traceback.TracebackException | None = whole
+    seen: set[int] = set()
+    while part is not None and id(part) not in seen:
+        seen.add(id(part))
+        part.stack = traceback.StackSummary.from_list(
+            [
+                frame
+                for frame in part.stack
+                if not frame.filename.startswith((OURS, "<frozen runpy>"))
+            ]
+        )
+        part = part.__cause__ or part.__context__
+    return "".join(whole.format()).rstrip()
+
+
+def shown(file: str) -> str:
+    """Name a file as its author does: from the script's folder on."""
+    folder = f"{_script_folder()}/"
+    return file.removeprefix(folder) if file.startswith(folder) else file
+
+
+def is_library(file: str | None) -> bool:
+    """Whether this is code that is installed, ours, Python's or nobody's file."""
+    if not file or file.startswith("<"):
+        return True
+    return file.startswith((f"{OURS}/", *PYTHON)) or any(part in file for part in INSTALLED)
+
+
+def is_own_class(kind: type) -> bool:
+    """Whether a class is the script's, or of a module beside it."""
+    if kind.__module__ == "__main__":
+        return True
+    return not is_library(getattr(sys.modules.get(kind.__module__), "__file__", None))
+
+
+def is_torchs(module: type) -> bool:
+    return module.__module__.startswith(TORCHS)
+
+
+def overheard_by(module: torch.nn.Module) -> list[object]:
+    """The hooks of a module's forward that are neither torch's own nor ours."""
+    if not (module._forward_hooks or module._forward_pre_hooks):
+        return []
+    hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())
+    return [hook for hook in hooks if not _maker(hook).startswith(("torch.", "agent."))]
+
+
+def _maker(hook: object) -> str:
+    return getattr(hook, "__module__", None) or type(hook).__module__
+
+
+def _script_folder() -> Path:
+    main = sys.modules.get("__main__")
+    return Path(getattr(main, "__file__", None) or "/nowhere").absolute().parent

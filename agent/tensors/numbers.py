@@ -1,0 +1,69 @@
+"""The loss of a microbatch and the numbers that a script returns beside it, and how they add up.
+
+They are part of the sum of a step, in float64 and in its order, so that every worker has the same means to the bit.
+"""
+
+from collections.abc import Iterable
+
+import msgspec
+import torch
+
+from agent.errors import Misuse
+
+METRICS_MAX = 31
+WIDTH = 1 + METRICS_MAX
+
+Number = float | torch.Tensor
+Names = tuple[str, ...]
+
+
+class Numbers(msgspec.Struct, frozen=True):
+    """A loss and, by sorted names, the metrics beside it. On a device they are not waited for."""
+
+    names: Names = ()
+    values: tuple[Number, ...] = (0.0,)
+
+    @property
+    def loss(self) -> Number:
+        return self.values[0]
+
+    def plus(self, other: "Numbers") -> "Numbers":
+        names = alike((self.names, other.names))
+        values = tuple(a + b for a, b in zip(self.values, other.values, strict=True))
+        return Numbers(names, values)
+
+    def on(self, device: torch.device) -> "Numbers":
+        """The same numbers where sums are added up; plain floats stay as they are."""
+        values = (v.to(device) if isinstance(v, torch.Tensor) else v for v in self.values)
+        return Numbers(self.names, tuple(values))
+
+
+def alike(found: Iterable[Names | None]) -> Names | None:
+    """The names that all of these have; None if none of them has computed anything."""
+    known: Names | None = None
+    for names in found:
+        if names is None:
+            continue
+        if known is not None and names != known:
+            one, other = _listed(known), _listed(names)
+            raise Misuse(
+                f"session.backward(loss_of, ...): loss_of returned {one} beside the loss of one microbatch and {other} "
+                "beside that of another; return the same names for every microbatch, because each is averaged over all"
+            )
+        known = names
+    return known
+
+
+def _listed(names: Names) -> str:
+    return " and ".join(map(repr, names)) or "nothing"
+
+
+def encoded(present: bytes | bytearray, names: Names | None) -> bytes:
+    """What a sum was contributed to, and what its numbers are called: opaque to whoever only keeps it."""
+    return bytes(present) + (b"" if names is None else "\n".join(("", *names)).encode())
+
+
+def decoded(marks: bytes, entries: int) -> tuple[bytes, Names | None]:
+    rest = marks[entries:]
+    names = tuple(rest.decode().split("\n")[1:]) if rest else None
+    return marks[:entries], names
