@@ -221,7 +221,7 @@ def _of_script(error: BaseException) -> Failed:
     if apart and (cause := words.cause_of(error)):
         return Failed(kind="refused", detail=f"{said}\n{cause}")
     if line := missing.hint(error, None):
-        said = f\"{said}\n{line}\"
+        said = f"{said}\n{line}"
     return Failed(kind="exception", detail=said)
 
 

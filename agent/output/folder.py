@@ -13,7 +13,7 @@ finds the folder empty, in a job that is resumed as well; what it writes there t
 
 import shutil
 import tempfile
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import AbstractContextManager, nullcontext, suppress
 from pathlib import Path
 from typing import IO, Any
@@ -76,8 +76,12 @@ class Output:
                 self._look_at_storage()
         return self._place
 
-    def log(self, step: int, **numbers: Any) -> None:
+    def log(self, step: int, numbers: Mapping[str, Any]) -> None:
         self._log.add(step, numbers)
+
+    def forget(self) -> None:
+        """The step in flight counts for nothing here, and is done again."""
+        self._log.forget()
 
     # --- where the world calls it -------------------------------------------------------------------
 

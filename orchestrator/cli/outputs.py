@@ -122,7 +122,7 @@ def metrics(
     names = list(dict.fromkeys(each for numbers in steps.values() for each in numbers))
     if as_csv:
         rows = csv.writer(sys.stdout, lineterminator="\n")
-        rows.writerow(["step", *names])
+        rows.writerow(["step", *("step (logged)" if each == "step" else each for each in names)])
         for step, numbers in steps.items():
             rows.writerow(
                 [step, *(repr(numbers[each]) if each in numbers else "" for each in names)]

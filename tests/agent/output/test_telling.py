@@ -25,8 +25,8 @@ def test_numbers_are_told_once_whoever_repeats_a_step(job: Job) -> None:
     for step in range(6):
         one.cut = step == 5
         for worker in (one, two):
-            worker.output.log(step, loss=step / 2)
-            worker.output.log(step, lr=0.1)
+            worker.output.log(step, {"loss": step / 2})
+            worker.output.log(step, {"lr": 0.1})
             worker.output.scan(step, leads=worker is one)
     two.output.enter(6, leads=True, fresh=False)
     assert job.told.logged == [(step, {"loss": step / 2, "lr": 0.1}) for step in range(6)]
@@ -37,7 +37,7 @@ def test_a_step_that_is_done_again_counts_as_it_was_done_last(job: Job) -> None:
     one = job.worker("one")
     one.begin(0)
     for step, value in [(0, 1.0), (1, 2.0), (1, 3.0)]:
-        one.output.log(step, loss=value)
+        one.output.log(step, {"loss": value})
         one.output.scan(step, leads=True)
     assert job.told.logged == [(0, {"loss": 1.0}), (1, {"loss": 2.0}), (1, {"loss": 3.0})]
 
@@ -45,9 +45,9 @@ def test_a_step_that_is_done_again_counts_as_it_was_done_last(job: Job) -> None:
 def test_what_is_logged_in_a_step_that_counts_for_nothing_is_not_told(job: Job) -> None:
     one = job.worker("one")
     one.begin(0)
-    one.output.log(0, loss=1.0)
+    one.output.log(0, {"loss": 1.0})
     one.begin(3)
-    one.output.log(3, other=1.0)
+    one.output.log(3, {"other": 1.0})
     one.output.scan(3, leads=True)
     assert job.told.logged == [(3, {"other": 1.0})]
 
@@ -69,7 +69,7 @@ def test_what_is_logged_in_a_step_that_counts_for_nothing_is_not_told(job: Job) 
 def test_a_number_is_anybodys_number(job: Job, value: object, number: float) -> None:
     one = job.worker("one")
     one.begin(0)
-    one.output.log(0, x=value)
+    one.output.log(0, {"x": value})
     one.output.scan(0, leads=True)
     assert job.told.logged == [(0, {"x": number})]
     assert job.told.newest(Logged).numbers == {"x": number if math.isfinite(number) else None}
@@ -80,15 +80,15 @@ def test_what_is_no_number_is_refused_with_its_name(job: Job, value: object) -> 
     with pytest.raises(
         Misuse, match=r"session.log\(accuracy=...\): one number is expected in step 7"
     ) as error:
-        job.worker("one").output.log(7, accuracy=value)
+        job.worker("one").output.log(7, {"accuracy": value})
     assert "\n" not in str(error.value)
 
 
 def test_too_many_names_are_refused(job: Job) -> None:
     with pytest.raises(Misuse, match="101 names in step 0"):
-        job.worker("one").output.log(0, **{f"n{at}": at for at in range(101)})
+        job.worker("one").output.log(0, {f"n{at}": at for at in range(101)})
     with pytest.raises(Misuse, match="is no name for a number"):
-        job.worker("two").output.log(0, **{"a\nb": 1})
+        job.worker("two").output.log(0, {"a\nb": 1})
 
 
 def test_a_file_that_is_not_there_is_explained(tmp_path: Path) -> None:
