@@ -76,6 +76,11 @@ class Output:
                 self._look_at_storage()
         return self._place
 
+    @property
+    def in_use(self) -> Path | None:
+        """The folder, if the script has asked for it."""
+        return self._place if self._used else None
+
     def log(self, step: int, numbers: Mapping[str, Any]) -> None:
         self._log.add(step, numbers)
 
