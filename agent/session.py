@@ -15,6 +15,7 @@ additions is free: gradients take the memory of one, and numbers differ by round
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from os import PathLike
 from pathlib import Path
@@ -36,9 +37,10 @@ from agent.proof.evidence import Evidence, copied, versions_of
 from agent.replica import AFTER, BEFORE, Replica
 from agent.schedule import Kind
 from agent.script.given import check_modules, check_trained, check_unborn
-from agent.script.graph import unregistered
+from agent.script.graph import Outside
 from agent.script.optimizers import Optimizers
-from agent.tensors import shards
+from agent.script.registered import registered
+from agent.script.state import ScriptState
 from agent.tensors.device import settle
 from agent.tensors.numbers import Numbers
 from agent.tensors.partial import Partial, partial_of
@@ -117,9 +119,15 @@ class Session:
         self._world = _world if _world is not None else Alone()
         # How many threads share an operation is part of its rounding, so it is fixed for all.
         torch.set_num_threads(threads)
-        self.replica = replica = Replica(
-            registered(objects), _unborn, seed=seed, deterministic=deterministic
-        )
+        found = registered(objects)
+        check_modules(found.models, built=not _unborn)
+        check_unborn(_unborn, found.models, objects)
+        check_trained(found.models, found.objects.values())
+        for line in found.said:
+            sys.stderr.write(f"{line}\n")
+        self._registered = found
+        self.replica = replica = Replica(found, _unborn, seed=seed, deterministic=deterministic)
+        self._outside = Outside({id(p) for m in found.models.values() for p in m.parameters()})
         replica.fetch = self._world.fetch
         if replica.scaler is not None:
             scaling.follow(replica.scaler, replica.holdings)
@@ -179,6 +187,11 @@ class Session:
     def save(self, path: str | PathLike[str], thing: object = None) -> Path:
         """Write the model's weights, or `thing`, to session.output / path, whole and once. Every worker calls it."""
         return save(self, path, thing)
+
+    @property
+    def state(self) -> ScriptState:
+        """A dict of the script's own values, which travels with the job."""
+        return self.replica.state
 
     @property
     def step(self) -> int:
@@ -343,6 +356,8 @@ class Session:
             raise Misuse(
                 f"step {replica.step} ended without session.backward(loss_of, microbatches): every step needs one"
             )
+        self._registered.check(replica.step)
+        self._outside.check(replica.step)
         self._world.end_step(replica.step)
         replica.version, replica.step, replica.played = replica.version + 1, replica.step + 1, True
         replica.stage = "boundary"
@@ -447,6 +462,8 @@ class Session:
         replica.space.begin()
         self._partial.clear()
         self._evidence.begin()
+        # One loss of each phase shows what it was made of.
+        self._seen = False
         replica.still.step()
         replica.holdings.begin()
         scaler = replica.scaler
@@ -474,7 +491,6 @@ class Session:
                 recorder.computed()
                 replica.still.check(replica.step)
                 self._check_finite(summed)
-                replica.form.check_written(replica.step, replica.space.written(summed.marks))
                 world.commit(version, summed)
             except Interrupted:
                 recorder.computed()
@@ -544,7 +560,7 @@ class Session:
         returned = called(loss_of, given, replica.scaler)
         if not self._seen:
             self._seen = True
-            self._refuse_strangers(returned.loss)
+            self._outside.look(returned.loss)
         if notes is not None:
             settle(replica.space.device)
             notes.lap(Kind.FORWARD, microbatch)
@@ -553,12 +569,6 @@ class Session:
             settle(replica.space.device)
             notes.lap(Kind.BACKWARD, microbatch)
         return returned.numbers(self._scale)
-
-    def _refuse_strangers(self, loss: torch.Tensor) -> None:
-        """What is trained has to be registered; the first loss shows what it was made of."""
-        known = {id(p) for model in self.replica.models.values() for p in model.parameters()}
-        if found := unregistered(loss, known):
-            raise Misuse(f"session.backward(loss_of, microbatches): {found}")
 
     def _check_finite(self, summed: Summed) -> None:
         """Before the commit, so that a job that fails on it can be resumed from before it."""
@@ -599,17 +609,3 @@ class Session:
         self.replica.space.blank()
         self.replica.holdings.astray = True
         self._result = Result(math.nan, {}, void=True)
-
-
-def registered(objects: Sequence[object]) -> dict[str, shards.Stateful]:
-    """Name what the script registers, checked."""
-    found: dict[str, shards.Stateful] = {}
-    for index, thing in enumerate(objects):
-        if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
-            raise Misuse(f"Session: {thing!r} has no state_dict and load_state_dict to save")
-        found["model" if index == 0 else f"{type(thing).__name__}{index}"] = thing
-    modules = [thing for thing in found.values() if isinstance(thing, torch.nn.Module)]
-    check_modules(modules, built=not _unborn)
-    check_unborn(_unborn, modules, [*found.values()])
-    check_trained(modules, found.values())
-    return found

@@ -24,11 +24,11 @@ from agent.calibration.gauge import Batch, Clock, Gauge, How, Patience, spent_s
 from agent.errors import Misuse
 from agent.pipeline.cut import build, worth_cutting
 from agent.pipeline.examine import CutPoint, Facts, cut_points, examine
-from agent.pipeline.origin import is_own_class
 from agent.pipeline.pieces import Piece
 from agent.pipeline.record import LossOf, attributes_kept, buffers_kept, record
 from agent.profile import Network, NetworkFrom, Profile, Section, parse, render
 from agent.script.optimizers import twin_of
+from agent.source.tracebacks import is_own_class
 from agent.tensors.device import CPU, anywhere, clock_of, device_of, stream_kept
 
 ROUNDS = 5

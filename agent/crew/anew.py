@@ -2,26 +2,30 @@
 
 import sys
 import time
+from collections import deque
 from collections.abc import Callable
 
 from agent.pipeline.closure import Closure
 from agent.pipeline.recording import Recording
 
 STEPS_MIN = 4
+KNOWN_MAX = 16
 SAID = f"loss_of was recorded anew in each of the last {STEPS_MIN} steps"
 
 
 class Anew:
     def __init__(self) -> None:
-        self._closure: Closure | None = None
+        # Those of the last recordings: a step may have several phases.
+        self._known = deque[Closure](maxlen=KNOWN_MAX)
         self._last, self._row, self._took_s = -2, 0, 0.0
 
     def recorded(self, step: int, record: Callable[[], Recording]) -> Recording:
         began_s = time.monotonic()
         found = record()
-        if found.because and found.closure is not self._closure:
-            self._hear(step, found.because, time.monotonic() - began_s)
-        self._closure = found.closure
+        if not any(found.closure is each for each in self._known):
+            self._known.append(found.closure)
+            if found.because:
+                self._hear(step, found.because, time.monotonic() - began_s)
         return found
 
     def _hear(self, step: int, what: str, took_s: float) -> None:

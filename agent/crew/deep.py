@@ -1,6 +1,7 @@
 """Where a worker is in a layout of deep chains, and what of that outlives a layout.
 
-A chain is made anew for each layout, and for each graph that the script's loss turns out to have. Who is first
+A chain is made anew for each layout, and for each graph that the script's loss turns out to have; each loss function of
+a script has one, so that a step of several phases has several. Who is first
 in the layout chooses where the graph is cut, if the layout does not say so, and tells the others; with that goes what
 it has found out about the graph, so that whoever records the loss later does not run it for that.
 """
@@ -106,14 +107,14 @@ class Deep:
         self._sections = Sections()
         self._anew = Anew()
         self._channel: MeshChannel | None = None
-        self._generation = -1
-        self._chain: Chain | None = None
+        self._generation, self._entering = -1, True
+        self._chains: list[Chain] = []  # one for each loss function, the last used first
 
     def leave(self) -> None:
         """The layout is not the one any more: nothing more of it is sent."""
         if self._channel is not None:
             self._channel.break_off("the layout has changed")
-        self._channel, self._chain = None, None
+        self._channel, self._chains, self._entering = None, [], True
 
     def chain(
         self,
@@ -131,19 +132,20 @@ class Deep:
         if self._channel is None:
             self._channel = channel()
         word = FirstWord(self._channel, layout.workers, f"recorded/{step}")
-        entered = self._chain is None
-        recording = self._anew.recorded(step, lambda: to_play(word.facts, entered=entered))
+        recording = self._anew.recorded(step, lambda: to_play(word.facts, entered=self._entering))
         # Numbers that the loss closes over and that are not in its graph make another recording of the same graph.
-        if self._chain is None or self._chain.recording.graph is not recording.graph:
+        found = [each for each in self._chains if each.recording.graph is recording.graph]
+        self._entering = self._entering and not found
+        if not found:
             recording = self._begun_alike(layout, recording, word, adopt)
             cuts = self._cuts(layout, step, recording, word)
-            self._chain = Chain(layout, self._me, recording, cuts, self._channel, whole)
-        return self._chain
+            found = [Chain(layout, self._me, recording, cuts, self._channel, whole)]
+        self._chains = [*found, *(each for each in self._chains if not _replaced(each, found[0]))]
+        return found[0]
 
     def keepers(self) -> dict[str, frozenset[str] | None]:
         """Who has what, behind a step of a layout in which each keeps its own."""
-        assert self._chain is not None
-        return dict(self._chain.keepers())
+        return dict(self._chains[0].keepers())
 
     def _begun_alike(
         self,
@@ -184,3 +186,7 @@ class Deep:
                 "depends on the step"
             )
         return heard.cuts
+
+
+def _replaced(chain: Chain, by: Chain) -> bool:
+    return chain.recording.closure.of_same_function(by.recording.closure)

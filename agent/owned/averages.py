@@ -9,11 +9,11 @@ between workers that keep different layers, so the comparison of their states fi
 from collections.abc import Iterator, Mapping
 
 import torch
+from torch.utils._pytree import keystr, tree_flatten_with_path
 
 from agent.errors import Misuse
 from agent.owned.gradients import params_of
 from agent.owned.words import AVERAGE
-from agent.store import values
 from agent.tensors.away import is_none
 from agent.tensors.naming import named_buffers, named_parameters
 from agent.tensors.shards import Stateful
@@ -52,20 +52,9 @@ class Averages:
             if isinstance(thing, torch.optim.Optimizer):
                 trained |= {id(param) for param in params_of(thing)}
             elif key not in self._models:
-                kept |= _tensors(thing.state_dict(), key)
+                leaves = tree_flatten_with_path(thing.state_dict())[0]
+                kept |= {key + keystr(p): t for p, t in leaves if isinstance(t, torch.Tensor)}
         for name, tensor in kept.items():
             follows = isinstance(tensor, torch.nn.Parameter) or tensor.shape in shapes
             if follows and id(tensor) not in trained and bool(tensor.isnan().any()):
                 yield name
-
-
-def _tensors(state: object, key: str) -> dict[str, torch.Tensor]:
-    found: dict[str, torch.Tensor] = {}
-
-    def keep(path: str, value: object) -> bool:
-        if isinstance(value, torch.Tensor):
-            found[path] = value
-        return path in found
-
-    values.strip(state, key, keep)
-    return found

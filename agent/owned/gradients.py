@@ -9,7 +9,7 @@ A script that only reads gradients cannot be seen here. What it makes of them di
 found where the states of workers are compared, as soon as it gets into a learning rate or `session.state`.
 """
 
-from collections.abc import Collection, Iterable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping
 from contextlib import contextmanager
 from typing import Any
 
@@ -19,7 +19,6 @@ from torch.utils.hooks import RemovableHandle
 
 from agent.errors import Misuse
 from agent.owned.words import APART, ROOM
-from agent.tensors.away import is_none
 from agent.tensors.naming import named_parameters
 from agent.tensors.shards import Stateful
 from agent.tensors.sums import Norm
@@ -27,16 +26,17 @@ from agent.tensors.sums import Norm
 SAMPLE = 4096
 GRADIENT, WEIGHT = "the gradient of ", ""
 UNREGISTERED = "a parameter that Session(...) was not given"
-Mark = tuple[
-    int, int, bytes
-]  # where a tensor lies, how often it was written to, some of its numbers
+# Where a tensor lies, how often it was written to, and some of its numbers.
+Mark = tuple[int, int, bytes]
 
 
 class Gradients:
     """Of the models among `objects`. As long as `norms` is empty all are here, and nothing is refused."""
 
-    def __init__(self, objects: Mapping[str, Stateful]) -> None:
-        self._objects = objects
+    def __init__(
+        self, objects: Mapping[str, Stateful], is_here: Callable[[torch.Tensor], bool]
+    ) -> None:
+        self._objects, self._is_here = objects, is_here
         self._models = {k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)}
         self.norms: dict[int, Norm] = {}  # by the identity of parameters
         self._unknown: set[int] = set()  # parameters whose norm has become another
@@ -61,7 +61,7 @@ class Gradients:
             if param.grad is not None:
                 # It has a count of writes of its own then, which views of one sum share.
                 param.grad = param.grad.data
-        self._mark(params)
+        self._mark(params, GRADIENT, WEIGHT)
         for optimizer in self._optimizers():
             # Registered again in each step, so that a hook of the script's has done its work before.
             self._hooks.append(optimizer.register_step_pre_hook(self._before_step))
@@ -75,27 +75,28 @@ class Gradients:
         return [o for o in self._objects.values() if isinstance(o, torch.optim.Optimizer)]
 
     def _before_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        params = params_of(optimizer)
         # A script may drop all gradients, which is to leave out the step.
-        if any(param.grad is not None for param in params_of(optimizer)):
-            self.check(params_of(optimizer))
+        if any(param.grad is not None for param in params):
+            self._check(params)
         self.check_weights()
 
     def _after_step(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        self._mark(params_of(optimizer))
+        self._mark(params_of(optimizer), GRADIENT, WEIGHT)
 
-    def _mark(self, params: Collection[torch.Tensor]) -> None:
-        here = [param for param in params if not is_none(param)]
+    def _mark(self, params: Iterable[torch.Tensor], *what: str) -> None:
+        here = [param for param in params if self._is_here(param)]
         for index, param in enumerate(here):
             # Writes through `tensor.data` are not counted, so of one tensor, another in each step, numbers are kept.
             close = index == self._heard % len(here)
-            self._marks[GRADIENT, id(param)] = _mark(param.grad, close=close)
-            self._marks[WEIGHT, id(param)] = _mark(param, close=close)
+            for each in what:
+                tensor = param if each == WEIGHT else param.grad
+                self._marks[each, id(param)] = _mark(tensor, close=close)
 
-    def check(self, params: Collection[torch.Tensor]) -> None:
+    def _check(self, params: Collection[torch.Tensor]) -> None:
         """Refuse gradients that were changed."""
-        if self.norms:
-            for param in params:
-                self._compare(GRADIENT, param, param.grad)
+        for param in params if self.norms else ():
+            self._compare(GRADIENT, param, param.grad)
 
     def check_weights(self) -> None:
         """Refuse weights that were changed."""
@@ -118,10 +119,10 @@ class Gradients:
     @contextmanager
     def changing(self, params: Collection[torch.Tensor]) -> Iterator[None]:
         """Inside, gradients of these become others, and it is known what becomes of their norms."""
-        self.check(params)
+        self._check(params)
         yield
         if self.norms:
-            self._mark(params)
+            self._mark(params, GRADIENT)
 
     def clipped(self, params: Iterable[torch.Tensor]) -> None:
         self._unknown |= {id(param) for param in params}

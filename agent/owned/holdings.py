@@ -33,7 +33,7 @@ class Holdings:
         self._strides: dict[int, tuple[int, ...]] = {}  # by the identity of parameters
         self._note({k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)})
         self.here: frozenset[str] | None = None
-        self.gradients, self._averages = Gradients(objects), Averages(objects)
+        self.gradients, self._averages = Gradients(objects, self._is_here), Averages(objects)
         self.astray = False  # there are no gradients, for the job went on without this worker
         self.borrowed: frozenset[str] = frozenset()  # here for the script to look at
         self._all: frozenset[str] = frozenset()
@@ -58,6 +58,10 @@ class Holdings:
             self._all = frozenset(collect(self._objects).sizes())
             self._counted = len(self._objects)
         return self._all
+
+    def _is_here(self, param: torch.Tensor) -> bool:
+        """For good, and not just borrowed."""
+        return self.here is None or self.layer_of.get(id(param)) in self.here
 
     def lacking(self, wanted: Collection[str]) -> frozenset[str]:
         return frozenset() if self.here is None else frozenset(wanted) - self.here
@@ -124,16 +128,14 @@ class Holdings:
                 elif param.numel() == 1 and not self._unborn:  # which are born with one number
                     param.data = torch.empty_like(param.data).copy_(nothing(param))
 
-    # --- a phase of a step, in the order of the calls -------------------------------------------------
-
     def begin(self) -> None:
-        """There are no gradients yet."""
+        """A phase begins: there are no gradients yet."""
         self.gradients.check_weights()
         self.gradients.begin()
         self.astray = False
 
     def hear(self, norms: dict[int, Norm], added: Collection[int] = ()) -> None:
-        """The parameters have their gradients, of which these are the norms; none where all are here.
+        """Gradients of these norms are in the parameters; none if all are here.
 
         `added` are the identities of parameters whose gradients have an earlier phase's in them.
         """
@@ -142,7 +144,7 @@ class Holdings:
             self._averages.begin()
 
     def check(self, step: int) -> None:
-        """The step is over: refuse what the script has done with a part of the layers."""
+        """The step is over: refuse what the script has made of a part of the layers."""
         if self.here is not None:
             self.gradients.check_weights()
             self._averages.check(step)

@@ -21,7 +21,7 @@ import numpy as np
 import torch
 
 from agent.errors import AgentError
-from agent.pipeline.origin import is_library, is_own_class
+from agent.source.tracebacks import is_library, is_own_class
 
 PLAIN = (int, float, complex, bool, str, bytes, type(None), torch.dtype, torch.device)
 CONTAINERS = (list, tuple, dict, set, frozenset, deque, UserDict)
@@ -66,13 +66,14 @@ class Closure:
         """The name of something that is other now; nothing if there is none."""
         return min(self._changes(now) - self._loose - now._loose, default="", key=len)
 
-    def of_same_function(self, other: "Closure") -> bool:
-        """Whether it is the same code, whatever that closes over."""
-        return bool(self._marks[START] == other._marks[START])
-
     def settled(self, behind: "Closure") -> "Closure":
         """What lies there behind a call. What the call has changed itself it does not go by."""
-        return Closure(behind._marks, self._loose | self._changes(behind))
+        changes = self._changes(behind)
+        return Closure(behind._marks, self._loose | changes) if changes else self
+
+    def of_same_function(self, other: "Closure") -> bool:
+        """Whether both are of the same code, or of the same object that is called."""
+        return _equal(self._marks[START], other._marks[START])
 
     def _changes(self, now: "Closure") -> set[str]:
         mine, theirs = self._marks, now._marks

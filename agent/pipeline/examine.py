@@ -29,10 +29,10 @@ from torch.utils import _pytree as pytree
 from agent.errors import CannotRecord
 from agent.pipeline import modes
 from agent.pipeline.guests import Guest
-from agent.pipeline.origin import is_torchs
 from agent.pipeline.record import Kept, attributes_kept, python_drawn, where
 from agent.pipeline.scaling import Scaling
 from agent.pipeline.witness import unsaved
+from agent.source.tracebacks import is_torchs
 from agent.tensors.away import computable
 from agent.tensors.device import device_of, stream_kept, stream_state
 from agent.tensors.still import version_of

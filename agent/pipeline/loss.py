@@ -64,11 +64,6 @@ def record_loss(
     `told` may know what another worker has found out about the graph of this mark: then nothing is run, because it was
     there. `empty` makes the model what it was before its first forward.
     """
-    if modes.nesting():
-        raise CannotRecord(
-            "session.backward(loss_of, ...) is called under an autocast, which would change what the backward computes, and "
-            "stages call it outside: begin the autocast in loss_of, or train with depth 1"
-        )
     before = closed_over(loss_of)
     loss = _Loss(model, loss_of, scaler, *flatten(microbatches[0]))
     with attributes_kept(model), computable(model):
@@ -98,11 +93,6 @@ def same_graph(
             return True
         # What it kept for itself when it was recorded is there now: another graph may compute the same.
         return _alike(loss.again(graph, loss.leaves), loss.again(known, loss.leaves))
-
-
-def changed(recording: Recording, loss_of: LossOf) -> str:
-    """The name of what the loss closes over that is other than when it was recorded; nothing if there is none."""
-    return recording.closure.changed(closed_over(loss_of))
 
 
 class _Loss:

@@ -27,12 +27,12 @@ from agent.errors import CannotRecord, Misuse
 from agent.pipeline import guests
 from agent.pipeline.flat import cloned
 from agent.pipeline.modes import Switches
-from agent.pipeline.origin import LIBRARY, overheard_by, shown
 from agent.pipeline.returned import called
 from agent.pipeline.scaling import Scaler, Scaling
 from agent.pipeline.spelling import written
 from agent.pipeline.witness import (
     HERE,
+    LIBRARY,
     Derived,
     Witness,
     refuse_kept_weights,
@@ -40,6 +40,7 @@ from agent.pipeline.witness import (
     refuse_replaced,
     weights_kept,
 )
+from agent.source.tracebacks import overheard_by, shown
 from agent.tensors.device import device_of, stream_kept, stream_state
 
 LossOf = Callable[..., Any]  # of a model and what a microbatch is made of

@@ -145,4 +145,9 @@ class Recorder:
     def _still_computes(self, entry: _Entry) -> bool:
         assert self._loss_of is not None
         self._filled.empty()
-        return same_graph(entry.recording, self._model(), self._loss_of, self._scaler)
+        recording = entry.recording
+        right = same_graph(recording, self._model(), self._loss_of, self._scaler)
+        # What it has changed itself while it was recorded is no reason to record it again.
+        closure = recording.closure.settled(closed_over(self._loss_of))
+        entry.recording = msgspec.structs.replace(recording, closure=closure)
+        return right

@@ -32,11 +32,12 @@ from torch.overrides import TorchFunctionMode
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from agent.pipeline import guests, modes
-from agent.pipeline.origin import LIBRARY, shown
 from agent.pipeline.spelling import written
+from agent.source.tracebacks import shown
 from agent.tensors.device import device_of, stream_state
 from agent.tensors.still import version_of
 
+LIBRARY = str(Path(torch.__file__).parent)
 HERE = str(Path(__file__).parents[1])
 PLAIN = (int, float, complex, bool, str, type(None), type(...), torch.dtype, torch.device)
 WORDS = (torch.memory_format, torch.layout)

@@ -1,16 +1,19 @@
-"""Which parameters and buffers there are, and of what form: what Session(...) has found is what is trained and kept.
+"""Check that models keep the parameters and buffers that they had when the session was made.
 
-Whatever came later would be in no sum and in no state: every worker would train it alone, and whoever joins would
-begin it anew.
+A parameter or buffer that came later would be in no sum and in no state. Whether a parameter requires a gradient may
+change, because that travels with the state (see `agent.script.modes`); but a step's sum has room only for what could
+be trained when the session was made.
 """
 
-from collections.abc import Iterable, Sequence
+from collections.abc import Container
 
 import torch
 
 from agent.errors import Misuse
+from agent.tensors.naming import Models, named_modules, named_parameters
 
-Look = tuple[bool, torch.dtype, torch.Size, torch.device]
+Look = tuple[torch.dtype, torch.Size, torch.device]
+STILL = "and keep it unchanged with a learning rate of 0"
 
 
 class _Part:
@@ -34,64 +37,50 @@ class _Part:
             and [*map(id, module._parameters.values())] == self.params
             and _looks(module) == self.looks
             and all(_form(module._buffers.get(key)) == form for key, form in self.buffers.items())
-            # One that a forward has registered, and that was taken back, leaves its name among those that are not saved.
+            # A buffer that a forward registered and that was taken back leaves its name among those not saved.
             and len(module._buffers.keys() - module._non_persistent_buffers_set)
             == len(self.buffers)
         )
 
 
 class Form:
-    """That of all models as they were when this was made."""
+    """The form of all models when this was made. `summed` are the parameters in a step's sum, by identity."""
 
-    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+    def __init__(self, models: Models, summed: Container[int]) -> None:
         self._models = models
-        self._parts = [
-            _Part(name, module) for model in models for name, module in model.named_modules()
-        ]
-        self._unsaved = {
-            f"{part.name}.{key}" if part.name else key
-            for part in self._parts
-            for key in part.module._non_persistent_buffers_set
-        }
-        self._params = _params(models)
+        self._parts = [_Part(name, module) for name, module in named_modules(models).items()]
+        self._params = named_parameters(models)
         self._before = {name: _look(param) for name, param in self._params.items()}
+        self._frozen = {n: param for n, param in self._params.items() if id(param) not in summed}
 
     def check(self, step: int) -> None:
         if not all(part.same for part in self._parts):
             raise Misuse(f"step {step}: {self._what()}")
-
-    def check_written(self, step: int, names: Iterable[str]) -> None:
-        """`names` are what a step changes; buffers among them go on from there."""
-        if lost := sorted(self._unsaved.intersection(names)):
-            raise Misuse(
-                f"step {step}: the forward writes to the buffer {lost[0]!r}, which is not saved (persistent=False), "
-                "so whoever joins later would begin it anew: leave persistent=False out, or keep in a plain attribute "
-                "what no forward reads before it writes it"
-            )
+        for name, param in self._frozen.items():
+            if param.requires_grad:
+                raise Misuse(
+                    f"step {step}: the parameter {name!r} was unfrozen, but when Session(...) was made it required no "
+                    "gradient and no optimizer had it, so a step's sum has no room for it: give it to the optimizer, or "
+                    "freeze it after Session(...)"
+                )
 
     def _what(self) -> str:
-        now = _params(self._models)
+        now = named_parameters(self._models)
         for name, param in now.items():
             if self._params.get(name) is param:
                 continue
-            how = "is another one than" if name in self._params else "was not there"
+            how = "is not the same object as" if name in self._params else "was not there"
             return (
                 f"the parameter {name!r} {how} when Session(...) was made, so it is in no sum and in no state. "
                 f"Make the whole model before, {STILL}"
             )
         if gone := sorted(self._params.keys() - now.keys()):
             return (
-                f"the parameter {gone[0]!r} was taken out of the model after Session(...) was made, which whoever "
-                f"joins later would not know. Leave it in, {STILL}"
+                f"the parameter {gone[0]!r} was taken out of the model after Session(...) was made, which a joining "
+                f"worker would not know. Leave it in, {STILL}"
             )
         for name, param in now.items():
-            trains, dtype, shape, device = self._before[name]
-            if param.requires_grad != trains:
-                did = "began to train" if param.requires_grad else "stopped training"
-                return (
-                    f"the parameter {name!r} {did} after Session(...) was made, which whoever joins later would not "
-                    f"know. Let it train from the beginning, {STILL}"
-                )
+            dtype, shape, device = self._before[name]
             if (param.dtype, param.shape) != (dtype, shape):
                 return (
                     f"the parameter {name!r} is {_said((param.dtype, param.shape))}, but was {_said((dtype, shape))} "
@@ -113,20 +102,17 @@ class Form:
                 if before != found and key not in part.module._non_persistent_buffers_set:
                     return (
                         f"the buffer {name!r} is {_said(found)}, but was {_said(before)} when Session(...) was made, "
-                        "and whoever joins later has room for that. Make it as large as it will be, or "
-                        "register_buffer(..., persistent=False) if it can be computed anew"
+                        "and a joining worker has room for that only. Make it as large as it will be, or "
+                        "register_buffer(..., persistent=False) if it can be computed again"
                     )
         return (
-            "a module was put into the model, or taken out of it, after Session(...) was made, which whoever joins "
-            "later would not know. Make the whole model before"
+            "a module was put into the model, or taken out of it, after Session(...) was made, which a joining "
+            "worker would not know. Make the whole model before"
         )
 
 
-STILL = "and keep it still with a learning rate of 0"
-
-
 def _look(param: torch.Tensor) -> Look:
-    return param.requires_grad, param.dtype, param.shape, param.device
+    return param.dtype, param.shape, param.device
 
 
 def _looks(module: torch.nn.Module) -> list[Look]:
@@ -139,7 +125,3 @@ def _form(tensor: torch.Tensor | None) -> tuple[torch.dtype, torch.Size] | None:
 
 def _said(form: tuple[torch.dtype, torch.Size] | None) -> str:
     return "not there" if form is None else f"{form[0]} {list(form[1])}"
-
-
-def _params(models: Sequence[torch.nn.Module]) -> dict[str, torch.nn.Parameter]:
-    return {name: param for model in models for name, param in model.named_parameters()}

@@ -1,7 +1,7 @@
-"""What a session's parameters are trained with: the optimizers and schedules that it was given, and no others.
+"""Check that the parameters of a session are trained with the optimizers and schedules that it was given.
 
-A newcomer makes them as the script begins, and has their state from those who are there. What the session does not know of
-it cannot hand on, and the numbers would be others from then on.
+A joining worker makes them as the script begins, and gets their state from the other workers. The session cannot hand
+on the state of an optimizer or schedule that it does not know.
 """
 
 import inspect
@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from agent.errors import Misuse
 from agent.tensors.shards import Stateful
@@ -18,7 +21,7 @@ from agent.tensors.shards import Stateful
 def twin_of(
     optimizer: torch.optim.Optimizer, params: Sequence[torch.Tensor], **instead: bool
 ) -> torch.optim.Optimizer:
-    """Another one with the same settings, and in the same mode: some are brought into one, by `optimizer.train()`."""
+    """Make an optimizer with the same settings, in the same mode (some have `optimizer.train()`)."""
     known = inspect.signature(type(optimizer)).parameters
     settings = {key: value for key, value in optimizer.defaults.items() if key in known}
     settings |= {key: value for key, value in instead.items() if key in settings}
@@ -31,6 +34,8 @@ def twin_of(
 
 
 class Optimizers:
+    """The registered optimizers. `astray` says whether there are no gradients, since the job went on alone."""
+
     def __init__(
         self,
         objects: Mapping[str, Stateful],
@@ -39,32 +44,38 @@ class Optimizers:
         astray: Callable[[], bool],
     ) -> None:
         self._objects, self._params, self._step, self._astray = objects, params, step, astray
-        self.unused = False  # there are gradients, and no optimizer has been at work since
+        # There are gradients, and no optimizer has used them.
+        self.unused = False
         self._trained = self._counted()
-        self._strangers = register_optimizer_step_pre_hook(self._look)
+        self._hooks = (
+            register_optimizer_step_pre_hook(self._look),
+            # A closure makes gradients inside of a step.
+            register_optimizer_step_post_hook(self._used),
+        )
 
     def close(self) -> None:
-        self._strangers.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def check(self) -> None:
-        """Before a step begins."""
+        """Check before the first phase of a step."""
         self._check_used()
         if self._counted() != self._trained:
             raise Misuse(
                 f"step {self._step()}: parameters were added to an optimizer after Session(...) was made, which "
-                "whoever joins later would not know. Add them before, with a learning rate of 0 until then"
+                "a joining worker would not know. Add them before, with a learning rate of 0 until then"
             )
         self._check_schedules()
 
     def _check_used(self) -> None:
-        """Gradients are a step's own: what the one before has left is neither added to, nor part of the state."""
+        """Gradients do not outlive their step: they are no part of the state, and the next step begins new ones."""
         grads = [p.grad for p in self._params.values()] if self.unused else []
         left = any(grad is not None and bool(grad.any()) for grad in grads)
         if left and any(isinstance(o, torch.optim.Optimizer) for o in self._objects.values()):
             step = self._step()
             raise Misuse(
                 f"step {step}: the gradients of step {step - 1} are still there, and no optimizer has "
-                "used them; session.share(...) begins new ones. To train on more at once give Session(...) more "
+                "used them, but each step begins new ones. To train on more at once give session.backward(...) more "
                 "microbatches; to leave a step out, call optimizer.zero_grad()"
             )
         self.unused = False
@@ -78,27 +89,37 @@ class Optimizers:
         ]
 
     def _look(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """The state of one that is not ours would stay behind when others take over from this worker."""
-        if self._astray():  # these gradients are none
+        """Called before any optimizer steps: one that is not registered loses its state with its worker."""
+        if self._astray():
+            # These gradients say nothing.
             for param in self._params.values():
                 param.grad = None
         if any(thing is optimizer for thing in self._objects.values()):
-            self.unused = False
             return
         mine = {id(param) for param in self._params.values()}
         if any(id(param) in mine for group in optimizer.param_groups for param in group["params"]):
             raise Misuse(
-                f"step {self._step()}: an optimizer that Session(...) was not given trains its parameters: "
-                "Session(model, optimizer, other, ...)"
+                f"step {self._step()}: {type(optimizer).__name__} trains parameters of the session, which was not given "
+                "this optimizer, so its state would be lost with a worker: Session(model, optimizer, other, ...)"
             )
 
+    def _used(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if any(thing is optimizer for thing in self._objects.values()):
+            self.unused = False
+
     def _check_schedules(self) -> None:
-        """A newcomer would begin a schedule that is not part of the state from its first step."""
-        kinds = torch.nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
-        if all(isinstance(thing, kinds) for thing in self._objects.values()):
-            for thing in self._objects.values():
-                if getattr(getattr(thing, "step", None), "_wrapped_by_lr_sched", False):
-                    raise Misuse(
-                        f"step {self._step()}: the optimizer has a schedule that Session(...) was not given, so "
-                        "whoever joins later would train at another rate: Session(model, optimizer, scheduler, ...)"
-                    )
+        """A joining worker would begin an unregistered schedule at its first step."""
+        if any(_may_be_schedule(key, thing) for key, thing in self._objects.items()):
+            return
+        for thing in self._objects.values():
+            if getattr(getattr(thing, "step", None), "_wrapped_by_lr_sched", False):
+                raise Misuse(
+                    f"step {self._step()}: {type(thing).__name__} has a schedule that Session(...) was not given, so a "
+                    "joining worker would train at another rate: Session(model, optimizer, scheduler, ...)"
+                )
+
+
+def _may_be_schedule(key: str, thing: object) -> bool:
+    """Whether it is a registered object (whose name ends with a number) of a kind of its own."""
+    kinds = torch.nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
+    return key[-1:].isdigit() and not isinstance(thing, kinds)

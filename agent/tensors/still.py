@@ -1,48 +1,52 @@
-"""Parameters stay as they are in the loop over `session.share(...)`, and so do buffers that cannot be summed.
+"""Check that `loss_of` leaves parameters as they are, and buffers that cannot be summed.
 
-A forward that writes to one does so as often as a worker has microbatches, and how many that are is another matter tomorrow.
-Most writes show in a tensor's version counter; through `.data`, as codebooks and teachers that follow are often written,
-they do not. So values are looked at, as one number for each parameter: in the steps 0, 1, 3, 7, ... of a worker.
+A forward that writes to one does so once per microbatch of its worker, and the number of these depends on the layout.
+Most writes show in a tensor's version counter, but writes through `.data` do not, and codebooks and averaged teachers
+are often written so. So the values are compared, as one number for each parameter: in the steps 0, 1, 3, 7, ... of a
+worker.
 """
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Mapping
 
 import torch
 
 from agent.errors import Misuse
 from agent.tensors.away import is_away
+from agent.tensors.naming import Models, named_buffers, named_parameters
 from agent.tensors.shards import in_a_row
 from agent.tensors.sums import is_summed
 
-WORD = 8  # bytes are added in words
+# Bytes are added in words.
+WORD = 8
 
 
 def version_of(tensor: torch.Tensor) -> int:
-    """Another one when somebody has written to it. What was made in inference mode counts nothing."""
+    """Return a number that changes when the tensor is written to; one made in inference mode does not count writes."""
     return int(_sum(tensor)) if tensor.is_inference() else tensor._version
 
 
 class Still:
-    def __init__(self, models: Sequence[torch.nn.Module]) -> None:
+    """The values of parameters and of buffers that cannot be summed, from the start of a phase to its end."""
+
+    def __init__(self, models: Models) -> None:
+        buffers = named_buffers(models).items()
         self._tensors: Mapping[str, torch.Tensor] = {
-            name: tensor
-            for model in models
-            for name, tensor in (*model.named_parameters(), *model.named_buffers())
-            if isinstance(tensor, torch.nn.Parameter) or not is_summed(tensor)
+            **named_parameters(models),
+            **{name: buffer for name, buffer in buffers if not is_summed(buffer)},
         }
         self._steps = -1
         self._before: dict[str, int] = {}
 
     def step(self) -> None:
-        """One begins."""
+        """A phase begins."""
         self._steps += 1
 
     def begin(self) -> None:
-        """Nothing but forwards and backwards will be from here on."""
+        """From here on there are only forwards and backwards."""
         self._before = self._marks() if self._steps & (self._steps + 1) == 0 else {}
 
     def forget(self) -> None:
-        """What is here has come from others."""
+        """What is here has come from other workers."""
         self._before = {}
 
     def check(self, step: int) -> None:
@@ -56,14 +60,14 @@ class Still:
         tensor = self._tensors[name]
         if isinstance(tensor, torch.nn.Parameter):
             return (
-                f"the parameter {name!r} is written to in the loop over session.share(...), where every "
-                "worker has other microbatches: write to it behind the loop, or make it a buffer "
-                "(register_buffer), of which each microbatch sees the step's start"
+                f"loss_of writes to the parameter {name!r}, but every worker calls it for other microbatches: write to "
+                "it after session.backward(...), or make it a buffer (register_buffer), of which each microbatch sees "
+                "the value at the start of the step"
             )
         return (
-            f"the buffer {name!r} of {tensor.dtype} is written to in the loop over session.share(...), and what several "
-            "microbatches make of such a buffer is not known: make it torch.bool if it is a flag, torch.int64 if it "
-            "counts, torch.float32 if it is an average, or write to it behind the loop"
+            f"loss_of writes to the buffer {name!r} of {tensor.dtype}, and it is not known how the changes of several "
+            "microbatches add up in such a buffer: make it torch.bool if it is a flag, torch.int64 if it counts, "
+            "torch.float32 if it is an average, or write to it after session.backward(...)"
         )
 
     def _marks(self) -> dict[str, int]:
@@ -74,7 +78,7 @@ class Still:
 
 
 def _sum(tensor: torch.Tensor) -> torch.Tensor:
-    """Of its words."""
+    """Add up its words."""
     raw = in_a_row(tensor)
     if raw.storage_offset() % WORD:
         raw = raw.clone()

@@ -268,7 +268,18 @@ def alone(factory, draw, microbatches: int, steps: int):
         opt.step()
         losses.append(result.loss)
     session._sessions.clear()
-    return losses, model.state_dict(), own
+    return losses, model.state_dict(), Streams(own)
+
+
+class Streams:
+    """The random streams of a session, for the workers of a layout."""
+
+    def __init__(self, own: session.Session) -> None:
+        self._replica = own.replica
+
+    def seed_for(self, step: int, microbatch: int) -> None:
+        self._replica.step, self._replica.phase = step, 0
+        self._replica.seed_for(microbatch)
 
 
 class Turns:

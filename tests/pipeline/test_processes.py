@@ -8,6 +8,7 @@ import torch
 from playing import (
     MODELS,
     SEED,
+    Streams,
     alone,
     batches,
     graph_of,
@@ -44,7 +45,8 @@ def train(me: str, place: int, model: str, cuts, schedule, pipe) -> None:
     channel = MeshChannel(mesh, changed, 1, patience_s=60)
     worker = Worker(layout, me, schedule, {place: pieces[place]}, channel, reach=8)
     session._sessions.clear()
-    seeds = session.Session(torch.nn.Linear(1, 1), microbatches=layout.microbatches, seed=SEED)
+    layer = torch.nn.Linear(1, 1)
+    seeds = Streams(session.Session(layer, microbatches=layout.microbatches, seed=SEED))
     opt = optimizer(worker.stages[place].module.parameters())
     losses = []
     for step in range(STEPS):

@@ -19,9 +19,9 @@ class Slow(Alone):
     def __init__(self) -> None:
         self.begun: list[tuple[list[bytes], Copying]] = []
 
-    def boundary(self, session, facts):
-        super().boundary(session, facts)
-        state = session.collected()
+    def boundary(self, replica, facts):
+        super().boundary(replica, facts)
+        state = replica.collected()
         _, pieces = share_of(state.finish(), 1, 0)
         now = [bytes(piece) for piece in pieces]
         self.begun.append((now, Copying(lambda: share_of(state.finish(), 1, 0)[1], Again())))
@@ -51,8 +51,7 @@ def train(leave_at: int) -> torch.nn.Module:
     for step in session.steps(4):
         if step == leave_at:
             break
-        for x in session.share(torch.randn(2, 6, 4).unbind()):
-            session.backward(model(x).square().mean())
+        session.backward(lambda x: model(x).square().mean(), torch.randn(2, 6, 4).unbind())
         optimizer.step()
     with torch.no_grad():
         for param in model.parameters():
@@ -81,10 +80,11 @@ def test_layers_that_go_are_in_the_copy_all_the_same(slow: Slow) -> None:
     unborn = Unborn(lambda: torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Linear(8, 1)))
     session._unborn.append(unborn)
     own = Session(unborn.model, microbatches=2)
-    own.bear(own.holdings.all)
+    replica = own.replica
+    replica.bear(replica.holdings.all)
     for _ in own.steps(1):
-        own.bear(frozenset({"0"}))
-        assert own.holdings.here == {"0"}
+        replica.bear(frozenset({"0"}))
+        assert replica.holdings.here == {"0"}
         break
     (pieces, copying), *_ = slow.begun
     assert b"".join(pieces).strip(b"\0")

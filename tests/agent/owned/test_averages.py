@@ -61,7 +61,7 @@ def test_a_buffer_and_a_list_of_tensors(student: nn.Sequential) -> None:
     kept = Kept(flat=torch.zeros(sum(each.numel() for each in student.parameters())))
     for what, tensor in (
         ("weight", shadow.weight),
-        ("Kept2/nested/0/flat", kept.names["flat"]),
+        (r"Kept2\['nested'\]\[0\]\['flat'\]", kept.names["flat"]),
     ):
         averages = looked_for(student, shadow, kept)
         tensor[0] = torch.nan

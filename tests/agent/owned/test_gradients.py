@@ -10,6 +10,8 @@ from torch import nn
 
 from agent.errors import Misuse
 from agent.owned.clipping import clip_grad_norm_
+from agent.owned.gradients import Gradients
+from agent.tensors.sums import Norm
 
 HALF, SINGLE, DOUBLE = torch.bfloat16, torch.float32, torch.float64
 
@@ -251,6 +253,7 @@ def test_weights_that_a_script_changes_are_refused(change: Change, before: bool)
     said = pytest.raises(Misuse, match=r"^1\.(weight|bias) was changed after session")
     if before:
         change(both.part.params())
+        clip_grad_norm_(both.part.holdings, both.part.params(), 0.1)
         with said:
             both.part.optimizer.step()
     else:
@@ -272,6 +275,36 @@ def test_weights_that_the_session_changes_are_its_own() -> None:
     both.backward()
     both.part.holdings.keep(frozenset({"2"}))
     both.part.holdings.check(1)
+
+
+def test_layers_that_are_borrowed_come_and_go() -> None:
+    """A script looks at its model before and after the step of its optimizer, and in a second phase."""
+    both = Parted()
+    for _ in range(6):
+        both.backward()
+        both.part.holdings.borrow(frozenset("02"))
+        both.part.optimizer.step()
+        both.backward()
+        both.part.optimizer.step()
+        both.part.holdings.give_back()
+        both.part.holdings.check(0)
+
+
+@pytest.mark.parametrize("dtype", [torch.complex64, torch.float64, torch.bfloat16])
+def test_weights_of_any_type_are_watched(dtype: torch.dtype) -> None:
+    model = nn.ParameterDict({key: torch.ones(3, 3, dtype=dtype) for key in ("weight", "bias")})
+    optimizer = torch.optim.SGD(model.parameters(), lr=0.1)
+    gradients = Gradients({"model": model, "optimizer": optimizer}, lambda _: True)
+    for index in range(4):
+        for param in model.parameters():
+            param.grad = torch.full_like(param, torch.nan)
+        gradients.hear({id(param): Norm(1.0) for param in model.parameters()}, ())
+        if index < 3:
+            optimizer.step()
+    for param in model.parameters():
+        param.grad.data.zero_()
+    with pytest.raises(Misuse, match=r"^the gradient of"):
+        optimizer.step()
 
 
 def test_nothing_is_refused_where_all_is_here() -> None:

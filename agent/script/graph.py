@@ -1,0 +1,73 @@
+"""Look in the graph of a loss for what is trained and not registered."""
+
+import weakref
+from collections.abc import Container, Iterator
+from typing import Any
+
+import torch
+
+from agent.errors import Misuse
+
+NODES_MAX = 100_000
+REGISTER = "give its module to Session(...)"
+
+
+def leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
+    """The tensors that a backward of `loss` gives gradients to, as far as its graph's first 100,000 nodes have them."""
+    if loss.grad_fn is None:
+        yield from (loss,) if loss.requires_grad else ()
+        return
+    found, waiting = {loss.grad_fn}, [loss.grad_fn]
+    while waiting and len(found) < NODES_MAX:
+        node: Any = waiting.pop()
+        if isinstance(leaf := getattr(node, "variable", None), torch.Tensor):
+            yield leaf
+        for after, _ in node.next_functions:
+            if after is not None and after not in found:
+                found.add(after)
+                waiting.append(after)
+
+
+def unregistered(loss: torch.Tensor, known: Container[int]) -> str | None:
+    """Name a parameter that gets a gradient from `loss` and is in no registered module; `known` are those by identity.
+
+    It is not said to be trained: a network that only measures the loss has gradients too, if it is not frozen.
+    """
+    for leaf in leaves(loss):
+        if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in known:
+            return (
+                f"the loss has a gradient for a parameter of shape {[*leaf.shape]} that is in no registered module: "
+                f"{REGISTER} if it is trained, or call requires_grad_(False) on the module if it is not"
+            )
+    return None
+
+
+class Outside:
+    """The tensors outside of all registered modules that losses have gradients for, and whether one is trained.
+
+    A network that only measures a loss stays as it is, and a tensor that `loss_of` made is gone by the next step. What
+    is still there and was written to is trained, by an optimizer that was not registered or by hand.
+    """
+
+    def __init__(self, known: Container[int]) -> None:
+        self._known = known
+        self._found: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
+
+    def look(self, loss: torch.Tensor) -> None:
+        """Once per phase, before the backward of a loss."""
+        for leaf in leaves(loss):
+            if id(leaf) not in self._known and not leaf.is_inference():
+                self._found[id(leaf)] = weakref.ref(leaf), leaf._version
+
+    def check(self, step: int) -> None:
+        """At the end of a step."""
+        for number, (found, version) in [*self._found.items()]:
+            leaf = found()
+            if leaf is None:
+                del self._found[number]
+            elif leaf._version != version:
+                kind = "parameter" if isinstance(leaf, torch.nn.Parameter) else "tensor"
+                raise Misuse(
+                    f"step {step}: a {kind} of shape {[*leaf.shape]} is trained that is in no registered module, so it "
+                    f"would be in no sum and in no state: {REGISTER}, or put it into one, `torch.nn.ParameterList([...])`"
+                )

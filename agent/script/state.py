@@ -1,0 +1,33 @@
+"""A script's own values, which travel with the job: `session.state`."""
+
+from collections.abc import Mapping
+from typing import Any
+
+from agent.errors import Misuse
+from agent.store.plain import Unsavable, packed, unpacked
+
+
+class ScriptState(dict[Any, Any]):
+    """A dict of numbers, strings, None, tensors, NumPy arrays, and lists, tuples, dicts and sets of them, nested.
+
+    It comes back exactly: tuples as tuples, True as True, each number with its bits, a list in two places as one list.
+    The one exception is a NumPy float64, which comes back as the Python number that it is.
+    """
+
+    def check(self, step: int) -> None:
+        """Refuse what cannot be saved, by its place."""
+        self._packed(f"step {step}: ")
+
+    def state_dict(self) -> dict[str, Any]:
+        return self._packed("")
+
+    def load_state_dict(self, state: Mapping[str, Any]) -> None:
+        found = unpacked(state, {**self})
+        self.clear()
+        self.update(found)
+
+    def _packed(self, when: str) -> dict[str, Any]:
+        try:
+            return packed({**self})
+        except Unsavable as error:
+            raise Misuse(f"{when}session.state{error.path} {error.what}") from error

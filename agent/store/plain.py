@@ -1,0 +1,543 @@
+"""Write plain values as bytes, exactly and quickly, and read them back.
+
+A script's own state is copied at the start of every step, and may hold a history of 100,000 numbers, so lists and
+rows of numbers are given to the encoder as a whole. The bytes are MessagePack. A value that MessagePack does not know
+is a map with one key, which says what it is (see `_WRITERS`).
+
+Tensors and arrays are returned beside the bytes as they live, so that the caller decides when to copy them. Nothing is
+pickled, because what is read may come from elsewhere.
+"""
+
+from collections import Counter, OrderedDict, defaultdict, deque
+from collections.abc import Callable, Iterable, Mapping
+from itertools import chain, zip_longest
+from types import MappingProxyType
+from typing import Any, NamedTuple
+
+import msgspec
+import numpy as np
+import torch
+
+from agent.errors import StateError
+from agent.tensors.shards import DTYPES
+
+VALUES, TENSORS = "~values", "~tensors"
+# A list of this many elements is looked at as a whole first.
+LONG = 16
+DEPTH_MAX = 100
+FLOAT_TAG, FLOAT_BYTES = 0xCB, 9
+NATIVE = frozenset((type(None), bool, float, bytes))
+SCALARS = frozenset((type(None), bool, int, float, str))
+FACTORIES: dict[str, Any] = {
+    each.__name__: each for each in (int, float, bool, str, list, dict, set, tuple, deque, Counter)
+}
+NUMPY_KINDS = {"b", "i", "u", "f"}
+INSTEAD = "keep numbers, strings, None, tensors, and lists, tuples, dicts and sets of them"
+
+
+class Unsavable(StateError):  # noqa: N818 - it names what happened
+    """A value that cannot be written; `path` says where in the root it is: `["net"]["x"][3]`."""
+
+    def __init__(self, what: str) -> None:
+        super().__init__(what)
+        self.what, self.path = what, ""
+
+
+class Object(NamedTuple):
+    """An object of a Python class taken apart: the name of its class, and its attributes."""
+
+    kind: str
+    attributes: Mapping[str, Any]
+
+
+class Reference(NamedTuple):
+    """An object that is not part of the state, but registered under this name; without one it is left as it is."""
+
+    name: str
+
+
+Open = Callable[[Any], Object | Reference | None]
+
+
+def _closed(_: Any) -> None:
+    """Take no object apart."""
+
+
+def packed(value: Any, opened: Open = _closed) -> dict[str, Any]:
+    """Return `value` as a state: its bytes in one tensor, and the live tensors that are in it.
+
+    `opened` takes an object that is not plain apart, or refers to it, or returns None. Raises `Unsavable`.
+    """
+    try:
+        packing = _Packing(opened)
+        data = msgspec.msgpack.encode(packing.form(value))
+    except (OverflowError, UnicodeEncodeError):
+        # A very long number, or a broken string: each is looked at alone then.
+        packing = _Packing(opened, careful=True)
+        data = msgspec.msgpack.encode(packing.form(value))
+    return {VALUES: torch.frombuffer(bytearray(data), dtype=torch.uint8), TENSORS: packing.tensors}
+
+
+def is_packed(state: Any) -> bool:
+    return isinstance(state, Mapping) and state.keys() == {VALUES, TENSORS}
+
+
+def unpacked(
+    state: Mapping[str, Any],
+    here: Any = None,
+    opened: Open = _closed,
+    registered: Mapping[str, Any] = MappingProxyType({}),
+) -> Any:
+    """Return the value of a state. What is `here` in the same place already is filled, not replaced.
+
+    `opened` is as in `packed`, and `registered` has the objects that the state refers to.
+    """
+    form = msgspec.msgpack.decode(state[VALUES].numpy().tobytes())
+    return _Unpacking(state[TENSORS], opened, registered).value(form, here)
+
+
+class _Packing:
+    """One pass over a value. If `careful`, every element of a list is looked at."""
+
+    def __init__(self, opened: Open, *, careful: bool = False) -> None:
+        self.tensors: list[torch.Tensor] = []
+        self._opened, self._careful = opened, careful
+        # By identity. The things are held, so that no identity is used again meanwhile.
+        self._containers: dict[int, int] = {}
+        self._places: dict[int, int] = {}
+        self._held: list[Any] = []
+        self._depth = 0
+
+    def form(self, value: Any) -> Any:
+        if type(value) in NATIVE:
+            return value
+        writer = _WRITERS.get(type(value))
+        return self._other(value) if writer is None else writer(self, value)
+
+    def items(self, values: list[Any], place: Callable[[int], str]) -> list[Any]:
+        """The forms of these; `place` says where one is, if it cannot be written."""
+        if not self._careful and (plain := _plain(values)) is not None:
+            return plain
+        self._depth += 1
+        if self._depth > DEPTH_MAX:
+            raise Unsavable(f"is nested more than {DEPTH_MAX} deep: {INSTEAD}")
+        found = list[Any]()
+        try:
+            for value in values:
+                found.append(self.form(value))
+        except Unsavable as error:
+            error.path = place(len(found)) + error.path
+            raise
+        self._depth -= 1
+        return found
+
+    def seen(self, value: Any) -> dict[str, int] | None:
+        """A reference if this container was seen before, because one list in two places has to stay one."""
+        known = self._containers.get(id(value))
+        if known is not None:
+            return {"=": known}
+        self._containers[id(value)] = len(self._containers)
+        self._held.append(value)
+        return None
+
+    def rows(self, values: list[Any]) -> str:
+        """The tag of the rows that these are, or nothing."""
+        kind = type(values[0])
+        if kind not in ROWS or self._careful or len({*map(type, values)}) > 1:
+            return ""
+        parts: Iterable[Any] = chain.from_iterable(values)
+        if kind is dict:
+            if not {str}.issuperset(map(type, parts)):
+                return ""
+            parts = chain.from_iterable(map(dict.values, values))
+        if not SCALARS.issuperset(map(type, parts)):
+            return ""
+        if kind is not tuple:
+            first, ids = len(self._containers), [*map(id, values)]
+            if len({*ids}) < len(ids) or not self._containers.keys().isdisjoint(ids):
+                return ""
+            self._containers.update(zip(ids, range(first, first + len(ids)), strict=True))
+            self._held.extend(values)
+        return ROWS[kind]
+
+    def pairs(self, value: Mapping[Any, Any]) -> list[list[Any]]:
+        keys = [*value]
+        return [
+            self.items(keys, lambda at: f"'s key {keys[at]!r}"),
+            self.items([*value.values()], lambda at: f"[{_shown(keys[at])}]"),
+        ]
+
+    def place(self, value: Any, tensor: torch.Tensor) -> int:
+        """The number of a tensor beside the bytes."""
+        if id(value) not in self._places:
+            self._places[id(value)] = len(self.tensors)
+            self._held.append(value)
+            self.tensors.append(tensor)
+        return self._places[id(value)]
+
+    def _other(self, value: Any) -> Any:
+        if isinstance(value, np.float64):
+            return float(value)
+        if isinstance(value, np.generic) and _is_known(value.dtype):
+            return {"n": [value.dtype.name, value.item()]}
+        if type(value) is np.ndarray and _is_known(value.dtype):
+            return {"A": self.place(value, _tensor_of(value))}
+        if type(value) is torch.Tensor:
+            if why := _why_not(value):
+                raise Unsavable(why)
+            wants = [value.device.type, value.requires_grad]
+            return {"T": [self.place(value, value.detach()), *wants]}
+        return self._object(value, self._opened(value))
+
+    def _object(self, value: Any, found: Object | Reference | None) -> Any:
+        if found is None:
+            raise Unsavable(_what(value))
+        if isinstance(found, Reference):
+            return {"@": found.name}
+        if (known := self.seen(value)) is not None:
+            return known
+        # In an order that does not depend on which attribute was set first.
+        names = sorted(found.attributes)
+        inside = [found.attributes[name] for name in names]
+        return {"o": [found.kind, names, self.items(inside, lambda at: f".{names[at]}")]}
+
+
+def _shown(key: Any) -> str:
+    return f'"{key}"' if isinstance(key, str) else repr(key)
+
+
+def _plain(values: list[Any]) -> list[Any] | None:
+    """What the encoder can have as it is, if these are all numbers, strings or None."""
+    if _all_floats(values):
+        return values
+    kinds = {*map(type, values)}
+    if kinds <= SCALARS:
+        return values
+    return [*map(float, values)] if kinds <= {float, np.float64} else None
+
+
+def _all_floats(values: list[Any]) -> bool:
+    """Whether all are floats, by the tags of their encoding, which takes a tenth of the time of asking each.
+
+    Each element begins where the one before it ends, so if all tags in the row are those of floats, all elements are.
+    """
+    count = len(values)
+    if count < LONG or not isinstance(values[0], float) or not isinstance(values[-1], float):
+        return False
+    try:
+        data = msgspec.msgpack.encode(values)
+    except (TypeError, OverflowError, UnicodeEncodeError, RecursionError):
+        return False
+    head = 3 if count < 1 << 16 else 5
+    if len(data) != head + FLOAT_BYTES * count:
+        return False
+    return bool((np.frombuffer(data, np.uint8)[head::FLOAT_BYTES] == FLOAT_TAG).all())
+
+
+def _int(_: _Packing, value: int) -> Any:
+    return value if -(1 << 63) <= value < 1 << 63 else {"i": hex(value)}
+
+
+def _str(_: _Packing, value: str) -> Any:
+    if value.isascii():
+        return value
+    try:
+        value.encode()
+    except UnicodeEncodeError:
+        return {"s": value.encode("utf-8", "surrogatepass")}
+    return value
+
+
+def _complex(_: _Packing, value: complex) -> Any:
+    return {"complex": [value.real, value.imag]}
+
+
+def _bytearray(packing: _Packing, value: bytearray) -> Any:
+    return packing.seen(value) or {"bytearray": bytes(value)}
+
+
+def _list(packing: _Packing, value: list[Any]) -> Any:
+    if (known := packing.seen(value)) is not None:
+        return known
+    if len(value) >= LONG and (tag := packing.rows(value)):
+        return {"[]": [tag, value]}
+    return packing.items(value, lambda at: f"[{at}]")
+
+
+def _tuple(packing: _Packing, value: tuple[Any, ...]) -> Any:
+    return {"()": packing.items([*value], lambda at: f"[{at}]")}
+
+
+def _set(packing: _Packing, value: set[Any] | frozenset[Any]) -> Any:
+    """In an order that is the same in every process, which that of strings in a set is not."""
+    tag = "set" if type(value) is set else "frozenset"
+    if type(value) is set and (known := packing.seen(value)) is not None:
+        return known
+    ordered = sorted(value, key=lambda each: (type(each).__name__, repr(each)))
+    return {tag: packing.items(ordered, lambda _: "")}
+
+
+def _deque(packing: _Packing, value: deque[Any]) -> Any:
+    if (known := packing.seen(value)) is not None:
+        return known
+    return {"deque": [value.maxlen, packing.items([*value], lambda at: f"[{at}]")]}
+
+
+def _dict(packing: _Packing, value: dict[Any, Any]) -> Any:
+    if (known := packing.seen(value)) is not None:
+        return known
+    return {DICTS[type(value)]: packing.pairs(value)}
+
+
+def _defaultdict(packing: _Packing, value: defaultdict[Any, Any]) -> Any:
+    factory = value.default_factory
+    if factory is not None and FACTORIES.get(getattr(factory, "__name__", "")) is not factory:
+        raise Unsavable(
+            f"is a defaultdict of {factory!r}, which cannot be saved: {', '.join(FACTORIES)} can be its default"
+        )
+    if (known := packing.seen(value)) is not None:
+        return known
+    name = None if factory is None else factory.__name__
+    return {"defaultdict": [name, packing.pairs(value)]}
+
+
+ROWS: dict[type, str] = {tuple: "()", list: "[]", dict: "{}"}
+DICTS: dict[type, str] = {dict: "{}", OrderedDict: "OrderedDict", Counter: "Counter"}
+MADE: dict[str, Callable[[], Any]] = {tag: kind for kind, tag in DICTS.items()}
+_WRITERS: dict[type, Callable[[_Packing, Any], Any]] = {
+    int: _int,
+    str: _str,
+    complex: _complex,
+    bytearray: _bytearray,
+    list: _list,
+    tuple: _tuple,
+    torch.Size: _tuple,
+    set: _set,
+    frozenset: _set,
+    deque: _deque,
+    defaultdict: _defaultdict,
+    **dict.fromkeys(DICTS, _dict),
+}
+
+
+class _Unpacking:
+    def __init__(
+        self, tensors: list[torch.Tensor], opened: Open, registered: Mapping[str, Any]
+    ) -> None:
+        self._tensors, self._opened, self._registered = tensors, opened, registered
+        self._made: dict[int, torch.Tensor] = {}
+        self._containers: list[Any] = []
+        # What was here and has been filled; one thing is not filled for two places.
+        self._used: set[int] = set()
+
+    def value(self, form: Any, here: Any = None) -> Any:
+        if type(form) is list:
+            return self._list(form, here)
+        if type(form) is not dict:
+            return form
+        ((tag, content),) = form.items()
+        if tag in MADE:
+            return self._dict(content, self._mine(here, MADE[tag]), here)
+        return getattr(self, _READERS[tag])(content, here)
+
+    def _known(self, thing: Any) -> Any:
+        self._containers.append(thing)
+        return thing
+
+    def _mine(self, here: Any, kind: Any, *given: Any) -> Any:
+        """What is here, if it is of this kind and was not filled already; else a new one. It is known from now on."""
+        if type(here) is not kind or id(here) in self._used:
+            here = kind(*given)
+        self._used.add(id(here))
+        return self._known(here)
+
+    def _items(self, forms: list[Any], here: Any) -> list[Any]:
+        before = here if isinstance(here, list | tuple) else ()
+        return [self.value(form, old) for form, old in zip_longest(forms, before[: len(forms)])]
+
+    def _list(self, forms: list[Any], here: Any) -> list[Any]:
+        before = [*here] if type(here) is list else []
+        found: list[Any] = self._mine(here, list)
+        found[:] = self._items(forms, before)
+        return found
+
+    def _dict(self, pairs: list[list[Any]], found: Any, here: Any) -> Any:
+        before = {**here} if isinstance(here, Mapping) else {}
+        keys = [self.value(key) for key in pairs[0]]
+        values = [self.value(v, before.get(k)) for k, v in zip(keys, pairs[1], strict=True)]
+        found.clear()
+        found.update(dict(zip(keys, values, strict=True)))
+        return found
+
+    def _rows(self, content: list[Any], here: Any) -> list[Any]:
+        tag, rows = content
+        found: list[Any] = self._mine(here, list)
+        found[:] = [*map(tuple, rows)] if tag == ROWS[tuple] else rows
+        if tag != ROWS[tuple]:
+            self._containers.extend(rows)
+        return found
+
+    def _tuple(self, forms: list[Any], here: Any) -> tuple[Any, ...]:
+        return tuple(self._items(forms, here))
+
+    def _set(self, forms: list[Any], here: Any) -> set[Any]:
+        found: set[Any] = self._mine(here, set)
+        found.clear()
+        found.update(self._items(forms, None))
+        return found
+
+    def _frozenset(self, forms: list[Any], _: Any) -> frozenset[Any]:
+        return frozenset(self._items(forms, None))
+
+    def _deque(self, content: list[Any], here: Any) -> deque[Any]:
+        longest, forms = content
+        before = [*here] if type(here) is deque else []
+        same = type(here) is deque and here.maxlen == longest
+        found: deque[Any] = self._mine(here if same else None, deque, (), longest)
+        items = self._items(forms, before)
+        found.clear()
+        found.extend(items)
+        return found
+
+    def _defaultdict(self, content: list[Any], here: Any) -> Any:
+        name, pairs = content
+        found = self._mine(here, defaultdict)
+        found.default_factory = None if name is None else FACTORIES[name]
+        return self._dict(pairs, found, here)
+
+    def _tensor(self, content: list[Any], here: Any) -> torch.Tensor:
+        place, device, wants_grad = content
+        if place not in self._made:
+            found = self._tensors[place]
+            if _takes(here, found, device) and id(here) not in self._used:
+                with torch.no_grad():
+                    found = here.copy_(found)
+            elif device != found.device.type:
+                found = found.to(device)
+            self._used.add(id(found))
+            self._made[place] = found.requires_grad_(wants_grad)
+        return self._made[place]
+
+    def _array(self, place: int, _: Any) -> Any:
+        if place not in self._made:
+            self._made[place] = self._tensors[place].numpy()  # type: ignore[assignment]
+        return self._made[place]
+
+    def _object(self, content: list[Any], here: Any) -> Any:
+        kind, names, forms = content
+        if type(here).__qualname__ != kind or id(here) in self._used:
+            raise StateError(
+                f"the saved state has a {kind} where this worker has a {type(here).__name__}: make it before Session(...)"
+            )
+        self._used.add(id(self._known(here)))
+        known = self._opened(here)
+        for name in {*known.attributes} - {*names} if isinstance(known, Object) else ():
+            delattr(here, name)
+        for name, form in zip(names, forms, strict=True):
+            set_attribute(here, name, self.value(form, getattr(here, name, None)))
+        return here
+
+    def _reference(self, name: str, here: Any) -> Any:
+        return self._registered[name] if name else here
+
+    def _seen(self, number: int, _: Any) -> Any:
+        return self._containers[number]
+
+    def _int(self, text: str, _: Any) -> int:
+        return int(text, 16)
+
+    def _str(self, data: bytes, _: Any) -> str:
+        return data.decode("utf-8", "surrogatepass")
+
+    def _complex(self, parts: list[float], _: Any) -> complex:
+        return complex(*parts)
+
+    def _bytearray(self, data: bytes, _: Any) -> bytearray:
+        found: bytearray = self._known(bytearray(data))
+        return found
+
+    def _numpy(self, content: list[Any], _: Any) -> Any:
+        return np.dtype(content[0]).type(content[1])
+
+
+_READERS = {
+    "()": "_tuple",
+    "[]": "_rows",
+    "=": "_seen",
+    "@": "_reference",
+    "set": "_set",
+    "frozenset": "_frozenset",
+    "deque": "_deque",
+    "defaultdict": "_defaultdict",
+    "T": "_tensor",
+    "A": "_array",
+    "n": "_numpy",
+    "i": "_int",
+    "s": "_str",
+    "o": "_object",
+    "complex": "_complex",
+    "bytearray": "_bytearray",
+}
+
+
+def set_attribute(thing: Any, name: str, value: Any) -> None:
+    """Without asking its class, which may have made it frozen or a property."""
+    if hasattr(thing, "__dict__"):
+        thing.__dict__[name] = value
+    else:
+        object.__setattr__(thing, name, value)
+
+
+def _takes(here: Any, found: torch.Tensor, device: str) -> bool:
+    """Whether the tensor that is here can be filled in its place."""
+    return (
+        type(here) is torch.Tensor
+        and (here.dtype, here.shape, here.device.type) == (found.dtype, found.shape, device)
+        and here.layout is torch.strided
+        and not here.is_inference()
+        and here.grad_fn is None
+        and not torch._debug_has_internal_overlap(here)
+    )
+
+
+def _is_known(dtype: np.dtype[Any]) -> bool:
+    if dtype.kind not in NUMPY_KINDS or not dtype.isnative:
+        return False
+    try:
+        return torch.from_numpy(np.empty(0, dtype)).dtype in DTYPES
+    except TypeError:
+        return False
+
+
+def _tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
+    plain = array.flags.writeable and all(stride >= 0 for stride in array.strides)
+    return torch.from_numpy(array if plain else array.copy())
+
+
+def _why_not(tensor: torch.Tensor) -> str:
+    """What is wrong with a tensor."""
+    if tensor.grad_fn is not None:
+        return "is a tensor that still has its graph: keep value.item(), or value.detach() of a larger one"
+    if tensor.layout is not torch.strided:
+        return "is a sparse tensor: keep it dense"
+    if tensor.is_complex():
+        return "is a complex tensor: keep torch.view_as_real(...) of it"
+    if tensor.is_meta or tensor.dtype not in DTYPES:
+        return f"is a tensor of {tensor.dtype} on {tensor.device}, which cannot be saved: keep it as float32 on a device"
+    return ""
+
+
+def _what(value: Any) -> str:
+    """What cannot be saved, and what to do."""
+    kind = type(value).__name__
+    if isinstance(value, torch.nn.Parameter):
+        return "is a Parameter: put it into a module and give that to Session(...), or keep value.detach().clone()"
+    if isinstance(value, torch.Tensor):
+        return f"is a tensor of a kind of its own ({kind}): keep it as a plain tensor"
+    if hasattr(value, "state_dict") and hasattr(value, "load_state_dict"):
+        return f"is a {kind}: give it to Session(...), which saves its state_dict"
+    if isinstance(value, np.ndarray | np.generic):
+        return f"is a {kind} of {value.dtype}, which cannot be saved: keep it as float, int or bool of up to 64 bits"
+    if isinstance(value, torch.Generator):
+        return "is a Generator: keep value.get_state(), and set_state(...) it where it is used"
+    return f"is a {kind}: {INSTEAD}"

@@ -1,0 +1,234 @@
+"""Plain values come back exactly, and what is not plain is named."""
+
+import math
+from collections import Counter, OrderedDict, defaultdict, deque
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from agent.store.plain import Unsavable, packed, unpacked
+
+
+def again(value, here=None):
+    state = packed(value)
+    copied = {
+        key: item.clone() if key == "~values" else [t.clone() for t in item]
+        for key, item in state.items()
+    }
+    return unpacked(copied, here)
+
+
+def same(one, other):
+    """Equal in value and in type, to the bit and at any depth."""
+    if type(one) is not type(other):
+        return False
+    if isinstance(one, float):
+        return np.float64(one).tobytes() == np.float64(other).tobytes()
+    if isinstance(one, torch.Tensor):
+        return one.dtype == other.dtype and one.shape == other.shape and bool((one == other).all())
+    if isinstance(one, np.ndarray):
+        return (
+            one.dtype == other.dtype
+            and one.shape == other.shape
+            and one.tobytes() == other.tobytes()
+        )
+    if isinstance(one, dict):
+        return len(one) == len(other) and all(
+            same(k, l) and same(v, w) for (k, v), (l, w) in zip(one.items(), other.items())
+        )
+    if isinstance(one, list | tuple | deque):
+        return len(one) == len(other) and all(map(same, one, other))
+    return one == other
+
+
+SCALARS = (
+    st.none()
+    | st.booleans()
+    | st.integers()
+    | st.floats()
+    | st.text()
+    | st.text(alphabet=st.characters(categories=["Cs"]))
+    | st.binary()
+    | st.complex_numbers(allow_nan=False)
+)
+KEYS = st.booleans() | st.integers() | st.floats(allow_nan=False) | st.text() | st.none()
+KEYS |= st.tuples(st.integers(), st.text())
+VALUES = st.recursive(
+    SCALARS,
+    lambda inner: (
+        st.lists(inner, max_size=24)
+        | st.lists(inner, max_size=4).map(tuple)
+        | st.lists(inner, max_size=4).map(deque)
+        | st.dictionaries(KEYS, inner, max_size=4)
+        | st.lists(st.tuples(st.integers(), st.floats()), min_size=15, max_size=18)
+        | st.sets(st.integers() | st.text())
+    ),
+    max_leaves=40,
+)
+
+
+@settings(deadline=None)
+@given(VALUES)
+def test_any_plain_value_comes_back_exactly(value):
+    assert same(again(value), value)
+
+
+@pytest.mark.parametrize("count", [1, 15, 16, 17, 300, 70_000])
+@pytest.mark.parametrize(
+    "odd", [None, True, 3, -0.0, math.nan, math.inf, 1 << 70, "x", (1,), [1.0]]
+)
+def test_a_long_list_with_one_odd_element_comes_back_exactly(count, odd):
+    for place in {0, count // 2, count - 1}:
+        history = [0.5 * at for at in range(count)]
+        history[place] = odd
+        assert same(again(history), history)
+
+
+@pytest.mark.parametrize("row", [(1, 0.5), [1, 0.5], {"step": 1, "loss": 0.5}])
+def test_rows_come_back_exactly(row):
+    rows = [type(row)(row) for _ in range(50)]
+    assert same(again(rows), rows)
+    rows[7] = None
+    assert same(again(rows), rows)
+
+
+def test_a_number_that_is_a_bool_stays_one():
+    found = again({"a": True, 1: 1, "flags": [True] * 40 + [1]})
+    assert found["a"] is True
+    assert found["flags"][0] is True
+    assert type(found["flags"][-1]) is int
+
+
+def test_what_is_in_two_places_is_one_thing_again():
+    rows = [{"loss": 0.1} for _ in range(20)]
+    shared, tensor = [1], torch.ones(2)
+    value = {"a": shared, "b": shared, "t": tensor, "u": tensor, "rows": rows, "last": rows[-1]}
+    value["me"] = [value["a"]]
+    found = again(value)
+    assert found["a"] is found["b"] is found["me"][0]
+    assert found["t"] is found["u"]
+    assert found["last"] is found["rows"][-1]
+    same_row = [shared] * 20
+    assert len({*map(id, again(same_row))}) == 1
+
+
+def test_what_contains_itself_comes_back():
+    value = [1]
+    value.append(value)
+    found = again(value)
+    assert found[1] is found
+
+
+def test_containers_of_the_standard_library_keep_their_kinds():
+    value = {
+        "deque": deque([1, 2], maxlen=3),
+        "ordered": OrderedDict(b=1, a=2),
+        "counter": Counter("aab"),
+        "default": defaultdict(list, {"x": [1]}),
+        "set": {"a", 1, (2, None)},
+        "frozen": frozenset([1.5]),
+        "bytes": bytearray(b"x"),
+    }
+    found = again(value)
+    assert same(found, value)
+    assert found["deque"].maxlen == 3
+    assert found["default"]["new"] == []
+
+
+@pytest.mark.parametrize(
+    "dtype", [torch.float32, torch.bfloat16, torch.int64, torch.bool, torch.uint8]
+)
+@pytest.mark.parametrize("shape", [(), (0, 3), (2, 3)])
+def test_tensors_keep_type_shape_and_whether_they_want_gradients(dtype, shape):
+    tensor = torch.ones(shape).to(dtype)
+    assert same(again([tensor])[0], tensor)
+    if dtype.is_floating_point:
+        assert again({"w": tensor.requires_grad_()})["w"].requires_grad
+
+
+@pytest.mark.parametrize("kind", ["float32", "float64", "int8", "int64", "bool", "float16"])
+def test_numpy_arrays_and_scalars_come_back_as_such(kind):
+    array = np.arange(6).reshape(2, 3).astype(kind)
+    assert same(again({"a": array})["a"], array)
+    assert same(again(array[:, ::-1]), np.ascontiguousarray(array[:, ::-1]))
+    if kind != "float64":
+        assert same(again([array[0, 1]])[0], array[0, 1])
+
+
+def test_a_numpy_float64_comes_back_as_the_number_that_it_is():
+    assert same(again([np.float64(0.1)] * 30), [0.1] * 30)
+
+
+def test_sets_are_written_in_one_order():
+    one, other = {"a", "b", "c", "d"}, {"d", "c", "b", "a"}
+    assert torch.equal(packed(one)["~values"], packed(other)["~values"])
+
+
+def test_what_is_here_is_filled_in_its_place():
+    here = {"list": [0], "dict": {"x": 1, "old": 2}, "t": torch.zeros(2), "wide": torch.zeros(3)}
+    kept = dict(here)
+    found = again(
+        {"list": [1, 2], "dict": {"y": 3}, "t": torch.ones(2), "wide": torch.ones(2)}, here
+    )
+    assert found is here
+    assert found["list"] is kept["list"] == [1, 2]
+    assert found["dict"] is kept["dict"] == {"y": 3}
+    assert found["t"] is kept["t"]
+    assert found["wide"].shape == (2,)
+    assert kept["t"].tolist() == [1, 1]
+
+
+def test_two_lists_are_not_filled_into_one_that_is_here_twice():
+    shared = [0]
+    found = again({"a": [1], "b": [2]}, {"a": shared, "b": shared})
+    assert found == {"a": [1], "b": [2]}
+
+
+class Plain:
+    pass
+
+
+@pytest.mark.parametrize(
+    ("value", "path", "what"),
+    [
+        (
+            {"net": {"x": torch.nn.Conv2d(1, 1, 1)}},
+            '["net"]["x"]',
+            "is a Conv2d: give it to Session",
+        ),
+        ({"h": [1, (2, object())]}, '["h"][1][1]', "is a object: keep numbers"),
+        ({"h": [0.5] * 99 + [Plain()]}, '["h"][99]', "is a Plain"),
+        ({1: lambda: 0}, "[1]", "is a function"),
+        ({Plain: 1}, "'s key <class", "is a type"),
+        (
+            {"w": torch.nn.Parameter(torch.zeros(1))},
+            '["w"]',
+            "is a Parameter: put it into a module",
+        ),
+        ({"l": torch.ones(1, requires_grad=True) * 2}, '["l"]', "still has its graph"),
+        ({"s": torch.eye(2).to_sparse()}, '["s"]', "sparse"),
+        ({"c": torch.zeros(1, dtype=torch.complex64)}, '["c"]', "view_as_real"),
+        ({"m": torch.zeros(1, device="meta")}, '["m"]', "on meta"),
+        ({"d": defaultdict(lambda: 0)}, '["d"]', "is a defaultdict of"),
+        ({"o": np.array(["a"])}, '["o"]', "is a ndarray of <U1"),
+        ({"o": np.array([object()])}, '["o"]', "is a ndarray of object"),
+        ({"g": torch.Generator()}, '["g"]', "get_state()"),
+        ([iter([])], "[0]", "is a list_iterator"),
+    ],
+)
+def test_what_cannot_be_saved_is_named_with_its_place(value, path, what):
+    with pytest.raises(Unsavable) as raised:
+        packed(value)
+    assert raised.value.path.startswith(path)
+    assert what in raised.value.what
+
+
+def test_a_value_that_is_nested_too_deep_is_refused():
+    value = []
+    for _ in range(500):
+        value = [value]
+    with pytest.raises(Unsavable, match="nested more than"):
+        packed(value)
