@@ -11,6 +11,7 @@ import stat
 import time
 from collections.abc import Iterator
 from contextlib import suppress
+from functools import lru_cache
 from pathlib import Path
 from typing import IO
 
@@ -51,6 +52,7 @@ class Seen(msgspec.Struct, frozen=True):
         return self.inode, self.size, self.changed_ns
 
 
+@lru_cache(4096)
 def why_no_path(path: str) -> str:
     """Why a file of this name cannot be kept; empty if it can."""
     if not path or path.startswith("/") or "\\" in path:
@@ -91,7 +93,7 @@ def look(folder: Path, files_max: int) -> tuple[dict[str, Seen], str]:
     found, left_out = dict[str, Seen](), ""
     now_ns = time.time_ns()
     for path, entry in _walk(str(folder), ""):
-        if DRAFT.search(path):
+        if entry.name[0] == "." and DRAFT.search(entry.name):
             continue
         why = why_no_path(path)
         if not why and len(found) >= files_max:
@@ -99,14 +101,16 @@ def look(folder: Path, files_max: int) -> tuple[dict[str, Seen], str]:
         if why:
             left_out = left_out or f"{path!r}: {why}"
             continue
-        with suppress(OSError):  # it went meanwhile
+        try:
             found[path] = _seen(entry.stat(follow_symlinks=False), now_ns)
+        except OSError:  # it went meanwhile
+            continue
     return found, left_out
 
 
 def _walk(folder: str, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
     with suppress(OSError), os.scandir(folder) as entries:
-        for entry in sorted(entries, key=lambda each: each.name):
+        for entry in entries:
             path = f"{prefix}{entry.name}"
             if entry.is_dir(follow_symlinks=False):
                 yield from _walk(entry.path, f"{path}/")

@@ -31,6 +31,7 @@ from agent.protocol import OutputHeld, OutputTaken, Strayed
 FLUSH_S = 20.0  # the keeper waits a little longer for a script's end
 SETTLE_S = 2.0  # others may wait for this worker meanwhile
 MARKS_MAX = 256
+FILES_PER_LOOK = 100  # of a microsecond or a few each
 CAPTURES = ".captures"
 LEFT_OUT = "session.output: {}; it is not kept"
 
@@ -59,6 +60,8 @@ class Output:
         self._seen: dict[str, Seen] = {}
         self._marks: dict[str, list[Mark]] = {}
         self._step = 0  # that is about to be done, or is
+        self._looked = -1  # the step behind which the folder was looked at last
+        self._every = 1  # so many steps from one look to the next
         self._base = -1  # the step behind which this worker came in
         self._entered = generation()
         self._leads = self._owes = (
@@ -71,7 +74,7 @@ class Output:
         """Where the script writes; made when it is first asked for."""
         if not self._used:
             self._place.mkdir(parents=True, exist_ok=True)
-            self._place, self._used = self._place.resolve(), True
+            self._place, self._used, self._looked = self._place.resolve(), True, self._step - 1
             if self._owes:
                 self._look_at_storage()
         return self._place
@@ -115,15 +118,19 @@ class Output:
             self._entered = entered
             self._settle()
 
-    def scan(self, step: int, *, leads: bool) -> list[str]:
-        """Behind a step of the script, once its code is through: which files have changed, or are gone."""
+    def scan(self, step: int, *, leads: bool, last: bool = False) -> list[str]:
+        """Behind a step of the script, once its code is through: which files have changed, or are gone.
+
+        Where many files are, they are looked at behind every few steps, behind the same ones on every worker.
+        """
         self._log.ended(step, leads=leads)
         self._step = step + 1
         if leads and self._strays is not None and self._send is not None:
             stray = self._strays.look(self._place if self._used else None)
             if stray:
                 self._send(Strayed(path=stray))
-        if not self._used or self._sending is None:
+        due = last or (step + 1) % self._every == 0
+        if not self._used or self._sending is None or not due:
             return []
         changed = self._look(step)
         if leads:
@@ -138,11 +145,11 @@ class Output:
         if self._sending is None or not self._used:
             self._log.ended(step, leads=leads)
             return True
-        self.scan(step, leads=leads)
+        self.scan(step, leads=leads, last=True)
         with self._aided():
             stored = self._sending.flush(patience_s)
         if leads and self._sending.outdated:
-            self.scan(step, leads=True)
+            self.scan(step, leads=True, last=True)
             with self._aided():
                 stored = self._sending.flush(patience_s)
         return stored
@@ -181,7 +188,8 @@ class Output:
             self._mark(path, step)
         for path in gone:
             self._note(path, Mark(step, -1))
-        self._seen = found
+        self._seen, self._looked = found, step
+        self._every = 1 + len(found) // FILES_PER_LOOK
         return [*gone, *changed]
 
     def _mark(self, path: str, step: int) -> None:
@@ -240,13 +248,14 @@ class Output:
                         break
             sending.restart(stored)
             lacking = [path for path in stored if not (self._place / path).exists()]
-            due = {path: Due(self._step - 1, None) for path in lacking}
+            due = {path: Due(self._looked, None) for path in lacking}
             for path, marks in self._marks.items():
                 mark = marks[-1]
                 if mark.size >= 0 and path not in lacking:
                     # As it was behind the last step: what this one has written follows behind its end.
                     due[path] = Due(mark.step, Seen(mark.inode, mark.size, 0), tail=mark.tail)
             sending.put(due)
+            self._every = 1 + max(len(stored), len(self._marks)) // FILES_PER_LOOK
             self._seen = {}
 
     def _take(self, stored: OutputFile) -> bool:
@@ -298,6 +307,6 @@ class Output:
         if file is not None:
             with file:
                 mark = Mark(
-                    self._step - 1, size, files.seen_of(file).inode, files.tail_of(file, size)
+                    self._looked, size, files.seen_of(file).inode, files.tail_of(file, size)
                 )
                 self._marks[path] = [mark]

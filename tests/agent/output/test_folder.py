@@ -296,6 +296,7 @@ def test_what_is_too_much_is_refused_in_a_line_and_the_rest_is_kept(small: Job) 
     one = small.worker("one")
     one.begin(0)
     one.step(0, lambda w: (w.folder / "a").write_text("x" * 600))
+    one.flush()
     one.step(1, lambda w: (w.folder / "b").write_text("x" * 600))
     one.step(2, lambda w: (w.folder / "c").write_text("x" * 100))
     one.end(3)
@@ -367,3 +368,32 @@ def test_any_history_of_losses_leaves_every_line_once(job: Job, seed: int) -> No
             serial += 1
     crew[0].end(steps)
     assert job.text("metrics.csv") == expected(steps)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_files_are_looked_at_less_often_and_no_line_is_lost(job: Job, seed: int) -> None:
+    """Behind the same steps everywhere, so that who leads next knows what the storage has."""
+    dice, steps = random.Random(seed), 40
+
+    def begins(worker: Worker) -> None:
+        for number in range(250):
+            (worker.folder / f"{number}.txt").write_text("always the same")
+        appends(0)(worker)
+
+    crew = [job.worker(f"w{number}") for number in range(4)]
+    for number, worker in enumerate(crew):
+        worker.begin(0, leads=number == 0)
+        worker.step(0, begins, leads=number == 0)
+    for step in range(1, steps):
+        for number, worker in enumerate(crew):
+            worker.step(step, appends(step), leads=number == 0)
+        if dice.random() < 0.3:
+            crew[0].flush()
+        if dice.random() < 0.15 and len(crew) > 1:
+            crew.pop(0).cut = True
+            for worker in crew:
+                worker.generation += 1
+    assert crew[0].output.scan(steps, leads=True) == []  # it is no step of those
+    crew[0].end(steps)
+    assert job.text("metrics.csv") == expected(steps)
+    assert len(job.names()) == 251
