@@ -36,6 +36,8 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     sums: Sums = "always"
     checkpoint_every_s: float = 60.0
     from_url: str = ""
+    output_files: int = 1000
+    output_bytes: int = 1 << 30
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,6 +237,36 @@ class Rewound(Report, frozen=True, kw_only=True):
     to_step: int
 
 
+class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a script's output folder, as it was behind `step`.
+
+    `marks` say how long it was behind earlier steps, since it was written anew last.
+    """
+
+    path: str
+    size: int
+    step: int
+    digest: str = ""
+    marks: tuple[tuple[int, int], ...] = ()
+
+
+class OutputKept(Report, frozen=True, kw_only=True):
+    """What the job's storage has of its output: how much, and the newest files. Sent as often as `Progress`."""
+
+    job: str
+    files: int
+    total_bytes: int
+    newest: tuple[OutputFile, ...]
+
+
+class Logged(Report, frozen=True, kw_only=True):
+    """The numbers that a script has logged in its newest step. Sent as often as `Progress`."""
+
+    job: str
+    step: int
+    numbers: dict[str, float | None]  # None is not finite
+
+
 class JobCompleted(Report, frozen=True, kw_only=True):
     job: str
     step: int
@@ -264,5 +296,7 @@ AnyReport = (
     | RecallFailed
     | RecordsDamaged
     | Rewound
+    | OutputKept
+    | Logged
     | JobCompleted
 )
