@@ -24,7 +24,8 @@ PULSE = "orch:keeper:pulse"  # in Redis: the keeper's sign of life
 class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What the keeper and every worker of a job need to know about it.
 
-    `from_url` is where the versions of an earlier job lie that this one goes on from.
+    `from_url` is where the versions of an earlier job lie that this one goes on from. The job begins with
+    `begins_with` workers, if that is not 0; the next one joins as a newcomer, so that the script is tried early.
     """
 
     job: str
@@ -36,6 +37,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     sums: Sums = "always"
     checkpoint_every_s: float = 60.0
     from_url: str = ""
+    begins_with: int = 0
     output_files: int = 1000
     output_bytes: int = 1 << 30
 

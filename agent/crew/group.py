@@ -505,6 +505,7 @@ class Group(Crew):
         while True:
             if self._proving.asked:
                 self._proving.load(replica)
+                self._fresh = True
                 return
             if self.superseded():
                 self._enter()

@@ -120,6 +120,7 @@ class Job:
         self._entrance = Entrance(
             self.history, self.roster, self.vault, self._reports, self._on_failed, self._say
         )
+        self._entrance.begins_with = order.begins_with
         self._regrouping = Regrouping(
             self.history, self.roster, self.vault, self._reports, self._entrance, self._lock
         )
@@ -329,7 +330,7 @@ class Job:
         if commit is not None:
             self._commit(commit)
 
-    def _handle(  # noqa: PLR0912 - one branch per message
+    def _handle(  # noqa: PLR0912, PLR0915 - one branch per message
         self, member: Member, message: AnyMessage, payload: memoryview
     ) -> None:
         match message:

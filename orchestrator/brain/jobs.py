@@ -216,6 +216,7 @@ def order_of(job: Job) -> JobOrder:
         sums=spec.sums,
         checkpoint_every_s=spec.checkpoint_every_s,
         from_url=spec.from_url,
+        begins_with=spec.slots_min,
         output_files=spec.output_files,
         output_bytes=spec.output_bytes,
     )
