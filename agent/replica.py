@@ -21,6 +21,7 @@ from agent.pipeline.births import Unborn
 from agent.pipeline.recorder import Recorder
 from agent.script.form import Form
 from agent.script.given import scaler_of
+from agent.script.registered import Registered
 from agent.store.layers import Collected, LiveLayer, collect, fill
 from agent.store.memory import Arena, copy_bytes
 from agent.store.shares import Gathered
@@ -62,14 +63,17 @@ class Replica:
 
     def __init__(
         self,
-        objects: Mapping[str, shards.Stateful],
+        registered: Registered,
         unborn: Sequence[Unborn[Any]] = (),
         *,
         seed: int = 0,
         deterministic: bool = True,
     ) -> None:
-        self.objects: dict[str, shards.Stateful] = {**objects, POSITION: Position(self)}
-        self.models = {k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)}
+        self.objects: dict[str, shards.Stateful] = {
+            **registered.objects,
+            POSITION: Position(self),
+        }
+        self.models, self.state = registered.models, registered.state
         self.seed, self.deterministic = seed, deterministic
         self.microbatches = 0  # of a step; 0 as long as nobody knows
         self.stage: Stage = "made"
@@ -79,16 +83,19 @@ class Replica:
         self.given = -1  # the newest version whose gradients the script has got
         self.unborn, self.unbuilt = unborn, bool(unborn)
         self.birth_mark = "-".join(each.mark for each in unborn)
-        modules = [*self.models.values()]
-        self.space = SumSpace(modules)
+        for each in unborn:
+            # Until all is made: whoever asks for a state here is no script.
+            each.used = lambda: None
+        self.space = SumSpace(self.models, registered.trained)
         self.holdings = Holdings(self.objects, unborn)
-        self.form, self.still = Form(modules), Still(modules)
-        self.scaler = scaler_of([*self.objects.values()])
+        self.form = Form(self.models, {*map(id, self.space.params.values())})
+        self.still = Still(self.models)
+        self.scaler = scaler_of(self.objects.values())
         self.notes: Notes | None = None  # of the step in flight, if its timeline was asked for
         self.sums_held = 1
         self.fetch: Callable[[], None] = lambda: None
         self.reserve: Callable[[], None] = lambda: None
-        self.recorder = Recorder(lambda: self.model, modules, self.scaler)
+        self.recorder = Recorder(lambda: self.model, [*self.models.values()], self.scaler)
         self._total: Sum | None = None
         self._kept: Collected | None = None
         self._arena = Arena()  # where optimizer state goes that there is no memory for yet

@@ -15,13 +15,14 @@ additions is free: gradients take the memory of one, and numbers differ by round
 """
 
 import math
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from typing import Any, TypeVar
 
 import msgspec
 import torch
 
-from agent.data.data import Data
+from agent.data.data import Data, Microbatches
 from agent.errors import Misuse, NotFinite, WireError
 from agent.faults import passing
 from agent.owned import scaling
@@ -33,9 +34,10 @@ from agent.proof.evidence import Evidence, copied, versions_of
 from agent.replica import AFTER, BEFORE, Replica
 from agent.schedule import Kind
 from agent.script.given import check_modules, check_trained, check_unborn
-from agent.script.graph import unregistered
+from agent.script.graph import Outside
 from agent.script.optimizers import Optimizers
-from agent.tensors import shards
+from agent.script.registered import registered
+from agent.script.state import ScriptState
 from agent.tensors.device import settle
 from agent.tensors.numbers import Numbers
 from agent.tensors.partial import Partial, partial_of
@@ -114,9 +116,15 @@ class Session:
         self._world = _world if _world is not None else Alone()
         # How many threads share an operation is part of its rounding, so it is fixed for all.
         torch.set_num_threads(threads)
-        self.replica = replica = Replica(
-            registered(objects), _unborn, seed=seed, deterministic=deterministic
-        )
+        found = registered(objects)
+        check_modules(found.models, built=not _unborn)
+        check_unborn(_unborn, found.models, objects)
+        check_trained(found.models, found.objects.values())
+        for line in found.said:
+            sys.stderr.write(f"{line}\n")
+        self._registered = found
+        self.replica = replica = Replica(found, _unborn, seed=seed, deterministic=deterministic)
+        self._outside = Outside({id(p) for m in found.models.values() for p in m.parameters()})
         replica.fetch = self._world.fetch
         if replica.scaler is not None:
             scaling.follow(replica.scaler, replica.holdings)
@@ -158,6 +166,15 @@ class Session:
         return self._world.notice_s
 
     @property
+    def state(self) -> ScriptState:
+        """A dict of the script's own values, which travels with the job."""
+        return self.replica.state
+
+    @property
+    def seed(self) -> int:
+        return self.replica.seed
+
+    @property
     def step(self) -> int:
         """The step that the loop is in."""
         return self.replica.step
@@ -175,7 +192,6 @@ class Session:
                 f"session.data(microbatches={microbatches}): a step of this job has {self._microbatches} of them"
             )
         self._microbatches = microbatches
-        options.setdefault("seed", self.replica.seed)
         found = Data(self, dataset, batch_size=batch_size, microbatches=microbatches, **options)
         self._data.append(found)
         return found
@@ -232,6 +248,7 @@ class Session:
         if self._bound or self._bind(len(microbatches)):
             self._begin_phase(loss_of, microbatches)
             try:
+                self._prove(loss_of, microbatches)
                 summed = self._world.logged(replica.version)
                 if summed is None:
                     summed = self._compute(loss_of, microbatches)
@@ -308,7 +325,7 @@ class Session:
                 return False
         self._kept_versions = replica.collected().versions()
         if self._evidence is not None and self._world.compares:
-            self._evidence.look()
+            self._evidence.look(whole=self._world.thorough)
         self.replica.holdings.astray = False
         replica.seed_for(BEFORE)
         replica.stage = "open"
@@ -320,6 +337,8 @@ class Session:
             raise Misuse(
                 f"step {replica.step} ended without session.backward(loss_of, microbatches): every step needs one"
             )
+        self._registered.check(replica.step)
+        self._outside.check(replica.step)
         replica.version, replica.step, replica.played = replica.version + 1, replica.step + 1, True
         replica.stage = "boundary"
 
@@ -366,6 +385,8 @@ class Session:
         if not self._world.finish(self.replica, self._facts):
             return False
         self._optimizers.close()
+        for data in self._data:
+            data.close()
         return True
 
     # --- a phase ------------------------------------------------------------------------------------
@@ -423,6 +444,8 @@ class Session:
         replica.space.begin()
         self._partial.clear()
         self._evidence.begin()
+        # One loss of each phase shows what it was made of.
+        self._seen = False
         replica.still.step()
         replica.holdings.begin()
         scaler = replica.scaler
@@ -444,13 +467,14 @@ class Session:
             try:
                 first, count = world.share()
                 passing("step: share opened")
+                if isinstance(microbatches, Microbatches):
+                    microbatches.expect(first, count, end=self._facts.steps_total)
                 recorder.computing((world.deep, first, count))
                 replica.still.begin()
                 summed = self._prepare(loss_of, microbatches, first, count)
                 recorder.computed()
                 replica.still.check(replica.step)
                 self._check_finite(summed)
-                replica.form.check_written(replica.step, replica.space.written(summed.marks))
                 world.commit(version, summed)
             except Interrupted:
                 recorder.computed()
@@ -474,7 +498,7 @@ class Session:
             numbers = self._compute_one(loss_of, given, microbatch)
             passing("step: microbatch computed", replica.space.params)
             if (microbatch == first and self._world.compares) or evidence.has(microbatch):
-                evidence.sample(microbatch, given, numbers)
+                evidence.sample(microbatch, given, numbers, whole=self._world.thorough)
             partial.add(microbatch, numbers, first, count)
         if kept is not None and kept.updates() != before:
             raise Misuse(
@@ -484,26 +508,40 @@ class Session:
         self._world.gather(replica.version, partial, replica.total())
         return replica.space.summed(replica.total())
 
+    def _prove(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
+        """Compute the microbatch by which this worker shows that it does what the job does."""
+        asked = self._world.asked(self.replica.phase)
+        if asked is not None:
+            self._try_twice(loss_of, microbatches, asked)
+            self._compute_aside(loss_of, self._given(microbatches, asked), asked)
+
     def _compare(self, loss_of: LossOf, microbatches: Sequence[Any], missing: list[int]) -> None:
         """Compute what is compared with others', or with itself, and used for nothing else."""
-        evidence = self._evidence
-        assert evidence is not None
-        if missing and not self._tried:
-            # A copy, because loss_of may write into its microbatch; then it gets a copy each time.
-            self._copies = True
-            given = self._given(microbatches, missing[0])
-            versions = versions_of(given)
-            self._compute_aside(loss_of, given, missing[0])
-            self._copies, self._tried = versions_of(given) != versions, True
+        assert self._evidence is not None
+        if missing:
+            self._try_twice(loss_of, microbatches, missing[0])
         other = self._world.twice
-        if other is not None and not evidence.has(other):
+        if other is not None and not self._evidence.has(other):
             self._compute_aside(loss_of, self._given(microbatches, other), other)
+
+    def _try_twice(self, loss_of: LossOf, microbatches: Sequence[Any], microbatch: int) -> None:
+        """Compute the first microbatch of this process once before, to see whether it comes out the same.
+
+        It is a copy, because loss_of may write into its microbatch; if it does it gets a copy each time.
+        """
+        if self._tried:
+            return
+        self._copies = True
+        given = self._given(microbatches, microbatch)
+        versions = versions_of(given)
+        self._compute_aside(loss_of, given, microbatch)
+        self._copies, self._tried = versions_of(given) != versions, True
 
     def _compute_aside(self, loss_of: LossOf, given: Any, microbatch: int) -> None:
         """Compute a microbatch whose gradients are looked at, and dropped."""
         assert self._evidence is not None
         numbers = self._compute_one(loss_of, given, microbatch)
-        self._evidence.sample(microbatch, given, numbers)
+        self._evidence.sample(microbatch, given, numbers, whole=self._world.thorough)
         self.replica.space.take(numbers)
 
     def _given(self, microbatches: Sequence[Any], microbatch: int) -> Any:
@@ -520,7 +558,7 @@ class Session:
         returned = called(loss_of, given, replica.scaler)
         if not self._seen:
             self._seen = True
-            self._refuse_strangers(returned.loss)
+            self._outside.look(returned.loss)
         if notes is not None:
             settle(replica.space.device)
             notes.lap(Kind.FORWARD, microbatch)
@@ -529,12 +567,6 @@ class Session:
             settle(replica.space.device)
             notes.lap(Kind.BACKWARD, microbatch)
         return returned.numbers(self._scale)
-
-    def _refuse_strangers(self, loss: torch.Tensor) -> None:
-        """What is trained has to be registered; the first loss shows what it was made of."""
-        known = {id(p) for model in self.replica.models.values() for p in model.parameters()}
-        if found := unregistered(loss, known):
-            raise Misuse(f"session.backward(loss_of, microbatches): {found}")
 
     def _check_finite(self, summed: Summed) -> None:
         """Before the commit, so that a job that fails on it can be resumed from before it."""
@@ -569,17 +601,3 @@ class Session:
         self.replica.space.blank()
         self.replica.holdings.astray = True
         self._result = Result(math.nan, {}, void=True)
-
-
-def registered(objects: Sequence[object]) -> dict[str, shards.Stateful]:
-    """Name what the script registers, checked."""
-    found: dict[str, shards.Stateful] = {}
-    for index, thing in enumerate(objects):
-        if not hasattr(thing, "state_dict") or not hasattr(thing, "load_state_dict"):
-            raise Misuse(f"Session: {thing!r} has no state_dict and load_state_dict to save")
-        found["model" if index == 0 else f"{type(thing).__name__}{index}"] = thing
-    modules = [thing for thing in found.values() if isinstance(thing, torch.nn.Module)]
-    check_modules(modules, built=not _unborn)
-    check_unborn(_unborn, modules, [*found.values()])
-    check_trained(modules, found.values())
-    return found

@@ -46,6 +46,10 @@ class World(Protocol):
         """Whether anybody compares what workers compute."""
 
     @property
+    def thorough(self) -> bool:
+        """Whether all layers are compared in this step, and not some in turn."""
+
+    @property
     def microbatches(self) -> int:
         """Of how many microbatches a step is made, if the others know; else 0."""
 
@@ -115,7 +119,7 @@ class Alone:
 
     nan: NanPolicy = "fail"
     evidence: "Evidence"
-    compares = False
+    compares = thorough = False
     microbatches = 0
     leader = True
     notice_s = None

@@ -25,6 +25,7 @@ from agent.crew.deep import Deep
 from agent.crew.handover import Handover, Having, having
 from agent.crew.noting import Noting
 from agent.crew.preparing import Preparing
+from agent.crew.proving import Proving
 from agent.crew.pulling import Pulling
 from agent.crew.redoing import Redoing
 from agent.crew.snapshots import Snapshots
@@ -39,6 +40,7 @@ from agent.net.stuck import unaided
 from agent.owned import separable
 from agent.pipeline.wires import MeshChannel
 from agent.protocol import (
+    PROVING,
     AnyMessage,
     Commit,
     CopiesAsked,
@@ -53,6 +55,7 @@ from agent.protocol import (
     PeerBroken,
     Peers,
     ProfileKnown,
+    Prove,
     Redo,
     State,
     Unled,
@@ -66,6 +69,13 @@ from agent.tensors.sums import Sum, Summed
 from agent.world import Abandoned, Facts, Interrupted
 
 T = TypeVar("T")
+
+SEVERAL = (
+    "a step that calls session.backward(...) several times cannot be trained where each worker keeps its own layers only: "
+    "take machines with room for the whole state, or train with depth 1"
+)
+# A microbatch that is computed twice takes one in so many.
+TWICE = 100
 
 UNLED = (
     "step {}: the script leads here and looks at its whole model, of which a part was lost with another worker: "
@@ -107,7 +117,9 @@ class Group(Crew):
         self._needs_state = False
         self._committed = 0
         self._left: int | None = None  # the version with which the script left its loop
-        self._redo, self._noting = Redoing(self), Noting(self)
+        self._redo, self._noting, self._proving = Redoing(self), Noting(self), Proving(self)
+        self._proven = False  # this worker was in the layout of a committed step
+        self._thorough: set[int] = set()  # steps in which all layers are looked at
         self._done = False
         self._notice_at_s: float | None = None
         self._began_s, self._computed = 0.0, 0  # of this share: since when, and microbatches so far
@@ -135,6 +147,8 @@ class Group(Crew):
     @property
     def leads(self) -> bool | None:
         """As `leader`; None as long as this worker was in no layout at all."""
+        if self._proving.going:
+            return False
         return None if self.entered is None else self._leads
 
     @property
@@ -145,7 +159,12 @@ class Group(Crew):
     @property
     def _leads(self) -> bool:
         entered = self.entered
-        if entered is None or self.astray or entered.layout.workers[0] != self.me:
+        if (
+            entered is None
+            or self.astray
+            or self._proving.going
+            or entered.layout.workers[0] != self.me
+        ):
             return False
         return self._holds or entered.unled == self.replica.version
 
@@ -160,6 +179,8 @@ class Group(Crew):
     def boundary(self, replica: Replica, facts: Facts) -> None:
         self._check(replica)
         self._introduce(replica, facts)
+        if self._proving.going:
+            self._proving.answer()
         while True:
             try:
                 self._come_in(replica)
@@ -186,9 +207,9 @@ class Group(Crew):
         """A layout of version 0 is entered in the middle of step 0; a later one only at the next boundary."""
         self._introduce(replica, facts)
         while True:
-            self.wait(lambda: self.superseded() or self._done, interruptible=False)
+            self.wait(self._called, interruptible=False)
             order = self.order
-            if self._done or order is None or order.version:
+            if self._done or self._proving.asked or order is None or order.version:
                 self.astray = True
                 return False
             try:
@@ -201,6 +222,8 @@ class Group(Crew):
                 continue
 
     def logged(self, step: int) -> Summed | None:
+        if self._proving.going:
+            return self._proven_sum()
         entered = self.entered
         assert entered is not None
         if not entered.version - entered.redo <= step < entered.version:
@@ -217,10 +240,32 @@ class Group(Crew):
             self.astray = True
             raise Abandoned from None
 
-    def asked(self, phase: int) -> int | None:  # noqa: ARG002
-        return None
+    compares = True
 
-    twice = None
+    def asked(self, phase: int) -> int | None:
+        return self._proving.microbatch(phase) if self._proving.going else None
+
+    @property
+    def thorough(self) -> bool:
+        """Whether all layers are looked at: those that join are asked for the steps behind a snapshot."""
+        return self._proving.going or self.replica.step in self._thorough
+
+    @property
+    def twice(self) -> int | None:
+        """Now and then the last worker computes the first microbatch of the first worker, too."""
+        layout = self.layout
+        if layout.depth > 1 or layout.width == 1 or layout.workers[-1] != self.me:
+            return None
+        every = -(-TWICE // max(1, layout.replicas[-1].count))
+        return layout.replicas[0].first if self.replica.step % every == 1 else None
+
+    def _proven_sum(self) -> Summed:
+        try:
+            payload, marks = self._proving.sum(self.replica.phase)
+        except Abandoned:
+            self.astray = True
+            raise
+        return self.replica.summed(payload, marks)
 
     def share(self) -> tuple[int, int]:
         if self.superseded():
@@ -249,6 +294,8 @@ class Group(Crew):
     def _prepare_chain(self, step: int) -> Chain:
         """This worker's place in the layout, and what it keeps there."""
         replica, layout = self.replica, self.layout
+        if layout.owned and replica.phase:
+            raise CannotRecord(SEVERAL)
         chain = self._deep.chain(
             layout,
             step,
@@ -345,9 +392,12 @@ class Group(Crew):
     @unaided
     def _send_what_is_due(self) -> None:
         if self._holds and self._snapshots.due():
+            self._thorough = {self.replica.step, self.replica.step + 1}
             self._snapshots.send()
 
     def check(self) -> None:
+        if self._proving.going:
+            return
         self._stop_or_save()
         self._computed += 1
 
@@ -380,6 +430,7 @@ class Group(Crew):
             )
             self._send_what_is_due()
             if self._committed > step:
+                self._proven = True
                 passing("step: commit heard")
                 break
             if self._preparing.forgotten:
@@ -433,13 +484,20 @@ class Group(Crew):
     def _come_in(self, replica: Replica) -> None:
         """At a boundary: be in the newest layout, with its state (or on the way there by redo)."""
         while True:
+            if self._proving.asked:
+                self._proving.load(replica)
+                return
             if self.superseded():
                 self._enter()
             if self._take_part(replica):
                 return
-            self.wait(lambda: self.superseded() or self._done, interruptible=False)
+            self.wait(self._called, interruptible=False)
             if self._done:
                 return
+
+    def _called(self) -> bool:
+        """Whether there is something else to do than to wait for a layout."""
+        return self.superseded() or self._done or self._proving.asked
 
     def _take_part(self, replica: Replica) -> bool:
         """Have the state of the layout that was entered; False if this worker is not in it."""
@@ -450,7 +508,8 @@ class Group(Crew):
         if entered is None or self.me not in entered.layout.workers:
             return False
         self._handover.pull_whole()
-        if not self._holds and replica.version == entered.version:
+        # A step of several commits may have begun before this layout, and ended in it.
+        if not self._holds and replica.version >= entered.version:
             self._holds = True
             self._handover.say_held()
             passing("morph: holding said")
@@ -521,6 +580,7 @@ class Group(Crew):
             copies=self._copies.any,
             left=self._left,
             ready=self._survey.ready,
+            proven=self._proven,
         )
 
     def _deliver(  # noqa: PLR0912 - one branch per message
@@ -547,6 +607,10 @@ class Group(Crew):
                     self._copies.send_all(self.link)
                 case ProfileKnown():
                     self._survey.known = message
+                case Prove():
+                    self._proving.hear(message, payload)
+                case State() | Redo() if message.generation == PROVING:
+                    self._proving.hear(message, payload)
                 case State():
                     self._handover.state = (message, payload)
                 case Redo():

@@ -50,14 +50,18 @@ class Preparing:
 
     def say(self, step: int, summed: Summed, promised: Held | None) -> None:
         """`promised` is what will be here behind the step, if not all."""
-        layout = self._crew.layout
+        layout, replica, evidence = self._crew.layout, self._crew.replica, self._crew.evidence
         self._crew.link.send(
             Prepared(
                 generation=layout.generation,
                 step=step,
                 loss=summed.total.loss / layout.microbatches,
                 present=summed.marks,
+                script_step=replica.step,
+                phase=replica.phase,
                 held=promised,
+                computed=evidence.computed,
+                reached=evidence.reached if replica.phase == 0 else None,
                 told=self._told,
             )
         )

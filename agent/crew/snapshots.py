@@ -52,7 +52,8 @@ class Snapshots:
         """
         replica = self._crew.replica
         unborn = replica.newborn and self._crew.layout.owned and not self._handover.having
-        return not unborn and not self._crew.superseded() and self.asked_at == replica.version
+        due = self.asked_at == replica.version and replica.at_boundary
+        return due and not unborn and not self._crew.superseded()
 
     def send(self) -> None:
         self.asked_at, replica = None, self._crew.replica

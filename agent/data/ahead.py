@@ -1,17 +1,18 @@
 """Processes that fetch ahead what a worker will probably need next.
 
-They are the worker processes of a torch `DataLoader`, which stay for the job. Its sampler gives out a plan: the
-microbatches of a share, step after step. What comes back is taken in the order of the plan. A plan that has changed
-begins a new turn: requests of the turn before are not fetched any more, so the change waits for at most one sample
-per process.
+They are the worker processes of a torch `DataLoader`, which stay for the job. Its sampler gives out
+a plan: the microbatches of a share, step after step. What comes back is taken in the order of the
+plan. A plan that has changed begins a new turn: requests of the turn before are not fetched any
+more, so the change waits for at most one sample per process.
 
-Why processes are forked, on Linux: they have the data set without a copy of it, lambdas work as they do in torch, and
-the script needs no `if __name__ == "__main__"`. Two processes that are forked have their first sample after 0.03 s;
-spawned, or forked by a server, after 2.2 to 4.3 s (two cores, measured side by side), since they import torch and the
-script first. What is dangerous in a fork of this process is taken away:
-connections are closed in the child (`agent.net.wire`), torch computes on one thread there, and what is written goes to
-the process's own streams, whose locks no thread of the session holds. A script that has called
-`torch.multiprocessing.set_start_method` gets what it asked for.
+Why processes are forked, on Linux: they have the data set without a copy of it, lambdas work as
+they do in torch, and the script needs no `if __name__ == "__main__"`. Two processes that are forked
+have their first sample after 0.05 s; spawned, or forked by a server, after 2.0 to 2.8 s (two cores,
+with torch in the page cache), since they import torch and the script first. What is dangerous in a
+fork of this process is taken away: connections are closed in the child (`agent.net.wire`), torch
+computes on one thread there, and what is written goes to the process's own streams, whose locks no
+thread of the session holds. A script that has called `torch.multiprocessing.set_start_method` gets
+what it asked for.
 """
 
 import contextlib
@@ -30,7 +31,7 @@ import msgspec
 import torch
 from torch.utils.data import DataLoader, Dataset
 
-from agent.data.fetch import Fetch, Over, Request, as_it_is, say
+from agent.data.fetch import Fetch, Over, Request, as_it_is, first_line, say
 from agent.data.stream import Ended
 from agent.errors import Misuse
 
@@ -49,8 +50,9 @@ class Answer(NamedTuple):
     passed: int = 0
     # How many steps the data set has, if the request was for one behind its end.
     steps: int | None = None
-    # An error of the person's own code, which the training process meets as well; and one that it may not meet.
+    # An error of the person's own code, which the training process meets as well.
     failure: str = ""
+    # One of ours, which the training process may not meet.
     refusal: str = ""
 
 
@@ -104,10 +106,14 @@ class Guarded(Dataset[Answer | None]):
         except Misuse as error:
             return Answer(refusal=str(error))
         except Exception as error:
-            return Answer(failure=f"{type(error).__name__}: {error}")
+            return Answer(failure=first_line(error))
 
     def _try(self, fetched: Any) -> None:
-        """What cannot be sent would be waited for in vain: torch sends it from a thread, which says nothing."""
+        """Raise if this cannot be sent.
+
+        Torch sends it from a thread that only prints such an error, so it would be waited for in
+        vain.
+        """
         if not self._tried:
             pickle.Pickler(_Nowhere()).dump(fetched)
             self._tried = True
@@ -121,14 +127,16 @@ class _Nowhere:
 class Ahead:
     """What is fetched ahead, within about two steps of a share.
 
-    Call it from one thread, which stays: the system ends the processes when the thread that made them does.
+    Call it from one thread, which stays: the system ends the processes when the thread that made
+    them does.
     """
 
     def __init__(
         self, fetch: Fetch, request: Callable[[int, int], Request], workers: int, *, pin: bool
     ) -> None:
         self._request, self._workers, self._pin = request, workers, pin
-        self._turn = torch.zeros(1, dtype=torch.int64).share_memory_()  # type: ignore[no-untyped-call]
+        turn = torch.zeros(1, dtype=torch.int64)
+        self._turn: torch.Tensor = turn.share_memory_()  # type: ignore[no-untyped-call]
         self._guarded, self._plan = Guarded(fetch, self._turn), Plan()
         self._share: Share | None = None
         self._step = 0
@@ -227,8 +235,9 @@ class Ahead:
         except (pickle.PicklingError, AttributeError, TypeError) as error:
             self.close()
             raise Misuse(
-                f"session.data(num_workers={self._workers}): a process that is started by {method!r} cannot be given the "
-                f"data set or collate_fn ({error}): define what is named there in a module, or use 'fork'"
+                f"session.data(num_workers={self._workers}): a process that is started by "
+                f"{method!r} cannot be given the data set or collate_fn ({error}): define what is "
+                "named there in a module, or use 'fork'"
             ) from error
 
     def _receive(self) -> None:
@@ -250,17 +259,20 @@ class Ahead:
         self.close()
         self._losses += 1
         after = "are started again" if self._losses < LOSSES_MAX else "are not started again"
-        say(f"the processes that fetch ahead are lost and {after} ({str(error).splitlines()[0]})")
+        say(f"the processes that fetch ahead are lost and {after} ({first_line(error)})")
 
 
 def _method() -> str | None:
-    """How processes are started: as the script has asked for, else by fork where that is safe enough."""
+    """Return how processes are started: as the script has asked for, else by fork on Linux."""
     asked = torch.multiprocessing.get_start_method(allow_none=True)
     return asked or (FORK if sys.platform == "linux" else None)
 
 
 def _begin_process(_: int) -> None:
-    """End with the training process, however that ends, and write where no thread of it has to be."""
+    """Have this process end with the training process, however that ends.
+
+    What it writes goes to its own streams, because those of a job need a thread that is not here.
+    """
     if sys.platform == "linux":
         ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     parent = multiprocessing.parent_process()
@@ -271,7 +283,11 @@ def _begin_process(_: int) -> None:
 
 @contextlib.contextmanager
 def _signals_kept() -> Iterator[None]:
-    """Torch has an error raised anywhere in the script when a process is lost; here the next answer tells it."""
+    """Keep the script's handler of SIGCHLD.
+
+    Torch's raises an error anywhere in the script when a process is lost; here the next answer
+    tells.
+    """
     if threading.current_thread() is not threading.main_thread():
         yield
         return

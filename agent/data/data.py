@@ -1,15 +1,16 @@
-"""What `session.data(...)` returns: the steps of an epoch, each a sequence of microbatches that are fetched on demand.
+"""What `session.data(...)` returns: steps, each a sequence of microbatches.
 
     data = session.data(dataset, batch_size=256, microbatches=8, num_workers=2)
     for epoch in session.epochs(10):
         for microbatches in data:
             session.backward(loss_of, microbatches)
 
-Everything is a function of (seed, epoch, step, microbatch): which samples a microbatch has, in which order they come, and
-what the data set and `collate_fn` draw from torch's, NumPy's and Python's streams. So a microbatch has the same bits
-whichever worker fetches it, in which process, ahead of time or on demand, and a job that resumes goes on in the
-middle of its epoch. A generator of the data set's own (`numpy.random.default_rng(0)` in `__init__`) is not seeded
-here; make it where it is used, from `torch.initial_seed()`.
+Everything is a function of (seed, epoch, step, microbatch): which samples a microbatch has, in
+which order they come, and what the data set and `collate_fn` draw from torch's, NumPy's and
+Python's streams. So a microbatch has the same bits whichever worker fetches it, in which process,
+ahead of time or on demand, and a job that resumes goes on in the middle of its epoch. A generator
+of the data set's own (`numpy.random.default_rng(0)` in `__init__`) is not seeded here; make it
+where it is used, from `torch.initial_seed()`.
 """
 
 from collections.abc import Callable, Iterator, Sequence
@@ -28,7 +29,9 @@ from agent.errors import Misuse
 STEPS_KEPT = 4
 INSTEAD = {
     "sampler": "order=, a function from the epoch to the indices of its samples",
-    "batch_sampler": "order=, a function from the epoch to the indices of its samples, and batch_size=",
+    "batch_sampler": (
+        "order=, a function from the epoch to the indices of its samples, and batch_size="
+    ),
     "prefetch_factor": "nothing: two steps are fetched ahead",
     "persistent_workers": "nothing: processes stay",
     "pin_memory": "nothing: memory is pinned where there is an accelerator",
@@ -63,15 +66,18 @@ class Options(TypedDict, total=False):
 class Data:
     """The steps of an epoch of one data set.
 
-    `batch_size` is that of a whole step, all microbatches together. With drop_last=False the last batch of an epoch may
-    be short; it has as many microbatches, of sizes that differ by one at most. The gradient of a step is the mean over
-    microbatches, which is the mean over samples only if all microbatches are equally large: if that matters, pass
-    drop_last=True and a batch_size that the microbatches divide, or weight the loss in `loss_of`.
+    `batch_size` is that of a whole step, all microbatches together. With drop_last=False the last
+    batch of an epoch may be short; it has as many microbatches, of sizes that differ by one at
+    most. The gradient of a step is the mean over microbatches, which is the mean over samples only
+    if all microbatches are equally large: if that matters, pass drop_last=True and a batch_size
+    that the microbatches divide, or weight the loss in `loss_of`.
 
-    `order(epoch)` may name the samples of an epoch itself, as a function of the epoch: its streams are seeded.
+    `order(epoch)` may name the samples of an epoch itself, as a function of the epoch: its streams
+    are seeded.
 
-    `num_workers` processes fetch what this worker will probably need next, within about two steps. An IterableDataset
-    is read by each worker from its beginning, in its own order and by one process at most; what is passed over is said.
+    `num_workers` processes fetch what this worker will probably need next, within about two steps.
+    An IterableDataset is read by each worker from its beginning, in its own order and by one
+    process at most; what is passed over is said.
     """
 
     def __init__(
@@ -111,8 +117,9 @@ class Data:
         """Return the number of steps in an epoch."""
         if self._steps is None:
             say(
-                f"{self._name} has no length and is read once to its end, to count it; give it __len__ to save that, and "
-                "if it has no end, loop over session.steps(n) with data.at(step)"
+                f"{self._name} has no length and is read once to its end, to count it; give it "
+                "__len__ to save that, and if it has no end, loop over session.steps(n) with "
+                "data.at(step)"
             )
             source = self._source()
             assert isinstance(source, StreamSource)
@@ -134,8 +141,9 @@ class Data:
             )
         if (now := _length(self._dataset)) != self._samples:
             raise Misuse(
-                f"session.data({self._name}): the data set has {now} samples in step {step} and had {self._samples} before; "
-                "its length may not change, because the order of samples is made from it"
+                f"session.data({self._name}): the data set has {now} samples in step {step} and "
+                f"had {self._samples} before; its length may not change, because the order of "
+                "samples is made from it"
             )
         if self._current is None or self._current.step != step:
             if self._current is not None:
@@ -144,7 +152,7 @@ class Data:
         return self._current
 
     def expect(self, step: int, first: int, count: int, end: int | None = None) -> None:
-        """Have this share of `step` and the next steps, before `end`, fetched ahead. What it is not for is dropped."""
+        """Have this share of `step` and the next steps, before `end`, fetched; drop the rest."""
         if self._workers == 0:
             return
         if self._ahead is None:
@@ -181,7 +189,7 @@ class Data:
         if self._ahead is None:
             return None
         answer = self._ahead.take(step, microbatch)
-        # A stream is read by one process only, as far as possible: it has the samples of the last steps.
+        # A stream is read by one process only: it still has the samples of the last steps.
         if self._cut is not None and (answer is None or answer.steps is not None):
             answer = self._ahead.insist(self._request(step, microbatch))
         return answer
@@ -195,8 +203,8 @@ class Data:
         except Ended as end:
             if self._steps is not None:
                 raise Misuse(
-                    f"session.data({self._name}): the data set ended after {end.steps} steps and had {self._steps} before: "
-                    "give the same samples in every epoch"
+                    f"session.data({self._name}): the data set ended after {end.steps} steps and "
+                    f"had {self._steps} before: give the same samples in every epoch"
                 ) from None
             self._steps = end.steps
             fetched = self._direct.get(self._request(step, microbatch))
@@ -239,7 +247,8 @@ class Data:
     def _open_stream(self, drop_last: bool, options: Options) -> None:
         if options.get("order") is not None:
             raise Misuse(
-                f"session.data({self._name}, order=...): an IterableDataset has an order of its own; leave `order` out"
+                f"session.data({self._name}, order=...): an IterableDataset has an order of its "
+                "own; leave `order` out"
             )
         if options.get("shuffle", True):
             say(f"{self._name} is read in its own order: shuffle has no part in that")
@@ -298,6 +307,10 @@ class Microbatches(Sequence[Any]):
     def __repr__(self) -> str:
         return f"<{len(self)} microbatches of step {self.step}>"
 
+    def expect(self, first: int, count: int, end: int | None = None) -> None:
+        """Have this share of the step, and of the next steps before `end`, fetched ahead."""
+        self._data.expect(self.step, first, count, end)
+
     def forget(self) -> None:
         """Drop what is kept: the step is over."""
         self._kept.clear()
@@ -321,8 +334,9 @@ class Chosen:
         self._order, self._seed, self._samples = order, seed, samples
         if self(0) != self(0):
             raise Misuse(
-                "session.data(order=...): order(0) gave other samples when asked again; it has to be a function of the epoch, "
-                "because every worker asks for itself: make its generator inside, from the epoch"
+                "session.data(order=...): order(0) gave other samples when asked again; it has to "
+                "be a function of the epoch, because every worker asks for itself: make its "
+                "generator inside, from the epoch"
             )
 
     def __call__(self, epoch: int) -> list[int]:
@@ -333,7 +347,8 @@ class Chosen:
         if wrong is not None or not chosen:
             what = "no samples" if wrong is None else f"sample {wrong}"
             raise Misuse(
-                f"session.data(order=...): order({epoch}) has {what}; give indices from 0 to {self._samples - 1}"
+                f"session.data(order=...): order({epoch}) has {what}; give indices from 0 to "
+                f"{self._samples - 1}"
             )
         return chosen
 
@@ -349,8 +364,9 @@ def _check(dataset: Any, batch_size: int, microbatches: int, options: dict[str, 
             raise Misuse(f"session.data({name}={value!r}): give a whole number, at least {least}")
     if batch_size < microbatches:
         raise Misuse(
-            f"session.data(batch_size={batch_size}, microbatches={microbatches}): a microbatch needs a sample; batch_size "
-            "counts the samples of a whole step, all microbatches together"
+            f"session.data(batch_size={batch_size}, microbatches={microbatches}): a microbatch "
+            "needs a sample; batch_size counts the samples of a whole step, all microbatches "
+            "together"
         )
     if not isinstance(seed := options.get("seed"), int | None):
         raise Misuse(
@@ -361,13 +377,14 @@ def _check(dataset: Any, batch_size: int, microbatches: int, options: dict[str, 
             raise Misuse(f"session.data({name}=...): a {type(value).__name__} cannot be called")
     if isinstance(dataset, DataLoader):
         raise Misuse(
-            "session.data(DataLoader(...)): give the data set itself, session.data(loader.dataset, batch_size=...); "
-            "the session makes the loader, because order and shares are its own"
+            "session.data(DataLoader(...)): give the data set itself, "
+            "session.data(loader.dataset, batch_size=...); the session makes the loader, because "
+            "order and shares are its own"
         )
     if not _is_stream(dataset) and _length(dataset) is None:
         raise Misuse(
-            f"session.data({type(dataset).__name__}): a data set has __len__ and __getitem__, or is an IterableDataset "
-            "whose __iter__ begins anew each time"
+            f"session.data({type(dataset).__name__}): a data set has __len__ and __getitem__, or "
+            "is an IterableDataset whose __iter__ begins anew each time"
         )
 
 

@@ -1,4 +1,4 @@
-"""Fetching of one microbatch: its samples and their collation, the same in every process and at any time."""
+"""Fetch one microbatch, its samples and their collation, alike in every process."""
 
 import sys
 from collections.abc import Callable, Iterator
@@ -43,7 +43,7 @@ class Source(Protocol):
 
 
 class MapSource:
-    """A data set with indices. The streams of a microbatch are seeded before its samples are fetched."""
+    """A data set with indices. Streams are seeded before the samples of a microbatch."""
 
     def __init__(self, dataset: Any, seed: int) -> None:
         self._dataset, self._seed = dataset, seed
@@ -108,6 +108,10 @@ class noted:  # noqa: N801 - used as a function
 
 def say(text: str) -> None:
     sys.stderr.write(f"session.data: {text}\n")
+
+
+def first_line(error: Exception) -> str:
+    return f"{type(error).__name__}: {error}".splitlines()[0]
 
 
 def as_it_is(fetched: Any) -> Any:

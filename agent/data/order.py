@@ -2,12 +2,12 @@
 
 Equations (n samples, B the batch of a step, M microbatches, r = n mod B):
 
-    steps per epoch  S = floor(n / B) if drop_last, else ceil(n / B)
-    batch of place p     the samples [p B, (p + 1) B) of the epoch's order; the last one has r of them if r > 0
+    steps per epoch      S = floor(n / B) if drop_last, else ceil(n / B)
+    batch of place p     the samples [p B, (p + 1) B) of the epoch's order; r in the last, if r > 0
     microbatch i of b    b // M samples, and one more if i < b mod M
 
-If 0 < r < M the last batch could not fill its microbatches, so the last two batches share their B + r samples evenly:
-no microbatch is empty, none is larger than usual, and S stays what it is.
+If 0 < r < M the last batch could not fill its microbatches, so the last two batches share their B +
+r samples evenly: no microbatch is empty, none is larger than usual, and S stays what it is.
 """
 
 import hashlib
@@ -42,8 +42,9 @@ def tail(batch_size: int, rest: int, microbatches: int) -> tuple[int, int]:
     last = (batch_size + rest) // 2
     if last < microbatches:
         raise Misuse(
-            f"session.data(batch_size={batch_size}, microbatches={microbatches}): an epoch ends with {rest} samples, too "
-            "few for the microbatches of a step: pass drop_last=True, or a batch_size that divides the data set"
+            f"session.data(batch_size={batch_size}, microbatches={microbatches}): an epoch ends "
+            f"with {rest} samples, too few for the microbatches of a step: pass drop_last=True, "
+            "or a batch_size that divides the data set"
         )
     return batch_size + rest - last, last
 
@@ -63,7 +64,8 @@ class Batches(msgspec.Struct, frozen=True, kw_only=True):
         if whole == 0 and (self.drop_last or rest < self.microbatches):
             raise Misuse(
                 f"session.data(batch_size={self.batch_size}, microbatches={self.microbatches}, "
-                f"drop_last={self.drop_last}): no step can be made of {self.samples} samples: pass a smaller batch_size"
+                f"drop_last={self.drop_last}): no step can be made of {self.samples} samples: "
+                "pass a smaller batch_size"
             )
         if rest and whole and not self.drop_last:
             tail(self.batch_size, rest, self.microbatches)
@@ -133,7 +135,7 @@ class Order:
         chosen = np.asarray(self._chosen(epoch))
         if len(chosen) != count:
             raise Misuse(
-                f"session.data(order=...): order({epoch}) has {len(chosen)} samples and order(0) has {count}: give every "
-                "epoch as many, because steps are counted by them"
+                f"session.data(order=...): order({epoch}) has {len(chosen)} samples and order(0) "
+                f"has {count}: give every epoch as many, because steps are counted by them"
             )
         return chosen

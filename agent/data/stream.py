@@ -1,7 +1,9 @@
-"""An IterableDataset in steps: read from its beginning, and cut as the order of a data set with indices is.
+"""An IterableDataset in steps: read from its beginning, and cut into batches.
 
-Reading goes on from step to step. A step that lies behind the reader begins the epoch anew, so the samples of the last
-steps are kept: a share that changes asks for these again.
+Batches are cut as those of a data set with indices are: see `agent.data.order`.
+
+Reading goes on from step to step. A step that lies behind the reader begins the epoch anew, so the
+samples of the last steps are kept: a share that changes asks for these again.
 """
 
 from collections.abc import Callable, Iterator
@@ -27,7 +29,7 @@ class Ended(Exception):  # noqa: N818 - it says what happened, and is no error
 
 
 class Cut(msgspec.Struct, frozen=True, kw_only=True):
-    """How a stream of samples is cut. `samples` is the length that the data set says, None if it says none."""
+    """How a stream of samples is cut; `samples` is None if the data set says no length."""
 
     batch_size: int
     microbatches: int
@@ -36,7 +38,7 @@ class Cut(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class StreamSource:
-    """The samples of an IterableDataset. What it draws while it is read is seeded anew for each step."""
+    """The samples of an IterableDataset. Its streams are seeded anew for each step."""
 
     def __init__(self, dataset: Any, cut: Cut, seed: int) -> None:
         self._dataset, self._cut, self._seed = dataset, cut, seed
@@ -106,7 +108,8 @@ class StreamSource:
             batch = list(islice(samples, size))
         except Exception as error:
             error.add_note(
-                f"session.data: this happened behind sample {self._read} of epoch {self._epoch}"
+                f"session.data: this happened in the samples from {self._read} on, in epoch "
+                f"{self._epoch}"
             )
             # A generator that has raised has nothing more to give.
             self._epoch = -1
@@ -125,7 +128,8 @@ class StreamSource:
         if self._read != self._length:
             said = "says that it has" if self._cut.samples is not None else "had before"
             self._refuse(
-                f"{said} {self._length} samples and gave {self._read} in epoch {self._epoch}: give the same in every epoch"
+                f"{said} {self._length} samples and gave {self._read} in epoch {self._epoch}: "
+                "give the same in every epoch"
             )
         if rest and self._cut.drop_last:
             self._whole.pop()

@@ -1,4 +1,4 @@
-"""Random streams of one microbatch: torch's, NumPy's and Python's, seeded before it and put back after it."""
+"""Seed the random streams of torch, NumPy and Python, and put them back."""
 
 import functools
 import random
@@ -27,9 +27,9 @@ def seed(number: int) -> None:
     """Begin every stream anew."""
     random.seed(number)
     np.random.seed(number & 0xFFFFFFFF)
-    torch.default_generator.manual_seed(number >> 1)
-    if (device := _device()) != CPU:
-        torch.get_device_module(device).manual_seed(number >> 1)
+    # Where there is only the CPU, `torch.manual_seed` takes 0.1 ms to ask for other devices.
+    one = torch.default_generator.manual_seed if _device() == CPU else torch.manual_seed
+    one(number >> 1)
 
 
 def _device() -> torch.device:

@@ -248,6 +248,12 @@ class Vault:
             layout.generation, version, layout.workers, self.memory.take, final=final
         )
 
+    def stop_asking_for(self, version: int) -> None:
+        """No state of this version will come."""
+        assembly = self._assembly
+        if assembly is not None and not assembly.final and assembly.version == version:
+            self._assembly = None
+
     def stop_asking(self) -> None:
         """Another layout begins: what a state took in the one before says nothing of it."""
         self._assembly, self._rested_s = None, 0.0

@@ -8,6 +8,7 @@ from pathlib import PurePath
 from typing import Any
 
 import torch
+from torch.utils.data import DataLoader, Dataset, Sampler
 
 from agent.errors import Misuse
 from agent.store.plain import Object, Reference, Unsavable, packed, unpacked
@@ -26,6 +27,9 @@ LEFT = (
     enum.Enum,
     PurePath,
     logging.Logger,
+    DataLoader,
+    Dataset,
+    Sampler,
 )
 
 

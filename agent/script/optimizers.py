@@ -9,7 +9,10 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any
 
 import torch
-from torch.optim.optimizer import register_optimizer_step_pre_hook
+from torch.optim.optimizer import (
+    register_optimizer_step_post_hook,
+    register_optimizer_step_pre_hook,
+)
 
 from agent.errors import Misuse
 from agent.tensors.shards import Stateful
@@ -44,10 +47,15 @@ class Optimizers:
         # There are gradients, and no optimizer has used them.
         self.unused = False
         self._trained = self._counted()
-        self._strangers = register_optimizer_step_pre_hook(self._look)
+        self._hooks = (
+            register_optimizer_step_pre_hook(self._look),
+            # A closure makes gradients inside of a step.
+            register_optimizer_step_post_hook(self._used),
+        )
 
     def close(self) -> None:
-        self._strangers.remove()
+        for hook in self._hooks:
+            hook.remove()
 
     def check(self) -> None:
         """Check before the first phase of a step."""
@@ -87,7 +95,6 @@ class Optimizers:
             for param in self._params.values():
                 param.grad = None
         if any(thing is optimizer for thing in self._objects.values()):
-            self.unused = False
             return
         mine = {id(param) for param in self._params.values()}
         if any(id(param) in mine for group in optimizer.param_groups for param in group["params"]):
@@ -95,6 +102,10 @@ class Optimizers:
                 f"step {self._step()}: {type(optimizer).__name__} trains parameters of the session, which was not given "
                 "this optimizer, so its state would be lost with a worker: Session(model, optimizer, other, ...)"
             )
+
+    def _used(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
+        if any(thing is optimizer for thing in self._objects.values()):
+            self.unused = False
 
     def _check_schedules(self) -> None:
         """A joining worker would begin an unregistered schedule at its first step."""

@@ -34,6 +34,7 @@ from agent.store.errors import Damaged
 from agent.store.format import Manifest
 from agent.store.layers import REST, memory_of
 from agent.store.objects import open_sink
+from agent.store.plain import described, is_packed
 from agent.store.reading import Index, Want, read
 from agent.store.sinks import Sink
 from agent.tensors.shards import DTYPES_BY_NAME
@@ -145,7 +146,10 @@ def nested(sink: Sink, manifest: Manifest) -> dict[str, Any]:
     def tensor_of(name: str, _: object) -> torch.Tensor:
         return tensors[name]
 
-    found: dict[str, Any] = {key: values.fill(value, tensor_of) for key, value in rest.items()}
+    states = {key: values.fill(value, tensor_of) for key, value in rest.items()}
+    found: dict[str, Any] = {
+        key: described(state) if is_packed(state) else state for key, state in states.items()
+    }
     for layer in content.values():
         for path, value in layer.items():
             if "state" in value:

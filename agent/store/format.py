@@ -132,7 +132,9 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
         if not 0 <= self.redo <= self.version:
             raise ValueError(f"version {self.version} cannot have {self.redo} sums before it")
         if not 0 <= self.proof <= self.redo:
-            raise ValueError(f"version {self.version}: {self.proof} of {self.redo} sums are a proof")
+            raise ValueError(
+                f"version {self.version}: {self.proof} of {self.redo} sums are a proof"
+            )
         parts = defaultdict(list)
         for part in self.parts:
             parts[part.layer].append(part)

@@ -8,6 +8,7 @@ Tensors and arrays are returned beside the bytes as they live, so that the calle
 pickled, because what is read may come from elsewhere.
 """
 
+import base64
 from collections import Counter, OrderedDict, defaultdict, deque
 from collections.abc import Callable, Iterable, Mapping
 from itertools import chain, zip_longest
@@ -24,6 +25,7 @@ from agent.tensors.shards import DTYPES
 VALUES, TENSORS = "~values", "~tensors"
 # A list of this many elements is looked at as a whole first.
 LONG = 16
+TEXT_BYTES_MAX = 1 << 14
 DEPTH_MAX = 100
 FLOAT_TAG, FLOAT_BYTES = 0xCB, 9
 NATIVE = frozenset((type(None), bool, float, bytes))
@@ -64,7 +66,7 @@ def _closed(_: Any) -> None:
 
 
 def packed(value: Any, opened: Open = _closed) -> dict[str, Any]:
-    """Return `value` as a state: its bytes in one tensor, and the live tensors that are in it.
+    """Return `value` as a state: its bytes, and the live tensors that are in it.
 
     `opened` takes an object that is not plain apart, or refers to it, or returns None. Raises `Unsavable`.
     """
@@ -75,7 +77,14 @@ def packed(value: Any, opened: Open = _closed) -> dict[str, Any]:
         # A very long number, or a broken string: each is looked at alone then.
         packing = _Packing(opened, careful=True)
         data = msgspec.msgpack.encode(packing.form(value))
-    return {VALUES: torch.frombuffer(bytearray(data), dtype=torch.uint8), TENSORS: packing.tensors}
+    return {VALUES: _as_value(data), TENSORS: packing.tensors}
+
+
+def _as_value(data: bytes) -> str | torch.Tensor:
+    """Short bytes as text, which one worker writes whole; long ones as a tensor, which workers write in parts."""
+    if len(data) <= TEXT_BYTES_MAX:
+        return base64.b64encode(data).decode()
+    return torch.frombuffer(bytearray(data), dtype=torch.uint8)
 
 
 def is_packed(state: Any) -> bool:
@@ -92,8 +101,19 @@ def unpacked(
 
     `opened` is as in `packed`, and `registered` has the objects that the state refers to.
     """
-    form = msgspec.msgpack.decode(state[VALUES].numpy().tobytes())
-    return _Unpacking(state[TENSORS], opened, registered).value(form, here)
+    return _Unpacking(state[TENSORS], opened, registered).value(_form_of(state), here)
+
+
+def described(state: Mapping[str, Any]) -> Any:
+    """Return the value of a state for others to read: an object as its attributes, a registered one as its name."""
+    return _Describing(state[TENSORS], _closed, {}).value(_form_of(state))
+
+
+def _form_of(state: Mapping[str, Any]) -> Any:
+    data = state[VALUES]
+    return msgspec.msgpack.decode(
+        base64.b64decode(data) if isinstance(data, str) else data.numpy().tobytes()
+    )
 
 
 class _Packing:
@@ -458,6 +478,17 @@ class _Unpacking:
 
     def _numpy(self, content: list[Any], _: Any) -> Any:
         return np.dtype(content[0]).type(content[1])
+
+
+class _Describing(_Unpacking):
+    def _object(self, content: list[Any], _: Any) -> Any:
+        _, names, forms = content
+        found = self._known({})
+        found.update(zip(names, self._items(forms, None), strict=True))
+        return found
+
+    def _reference(self, name: str, _: Any) -> Any:
+        return name or None
 
 
 _READERS = {

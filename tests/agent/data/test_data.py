@@ -1,0 +1,260 @@
+"""A data set in steps: each microbatch has the same bits whoever fetches it, when and where."""
+
+import random
+import traceback
+
+import numpy as np
+import pytest
+import torch
+from hypothesis import HealthCheck, given, settings
+from hypothesis import strategies as st
+from samples import Drawn, Owner, bits, plain
+from torch.utils.data import DataLoader, TensorDataset
+
+from agent.data.data import Data
+from agent.errors import Misuse
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+SAMPLES, BATCH, M = 23, 8, 4
+
+
+@st.composite
+def histories(draw) -> list[list[tuple[int, int, int]]]:
+    """For each step the parts (worker, first, count) in which it is computed.
+
+    A part whose worker is lost in the step is there again, with another worker.
+    """
+    history = []
+    for _ in range(7):
+        cuts = sorted(draw(st.lists(st.integers(0, M), max_size=2)))
+        parts = [
+            (draw(st.integers(0, 1)), begin, end - begin)
+            for begin, end in zip([0, *cuts], [*cuts, M], strict=True)
+            if end > begin
+        ]
+        if draw(st.booleans()):
+            worker, first, count = draw(st.sampled_from(parts))
+            parts.append((1 - worker, first, count))
+        history.append(parts)
+    return history
+
+
+@pytest.mark.parametrize("processes", [0, 2])
+@settings(max_examples=12, deadline=None, suppress_health_check=[HealthCheck.too_slow])
+@given(history=histories())
+def test_data_under_any_shares_is_the_epoch_of_a_plain_run(processes: int, history):
+    alone = Data(Owner(), Drawn(SAMPLES), batch_size=BATCH, microbatches=M)
+    expected = plain(alone, len(history))
+    workers = [
+        Data(Owner(), Drawn(SAMPLES), batch_size=BATCH, microbatches=M, num_workers=processes)
+        for _ in range(2)
+    ]
+    try:
+        for step, parts in enumerate(history):
+            for worker, first, count in parts:
+                workers[worker].expect(step, first, count, end=len(history))
+                microbatches = workers[worker].at(step)
+                for i in range(first, first + count):
+                    assert bits(microbatches[i]) == expected[step][i]
+    finally:
+        for each in workers:
+            each.close()
+    for epoch in range(2):
+        steps = expected[epoch * len(alone) : (epoch + 1) * len(alone)]
+        indices = [np.frombuffer(parts[0], np.int64) for step in steps for parts in step]
+        assert sorted(np.concatenate(indices)) == list(range(SAMPLES))
+
+
+@pytest.mark.parametrize("processes", [0, 1, 3])
+def test_data_asked_for_in_any_order_has_the_same_bits(processes: int):
+    expected = plain(Data(Owner(), Drawn(SAMPLES), batch_size=BATCH, microbatches=M), 6)
+    data = Data(Owner(), Drawn(SAMPLES), batch_size=BATCH, microbatches=M, num_workers=processes)
+    # Backwards, beside the share, twice, behind what is expected, and an earlier step again.
+    for step in (0, 1, 2, 5, 1, 2, 3):
+        data.expect(step, 1, 2)
+        for i in (2, 1, 3, 2):
+            assert bits(data.at(step)[i]) == expected[step][i]
+    data.close()
+
+
+def test_data_leaves_the_streams_of_the_script_alone():
+    data = Data(Owner(), Drawn(SAMPLES), batch_size=BATCH, microbatches=M, num_workers=1)
+    torch.manual_seed(1)
+    random.seed(1)
+    np.random.seed(1)
+    before = (torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state()))
+    data.expect(0, 0, 1)
+    _ = data.at(0)[:]
+    assert (torch.get_rng_state().tolist(), random.getstate(), str(np.random.get_state())) == before
+    data.close()
+
+
+def test_data_fetches_only_what_is_asked_for():
+    fetched: list[int] = []
+
+    class Counted(Drawn):
+        def __getitem__(self, index: int):
+            fetched.append(index)
+            return super().__getitem__(index)
+
+    data = Data(Owner(), Counted(SAMPLES), batch_size=BATCH, microbatches=M, shuffle=False)
+    microbatches = data.at(1)
+    assert len(microbatches) == M
+    assert fetched == []
+    _ = microbatches[-1]
+    assert fetched == [14, 15]
+
+
+def test_data_is_gone_through_in_the_epoch_of_the_session():
+    data = Data(Owner(epoch=2), Drawn(SAMPLES), batch_size=BATCH, microbatches=M)
+    steps = list(data)
+    assert [each.step for each in steps] == [6, 7, 8]
+    assert len(data) == 3
+    assert [data.epoch_of(step) for step in (5, 6, 8, 9)] == [1, 2, 2, 3]
+
+
+def test_microbatch_that_phases_share_is_kept_for_the_step():
+    data = Data(Owner(), Drawn(SAMPLES), batch_size=BATCH, microbatches=M)
+    first, second = data.at(0)[0], data.at(0)[0]
+    assert bits(first) == bits(second)
+    assert first is not second
+    assert data.at(1)[0] is data.at(1)[0]
+    kept = data.at(1)
+    _ = data.at(2)
+    # Its step is over, so it is fetched anew.
+    assert bits(kept[0]) == bits(data.at(1)[0])
+
+
+def test_data_of_tensors_is_collated_as_in_torch():
+    x = torch.arange(12.0).reshape(6, 2)
+    dataset = TensorDataset(x, torch.arange(6))
+    data = Data(Owner(), dataset, batch_size=6, microbatches=3, shuffle=False)
+    for mine, torchs in zip(data.at(0), DataLoader(dataset, batch_size=2), strict=True):
+        assert type(mine) is type(torchs)
+        assert bits(mine) == bits(torchs)
+
+
+def test_data_set_that_fetches_several_at_once_is_asked_once():
+    class Several(Drawn):
+        def __getitems__(self, indices: list[int]) -> list[int]:
+            return [10 * index for index in indices]
+
+    data = Data(Owner(), Several(8), batch_size=4, microbatches=2, shuffle=False)
+    assert data.at(1)[1].tolist() == [60, 70]
+
+
+def test_order_of_the_persons_own_may_draw_and_is_the_same_on_every_worker():
+    weights = torch.linspace(0, 1, SAMPLES)
+
+    def order(epoch: int) -> torch.Tensor:
+        return torch.multinomial(weights, 16, replacement=True)
+
+    one, other = (
+        Data(Owner(), Drawn(SAMPLES), batch_size=BATCH, microbatches=M, order=order)
+        for _ in range(2)
+    )
+    assert len(one) == 2
+    assert plain(one, 4) == plain(other, 4)
+    assert plain(one, 2) != plain(one, 4)[2:]
+
+
+def test_seed_left_out_is_the_sessions():
+    def first(**options) -> list[bytes]:
+        return bits(Data(Owner(), Drawn(SAMPLES), batch_size=4, microbatches=2, **options).at(0)[0])
+
+    assert first() == first(seed=None) == first(seed=Owner.seed) != first(seed=8)
+
+
+class Raising(Drawn):
+    def __getitem__(self, index: int):
+        if index == 5:
+            raise KeyError("cat.png")
+        return index
+
+
+@pytest.mark.parametrize("processes", [0, 1])
+def test_sample_that_raises_is_named_and_keeps_its_traceback(processes: int):
+    data = Data(
+        Owner(), Raising(8), batch_size=4, microbatches=2, shuffle=False, num_workers=processes
+    )
+    data.expect(0, 0, 2)
+    _ = data.at(0)[0], data.at(0)[1], data.at(1)[1]
+    with pytest.raises(KeyError, match=r"cat\.png") as raised:
+        _ = data.at(1)[0]
+    told = "".join(traceback.format_exception(raised.value))
+    assert "at sample 5 of the data set (step 1, microbatch 0)" in told
+    assert 'raise KeyError("cat.png")' in told
+    # It is the person's error, and fetching goes on.
+    assert data.at(0)[0].tolist() == [0, 1]
+    data.close()
+
+
+def test_collate_fn_that_raises_is_named():
+    def collate(samples: list[int]) -> int:
+        raise StopIteration
+
+    data = Data(Owner(), Drawn(8), batch_size=4, microbatches=2, collate_fn=collate)
+    with pytest.raises(RuntimeError, match="raised StopIteration") as raised:
+        _ = data.at(0)[0]
+    assert raised.value.__cause__ is not None
+    assert "collate_fn of the data set" in raised.value.__cause__.__notes__[0]
+
+
+def _changing(epoch: int, counts=(4, 8)) -> list[int]:
+    return list(range(counts[epoch > 0]))
+
+
+def _random(epoch: int) -> list[int]:
+    return [STREAM.randrange(8) for _ in range(4)]
+
+
+STREAM = random.Random(0)
+LOADER = DataLoader(Drawn(8), batch_size=4)
+
+
+@pytest.mark.parametrize(
+    ("dataset", "options", "says"),
+    [
+        (Drawn(0), {}, "the data set is empty"),
+        (Drawn(8), {"microbatches": 5}, "a microbatch needs a sample"),
+        (Drawn(8), {"batch_size": 0}, "batch_size=0.*at least 1"),
+        (Drawn(8), {"batch_size": 4.0}, r"batch_size=4\.0"),
+        (Drawn(8), {"num_workers": -1}, "num_workers=-1.*at least 0"),
+        (Drawn(8), {"seed": "x"}, "seed='x'"),
+        (LOADER, {}, "give the data set itself"),
+        (Drawn(8), {"sampler": LOADER.sampler}, "sampler=.*order="),
+        (Drawn(8), {"batch_sampler": LOADER.batch_sampler}, "batch_sampler=.*order="),
+        (Drawn(8), {"shuffel": True}, "there is no such option; give one of shuffle"),
+        (Drawn(8), {"collate_fn": 3}, "a int cannot be called"),
+        (Drawn(8), {"order": lambda epoch: []}, "order\\(0\\) has no samples"),
+        (Drawn(8), {"order": lambda epoch: [0, 8]}, "order\\(0\\) has sample 8"),
+        (Drawn(8), {"order": _random}, "has to be a function of the epoch"),
+        ((i for i in range(8)), {}, "begins anew each time"),
+        (3, {}, "has __len__ and __getitem__"),
+    ],
+)
+def test_data_that_cannot_be_is_refused_in_one_line(dataset, options, says):
+    with pytest.raises(Misuse, match=says) as refused:
+        Data(Owner(), dataset, **{"batch_size": 4, "microbatches": 2, **options})
+    assert "\n" not in str(refused.value)
+
+
+def test_data_set_that_grows_is_refused():
+    dataset = Drawn(8)
+    data = Data(Owner(), dataset, batch_size=4, microbatches=2)
+    _ = data.at(0)
+    dataset.samples = 9
+    with pytest.raises(Misuse, match="has 9 samples in step 1 and had 8 before"):
+        data.at(1)
+
+
+def test_order_of_another_length_is_refused():
+    data = Data(Owner(), Drawn(8), batch_size=4, microbatches=2, order=_changing)
+    with pytest.raises(Misuse, match=r"order\(1\) has 8 samples and order\(0\) has 4"):
+        _ = data.at(1)[0]
+
+
+@pytest.mark.parametrize("step", [-1, 1.0, "0"])
+def test_step_that_is_none_is_refused(step):
+    with pytest.raises(Misuse, match="a step is a number from 0 on"):
+        Data(Owner(), Drawn(8), batch_size=4, microbatches=2).at(step)

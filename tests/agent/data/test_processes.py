@@ -1,0 +1,200 @@
+"""Processes that fetch ahead are killed, fail, and end with the one that they fetch for."""
+
+import contextlib
+import multiprocessing
+import os
+import pickle
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+import torch
+from samples import Drawn, Owner, bits, plain
+
+from agent.data.data import Data
+from agent.errors import Misuse
+
+pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
+SAMPLES, BATCH, M = 64, 8, 4
+KILLED = """
+import multiprocessing, sys, time
+from samples import Drawn, Owner
+from agent.data.data import Data
+
+class Stuck(Drawn):
+    def __getitem__(self, index):
+        time.sleep(3600)
+
+data = Data(Owner(), Stuck(64), batch_size=8, microbatches=4, num_workers=2)
+data.expect(0, 0, 4)
+print(*(each.pid for each in multiprocessing.active_children()), flush=True)
+time.sleep(3600)
+"""
+
+
+def _data(dataset, processes: int = 2, **options) -> Data:
+    return Data(
+        Owner(), dataset, batch_size=BATCH, microbatches=M, num_workers=processes, **options
+    )
+
+
+class Where(Drawn):
+    """Each sample is the process that fetched it; all that is fetched is counted."""
+
+    def __init__(self, samples: int) -> None:
+        super().__init__(samples)
+        self.fetched = multiprocessing.Value("i", 0)
+
+    def __getitem__(self, index: int) -> int:
+        with self.fetched.get_lock():
+            self.fetched.value += 1
+        return os.getpid()
+
+
+def _where(data: Data, step: int, i: int) -> int:
+    (where,) = set(data.at(step)[i].tolist())
+    return where
+
+
+def test_what_is_expected_is_fetched_by_other_processes_and_nothing_else():
+    data = _data(Where(SAMPLES))
+    for step in range(6):
+        data.expect(step, 1, 2)
+        assert os.getpid() not in {_where(data, step, 1), _where(data, step, 2)}
+        assert _where(data, step, 3) == os.getpid()
+    # From the middle of the step on, another share: from here it is that of the next steps.
+    data.at(6).expect(0, 4)
+    for step in (6, 7):
+        assert os.getpid() not in {_where(data, step, i) for i in range(M)}
+    data.close()
+
+
+def test_what_is_fetched_ahead_is_bounded_and_ends_with_the_training():
+    dataset = Where(SAMPLES)
+    data = _data(dataset)
+    for step in range(3):
+        data.expect(step, 0, 2, end=5)
+        taken = [_where(data, step, i) for i in range(2)]
+        assert os.getpid() not in taken
+        # Two steps of two microbatches of two samples.
+        assert dataset.fetched.value <= (step + 1) * 4 + 8
+    for step in (3, 4):
+        _ = [_where(data, step, i) for i in range(2)]
+    data.close()
+    assert dataset.fetched.value == 5 * 4
+
+
+def test_worker_without_a_share_starts_no_process():
+    data = _data(Where(SAMPLES))
+    data.expect(0, 2, 0)
+    assert multiprocessing.active_children() == []
+    assert _where(data, 0, 0) == os.getpid()
+    data.close()
+
+
+def test_close_ends_the_processes():
+    data = _data(Drawn(SAMPLES))
+    data.expect(0, 0, 4)
+    assert len(multiprocessing.active_children()) == 2
+    data.close()
+    assert multiprocessing.active_children() == []
+    assert len(data.at(0)[0]) == 4
+
+
+def test_processes_that_are_killed_change_no_bits(capfd):
+    expected = plain(Data(Owner(), Drawn(SAMPLES), batch_size=BATCH, microbatches=M), 8)
+    data = _data(Drawn(SAMPLES))
+    for step in range(8):
+        data.expect(step, 0, M)
+        if step in (1, 3, 5):
+            assert multiprocessing.active_children()
+            for each in multiprocessing.active_children():
+                os.kill(each.pid, signal.SIGKILL)
+                each.join()
+        for i in range(M):
+            assert bits(data.at(step)[i]) == expected[step][i]
+    data.close()
+    told = capfd.readouterr().err
+    assert told.count("are lost and are started again") == 2
+    assert told.count("are lost and are not started again") == 1
+    assert multiprocessing.active_children() == []
+
+
+def test_processes_end_with_a_training_process_that_is_killed():
+    here = Path(__file__).parent
+    path = os.pathsep.join([str(here), str(Path.cwd()), *sys.path])
+    parent = subprocess.Popen(
+        [sys.executable, "-c", KILLED],
+        stdout=subprocess.PIPE,
+        env={**os.environ, "PYTHONPATH": path},
+    )
+    try:
+        assert parent.stdout is not None
+        pids = [int(pid) for pid in parent.stdout.readline().split()]
+        assert len(pids) == 2
+        assert all(map(_runs, pids))
+    finally:
+        parent.kill()
+        parent.wait()
+        parent.stdout.close()
+    # Both are in the middle of a sample, where they do not look whether their parent is there.
+    while any(map(_runs, pids)):
+        time.sleep(0.01)
+
+
+def _runs(pid: int) -> bool:
+    with contextlib.suppress(OSError):
+        return "\nState:\tZ" not in Path(f"/proc/{pid}/status").read_text()
+    return False
+
+
+class OnlyHere(Drawn):
+    def __getitem__(self, index: int) -> int:
+        if torch.utils.data.get_worker_info() is not None:
+            raise ConnectionError("one at a time")
+        return index
+
+
+def test_what_fails_in_another_process_is_fetched_here_and_said_once(capfd):
+    data = _data(OnlyHere(SAMPLES), shuffle=False)
+    for step in range(3):
+        data.expect(step, 0, 1)
+        assert data.at(step)[0].tolist() == [8 * step, 8 * step + 1]
+    data.close()
+    assert capfd.readouterr().err.count("ConnectionError: one at a time") == 1
+
+
+def test_what_cannot_be_sent_is_fetched_here():
+    data = _data(Drawn(SAMPLES), collate_fn=lambda samples: lambda: len(samples))
+    data.expect(0, 0, M)
+    assert [data.at(0)[i]() for i in range(M)] == [2, 2, 2, 2]
+    data.close()
+
+
+@pytest.fixture
+def spawned():
+    torch.multiprocessing.set_start_method("spawn", force=True)
+    yield
+    torch.multiprocessing.set_start_method(None, force=True)
+
+
+def test_lambda_is_refused_where_the_script_asked_for_spawn(spawned):
+    data = _data(Drawn(SAMPLES), collate_fn=lambda samples: samples)
+    with pytest.raises(
+        Misuse, match=r"num_workers=2.*'spawn'.*lambda.*define what is named"
+    ) as refused:
+        data.expect(0, 0, M)
+    assert "\n" not in str(refused.value)
+    assert isinstance(refused.value.__cause__, pickle.PicklingError | AttributeError)
+
+
+def test_processes_are_spawned_where_the_script_asked_for_it(spawned):
+    expected = plain(Data(Owner(), Drawn(SAMPLES), batch_size=BATCH, microbatches=M), 2)
+    data = _data(Drawn(SAMPLES), processes=1)
+    for step in range(2):
+        data.expect(step, 0, M)
+        assert [bits(data.at(step)[i]) for i in range(M)] == expected[step]
+    data.close()
