@@ -395,8 +395,7 @@ class Prove(Message, frozen=True, kw_only=True):
 
     Behind it come the `State` of that version, and a `Redo` for each of so many `commits` of the step, all of generation
     `PROVING`. `microbatches` has one for each phase that is to be computed; where it is None, nothing is. `reaches` asks for
-    the state behind the step as well; else the step is left as soon as the last of them is computed, and what sums there
-    are is applied.
+    the state behind the step as well; else the step is left as soon as the last of them is computed.
     """
 
     version: int

@@ -162,6 +162,10 @@ class Proofs:
         newest = max((v for v, known in self._known.items() if known.phase >= 0), default=0)
         return version * self._known[newest].script_step // newest if newest else version
 
+    def clear(self) -> None:
+        """Somebody else has gone on with the job meanwhile."""
+        self._known.clear()
+
     def forget(self, version: int) -> None:
         """What came behind this version is done again."""
         self._known = {at: known for at, known in self._known.items() if at <= version}
