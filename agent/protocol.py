@@ -159,6 +159,14 @@ class Prepared(Message, frozen=True, kw_only=True):
     told: bool = True  # the keeper has, or gets, what there is of the sum here
 
 
+class Arrived(Message, frozen=True, kw_only=True):
+    """This worker's script begins a step behind a snapshot: so whoever joins need not wait for the end of it."""
+
+    generation: int
+    script_step: int
+    reached: Reached
+
+
 class Proved(Message, frozen=True, kw_only=True):
     """What this worker made of a step that it was asked to reproduce: see `Prove`.
 
@@ -465,6 +473,7 @@ AnyMessage = (
     | Beat
     | Slice
     | Prepared
+    | Arrived
     | Proved
     | Holding
     | LoopLeft
