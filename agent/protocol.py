@@ -355,6 +355,8 @@ class Enter(Message, frozen=True, kw_only=True):
     record: bool = False
     unled: int | None = None
     sums: bool = True
+    # Those who are not among the holders have the state from the keeper all the same, and apply the `redo` sums.
+    catch_up: bool = False
 
 
 class Commit(Message, frozen=True, kw_only=True):

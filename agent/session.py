@@ -512,23 +512,30 @@ class Session:
         """Compute the microbatch by which this worker shows that it does what the job does."""
         asked = self._world.asked(self.replica.phase)
         if asked is not None:
-            self._compare(loss_of, microbatches, [asked])
+            self._try_twice(loss_of, microbatches, asked)
             self._compute_aside(loss_of, self._given(microbatches, asked), asked)
 
     def _compare(self, loss_of: LossOf, microbatches: Sequence[Any], missing: list[int]) -> None:
         """Compute what is compared with others', or with itself, and used for nothing else."""
-        evidence = self._evidence
-        assert evidence is not None
-        if missing and not self._tried:
-            # A copy, because loss_of may write into its microbatch; then it gets a copy each time.
-            self._copies = True
-            given = self._given(microbatches, missing[0])
-            versions = versions_of(given)
-            self._compute_aside(loss_of, given, missing[0])
-            self._copies, self._tried = versions_of(given) != versions, True
+        assert self._evidence is not None
+        if missing:
+            self._try_twice(loss_of, microbatches, missing[0])
         other = self._world.twice
-        if other is not None and not evidence.has(other):
+        if other is not None and not self._evidence.has(other):
             self._compute_aside(loss_of, self._given(microbatches, other), other)
+
+    def _try_twice(self, loss_of: LossOf, microbatches: Sequence[Any], microbatch: int) -> None:
+        """Compute the first microbatch of this process once before, to see whether it comes out the same.
+
+        It is a copy, because loss_of may write into its microbatch; if it does it gets a copy each time.
+        """
+        if self._tried:
+            return
+        self._copies = True
+        given = self._given(microbatches, microbatch)
+        versions = versions_of(given)
+        self._compute_aside(loss_of, given, microbatch)
+        self._copies, self._tried = versions_of(given) != versions, True
 
     def _compute_aside(self, loss_of: LossOf, given: Any, microbatch: int) -> None:
         """Compute a microbatch whose gradients are looked at, and dropped."""

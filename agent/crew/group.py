@@ -70,6 +70,10 @@ from agent.world import Abandoned, Facts, Interrupted
 
 T = TypeVar("T")
 
+SEVERAL = (
+    "a step that calls session.backward(...) several times cannot be trained where each worker keeps its own layers only: "
+    "take machines with room for the whole state, or train with depth 1"
+)
 # A microbatch that is computed twice takes one in so many.
 TWICE = 100
 
@@ -290,6 +294,8 @@ class Group(Crew):
     def _prepare_chain(self, step: int) -> Chain:
         """This worker's place in the layout, and what it keeps there."""
         replica, layout = self.replica, self.layout
+        if layout.owned and replica.phase:
+            raise CannotRecord(SEVERAL)
         chain = self._deep.chain(
             layout,
             step,
@@ -502,7 +508,8 @@ class Group(Crew):
         if entered is None or self.me not in entered.layout.workers:
             return False
         self._handover.pull_whole()
-        if not self._holds and replica.version == entered.version:
+        # A step of several commits may have begun before this layout, and ended in it.
+        if not self._holds and replica.version >= entered.version:
             self._holds = True
             self._handover.say_held()
             passing("morph: holding said")

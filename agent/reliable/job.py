@@ -14,9 +14,26 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from agent.errors import Fenced, WireError
 from agent.layout import Layout
-from agent.messages import UNRECORDED, JobCompleted, JobOrder, LossCause, When
+from agent.messages import (
+    UNRECORDED,
+    BackupHeld,
+    CheckpointCopied,
+    CheckpointFailed,
+    CheckpointWritten,
+    CopyFailed,
+    JobCompleted,
+    JobOrder,
+    LossCause,
+    Progress,
+    Recalled,
+    Regrouped,
+    Report,
+    When,
+)
 from agent.net.wire import Connection
 from agent.protocol import (
     AnyMessage,
@@ -83,10 +100,10 @@ class Job:
         self._out = out
         self._lock = threading.Condition(threading.RLock())
         self.history = commits.History(log_, order.job)
-        self._reports = Reports(order.job, out.report, self.history.loss)
+        self._reports = Reports(order.job, self._report, self.history.loss)
         if not self.history.first:
             self._reports.sums_told = None
-        self.vault = Vault(order, place, out.report)
+        self.vault = Vault(order, place, self._report)
         self.vault.since = self.history.version
         self.roster = Roster(self.history, self._reports, self._lock)
         self._round = Round(self.vault.memory.take)
@@ -100,8 +117,14 @@ class Job:
         )
         self._regrouping.begun, self._regrouping.gave_up = self._begin_round, self._give_up
         self._regrouping.committing = lambda: self._committing
+        self.history.steps = self.vault.proofs.step_of
+
+        def ended(done: JobCompleted) -> None:
+            step = self.vault.proofs.step_of(done.step, ended=True)
+            completed(msgspec.structs.replace(done, step=step))
+
         self._ending = Ending(
-            self.roster, self.vault, self._lock, self._reports, completed, lambda: self.closed
+            self.roster, self.vault, self._lock, self._reports, ended, lambda: self.closed
         )
         self._committing = False
         self._reopening = threading.Lock()
@@ -384,6 +407,16 @@ class Job:
         member.dismiss("the script failed")
         self._reports.failed(member.worker, failed)
 
+    def _report(self, report: Report) -> None:
+        """Tell the manager, which counts steps of the script where we count commits."""
+        steps = self.vault.proofs.step_of
+        match report:
+            case Progress() | Regrouped() | BackupHeld() | CheckpointWritten() | Recalled():
+                report = msgspec.structs.replace(report, step=steps(report.step))
+            case CheckpointFailed() | CheckpointCopied() | CopyFailed():
+                report = msgspec.structs.replace(report, step=steps(report.step))
+        self._out.report(report)
+
     def _say(self, line: str) -> None:
         log.warning("%s: %s", self.order.job, line)
         self._out.lines(self.order.job, "keeper", (line,))
@@ -407,6 +440,9 @@ class Job:
                 failed = Failed(kind="refused", detail=unlike, step=message.script_step)
                 self._on_failed(member, failed)
                 return
+            if message.phase:
+                # In the middle of a script's step there is no state that could be saved.
+                self.vault.stop_asking_for(message.step)
             self._round.prepared(member.worker, message)
             self._entrance.look()
         elif self.history.wrote(message.generation, message.step):

@@ -151,6 +151,17 @@ class Proofs:
         for offset, known in enumerate(question.known):
             self._known.setdefault(question.version + offset, known)
 
+    def step_of(self, version: int, *, ended: bool = False) -> int:
+        """How many steps of the script are done with this version; with several commits in a step, as far as is known."""
+        if self.phases == 1:
+            return version
+        if (at := self._known.get(version)) and at.phase >= 0:
+            return at.script_step
+        if (before := self._known.get(version - 1)) and before.phase >= 0:
+            return before.script_step + (ended or before.phase + 1 >= self.phases)
+        newest = max((v for v, known in self._known.items() if known.phase >= 0), default=0)
+        return version * self._known[newest].script_step // newest if newest else version
+
     def forget(self, version: int) -> None:
         """What came behind this version is done again."""
         self._known = {at: known for at, known in self._known.items() if at <= version}
