@@ -9,6 +9,7 @@ import torch
 from hypothesis import given
 from hypothesis import strategies as st
 
+from agent.proof import digest
 from agent.proof.digest import Rotation, Size, digest_of, digests, rotating
 
 DTYPES = [
@@ -98,6 +99,26 @@ def test_a_layer_beyond_the_budget_is_looked_at_in_windows() -> None:
         assert sum(a != b for a, b in zip(before, now, strict=True)) == 2
         large[place] = 0.0
     assert len(turns) == 10
+
+
+def _parted(flat: torch.Tensor, plan: object) -> torch.Tensor:
+    """Tensors that were laid end to end, as a device has them."""
+    starts = [*plan.tensors.tolist(), len(flat)]  # type: ignore[attr-defined]
+    pairs = zip(starts, starts[1:], strict=False)
+    return digest._norms_there([flat[start:end] for start, end in pairs])
+
+
+def test_a_device_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the calls that it is told, here on the host; norms as well."""
+    torch.manual_seed(0)
+    layers = {f"l{n}": [torch.randn(3, n + 1), some(torch.int64, 4), None] for n in range(7)}
+    here = digests(layers)
+    monkeypatch.setattr(digest, "_sums_here", digest._sums_there)
+    monkeypatch.setattr(digest, "_norms_here", _parted)
+    there = digests(layers)
+    assert [one.bits for one in here] == [one.bits for one in there]
+    for one, other in zip(here, there, strict=True):
+        assert one.norms == pytest.approx(other.norms, rel=1e-5)
 
 
 def test_another_process_comes_to_the_same() -> None:
