@@ -5,10 +5,12 @@ Every message is small and travels in front of its payload, if it has one: see `
 step s turns version s into version s + 1. Whatever belongs to a layout carries its generation.
 """
 
+from typing import Literal
+
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder, Unbuilt
+from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder, OutputFile, Unbuilt
 from agent.profile import Profile
 from agent.store.format import Layer
 from agent.store.shares import Extent, Share
@@ -286,6 +288,47 @@ class Lines(Message, frozen=True, kw_only=True):
     lines: tuple[str, ...]
 
 
+class OutputSent(Message, frozen=True, kw_only=True):
+    """Some of a file of the script's output; the payload is what it holds from `at` on.
+
+    The storage has the file as `before` (a digest; empty for none), and the first `kept` bytes of that stay.
+    """
+
+    generation: int
+    file: OutputFile
+    before: str
+    kept: int
+    at: int
+
+
+class OutputGone(Message, frozen=True, kw_only=True):
+    """The script has deleted this file of its output."""
+
+    generation: int
+    file: OutputFile
+
+
+class OutputAsked(Message, frozen=True, kw_only=True):
+    """What the storage has of the script's output; or what a file holds there from `at` on."""
+
+    serial: int
+    file: OutputFile | None = None
+    at: int = 0
+
+
+class Strayed(Message, frozen=True, kw_only=True):
+    """The script has written this file where nobody keeps it."""
+
+    path: str
+
+
+class Numbers(Message, frozen=True, kw_only=True):
+    """What the script has logged in some steps, the newest last; `again` by who begins to lead, and has it as well."""
+
+    steps: tuple[tuple[int, dict[str, float]], ...]
+    again: bool = False
+
+
 class Failed(Message, frozen=True, kw_only=True):
     kind: FailureKind
     detail: str
@@ -434,6 +477,25 @@ class ProfileKnown(Message, frozen=True, kw_only=True):
     unprobed: Profile | None = None
 
 
+class OutputTaken(Message, frozen=True, kw_only=True):
+    """The answer to `OutputSent` and `OutputGone`: go on from `at`; or begin again, since the storage has another file
+    than the sender took it for (`other`), or something was lost (`again`); or `why` it is not kept."""
+
+    path: str
+    digest: str
+    at: int = 0
+    state: Literal["more", "done", "again", "other", "refused"] = "more"
+    why: str = ""
+
+
+class OutputHeld(Message, frozen=True, kw_only=True):
+    """The answer to `OutputAsked`: all files, or the payload. `found` is False if there is no such file any more."""
+
+    serial: int
+    files: tuple[OutputFile, ...] = ()
+    found: bool = True
+
+
 class Done(Message, frozen=True, kw_only=True):
     """The final state is in safe hands; the script may go on behind its loop."""
 
@@ -491,6 +553,13 @@ AnyMessage = (
     | Measured
     | Traced
     | Lines
+    | OutputSent
+    | OutputGone
+    | OutputAsked
+    | OutputTaken
+    | OutputHeld
+    | Strayed
+    | Numbers
     | Failed
     | Ended
     | AgentHello

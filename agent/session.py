@@ -17,6 +17,8 @@ additions is free: gradients take the memory of one, and numbers differ by round
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,6 +27,7 @@ import torch
 from agent.data.data import Data, Microbatches
 from agent.errors import Misuse, NotFinite, WireError
 from agent.faults import passing
+from agent.output.saving import save
 from agent.owned import scaling
 from agent.owned.clipping import clip_grad_norm_
 from agent.pipeline import modes
@@ -164,6 +167,26 @@ class Session:
     def notice_s(self) -> float | None:
         """Seconds until this machine is taken away, if the cloud has said so."""
         return self._world.notice_s
+
+    @property
+    def output(self) -> Path:
+        """A folder whose files outlive the machine: in a job they are gathered in its storage, behind every step."""
+        return self._world.output.folder
+
+    @property
+    def objects(self) -> Mapping[str, Any]:
+        """What was registered, by name."""
+        return self.replica.objects
+
+    def log(self, /, **numbers: Any) -> None:
+        """Tell numbers of this step to dashboards, once however often the step is done."""
+        if self.replica.stage not in ("open", "summed"):
+            raise Misuse("session.log(...) belongs into the loop over session.steps(...)")
+        self._world.output.log(self.replica.step, numbers)
+
+    def save(self, path: str | PathLike[str], thing: object = None) -> Path:
+        """Write the model's weights, or `thing`, to session.output / path, whole and once. Every worker calls it."""
+        return save(self, path, thing)
 
     @property
     def state(self) -> ScriptState:
@@ -339,6 +362,7 @@ class Session:
             )
         self._registered.check(replica.step)
         self._outside.check(replica.step)
+        self._world.end_step(replica.step)
         replica.version, replica.step, replica.played = replica.version + 1, replica.step + 1, True
         replica.stage = "boundary"
 
@@ -589,6 +613,12 @@ class Session:
         total, count = summed.total, self._microbatches
         metrics = {name: value / count for name, value in total.metrics.items()}
         self._result = Result(total.loss / count, metrics)
+        # Of the first phase by their names; a later one may have a loss of its own.
+        end = f".{self.replica.phase}" if self.replica.phase else ""
+        told = {
+            f"{name}{end}": value for name, value in ({"loss": self._result.loss} | metrics).items()
+        }
+        self._world.output.log(self.replica.step, told)
         self.replica.install(summed, prior)
         # Of an overflow the scaler makes no use, and so does whoever skips what is not finite.
         self._optimizers.unused = summed.finite

@@ -2,11 +2,13 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from agent.messages import NanPolicy
+from agent.output.folder import Output
 from agent.replica import Replica
 from agent.tensors.partial import Partial
 from agent.tensors.sums import Sum, Summed
@@ -41,6 +43,8 @@ class World(Protocol):
     nan: NanPolicy
     evidence: "Evidence"
     """What this worker can show of its steps."""
+    output: Output
+    """What the script writes and logs."""
 
     @property
     def compares(self) -> bool:
@@ -107,6 +111,9 @@ class World(Protocol):
     def unaided(self) -> AbstractContextManager[None]:
         """Inside nobody else is needed, and nothing of the script's is done."""
 
+    def end_step(self, step: int) -> None:
+        """The script's code of this step is through, and nothing of it is undone."""
+
     def settle(self) -> None:
         """Return when nobody reads the state any more: the script is about to change it, or it is loaded."""
 
@@ -129,6 +136,9 @@ class Alone:
     notice_s = None
     deep = False
     twice = None
+
+    def __init__(self) -> None:
+        self.output = Output(Path("output"))
 
     def boundary(self, replica: Replica, facts: Facts) -> None:
         self.bind(replica, facts)
@@ -167,6 +177,9 @@ class Alone:
 
     def unaided(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def end_step(self, step: int) -> None:
+        self.output.scan(step, leads=True)
 
     def settle(self) -> None:
         return None

@@ -52,6 +52,10 @@ from agent.protocol import (
     LoopLeft,
     Measured,
     Noticed,
+    Numbers,
+    OutputAsked,
+    OutputGone,
+    OutputSent,
     PeerBroken,
     Peers,
     Prepared,
@@ -63,6 +67,7 @@ from agent.protocol import (
     RedoAsked,
     Slice,
     Snapshot,
+    Strayed,
     Traced,
     Unled,
     Welcome,
@@ -72,6 +77,7 @@ from agent.reliable.ending import Ending
 from agent.reliable.entrance import Entrance
 from agent.reliable.member import Member
 from agent.reliable.outbox import Out
+from agent.reliable.outputs import Outputs
 from agent.reliable.regrouping import Regrouping
 from agent.reliable.reports import Reports
 from agent.reliable.roster import Roster
@@ -83,6 +89,7 @@ log = logging.getLogger(__name__)
 
 CLOSE_S = 30.0  # for the commit that is being written
 COPIED_S = 10.0  # the manager waits longer for a job to be put away
+OUTPUT_S = 5.0  # for what has come of the script's output
 PEER_GRACE_S = 0.5
 WHOLE_S = 60.0  # behind a checkpoint that was asked for: whoever did means to end this
 
@@ -110,9 +117,11 @@ class Job:
         self._round = Round(self.vault.memory.take)
         self._owed = False  # a checkpoint, as soon as nothing is lacking in it
         self._tracing = Tracing(order.job)
+        self.outputs = Outputs(order, place.checkpoints / order.job, out)
         self._entrance = Entrance(
             self.history, self.roster, self.vault, self._reports, self._on_failed, self._say
         )
+        self._entrance.begins_with = order.begins_with
         self._regrouping = Regrouping(
             self.history, self.roster, self.vault, self._reports, self._entrance, self._lock
         )
@@ -169,12 +178,14 @@ class Job:
             self.roster.members.clear()
         for member in members:
             member.dismiss("the job was closed")
+        self.outputs.close(OUTPUT_S)
 
     def forsake(self) -> None:
         """The keeper ends, and nobody is told: whoever is here waits for the next one."""
         with self._lock:
             self._shut()
             self.vault.leave()
+            self.outputs.close()
             for member in self.roster.members.values():
                 member.close()
 
@@ -320,7 +331,7 @@ class Job:
         if commit is not None:
             self._commit(commit)
 
-    def _handle(  # noqa: PLR0912 - one branch per message
+    def _handle(  # noqa: PLR0912, PLR0915 - one branch per message
         self, member: Member, message: AnyMessage, payload: memoryview
     ) -> None:
         match message:
@@ -362,6 +373,12 @@ class Job:
                 if self._is_of_layout(message.generation):
                     due_s = time.monotonic() + PEER_GRACE_S
                     self.roster.suspect(message.peer, member.worker, due_s)
+            case OutputSent() | OutputGone() | OutputAsked():
+                self.outputs.hear(member, message, payload)
+            case Numbers():
+                self.outputs.log(message)
+            case Strayed():
+                self.outputs.strayed(message)
             case Lines():
                 self._out.lines(self.order.job, member.worker, message.lines)
             case Failed():

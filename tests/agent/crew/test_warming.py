@@ -31,7 +31,7 @@ def made():
 other, updated = made()
 other(torch.ones(2, 1024)).sum().backward()
 updated.step()
-share, pieces = share_of(layers_of({"model": other, "AdamW1": updated}), 1, 0)
+share, pieces = share_of(layers_of(Replica(registered([other, updated])).objects), 1, 0)
 sent = b"".join(pieces)
 
 model, optimizer = made()

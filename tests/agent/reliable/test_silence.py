@@ -24,6 +24,8 @@ class Said:
     def report(self, report: Report) -> None:
         self.reports.append(report)
 
+    def numbers(self, job: str, step: int, numbers: dict[str, float]) -> None: ...
+
     def lines(self, job: str, worker: str, lines: tuple[str, ...]) -> None: ...
 
     def flush(self, patience_s: float) -> bool:
