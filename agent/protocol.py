@@ -161,6 +161,14 @@ class Prepared(Message, frozen=True, kw_only=True):
     told: bool = True  # the keeper has, or gets, what there is of the sum here
 
 
+class Arrived(Message, frozen=True, kw_only=True):
+    """This worker's script begins a step behind a snapshot: so whoever joins need not wait for the end of it."""
+
+    generation: int
+    script_step: int
+    reached: Reached
+
+
 class Proved(Message, frozen=True, kw_only=True):
     """What this worker made of a step that it was asked to reproduce: see `Prove`.
 
@@ -438,8 +446,7 @@ class Prove(Message, frozen=True, kw_only=True):
 
     Behind it come the `State` of that version, and a `Redo` for each of so many `commits` of the step, all of generation
     `PROVING`. `microbatches` has one for each phase that is to be computed; where it is None, nothing is. `reaches` asks for
-    the state behind the step as well; else the step is left as soon as the last of them is computed, and what sums there
-    are is applied.
+    the state behind the step as well; else the step is left as soon as the last of them is computed.
     """
 
     version: int
@@ -528,6 +535,7 @@ AnyMessage = (
     | Beat
     | Slice
     | Prepared
+    | Arrived
     | Proved
     | Holding
     | LoopLeft

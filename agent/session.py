@@ -348,7 +348,7 @@ class Session:
                 return False
         self._kept_versions = replica.collected().versions()
         if self._evidence is not None and self._world.compares:
-            self._evidence.look(whole=self._world.thorough)
+            self._world.arrived(self._evidence.look(whole=self._world.thorough))
         self.replica.holdings.astray = False
         replica.seed_for(BEFORE)
         replica.stage = "open"

@@ -15,6 +15,7 @@ from agent.tensors.sums import Sum, Summed
 
 if TYPE_CHECKING:
     from agent.proof.evidence import Evidence
+    from agent.protocol import Reached
 
 
 class Interrupted(Exception):  # noqa: N818 - it says what happened, and is no error
@@ -52,6 +53,9 @@ class World(Protocol):
     @property
     def thorough(self) -> bool:
         """Whether all layers are compared in this step, and not some in turn."""
+
+    def arrived(self, reached: "Reached") -> None:
+        """Hear what state the script's step begins with."""
 
     @property
     def microbatches(self) -> int:
@@ -142,6 +146,9 @@ class Alone:
     def bind(self, replica: Replica, facts: Facts) -> bool:  # noqa: ARG002
         self._share = (0, facts.microbatches)
         return True
+
+    def arrived(self, reached: "Reached") -> None:  # noqa: ARG002
+        return None
 
     def logged(self, version: int) -> None:  # noqa: ARG002 - nothing is ever replayed alone
         return None

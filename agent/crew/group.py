@@ -43,6 +43,7 @@ from agent.pipeline.wires import MeshChannel
 from agent.protocol import (
     PROVING,
     AnyMessage,
+    Arrived,
     Commit,
     CopiesAsked,
     Done,
@@ -59,6 +60,7 @@ from agent.protocol import (
     Peers,
     ProfileKnown,
     Prove,
+    Reached,
     Redo,
     State,
     Unled,
@@ -263,6 +265,12 @@ class Group(Crew):
 
     def asked(self, phase: int) -> int | None:
         return self._proving.microbatch(phase) if self._proving.going else None
+
+    def arrived(self, reached: Reached) -> None:
+        """Tell it at once behind a snapshot, and with the step's first commit else."""
+        if self._holds and self.thorough:
+            generation, step = self.generation, self.replica.step
+            self.link.send(Arrived(generation=generation, script_step=step, reached=reached))
 
     @property
     def thorough(self) -> bool:

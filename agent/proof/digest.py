@@ -23,6 +23,8 @@ TENSORS_MAX = 64  # that are looked at in one turn, however small they are
 WORDS_MIN = 1 << 16
 MASK = (1 << 64) - 1
 _NOTHING = 0x9E3779B97F4A7C15  # where there is no tensor
+# Not-a-numbers have bits that nobody asks for.
+_NAN = 0x7FF8
 _SPREAD = 0xD1342543DE82EF95  # between parts of one digest
 
 Tensors = Sequence[torch.Tensor | None]
@@ -78,7 +80,8 @@ def digests(
     """Digest every layer. Of one that is larger than the budget a window is looked at, another one each turn."""
     seen = {name: windows(tensors, turn, budget_bytes) for name, tensors in layers.items()}
     return tuple(
-        Digest(name, bits, tuple(norms)) for name, bits, norms in _digests(seen, normed=True)
+        Digest(name, _NAN if any(map(math.isnan, norms)) else bits, tuple(norms))
+        for name, bits, norms in _digests(seen, normed=True)
     )
 
 

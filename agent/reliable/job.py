@@ -37,6 +37,7 @@ from agent.messages import (
 from agent.net.wire import Connection
 from agent.protocol import (
     AnyMessage,
+    Arrived,
     Beat,
     Commit,
     CopiedState,
@@ -342,6 +343,8 @@ class Job:
                     self.vault.toll.ends(member.worker, time.monotonic())
             case Prepared():
                 self._on_prepared(member, message)
+            case Arrived():
+                self._on_arrived(member, message)
             case Proved():
                 self._entrance.proved(member, message)
             case Holding():
@@ -464,6 +467,16 @@ class Job:
             self._entrance.look()
         elif self.history.wrote(message.generation, message.step):
             member.post(Commit(generation=message.generation, version=self.history.version))
+
+    def _on_arrived(self, member: Member, message: Arrived) -> None:
+        current = message.reached.version <= self.history.version
+        if not current or not self._is_of_layout(message.generation):
+            return
+        if unlike := self.vault.proofs.arrive(member.worker, message):
+            failed = Failed(kind="refused", detail=unlike, step=message.script_step)
+            self._on_failed(member, failed)
+        else:
+            self._entrance.look()
 
     def _next_commit(self) -> commits.Commit | None:
         """The commit that can be written now. It is the only one until it is written."""

@@ -448,7 +448,8 @@ class Vault:
         """What is in memory leads nowhere any more."""
         self.backup, self.redo, self._ahead, self._assembly = None, [], [], None
         self._question, self._older, self._aside = None, None, None
-        self.proofs, self._noted = Proofs(), None
+        self.proofs.clear()
+        self._noted = None
 
     def begin_anew(self, version: int) -> None:
         """Whoever wrote meanwhile: from this version on it is us."""

@@ -35,7 +35,7 @@ def begun(house: House, *names: str, commits: int) -> House:
     return house
 
 
-def counts(what: str, factor: int = 1):  # noqa: ANN201
+def counts(what: str, factor: int = 1):
     """What a script does that counts its own steps."""
 
     def twist(of: str, version: int, steps: int) -> int:

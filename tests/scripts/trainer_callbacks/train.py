@@ -33,7 +33,7 @@ class Model(nn.Module):
     def __init__(self, vocab=3, block=11, width=32):
         super().__init__()
         self.tok, self.pos = nn.Embedding(vocab, width), nn.Embedding(block, width)
-        self.block = nn.TransformerEncoderLayer(width, 2, 64, 0.0, batch_first=True)
+        self.block = nn.TransformerEncoderLayer(width, 2, 64, 0.0, batch_first=True, bias=False)
         self.head = nn.Linear(width, vocab)
         self.register_buffer("mask", torch.ones(block, block).triu(1).bool(), persistent=False)
 
