@@ -301,8 +301,7 @@ def test_a_network_that_cannot_be_measured_fails_no_job(
     Path(f"{out}.hold").write_text("5")
     crew.begin(1, script, str(STEPS), str(out))
     crew.reach(5)
-    crew.start(1)
-    until("the second", lambda: len(crew.ready) == 2)
+    crew.let_in(Path(f"{out}.hold"), *crew.start(1))
     Path(f"{out}.hold").unlink()
     assert crew.completed().step == STEPS
     assert crew.of(WorkerLost) == crew.of(WorkerFailed) == []
