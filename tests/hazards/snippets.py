@@ -1,0 +1,12 @@
+"""What may differ between the workers of a job, as scripts: the specification of the proof before joining."""
+
+import kept_aside
+import loop_names
+from frames import Snippet
+
+TABLES = (*kept_aside.TABLES, *loop_names.TABLES)
+SNIPPETS: dict[str, Snippet] = {
+    name: snippet for table in TABLES for name, snippet in table.snippets.items()
+}
+# Those that have no meaning where no loop is written by hand.
+GONE: dict[str, str] = {}
