@@ -154,7 +154,7 @@ def run(script: Path, out: Path, world: Alone) -> int:
         sys.argv = [str(script), str(out)]
         session.join(world)
         runpy.run_path(str(script), run_name="__main__")
-    except BaseException as error:  # noqa: BLE001 - whatever ends a script is its outcome
+    except BaseException as error:
         words = f"{type(error).__name__}: {error}".splitlines()[0]
     finally:
         out.with_suffix(".words").write_text(words)

@@ -33,7 +33,7 @@ def train(before, trainer):
     best, factor, count, losses, began_s, waited_s = 9.9e9, 1.0, 0, [], time.time(), 0.0
     for step in session.steps(8):
         <first>
-        result = session.backward(lambda each: model(each).square().mean(), [x] * 4)
+        result = session.backward(lambda each: model(each).square().mean(), [x * (1 + step % 2)] * 4)
         optimizer.step()
         <behind>
 """
@@ -60,8 +60,8 @@ class Course:
     def __init__(self):
         self.phase, self.level, self.epoch, self.order = "easy", 0, -1, None
         self.target, self.asks, self.shown = copy.deepcopy(model), False, 0.0
-    def update(self, step, loss=9e9):
-        if step == 2 or loss < LIMIT:
+    def update(self, step, loss=0.0):
+        if step == 2 or loss > LIMIT:
             self.phase = "hard"
     def harder(self):
         self.level = 2
@@ -79,7 +79,7 @@ class Kept(Course):
         return {"phase": self.phase}
     def load_state_dict(self, state):
         vars(self).update(state)
-LIMIT = 0.5
+LIMIT = 4.2
 model = Net()
 optimizer = torch.optim.SGD(model.parameters(), lr=0.001)
 course, kept, cfg, weight = Course(), Kept(), {"w": 1.0, "on": True, "clip": 1.0}, 1.0
@@ -319,19 +319,19 @@ CARRIED.refused(
 LEFT.refused(
     "the best weights",
     "best is left by some step to the code after the loop, which saves it",
-    behind="if result.loss < 9: best = copy.deepcopy(model.state_dict())",
+    behind="if result.loss > 0.3: best = copy.deepcopy(model.state_dict())",
 )
 
 LEFT.refused(
     "the best by what is given",
     "best is left by some step to the code after the loop, which saves it",
-    behind="if kept.best > step: best = step",
+    behind="kept.bad += 1\nif kept.bad < 3: best = step",
 )
 
 LEFT.refused(
     "the best by a name",
     "best is left by some step to the code after the loop, which saves it",
-    behind="found = result.loss\nif found < 9: best = step",
+    behind="found = result.loss\nif found > 0.3: best = step",
 )
 
 LEFT.allowed(
@@ -379,7 +379,7 @@ LEFT.allowed(
 LEFT.allowed(
     "what says why it was left",
     "best is left by a step that its number tells",
-    behind="if result.loss < 9:\n    best = 1; break",
+    behind="if result.loss < 0.1:\n    best = 1; break",
 )
 
 LEFT.allowed(
@@ -619,7 +619,7 @@ SET.refused(
     "by what was found out",
     "cfg['w'] is set by one step, and later steps go by it",
     loss=f"cfg['w'] * {SQUARE}",
-    behind="if result.loss < LIMIT: cfg['w'] = 3.0",
+    behind="if result.loss > LIMIT: cfg['w'] = 3.0",
 )
 
 SET.refused(

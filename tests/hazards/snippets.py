@@ -2,11 +2,12 @@
 
 import kept_aside
 import loop_names
+import microbatches
 from frames import Snippet
 
-TABLES = (*kept_aside.TABLES, *loop_names.TABLES)
+TABLES = (*kept_aside.TABLES, *loop_names.TABLES, *microbatches.TABLES)
 SNIPPETS: dict[str, Snippet] = {
     name: snippet for table in TABLES for name, snippet in table.snippets.items()
 }
 # Those that have no meaning where no loop is written by hand.
-GONE: dict[str, str] = {}
+GONE: dict[str, str] = {**microbatches.GONE}
