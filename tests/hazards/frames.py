@@ -48,6 +48,7 @@ class Table:
 
     def __init__(self, group: str, frame: str) -> None:
         self.group, self.frame, self.snippets = group, frame, dict[str, Snippet]()
+        self._pieces: dict[str, dict[str, str]] = {}
 
     def refused(self, name: str, because: str, **pieces: str) -> None:
         self._add("refused", name, because, pieces)
@@ -55,7 +56,16 @@ class Table:
     def allowed(self, name: str, because: str, **pieces: str) -> None:
         self._add("allowed", name, because, pieces)
 
+    def gone_by(self, name: str, **more: str) -> None:
+        """Add the snippet `name` again, with more behind its pieces: what it keeps goes into a weight now."""
+        because = self.snippets[f"{self.group}: {name}"].because
+        pieces = {**self._pieces[name]}
+        for place, piece in more.items():
+            pieces[place] = f"{pieces[place]}\n{piece}" if place in pieces else piece
+        self.refused(f"{name}, gone by", because, **pieces)
+
     def _add(self, kind: Kind, name: str, because: str, pieces: dict[str, str]) -> None:
+        self._pieces[name] = pieces
         name = f"{self.group}: {name}"
         if name in self.snippets:
             raise KeyError(f"two snippets are called {name!r}")

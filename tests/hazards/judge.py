@@ -4,9 +4,9 @@
     python tests/hazards/judge.py NAME ...   these, to be read
 
 Each is run alone; in fresh processes that begin at step 1, 3 and 5 with the state that the first run had there, as a
-job does that has lost all its workers; and by two workers that share the microbatches of each step. Nothing is
-checked on the way: this is what would come out if nobody looked. A fresh process is a fork of one that has loaded
-torch and computed nothing yet.
+job does that has lost all its workers; and by two workers that share the microbatches of each step. What workers
+compute is compared with nothing on the way: this is what would come out if nobody looked. A fresh process is a fork
+of one that has loaded torch and computed nothing yet.
 """
 
 import json
@@ -29,6 +29,7 @@ from frames import Snippet
 from snippets import SNIPPETS
 
 from agent import session
+from agent.proof.evidence import Evidence
 from agent.replica import Replica
 from agent.store.layers import share_of
 from agent.store.shares import Gathered
@@ -43,11 +44,12 @@ TRUTH = Path(__file__).with_name("truth.json")
 
 
 class Verdict(msgspec.Struct, frozen=True, kw_only=True):
-    """What became of a snippet. Empty is: as alone; `other` is: with other weights; else it is the error's last line."""
+    """What became of a snippet. Empty is: as alone; `other` is: with other weights; else it is the error's line."""
 
     name: str
     kind: str
     alone: str
+    """What a session says of it alone, where one microbatch is computed twice; empty if nothing."""
     lost: dict[str, str]
     """By the step that a fresh process began with."""
     shared: str
@@ -142,7 +144,11 @@ class Half(Alone):
         return found
 
 
-def run(script: Path, out: Path, world: Alone) -> int:
+def unheard(*_: object) -> None:
+    """Takes the place of what would be said of a difference."""
+
+
+def run(script: Path, out: Path, world: Alone, *, checked: bool = False) -> int:
     """Start the script in a process of its own; its last words are beside what it leaves."""
     pid = os.fork()
     if pid:
@@ -153,6 +159,8 @@ def run(script: Path, out: Path, world: Alone) -> int:
             os.dup2(os.open(out.with_suffix(f".{stream}"), os.O_WRONLY | os.O_CREAT), stream)
         sys.argv = [str(script), str(out)]
         session.join(world)
+        if not checked:
+            Evidence._differs = unheard  # type: ignore[method-assign]
         runpy.run_path(str(script), run_name="__main__")
     except BaseException as error:
         words = f"{type(error).__name__}: {error}".splitlines()[0]
@@ -202,10 +210,16 @@ def judged(snippet: Snippet, folder: Path) -> Verdict:
     """Run one snippet in all ways."""
     script = folder / "train.py"
     script.write_text(snippet.script)
-    alone, again = folder / "alone.pt", folder / "again.pt"
-    waited([run(script, alone, Recorded(folder)), run(script, again, Alone())])
-    found, lost, shared = outcome(alone) or outcome(again, alone), dict[str, str](), ""
-    if not found:
+    told, alone, again = (folder / f"{name}.pt" for name in ("told", "alone", "again"))
+    pids = [run(script, told, Alone(), checked=True), run(script, again, Alone())]
+    waited([*pids, run(script, alone, Recorded(folder))])
+    found, lost, shared = outcome(told), dict[str, str](), ""
+    if outcome(alone) or outcome(again):
+        # It fails alone, whoever looks.
+        found = found or outcome(alone)
+    elif outcome(again, alone):
+        found = "does not come out the same twice"
+    else:
         outs = {step: folder / f"from-{step}.pt" for step in STEPS}
         states = {step: folder / f"{step}.state" for step in STEPS}
         begun = [step for step in STEPS if states[step].exists()]
@@ -239,8 +253,8 @@ def main(names: list[str]) -> None:
     for snippet in known:
         with tempfile.TemporaryDirectory() as folder:
             verdicts.append(judged(snippet, Path(folder)))
-        if names:
-            sys.stdout.write(json.dumps(msgspec.to_builtins(verdicts[-1])) + "\n")
+        sys.stdout.write(json.dumps(msgspec.to_builtins(verdicts[-1])) + "\n")
+        sys.stdout.flush()
     if not names:
         lines = ",\n".join(json.dumps(msgspec.to_builtins(verdict)) for verdict in verdicts)
         TRUTH.write_text(f"[\n{lines}\n]\n")

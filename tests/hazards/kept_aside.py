@@ -787,6 +787,56 @@ BESIDE.allowed(
 )
 
 
+# Where nothing is done with what is kept, the same again with the learning rate going by it.
+RATES = {
+    "a random stream that is seeded once": "float(torch.rand(1, generator=noise))",
+    "a random stream that a function seeds once": "rng.random()",
+    "a random stream that one step seeds": "float(torch.rand(1, generator=noise))",
+    "a random stream that an object begins with": "draws.rng.random()",
+    "a random stream in an object": "trainer.rng.random()",
+    "a mean that another takes the place of": "1 / (1 + float(running.mean.sum()))",
+    "an array that another takes the place of": "1 / (1 + abs(running.of.sum()))",
+    "a list that another takes the place of": "abs(float(running.flat[0].sum()))",
+    "tensors of a list that others take the place of": "abs(float(running.flat[0].sum()))",
+    "a tensor of a dict that another takes the place of": "1 / (1 + float(running.rows['mean'].sum()))",
+    "a tensor of a class that another takes the place of": "1 / (1 + float(Running.total.sum()))",
+    "tensors around a function that others take the place of": "abs(float(AVERAGE[0].sum()))",
+    "a factor of the script": "factor",
+    "an average": "abs(float(average.module.weight.sum()))",
+    "an average in a dict": "abs(float(average['weight'].sum()))",
+    "an average among what is the model's": "abs(float(average['bias'].sum()))",
+    "a tensor that shrinks": "float(factor)",
+    "a tensor in a list": "float(factors[0])",
+    "an average in inference mode": "abs(float(average.sum()))",
+    "an average in an object": "abs(float(trainer.shadow['weight'].sum()))",
+    "an average in an object of an object": "abs(float(trainer.average.shadow['weight'].sum()))",
+}
+for name, rate in RATES.items():
+    BESIDE.gone_by(name, behind=f"optimizer.param_groups[0]['lr'] = 0.1 * {rate}")
+BESIDE.gone_by(
+    "a copy that follows",
+    then="optimizer.param_groups[0]['lr'] = 0.1 / (1 + abs(float(average.weight.sum())))",
+)
+BESIDE.gone_by("a schedule of the loss", before="plateau.patience = 0")
+BESIDE.gone_by(
+    "a count that a library's object is given",
+    before="plateau.patience = 0",
+    behind="plateau.step(step)",
+    given=", plateau",
+)
+BESIDE.refused(
+    "a count of an optimizer of one's own, gone by",
+    "optimizer.t is made of what it was in the step before",
+    before=LION.replace("WHAT", "t += 1; self.param_groups[0]['lr'] = 0.1 / self.t"),
+)
+BESIDE.refused(
+    "means of an optimizer of one's own, gone by",
+    "optimizer.means is made of what it was in the step before",
+    before=LION.replace("self.WHAT", MEANS).replace(
+        'self.state[p]["mean"].sign()', "self.means[p]"
+    ),
+)
+
 ALONGSIDE = Table(
     "alongside",
     PRELUDE
@@ -859,13 +909,17 @@ ALONGSIDE.refused(
     "the steps of this worker are counted, and not those of the job",
     target="step",
     steps="itertools.islice(session.steps(9), 7)",
-    x="torch.ones(2, 4)",
+    x="torch.ones(2, 4) / 3",
 )
 HANDED = "the steps are only handed on"
 for steps in ("session.steps(8)", "Bar(session.steps(8))", "iter(session.steps(8))"):
-    ALONGSIDE.allowed(steps, HANDED, target="step", steps=steps, x="torch.ones(2, 4)")
+    ALONGSIDE.allowed(steps, HANDED, target="step", steps=steps, x="torch.ones(2, 4) / 3")
 ALONGSIDE.allowed(
-    "map of one", HANDED, target="step", steps="map(int, session.steps(8))", x="torch.ones(2, 4)"
+    "map of one",
+    HANDED,
+    target="step",
+    steps="map(int, session.steps(8))",
+    x="torch.ones(2, 4) / 3",
 )
 ALONGSIDE.allowed(
     "a list that has the steps in it",
@@ -873,6 +927,6 @@ ALONGSIDE.allowed(
     before="held = [session.steps(8)]; rows = enumerate(held); next(rows)",
     target="step",
     steps="held[0]",
-    x="torch.ones(2, 4)",
+    x="torch.ones(2, 4) / 3",
 )
 TABLES = (BESIDE, ALONGSIDE)

@@ -25,12 +25,13 @@ class Trainer:
         self.stopper, self.times = Stopper(), collections.deque(maxlen=2)
 model = torch.nn.Linear(4, 1)
 optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
-x, kept, order = torch.ones(2, 4), Kept(), [*range(9)]
+x, kept = torch.ones(2, 4), Kept()
 table, momentum, memory = {"best": 9.9e9, 0: 0, 1: 0, "s": 0.0}, [0.0], {}
 group = optimizer.param_groups[0]
 session = Session(model, optimizer, kept)
 def train(before, trainer):
-    best, factor, count, losses, began_s, waited_s = 9.9e9, 1.0, 0, [], time.time(), 0.0
+    best, factor, count, losses, order = 9.9e9, 1.0, 0, [], [*range(9)]
+    began_s, waited_s = time.time(), 0.0
     for step in session.steps(8):
         <first>
         result = session.backward(lambda each: model(each).square().mean(), [x * (1 + step % 2)] * 4)
@@ -238,14 +239,14 @@ CARRIED.refused(
 CARRIED.refused(
     "the last of something",
     "before is made of what it was in the step before",
-    first="group['lr'] = before; before = result.loss",
+    behind="group['lr'] = before / 100; before = result.loss",
 )
 
 CARRIED.refused(
     "what the first step of an epoch sets",
     "order is made of what it was in the step before",
     first="if step % 2 == 0: order = [step, step]",
-    behind="group['lr'] = order[step % 2]",
+    behind="group['lr'] = order[step % 2] / 100",
 )
 
 CARRIED.refused(
@@ -300,8 +301,7 @@ CARRIED.refused(
 CARRIED.refused(
     "a list of what was no time at first",
     "losses is made of what it was in the step before",
-    first="took_s = result.loss",
-    behind="losses.append(took_s); took_s = time.time() - began_s",
+    behind="took_s = result.loss; losses.append(took_s); took_s = time.time() - began_s",
 )
 
 CARRIED.refused(
@@ -367,7 +367,7 @@ LEFT.allowed(
 LEFT.allowed(
     "the last step's",
     "best is left by a step that its number tells",
-    behind="if step == 3: best = result.loss",
+    behind="if step == 7: best = result.loss",
 )
 
 LEFT.allowed(
@@ -404,7 +404,7 @@ CARRIED.allowed(
 CARRIED.allowed(
     "shown, the last of something",
     "before is made of what it was in the step before, and is only shown",
-    first="show(before); before = result.loss",
+    behind="show(before); before = result.loss",
 )
 
 CARRIED.allowed(
@@ -688,7 +688,7 @@ SET.refused(
 SET.refused(
     "a target that is made anew now and then",
     "course.target is set by one step, and later steps go by it",
-    loss="(model(x) - course.target(x).detach()).square().mean()",
+    loss="(model(x) - 2 * course.target(x).detach() - 1).square().mean()",
     behind="if step % 4 == 3: course.sync()",
 )
 
@@ -789,4 +789,16 @@ SET.allowed(
     first="if not cfg['on']: cfg['w'] = 3.0",
     loss="loss_of(x)",
 )
+# Where nothing is done with what is kept, the same again with the learning rate going by it.
+for name, rate in {
+    "a count that a function is given": "0.01 / (1 + half)",
+    "what is saved where it is the best": "0.01 * (1 + best)",
+    "a best loss in a dict": "0.01 * (1 + table['best'])",
+    "a momentum in a list": "0.01 + abs(float(momentum[0].sum())) / 100",
+    "a count of each": "0.01 / (1 + table[0])",
+    "an order that is shuffled": "0.001 * (1 + order[0])",
+    "a list of losses": "0.01 / (1 + sum(losses))",
+}.items():
+    CARRIED.gone_by(name, behind=f"group['lr'] = {rate}")
+
 TABLES = (CARRIED, LEFT, SET)

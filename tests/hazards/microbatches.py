@@ -114,7 +114,7 @@ WITHIN.refused(
     "a list that is emptied too late",
     "losses has the one of the microbatch before when it is read",
     body=f"{LOSS}; losses.append(loss.detach()); found = losses[0]; losses.clear()\n"
-    "losses.append(loss.detach())\nreturn loss * (1 + found)",
+    "losses.append(loss.detach())\nreturn loss / (1 + found)",
 )
 WITHIN.refused(
     "a state for the next step",
