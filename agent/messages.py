@@ -24,7 +24,8 @@ PULSE = "orch:keeper:pulse"  # in Redis: the keeper's sign of life
 class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What the keeper and every worker of a job need to know about it.
 
-    `from_url` is where the versions of an earlier job lie that this one goes on from.
+    `from_url` is where the versions of an earlier job lie that this one goes on from. The job begins with
+    `begins_with` workers, if that is not 0; the next one joins as a newcomer, so that the script is tried early.
     """
 
     job: str
@@ -36,6 +37,9 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     sums: Sums = "always"
     checkpoint_every_s: float = 60.0
     from_url: str = ""
+    begins_with: int = 0
+    output_files: int = 1000
+    output_bytes: int = 1 << 30
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
@@ -235,6 +239,36 @@ class Rewound(Report, frozen=True, kw_only=True):
     to_step: int
 
 
+class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
+    """A file of a script's output folder, as it was behind `step`.
+
+    `marks` say how long it was behind earlier steps, since it was written anew last.
+    """
+
+    path: str
+    size: int
+    step: int
+    digest: str = ""
+    marks: tuple[tuple[int, int], ...] = ()
+
+
+class OutputKept(Report, frozen=True, kw_only=True):
+    """What the job's storage has of its output: how much, and the newest files. Sent as often as `Progress`."""
+
+    job: str
+    files: int
+    total_bytes: int
+    newest: tuple[OutputFile, ...]
+
+
+class Logged(Report, frozen=True, kw_only=True):
+    """The numbers that a script has logged in its newest step. Sent as often as `Progress`."""
+
+    job: str
+    step: int
+    numbers: dict[str, float | None]  # None is not finite
+
+
 class JobCompleted(Report, frozen=True, kw_only=True):
     job: str
     step: int
@@ -264,5 +298,7 @@ AnyReport = (
     | RecallFailed
     | RecordsDamaged
     | Rewound
+    | OutputKept
+    | Logged
     | JobCompleted
 )

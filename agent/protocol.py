@@ -5,10 +5,12 @@ Every message is small and travels in front of its payload, if it has one: see `
 step s turns version s into version s + 1. Whatever belongs to a layout carries its generation.
 """
 
+from typing import Literal
+
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder, Unbuilt
+from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder, OutputFile, Unbuilt
 from agent.profile import Profile
 from agent.store.format import Layer
 from agent.store.shares import Extent, Share
@@ -159,6 +161,14 @@ class Prepared(Message, frozen=True, kw_only=True):
     told: bool = True  # the keeper has, or gets, what there is of the sum here
 
 
+class Arrived(Message, frozen=True, kw_only=True):
+    """This worker's script begins a step behind a snapshot: so whoever joins need not wait for the end of it."""
+
+    generation: int
+    script_step: int
+    reached: Reached
+
+
 class Proved(Message, frozen=True, kw_only=True):
     """What this worker made of a step that it was asked to reproduce: see `Prove`.
 
@@ -278,6 +288,47 @@ class Lines(Message, frozen=True, kw_only=True):
     lines: tuple[str, ...]
 
 
+class OutputSent(Message, frozen=True, kw_only=True):
+    """Some of a file of the script's output; the payload is what it holds from `at` on.
+
+    The storage has the file as `before` (a digest; empty for none), and the first `kept` bytes of that stay.
+    """
+
+    generation: int
+    file: OutputFile
+    before: str
+    kept: int
+    at: int
+
+
+class OutputGone(Message, frozen=True, kw_only=True):
+    """The script has deleted this file of its output."""
+
+    generation: int
+    file: OutputFile
+
+
+class OutputAsked(Message, frozen=True, kw_only=True):
+    """What the storage has of the script's output; or what a file holds there from `at` on."""
+
+    serial: int
+    file: OutputFile | None = None
+    at: int = 0
+
+
+class Strayed(Message, frozen=True, kw_only=True):
+    """The script has written this file where nobody keeps it."""
+
+    path: str
+
+
+class Numbers(Message, frozen=True, kw_only=True):
+    """What the script has logged in some steps, the newest last; `again` by who begins to lead, and has it as well."""
+
+    steps: tuple[tuple[int, dict[str, float]], ...]
+    again: bool = False
+
+
 class Failed(Message, frozen=True, kw_only=True):
     kind: FailureKind
     detail: str
@@ -355,6 +406,8 @@ class Enter(Message, frozen=True, kw_only=True):
     record: bool = False
     unled: int | None = None
     sums: bool = True
+    # Those who are not among the holders have the state from the keeper all the same, and apply the `redo` sums.
+    catch_up: bool = False
 
 
 class Commit(Message, frozen=True, kw_only=True):
@@ -393,8 +446,7 @@ class Prove(Message, frozen=True, kw_only=True):
 
     Behind it come the `State` of that version, and a `Redo` for each of so many `commits` of the step, all of generation
     `PROVING`. `microbatches` has one for each phase that is to be computed; where it is None, nothing is. `reaches` asks for
-    the state behind the step as well; else the step is left as soon as the last of them is computed, and what sums there
-    are is applied.
+    the state behind the step as well; else the step is left as soon as the last of them is computed.
     """
 
     version: int
@@ -423,6 +475,25 @@ class ProfileKnown(Message, frozen=True, kw_only=True):
     key: str
     known: bool
     unprobed: Profile | None = None
+
+
+class OutputTaken(Message, frozen=True, kw_only=True):
+    """The answer to `OutputSent` and `OutputGone`: go on from `at`; or begin again, since the storage has another file
+    than the sender took it for (`other`), or something was lost (`again`); or `why` it is not kept."""
+
+    path: str
+    digest: str
+    at: int = 0
+    state: Literal["more", "done", "again", "other", "refused"] = "more"
+    why: str = ""
+
+
+class OutputHeld(Message, frozen=True, kw_only=True):
+    """The answer to `OutputAsked`: all files, or the payload. `found` is False if there is no such file any more."""
+
+    serial: int
+    files: tuple[OutputFile, ...] = ()
+    found: bool = True
 
 
 class Done(Message, frozen=True, kw_only=True):
@@ -464,6 +535,7 @@ AnyMessage = (
     | Beat
     | Slice
     | Prepared
+    | Arrived
     | Proved
     | Holding
     | LoopLeft
@@ -481,6 +553,13 @@ AnyMessage = (
     | Measured
     | Traced
     | Lines
+    | OutputSent
+    | OutputGone
+    | OutputAsked
+    | OutputTaken
+    | OutputHeld
+    | Strayed
+    | Numbers
     | Failed
     | Ended
     | AgentHello

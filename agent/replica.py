@@ -83,6 +83,9 @@ class Replica:
         self.given = -1  # the newest version whose gradients the script has got
         self.unborn, self.unbuilt = unborn, bool(unborn)
         self.birth_mark = "-".join(each.mark for each in unborn)
+        for each in unborn:
+            # Until all is made: whoever asks for a state here is no script.
+            each.used = lambda: None
         self.space = SumSpace(self.models, registered.trained)
         self.holdings = Holdings(self.objects, unborn)
         self.form = Form(self.models, {*map(id, self.space.params.values())})

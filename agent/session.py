@@ -17,6 +17,8 @@ additions is free: gradients take the memory of one, and numbers differ by round
 import math
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
+from os import PathLike
+from pathlib import Path
 from typing import Any, TypeVar
 
 import msgspec
@@ -25,6 +27,7 @@ import torch
 from agent.data.data import Data, Microbatches
 from agent.errors import Misuse, NotFinite, WireError
 from agent.faults import passing
+from agent.output.saving import save
 from agent.owned import scaling
 from agent.owned.clipping import clip_grad_norm_
 from agent.pipeline import modes
@@ -164,6 +167,26 @@ class Session:
     def notice_s(self) -> float | None:
         """Seconds until this machine is taken away, if the cloud has said so."""
         return self._world.notice_s
+
+    @property
+    def output(self) -> Path:
+        """A folder whose files outlive the machine: in a job they are gathered in its storage, behind every step."""
+        return self._world.output.folder
+
+    @property
+    def objects(self) -> Mapping[str, Any]:
+        """What was registered, by name."""
+        return self.replica.objects
+
+    def log(self, /, **numbers: Any) -> None:
+        """Tell numbers of this step to dashboards, once however often the step is done."""
+        if self.replica.stage not in ("open", "summed"):
+            raise Misuse("session.log(...) belongs into the loop over session.steps(...)")
+        self._world.output.log(self.replica.step, numbers)
+
+    def save(self, path: str | PathLike[str], thing: object = None) -> Path:
+        """Write the model's weights, or `thing`, to session.output / path, whole and once. Every worker calls it."""
+        return save(self, path, thing)
 
     @property
     def state(self) -> ScriptState:
@@ -325,7 +348,7 @@ class Session:
                 return False
         self._kept_versions = replica.collected().versions()
         if self._evidence is not None and self._world.compares:
-            self._evidence.look(whole=self._world.thorough)
+            self._world.arrived(self._evidence.look(whole=self._world.thorough))
         self.replica.holdings.astray = False
         replica.seed_for(BEFORE)
         replica.stage = "open"
@@ -339,6 +362,7 @@ class Session:
             )
         self._registered.check(replica.step)
         self._outside.check(replica.step)
+        self._world.end_step(replica.step)
         replica.version, replica.step, replica.played = replica.version + 1, replica.step + 1, True
         replica.stage = "boundary"
 
@@ -512,23 +536,30 @@ class Session:
         """Compute the microbatch by which this worker shows that it does what the job does."""
         asked = self._world.asked(self.replica.phase)
         if asked is not None:
-            self._compare(loss_of, microbatches, [asked])
+            self._try_twice(loss_of, microbatches, asked)
             self._compute_aside(loss_of, self._given(microbatches, asked), asked)
 
     def _compare(self, loss_of: LossOf, microbatches: Sequence[Any], missing: list[int]) -> None:
         """Compute what is compared with others', or with itself, and used for nothing else."""
-        evidence = self._evidence
-        assert evidence is not None
-        if missing and not self._tried:
-            # A copy, because loss_of may write into its microbatch; then it gets a copy each time.
-            self._copies = True
-            given = self._given(microbatches, missing[0])
-            versions = versions_of(given)
-            self._compute_aside(loss_of, given, missing[0])
-            self._copies, self._tried = versions_of(given) != versions, True
+        assert self._evidence is not None
+        if missing:
+            self._try_twice(loss_of, microbatches, missing[0])
         other = self._world.twice
-        if other is not None and not evidence.has(other):
+        if other is not None and not self._evidence.has(other):
             self._compute_aside(loss_of, self._given(microbatches, other), other)
+
+    def _try_twice(self, loss_of: LossOf, microbatches: Sequence[Any], microbatch: int) -> None:
+        """Compute the first microbatch of this process once before, to see whether it comes out the same.
+
+        It is a copy, because loss_of may write into its microbatch; if it does it gets a copy each time.
+        """
+        if self._tried:
+            return
+        self._copies = True
+        given = self._given(microbatches, microbatch)
+        versions = versions_of(given)
+        self._compute_aside(loss_of, given, microbatch)
+        self._copies, self._tried = versions_of(given) != versions, True
 
     def _compute_aside(self, loss_of: LossOf, given: Any, microbatch: int) -> None:
         """Compute a microbatch whose gradients are looked at, and dropped."""
@@ -582,6 +613,12 @@ class Session:
         total, count = summed.total, self._microbatches
         metrics = {name: value / count for name, value in total.metrics.items()}
         self._result = Result(total.loss / count, metrics)
+        # Of the first phase by their names; a later one may have a loss of its own.
+        end = f".{self.replica.phase}" if self.replica.phase else ""
+        told = {
+            f"{name}{end}": value for name, value in ({"loss": self._result.loss} | metrics).items()
+        }
+        self._world.output.log(self.replica.step, told)
         self.replica.install(summed, prior)
         # Of an overflow the scaler makes no use, and so does whoever skips what is not finite.
         self._optimizers.unused = summed.finite

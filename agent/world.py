@@ -2,17 +2,20 @@
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
+from pathlib import Path
 from typing import TYPE_CHECKING, Protocol
 
 import msgspec
 
 from agent.messages import NanPolicy
+from agent.output.folder import Output
 from agent.replica import Replica
 from agent.tensors.partial import Partial
 from agent.tensors.sums import Sum, Summed
 
 if TYPE_CHECKING:
     from agent.proof.evidence import Evidence
+    from agent.protocol import Reached
 
 
 class Interrupted(Exception):  # noqa: N818 - it says what happened, and is no error
@@ -40,6 +43,8 @@ class World(Protocol):
     nan: NanPolicy
     evidence: "Evidence"
     """What this worker can show of its steps."""
+    output: Output
+    """What the script writes and logs."""
 
     @property
     def compares(self) -> bool:
@@ -48,6 +53,9 @@ class World(Protocol):
     @property
     def thorough(self) -> bool:
         """Whether all layers are compared in this step, and not some in turn."""
+
+    def arrived(self, reached: "Reached") -> None:
+        """Hear what state the script's step begins with."""
 
     @property
     def microbatches(self) -> int:
@@ -103,6 +111,9 @@ class World(Protocol):
     def unaided(self) -> AbstractContextManager[None]:
         """Inside nobody else is needed, and nothing of the script's is done."""
 
+    def end_step(self, step: int) -> None:
+        """The script's code of this step is through, and nothing of it is undone."""
+
     def settle(self) -> None:
         """Return when nobody reads the state any more: the script is about to change it, or it is loaded."""
 
@@ -126,12 +137,18 @@ class Alone:
     deep = False
     twice = None
 
+    def __init__(self) -> None:
+        self.output = Output(Path("output"))
+
     def boundary(self, replica: Replica, facts: Facts) -> None:
         self.bind(replica, facts)
 
     def bind(self, replica: Replica, facts: Facts) -> bool:  # noqa: ARG002
         self._share = (0, facts.microbatches)
         return True
+
+    def arrived(self, reached: "Reached") -> None:  # noqa: ARG002
+        return None
 
     def logged(self, version: int) -> None:  # noqa: ARG002 - nothing is ever replayed alone
         return None
@@ -160,6 +177,9 @@ class Alone:
 
     def unaided(self) -> AbstractContextManager[None]:
         return nullcontext()
+
+    def end_step(self, step: int) -> None:
+        self.output.scan(step, leads=True)
 
     def settle(self) -> None:
         return None

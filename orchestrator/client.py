@@ -25,6 +25,7 @@ from orchestrator.view import Sentence, View
 
 INBOX = "orch:inbox"
 INBOX_MAX = 100_000
+METRICS_PAGE = 5_000
 CLOUD_S_MAX = 30.0
 SCRIPTS = "orch:scripts"
 SCRIPTS_MAX = 2000
@@ -155,6 +156,19 @@ class Client:
             for _, rows in answer or []
             for key, row in rows
         ]
+
+    def metrics(self, job: str) -> dict[int, dict[str, float]]:
+        """What the job's script has logged, by step. A step that was done again counts as it was done last."""
+        found: dict[int, dict[str, float]] = {}
+        after = "-"
+        while True:
+            rows: Any = self._redis.xrange(f"orch:metrics:{job}", min=after, count=METRICS_PAGE)
+            for key, row in rows:
+                after = f"({key.decode()}"
+                numbers = msgspec.msgpack.decode(row[b"numbers"], type=dict[str, float])
+                found[int(row[b"step"])] = numbers
+            if len(rows) < METRICS_PAGE:
+                return dict(sorted(found.items()))
 
     def ask_timeline(self, job: str) -> None:
         """Have one of the next steps noted down; what was noted before is forgotten."""

@@ -138,6 +138,10 @@ class Job(Section):
     only while fewer than two machines that stay have it."""
     checkpoint_every_s: Seconds = 60.0
     """How often that state is written to disk."""
+    output_files: Annotated[int, Field(ge=0, le=100_000)] = 1000
+    """Most files of `session.output` that are kept of a job."""
+    output_bytes: Annotated[int, Field(ge=0, le=1 << 50)] = 1_073_741_824
+    """Most bytes of them together."""
 
     @model_validator(mode="after")
     def _range(self) -> Self:

@@ -101,6 +101,8 @@ class JobSpec(msgspec.Struct, frozen=True, kw_only=True):
     sums: Sums = "always"
     checkpoint_every_s: float = 60.0
     from_url: str = ""
+    output_files: int = 1000  # of session.output, that are kept
+    output_bytes: int = 1 << 30
 
 
 class JobSubmitted(Event, frozen=True, kw_only=True):

@@ -89,6 +89,11 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         microbatches=job.microbatches,
         stages_max=job.stages_max,
         uncuttable=job.uncuttable,
+        logged=job.logged,
+        logged_step=job.logged_step,
+        output=job.output,
+        output_files=job.output_files,
+        output_bytes=job.output_bytes,
     )
 
 

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import UNRECORDED, Unbuilt
+from agent.messages import UNRECORDED, OutputFile, Unbuilt
 from agent.profile import Network, Profile
 from bidding.observed import PoolRecord, Times
 from cloud.model import InstanceType, LaunchRequest, Pool, Quote
@@ -269,6 +269,11 @@ class Job(msgspec.Struct, kw_only=True):
     sums_kept: bool = True  # on the manager's machine: they lead on from the backup
     checkpoint_step: int = 0
     export_uri: str = ""
+    logged: dict[str, float | None] = {}  # what its script has logged last; None is not finite
+    logged_step: int = -1
+    output: tuple[OutputFile, ...] = ()  # the newest files that it has written, the newest first
+    output_files: int = 0
+    output_bytes: int = 0
     waiting: str = ""  # what it waits for, while it holds too little to run
     thought_at_s: float = -1.0
     short_since_s: float | None = (

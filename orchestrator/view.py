@@ -7,6 +7,8 @@ from typing import Literal
 
 import msgspec
 
+from agent.messages import OutputFile
+
 JobStatus = Literal[
     "PENDING",
     "PROVISIONING",
@@ -77,6 +79,11 @@ class JobView(msgspec.Struct, frozen=True, kw_only=True):
     microbatches: int = 0  # of a step; 0 as long as no worker has said
     stages_max: int = 1
     uncuttable: str = ""
+    logged: dict[str, float | None] = {}  # what its script has logged last; None is not finite
+    logged_step: int = -1
+    output: tuple[OutputFile, ...] = ()  # the newest files of `session.output`, the newest first
+    output_files: int = 0
+    output_bytes: int = 0
 
 
 class CostView(msgspec.Struct, frozen=True, kw_only=True):

@@ -37,11 +37,13 @@ from agent.messages import JobOrder, NanPolicy, WorkerOrder
 from agent.net.link import Link
 from agent.net.mesh import Mesh
 from agent.net.stuck import unaided
+from agent.output.folder import Output
 from agent.owned import separable
 from agent.pipeline.wires import MeshChannel
 from agent.protocol import (
     PROVING,
     AnyMessage,
+    Arrived,
     Commit,
     CopiesAsked,
     Done,
@@ -50,12 +52,15 @@ from agent.protocol import (
     Hello,
     LoopLeft,
     Noticed,
+    OutputHeld,
+    OutputTaken,
     Over,
     Part,
     PeerBroken,
     Peers,
     ProfileKnown,
     Prove,
+    Reached,
     Redo,
     State,
     Unled,
@@ -70,6 +75,10 @@ from agent.world import Abandoned, Facts, Interrupted
 
 T = TypeVar("T")
 
+SEVERAL = (
+    "a step that calls session.backward(...) several times cannot be trained where each worker keeps its own layers only: "
+    "take machines with room for the whole state, or train with depth 1"
+)
 # A microbatch that is computed twice takes one in so many.
 TWICE = 100
 
@@ -83,6 +92,7 @@ class Group(Crew):
     """The world of a session that is one of many."""
 
     nan: NanPolicy = "fail"
+    output: Output
 
     def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
         super().__init__()
@@ -122,6 +132,8 @@ class Group(Crew):
         self._deep = Deep(self.me)
         self._apart = False  # optimizers were tried on layers apart
         self.astray = False  # what the script does until the next boundary counts for nothing
+        # Whether the state has come from others since the output folder was told.
+        self._fresh = True
         self._told_to_lead = False  # and the script may have kept that, until the next boundary
 
     # --- what the worker process uses ---------------------------------------------------------------
@@ -135,6 +147,7 @@ class Group(Crew):
         return self._greeting.order, payload
 
     def close(self) -> None:
+        self.output.close()
         self.link.close()
         self._mesh.close()
 
@@ -186,6 +199,17 @@ class Group(Crew):
             break
         self._landing.clear()
         self._handover.pulling.forget(replica.version)
+        self._tell_output(replica)
+
+    def _tell_output(self, replica: Replica) -> None:
+        fresh, self._fresh = self._fresh, False
+        self.output.enter(replica.step, leads=self._leads, fresh=fresh)
+
+    def end_step(self, step: int) -> None:
+        if self.astray:
+            self.output.forget()
+        else:
+            self.output.scan(step, leads=self._leads)
 
     def _check(self, replica: Replica) -> None:
         """Refuse what the script has made of a part of the layers; what is here for nothing is not looked at."""
@@ -213,6 +237,7 @@ class Group(Crew):
                 if self._take_part(replica):
                     self._send_what_is_due()
                     self._landing.clear()
+                    self._tell_output(replica)
                     return True
             except Interrupted:
                 continue
@@ -240,6 +265,12 @@ class Group(Crew):
 
     def asked(self, phase: int) -> int | None:
         return self._proving.microbatch(phase) if self._proving.going else None
+
+    def arrived(self, reached: Reached) -> None:
+        """Tell it at once behind a snapshot, and with the step's first commit else."""
+        if self._holds and self.thorough:
+            generation, step = self.generation, self.replica.step
+            self.link.send(Arrived(generation=generation, script_step=step, reached=reached))
 
     @property
     def thorough(self) -> bool:
@@ -290,6 +321,8 @@ class Group(Crew):
     def _prepare_chain(self, step: int) -> Chain:
         """This worker's place in the layout, and what it keeps there."""
         replica, layout = self.replica, self.layout
+        if layout.owned and replica.phase:
+            raise CannotRecord(SEVERAL)
         chain = self._deep.chain(
             layout,
             step,
@@ -480,6 +513,7 @@ class Group(Crew):
         while True:
             if self._proving.asked:
                 self._proving.load(replica)
+                self._fresh = True
                 return
             if self.superseded():
                 self._enter()
@@ -498,11 +532,12 @@ class Group(Crew):
         entered = self.entered
         if self._needs_state and entered is not None:
             self._handover.receive(entered)
-            self._needs_state = False
+            self._needs_state, self._fresh = False, True
         if entered is None or self.me not in entered.layout.workers:
             return False
         self._handover.pull_whole()
-        if not self._holds and replica.version == entered.version:
+        # A step of several commits may have begun before this layout, and ended in it.
+        if not self._holds and replica.version >= entered.version:
             self._holds = True
             self._handover.say_held()
             passing("morph: holding said")
@@ -522,6 +557,7 @@ class Group(Crew):
             self._holds, self.astray = False, True
             raise Abandoned
         self._handover.pull_whole()
+        self._tell_output(self.replica)
 
     def _enter(self) -> None:
         order, replica = self.order, self.replica
@@ -610,6 +646,8 @@ class Group(Crew):
                     self._redo.hear(message, payload)
                 case Noticed():
                     self._notice_at_s = message.deadline_s
+                case OutputTaken() | OutputHeld():
+                    self.output.hear(message, payload)
                 case Done():
                     self._done = True
                 case Over():

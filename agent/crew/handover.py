@@ -156,6 +156,8 @@ class Handover:
     def hand_over(self, order: Enter) -> None:
         """My slice of the state, to everyone in the layout who has none."""
         replica = self._crew.replica
+        if order.catch_up:
+            return
         if order.layout.owned or order.held:
             self.pulling.offer(order.version, replica.collected())
             return
@@ -187,7 +189,7 @@ class Handover:
         self._settle()
         if order.layout.owned or (order.holders and order.held):
             self._start_with(order)
-        elif order.holders:
+        elif order.holders and not order.catch_up:
             replica.load(self._gather_state(order), order.version)
         else:
             replica.load(*self._from_backup())

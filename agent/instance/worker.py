@@ -27,6 +27,10 @@ from agent.errors import Misuse, NotFinite, ParcelError, WireError
 from agent.instance.output import LeaderOnly, Lines, Stream
 from agent.instance.scratch import scratch
 from agent.messages import JobOrder, WorkerOrder
+from agent.output import missing
+from agent.output.files import Bounds
+from agent.output.folder import Output
+from agent.output.strays import Strays
 from agent.owned import words
 from agent.protocol import Ended, Failed
 from agent.protocol import Lines as LinesMessage
@@ -112,12 +116,14 @@ def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> Faile
     disk = Path(os.environ.get(DISK_VARIABLE) or tempfile.gettempdir()).absolute()
     with scratch("worker-", disk) as folder:
         path = parcel.unpack(came, folder)
+        group.output = _output_in(folder, came, job, group, lines)
         session.join(group)
         device.take(group.slot)
         out = LeaderOnly(lines, lambda: group.leads)
         streams = Stream(out.add), Stream(lines.add)
         with parcel.at_home(folder, path), _as_script(path, job.argv, streams):
             failure = _execute(path, group, streams[1])
+        group.output.finish(_step(), leads=bool(group.leads))
         # What a script said before it failed may help to see why.
         out.settle(passes=failure is not None or bool(group.leads))
         if failure is None:
@@ -129,6 +135,28 @@ def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> Faile
             detail=detail.encode(errors="backslashreplace").decode(),
             step=next((each.replica.inside for each in session.made()), None),
         )
+
+
+def _output_in(
+    folder: Path, came: parcel.Parcel, job: JobOrder, group: Group, lines: Lines
+) -> Output:
+    """`session.output` beside the script's files, by a name that none of them has."""
+    name = "output"
+    while any(file.partition("/")[0] == name for file in came.files):
+        name += "_"
+    return Output(
+        folder / name,
+        group.link.send,
+        lambda: group.generation,
+        aided=group.link.stuck.aided,
+        bounds=Bounds(files=job.output_files, total_bytes=job.output_bytes),
+        strays=Strays(folder, came.files),
+        say=lines.add,
+    )
+
+
+def _step() -> int:
+    return next((each.replica.step for each in session.made()), 0)
 
 
 def _execute(path: Path, group: Group, errors: Stream) -> Failed | None:
@@ -165,7 +193,7 @@ def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
     except Misuse as error:
         return Failed(kind="refused", detail=traceback_of(error))
     except BaseException as error:
-        return _of_script(error)
+        return _of_script(error, group)
     return None
 
 
@@ -214,11 +242,13 @@ def _of_exit(end: SystemExit, errors: Stream) -> Failed:
     return Failed(kind="exit", detail=f"the script ended itself with {code}{said}")
 
 
-def _of_script(error: BaseException) -> Failed:
+def _of_script(error: BaseException, group: Group) -> Failed:
     said = traceback_of(error)
     apart = any(each.replica.holdings.here is not None for each in session.made())
     if apart and (cause := words.cause_of(error)):
         return Failed(kind="refused", detail=f"{said}\n{cause}")
+    if line := missing.hint(error, group.output.in_use):
+        said = f"{said}\n{line}"
     return Failed(kind="exception", detail=said)
 
 

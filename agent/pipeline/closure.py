@@ -30,7 +30,7 @@ LEVELS_MAX = 4  # of attributes and items below a name
 PLACES_MAX = 1 << 16
 MADE_ANEW = (*CONTAINERS, MethodType, functools.partial, np.generic)
 MISSING = object()
-START = "loss_of"
+START, LENGTH = "loss_of", " (length)"
 Found = Iterator[tuple[str, object]]
 
 
@@ -52,10 +52,15 @@ class _Same:
 
 
 class Closure:
-    """What lies where, to be compared with what lies there later."""
+    """What lies where, to be compared with what lies there later. `parents` are the names by which names were found."""
 
-    def __init__(self, marks: dict[str, Any], loose: frozenset[str] = frozenset()) -> None:
-        self._marks, self._loose = marks, loose
+    def __init__(
+        self,
+        marks: Mapping[str, Any],
+        parents: Mapping[str, str],
+        loose: frozenset[str] = frozenset(),
+    ) -> None:
+        self._marks, self._parents, self._loose = marks, parents, loose
 
     def __eq__(self, other: object) -> bool:
         return isinstance(other, Closure) and not self.changed(other)
@@ -64,26 +69,37 @@ class Closure:
 
     def changed(self, now: "Closure") -> str:
         """The name of something that is other now; nothing if there is none."""
-        return min(self._changes(now) - self._loose - now._loose, default="", key=len)
+        return min(self._changes(now), default="", key=lambda name: (len(name), name))
 
     def settled(self, behind: "Closure") -> "Closure":
         """What lies there behind a call. What the call has changed itself it does not go by."""
-        changes = self._changes(behind)
-        return Closure(behind._marks, self._loose | changes) if changes else self
+        names = {name.removesuffix(LENGTH) for name in self._changes(behind)}
+        if not names:
+            return self
+        return Closure(behind._marks, behind._parents, self._loose | names)
 
     def of_same_function(self, other: "Closure") -> bool:
         """Whether both are of the same code, or of the same object that is called."""
         return _equal(self._marks[START], other._marks[START])
 
-    def _changes(self, now: "Closure") -> set[str]:
+    def _changes(self, now: "Closure") -> list[str]:
         mine, theirs = self._marks, now._marks
         names = mine.keys() | theirs.keys()
-        return {n for n in names if not _equal(mine.get(n, MISSING), theirs.get(n, MISSING))}
+        changes = [n for n in names if not _equal(mine.get(n, MISSING), theirs.get(n, MISSING))]
+        return [name for name in changes if not self._is_loose(name, now)]
+
+    def _is_loose(self, name: str, now: "Closure") -> bool:
+        """Itself, or something that it lies in."""
+        at: str | None = name
+        while at is not None and at not in self._loose:
+            at = now._parents.get(at, self._parents.get(at))
+        return at is not None
 
 
 def closed_over(loss_of: Callable[..., Any]) -> Closure:
     """Look at what the function closes over. This is cheap, so that it can be done in each step."""
-    return Closure(walked(loss_of).marks)
+    walk = walked(loss_of)
+    return Closure(walk.marks, walk.parents)
 
 
 def walked(loss_of: object) -> "Walk":
@@ -99,6 +115,7 @@ class Walk:
 
     def __init__(self, start: object, words: frozenset[str]) -> None:
         self.marks: dict[str, Any] = {}
+        self.parents: dict[str, str] = {}
         self.functions: list[FunctionType] = []
         self.things: list[object] = []  # objects, and lists and dicts, that it comes by
         self.known_words = self.words = words
@@ -107,6 +124,8 @@ class Walk:
         for name, thing, level in around:  # it grows meanwhile
             for each, inside in self._look(name, thing, level):
                 below = 0 if isinstance(thing, FunctionType) else level + 1
+                if each not in self.marks:
+                    self.parents.setdefault(each, name)
                 around.append((each, inside, below))
 
     def _look(self, name: str, thing: object, level: int) -> Found:
@@ -222,7 +241,10 @@ def _around(name: str, thing: Any) -> Found:
 
 
 def _equal(one: Any, other: Any) -> bool:
-    return one is other or (type(one) is type(other) and bool(one == other))
+    if one is other:
+        return True
+    # What is no number is no other number the next time.
+    return type(one) is type(other) and bool(one == other or (one != one and other != other))  # noqa: PLR0124
 
 
 @functools.lru_cache(1024)
@@ -236,7 +258,7 @@ def _words(code: CodeType) -> frozenset[str]:
 
 
 def _items(name: str, thing: Any) -> Found:
-    yield f"{name} (length)", len(thing)
+    yield f"{name}{LENGTH}", len(thing)
     if len(thing) > ITEMS_MAX:
         return
     inside = sorted(thing, key=repr) if isinstance(thing, set | frozenset) else thing

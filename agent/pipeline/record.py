@@ -424,6 +424,7 @@ class Filled:
         self._before = []
 
     def empty(self) -> None:
+        self._roles.clear()  # forwards will fill them again
         for (index, key), (was_there, value) in self._first.items():
             place, _ = self._places[index]
             if was_there:

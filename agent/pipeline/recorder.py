@@ -149,5 +149,6 @@ class Recorder:
         right = same_graph(recording, self._model(), self._loss_of, self._scaler)
         # What it has changed itself while it was recorded is no reason to record it again.
         closure = recording.closure.settled(closed_over(self._loss_of))
-        entry.recording = msgspec.structs.replace(recording, closure=closure)
+        if closure is not recording.closure:
+            entry.recording = msgspec.structs.replace(recording, closure=closure)
         return right

@@ -65,18 +65,19 @@ class Worker:
 
     def step(
         self, number: int, batches: Sequence[Sequence[Any]], open_: Callable[[int], None]
-    ) -> float | None:
-        """Gradients of the step into the parameters; its loss, where the last stage is."""
+    ) -> dict[str, float] | None:
+        """Gradients of the step into the parameters; its loss and metrics by name, where the last stage is."""
         self.compute(number, batches, open_)
-        loss = None
+        means = None
         # The first owner of a tied parameter comes last: what it installs is the parameter's gradient.
         for _, sums in sorted(self.sums.items(), reverse=True):
             total = sums.reduce(self._channel, f"{number}/s{sums.stage.piece.index}")
             sums.install(total)
             if sums.stage.piece.last:
-                loss = total.loss / self._microbatches
+                found = {"loss": total.loss, **total.metrics}
+                means = {name: value / self._microbatches for name, value in found.items()}
         tell_tied(self.sums, self._hosts, self._channel, str(number))
-        return loss
+        return means
 
     def compute(
         self,

@@ -6,6 +6,7 @@ got lost may be written again: the same commit twice is one commit.
 """
 
 import threading
+from collections.abc import Callable
 from typing import Any, Protocol
 
 import msgspec
@@ -44,6 +45,8 @@ class History:
 
     def __init__(self, log_: CommitLog, job: str) -> None:
         self._log, self._job = log_, job
+        # How many steps of the script a version has, for the manager.
+        self.steps: Callable[[int], int] = lambda version: version
         self._term, self._newest = log_.take(job)
 
     @property
@@ -91,7 +94,12 @@ class History:
     def rewind(self, version: int) -> None:
         """Go back, because the state of everything newer is lost; or `Fenced`."""
         commit = Commit(generation=max(self.generation, 0), version=version, loss=None)
-        told = Rewound(at_s=CLOCK.now_s(), job=self._job, from_step=self.version, to_step=version)
+        told = Rewound(
+            at_s=CLOCK.now_s(),
+            job=self._job,
+            from_step=self.steps(self.version),
+            to_step=self.steps(version),
+        )
         self._log.rewind(self._job, self._term, commit, told)
         self._newest = commit
 

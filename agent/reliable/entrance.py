@@ -18,6 +18,7 @@ The job that owns it holds its lock.
 """
 
 import logging
+import time
 from collections.abc import Callable
 
 from agent.layout import Layout
@@ -32,6 +33,8 @@ from agent.store.shares import bodies
 
 log = logging.getLogger(__name__)
 
+# A job whose first workers cannot begin without the next one begins with it.
+HOLD_BACK_S = 10.0
 UNPROVABLE = (
     "step {}: nothing is stored by which a worker could prove that it does what was done before, since it was written by "
     "earlier software or for another script: the job goes on from there as from a beginning"
@@ -55,6 +58,10 @@ class Entrance:
         self._history, self._roster, self._vault = history, roster, vault
         self._reports, self._fail, self._say = reports, fail, say
         self.origin = 0
+        # Of the workers that come behind so many one joins a few steps later, and since when it waits for that.
+        self.begins_with = 0
+        self._held: str | None = None
+        self._held_s = 0.0
         self._said_partly = False
         # Told by the regrouping, which knows of us: see `attach`.
         self._recall: Callable[[], bool] = lambda: False
@@ -90,8 +97,21 @@ class Entrance:
         """Its script has reached its loop, or says so again."""
         if self.needs(member):
             self.look()
-        else:
+        elif not self._holds_back(member):
             self._let_in(member)
+
+    def _holds_back(self, member: Member) -> bool:
+        """Whether this worker shall join as a newcomer, so that a script shows in its first seconds what it keeps to itself.
+
+        It is the first behind those with whom the job can begin. It begins with them after all if they do not.
+        """
+        others = [m for m in self._roster.members.values() if m.told and m is not member]
+        if self._held is None and 0 < self.begins_with <= len(others):
+            if member.told or self._is_partial(member) or self._history.version > 0:
+                return False
+            self._held, self._held_s = member.worker, time.monotonic()
+        waits = self._held == member.worker and self._history.version <= self.origin
+        return waits and time.monotonic() < self._held_s + HOLD_BACK_S
 
     def _let_in(self, member: Member) -> None:
         if member.ready is None:
@@ -116,6 +136,9 @@ class Entrance:
 
     def look(self) -> None:
         """Ask those who wait, if there is something to ask."""
+        held = self._roster.members.get(self._held or "")
+        if held is not None and not (held.told or self.needs(held) or self._holds_back(held)):
+            self._let_in(held)
         self._vault.look()
         waiting = [m for m in self._roster.members.values() if self._waits(m)]
         self._vault.awaited = bool(waiting)

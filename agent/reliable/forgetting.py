@@ -1,8 +1,8 @@
 """What closed jobs leave behind, bounded by their number. No torch here.
 
 The manager knows a job for as long as it is among the newest thousand. The keeper keeps what a resumed job needs
-for more than that, and then lets go of it: versions, commits, the log and the list of manifests. The
-trained model stays: it is the person's own.
+for more than that, and then lets go of it: versions, commits, the log, the numbers and the list of manifests. The
+trained model and the script's output stay: they are the person's own.
 """
 
 import logging
@@ -17,7 +17,7 @@ log = logging.getLogger(__name__)
 CLOSED = "orch:jobs:closed"  # sorted set: jobs by when they were closed
 CLOSED_MAX = 1500
 KEPT_JOBS = "orch:jobs:kept"  # hash: closed jobs that are in memory only
-KEYS = ("orch:commit", "orch:log", "orch:manifest", "orch:jobs:script")
+KEYS = ("orch:commit", "orch:log", "orch:metrics", "orch:manifest", "orch:jobs:script")
 
 
 def note_open(client: Any, job: str) -> None:

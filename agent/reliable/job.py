@@ -14,12 +14,30 @@ import threading
 import time
 from collections.abc import Callable
 
+import msgspec
+
 from agent.errors import Fenced, WireError
 from agent.layout import Layout
-from agent.messages import UNRECORDED, JobCompleted, JobOrder, LossCause, When
+from agent.messages import (
+    UNRECORDED,
+    BackupHeld,
+    CheckpointCopied,
+    CheckpointFailed,
+    CheckpointWritten,
+    CopyFailed,
+    JobCompleted,
+    JobOrder,
+    LossCause,
+    Progress,
+    Recalled,
+    Regrouped,
+    Report,
+    When,
+)
 from agent.net.wire import Connection
 from agent.protocol import (
     AnyMessage,
+    Arrived,
     Beat,
     Commit,
     CopiedState,
@@ -34,6 +52,10 @@ from agent.protocol import (
     LoopLeft,
     Measured,
     Noticed,
+    Numbers,
+    OutputAsked,
+    OutputGone,
+    OutputSent,
     PeerBroken,
     Peers,
     Prepared,
@@ -45,6 +67,7 @@ from agent.protocol import (
     RedoAsked,
     Slice,
     Snapshot,
+    Strayed,
     Traced,
     Unled,
     Welcome,
@@ -54,6 +77,7 @@ from agent.reliable.ending import Ending
 from agent.reliable.entrance import Entrance
 from agent.reliable.member import Member
 from agent.reliable.outbox import Out
+from agent.reliable.outputs import Outputs
 from agent.reliable.regrouping import Regrouping
 from agent.reliable.reports import Reports
 from agent.reliable.roster import Roster
@@ -65,6 +89,7 @@ log = logging.getLogger(__name__)
 
 CLOSE_S = 30.0  # for the commit that is being written
 COPIED_S = 10.0  # the manager waits longer for a job to be put away
+OUTPUT_S = 5.0  # for what has come of the script's output
 PEER_GRACE_S = 0.5
 WHOLE_S = 60.0  # behind a checkpoint that was asked for: whoever did means to end this
 
@@ -83,25 +108,33 @@ class Job:
         self._out = out
         self._lock = threading.Condition(threading.RLock())
         self.history = commits.History(log_, order.job)
-        self._reports = Reports(order.job, out.report, self.history.loss)
+        self._reports = Reports(order.job, self._report, self.history.loss)
         if not self.history.first:
             self._reports.sums_told = None
-        self.vault = Vault(order, place, out.report)
+        self.vault = Vault(order, place, self._report)
         self.vault.since = self.history.version
         self.roster = Roster(self.history, self._reports, self._lock)
         self._round = Round(self.vault.memory.take)
         self._owed = False  # a checkpoint, as soon as nothing is lacking in it
         self._tracing = Tracing(order.job)
+        self.outputs = Outputs(order, place.checkpoints / order.job, out)
         self._entrance = Entrance(
             self.history, self.roster, self.vault, self._reports, self._on_failed, self._say
         )
+        self._entrance.begins_with = order.begins_with
         self._regrouping = Regrouping(
             self.history, self.roster, self.vault, self._reports, self._entrance, self._lock
         )
         self._regrouping.begun, self._regrouping.gave_up = self._begin_round, self._give_up
         self._regrouping.committing = lambda: self._committing
+        self.history.steps = self.vault.proofs.step_of
+
+        def ended(done: JobCompleted) -> None:
+            step = self.vault.proofs.step_of(done.step, ended=True)
+            completed(msgspec.structs.replace(done, step=step))
+
         self._ending = Ending(
-            self.roster, self.vault, self._lock, self._reports, completed, lambda: self.closed
+            self.roster, self.vault, self._lock, self._reports, ended, lambda: self.closed
         )
         self._committing = False
         self._reopening = threading.Lock()
@@ -145,12 +178,14 @@ class Job:
             self.roster.members.clear()
         for member in members:
             member.dismiss("the job was closed")
+        self.outputs.close(OUTPUT_S)
 
     def forsake(self) -> None:
         """The keeper ends, and nobody is told: whoever is here waits for the next one."""
         with self._lock:
             self._shut()
             self.vault.leave()
+            self.outputs.close()
             for member in self.roster.members.values():
                 member.close()
 
@@ -296,7 +331,7 @@ class Job:
         if commit is not None:
             self._commit(commit)
 
-    def _handle(  # noqa: PLR0912 - one branch per message
+    def _handle(  # noqa: PLR0912, PLR0915 - one branch per message
         self, member: Member, message: AnyMessage, payload: memoryview
     ) -> None:
         match message:
@@ -308,6 +343,8 @@ class Job:
                     self.vault.toll.ends(member.worker, time.monotonic())
             case Prepared():
                 self._on_prepared(member, message)
+            case Arrived():
+                self._on_arrived(member, message)
             case Proved():
                 self._entrance.proved(member, message)
             case Holding():
@@ -336,6 +373,12 @@ class Job:
                 if self._is_of_layout(message.generation):
                     due_s = time.monotonic() + PEER_GRACE_S
                     self.roster.suspect(message.peer, member.worker, due_s)
+            case OutputSent() | OutputGone() | OutputAsked():
+                self.outputs.hear(member, message, payload)
+            case Numbers():
+                self.outputs.log(message)
+            case Strayed():
+                self.outputs.strayed(message)
             case Lines():
                 self._out.lines(self.order.job, member.worker, message.lines)
             case Failed():
@@ -384,6 +427,16 @@ class Job:
         member.dismiss("the script failed")
         self._reports.failed(member.worker, failed)
 
+    def _report(self, report: Report) -> None:
+        """Tell the manager, which counts steps of the script where we count commits."""
+        steps = self.vault.proofs.step_of
+        match report:
+            case Progress() | Regrouped() | BackupHeld() | CheckpointWritten() | Recalled():
+                report = msgspec.structs.replace(report, step=steps(report.step))
+            case CheckpointFailed() | CheckpointCopied() | CopyFailed():
+                report = msgspec.structs.replace(report, step=steps(report.step))
+        self._out.report(report)
+
     def _say(self, line: str) -> None:
         log.warning("%s: %s", self.order.job, line)
         self._out.lines(self.order.job, "keeper", (line,))
@@ -407,10 +460,23 @@ class Job:
                 failed = Failed(kind="refused", detail=unlike, step=message.script_step)
                 self._on_failed(member, failed)
                 return
+            if message.phase:
+                # In the middle of a script's step there is no state that could be saved.
+                self.vault.stop_asking_for(message.step)
             self._round.prepared(member.worker, message)
             self._entrance.look()
         elif self.history.wrote(message.generation, message.step):
             member.post(Commit(generation=message.generation, version=self.history.version))
+
+    def _on_arrived(self, member: Member, message: Arrived) -> None:
+        current = message.reached.version <= self.history.version
+        if not current or not self._is_of_layout(message.generation):
+            return
+        if unlike := self.vault.proofs.arrive(member.worker, message):
+            failed = Failed(kind="refused", detail=unlike, step=message.script_step)
+            self._on_failed(member, failed)
+        else:
+            self._entrance.look()
 
     def _next_commit(self) -> commits.Commit | None:
         """The commit that can be written now. It is the only one until it is written."""

@@ -16,7 +16,15 @@ from typing import Any, Protocol
 import msgspec
 import redis
 
-from agent.messages import BackupHeld, CheckpointWritten, JobProfiled, Progress, Report
+from agent.messages import (
+    BackupHeld,
+    CheckpointWritten,
+    JobProfiled,
+    Logged,
+    OutputKept,
+    Progress,
+    Report,
+)
 from agent.profile import Profile
 from agent.timeline import Timeline
 
@@ -24,6 +32,7 @@ log = logging.getLogger(__name__)
 
 INBOX = "orch:inbox"
 LINES_KEPT = 10_000
+NUMBERS_KEPT = 100_000  # steps of which the numbers are kept
 LINES_WAITING_MAX = 10_000
 LINE_CHARS_MAX = 4_000
 REPORTS_WAITING_MAX = 100_000
@@ -35,6 +44,7 @@ NUMBER_KEPT_S = 30 * 24 * 3600  # nobody sends again behind so long a sleep
 PROFILE_KEPT_S = 30 * 24 * 3600
 TIMELINE_KEPT_S = 24 * 3600
 
+Newest = Progress | BackupHeld | OutputKept | Logged  # of which the newest counts
 Command = tuple[str | bytes | int, ...]  # its name, its key, and the rest
 
 _TAKE = """
@@ -57,6 +67,8 @@ class Out(Protocol):
 
     def lines(self, job: str, worker: str, lines: tuple[str, ...]) -> None: ...
 
+    def numbers(self, job: str, step: int, numbers: dict[str, float]) -> None: ...
+
     def flush(self, patience_s: float) -> bool: ...
 
     def profile(self, key: str) -> Profile | None: ...
@@ -71,9 +83,10 @@ class Outbox:
         self._key, self._number = f"orch:outbox:{secrets.token_hex(8)}", 0
         self._changed = threading.Condition()
         self._reports: deque[Report] = deque(maxlen=REPORTS_WAITING_MAX)
-        self._newest: dict[tuple[type, str], Progress | BackupHeld] = {}  # of each kind and job
+        self._newest: dict[tuple[type, str], Newest] = {}  # of each kind and job
         self._newest_due_s = 0.0
         self._lines: deque[tuple[str, str, str]] = deque()
+        self._numbers: deque[tuple[str, int, dict[str, float]]] = deque(maxlen=LINES_WAITING_MAX)
         self._timelines: dict[str, Timeline] = {}  # the newest of every job
         self._dropped = 0
         self._said = 0
@@ -84,7 +97,7 @@ class Outbox:
 
     def report(self, report: Report) -> None:
         with self._changed:
-            if isinstance(report, Progress | BackupHeld):
+            if isinstance(report, Newest):
                 waiting = bool(self._newest)
                 self._newest[type(report), report.job] = report
                 if waiting:
@@ -103,6 +116,13 @@ class Outbox:
                 else:
                     self._lines.append((job, worker, line[:LINE_CHARS_MAX]))
                     self._said += 1
+            self._changed.notify_all()
+
+    def numbers(self, job: str, step: int, numbers: dict[str, float]) -> None:
+        """Beyond the bound the oldest go, while Redis is away."""
+        with self._changed:
+            self._said += len(self._numbers) < LINES_WAITING_MAX
+            self._numbers.append((job, step, numbers))
             self._changed.notify_all()
 
     def timeline(self, timeline: Timeline) -> None:
@@ -160,20 +180,22 @@ class Outbox:
                 timelines = list(self._timelines.values())
                 self._reports.clear()
                 self._lines.clear()
+                numbers = list(self._numbers)
+                self._numbers.clear()
                 self._timelines.clear()
                 dropped, self._dropped = self._dropped, 0
-                said = len(reports) + len(lines) + len(timelines)
+                said = len(reports) + len(lines) + len(numbers) + len(timelines)
             if dropped:
                 job, worker, _ = lines[-1]
                 lines.append((job, worker, f"... {dropped} lines were dropped"))
-            self._deliver(list(_commands(reports, lines, timelines)))
+            self._deliver(list(_commands(reports, lines, numbers, timelines)))
             with self._changed:
                 self._delivered += said
                 self._changed.notify_all()
 
     def _due(self) -> bool:
         newest = bool(self._newest) and time.monotonic() >= self._newest_due_s
-        return bool(self._reports or self._lines or self._timelines) or newest
+        return bool(self._reports or self._lines or self._numbers or self._timelines) or newest
 
     def _deliver(self, commands: Sequence[Command]) -> None:
         """Until it is done."""
@@ -196,6 +218,7 @@ class Outbox:
 def _commands(
     reports: Sequence[Report],
     lines: Sequence[tuple[str, str, str]],
+    numbers: Sequence[tuple[str, int, dict[str, float]]],
     timelines: Sequence[Timeline],
 ) -> Iterable[Command]:
     for report in reports:
@@ -210,6 +233,10 @@ def _commands(
     for job, worker, line in lines:
         kept = ("MAXLEN", "~", LINES_KEPT)
         yield "XADD", f"orch:log:{job}", *kept, "*", "worker", worker, "line", line
+    for job, step, of_step in numbers:
+        kept = ("MAXLEN", "~", NUMBERS_KEPT)
+        said = msgspec.msgpack.encode(of_step)  # JSON has no infinity
+        yield "XADD", f"orch:metrics:{job}", *kept, "*", "step", step, "numbers", said
 
 
 def _profile(report: JobProfiled) -> Iterable[Command]:

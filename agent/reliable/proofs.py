@@ -16,7 +16,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from agent.messages import JobOrder
-from agent.protocol import Computed, Digest, Prepared, Proved, Reached
+from agent.protocol import Arrived, Computed, Digest, Prepared, Proved, Reached
 from agent.reliable.backup import Saved
 
 VERSIONS_MAX = 256
@@ -125,31 +125,61 @@ class Proofs:
     def hear(self, worker: str, prepared: Prepared) -> str:
         """Take down what a worker tells of the version in flight; a sentence, if others have told otherwise."""
         known = self._of(prepared.step)
-        place = (prepared.script_step, prepared.phase)
-        if known.phase >= 0 and place != (known.script_step, known.phase):
-            return (
-                f"step {known.script_step}: commit {prepared.step} is backward call {known.phase} of step {known.script_step} "
-                f"on {known.worker} and call {prepared.phase} of step {prepared.script_step} on {worker}. {CALLS}"
-            )
-        known.script_step, known.phase = place
-        known.worker = known.worker or worker
-        self.phases = max(self.phases, prepared.phase + 1)
+        if why := self._place(worker, prepared.step, (prepared.script_step, prepared.phase)):
+            return why
         judge = _Judge(worker)
         for computed in prepared.computed:
             facts = known.computed.setdefault(computed.microbatch, {})
             if why := judge.computed(facts, computed, known):
                 return why
             _learn(facts, worker, computed.machine, _told(computed))
-        if prepared.reached is not None:
-            if why := judge.reached(known.reached, prepared.reached, known):
-                return why
-            _learn(known.reached, worker, prepared.reached.machine, prepared.reached.layers)
+        return "" if prepared.reached is None else self._reached(worker, prepared.reached, known)
+
+    def arrive(self, worker: str, arrived: Arrived) -> str:
+        """Take down what a worker's script begins a step with; a sentence, if others have told otherwise."""
+        reached = arrived.reached
+        known = self._of(reached.version)
+        why = self._place(worker, reached.version, (arrived.script_step, 0))
+        return why or self._reached(worker, reached, known)
+
+    def _reached(self, worker: str, reached: Reached, known: Known) -> str:
+        if why := _Judge(worker).reached(known.reached, reached, known):
+            return why
+        _learn(known.reached, worker, reached.machine, reached.layers)
+        return ""
+
+    def _place(self, worker: str, version: int, place: tuple[int, int]) -> str:
+        """Which step of the script the commit of a version belongs to, and as which of its calls."""
+        known, (step, phase) = self._of(version), place
+        if known.phase >= 0 and place != (known.script_step, known.phase):
+            return (
+                f"step {known.script_step}: commit {version} is backward call {known.phase} of step {known.script_step} "
+                f"on {known.worker} and call {phase} of step {step} on {worker}. {CALLS}"
+            )
+        known.script_step, known.phase = step, phase
+        known.worker = known.worker or worker
+        self.phases = max(self.phases, phase + 1)
         return ""
 
     def learn(self, question: Question) -> None:
         """Take over what is known of a step from records."""
         for offset, known in enumerate(question.known):
             self._known.setdefault(question.version + offset, known)
+
+    def step_of(self, version: int, *, ended: bool = False) -> int:
+        """How many steps of the script are done with this version; with several commits in a step, as far as is known."""
+        if self.phases == 1:
+            return version
+        if (at := self._known.get(version)) and at.phase >= 0:
+            return at.script_step
+        if (before := self._known.get(version - 1)) and before.phase >= 0:
+            return before.script_step + (ended or before.phase + 1 >= self.phases)
+        newest = max((v for v, known in self._known.items() if known.phase >= 0), default=0)
+        return version * self._known[newest].script_step // newest if newest else version
+
+    def clear(self) -> None:
+        """Somebody else has gone on with the job meanwhile."""
+        self._known.clear()
 
     def forget(self, version: int) -> None:
         """What came behind this version is done again."""

@@ -157,6 +157,10 @@ class Regrouping:
             return
         holders = roster.holders()
         reached = vault.reached
+        catch_up = self._catch_up(layout, holders)
+        if catch_up and reached != self._history.version:
+            # Nobody can be brought into the middle of a step: all begin it again.
+            holders, catch_up = (), False
         if not holders and reached not in (None, self._history.version):
             assert reached is not None
             if self._recalling or self._copies_asked() or not self._go_back(reached):
@@ -168,10 +172,18 @@ class Regrouping:
             if not self._begin_anew(layout):
                 return
             holders = roster.holders()
-        self._tell(layout, holders)
+        self._tell(layout, holders, catch_up=catch_up)
         roster.started, roster.sources = True, holders
 
-    def _tell(self, layout: Layout, holders: tuple[str, ...]) -> None:
+    def _catch_up(self, layout: Layout, holders: tuple[str, ...]) -> bool:
+        """Whether joining workers have to apply again what was committed, and cannot be handed a state.
+
+        Where a script's step has several commits, the holders may be in the middle of one.
+        """
+        joining = any(worker not in holders for worker in layout.workers)
+        return bool(holders) and joining and self._vault.proofs.phases > 1
+
+    def _tell(self, layout: Layout, holders: tuple[str, ...], *, catch_up: bool) -> None:
         members, vault = self._roster.members, self._vault
         sums = vault.toll.pay(self._roster.copies(holders), 0.0, time.monotonic())
         snapshot = vault.wants or (sums and vault.adrift)
@@ -184,7 +196,8 @@ class Regrouping:
             holders=holders,
             addresses={w: m.mesh_address for w, m in members.items()},
             held={w: h.layers for w in holders if (h := members[w].held) is not None},
-            redo=0 if holders else len(vault.redo),
+            redo=len(vault.redo) if catch_up or not holders else 0,
+            catch_up=catch_up,
             snapshot=snapshot,
             record=self._roster.recorders.wanted(time.monotonic()),
             unled=self._unled(),
@@ -194,7 +207,8 @@ class Regrouping:
             member = members[worker]
             member.post(enter)
             member.enters(layout, holds=worker in holders)
-            if not holders and not layout.owned:
+            lacks = worker not in holders if catch_up else not holders
+            if lacks and not layout.owned:
                 self.send_backup(member, layout.generation)
 
     def _unled(self) -> int | None:

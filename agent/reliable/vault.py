@@ -197,7 +197,7 @@ class Vault:
         Who sends a state computes more slowly meanwhile: for as long as the last one took there is none.
         """
         if self.backup is not None and len(self.redo) + self.behind < self._every:
-            return self._young and self._assembly is None
+            return self._lacks_proof and self._assembly is None
         now_s = time.monotonic()
         if self._assembly is not None:
             return not self._assembly.final and now_s > self._heard_s + LOST_S
@@ -205,10 +205,15 @@ class Vault:
         return short or now_s >= self._rested_s
 
     @property
-    def _young(self) -> bool:
-        """Whether there is no backup yet but what a script begins with: what a script counts by itself is right there."""
-        begun = self.backup is not None and self.backup.version == 0
-        return begun and self._committed >= (1 if self.awaited else EARLY)
+    def _lacks_proof(self) -> bool:
+        """Whether there is no backup by which workers can prove themselves, and another would be one. What a script begins
+        with is none while there is a choice: what it counts by itself is right there."""
+        if self.backup is None:
+            return False
+        if self.backup.version == 0:
+            return self._committed >= (1 if self.awaited else EARLY)
+        over = self._committed > self.backup.version + self.proofs.phases
+        return self.awaited and over and self.asked(partly=False) is None
 
     def owes(self, version: int) -> bool:
         """Whether the sum of this step is wanted whatever it costs, because workers prove themselves by it."""
@@ -242,6 +247,12 @@ class Vault:
         self._assembly = StateAssembly(
             layout.generation, version, layout.workers, self.memory.take, final=final
         )
+
+    def stop_asking_for(self, version: int) -> None:
+        """No state of this version will come."""
+        assembly = self._assembly
+        if assembly is not None and not assembly.final and assembly.version == version:
+            self._assembly = None
 
     def stop_asking(self) -> None:
         """Another layout begins: what a state took in the one before says nothing of it."""
@@ -437,7 +448,8 @@ class Vault:
         """What is in memory leads nowhere any more."""
         self.backup, self.redo, self._ahead, self._assembly = None, [], [], None
         self._question, self._older, self._aside = None, None, None
-        self.proofs, self._noted = Proofs(), None
+        self.proofs.clear()
+        self._noted = None
 
     def begin_anew(self, version: int) -> None:
         """Whoever wrote meanwhile: from this version on it is us."""

@@ -9,6 +9,7 @@ import torch
 from agent.errors import Misuse
 
 NODES_MAX = 100_000
+LOOKS = 8
 REGISTER = "give its module to Session(...)"
 
 
@@ -51,10 +52,14 @@ class Outside:
 
     def __init__(self, known: Container[int]) -> None:
         self._known = known
+        self._looks = 0
         self._found: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def look(self, loss: torch.Tensor) -> None:
-        """Once per phase, before the backward of a loss."""
+        """Once per phase, before the backward of a loss; a graph is walked the first times, and then rarely."""
+        self._looks += 1
+        if self._looks > LOOKS and self._looks & (self._looks - 1):
+            return
         for leaf in leaves(loss):
             if id(leaf) not in self._known and not leaf.is_inference():
                 self._found[id(leaf)] = weakref.ref(leaf), leaf._version

@@ -18,6 +18,8 @@ from agent.tensors.naming import Models, named_modules, named_parameters
 from agent.tensors.shards import bytes_of
 
 training, requires_grad = attrgetter("training"), attrgetter("requires_grad")
+version = attrgetter("_version")
+_Marks = tuple[list[int], list[int]]
 
 
 class Modes:
@@ -38,12 +40,26 @@ class Modes:
                     name = f"{path}.{key}" if path else key
                     self._buffers[name] = _Buffer(module, key, tensor, originals)
 
+        self._homes = [(each.place, each.key) for each in self._buffers.values()]
+        # The buffers as they were last looked at, the marks of these, and those whose value is another.
+        self._seen: tuple[list[torch.Tensor | None], _Marks] = [], ([], [])
+        self._changed: dict[str, torch.Tensor] = {}
+
+    def _buffers_changed(self) -> dict[str, torch.Tensor]:
+        """Nothing is looked at closer as long as all are the same tensors, and none was written to."""
+        now = [place.get(key) for place, key in self._homes]
+        marks = _marks(now)
+        if marks is None or marks != self._seen[1]:
+            found = {name: buffer.changed() for name, buffer in self._buffers.items()}
+            self._changed = {name: value for name, value in found.items() if value is not None}
+            self._seen = now, marks or ([], [-1])
+        return self._changed
+
     def state_dict(self) -> dict[str, Any]:
-        found = {name: buffer.changed() for name, buffer in self._buffers.items()}
         return {
             "training": self._training.text(tuple(map(training, self._modules))),
             "requires_grad": self._grads.text(tuple(map(requires_grad, self._params))),
-            "buffers": {name: value for name, value in found.items() if value is not None},
+            "buffers": self._buffers_changed(),
         }
 
     def load_state_dict(self, state: Mapping[str, Any]) -> None:
@@ -60,6 +76,14 @@ class Modes:
                 param.requires_grad_(flag == "1")
         for name, buffer in self._buffers.items():
             buffer.restore(state["buffers"].get(name))
+
+
+def _marks(tensors: list[torch.Tensor | None]) -> _Marks | None:
+    """Which tensors these are, and how often each was written to; None if one does not count."""
+    try:
+        return [*map(id, tensors)], [*map(version, tensors)]
+    except (RuntimeError, AttributeError):
+        return None
 
 
 class _Flags:
@@ -89,7 +113,7 @@ class _Buffer:
         tensor: torch.Tensor,
         originals: dict[bytes, torch.Tensor],
     ) -> None:
-        self._module, self._key, self._home = module, key, tensor
+        self.place, self.key, self._home = module._buffers, key, tensor
         self._digest = _digest(tensor)
         if self._digest not in originals:
             originals[self._digest] = _real(tensor).to(CPU, copy=True)
@@ -102,7 +126,7 @@ class _Buffer:
         self._noted, self._version = tensor, -1 if tensor.is_inference() else tensor._version
 
     def _now(self) -> torch.Tensor | None:
-        now, home = self._module._buffers.get(self._key), self._home
+        now, home = self.place.get(self.key), self._home
         if now is None or (now.dtype, now.shape) != (home.dtype, home.shape):
             return None
         return now
@@ -122,7 +146,7 @@ class _Buffer:
             return
         with torch.no_grad():
             _real(self._home).copy_(self._original if value is None else value)
-        self._module._buffers[self._key] = self._home
+        self.place[self.key] = self._home
         self._is_changed = value is not None
         self._note(self._home)
 

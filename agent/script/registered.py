@@ -1,7 +1,7 @@
 """Name what a script registers, and find for each object how it is saved."""
 
 import types
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
 from typing import Any
 
 import msgspec
@@ -12,6 +12,7 @@ from agent.errors import Misuse
 from agent.script.attributes import Attributes, Registry
 from agent.script.modes import Modes
 from agent.script.state import ScriptState
+from agent.tensors.naming import summed_parameters
 from agent.tensors.shards import Stateful
 
 STATE, MODES = "state", "modules"
@@ -69,16 +70,26 @@ def registered(objects: Sequence[object]) -> Registered:
         for key, thing in named.items()
     }
     state = ScriptState()
-    return Registered(
-        objects={**saved, STATE: state, MODES: Modes(models)},
-        models=models,
-        state=state,
-        said=[
-            _told(type(named[key]).__name__, thing)
-            for key, thing in saved.items()
-            if isinstance(thing, Attributes)
-        ],
-    )
+    said = [
+        _told(type(named[key]).__name__, thing)
+        for key, thing in saved.items()
+        if isinstance(thing, Attributes)
+    ]
+    objects_saved = {**saved, STATE: state, MODES: Modes(models)}
+    found = Registered(objects=objects_saved, models=models, state=state, said=said)
+    said.extend(_room_of_frozen(found))
+    return found
+
+
+def _room_of_frozen(found: Registered) -> Iterator[str]:
+    """Say so if most of a step's sum is for parameters that are frozen now, because sums are sent in every step."""
+    summed = summed_parameters(found.models, found.trained).values()
+    frozen = sum(param.nbytes for param in summed if not param.requires_grad)
+    if 2 * frozen > sum(param.nbytes for param in summed):
+        yield (
+            f"Session: an optimizer has frozen parameters of {frozen / 1e6:.1f} MB, for which every step's sum has room, "
+            "because they may be unfrozen later: if they never are, give the optimizer only those that require gradients"
+        )
 
 
 def _listed(given: Sequence[object]) -> str:

@@ -1,7 +1,7 @@
-"""Everything in a state that is not a tensor, as JSON; nothing is pickled. No torch here.
+"""Write everything in a state that is not a tensor as JSON; nothing is pickled. No torch here.
 
-A tensor is `{"$tensor": name}`, with its strides if its axes do not lie in their order, a tuple `{"$tuple": [...]}`, a mapping `{"$map": [[key, value], ...]}`, so
-that keys may be integers and keep their order.
+A tensor is `{"$tensor": name}`, with its strides if its axes do not lie in their order, a tuple `{"$tuple": [...]}`, and
+a mapping `{"$map": [[key, value], ...]}`, so that keys may be integers and keep their order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +14,7 @@ TensorOf = Callable[[str, Sequence[int] | None], Any]
 
 
 def strip(value: Any, path: str, keep: Keep) -> Any:
-    """`value` as JSON. What `keep(path, value)` takes for itself is left out, and named."""
+    """Return `value` as JSON. What `keep(path, value)` takes for itself is left out, and named."""
     if kept := keep(path, value):
         return named(path, kept)
     if value is None or isinstance(value, bool | int | float | str):
@@ -35,12 +35,12 @@ def strip(value: Any, path: str, keep: Keep) -> Any:
 
 
 def named(path: str, kept: bool | Sequence[int]) -> dict[str, Any]:
-    """What was kept, with its strides if they were told."""
+    """Name what was kept, with its strides if there are any."""
     return {"$tensor": path} if kept is True else {"$tensor": path, "$strides": kept}
 
 
 def fill(value: Any, tensor_of: TensorOf) -> Any:
-    """The inverse of `strip`."""
+    """Return what `strip` was given."""
     if isinstance(value, list):
         return [fill(item, tensor_of) for item in value]
     if not isinstance(value, dict):

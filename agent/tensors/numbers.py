@@ -30,7 +30,7 @@ class Numbers(msgspec.Struct, frozen=True):
     def plus(self, other: "Numbers") -> "Numbers":
         names = alike((self.names, other.names))
         values = tuple(a + b for a, b in zip(self.values, other.values, strict=True))
-        return Numbers(names, values)
+        return Numbers(names or (), values)
 
     def on(self, device: torch.device) -> "Numbers":
         """The same numbers where sums are added up; plain floats stay as they are."""

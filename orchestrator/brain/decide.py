@@ -19,7 +19,9 @@ from agent.messages import (
     CopyFailed,
     JobCompleted,
     JobProfiled,
+    Logged,
     NoticeSeen,
+    OutputKept,
     Paced,
     Progress,
     Recalled,
@@ -153,6 +155,10 @@ def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa
             pacing.on_paced(state, out, event)
         case BackupHeld():
             jobs.on_backup_held(state, event)
+        case Logged():
+            jobs.on_logged(state, event)
+        case OutputKept():
+            jobs.on_output_kept(state, event)
         case SumsKept():
             jobs.on_sums_kept(state, out, event)
         case CheckpointWritten():

@@ -10,6 +10,8 @@ from agent.messages import (
     CopyFailed,
     JobCompleted,
     JobOrder,
+    Logged,
+    OutputKept,
     Recalled,
     RecallFailed,
     RecordsDamaged,
@@ -214,6 +216,9 @@ def order_of(job: Job) -> JobOrder:
         sums=spec.sums,
         checkpoint_every_s=spec.checkpoint_every_s,
         from_url=spec.from_url,
+        begins_with=spec.slots_min,
+        output_files=spec.output_files,
+        output_bytes=spec.output_bytes,
     )
 
 
@@ -456,6 +461,21 @@ def on_backup_held(state: State, event: BackupHeld) -> None:
     job = state.jobs.get(event.job)
     if job is not None:
         job.backup_step = max(job.backup_step, event.step)
+
+
+def on_logged(state: State, event: Logged) -> None:
+    """A step that is done again counts as it was done last."""
+    job = state.jobs.get(event.job)
+    if job is not None:
+        job.logged, job.logged_step = event.numbers, event.step
+
+
+def on_output_kept(state: State, event: OutputKept) -> None:
+    """Also behind the job's end: the last files may come with it."""
+    job = state.jobs.get(event.job)
+    if job is not None:
+        job.output, job.output_files = event.newest, event.files
+        job.output_bytes = event.total_bytes
 
 
 def on_sums_kept(state: State, out: list[AnyAction], event: SumsKept) -> None:

@@ -209,6 +209,7 @@ def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
         max_preemptions=job.max_preemptions, nan=job.nan,
         backup_every_steps=job.backup_every_steps, sums=job.sums,
         checkpoint_every_s=job.checkpoint_every_s,
+        output_files=job.output_files, output_bytes=job.output_bytes,
     )  # fmt: skip
 
 

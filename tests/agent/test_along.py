@@ -74,6 +74,7 @@ class Net(torch.nn.Sequential):
     "width.txt": "64",
 }
 START = """
+from functools import partial
 import torch
 from orchestrator import Session
 import beside
@@ -83,7 +84,7 @@ session = Session(model, optimizer, microbatches=2)
 """
 STEP = """
 for step in session.steps(6):
-    session.backward(lambda b: beside.loss_of(model, b), [torch.ones(2, 4)] * 2)
+    session.backward(partial(beside.loss_of, model), [torch.ones(2, 4)] * 2)
     optimizer.step()
     beside.behind(model)
 """
@@ -172,19 +173,34 @@ noise = np.random.default_rng(0)
 def loss_of(model, b): return model(b + noise.random()).square().mean()
 def behind(model): pass
 """
+SHRINKS = """
+factor = 1.0
+def loss_of(model, b): return factor * model(b).square().mean()
+def behind(model):
+    global factor
+    factor *= 0.9
+"""
+
+
+def test_a_random_stream_beside_the_script_is_named(crew: Crew) -> None:
+    """The first microbatch is computed twice, and has two losses."""
+    crew.begin(1, packed({"train.py": START + STEP, "beside.py": NOISE}))
+    report = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    assert (report.kind, report.step) == ("refused", 0)
+    assert "keeps something from one" in report.detail.splitlines()[-1]
 
 
 def test_what_goes_on_beside_the_script_is_found_by_who_joins(crew: Crew) -> None:
-    """A random stream of another file's own is at its beginning there: the newcomer's loss is another one, and it takes
-    part in nothing."""
+    """A factor of another file is at its beginning there: the newcomer has another loss, and takes part in nothing."""
     hold = crew.folder / "hold"
     hold.touch()
     script = START + HELD.replace("HOLD", repr(str(hold)))
-    crew.begin(2, packed({"train.py": script, "beside.py": NOISE}))
+    crew.begin(2, packed({"train.py": script, "beside.py": SHRINKS}))
     crew.reach(4)
-    crew.start(1)
+    (newcomer,) = crew.start(1)
     report = until("the failure", lambda: crew.of(WorkerFailed))[0]
     assert "loss" in report.detail.splitlines()[-1]
+    assert newcomer not in crew.ready
     assert crew.step == 4
 
 

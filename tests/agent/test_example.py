@@ -50,7 +50,7 @@ from agent.session import made
 from agent.tensors.shards import weights_sha
 sys.argv = sys.argv[1:]
 runpy.run_path(sys.argv[0], run_name="__main__")
-print(weights_sha(made()[0].objects["model"].state_dict()))
+print(weights_sha(made()[0].replica.objects["model"].state_dict()))
 """
 
 

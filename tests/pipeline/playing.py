@@ -255,8 +255,11 @@ def optimizer(params):
     return torch.optim.AdamW(list(params), lr=1e-2)
 
 
-def alone(factory, draw, microbatches: int, steps: int):
-    """The script on one device: its losses and its state at the end."""
+Means = list[dict[str, float]]
+
+
+def alone(factory, draw, microbatches: int, steps: int, told: Means | None = None):
+    """The script on one device: its losses and its state at the end. `told` gets the metrics of each step."""
     model = made(factory)
     opt = optimizer(model.parameters())
     session._sessions.clear()
@@ -267,6 +270,8 @@ def alone(factory, draw, microbatches: int, steps: int):
         result = own.backward(lambda batch: loss_of(model, *batch), todo)
         opt.step()
         losses.append(result.loss)
+        if told is not None:
+            told.append(dict(result.metrics))
     session._sessions.clear()
     return losses, model.state_dict(), Streams(own)
 
@@ -341,11 +346,13 @@ def together(
     reach: int = 1,
     deterministic: bool = True,
     opener: Callable[[int, int], None],
+    told: Means | None = None,
 ):
     """The same training by `depth` x `len(counts)` workers: losses, and every worker's state."""
     layout = layout_of(depth, counts)
     exchange, turn = Exchange(patience_s=10), threading.Lock()
     losses: dict[int, float] = {}
+    metrics: dict[int, dict[str, float]] = {}
     states: list[dict[str, torch.Tensor]] = []
     workers = []
     chunks = 2 if name in schedules.MODULO else 1
@@ -378,9 +385,10 @@ def together(
             try:
                 for step in range(steps):
                     todo = batches(draw, step, layout.microbatches)
-                    loss = worker.step(step, todo, lambda m, step=step: opener(step, m))
-                    if loss is not None:
-                        losses[step] = loss
+                    found = worker.step(step, todo, lambda m, step=step: opener(step, m))
+                    if found is not None:
+                        losses[step] = found.pop("loss")
+                        metrics[step] = found
                     if opt is not None:
                         opt.step()
                 for stage in worker.stages.values():
@@ -404,6 +412,8 @@ def together(
         thread.join()
     if raised:
         raise raised[0]
+    if told is not None:
+        told += [metrics[step] for step in range(steps)]
     return [losses[step] for step in range(steps)], states, workers
 
 

@@ -51,7 +51,8 @@ def train(me: str, place: int, model: str, cuts, schedule, pipe) -> None:
     losses = []
     for step in range(STEPS):
         todo = batches(draw, step, layout.microbatches)
-        losses.append(worker.step(step, todo, lambda m, step=step: seeds.seed_for(step, m)))
+        found = worker.step(step, todo, lambda m, step=step: seeds.seed_for(step, m))
+        losses.append(None if found is None else found["loss"])
         opt.step()
     state = worker.stages[place].module.state_dict()
     pipe.send((losses, {name: tensor.numpy() for name, tensor in state.items()}))

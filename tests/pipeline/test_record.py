@@ -13,6 +13,7 @@ from torch import nn
 from torch.autograd.graph import save_on_cpu, saved_tensors_hooks
 from torch.func import functional_call
 
+from agent.calibration.calibrate import key_of
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline.cut import TooShort, balance, build, choose
 from agent.pipeline.examine import cut_points, examine
@@ -519,3 +520,35 @@ def test_a_module_with_a_hook_of_its_backward_is_kept_whole():
     model.zero_grad()
     graph(X, Y)[0].backward()
     assert all(torch.equal(a, p.grad) for a, p in zip(expected, model.parameters(), strict=True))
+
+
+class Asking(nn.Module):
+    """Looks at its values."""
+
+    def forward(self, x):
+        return x * 2 if x.sum() > 0 else x
+
+
+class Doubled(nn.Linear):
+    def forward(self, x):
+        return super().forward(x) * 2
+
+
+def key(model, code):
+    graph = record(model, lambda net, x: net(x).mean(), [torch.ones(2, 6, 6)])
+    return key_of(graph, {2: [torch.ones(2, 6, 6)]}, "a machine", code)
+
+
+def test_what_was_measured_is_of_this_code():
+    """What the graph shows by its name only is told by the files of the job; where it shows all, an edit changes
+    nothing."""
+    whole = nn.Sequential(nn.Linear(6, 6), Asking())
+    assert key(whole, "one") != key(whole, "another")
+    apart = nn.Sequential(Doubled(6, 6))
+    assert key(apart, "one") == key(apart, "another")
+
+
+def test_what_was_measured_is_of_these_settings():
+    """Two layers of the same shape that do another amount of work."""
+    one, other = (nn.Conv1d(6, 6, 1, stride=stride) for stride in (1, 2))
+    assert key(one, "") != key(other, "")

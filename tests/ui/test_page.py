@@ -3,6 +3,8 @@
 import pytest
 from msgspec.structs import replace
 
+from agent.messages import OutputFile
+
 LIVE = "document.querySelector('#link')?.textContent == 'live'"
 READY = f"{LIVE} && document.querySelector('#jobs').innerText.includes('2,412')"
 
@@ -56,6 +58,28 @@ def test_a_change_is_drawn_without_reloading(page, house, make):
     page.wait_for("document.querySelector('#jobs').innerText.includes('3,000')")
     page.wait_for("document.title.startsWith('75 %')")
     assert page.run("document.querySelectorAll('#jobs .curve svg').length") == 1
+
+
+def test_what_a_script_writes_and_logs_is_shown(page, house, make):
+    """The newest files and numbers; a name that looks like markup is a name."""
+    files = (
+        OutputFile(path="<b>plots</b>/a.png", size=2_500_000, step=2_400),
+        OutputFile(path="config.json", size=90, step=-1),
+    )
+    job = make.job(
+        logged={"accuracy": 0.925, "norm": None},
+        output=files,
+        output_files=11,
+        output_bytes=3_000_000,
+    )
+    house.source.now = make.view(jobs=(job,))
+    page.wait_for("document.querySelector('#jobs').innerText.includes('accuracy')")
+    shown = text(page, "#jobs")
+    assert "0.9250" in shown
+    assert "Output: 11 files, 3.0 MB" in shown
+    assert "<b>plots</b>/a.png 2.5 MB, step 2,400" in shown
+    assert "config.json 90 B, before the first step" in shown
+    assert "and 9 more: orchestrator output gpt-7f3a" in shown
 
 
 def test_a_loss_that_falls_steeply_is_no_flat_line(page, house, make):

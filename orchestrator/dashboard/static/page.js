@@ -140,8 +140,29 @@ function facts(job) {
     ["Checkpoint", job.checkpoint_step > 0 ? `step ${count(job.checkpoint_step)}` : NONE],
     job.export_uri ? ["Result", job.export_uri] : null,
   ];
+  for (const [name, value] of Object.entries(job.logged)) rows.push([name, number(value)]);
   return el("dl", { class: "facts" }, ...rows.filter(Boolean).map(([name, value]) =>
     el("div", { class: name === "Result" ? "long" : "" }, el("dt", {}, name), el("dd", {}, value))));
+}
+
+const FILES_MAX = 8;
+
+function bytes(n) {
+  const units = ["B", "kB", "MB", "GB", "TB"];
+  let at = 0;
+  for (; n >= 1000 && at < units.length - 1; at += 1) n /= 1000;
+  return `${at && n < 100 ? n.toFixed(1) : Math.round(n)} ${units[at]}`;
+}
+
+// What the script has written to session.output, the newest first.
+function output(job) {
+  if (!job.output_files) return null;
+  const rows = job.output.slice(0, FILES_MAX).map((file) => el("li", {}, el("code", {}, file.path),
+    el("span", { class: "quiet" }, ` ${bytes(file.size)}, ${file.step < 0 ? "before the first step" : `step ${count(file.step)}`}`)));
+  const more = job.output_files - rows.length;
+  if (more > 0) rows.push(el("li", { class: "quiet" }, `and ${count(more)} more: orchestrator output ${job.id}`));
+  return el("div", { class: "output" },
+    el("div", { class: "name" }, `Output: ${plural(job.output_files, "file")}, ${bytes(job.output_bytes)}`), el("ul", {}, ...rows));
 }
 
 function job(view, one, points) {
@@ -158,7 +179,8 @@ function job(view, one, points) {
       el("span", {}, el("b", {}, `step ${count(one.step)}`), el("span", { class: "quiet" }, total)),
       el("span", { class: "quiet" }, time)),
     bar(fraction, tone),
-    facts(one));
+    facts(one),
+    output(one));
   const losses = (points ?? []).map((point) => point[1]).filter((y) => y !== null);
   const [least, most] = [Math.min(...losses), Math.max(...losses)];
   const steep = least > 0 && most > STEEP * least; // or all but the first steps would be one flat line

@@ -13,6 +13,7 @@ from agent.protocol import Part
 COMING = """
 import resource, sys, torch
 from agent.replica import Replica
+from agent.script.registered import registered
 from agent.tensors.numbers import Numbers
 from agent.tensors.partial import partial_of
 from agent.store.layers import layers_of, share_of
@@ -30,11 +31,11 @@ def made():
 other, updated = made()
 other(torch.ones(2, 1024)).sum().backward()
 updated.step()
-share, pieces = share_of(layers_of({"model": other, "AdamW1": updated}), 1, 0)
+share, pieces = share_of(layers_of(Replica(registered([other, updated])).objects), 1, 0)
 sent = b"".join(pieces)
 
 model, optimizer = made()
-replica, landing = Replica({"model": model, "AdamW1": optimizer}), Landing()
+replica, landing = Replica(registered([model, optimizer])), Landing()
 partial = partial_of(replica.space, 2, deterministic=True)
 replica.reserve = partial.reserve
 warm(replica, landing, len(sent) if sys.argv[1] == "warm" else 0)

@@ -1,6 +1,7 @@
 """What the keeper tells the manager: in order, and no more of it than a person or a plan can use."""
 
 import contextlib
+import math
 import socket
 import threading
 from collections.abc import Iterator
@@ -10,7 +11,7 @@ import msgspec
 import pytest
 from crews import RedisProcess, until
 
-from agent.messages import AnyReport, BackupHeld, CheckpointFailed, Progress
+from agent.messages import AnyReport, BackupHeld, CheckpointFailed, Logged, Progress
 from agent.reliable.keeper import connect
 from agent.reliable.outbox import INBOX, Outbox
 
@@ -131,3 +132,22 @@ def test_what_redis_took_without_an_answer_is_there_once(
     rows = connect(redis_process.url).xrange("orch:log:a")
     assert [fields[b"line"] for _, fields in rows] == [b"a line", *[b"the last line"] * 2]
     assert told(redis_process) == [failed]
+
+
+def test_numbers_are_there_by_step_and_told_once_in_a_while(
+    outbox: Outbox, redis_process: RedisProcess
+) -> None:
+    """All of them for whoever draws a curve, the newest for the manager."""
+    redis_process.kill()
+    for step in range(STEPS):
+        outbox.numbers("a", step, {"loss": float(step), "best": math.inf})
+        outbox.report(Logged(at_s=0.0, job="a", step=step, numbers={"loss": float(step)}))
+    redis_process.start()
+    assert outbox.flush(30.0)
+    rows = connect(redis_process.url).xrange("orch:metrics:a")
+    assert [int(row[b"step"]) for _, row in rows] == list(range(STEPS))
+    last = msgspec.msgpack.decode(rows[-1][1][b"numbers"])
+    assert last == {"loss": STEPS - 1.0, "best": math.inf}
+    logged = [report for report in told(redis_process) if isinstance(report, Logged)]
+    assert logged[-1].step == STEPS - 1
+    assert len(logged) < STEPS / 5

@@ -379,14 +379,14 @@ def test_large_sums_are_not_held_in_any_number(tmp_path: Path) -> None:
     """A new state is asked for when the sums have as many bytes as the state, and nothing is committed any
     more when they have four times as many; small ones are counted only."""
     vault = vault_of(tmp_path, [], backup_every_steps=100)
-    vault.adopt(saved(0))
+    vault.adopt(saved(1))
     body, asked, step = np.empty(REDO_BYTES_FREE // 4, dtype=np.uint8).data, 0, 0
     while vault.open:
-        vault.log(LoggedSum(step, b"", body))
+        vault.log(LoggedSum(1 + step, b"", body))
         step, asked = step + 1, asked or vault.wants * (step + 1)
     assert (asked, step) == (4, 16)
-    vault.adopt(saved(0))
-    for step in range(99):
+    vault.adopt(saved(1))
+    for step in range(1, 100):
         vault.log(LoggedSum(step, b"", memoryview(bytes(100))))
     assert vault.open and not vault.wants
 

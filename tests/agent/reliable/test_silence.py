@@ -24,6 +24,8 @@ class Said:
     def report(self, report: Report) -> None:
         self.reports.append(report)
 
+    def numbers(self, job: str, step: int, numbers: dict[str, float]) -> None: ...
+
     def lines(self, job: str, worker: str, lines: tuple[str, ...]) -> None: ...
 
     def flush(self, patience_s: float) -> bool:
@@ -37,7 +39,7 @@ def test_who_is_silent_at_the_same_step_again_is_waited_for_longer(tmp_path: Pat
     lives = 0
     while lives < 10:
         silent: Any = SimpleNamespace(
-            worker=f"w{lives}", ready=object(), close=lambda: None, noticed=False, hung_s=0.0,
+            worker=f"w{lives}", ready=object(), close=lambda: None, noticed=False, hung_s=0.0, proven=True,
             silent_s=lambda _: 4.0 * SILENT_S - 0.1,
         )  # fmt: skip
         job.roster.members[silent.worker] = silent
@@ -63,6 +65,7 @@ def test_nobody_waits_for_whoever_is_outside_the_layout(tmp_path: Path) -> None:
         close=lambda: None,
         noticed=False,
         hung_s=0.0,
+        proven=True,
         silent_s=lambda _: 2.0 * SILENT_S,
     )
     job.roster.members["w1"] = spare
@@ -79,7 +82,7 @@ def test_who_records_the_loop_is_waited_for_as_while_it_builds(tmp_path: Path) -
     order = JobOrder(job="job", script="train.py", script_sha="")
     job = Job(order, b"", MemoryCommitLog(), Said(), Place(checkpoints=tmp_path), lambda _: None)
     silent: Any = SimpleNamespace(
-        worker="w1", ready=object(), close=lambda: None, noticed=False, hung_s=0.0,
+        worker="w1", ready=object(), close=lambda: None, noticed=False, hung_s=0.0, proven=True,
         silent_s=lambda _: 2.0 * SILENT_S,
     )  # fmt: skip
     job.roster.members["w1"] = silent
@@ -109,11 +112,12 @@ def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(tmp_path: Path) 
         close=lambda: None,
         silent_s=lambda _: 0.0,
         hung_s=0.0,
+        proven=True,
         version=0,
         held=half,
     )
     outside: Any = SimpleNamespace(
-        worker="w2", ready=object(), close=lambda: None, noticed=False, hung_s=0.0, silent_s=None
+        worker="w2", ready=object(), close=lambda: None, noticed=False, hung_s=0.0, silent_s=None, proven=True
     )
     job.roster.layout, job.roster.sources = data_parallel(1, 1, ("w1",)), ("w2",)
     for held, silent_s, owed in ((half, 2 * SILENT_S, True), (None, 2 * SILENT_EARLY_S, False)):

@@ -126,6 +126,13 @@ def test_a_sum_has_room_for_what_may_be_trained() -> None:
     assert [*summed_parameters(found.models)] == ["inner.0.weight"]
 
 
+def test_room_for_much_that_is_frozen_is_said() -> None:
+    model = nn.Sequential(nn.Linear(9, 9).requires_grad_(False), nn.Linear(9, 1))
+    (said,) = registered([model, torch.optim.SGD(model.parameters(), lr=0.1)]).said
+    assert "an optimizer has frozen parameters of 0.0 MB" in said
+    assert registered([model, torch.optim.SGD(model[1].parameters(), lr=0.1)]).said == []
+
+
 def test_a_frozen_layer_has_no_gradient_and_an_unfrozen_one_has() -> None:
     model = Masked()
     space = SumSpace({"model": model})

@@ -13,6 +13,9 @@ from agent.messages import (
     CheckpointWritten,
     CopyFailed,
     JobCompleted,
+    Logged,
+    OutputFile,
+    OutputKept,
     Progress,
     RecallFailed,
     RecordsDamaged,
@@ -1078,3 +1081,17 @@ def test_a_job_that_wants_more_workers_than_can_compute_trains_with_those_that_c
     said = h.words(h.said)
     assert said.count("slots_min is 12, but a step has 8 microbatches") == 1
     assert "lower slots_min" in said
+
+
+def test_what_a_script_logs_and_writes_is_on_its_row(hand: Any) -> None:
+    """The newest; the last files may come behind the end, and of a job that nobody knows nothing is kept."""
+    h = hand()
+    h.start()
+    h.submit()
+    for job in ("job", "unknown"):
+        h.see(Logged(at_s=h.at_s, job=job, step=3, numbers={"loss": 0.5, "norm": None}))
+        file = OutputFile(path="plots/a.png", size=10, step=3)
+        h.see(OutputKept(at_s=h.at_s, job=job, files=2, total_bytes=30, newest=(file,)))
+    view = job_view(h.state, h.job, h.at_s)
+    assert (view.logged_step, view.logged) == (3, {"loss": 0.5, "norm": None})
+    assert (view.output_files, view.output_bytes, view.output) == (2, 30, (file,))

@@ -1,0 +1,1 @@
+"""What a script writes and says, and how it outlives the machine that it was written on."""

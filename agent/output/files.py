@@ -1,0 +1,183 @@
+"""What the files of a script's output folder are called, how they are seen, and what they hold. No torch here.
+
+A file is known by its path below the folder, with slashes. It is the same on every worker of a job and in the job's
+storage, so nothing in it may lead out of the folder.
+"""
+
+import hashlib
+import os
+import re
+import stat
+import time
+from collections.abc import Iterator
+from contextlib import suppress
+from functools import lru_cache
+from pathlib import Path
+from typing import IO
+
+import msgspec
+
+from agent.checksum import crc32c
+from agent.errors import Misuse
+
+PATH_BYTES_MAX = 240  # what a file system takes in one name, and what a line has room for
+CHUNK_BYTES = 1 << 20  # so that what is urgent passes in between
+TAIL_BYTES = 1 << 12
+RACY_NS = 50_000_000  # two writes that lie this close may have one time
+DRAFT = re.compile(r"\.[0-9a-f]{8}\.draft$")  # what is being written beside its place
+DIGEST_BYTES = 16
+
+
+class Bounds(msgspec.Struct, frozen=True, kw_only=True):
+    """How much of what a script writes is kept."""
+
+    files: int = 1000
+    total_bytes: int = 1 << 30
+
+
+class Seen(msgspec.Struct, frozen=True):
+    """A file as a look at it found it. What two looks find alike has not changed, unless it is `racy`."""
+
+    inode: int
+    size: int
+    changed_ns: int
+    racy: bool = False
+
+    def same(self, other: "Seen | None") -> bool:
+        """Whether nothing was written between the two looks, for sure."""
+        return other is not None and not other.racy and self.key == other.key
+
+    @property
+    def key(self) -> tuple[int, int, int]:
+        return self.inode, self.size, self.changed_ns
+
+
+@lru_cache(4096)
+def why_no_path(path: str) -> str:
+    """Why a file of this name cannot be kept; empty if it can."""
+    if not path or path.startswith("/") or "\\" in path:
+        return "it has to be a relative path with slashes"
+    if any(part in ("", ".", "..") for part in path.split("/")):
+        return "it may not lead out of the folder"
+    if not path.isprintable():
+        return "its name cannot be printed"
+    if len(path.encode(errors="surrogateescape")) > PATH_BYTES_MAX:
+        return f"its name is longer than {PATH_BYTES_MAX} bytes"
+    return ""
+
+
+def place(folder: Path, path: object, who: str) -> Path:
+    """Where a file of this name lies, or `Misuse`."""
+    if not isinstance(path, str | os.PathLike):
+        raise Misuse(f"{who}: the name of a file is expected, not {path!r}")
+    name = os.fspath(path)
+    if isinstance(name, bytes):
+        name = os.fsdecode(name)
+    if Path(name).is_absolute():
+        with suppress(ValueError):
+            name = str(Path(name).relative_to(folder))
+    if why := why_no_path(name):
+        raise Misuse(f"{who}: {name!r} cannot lie in session.output: {why}")
+    at = folder
+    for part in name.split("/"):
+        if at.is_symlink():
+            break
+        at /= part
+    if at.is_symlink():
+        raise Misuse(f"{who}: {name!r} leads through a link: give a path without one")
+    return folder / name
+
+
+def look(folder: Path, files_max: int) -> tuple[dict[str, Seen], str]:
+    """The files below a folder, and the first that is left out with why, if any is. Links are not followed."""
+    found, left_out = dict[str, Seen](), ""
+    now_ns = time.time_ns()
+    for path, entry in _walk(str(folder), ""):
+        if entry.name[0] == "." and DRAFT.search(entry.name):
+            continue
+        why = why_no_path(path)
+        if not why and len(found) >= files_max:
+            why = f"more than {files_max:,} files are there"
+        if why:
+            left_out = left_out or f"{path!r}: {why}"
+            continue
+        try:
+            found[path] = _seen(entry.stat(follow_symlinks=False), now_ns)
+        except OSError:  # it went meanwhile
+            continue
+    return found, left_out
+
+
+def _walk(folder: str, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
+    with suppress(OSError), os.scandir(folder) as entries:
+        for entry in entries:
+            path = f"{prefix}{entry.name}"
+            if entry.is_dir(follow_symlinks=False):
+                yield from _walk(entry.path, f"{path}/")
+            elif entry.is_file(follow_symlinks=False):
+                yield path, entry
+
+
+def _seen(found: os.stat_result, now_ns: int) -> Seen:
+    # A clock that was set back makes a time of the future: that one is racy, too.
+    racy = found.st_mtime_ns > now_ns - RACY_NS
+    return Seen(found.st_ino, found.st_size, found.st_mtime_ns, racy)
+
+
+def open_file(path: Path, flags: int = os.O_RDONLY) -> IO[bytes] | None:
+    """A regular file, or None where there is none. Through no link, and a pipe is not waited for."""
+    try:
+        handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
+    except OSError:
+        return None
+    if not stat.S_ISREG(os.fstat(handle).st_mode):
+        os.close(handle)
+        return None
+    return os.fdopen(handle, "rb" if flags == os.O_RDONLY else "r+b", buffering=0)
+
+
+def seen_of(file: IO[bytes]) -> Seen:
+    return _seen(os.fstat(file.fileno()), time.time_ns())
+
+
+def pieces(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
+    """Its bytes from `start` to `end`, or to where it ends before that."""
+    while start < end:
+        piece = os.pread(file.fileno(), min(CHUNK_BYTES, end - start), start)
+        if not piece:
+            return
+        yield piece
+        start += len(piece)
+
+
+class Digest:
+    """What a file holds, in a few bytes."""
+
+    def __init__(self) -> None:
+        self._sum = hashlib.blake2b(digest_size=DIGEST_BYTES)
+        self.size = 0
+
+    def add(self, piece: bytes | memoryview) -> None:
+        self._sum.update(piece)
+        self.size += len(piece)
+
+    def copy(self) -> "Digest":
+        other = Digest()
+        other._sum, other.size = self._sum.copy(), self.size
+        return other
+
+    @property
+    def text(self) -> str:
+        return self._sum.hexdigest()
+
+
+def digest_of(file: IO[bytes], end: int) -> Digest:
+    found = Digest()
+    for piece in pieces(file, 0, end):
+        found.add(piece)
+    return found
+
+
+def tail_of(file: IO[bytes], end: int) -> int:
+    """A checksum of the last bytes before `end`."""
+    return crc32c(0, os.pread(file.fileno(), min(TAIL_BYTES, end), max(0, end - TAIL_BYTES)))

@@ -1,0 +1,48 @@
+"""What is said to somebody whose script has not found a file. No torch here."""
+
+import os
+from pathlib import Path
+
+SAID = (
+    "{} is not on this machine: a file that the script reads goes along with `orchestrator submit --with {}`, or lies on "
+    "storage that every machine reaches; what it writes belongs into session.output"
+)
+ABSOLUTE = (
+    "{} is not on this machine: a file that the script reads goes along with `orchestrator submit --with PATH` and is "
+    "opened by a path from the script's folder, or lies on storage that every machine reaches; what it writes belongs into "
+    "session.output"
+)
+FORBIDDEN = (
+    "{} may not be opened on this machine: what the script writes belongs into session.output, and what it reads goes "
+    "along with `orchestrator submit --with PATH`"
+)
+NOT_WRITTEN = (
+    "{} is not in session.output on this worker: what is read back in a later step belongs into session.state, which "
+    "every worker has"
+)
+CHAIN_MAX = 20
+
+
+def hint(error: BaseException, output: Path | None) -> str:
+    """A line to go with a traceback; empty if this is about no file that was looked for."""
+    one: BaseException | None = error
+    for _ in range(CHAIN_MAX):
+        if one is None:
+            break
+        if isinstance(one, FileNotFoundError | PermissionError):
+            return _said(one, output)
+        one = one.__cause__ or (None if one.__suppress_context__ else one.__context__)
+    return ""
+
+
+def _said(error: FileNotFoundError | PermissionError, output: Path | None) -> str:
+    name = error.filename
+    if not isinstance(name, str | bytes | os.PathLike) or not os.fspath(name):
+        return ""
+    text = os.fsdecode(name)
+    shown = text if text.isprintable() else repr(text)
+    if output is not None and Path(text).is_relative_to(output):
+        return NOT_WRITTEN.format(Path(text).relative_to(output))
+    if isinstance(error, PermissionError):
+        return FORBIDDEN.format(shown)
+    return ABSOLUTE.format(shown) if Path(text).is_absolute() else SAID.format(shown, shown)

@@ -1,0 +1,79 @@
+"""The numbers that a script logs: once per step, whoever repeats it. No torch here."""
+
+import math
+from collections.abc import Callable, Mapping
+from typing import Any
+
+from agent.errors import Misuse
+from agent.protocol import Message, Numbers
+
+KEPT_STEPS = 64  # that who begins to lead tells again
+NAMES_MAX = 100
+NAME_CHARS_MAX = 100
+
+
+class Log:
+    """Every worker logs the same; the one that leads sends it."""
+
+    def __init__(self, send: Callable[[Message], None] | None) -> None:
+        self._send = send
+        self._now: dict[str, float] = {}
+        self._steps: dict[int, dict[str, float]] = {}
+
+    def add(self, step: int, numbers: Mapping[str, Any]) -> None:
+        """What is logged twice in a step counts as it was said last."""
+        for name, value in numbers.items():
+            self._now[checked_name(step, name)] = checked(step, name, value)
+        if len(self._now) > NAMES_MAX:
+            raise Misuse(
+                f"session.log: {len(self._now)} names in step {step}, at most {NAMES_MAX} are kept: log fewer, or write "
+                "them into a file in session.output"
+            )
+
+    def ended(self, step: int, *, leads: bool) -> None:
+        now, self._now = self._now, {}
+        if not now or self._send is None:
+            return
+        self._steps.pop(step, None)
+        self._steps[step] = now
+        while len(self._steps) > KEPT_STEPS:
+            del self._steps[next(iter(self._steps))]
+        if leads:
+            self._send(Numbers(steps=((step, now),)))
+
+    def forget(self) -> None:
+        """The step in flight counts for nothing, and is done again."""
+        self._now = {}
+
+    def lead(self, step: int) -> None:
+        """Whoever led before may have been lost before it told what it had logged."""
+        known = tuple((at, numbers) for at, numbers in self._steps.items() if at < step)
+        if known and self._send is not None:
+            self._send(Numbers(steps=known, again=True))
+
+
+def checked_name(step: int, name: object) -> str:
+    fits = isinstance(name, str) and 0 < len(name) <= NAME_CHARS_MAX and name.isprintable()
+    if not fits:
+        raise Misuse(
+            f"session.log: {str(name)[:NAME_CHARS_MAX]!r} in step {step} is no name for a number: give 1 to "
+            f"{NAME_CHARS_MAX} printable characters"
+        )
+    return str(name)
+
+
+def checked(step: int, name: str, value: object) -> float:
+    """A number of Python's, numpy's or torch's. What is not finite may be logged: it may be what one looks for."""
+    item = getattr(value, "item", None)
+    if callable(item) and getattr(value, "numel", lambda: getattr(value, "size", 1))() == 1:
+        value = item()
+    if isinstance(value, int | float):
+        try:
+            return float(value)
+        except OverflowError:
+            return math.inf if value > 0 else -math.inf
+    what = f"shape {tuple(value.shape)}" if hasattr(value, "shape") else repr(value)[:80]
+    raise Misuse(
+        f"session.log({name}=...): one number is expected in step {step}, not {what}: give its mean, or write it into a "
+        "file in session.output"
+    )

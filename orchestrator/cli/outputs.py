@@ -1,0 +1,146 @@
+"""What a job's script has written and logged: the files of its output folder, and its numbers by step."""
+
+import csv
+import math
+import secrets
+import sys
+from pathlib import Path
+from typing import Annotated
+
+import typer
+from rich.text import Text
+
+from agent.messages import OutputFile
+from agent.output.files import digest_of, open_file, pieces
+from agent.output.shelf import FOLDER, listed
+from orchestrator.cli import tables
+from orchestrator.cli.desk import USAGE, CommandError, Desk, command, write_json
+from orchestrator.cli.jobs import Job, find
+from orchestrator.client import NotRunning
+from orchestrator.places import Places
+from orchestrator.wording import memory, plural
+
+STEPS_SHOWN = 20
+TRIES = 3  # a file may be written anew while it is copied
+
+To = Annotated[
+    Path | None,
+    typer.Option(
+        metavar="DIR",
+        help="Copy them into this folder; files of the same names there are replaced.",
+    ),
+]
+
+
+def add(app: typer.Typer) -> None:
+    for function in (output, metrics):
+        command(app)(function)
+
+
+def output(desk: Desk, job: Job = None, to: To = None) -> None:
+    """The files that a job's script has written to session.output: listed, or copied with --to."""
+    checkpoints = Places(desk.config.state_dir).checkpoints
+    name = _name(desk, job, checkpoints)
+    files = sorted(listed(checkpoints / name), key=lambda file: file.path)
+    shown = [{"path": one.path, "size_bytes": one.size, "step": one.step} for one in files]
+    value = {"job": name, "files": shown}
+    if not files:
+        desk.answer(value, Text(f"{name} has written nothing to session.output yet"))
+        return
+    if to is not None:
+        for file in files:
+            _copy(checkpoints / name, file.path, to)
+        total = sum(file.size for file in files)
+        text = Text(f"{plural(len(files), 'file')} of {name}, {memory(total)}, copied to {to}")
+        desk.answer({**value, "copied_to": str(to)}, text)
+        return
+    table = tables.table("file", "size#", "step#")
+    for file in files:
+        table.add_row(Text(file.path), memory(file.size), _step(file.step))
+    desk.answer(value, table, then=(f"orchestrator output {name} --to DIR",))
+
+
+def _name(desk: Desk, job: str | None, checkpoints: Path) -> str:
+    """Without a house that runs, what lies there can be had all the same, by its whole name."""
+    try:
+        return find(desk.client(), job).id
+    except NotRunning:
+        lies_here = job is not None and (checkpoints / job).parent == checkpoints
+        if job is not None and lies_here and (checkpoints / job).is_dir():
+            return job
+        raise
+
+
+def _step(step: int) -> str:
+    return "before" if step < 0 else f"{step:,}"
+
+
+def _copy(home: Path, path: str, to: Path) -> None:
+    """As the list says that it is: beside its place, then renamed into it."""
+    for _ in range(TRIES):
+        file = next((one for one in listed(home) if one.path == path), None)
+        if file is None:
+            return  # the script has deleted it
+        if _copied(home, file, to / path):
+            return
+    raise CommandError(f"{path} changes while it is copied, or is damaged; try again in a moment")
+
+
+def _copied(home: Path, file: OutputFile, target: Path) -> bool:
+    source = open_file(home / FOLDER / file.path)
+    if source is None:
+        return False
+    with source:
+        if digest_of(source, file.size).text != file.digest:
+            return False
+        try:
+            target.parent.mkdir(parents=True, exist_ok=True)
+            draft = target.with_name(f".{secrets.token_hex(4)}.draft")
+            with draft.open("xb") as into:
+                for piece in pieces(source, 0, file.size):
+                    into.write(piece)
+            draft.replace(target)
+        except OSError as error:
+            raise CommandError(f"--to: {target} cannot be written: {error.strerror}") from error
+    return True
+
+
+def metrics(
+    desk: Desk,
+    job: Job = None,
+    *,
+    as_csv: Annotated[
+        bool, typer.Option("--csv", help="All steps, as a table for other programs.")
+    ] = False,
+) -> None:
+    """The numbers that a job's script has logged, by step: session.log, and what session.backward returns."""
+    if as_csv and desk.json:
+        raise CommandError("--csv and --json: choose one of them", USAGE)
+    client = desk.client()
+    name = find(client, job).id
+    steps = client.metrics(name)
+    names = list(dict.fromkeys(each for numbers in steps.values() for each in numbers))
+    if as_csv:
+        rows = csv.writer(sys.stdout, lineterminator="\n")
+        rows.writerow(["step", *("step (logged)" if each == "step" else each for each in names)])
+        for step, numbers in steps.items():
+            rows.writerow(
+                [step, *(repr(numbers[each]) if each in numbers else "" for each in names)]
+            )
+        return
+    if desk.json:
+        write_json({"job": name, "steps": [_told(*each) for each in steps.items()]})
+        return
+    if not steps:
+        desk.answer({}, Text(f"{name} has logged nothing yet"))
+        return
+    table = tables.table("step#", *(f"{each}#" for each in names))
+    for step, numbers in list(steps.items())[-STEPS_SHOWN:]:
+        cells = (f"{numbers[each]:.6g}" if each in numbers else "" for each in names)
+        table.add_row(f"{step:,}", *cells)
+    desk.answer({}, table, then=(f"orchestrator metrics {name} --csv",))
+
+
+def _told(step: int, numbers: dict[str, float]) -> dict[str, object]:
+    finite = {each: n if math.isfinite(n) else None for each, n in numbers.items()}
+    return {"step": step, "numbers": finite}

@@ -1,0 +1,96 @@
+"""What a script writes and logs in a job of real processes, of which some are lost."""
+
+import msgspec
+import pytest
+from crews import Crew, until
+
+from agent.messages import OutputKept, WorkerFailed
+from agent.output.shelf import listed
+
+pytestmark = pytest.mark.processes
+
+STEPS = 60
+WRITES = """
+import time
+import torch
+from orchestrator import Session
+
+torch.manual_seed(0)
+model = torch.nn.Linear(4, 1)
+optimizer = torch.optim.SGD(model.parameters(), lr=0.01)
+session = Session(model, optimizer)
+held = (session.output / "config.txt").open("w")
+held.write("begun\\n")
+held.flush()
+
+
+def loss_of(x):
+    time.sleep(0.005)
+    return model(x).square().mean()
+
+
+for step in session.steps(60):
+    result = session.backward(loss_of, [torch.ones(2, 4) for _ in range(4)])
+    optimizer.step()
+    optimizer.zero_grad()
+    session.log(twice=2 * step)
+    with (session.output / "metrics.csv").open("a") as file:
+        file.write(f"{step},{result.loss!r}\\n")
+    held.write(f"{step}\\n")
+    held.flush()
+    if step % 20 == 19:
+        session.save(f"{step}.pt")
+    if step == 30:
+        open("astray.txt", "w").close()
+session.save("last.pt")
+"""
+READS = """
+import torch
+from orchestrator import Session
+
+model = torch.nn.Linear(4, 1)
+session = Session(model)
+for step in session.steps(3):
+    session.backward(lambda x: model(x).mean(), [torch.ones(2, 4)])
+    if step == 1:
+        open("data/missing.txt")
+"""
+
+
+def numbers(crew: Crew) -> dict[int, dict[str, float]]:
+    rows = crew.client.xrange(f"orch:metrics:{crew.job}")
+    return {int(row[b"step"]): msgspec.msgpack.decode(row[b"numbers"]) for _, row in rows}
+
+
+def test_every_line_is_there_once_whoever_was_lost(crew: Crew) -> None:
+    """The one that leads is killed again and again, and its place is taken by newcomers."""
+    workers = crew.begin(3, WRITES)
+    for step in (10, 25, 40):
+        crew.reach(step)
+        crew.kill(workers.pop(0))
+        workers += crew.start(1)
+    assert crew.completed().step == STEPS
+    home = crew.folder / "checkpoints" / crew.job
+    metrics = (home / "output" / "metrics.csv").read_text().splitlines()
+    assert [int(line.partition(",")[0]) for line in metrics] == list(range(STEPS))
+    held = (home / "output" / "config.txt").read_text().splitlines()
+    assert held == ["begun", *map(str, range(STEPS))]
+    logged = numbers(crew)
+    assert sorted(logged) == list(range(STEPS))
+    for line in metrics:
+        step, loss = line.split(",")
+        assert logged[int(step)] == {"loss": float(loss), "twice": 2.0 * int(step)}
+    assert "last.pt" in {file.path for file in listed(home)}
+    assert crew.of(OutputKept)[-1].files == len(listed(home))
+    strays = [line for line in crew.printed() if "astray.txt was written" in line]
+    assert len(strays) == 1
+
+
+def test_a_file_that_is_not_there_is_explained_with_its_traceback(crew: Crew) -> None:
+    crew.open(READS)
+    crew.settle = 1
+    crew.start(1)
+    failed = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    last = failed.detail.splitlines()[-1]
+    assert last.startswith("data/missing.txt is not on this machine: ")
+    assert "FileNotFoundError" in failed.detail

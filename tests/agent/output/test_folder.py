@@ -1,0 +1,399 @@
+"""What a script writes is in its job's storage, whoever wrote it and whoever was lost."""
+
+import os
+import random
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from agent.messages import OutputKept
+from agent.output.folder import Output
+
+Job = Any
+Worker = Any
+LINES = 12
+
+
+def appends(step: int) -> Any:
+    def does(worker: Worker) -> None:
+        with (worker.folder / "metrics.csv").open("a") as file:
+            file.write(f"{step},{step * step}\n")
+
+    return does
+
+
+def nothing(worker: Worker) -> None:
+    """It does not lead, and its script asks for that."""
+
+
+def expected(steps: int) -> str:
+    return "".join(f"{step},{step * step}\n" for step in range(steps))
+
+
+def test_what_a_step_wrote_is_stored_with_its_step(job: Job) -> None:
+    one = job.worker("one")
+    one.begin(0)
+    one.step(0, lambda w: (w.folder / "a.txt").write_text("first"))
+
+    def second(worker: Worker) -> None:
+        (worker.folder / "plots").mkdir()
+        (worker.folder / "plots" / "b c.png").write_bytes(bytes(range(256)) * 10_000)
+
+    one.step(1, second)
+    one.end(2)
+    assert job.text("a.txt") == "first"
+    stored = (job.home / "output" / "plots" / "b c.png").read_bytes()
+    assert stored == bytes(range(256)) * 10_000
+    assert job.names() == {"a.txt": 0, "plots/b c.png": 1}
+    kept = job.told.newest(OutputKept)
+    assert (kept.files, kept.total_bytes) == (2, 5 + 2_560_000)
+
+
+def test_a_file_that_grows_is_sent_by_what_it_has_grown(job: Job) -> None:
+    one = job.worker("one")
+    one.begin(0)
+    for step in range(LINES):
+        one.step(step, appends(step))
+        one.flush()
+    sent = [m for m in one.sent if type(m).__name__ == "OutputSent"]
+    assert all(m.kept == m.at for m in sent)
+    assert [m.kept for m in sent][-1] == len(expected(LINES - 1))
+    assert job.text("metrics.csv") == expected(LINES)
+
+
+def test_a_file_that_is_written_anew_takes_the_place_of_the_old(job: Job) -> None:
+    one = job.worker("one")
+    one.begin(0)
+    for step in range(5):
+        one.step(step, lambda w, s=step: (w.folder / "best.json").write_text(f"{s}"))
+    one.end(5)
+    assert job.text("best.json") == "4"
+
+
+def test_a_file_of_the_same_size_and_time_is_seen_to_have_changed(job: Job) -> None:
+    """Two writes within one tick of the file system's clock look alike."""
+    one = job.worker("one")
+    one.begin(0)
+    one.step(0, lambda w: (w.folder / "x").write_text("a"))
+    one.flush()
+    before = (one.folder / "x").stat()
+
+    def again(worker: Worker) -> None:
+        with (worker.folder / "x").open("r+") as file:
+            file.write("b")
+        os.utime(worker.folder / "x", ns=(before.st_atime_ns, before.st_mtime_ns))
+
+    one.step(1, again)
+    one.end(2)
+    assert job.text("x") == "b"
+
+
+def test_what_a_script_deletes_is_deleted(job: Job) -> None:
+    """Only the newest checkpoints stay, where a script keeps only those."""
+    one = job.worker("one")
+    one.begin(0)
+    for step in range(5):
+
+        def rotate(worker: Worker, step: int = step) -> None:
+            (worker.folder / f"{step}.pt").write_text("w")
+            if step >= 2:
+                (worker.folder / f"{step - 2}.pt").unlink()
+
+        one.step(step, rotate)
+        one.flush()
+    one.end(5)
+    assert sorted(job.names()) == ["3.pt", "4.pt"]
+    assert sorted(p.name for p in (job.home / "output").iterdir()) == ["3.pt", "4.pt"]
+
+
+@pytest.mark.parametrize("everyone_writes", [True, False])
+def test_who_leads_next_goes_on_where_the_file_was(job: Job, everyone_writes: bool) -> None:
+    """Its own file lacks what it did not write; the storage's has it, and nothing of that is lost or twice there."""
+    one, two = job.worker("one"), job.worker("two")
+    one.begin(0)
+    two.begin(0, leads=False)
+    for step in range(6):
+        one.step(step, appends(step))
+        two.step(step, appends(step) if everyone_writes else nothing, leads=False)
+    one.flush()
+    one.cut = True
+    two.generation = 1
+    for step in range(6, LINES):
+        two.step(step, appends(step))
+    two.end(LINES)
+    assert job.text("metrics.csv") == expected(LINES)
+    assert (two.folder / "metrics.csv").read_text() == expected(LINES)
+
+
+def test_a_newcomer_that_leads_loses_no_line_and_repeats_none(job: Job) -> None:
+    """It has the lines since it came, and the one that led before had delivered all but the last two."""
+    one, two = job.worker("one"), job.worker("two")
+    one.begin(0)
+    for step in range(5):
+        one.step(step, appends(step))
+    one.flush()
+    two.begin(5, leads=False)
+    for step in range(5, 10):
+        one.step(step, appends(step))
+        two.step(step, appends(step), leads=False)
+        if step == 7:
+            one.flush()
+            one.cut = True
+    two.generation = 1
+    for step in range(10, LINES):
+        two.step(step, appends(step))
+    two.end(LINES)
+    assert job.text("metrics.csv") == expected(LINES)
+
+
+def test_a_handle_that_is_kept_open_goes_on_at_the_end(job: Job) -> None:
+    """As `open(path, "w")` before the loop, with a header: a newcomer opens it anew, and has the header only."""
+    handles = {}
+
+    def opens(worker: Worker) -> None:
+        handles[worker.worker] = (worker.folder / "log.csv").open("w")
+        handles[worker.worker].write("step\n")
+        handles[worker.worker].flush()
+
+    def writes(step: int) -> Any:
+        def does(worker: Worker) -> None:
+            handles[worker.worker].write(f"{step}\n")
+            handles[worker.worker].flush()
+
+        return does
+
+    one, two = job.worker("one"), job.worker("two")
+    opens(one)
+    one.begin(0)
+    for step in range(4):
+        one.step(step, writes(step))
+    one.flush()
+    opens(two)
+    two.begin(4, leads=False)
+    one.step(4, writes(4))
+    two.step(4, writes(4), leads=False)
+    one.flush()
+    one.cut = True
+    two.generation = 1
+    for step in range(5, 8):
+        two.step(step, writes(step))
+    two.end(8)
+    for handle in handles.values():
+        handle.close()
+    assert job.text("log.csv").split() == ["step", *map(str, range(8))]
+
+
+def test_a_job_that_goes_on_later_goes_on_with_its_files(job: Job) -> None:
+    one = job.worker("one")
+    one.begin(0)
+    for step in range(4):
+        one.step(step, appends(step))
+    one.end(4)
+    job.outputs.close(10.0)
+    job.open()
+    two = job.worker("two")
+    two.generation = 3
+    two.begin(4)
+    for step in range(4, LINES):
+        two.step(step, appends(step))
+    two.end(LINES)
+    assert job.text("metrics.csv") == expected(LINES)
+
+
+def test_steps_that_are_done_again_write_their_lines_once(job: Job) -> None:
+    """The state went back to an earlier step than the files."""
+    one = job.worker("one")
+    one.begin(0)
+    for step in range(8):
+        one.step(step, appends(step))
+        one.flush()
+    two = job.worker("two")
+    two.generation = 1
+    two.begin(5)
+    for step in range(5, LINES):
+        two.step(step, appends(step))
+    two.end(LINES)
+    assert job.text("metrics.csv") == expected(LINES)
+
+
+def test_what_is_written_in_the_step_in_flight_is_there_once(job: Job) -> None:
+    """The one that leads is lost in the middle of a step in which the others have written already."""
+    one, two = job.worker("one"), job.worker("two")
+    one.begin(0)
+    two.begin(0, leads=False)
+    for step in range(3):
+        one.step(step, appends(step))
+        two.step(step, appends(step), leads=False)
+    one.flush()
+    one.cut = True
+    two.output.enter(3, leads=False, fresh=False)
+    appends(3)(two)
+    two.generation = 1
+    two.output.enter(3, leads=True, fresh=False)
+    two.output.scan(3, leads=True)
+    two.end(4)
+    assert job.text("metrics.csv") == expected(4)
+
+
+def test_two_that_write_over_each_other_lose_no_line(job: Job) -> None:
+    """The one that led before is not lost, and its last line comes when the next one has looked already."""
+    one, two = job.worker("one"), job.worker("two")
+    one.begin(0)
+    two.begin(0, leads=False)
+    for step in range(3):
+        one.step(step, appends(step))
+        one.flush()
+        two.step(step, nothing, leads=False)
+    two.output.enter(3, leads=False, fresh=False)
+    one.output.enter(3, leads=True, fresh=False)
+    appends(3)(one)
+    two.output.scan(3, leads=False)
+    two.generation = 1
+    two.output.enter(4, leads=True, fresh=False)
+    one.output.scan(3, leads=True)
+    one.flush()
+    appends(4)(two)
+    two.output.scan(4, leads=True)
+    two.end(5)
+    assert job.text("metrics.csv") == expected(5)
+
+
+def test_a_picture_of_another_worker_is_replaced_and_not_prolonged(job: Job) -> None:
+    one, two = job.worker("one"), job.worker("two")
+    one.begin(0)
+    one.step(0, lambda w: (w.folder / "x.png").write_bytes(b"\x89PNG\0" + b"1" * 50))
+    one.flush()
+    two.begin(1, leads=False)
+    two.step(1, lambda w: (w.folder / "x.png").write_bytes(b"\x89PNG\0" + b"22"), leads=False)
+    two.generation = 1
+    two.step(2, lambda w: (w.folder / "x.png").write_bytes(b"\x89PNG\0" + b"333"))
+    two.end(3)
+    assert (job.home / "output" / "x.png").read_bytes() == b"\x89PNG\0" + b"333"
+
+
+def test_what_cannot_lie_in_the_folder_is_left_out_and_said(job: Job, tmp_path: Path) -> None:
+    """A link that leads out of it, a pipe, a name that nobody can print."""
+    secret = tmp_path / "secret"
+    secret.write_text("not the script's")
+    one = job.worker("one")
+    one.begin(0)
+
+    def does(worker: Worker) -> None:
+        (worker.folder / "link").symlink_to(secret)
+        (worker.folder / "folder").symlink_to(tmp_path)
+        os.mkfifo(worker.folder / "pipe")
+        (worker.folder / "a\nb").write_text("x")
+        (worker.folder / "fine").write_text("x")
+
+    one.step(0, does)
+    one.end(1)
+    assert job.names() == {"fine": 0}
+    assert one.said == ["session.output: 'a\\nb': its name cannot be printed; it is not kept"]
+
+
+def test_what_is_too_much_is_refused_in_a_line_and_the_rest_is_kept(small: Job) -> None:
+    one = small.worker("one")
+    one.begin(0)
+    one.step(0, lambda w: (w.folder / "a").write_text("x" * 600))
+    one.flush()
+    one.step(1, lambda w: (w.folder / "b").write_text("x" * 600))
+    one.step(2, lambda w: (w.folder / "c").write_text("x" * 100))
+    one.end(3)
+    assert sorted(small.names()) == ["a", "c"]
+    (line,) = small.told.said
+    assert line.startswith("b of session.output is not kept: it has 600 bytes")
+    assert "job.output_bytes" in line
+
+
+def test_too_many_files_are_said_once(small: Job) -> None:
+    one = small.worker("one")
+    one.begin(0)
+    for step in range(6):
+        one.step(step, lambda w, s=step: (w.folder / f"{s}").write_text("x"))
+    one.end(6)
+    assert len(small.names()) == 3
+    assert len(one.said) == 1
+
+
+def test_alone_the_folder_is_made_when_it_is_asked_for(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.chdir(tmp_path)
+    output = Output(Path("output"))
+    output.enter(0, leads=True, fresh=True)
+    assert not (tmp_path / "output").exists()
+    assert output.folder == tmp_path / "output"
+    (output.folder / "x").write_text("kept as it is")
+    assert output.scan(0, leads=True) == []
+    assert output.finish(1, leads=True)
+
+
+def test_a_file_in_the_working_folder_is_said_once(job: Job) -> None:
+    one, two = job.worker("one"), job.worker("two")
+    for worker in (one, two):
+        worker.begin(0)
+        worker.step(0, lambda w: (w.folder / "fine").write_text("x"))
+        worker.step(1, lambda w: (w.folder.parent / "metrics.csv").write_text("x"))
+        worker.step(2, lambda w: (w.folder.parent / "more.csv").write_text("x"))
+    (line,) = job.told.said
+    assert line.startswith("metrics.csv was written to the script's working folder")
+
+
+@pytest.mark.parametrize("seed", range(12))
+def test_any_history_of_losses_leaves_every_line_once(job: Job, seed: int) -> None:
+    """Workers come and are lost at any moment, and what they wrote is stored late; everyone writes."""
+    dice, steps = random.Random(seed), 60
+    crew = [job.worker("w0"), job.worker("w1")]
+    for number, worker in enumerate(crew):
+        worker.begin(0, leads=number == 0)
+    serial = 2
+    for step in range(steps):
+        for number, worker in enumerate(crew):
+            worker.step(step, appends(step), leads=number == 0)
+        if dice.random() < 0.3:
+            crew[0].flush()
+        lost = dice.random() < 0.2 and len(crew) > 1
+        comes = len(crew) - lost < 2 or dice.random() < 0.1
+        if lost:
+            crew.pop(0).cut = True
+        if lost or comes:
+            for number, worker in enumerate(crew):
+                worker.generation += 1
+                worker.output.enter(step + 1, leads=number == 0, fresh=False)
+        if comes:
+            crew.append(job.worker(f"w{serial}"))
+            crew[-1].generation = crew[0].generation
+            crew[-1].begin(step + 1, leads=False)
+            serial += 1
+    crew[0].end(steps)
+    assert job.text("metrics.csv") == expected(steps)
+
+
+@pytest.mark.parametrize("seed", range(4))
+def test_many_files_are_looked_at_less_often_and_no_line_is_lost(job: Job, seed: int) -> None:
+    """Behind the same steps everywhere, so that who leads next knows what the storage has."""
+    dice, steps = random.Random(seed), 40
+
+    def begins(worker: Worker) -> None:
+        for number in range(250):
+            (worker.folder / f"{number}.txt").write_text("always the same")
+        appends(0)(worker)
+
+    crew = [job.worker(f"w{number}") for number in range(4)]
+    for number, worker in enumerate(crew):
+        worker.begin(0, leads=number == 0)
+        worker.step(0, begins, leads=number == 0)
+    for step in range(1, steps):
+        for number, worker in enumerate(crew):
+            worker.step(step, appends(step), leads=number == 0)
+        if dice.random() < 0.3:
+            crew[0].flush()
+        if dice.random() < 0.15 and len(crew) > 1:
+            crew.pop(0).cut = True
+            for worker in crew:
+                worker.generation += 1
+    assert crew[0].output.scan(steps, leads=True) == []  # it is no step of those
+    crew[0].end(steps)
+    assert job.text("metrics.csv") == expected(steps)
+    assert len(job.names()) == 251

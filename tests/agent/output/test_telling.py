@@ -1,0 +1,159 @@
+"""Numbers are told once per step; a file that is not there is explained; a model is saved whole."""
+
+import math
+import re
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+
+from agent.errors import Misuse
+from agent.messages import Logged
+from agent.output.missing import hint
+from agent.output.saving import save
+
+Job = Any
+
+
+def test_numbers_are_told_once_whoever_repeats_a_step(job: Job) -> None:
+    """The one that leads next tells again what the one before it may not have told."""
+    one, two = job.worker("one"), job.worker("two")
+    one.begin(0)
+    two.begin(0, leads=False)
+    for step in range(6):
+        one.cut = step == 5
+        for worker in (one, two):
+            worker.output.log(step, {"loss": step / 2})
+            worker.output.log(step, {"lr": 0.1})
+            worker.output.scan(step, leads=worker is one)
+    two.output.enter(6, leads=True, fresh=False)
+    assert job.told.logged == [(step, {"loss": step / 2, "lr": 0.1}) for step in range(6)]
+    assert job.told.newest(Logged).step == 5
+
+
+def test_a_step_that_is_done_again_counts_as_it_was_done_last(job: Job) -> None:
+    one = job.worker("one")
+    one.begin(0)
+    for step, value in [(0, 1.0), (1, 2.0), (1, 3.0)]:
+        one.output.log(step, {"loss": value})
+        one.output.scan(step, leads=True)
+    assert job.told.logged == [(0, {"loss": 1.0}), (1, {"loss": 2.0}), (1, {"loss": 3.0})]
+
+
+def test_what_is_logged_in_a_step_that_counts_for_nothing_is_not_told(job: Job) -> None:
+    one = job.worker("one")
+    one.begin(0)
+    one.output.log(0, {"loss": 1.0})
+    one.begin(3)
+    one.output.log(3, {"other": 1.0})
+    one.output.scan(3, leads=True)
+    assert job.told.logged == [(3, {"other": 1.0})]
+
+
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        (1, 1.0),
+        (True, 1.0),
+        (torch.tensor(2.5), 2.5),
+        (torch.tensor([3]), 3.0),
+        (np.float32(0.5), 0.5),
+        (np.int64(4), 4.0),
+        (np.array([5.0]), 5.0),
+        (10**400, math.inf),
+        (-math.inf, -math.inf),
+    ],
+)
+def test_a_number_is_anybodys_number(job: Job, value: object, number: float) -> None:
+    one = job.worker("one")
+    one.begin(0)
+    one.output.log(0, {"x": value})
+    one.output.scan(0, leads=True)
+    assert job.told.logged == [(0, {"x": number})]
+    assert job.told.newest(Logged).numbers == {"x": number if math.isfinite(number) else None}
+
+
+@pytest.mark.parametrize("value", ["0.1", None, torch.zeros(2), np.zeros((2, 2)), [1.0], 1j])
+def test_what_is_no_number_is_refused_with_its_name(job: Job, value: object) -> None:
+    with pytest.raises(
+        Misuse, match=r"session.log\(accuracy=...\): one number is expected in step 7"
+    ) as error:
+        job.worker("one").output.log(7, {"accuracy": value})
+    assert "\n" not in str(error.value)
+
+
+def test_too_many_names_are_refused(job: Job) -> None:
+    with pytest.raises(Misuse, match="101 names in step 0"):
+        job.worker("one").output.log(0, {f"n{at}": at for at in range(101)})
+    with pytest.raises(Misuse, match="is no name for a number"):
+        job.worker("two").output.log(0, {"a\nb": 1})
+
+
+def test_a_file_that_is_not_there_is_explained(tmp_path: Path) -> None:
+    for name, words in [
+        ("data/x.txt", "data/x.txt is not on this machine: .* --with data/x.txt"),
+        ("/home/somebody/x.txt", "/home/somebody/x.txt is not on this machine: .* --with PATH"),
+        (str(tmp_path / "metrics.csv"), "metrics.csv is not in session.output on this worker"),
+    ]:
+        with pytest.raises(FileNotFoundError) as caught, open(name):  # noqa: PTH123
+            pass
+        line = hint(caught.value, tmp_path)
+        assert "\n" not in line
+        assert re.search(words, line), line
+
+
+def test_a_file_that_a_library_did_not_find_is_explained_as_well() -> None:
+    def reads() -> None:
+        try:
+            open("settings.yaml")  # noqa: PTH123, SIM115
+        except OSError as error:
+            raise RuntimeError("no settings") from error
+
+    with pytest.raises(RuntimeError) as caught:
+        reads()
+    assert hint(caught.value, None).startswith("settings.yaml is not on this machine")
+    assert hint(PermissionError(13, "denied", "/data/x"), None).startswith("/data/x may not be")
+    assert not hint(ValueError("of something else"), None)
+    assert not hint(FileNotFoundError("without a name"), None)
+
+
+class Stub:
+    """The part of a session that saving needs."""
+
+    def __init__(self, folder: Path, *, leader: bool) -> None:
+        self.output, self.leader = folder, leader
+        self.objects = {"model": torch.nn.Linear(2, 1)}
+
+
+def test_a_model_is_saved_by_the_one_that_leads(tmp_path: Path) -> None:
+    session: Any = Stub(tmp_path, leader=True)
+    path = save(session, "deep/er/best.pt")
+    assert path == tmp_path / "deep/er/best.pt"
+    found = torch.load(path, weights_only=True)
+    assert torch.equal(found["weight"], session.objects["model"].weight)
+    save(session, "other.pt", {"step": 3})
+    assert torch.load(tmp_path / "other.pt") == {"step": 3}
+    follower: Any = Stub(tmp_path, leader=False)
+    assert not save(follower, "none.pt").exists()
+    assert sorted(p.name for p in tmp_path.iterdir()) == ["deep", "other.pt"]
+
+
+def test_what_cannot_be_saved_leaves_what_was_there(tmp_path: Path) -> None:
+    session: Any = Stub(tmp_path, leader=True)
+    save(session, "x.pt", {"step": 3})
+    with pytest.raises(Misuse, match=r"session.save\(path\): x.pt cannot be written"):
+        save(session, "x.pt", lambda: None)
+    assert torch.load(tmp_path / "x.pt") == {"step": 3}
+    assert [p.name for p in tmp_path.iterdir()] == ["x.pt"]
+
+
+@pytest.mark.parametrize("path", ["../x.pt", "/tmp/x.pt", "", "a/../../x", 3, "link/x.pt"])
+def test_a_model_is_saved_nowhere_else(tmp_path: Path, path: Any) -> None:
+    (tmp_path / "out").mkdir()
+    (tmp_path / "out" / "link").symlink_to(tmp_path)
+    session: Any = Stub(tmp_path / "out", leader=True)
+    with pytest.raises(Misuse, match=r"session.save\(path\): "):
+        save(session, path)
+    assert not (tmp_path / "x.pt").exists()

@@ -1,0 +1,292 @@
+"""What a loss function closes over is known by its names: when it changes, the loss is recorded anew."""
+
+import argparse
+import collections
+import dataclasses
+import functools
+import types
+from collections.abc import Callable
+from typing import Any
+
+import numpy as np
+import pytest
+import torch
+from torch import nn
+
+from agent.crew.anew import Anew
+from agent.pipeline.closure import closed_over
+from agent.pipeline.loss import record_loss
+
+RATE = 1.0
+
+
+def scaled(x: torch.Tensor) -> torch.Tensor:
+    return x * RATE
+
+
+def helped(x: torch.Tensor) -> torch.Tensor:
+    return [scaled(each) for each in (x, x)][1]
+
+
+class Config:
+    rate = 1.0
+
+    def __init__(self, **names: Any) -> None:
+        self.__dict__.update(names)
+
+    @property
+    def half(self) -> Any:
+        return self.factor / 2
+
+    @classmethod
+    def of_kind(cls, x: torch.Tensor) -> torch.Tensor:
+        return x * cls.rate
+
+
+@dataclasses.dataclass(slots=True)
+class Slotted:
+    factor: float = 1.0
+
+
+class Rated(nn.Sequential):
+    rate = 0.0
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        return super().forward(x) * (self.rate + RATE)
+
+
+class Task:
+    """Everything that a trainer may have, and its loss, which is a method."""
+
+    def __init__(self) -> None:
+        self.config, self.all = Config(factor=1.0), [Config(factor=1.0), Config(factor=1.0)]
+        self.args, self.slotted = argparse.Namespace(factor=1.0), Slotted()
+        self.space, self.table = types.SimpleNamespace(factor=1.0), {"loss": {"factor": 1.0}}
+        self.last = collections.deque([1.0], maxlen=1)
+        self.array, self.number, self.words = np.ones(2), np.int64(1), {"one", "other"}
+        self.memory: Any = torch.ones(2)
+        self.phase: Any = self.first
+        self.criterion, self.count = nn.CrossEntropyLoss(), 0
+        self.model = Rated(nn.Linear(2, 2), nn.Dropout(0.5))
+
+    def attribute(self, x: torch.Tensor) -> Any:
+        config = self.config
+        return x * config.factor
+
+    def by_its_name(self, x: torch.Tensor, name: str = "factor") -> Any:
+        return x * getattr(self.config, name)
+
+    def handed_on(self, x: torch.Tensor) -> Any:
+        return x * self.of(self.config)
+
+    def of(self, config: Config) -> Any:
+        return config.factor
+
+    def half(self, x: torch.Tensor) -> Any:
+        return x * self.config.half
+
+    def kind(self, x: torch.Tensor) -> Any:
+        return Config.of_kind(x)
+
+    def one_of_many(self, x: torch.Tensor) -> Any:
+        return sum(x * each.factor for each in self.all)
+
+    def arguments(self, x: torch.Tensor) -> Any:
+        return x * self.args.factor
+
+    def slots(self, x: torch.Tensor) -> Any:
+        return x * self.slotted.factor
+
+    def namespace(self, x: torch.Tensor) -> Any:
+        return x * self.space.factor
+
+    def table_in_a_table(self, x: torch.Tensor) -> Any:
+        return x * self.table["loss"].get("factor", 0.0)
+
+    def last_of_all(self, x: torch.Tensor) -> Any:
+        return x * sum(self.last)
+
+    def an_array(self, x: torch.Tensor) -> Any:
+        return x * float(self.array[1])
+
+    def numpys(self, x: torch.Tensor) -> Any:
+        return x * int(self.number)
+
+    def a_set(self, x: torch.Tensor) -> Any:
+        return x * len(self.words)
+
+    def a_tensor(self, x: torch.Tensor) -> Any:
+        return x * self.memory
+
+    def another_method(self, x: torch.Tensor) -> Any:
+        return self.phase(x)
+
+    def first(self, x: torch.Tensor) -> Any:
+        return x
+
+    def second(self, x: torch.Tensor) -> Any:
+        return x * 2
+
+    def a_loss(self, x: torch.Tensor) -> Any:
+        return self.criterion(x, x)
+
+    def a_mode(self, x: torch.Tensor) -> Any:
+        return self.model(x)
+
+    a_rate = another_forward = a_hook = of_a_class = a_mode
+
+    def a_global(self, x: torch.Tensor) -> Any:
+        return helped(x)
+
+    def nothing(self, x: torch.Tensor) -> Any:
+        return x * 2
+
+
+def one_more(_: Any, __: Any, out: torch.Tensor) -> torch.Tensor:
+    return out + 1
+
+
+CHANGES: dict[str, Callable[[Task], object]] = {
+    **dict.fromkeys(
+        ("attribute", "by_its_name", "handed_on", "half"), lambda t: t.config.__init__(factor=2.0)
+    ),
+    "kind": lambda t: setattr(Config, "rate", 2.0),
+    "one_of_many": lambda t: setattr(t.all[1], "factor", 2.0),
+    "arguments": lambda t: setattr(t.args, "factor", 2.0),
+    "slots": lambda t: setattr(t.slotted, "factor", 2.0),
+    "namespace": lambda t: setattr(t.space, "factor", 2.0),
+    "table_in_a_table": lambda t: t.table["loss"].update(factor=2.0),
+    "last_of_all": lambda t: t.last.append(2.0),
+    "an_array": lambda t: t.array.put(1, 2.0),
+    "numpys": lambda t: setattr(t, "number", np.int64(2)),
+    "a_set": lambda t: t.words.discard("one"),
+    "a_tensor": lambda t: setattr(t, "memory", torch.ones(2)),
+    "another_method": lambda t: setattr(t, "phase", t.second),
+    "a_loss": lambda t: setattr(t.criterion, "label_smoothing", 0.1),
+    "a_mode": lambda t: t.model[1].eval(),
+    "a_rate": lambda t: setattr(t.model, "rate", 1.0),
+    "of_a_class": lambda t: setattr(Rated, "rate", 1.0),
+    "another_forward": lambda t: setattr(t.model[0], "forward", lambda x: x),
+    "a_hook": lambda t: t.model[0].register_forward_hook(one_more),
+    "a_global": lambda t: globals().update(RATE=2.0),
+}
+
+
+@pytest.fixture(autouse=True)
+def unchanged() -> Any:
+    yield
+    Config.rate, Rated.rate = 1.0, 0.0
+    globals().update(RATE=1.0)
+
+
+@pytest.mark.parametrize("how", CHANGES)
+def test_what_it_comes_by_has_changed(how: str) -> None:
+    """However it comes by it. What it does not name may change."""
+    task = Task()
+    for loss_of in (getattr(task, how), functools.partial(getattr(task, how))):
+        before = closed_over(loss_of)
+        task.count, task.config.unread = task.count + 1, task.count
+        assert closed_over(getattr(task, how)).changed(closed_over(getattr(task, how))) == ""
+        assert closed_over(loss_of) == before
+    before, other = closed_over(getattr(task, how)), closed_over(task.nothing)
+    CHANGES[how](task)
+    assert closed_over(getattr(task, how)) != before
+    assert closed_over(task.nothing) == other
+
+
+def test_what_a_function_has_around_it() -> None:
+    """Cells, defaults and arguments of a partial function; the same ones in a function that is made once more are the same."""
+
+    def made(weight: float, model: nn.Module) -> Any:
+        return lambda x, other=weight: model(x) * weight * other
+
+    model, other = nn.Linear(2, 2), nn.Linear(2, 2)
+    one = closed_over(made(1.0, model))
+    assert one == closed_over(made(1.0, model))
+    assert one.changed(closed_over(made(2.0, model))) == "weight"
+    assert one.changed(closed_over(made(1.0, other))).startswith("model")
+
+    def loss(weight: float, x: torch.Tensor, *, table: dict[str, float]) -> Any:
+        return x * weight * table["a"]
+
+    one = closed_over(functools.partial(loss, 1.0, table={"a": 1.0}))
+    assert one == closed_over(functools.partial(loss, 1.0, table={"a": 1.0}))
+    assert one != closed_over(functools.partial(loss, 2.0, table={"a": 1.0}))
+    assert one != closed_over(functools.partial(loss, 1.0, table={"a": 2.0}))
+
+
+def test_another_function_is_another_one() -> None:
+    assert not closed_over(helped).of_same_function(closed_over(scaled))
+    assert closed_over(Task().kind).of_same_function(closed_over(Task().kind))
+    assert closed_over(helped) != closed_over(scaled)
+
+
+def test_no_code_of_the_persons_is_run() -> None:
+    class Loud:
+        __slots__ = ("__dict__",)
+
+        def __getattr__(self, name: str) -> Any:
+            raise AssertionError(name)
+
+        def __eq__(self, other: object) -> bool:
+            raise AssertionError
+
+        __hash__ = None  # type: ignore[assignment]
+
+        @property
+        def rate(self) -> float:
+            raise AssertionError
+
+    loud = Loud()
+    loss_of = lambda x: x * loud.rate  # noqa: E731
+    assert closed_over(loss_of) == closed_over(loss_of)
+
+
+def test_what_goes_round_in_a_circle() -> None:
+    """And what is deeper than anybody looks."""
+    ring: dict[str, Any] = {}
+    ring["again"] = ring
+    deep: list[Any] = [1.0]
+    for _ in range(100):
+        deep = [deep]
+    loss_of = lambda x: x * ring["again"]["again"]["rate"] * deep[0]  # noqa: E731
+    before = closed_over(loss_of)
+    assert closed_over(loss_of) == before
+    ring["rate"] = float("nan")
+    assert closed_over(loss_of) == closed_over(loss_of)
+    assert closed_over(loss_of) != before
+
+
+def test_a_loss_that_is_recorded_anew_in_each_step_is_said_to_be(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """Once, and by what it closes over; not where it is so now and then, nor where a step has several losses."""
+    model, batch = nn.Linear(2, 2), torch.ones(1, 2)
+    box = types.SimpleNamespace(rate=0.0)
+    kept: Any = None
+
+    def record(loss_of: Any) -> Any:
+        nonlocal kept
+        because = "" if kept is None else kept.closure.changed(closed_over(loss_of))
+        if kept is None or because:
+            found = record_loss(model, loss_of, [(batch,)])
+            kept = type(found)(found.variants, found.spec, found.closure, because)
+        return kept
+
+    def loss_of(batch: Any) -> Any:
+        return model(batch[0]).sum() * box.rate
+
+    for every, said in ((2, 0), (1, 1)):
+        anew, kept = Anew(), None
+        for step in range(8):
+            box.rate = float(step // every)
+            anew.recorded(step, lambda: record(loss_of))
+        assert capsys.readouterr().err.count("it closes over `box.rate`, which has changed") == said
+
+    anew, losses = (
+        Anew(),
+        [record_loss(model, lambda b, f=f: model(b[0]).sum() * f, [(batch,)]) for f in (1.0, 2.0)],
+    )
+    for step in range(16):
+        anew.recorded(step, lambda step=step: losses[step % 2])
+    assert capsys.readouterr().err == ""

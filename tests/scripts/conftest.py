@@ -1,0 +1,44 @@
+"""One process that plays scripts alone, and the crew of the tests of the training side."""
+
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.register_assert_rewrite("crews")
+sys.path[:0] = [str(Path(__file__).parents[1] / "agent"), str(Path(__file__).parent)]
+
+from crews import Crew, Nursery, RedisProcess  # noqa: E402
+from kinds import Player  # noqa: E402
+
+
+@pytest.fixture(scope="session")
+def player() -> Iterator[Player]:
+    player = Player()
+    yield player
+    player.close()
+
+
+@pytest.fixture(scope="session")
+def scripts_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+    nursery = Nursery(tmp_path_factory.mktemp("disk"))
+    yield nursery
+    nursery.close()
+
+
+@pytest.fixture(scope="session")
+def scripts_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+    server = RedisProcess(tmp_path_factory.mktemp("redis"))
+    yield server
+    server.kill()
+
+
+@pytest.fixture
+def crew(
+    scripts_redis: RedisProcess, scripts_nursery: Nursery, tmp_path: Path
+) -> Iterator[Crew]:
+    crew = Crew(scripts_redis, scripts_nursery, tmp_path)
+    crew.client.flushall()
+    yield crew
+    crew.close()

@@ -1,0 +1,104 @@
+"""The scripts of this folder: what is known of each kind, and how one is played alone."""
+
+import difflib
+import json
+import subprocess
+import sys
+from pathlib import Path
+from typing import Any
+
+import msgspec
+import torch
+
+HERE = Path(__file__).parent
+CHANGED_MAX = 8
+ROUNDING = 2e-5
+
+
+class Kind(msgspec.Struct, frozen=True):
+    """How near a port comes to its original, and why not nearer; how many lines it has changed."""
+
+    # Of the trained weights, relative to the largest; None if the two draw or normalize by other batches.
+    near: float | None = ROUNDING
+    because: str = ""
+    changed: int = CHANGED_MAX
+
+
+DRAWS = "random numbers come from the streams of the microbatches"
+NORMS = "a norm of batches sees microbatches"
+KINDS = {
+    "accelerate_loop": Kind(),
+    "actor_critic": Kind(None, DRAWS),
+    "bf16": Kind(),
+    "char_gpt": Kind(),
+    "dcgan": Kind(None, DRAWS),
+    "ddp": Kind(),
+    "diffusion_ema": Kind(None, DRAWS),
+    "diffusion_trainer": Kind(None, DRAWS),
+    "digits": Kind(None, DRAWS),
+    "distillation": Kind(),
+    "early_stopping": Kind(),
+    "experts": Kind(None, DRAWS),
+    "finetune": Kind(),
+    "forward_forward": Kind(),
+    "graph": Kind(None, DRAWS),
+    "imagenet": Kind(None, NORMS, 14),
+    "lbfgs": Kind(),
+    "lightning_style": Kind(),
+    "moco": Kind(None, DRAWS, 9),
+    "ncf": Kind(None, DRAWS),
+    "nli": Kind(None, DRAWS, 9),
+    "reinforce": Kind(None, DRAWS),
+    "style": Kind(),
+    "swa": Kind(None, NORMS),
+    "tensorboard": Kind(),
+    "trainer_callbacks": Kind(),
+    "translation": Kind(None, DRAWS),
+    "triplet": Kind(None, DRAWS),
+    "uncertainty": Kind(),
+    "unet_tracker": Kind(None, NORMS),
+    "vae": Kind(None, DRAWS),
+    "vit_mixup": Kind(None, DRAWS),
+    "wgan_gp": Kind(None, DRAWS),
+    "word_lstm": Kind(changed=15),
+}
+
+
+def text(kind: str, name: str) -> str:
+    return (HERE / kind / name).read_text()
+
+
+def changed(kind: str) -> list[str]:
+    """The lines that a port has and its original has not."""
+    both = (text(kind, name).splitlines() for name in ("plain.py", "train.py"))
+    lines = difflib.unified_diff(*both, lineterm="", n=0)
+    return [x for x in lines if x[0] == "+" and not x.startswith("+++") and x[1:].strip()]
+
+
+class Player:
+    """A process that plays scripts alone."""
+
+    def __init__(self) -> None:
+        self._process = subprocess.Popen(
+            [sys.executable, str(HERE / "player.py")],
+            stdin=subprocess.PIPE,
+            stdout=subprocess.PIPE,
+            text=True,
+        )
+
+    def play(self, source: str, folder: Path, *argv: str) -> dict[str, Any]:
+        """What a script of this text has in the end."""
+        folder.mkdir(parents=True)
+        script, out = folder / "script.py", folder / "out.pt"
+        script.write_text(source)
+        order = {"script": str(script), "argv": argv, "folder": str(folder), "out": str(out)}
+        self._process.stdin.write(json.dumps(order) + "\n")
+        self._process.stdin.flush()
+        code = int(self._process.stdout.readline())
+        assert code == 0, (folder / "log").read_text()
+        return torch.load(out, weights_only=False)
+
+    def close(self) -> None:
+        self._process.stdin.close()
+        self._process.wait(60)
+        self._process.stdout.close()

@@ -1,0 +1,43 @@
+"""Scripts as people write them, and their ports, played alone: what a port costs, and what it trains."""
+
+from pathlib import Path
+
+import pytest
+import torch
+from kinds import HERE, KINDS, Player, changed, text
+
+
+def test_every_kind_is_known() -> None:
+    assert {path.parent.name for path in HERE.glob("*/train.py")} == KINDS.keys()
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_port_changes_few_lines(kind: str) -> None:
+    """Lines that are new in the port; what is only taken out costs nothing."""
+    assert len(changed(kind)) <= KINDS[kind].changed, "\n".join(changed(kind))
+
+
+def test_nearly_all_kinds_need_eight_lines() -> None:
+    assert sum(len(changed(kind)) <= 8 for kind in KINDS) >= len(KINDS) - 4
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_port_trains_what_its_original_trains(kind: str, player: Player, tmp_path: Path) -> None:
+    """In the order of the data set, so that both see the same batches."""
+    plain, ported = (
+        player.play(text(kind, f"{name}.py").replace("shuffle=True", "shuffle=False"), tmp_path / name)
+        for name in ("plain", "train")
+    )
+    assert [each.shape for each in plain["trained"]] == [each.shape for each in ported["trained"]]
+    near = KINDS[kind].near
+    for one, other in zip(plain["trained"], ported["trained"], strict=True):
+        assert other.isfinite().all()
+        if near is not None:
+            most = max(float(one.abs().max()), 1e-3)
+            torch.testing.assert_close(one, other, rtol=0.0, atol=near * most)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_port_gives_the_same_bits_again(kind: str, player: Player, tmp_path: Path) -> None:
+    one, other = (player.play(text(kind, "train.py"), tmp_path / name) for name in ("one", "other"))
+    torch.testing.assert_close(one["registered"], other["registered"], rtol=0.0, atol=0.0, equal_nan=True)

@@ -1,0 +1,126 @@
+"""Each kind of script as a job: a worker joins, one is killed, then all are; the bits are those of one process.
+
+Steps are held by a file, so that every event falls between two known steps, however fast a machine is.
+"""
+
+import contextlib
+from collections.abc import Callable
+from pathlib import Path
+
+import pytest
+import torch
+from crews import Crew, until
+from kinds import KINDS, Player, text
+
+from agent.messages import WorkerFailed
+
+pytestmark = pytest.mark.processes
+
+# Before the script: its phases wait from the step on that a file names, and say that they do.
+HELD = """
+import os as _os, pathlib as _pathlib, time as _time
+from agent.session import Session as _Session
+_hold, _backward = _pathlib.Path({hold!r}), _Session.backward
+def _held(self, *args):
+    if self.step >= int(_hold.read_text()):
+        _hold.with_name(f"{{self.step}}.{{_os.getpid()}}").touch()
+    while self.step >= int(_hold.read_text()):
+        _time.sleep(0.005)
+    return _backward(self, *args)
+_Session.backward = _held
+"""
+# After it: what is registered, from the worker that leads.
+KEPT = """
+import os as _os, torch as _torch
+from agent.session import made as _made
+def _kept(session, path):
+    objects = session.replica.objects.items()
+    modules = {{key: thing.state_dict() for key, thing in objects if isinstance(thing, _torch.nn.Module)}}
+    _torch.save({{**modules, "state": dict(session.state)}}, path + ".part")
+    _os.replace(path + ".part", path)
+if _made()[0].leader:
+    _kept(_made()[0], {out!r})
+"""
+RELEASED = 1 << 30
+ENOUGH_S = 0.5  # for a proof, before one more step is done
+
+
+class Held:
+    """A job whose script waits where it is told to."""
+
+    def __init__(self, crew: Crew, kind: str) -> None:
+        self.crew, self.hold, self.out = crew, crew.folder / "hold", crew.folder / "out.pt"
+        self.step = 0
+        self._source = HELD.format(hold=str(self.hold)) + text(kind, "train.py")
+        self._source += KEPT.format(out=str(self.out))
+
+    def begin(self, step: int) -> str:
+        self._until(step)
+        (first,) = self.crew.begin(1, self._source, backup_every_steps=2)
+        self._waits(first)
+        return first
+
+    def go(self, *workers: str, steps: int = 1) -> None:
+        """Do so many steps, until these wait for the next."""
+        self._until(self.step + steps)
+        self._waits(*workers)
+
+    def release(self) -> None:
+        self._until(RELEASED)
+
+    def joins(self, *inside: str, count: int = 1) -> list[str]:
+        """Start others; those inside go on step by step until there is one that the others can prove."""
+        workers = self.crew.start(count)
+        members = self.crew.keeper._jobs["job"].roster.members
+        for worker in workers:
+            self._well(lambda worker=worker: worker in members and members[worker].ready, worker)
+        while not self._ready(workers) and inside:
+            self.go(*inside)
+            with contextlib.suppress(AssertionError):
+                until("a proof", lambda: self._ready(workers), ENOUGH_S)
+        self._well(lambda: self._ready(workers), f"{workers} to be ready")
+        return workers
+
+    def _ready(self, workers: list[str]) -> bool:
+        return {*workers} <= {*self.crew.ready}
+
+    def _until(self, step: int) -> None:
+        """Steps from this one on wait."""
+        part = self.hold.with_name("hold.part")
+        part.write_text(str(step))
+        part.replace(self.hold)
+        self.step = step
+
+    def _waits(self, *workers: str) -> None:
+        for worker in workers:
+            here = self.hold.with_name(f"{self.step}.{self.crew.pids[worker]}")
+            self._well(here.exists, f"{worker} in step {self.step}")
+
+    def _well(self, look: Callable[[], object], what: str) -> None:
+        def well() -> object:
+            failed = self.crew.of(WorkerFailed)
+            assert not failed, failed[0].detail
+            return look()
+
+        until(what, well)
+
+
+@pytest.mark.parametrize("kind", KINDS)
+def test_a_port_is_elastic(kind: str, crew: Crew, player: Player, tmp_path: Path) -> None:
+    """From one worker to two, to the newcomer alone, to nobody, to two others."""
+    alone = player.play(text(kind, "train.py"), tmp_path / "alone")
+    job = Held(crew, kind)
+    first = job.begin(2)
+    (second,) = job.joins(first)
+    job.go(first, second)
+    crew.kill(first)
+    until("the loss", lambda: first not in crew.ready)
+    job.go(second, steps=2)
+    crew.kill(second)
+    until("the loss of all", lambda: not crew.ready)
+    crew.settle = 2
+    job.joins(count=2)
+    job.release()
+    crew.completed()
+    ended = torch.load(job.out, weights_only=False)
+    torch.testing.assert_close(ended, alone["registered"], rtol=0.0, atol=0.0, equal_nan=True)
