@@ -362,8 +362,10 @@ class Crew:
         return "\n".join([*lines, explain.ask(pids)])
 
     def printed(self) -> list[str]:
+        """What scripts have said; not what the keeper says of them."""
         rows = self.client.xrange(f"orch:log:{self.job}")
-        return [fields[b"line"].decode() for _, fields in rows]
+        told = [fields for _, fields in rows if fields[b"worker"] != b"keeper"]
+        return [fields[b"line"].decode() for fields in told]
 
     # --- the manager's part -------------------------------------------------------------------------
 
