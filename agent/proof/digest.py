@@ -177,7 +177,7 @@ def _words(flat: torch.Tensor) -> torch.Tensor:
 
 def _sums_here(words: torch.Tensor, plan: "_Plan") -> npt.NDArray[Any]:
     ints: npt.NDArray[Any] = words.numpy()
-    return np.add.reduceat(ints * plan.weights, plan.layers)  # type: ignore[no-any-return]
+    return np.add.reduceat(ints * plan.weights, plan.layers)
 
 
 def _sums_there(words: torch.Tensor, plan: "_Plan") -> torch.Tensor:
