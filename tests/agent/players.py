@@ -142,10 +142,12 @@ class House:
         """Until nobody has anything to say any more."""
         quiet = 0
         while quiet < 3:
-            moved = [player.hear() for player in list(self.players.values())]
+            players = list(self.players.values())
+            moved = [player.hear() for player in players]
             self.job.tick(time.monotonic(), 0.0)
-            quiet = 0 if any(moved) else quiet + 1
-            time.sleep(0.002)
+            coming = any(player.member._behind for player in players)
+            quiet = 0 if coming or any(moved) else quiet + 1
+            time.sleep(0.001)
 
     def until(self, what: str, look: Callable[[], Any]) -> Any:
         deadline_s = time.monotonic() + 20.0
