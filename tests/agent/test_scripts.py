@@ -182,7 +182,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
     ),
     "a model that is changed in the loss": (
         START
-        + "def loss_of(b):\n    with torch.no_grad(): model.weight.mul_(0.5)\n    return model(b).sum()\n"
+        + "def loss_of(b):\n    with torch.no_grad(): model.weight.mul_(1.0)\n    return model(b).sum()\n"
         + "for step in session.steps(2): session.backward(loss_of, [x, x])\n",
         "refused",
         "loss_of changed the model or the optimizer",
