@@ -103,6 +103,14 @@ class WorkerReady(Report, frozen=True, kw_only=True):
     unbuilt: Unbuilt | None = None
 
 
+class WorkerProving(Report, frozen=True, kw_only=True):
+    """The script reached its session, and the worker shows that it does what the job does before it is ready."""
+
+    job: str
+    worker: str
+    machine_id: str
+
+
 class WorkerLost(Report, frozen=True, kw_only=True):
     """The worker is gone through no fault of the script."""
 
@@ -282,6 +290,7 @@ AnyReport = (
     | AgentLost
     | NoticeSeen
     | WorkerReady
+    | WorkerProving
     | WorkerLost
     | WorkerFailed
     | Progress

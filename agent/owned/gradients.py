@@ -39,14 +39,15 @@ class Gradients:
         self._objects, self._is_here = objects, is_here
         self._models = {k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)}
         self.norms: dict[int, Norm] = {}  # by the identity of parameters
-        self._unknown: set[int] = set()  # parameters whose norm has become another
+        self._unknown: set[int] = set()  # parameters of whose gradient nothing is known
+        self._clipped: set[int] = set()  # and those whose norm has become another
         self._marks: dict[tuple[str, int], Mark | None] = {}
         self._hooks: list[RemovableHandle] = []
         self._heard = 0
 
     def begin(self) -> None:
         """Forget the gradients of the last phase."""
-        self.norms, self._unknown, self._marks = {}, set(), {}
+        self.norms, self._unknown, self._clipped, self._marks = {}, set(), set(), {}
         while self._hooks:
             self._hooks.pop().remove()
 
@@ -125,7 +126,8 @@ class Gradients:
             self._mark(params, GRADIENT)
 
     def clipped(self, params: Iterable[torch.Tensor]) -> None:
-        self._unknown |= {id(param) for param in params}
+        """Their norms are others now; what was finite still is."""
+        self._clipped |= {id(param) for param in params}
 
     def unscaled(self, params: Iterable[torch.Tensor]) -> None:
         """A scaler has taken its scale out of these, wherever they are."""
@@ -133,10 +135,12 @@ class Gradients:
             known = self.norms[each]
             self.norms[each] = msgspec.structs.replace(known, norm=known.unscaled)
 
-    def known(self, call: str, params: Iterable[torch.Tensor]) -> dict[int, Norm]:
-        """The norms of those of these that have a gradient, wherever it is."""
+    def known(
+        self, call: str, params: Iterable[torch.Tensor], *, normed: bool = True
+    ) -> dict[int, Norm]:
+        """What is known of those of these that have a gradient, wherever it is; their norms, if `normed`."""
         ids = dict.fromkeys(id(param) for param in params)
-        if ids.keys() & self._unknown:
+        if ids.keys() & (self._unknown | (self._clipped if normed else set())):
             raise Misuse(
                 f"{call}: gradients were clipped already or are sums of two phases, and {APART}, so nothing is known of "
                 "all of them: call scaler.unscale_(...) first, session.clip_grad_norm_(...) once, and "

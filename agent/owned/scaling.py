@@ -57,7 +57,7 @@ class _Unscale:
         allow_fp16: bool,
     ) -> dict[torch.device, torch.Tensor]:
         gradients, params = self._holdings.gradients, params_of(optimizer)
-        known = gradients.known("scaler.unscale_(...)", params)
+        known = gradients.known("scaler.unscale_(...)", params, normed=False)
         with gradients.changing(params):
             original = type(self._scaler)._unscale_grads_
             found = original(self._scaler, optimizer, inv_scale, found_inf, allow_fp16)

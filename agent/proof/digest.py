@@ -23,6 +23,8 @@ TENSORS_MAX = 64  # that are looked at in one turn, however small they are
 WORDS_MIN = 1 << 16
 MASK = (1 << 64) - 1
 _NOTHING = 0x9E3779B97F4A7C15  # where there is no tensor
+# Not-a-numbers have bits that nobody asks for.
+_NAN = 0x7FF8
 _SPREAD = 0xD1342543DE82EF95  # between parts of one digest
 
 Tensors = Sequence[torch.Tensor | None]
@@ -78,7 +80,8 @@ def digests(
     """Digest every layer. Of one that is larger than the budget a window is looked at, another one each turn."""
     seen = {name: windows(tensors, turn, budget_bytes) for name, tensors in layers.items()}
     return tuple(
-        Digest(name, bits, tuple(norms)) for name, bits, norms in _digests(seen, normed=True)
+        Digest(name, _NAN if any(map(math.isnan, norms)) else bits, tuple(norms))
+        for name, bits, norms in _digests(seen, normed=True)
     )
 
 
@@ -151,13 +154,9 @@ class _Laid:
         words = _words(flat)
         plan = _plan(sizes, tuple(self._counts), len(words) / sum(sizes))
         if flat.device.type == "cpu":
-            ints: npt.NDArray[Any] = words.numpy()
-            sums = np.add.reduceat(ints * plan.weights, plan.layers)
-            return sums, _norms_here(flat, plan) if normed else ()
-        far = plan.on(flat.device)
-        running = (words.to(torch.int64) * far.weights).cumsum(0)[far.ends]
-        sums_there = torch.diff(running, prepend=running.new_zeros(1))
-        return sums_there, _norms_there(self.tensors) if normed else flat.new_empty(0)
+            return _sums_here(words, plan), _norms_here(flat, plan) if normed else ()
+        sums = _sums_there(words, plan)
+        return sums, _norms_there(self.tensors) if normed else sums.new_empty(0)
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -174,6 +173,18 @@ def _words(flat: torch.Tensor) -> torch.Tensor:
     if flat.itemsize >= 4:
         return flat.view(torch.int32)
     return flat.view(torch.int16 if flat.itemsize == 2 else torch.int8)
+
+
+def _sums_here(words: torch.Tensor, plan: "_Plan") -> npt.NDArray[Any]:
+    ints: npt.NDArray[Any] = words.numpy()
+    return np.add.reduceat(ints * plan.weights, plan.layers)
+
+
+def _sums_there(words: torch.Tensor, plan: "_Plan") -> torch.Tensor:
+    """The same on a device, which has no sum over parts: differences of a running one."""
+    far = plan.on(words.device)
+    running = (words.to(torch.int64) * far.weights).cumsum(0)[far.ends]
+    return torch.diff(running, prepend=running.new_zeros(1))
 
 
 def _norms_here(flat: torch.Tensor, plan: "_Plan") -> npt.NDArray[Any]:

@@ -62,12 +62,12 @@ class Evidence:
         found = self._samples.computed(
             (replica.version, replica.step, microbatch),
             given,
-            float(numbers.loss),
+            _number(float(numbers.loss)),
             {name: param.grad for name, param in replica.space.params.items()},
             whole=whole,
         )
         before = self._computed.get(microbatch)
-        if before is not None and before != found:
+        if before is not None and not _same(before, found):
             self._differs(before, found)
             found = msgspec.structs.replace(found, machine=self._samples.machine)
         self._computed[microbatch] = found
@@ -91,6 +91,18 @@ class Evidence:
         if self._samples.machine:
             sys.stderr.write(f"{UNSTEADY.format(NEAR)}\n")
             self._samples.machine = ""
+
+
+def _number(loss: float) -> float:
+    """Make all not-a-numbers one."""
+    return math.nan if math.isnan(loss) else loss
+
+
+def _same(one: Computed, other: Computed) -> bool:
+    """Whether two calls have computed the same bits."""
+    losses = one.loss == other.loss or math.isnan(one.loss + other.loss)
+    bits = [[each.bits for each in (found.batch, *found.gradients)] for found in (one, other)]
+    return losses and bits[0] == bits[1]
 
 
 def _alike(one: Digest, other: Digest) -> bool:

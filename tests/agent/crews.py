@@ -29,6 +29,7 @@ from agent.reliable.vault import Place
 
 SECRET = "a secret of the deployment"
 PATIENCE_S = 60.0
+ENOUGH_S = 0.5  # for a proof, before one more step is done
 REPORTS_SHOWN = 20
 
 
@@ -263,6 +264,37 @@ class Crew:
             self.pids[worker] = self.nursery.start(order, host, faults)
             started.append(worker)
         return started
+
+    def let_in(self, hold: Path, *workers: str) -> None:
+        """Let a script that waits at the step in `hold` go on step by step, until these take part.
+
+        A joining worker reproduces a committed step, and how a step ends is known when the next one is prepared.
+        """
+        if isinstance(self.keeper, Keeper):
+            members = self.keeper._jobs[self.job].roster.members
+            for worker in workers:
+                self._until(
+                    f"{worker} to come to its loop",
+                    lambda worker=worker: worker in members and members[worker].ready,
+                )
+        began_s = time.monotonic()
+
+        def go_on() -> bool:
+            nonlocal began_s
+            at = int(hold.read_text())
+            if self.step >= at and time.monotonic() > began_s + ENOUGH_S:
+                self.hold(hold, at + 1)
+                began_s = time.monotonic()
+            return {*workers} <= {*self.ready}
+
+        self._until(f"{workers} to take part", go_on)
+
+    @staticmethod
+    def hold(path: Path, step: int) -> None:
+        """In one go: a worker that reads half a number would not wait."""
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(str(step))
+        part.replace(path)
 
     def begin(self, count: int, script: str | bytes, *argv: str, **options: Any) -> list[str]:
         self.settle = count

@@ -175,7 +175,7 @@ def behind(model): pass
 """
 SHRINKS = """
 factor = 1.0
-def loss_of(model, b): return factor * model(b).square().mean()
+def loss_of(model, b): return factor * model(b).exp().mean()
 def behind(model):
     global factor
     factor *= 0.9
@@ -195,7 +195,7 @@ def test_what_goes_on_beside_the_script_is_found_by_who_joins(crew: Crew) -> Non
     hold = crew.folder / "hold"
     hold.touch()
     script = START + HELD.replace("HOLD", repr(str(hold)))
-    crew.begin(2, packed({"train.py": script, "beside.py": SHRINKS}))
+    crew.begin(2, packed({"train.py": script, "beside.py": SHRINKS}), backup_every_steps=1)
     crew.reach(4)
     (newcomer,) = crew.start(1)
     report = until("the failure", lambda: crew.of(WorkerFailed))[0]

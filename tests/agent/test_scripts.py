@@ -89,14 +89,6 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
     "a name that is no UTF-8": ("raise OSError('no /none/\\udcff')", "exception", r"/none/\udcff"),
     "syntax": ("for", "exception", "SyntaxError"),
     "no backward": (START + "for step in session.steps(2): pass", "refused", "session.backward"),
-    "unfrozen later": (
-        START.replace("session = ", "model.bias.requires_grad_(False)\nsession = ")
-        + "for step in session.steps(2):\n"
-        "    model.bias.requires_grad_(True)\n"
-        "    session.backward(lambda b: model(b).sum(), [x, x])\n",
-        "refused",
-        "the parameter 'bias' began to train after Session(...) was made",
-    ),
     "a loader": (
         START
         + "loader = torch.utils.data.DataLoader(torch.ones(4, 4), batch_size=2)\n"
@@ -180,20 +172,12 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "refused",
         "'b'",
     ),
-    "optimizer in the loss": (
+    "a model that is changed in the loss": (
         START
-        + "def loss_of(b):\n    optimizer.step()\n    return model(b).sum()\n"
+        + "def loss_of(b):\n    with torch.no_grad(): model.weight.mul_(0.5)\n    return model(b).sum()\n"
         + "for step in session.steps(2): session.backward(loss_of, [x, x])\n",
         "refused",
         "loss_of changed the model or the optimizer",
-    ),
-    "frozen later": (
-        START
-        + "for step in session.steps(2):\n"
-        + "    model.bias.requires_grad_(False)\n"
-        + "    session.backward(lambda b: model(b).sum(), [x, x])\n",
-        "refused",
-        "the parameter 'bias' stopped training after Session(...) was made",
     ),
     "trained later": (
         START
@@ -219,7 +203,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         + "    session.backward(lambda b: model(b).sum(), [x, x])\n"
         + "    other.step()\n",
         "refused",
-        "an optimizer that Session(...) was not given trains its parameters",
+        "SGD trains parameters of the session, which was not given this optimizer",
     ),
     "schedule not given": (
         START
@@ -227,7 +211,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         + "for step in session.steps(2):\n"
         + "    session.backward(lambda b: model(b).sum(), [x, x])\n",
         "refused",
-        "the optimizer has a schedule that Session(...) was not given",
+        "SGD has a schedule that Session(...) was not given",
     ),
     "replaced later": (
         START
@@ -235,7 +219,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         + "    model.weight = torch.nn.Parameter(torch.zeros(1, 4))\n"
         + "    optimizer.param_groups[0]['params'][0] = model.weight\n",
         "refused",
-        "the parameter 'weight' is another one than when Session(...) was made",
+        "the parameter 'weight' is not the same object as when Session(...) was made",
     ),
     "added later": (
         START + "model.more = torch.nn.Linear(1, 1)\n" + STEP,
@@ -264,16 +248,6 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         "refused",
         "the buffer 'seen' is torch.float32 [1], but was not there when Session(...) was made",
     ),
-    "a buffer that is not saved and goes on": (
-        START.replace(
-            "session = ",
-            "model.register_buffer('seen', torch.zeros(1), persistent=False)\n"
-            "model.register_forward_hook(lambda *_: (model.seen.add_(1.0), None)[1])\nsession = ",
-        )
-        + STEP,
-        "refused",
-        "step 0: the forward writes to the buffer 'seen', which is not saved (persistent=False)",
-    ),
     "a buffer that nothing is known to add up": (
         START.replace(
             "session = ",
@@ -282,7 +256,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
         )
         + STEP,
         "refused",
-        "step 0: the buffer 'seen' of torch.uint8 is written to in the loop",
+        "step 0: loss_of writes to the buffer 'seen' of torch.uint8",
     ),
     "gradients of several steps": (
         START + STEP.replace("optimizer.step()", "if step % 2: optimizer.step()"),
@@ -308,7 +282,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
             "torch.nn.Linear.state_dict = saved\nsession = ",
         ),
         "refused",
-        "the state_dict() of Linear has not got its parameter 'weight' under that name",
+        "the state_dict() of Linear does not have its parameter 'weight' under that name",
     ),
     "a scripted module": (
         START.replace("session = ", "model = torch.jit.script(model)\nsession = "),
@@ -492,7 +466,7 @@ def test_who_comes_where_the_others_have_left_their_loop_leaves_it_too(
     all that is in the layout: what is behind the loop is done once, by who led there."""
     hold = crew.folder / "hold"
     hold.touch()
-    crew.begin(2, START.replace("=2", "=3") + LEAVES, str(hold))
+    crew.begin(2, START.replace("=2", "=3") + LEAVES, str(hold), backup_every_steps=1)
     crew.reach(4)
     (newcomer,) = crew.start(1)
     until("the newcomer", lambda: newcomer in crew.ready)
@@ -530,7 +504,7 @@ def test_what_is_set_before_the_gradients_is_set_once(crew: Crew) -> None:
     )
     hold = crew.folder / "hold"
     hold.touch()
-    first, second = crew.begin(2, script, str(hold), backup_every_steps=3)
+    first, second = crew.begin(2, script, str(hold), backup_every_steps=1)
     crew.reach(4)
     (newcomer,) = crew.start(1)
     with crew.on_hold():

@@ -1,0 +1,131 @@
+"""Sums over the bits of tensors: what they tell apart, and which layers are looked at when."""
+
+import random
+import subprocess
+import sys
+
+import pytest
+import torch
+from hypothesis import given
+from hypothesis import strategies as st
+
+from agent.proof import digest
+from agent.proof.digest import Rotation, Size, digest_of, digests, rotating
+
+DTYPES = [
+    torch.float32,
+    torch.float64,
+    torch.float16,
+    torch.bfloat16,
+    torch.int64,
+    torch.uint8,
+    torch.bool,
+    torch.complex64,
+]
+
+
+def some(dtype: torch.dtype, *shape: int) -> torch.Tensor:
+    return torch.randint(0, 2, shape).to(dtype)
+
+
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_one_bit_in_one_place_shows(dtype: torch.dtype) -> None:
+    """In any type, among many tensors of several types."""
+    torch.manual_seed(0)
+    layers = {f"l{n}": [some(dtype, 3, 5), some(torch.float32, 7)] for n in range(9)}
+    before = {one.name: one.bits for one in digests(layers)}
+    flat = layers["l4"][0].view(-1)
+    flat[3] = 1 - flat[3] if dtype != torch.bool else ~flat[3]
+    after = {one.name: one.bits for one in digests(layers)}
+    assert {name for name in before if before[name] != after[name]} == {"l4"}
+
+
+def test_the_same_numbers_in_another_order_or_layer_are_others() -> None:
+    """And tensors that are not there."""
+    one, two = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
+    found = {
+        digest_of(tensors)
+        for tensors in ([one], [two], [one, two], [two, one], [one, None], [None, one], [None], [])
+    }
+    assert len(found) == 8
+
+
+def test_a_layer_has_the_digest_that_it_has_alone() -> None:
+    """A worker that keeps some layers only comes to the same."""
+    layers = {name: [torch.randn(4, 4), torch.randn(3)] for name in "abc"}
+    alone = [digests({name: tensors})[0] for name, tensors in layers.items()]
+    assert list(digests(layers)) == alone
+
+
+@given(st.lists(st.integers(1, 40), min_size=1, max_size=12), st.integers(0, 1 << 30))
+def test_norms_are_those_of_the_tensors(sizes: list[int], seed: int) -> None:
+    generator = torch.Generator().manual_seed(seed)
+    tensors = [torch.randn(size, generator=generator) for size in sizes]
+    (found,) = digests({"l": tensors})
+    assert found.norms == pytest.approx([float(tensor.norm()) for tensor in tensors], rel=1e-5)
+
+
+def test_what_is_not_contiguous_or_needs_a_gradient_is_read() -> None:
+    weight = torch.randn(6, 4)
+    turned = torch.nn.Parameter(weight.t())
+    assert digest_of([turned]) == digest_of([weight.t().contiguous()])
+
+
+def test_every_layer_has_its_turn() -> None:
+    """As many as fit into the budget at a time."""
+    sizes = {f"l{n}": random.Random(n).randrange(1, 50) for n in range(40)}
+    seen: list[str] = []
+    turns = 0
+    while len(set(seen)) < len(sizes):
+        looked = rotating(sizes, turns, budget_bytes=100)
+        assert sum(sizes[name] for name in looked) <= 100
+        seen += looked
+        turns += 1
+    assert sorted(seen) == sorted(sizes) and turns < 40
+    assert rotating(sizes, turns, 100) == rotating(dict(reversed(sizes.items())), 0, 100)
+    assert sorted(rotating(sizes, 7)) == sorted(sizes), "all of them, where they fit"
+
+
+def test_a_layer_beyond_the_budget_is_looked_at_in_windows() -> None:
+    """Every word of it in some turn, and the same window on all."""
+    sizes = {"large": Size(4000, 1), "small": Size(8, 1)}
+    rotation = Rotation(sizes, budget_bytes=400)
+    turns = [turn for turn in range(20) if "large" in rotation.at(turn)]
+    large = torch.zeros(1000)
+    before = [digests({"l": [large]}, turn, 400) for turn in range(20)]
+    for place in (0, 137, 999):
+        large[place] = 1.0
+        now = [digests({"l": [large]}, turn, 400) for turn in range(20)]
+        assert sum(a != b for a, b in zip(before, now, strict=True)) == 2
+        large[place] = 0.0
+    assert len(turns) == 10
+
+
+def _parted(flat: torch.Tensor, plan: object) -> torch.Tensor:
+    """Tensors that were laid end to end, as a device has them."""
+    starts = [*plan.tensors.tolist(), len(flat)]  # type: ignore[attr-defined]
+    pairs = zip(starts, starts[1:], strict=False)
+    return digest._norms_there([flat[start:end] for start, end in pairs])
+
+
+def test_a_device_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
+    """By the calls that it is told, here on the host; norms as well."""
+    torch.manual_seed(0)
+    layers = {f"l{n}": [torch.randn(3, n + 1), some(torch.int64, 4), None] for n in range(7)}
+    here = digests(layers)
+    monkeypatch.setattr(digest, "_sums_here", digest._sums_there)
+    monkeypatch.setattr(digest, "_norms_here", _parted)
+    there = digests(layers)
+    assert [one.bits for one in here] == [one.bits for one in there]
+    for one, other in zip(here, there, strict=True):
+        assert one.norms == pytest.approx(other.norms, rel=1e-5)
+
+
+def test_another_process_comes_to_the_same() -> None:
+    code = (
+        "import torch\nfrom agent.proof.digest import digest_of\n"
+        "print(digest_of([torch.arange(1000.0), torch.ones(3, dtype=torch.int64)]))"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
+    here = digest_of([torch.arange(1000.0), torch.ones(3, dtype=torch.int64)])
+    assert int(done.stdout) == here

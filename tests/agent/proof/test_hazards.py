@@ -1,0 +1,87 @@
+"""Scripts that keep something for themselves: whoever joins behind them is named, and never takes part."""
+
+from pathlib import Path
+
+import pytest
+from crews import Crew, ends_alike, played_alone, until
+
+from agent.messages import WorkerFailed
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """
+import pathlib, sys, time, torch
+from orchestrator import Session
+torch.manual_seed(0)
+model = torch.nn.Sequential(torch.nn.Linear(4, 8), torch.nn.Tanh(), torch.nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+session = Session(model, optimizer, microbatches=2)
+hold, mine = pathlib.Path(sys.argv[1]), 0
+for step in session.steps(14):
+    data = torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(step))
+    BATCH
+    result = session.backward(lambda x: LOSS, list(data))
+    STATE
+    optimizer.step()
+    optimizer.zero_grad()
+    mine += 1
+    while step >= 6 and hold.exists():
+        time.sleep(0.01)
+if session.leader:
+    torch.save(model.state_dict(), sys.argv[2])
+"""
+PLAIN = {"BATCH": "pass", "LOSS": "model(x).square().mean()", "STATE": "pass"}
+HAZARDS = {
+    "batch": ("BATCH", "data = data + 0.01 * mine", "the batch"),
+    "loss": ("LOSS", "model(x).square().mean() * (1 + 0.01 * mine)", "the loss"),
+    "gradient": (
+        "LOSS",
+        "(model(x).square().mean() + 0 * model[0].register_buffer('b', torch.ones(())) if 0 else "
+        "(lambda y: (y + mine * (y - y.detach())))(model(x).square().mean()))",
+        "the gradient of layer",
+    ),
+    "state": ("STATE", "optimizer.param_groups[0]['lr'] = 0.1 / (1 + mine)", "the state of"),
+}
+
+
+def script(**lines: str) -> str:
+    text = SCRIPT
+    for name, line in {**PLAIN, **lines}.items():
+        text = text.replace(name, line)
+    return text
+
+
+def test_a_script_that_keeps_nothing_is_proven(crew: Crew, tmp_path: Path) -> None:
+    """A newcomer, and another behind the loss of all; the weights are those of one process."""
+    (tmp_path / "train.py").write_text(script())
+    hold = tmp_path / "hold"
+    alone = played_alone(tmp_path / "train.py", tmp_path / "alone" / "out.pt", str(hold))
+    hold.touch()
+    first = crew.begin(1, script(), str(hold), str(tmp_path / "out.pt"))
+    crew.reach(6)
+    second = crew.start(1)
+    until("the newcomer", lambda: set(second) <= set(crew.ready))
+    crew.kill(*first, *second)
+    crew.start(1)
+    hold.unlink()
+    ends_alike(crew, alone, 14)
+
+
+@pytest.mark.parametrize("kind", HAZARDS)
+@pytest.mark.parametrize("all_lost", [False, True])
+def test_what_a_script_keeps_is_named(
+    crew: Crew, tmp_path: Path, kind: str, all_lost: bool
+) -> None:
+    """Whether others are there or not: the job fails with a line, and nobody goes on with other weights."""
+    name, line, says = HAZARDS[kind]
+    hold = tmp_path / "hold"
+    hold.touch()
+    workers = crew.begin(1, script(**{name: line}), str(hold), str(tmp_path / "out.pt"))
+    crew.reach(6)
+    if all_lost:
+        crew.kill(*workers)
+    (newcomer,) = crew.start(1)
+    (failed,) = until("the refusal", lambda: crew.of(WorkerFailed))
+    assert (failed.worker, failed.kind) == (newcomer, "refused")
+    assert says in failed.detail and "\n" not in failed.detail
+    assert newcomer not in crew.ready
