@@ -64,6 +64,7 @@ class Recorded(Alone):
     """Alone, and remembers its state at some steps."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
 
     def boundary(self, replica: Replica, facts: Facts) -> None:
@@ -80,6 +81,7 @@ class Resumed(Alone):
     """Alone, from a state that another process had."""
 
     def __init__(self, saved: Path) -> None:
+        super().__init__()
         share, body, self._version, self.microbatches = pickle.loads(saved.read_bytes())
         self._gathered = Gathered()
         self._gathered.add(share, memoryview(body))
@@ -96,6 +98,7 @@ class Half(Alone):
     """One of two workers that share the microbatches of each step from the first one on."""
 
     def __init__(self, index: int, other: socket.socket) -> None:
+        super().__init__()
         self._index, self._other, self.leader = index, other, not index
 
     def bind(self, replica: Replica, facts: Facts) -> bool:
