@@ -291,18 +291,20 @@ class Session:
         self,
         max_norm: float,
         norm_type: float = 2.0,
-        parameters: Sequence[torch.Tensor] | None = None,
+        parameters: torch.Tensor | Sequence[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Clip by the norm of all gradients, whichever worker has them; return that norm."""
         return clip_grad_norm_(self.replica.holdings, self._params(parameters), max_norm, norm_type)
 
     def clip_grad_value_(
-        self, clip_value: float, parameters: Sequence[torch.Tensor] | None = None
+        self,
+        clip_value: float,
+        parameters: torch.Tensor | Sequence[torch.Tensor] | None = None,
     ) -> None:
         """Clip every number of the gradients."""
         clip_grad_value_(self.replica.holdings, self._params(parameters), clip_value)
 
-    def _params(self, given: Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+    def _params(self, given: torch.Tensor | Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
         if isinstance(given, torch.Tensor):
             return [given]
         return [*self.replica.space.params.values()] if given is None else [*given]
