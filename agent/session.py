@@ -318,6 +318,7 @@ class Session:
                 "epoch, place = divmod(step, steps_per_epoch)"
             )
         self.replica.form.check(0)
+        total = min(total, self._world.stop_at or total)
         self._facts = Facts(self._microbatches, total)
 
     def _only_data(self) -> Data:

@@ -63,6 +63,7 @@ class Reports:
                 uncuttable=ready.uncuttable,
                 stages_max=ready.stages_max,
                 unbuilt=ready.unbuilt,
+                exact=ready.exact,
             )
         )
 
