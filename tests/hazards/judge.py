@@ -56,7 +56,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reaches(self) -> bool:
-        """Whether the job would end with other weights, and no word."""
+        """Whether a job in which nobody compares would end with other weights, and no word."""
         return "other" in (*self.lost.values(), self.shared)
 
 
@@ -251,16 +251,15 @@ def _shared(script: Path, folder: Path, alone: Path) -> str:
 
 
 def main(names: list[str]) -> None:
-    known = [SNIPPETS[name] for name in names] or [*SNIPPETS.values()]
-    verdicts = []
-    for snippet in known:
+    lines = []
+    for name in names or SNIPPETS:
         with tempfile.TemporaryDirectory() as folder:
-            verdicts.append(judged(snippet, Path(folder)))
-        sys.stdout.write(json.dumps(msgspec.to_builtins(verdicts[-1])) + "\n")
+            verdict = judged(SNIPPETS[name], Path(folder))
+        lines.append(json.dumps(msgspec.to_builtins(verdict) | {"reaches": verdict.reaches}))
+        sys.stdout.write(f"{lines[-1]}\n")
         sys.stdout.flush()
     if not names:
-        lines = ",\n".join(json.dumps(msgspec.to_builtins(verdict)) for verdict in verdicts)
-        TRUTH.write_text(f"[\n{lines}\n]\n")
+        TRUTH.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 if __name__ == "__main__":
