@@ -117,7 +117,13 @@ def test_who_leaves_the_layout_owes_the_layers_that_only_it_has(tmp_path: Path) 
         held=half,
     )
     outside: Any = SimpleNamespace(
-        worker="w2", ready=object(), close=lambda: None, noticed=False, hung_s=0.0, silent_s=None, proven=True
+        worker="w2",
+        ready=object(),
+        close=lambda: None,
+        noticed=False,
+        hung_s=0.0,
+        silent_s=None,
+        proven=True,
     )
     job.roster.layout, job.roster.sources = data_parallel(1, 1, ("w1",)), ("w2",)
     for held, silent_s, owed in ((half, 2 * SILENT_S, True), (None, 2 * SILENT_EARLY_S, False)):
