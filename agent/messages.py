@@ -26,6 +26,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
 
     `from_url` is where the versions of an earlier job lie that this one goes on from. The job begins with
     `begins_with` workers, if that is not 0; the next one joins as a newcomer, so that the script is tried early.
+    Its loop ends behind step `stop_at` at the latest, if that is not 0.
     """
 
     job: str
@@ -38,6 +39,7 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     checkpoint_every_s: float = 60.0
     from_url: str = ""
     begins_with: int = 0
+    stop_at: int = 0
     output_files: int = 1000
     output_bytes: int = 1 << 30
 
@@ -89,7 +91,7 @@ class WorkerReady(Report, frozen=True, kw_only=True):
     """The script reached its session: the worker has built its model and waits for a layout.
 
     Told again when its loop has been recorded; `uncuttable` says why it cannot be cut into stages, if so,
-    and `stages_max` into how many at most.
+    and `stages_max` into how many at most. `exact`: its numbers do not depend on the layout.
     """
 
     job: str
@@ -101,6 +103,15 @@ class WorkerReady(Report, frozen=True, kw_only=True):
     uncuttable: str = UNRECORDED
     stages_max: int = 1
     unbuilt: Unbuilt | None = None
+    exact: bool = True
+
+
+class WorkerProving(Report, frozen=True, kw_only=True):
+    """The script reached its session, and the worker shows that it does what the job does before it is ready."""
+
+    job: str
+    worker: str
+    machine_id: str
 
 
 class WorkerLost(Report, frozen=True, kw_only=True):
@@ -282,6 +293,7 @@ AnyReport = (
     | AgentLost
     | NoticeSeen
     | WorkerReady
+    | WorkerProving
     | WorkerLost
     | WorkerFailed
     | Progress

@@ -79,7 +79,10 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The script reached its loop; said again when its loop has been recorded."""
+    """The script reached its loop; said again when its loop has been recorded.
+
+    `exact`: its numbers do not depend on the layout.
+    """
 
     microbatches: int
     steps_total: int
@@ -87,6 +90,7 @@ class Ready(Message, frozen=True, kw_only=True):
     uncuttable: str = UNRECORDED
     stages_max: int = 1
     unbuilt: Unbuilt | None = None
+    exact: bool = True
 
 
 class Beat(Message, frozen=True, kw_only=True):

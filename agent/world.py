@@ -41,6 +41,8 @@ class World(Protocol):
     """Those who train together. A version is a count of commits."""
 
     nan: NanPolicy
+    stop_at: int
+    """The loop ends behind so many steps, however many the script asks for; 0 is no bound."""
     evidence: "Evidence"
     """What this worker can show of its steps."""
     output: Output
@@ -131,7 +133,7 @@ class Alone:
     nan: NanPolicy = "fail"
     evidence: "Evidence"
     compares = thorough = False
-    microbatches = 0
+    microbatches = stop_at = 0
     leader = True
     notice_s = None
     deep = False

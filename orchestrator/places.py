@@ -81,6 +81,11 @@ class Places:
         return self.state_dir / "checkpoints"
 
     @property
+    def rehearsed(self) -> Path:
+        """The checksums of scripts that were rehearsed, one on each line."""
+        return self.state_dir / "rehearsed"
+
+    @property
     def quotes(self) -> Path:
         """The prices that were seen; `orchestrator backtest --data` reads this folder."""
         return self.state_dir / "quotes"

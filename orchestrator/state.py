@@ -167,6 +167,7 @@ class Worker(msgspec.Struct, kw_only=True):
     slot: int
     started_at_s: float
     ready: bool = False
+    proving: bool = False  # its script is in its loop, and it is not in a layout yet
     microbatch_s: float = 0.0  # what one took lately; 0 as long as nobody said
     slow: float = 1.0  # how many times longer than on its peers it takes, as layouts reckon with it
     doubted_at_s: float | None = None  # since when it has not been what layouts reckon with

@@ -92,6 +92,7 @@ class Group(Crew):
     """The world of a session that is one of many."""
 
     nan: NanPolicy = "fail"
+    stop_at = 0
     output: Output
 
     def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
@@ -143,8 +144,9 @@ class Group(Crew):
         self.link.start()
         self._greeting, payload = self.wait(lambda: self._welcome)
         self._welcome = None
-        self.nan, self.code = self._greeting.order.nan, hashlib.sha256(payload).hexdigest()
-        return self._greeting.order, payload
+        order, self.code = self._greeting.order, hashlib.sha256(payload).hexdigest()
+        self.nan, self.stop_at = order.nan, order.stop_at
+        return order, payload
 
     def close(self) -> None:
         self.output.close()

@@ -53,6 +53,7 @@ class Survey:
                 unbuilt=measuring.unbuilt(
                     replica.objects.values(), replica.birth_mark, replica.sums_held
                 ),
+                exact=replica.deterministic,
             )
             self._crew.link.send(self.ready)
 

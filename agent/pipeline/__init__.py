@@ -1,5 +1,8 @@
 """A model written for one device, cut into stages that train together without changing its numbers.
 
+returned  a loss, and the numbers beside it              (returned.py)
+loss      a script's loss function, recorded             (loss.py)
+closure   what it closes over                            (closure.py)
 record    the model and its loss, as one graph           (record.py)
 examine   what every position of the graph would send    (examine.py)
 cut       stages that own only their parameters          (cut.py)

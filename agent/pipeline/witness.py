@@ -57,6 +57,7 @@ ABOUT = _names(
 SIZES = _names("shape size numel nelement stride nbytes untyped_storage storage __len__")
 # What has as many numbers as its input's values say.
 COUNTED = _names("nonzero nonzero_numpy argwhere unique unique_consecutive bincount _unique2")
+CASTS = _names("__float__ __int__ __index__")
 MASKS = (torch.bool, torch.uint8)
 # Not all call themselves what they are called by.
 METHODS = {
@@ -165,7 +166,9 @@ class Later:
     __pow__, __rpow__ = _computed(operator.pow), _computed(operator.pow, turned=True)
     __truediv__ = _computed(operator.truediv)
     __rtruediv__ = _computed(operator.truediv, turned=True)
+    __floordiv__, __mod__ = _computed(operator.floordiv), _computed(operator.mod)
     __neg__, __abs__ = _computed(operator.neg), _computed(operator.abs)
+    __round__ = _computed(round)
     __bool__ = __int__ = __float__ = __index__ = __hash__ = _asked
     __eq__ = __ne__ = __lt__ = __le__ = __gt__ = __ge__ = _asked
 
@@ -295,7 +298,10 @@ class Witness(TorchFunctionMode):
     def _look(self, op: str, target: Any, given: tuple[Any, Any], pure: bool, answer: Any) -> None:
         """Code is told a value, and may go one way or the other by it."""
         if not pure or not _is_plain(answer):
-            raise TraceError("it looks at values that are computed")
+            instead = (
+                "; a number that is only returned is had by .item()" if target in CASTS else ""
+            )
+            raise TraceError(f"it looks at values that are computed{instead}")
         made = self._input.create_node(
             op, target, *fx.node.map_arg(given, self._inputs.__getitem__)
         )

@@ -95,10 +95,12 @@ class Entrance:
 
     def ready(self, member: Member) -> None:
         """Its script has reached its loop, or says so again."""
-        if self.needs(member):
-            self.look()
-        elif not self._holds_back(member):
+        if not self.needs(member) and not self._holds_back(member):
             self._let_in(member)
+            return
+        # The manager has its patience with whoever is not ready; this one is not idle.
+        self._reports.proving(member)
+        self.look()
 
     def _holds_back(self, member: Member) -> bool:
         """Whether this worker shall join as a newcomer, so that a script shows in its first seconds what it keeps to itself.

@@ -94,6 +94,14 @@ PEER_GRACE_S = 0.5
 WHOLE_S = 60.0  # behind a checkpoint that was asked for: whoever did means to end this
 
 
+class Standing(msgspec.Struct, frozen=True, kw_only=True):
+    """`held`: all are prepared for a step of which nothing shall be committed. `lacking`: a worker waits for a step to be
+    committed by which it could prove itself."""
+
+    held: bool
+    lacking: bool
+
+
 class Job:
     def __init__(
         self,
@@ -137,6 +145,7 @@ class Job:
             self.roster, self.vault, self._lock, self._reports, ended, lambda: self.closed
         )
         self._committing = False
+        self._held_at: int | None = None  # a step of the script of which nothing is committed
         self._reopening = threading.Lock()
         self.closed = self.fenced = False  # the latter: by a newer keeper, as far as we know
 
@@ -163,6 +172,22 @@ class Job:
         if self._owed and not self.closed:
             self.vault.toll.insist(time.monotonic() + WHOLE_S)
             self._owed = self.vault.behind > 0 or not self.vault.write_beside()
+
+    def hold(self, step: int | None) -> None:
+        """Commit nothing of this step of the script, or of a later one, until another step is named, or none."""
+        with self._lock:
+            self._held_at = step
+            commit = self._next_commit()
+        if commit is not None:
+            self._commit(commit)
+
+    def standing(self) -> Standing:
+        """How far a job has come that is held."""
+        with self._lock:
+            layout = self.roster.layout
+            ready = layout is not None and self._round.whole(layout)
+            held = layout is not None and ready and self._is_held(layout)
+            return Standing(held=held and not self._committing, lacking=self.vault.awaited)
 
     def trace(self) -> None:
         """Have the next step noted down that is played to its end in one layout."""
@@ -485,7 +510,7 @@ class Job:
             return None
         if self._regrouping.waits or not self._round.whole(layout):
             return None
-        if self.roster.left == self.history.version:
+        if self.roster.left == self.history.version or self._is_held(layout):
             return None
         self._committing = True
         return commits.Commit(
@@ -493,6 +518,10 @@ class Job:
             version=self.history.version + 1,
             loss=self._round.loss(layout),
         )
+
+    def _is_held(self, layout: Layout) -> bool:
+        """Whether the step that all are prepared for is one that nothing is committed of."""
+        return self._held_at is not None and self._round.script_step(layout) >= self._held_at
 
     def _commit(self, commit: commits.Commit) -> None:
         """Write it down, however long Redis is away; then tell everyone."""

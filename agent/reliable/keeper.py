@@ -34,7 +34,7 @@ from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
 from agent.reliable import commits
 from agent.reliable.commits import CommitLog, RedisCommitLog
 from agent.reliable.forgetting import KEPT_JOBS, note_closed, note_open
-from agent.reliable.job import Job
+from agent.reliable.job import Job, Standing
 from agent.reliable.member import Member
 from agent.reliable.offsite import Offsite
 from agent.reliable.outbox import Outbox
@@ -232,6 +232,13 @@ class Keeper:
         job = self._jobs.get(name)
         if job is not None:
             job.write_checkpoint()
+
+    def hold(self, name: str, step: int | None) -> None:
+        """Commit nothing of this step of the script, or of a later one, until another step is named, or none."""
+        self._jobs[name].hold(step)
+
+    def standing(self, name: str) -> Standing:
+        return self._jobs[name].standing()
 
     def close_job(self, name: str) -> None:
         """On a thread of its own: no other job waits until this one's state is on the disk.

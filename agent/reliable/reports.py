@@ -16,6 +16,7 @@ from agent.messages import (
     SumsKept,
     WorkerFailed,
     WorkerLost,
+    WorkerProving,
     WorkerReady,
 )
 from agent.profile import Profile
@@ -62,6 +63,17 @@ class Reports:
                 uncuttable=ready.uncuttable,
                 stages_max=ready.stages_max,
                 unbuilt=ready.unbuilt,
+                exact=ready.exact,
+            )
+        )
+
+    def proving(self, member: Member) -> None:
+        self._report(
+            WorkerProving(
+                at_s=CLOCK.now_s(),
+                job=self._job,
+                worker=member.worker,
+                machine_id=member.machine_id,
             )
         )
 

@@ -38,6 +38,10 @@ class Round:
         """Whether its sum does not come, since one of them was told so. After a restart others may have sent theirs."""
         return not all(message.told for message in self._prepared.values())
 
+    def script_step(self, layout: Layout) -> int:
+        """The step of the script that it belongs to."""
+        return self._prepared[layout.workers[0]].script_step
+
     def loss(self, layout: Layout) -> float:
         return self._prepared[layout.workers[0]].loss
 

@@ -60,10 +60,11 @@ def _listed(names: Names) -> str:
 
 def encoded(present: bytes | bytearray, names: Names | None) -> bytes:
     """What a sum was contributed to, and what its numbers are called: opaque to whoever only keeps it."""
-    return bytes(present) + (b"" if names is None else "\n".join(("", *names)).encode())
+    return bytes(present) + (b"" if names is None else f"={chr(10).join(names)}".encode())
 
 
 def decoded(marks: bytes, entries: int) -> tuple[bytes, Names | None]:
-    rest = marks[entries:]
-    names = tuple(rest.decode().split("\n")[1:]) if rest else None
-    return marks[:entries], names
+    rest = marks[entries:].decode()
+    if not rest:
+        return marks[:entries], None
+    return marks[:entries], tuple(rest[1:].split("\n")) if rest[1:] else ()

@@ -17,6 +17,7 @@ over workers is in host memory. Whether anything was contributed to an entry at 
 parameter that no microbatch used has no gradient, which is not the same as a gradient of zero.
 """
 
+import math
 from collections.abc import Callable, Container, Iterable, Iterator, Sequence
 
 import msgspec
@@ -357,8 +358,10 @@ class SumSpace:
         return [name for name, one in changed if one]
 
     def finite(self, total: Sum) -> bool:
-        return all(
-            bool(torch.isfinite(total.flat[start:end].view(dtype).sum(dtype=_wide(dtype))))
+        """Whether the loss and all gradients are finite; a metric may be anything."""
+        _, first = self.slot(0)
+        return math.isfinite(total.loss) and all(
+            bool(torch.isfinite(_total(total.flat[max(start, first) : end].view(dtype))))
             for start, end, dtype in self.groups
             if dtype.is_floating_point
         )
@@ -423,6 +426,10 @@ def _add_pair(into: torch.Tensor, a: torch.Tensor, b: torch.Tensor) -> None:
 
 def _aligned(count: int) -> int:
     return -(-count // ALIGN_BYTES) * ALIGN_BYTES
+
+
+def _total(numbers: torch.Tensor) -> torch.Tensor:
+    return numbers.sum(dtype=_wide(numbers.dtype))
 
 
 def _wide(dtype: torch.dtype) -> torch.dtype:

@@ -10,7 +10,16 @@ from statistics import median
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import UNRECORDED, LossCause, Progress, Regrouped, When, WorkerLost, WorkerReady
+from agent.messages import (
+    UNRECORDED,
+    LossCause,
+    Progress,
+    Regrouped,
+    When,
+    WorkerLost,
+    WorkerProving,
+    WorkerReady,
+)
 from bidding.billing import HOUR_S
 from orchestrator.actions import AnyAction, Regroup, StopWorker
 from orchestrator.brain import forecast, jobs, layouts, leases, pacing, workers
@@ -83,6 +92,13 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
         want_layout(state, job)
 
 
+def on_worker_proving(state: State, event: WorkerProving) -> None:
+    """It has come to its loop in time; how long its proof takes depends on the job's steps."""
+    worker = state.workers.get(event.worker)
+    if worker is not None:
+        worker.proving = True
+
+
 def _uncut(state: State, out: list[AnyAction], job: Job) -> None:
     """A recording is not of the step in flight: nobody can play that step in stages, and all wait."""
     job.taken_back = True
@@ -110,7 +126,7 @@ def on_settle_alarm(state: State, job_id: str) -> None:
 def on_worker_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
     """It should have been ready by now."""
     worker = state.workers.get(worker_id)
-    if worker is not None and not worker.ready:
+    if worker is not None and not worker.ready and not worker.proving:
         job, had_s = state.jobs[worker.job], state.now_s - worker.started_at_s
         job.ready_s = min(max(workers.ready_s(state, job), 2 * had_s), READY_S_MAX)
         why = f"not ready after {had_s:.0f} s: its script has not come to session.steps"

@@ -33,6 +33,7 @@ from agent.messages import (
     SumsKept,
     WorkerFailed,
     WorkerLost,
+    WorkerProving,
     WorkerReady,
 )
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, Stop
@@ -130,7 +131,7 @@ def _handle(state: State, out: list[AnyAction], event: AnyEvent) -> None:  # noq
             _hear(state, out, event)
 
 
-def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa: PLR0912
+def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa: PLR0912, PLR0915
     """What machines, workers and the keeper say."""
     match event:
         case AgentJoined():
@@ -139,6 +140,8 @@ def _hear(state: State, out: list[AnyAction], event: AnyReport) -> None:  # noqa
             machines.on_agent_lost(state, out, event)
         case NoticeSeen():
             machines.on_notice(state, out, event)
+        case WorkerProving():
+            crews.on_worker_proving(state, event)
         case WorkerReady():
             crews.on_worker_ready(state, out, event)
         case WorkerLost():

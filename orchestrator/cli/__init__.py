@@ -22,7 +22,7 @@ from rich.console import Console
 from typer.core import TyperGroup
 
 from cloud.errors import CloudError
-from orchestrator.cli import jobs, machine, market, outputs, past, running, trouble
+from orchestrator.cli import jobs, machine, market, outputs, past, rehearse, running, trouble
 from orchestrator.cli.desk import ERROR, INTERRUPTED, NOT_RUNNING, USAGE, CommandError, write_json
 from orchestrator.client import NotRunning, Silent
 from orchestrator.config import ConfigError
@@ -50,7 +50,7 @@ app = typer.Typer(
     pretty_exceptions_enable=False,
     epilog="Begin with: orchestrator demo",
 )
-for room in (machine, running, market, past, jobs, outputs, trouble):
+for room in (machine, running, market, past, rehearse, jobs, outputs, trouble):
     room.add(app)
 
 

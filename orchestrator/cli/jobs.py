@@ -33,6 +33,7 @@ from orchestrator.cli.desk import (
 from orchestrator.cli.live_table import follow
 from orchestrator.cli.looking import ENDED, ended
 from orchestrator.cli.packing import Packed, pack
+from orchestrator.cli.rehearse import was_rehearsed
 from orchestrator.client import Client
 from orchestrator.config import STORAGES, Config
 from orchestrator.events import AnyEvent, JobCancelled, JobResumed, JobSpec, JobSubmitted
@@ -150,6 +151,8 @@ def _hand_in(desk: Desk, script: Path, packed: Packed, spec: JobSpec, *, follow_
     spec = msgspec.structs.replace(
         on_its_clock(spec, client.ahead_s()), script_sha=client.put_script(packed.payload)
     )
+    if hint := _hint(desk, client, script, spec.script_sha):
+        desk.say(hint)
     with _handed_in(desk, client, spec):
         job = _until_taken(desk, client, spec.job)
         if job is not None and job.status in ENDED:
@@ -164,6 +167,14 @@ def _hand_in(desk: Desk, script: Path, packed: Packed, spec: JobSpec, *, follow_
         *(() if job else (Text("the manager is away; it takes the job up when it is back"),)),
         then=(f"orchestrator logs -f {spec.job}", f"orchestrator cancel {spec.job}"),
     )
+
+
+def _hint(desk: Desk, client: Client, script: Path, sha: str) -> Text | None:
+    """Of a script that nobody has tried yet."""
+    ran = any(job.script_sha == sha and job.step for job in all_jobs(client))
+    if ran or was_rehearsed(desk.config.state_dir, sha):
+        return None
+    return Text(f"hint: orchestrator rehearse {script} tries it first", style="dim")
 
 
 @contextmanager

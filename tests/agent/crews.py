@@ -29,6 +29,7 @@ from agent.reliable.vault import Place
 
 SECRET = "a secret of the deployment"
 PATIENCE_S = 60.0
+ENOUGH_S = 0.5  # for a proof, before one more step is done
 REPORTS_SHOWN = 20
 
 
@@ -264,6 +265,46 @@ class Crew:
             started.append(worker)
         return started
 
+    def let_in(self, hold: Path, *workers: str) -> None:
+        """Let a script that waits at the step in `hold` go on, until these take part."""
+
+        def inside() -> bool:
+            self._well()
+            return {*workers} <= {*self.ready}
+
+        self.step_on(hold, f"{workers} to take part", inside, *workers)
+
+    def step_on(self, hold: Path, what: str, look: Callable[[], Any], *workers: str) -> Any:
+        """Let a script that waits at the step in `hold` go on step by step while these join, until `look` finds something.
+
+        A joining worker reproduces a committed step, and how a step ends is known when the next one is prepared.
+        """
+        if isinstance(self.keeper, Keeper):
+            members = self.keeper._jobs[self.job].roster.members
+            for worker in workers:
+                self._until(
+                    f"{worker} to come to its loop",
+                    lambda worker=worker: worker in members and members[worker].ready,
+                )
+        began_s = time.monotonic()
+
+        def go_on() -> Any:
+            nonlocal began_s
+            at = int(hold.read_text())
+            if self.step >= at and time.monotonic() > began_s + ENOUGH_S:
+                self.hold(hold, at + 1)
+                began_s = time.monotonic()
+            return look()
+
+        return until(what, go_on)
+
+    @staticmethod
+    def hold(path: Path, step: int) -> None:
+        """In one go: a worker that reads half a number would not wait."""
+        part = path.with_name(f"{path.name}.part")
+        part.write_text(str(step))
+        part.replace(path)
+
     def begin(self, count: int, script: str | bytes, *argv: str, **options: Any) -> list[str]:
         self.settle = count
         self.open(script, *argv, **options)
@@ -330,8 +371,10 @@ class Crew:
         return "\n".join([*lines, explain.ask(pids)])
 
     def printed(self) -> list[str]:
+        """What scripts have said; not what the keeper says of them."""
         rows = self.client.xrange(f"orch:log:{self.job}")
-        return [fields[b"line"].decode() for _, fields in rows]
+        told = [fields for _, fields in rows if fields[b"worker"] != b"keeper"]
+        return [fields[b"line"].decode() for fields in told]
 
     # --- the manager's part -------------------------------------------------------------------------
 

@@ -124,12 +124,12 @@ def test_joins_and_leaves_every_few_steps(crew: Crew, alone: tuple[list[str], by
     hold = crew.folder / "out.pt.hold"
     hold.write_text("4")
     workers = begin(crew, 2)
-    for step in range(4, 56, 6):
+    while (step := int(hold.read_text())) < 50:
         crew.reach(step)
         (newcomer,) = crew.start(1)
-        until("the newcomer", lambda w=newcomer: w in crew.ready)
+        crew.let_in(hold, newcomer)
         workers.append(newcomer)
-        hold.write_text(str(step + 6))
+        crew.hold(hold, int(hold.read_text()) + 2)
         if len(workers) > 3:
             crew.leave(workers.pop(0))
     hold.unlink()

@@ -77,14 +77,15 @@ def test_what_is_promised_for_the_next_version_is_not_what_is_held_of_this_one(
 ) -> None:
     """One is prepared for the first step in which it keeps half of what it has, and the other one, who is not, goes with
     the keeper: the next keeper hears of a worker that has everything, and loses no step."""
-    (mortal.folder / "out.pt.hold").write_text("10")
+    hold = mortal.folder / "out.pt.hold"
+    hold.write_text("10")
     mortal.owned, mortal.depth, mortal.options = True, 2, {"cuts": BLOCKS[:1]}
     script = script_with(PREPARES)
     (first,) = mortal.begin(1, script, str(STEPS), str(mortal.folder / "out.pt"))
     mortal.reach(10)
     (second,) = mortal.start(1)
-    until("the second", lambda: second in mortal.ready)
-    (mortal.folder / "out.pt.hold").unlink()
+    mortal.let_in(hold, second)
+    hold.unlink()
     until("the step", (mortal.folder / "out.pt.prepared").exists)
     mortal.keeper.kill()
     mortal.kill(second)

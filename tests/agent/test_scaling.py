@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 import torch
-from crews import Crew, ends_alike, played_alone, until
+from crews import Crew, ends_alike, played_alone
 from torch import nn
 
 from agent.messages import Rewound, WorkerReady
@@ -61,8 +61,8 @@ def test_whoever_comes_and_goes_the_scale_is_the_same(crew: Crew, tmp_path: Path
     crew.reach(10)
     crew.kill(workers[0])
     workers += crew.start(1)
-    until("the newcomer", lambda: workers[2] in crew.ready)
-    hold.write_text("17")
+    crew.let_in(hold, workers[2])
+    crew.hold(hold, 17)
     crew.reach(17)
     crew.kill(*workers[1:])
     crew.settle = 2
@@ -118,8 +118,8 @@ def test_the_scale_survives_the_loss_of_a_stage(
     crew.reach(9)
     crew.kill(workers[place])
     workers += crew.start(1)
-    until("the newcomer", lambda: workers[-1] in crew.ready)
-    crew.reach(25)
+    crew.let_in(hold, workers[-1])
+    crew.reach(int(hold.read_text()))
     crew.kill(*(worker for worker in workers if worker != workers[place]))
     crew.depth, crew.settle = 2, 2
     crew.start(2)

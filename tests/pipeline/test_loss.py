@@ -227,7 +227,8 @@ def as_they_are(model: nn.Module) -> Callable[[Batch], Any]:
             right = (logits.argmax(-1) == y).sum().item()
         assert f"{right:5}".strip() == repr(right)
         first = x[0, 0].item()
-        return F.cross_entropy(logits, y), {"right": right / rows, "first": first, "rows": rows}
+        metrics = {"right": right / rows, "first": round(first - 1, 2), "rows": rows}
+        return F.cross_entropy(logits, y), metrics
 
     return loss_of
 

@@ -35,9 +35,7 @@ def scripts_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisPro
 
 
 @pytest.fixture
-def crew(
-    scripts_redis: RedisProcess, scripts_nursery: Nursery, tmp_path: Path
-) -> Iterator[Crew]:
+def crew(scripts_redis: RedisProcess, scripts_nursery: Nursery, tmp_path: Path) -> Iterator[Crew]:
     crew = Crew(scripts_redis, scripts_nursery, tmp_path)
     crew.client.flushall()
     yield crew

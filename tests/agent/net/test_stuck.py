@@ -107,7 +107,7 @@ def test_who_waits_for_others_or_is_in_the_scripts_code_is_not_counted(how: str)
 SLOW = """
 class Slow:
     def state_dict(self):
-        if session.replica.given == 5:
+        if session.replica.given == 20:
             hold("saves")
         return {"some": 1}
 
@@ -133,14 +133,12 @@ def test_a_script_may_take_long_for_its_state(
     toy = Path(__file__).parents[1].joinpath("toy.py").read_text()
     made = "session = Session(model, optimizer, scheduler,"
     script = toy.replace(made, f"{SLOW}\n{made} Slow(),")
-    Path(f"{out}.hold").write_text("2")
-    crew.begin(1, script, "12", "0", str(out))
-    crew.reach(2)
-    (second,) = crew.start(1)
-    until("the second", lambda: second in crew.ready)
-    Path(f"{out}.hold").unlink()
+    Path(f"{out}.hold").write_text("3")
     for what in ("loads", "saves"):
         os.mkfifo(f"{out}.{what}.on")
+    crew.begin(1, script, "24", "0", str(out))
+    (second,) = crew.start(1)
+    crew.step_on(Path(f"{out}.hold"), "loads", Path(f"{out}.loads").exists, second)
     for what in ("loads", "saves"):
         until(what, Path(f"{out}.{what}").exists)
         members = [*crew.keeper._jobs["job"].roster.members.values()]
@@ -151,5 +149,8 @@ def test_a_script_may_take_long_for_its_state(
                 "heartbeats", lambda each=each, begun=begun: each.connection.bytes_in > begun + 2000
             )
         Path(f"{out}.{what}.on").write_text("go on")
+        if what == "loads":
+            until("the second", lambda: second in crew.ready)
+            Path(f"{out}.hold").unlink()
     crew.completed()
     assert crew.of(WorkerLost) == []

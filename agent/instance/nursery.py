@@ -1,0 +1,53 @@
+"""Starts workers in milliseconds: one process has imported everything, and forks.
+
+    python -m agent.instance.nursery PARENT < orders, one on each line > the pid of each
+
+All of them end with the process PARENT, which has started this one. What they say goes to standard error.
+"""
+
+import os
+import signal
+import sys
+
+import msgspec
+
+from agent.errors import AgentError
+from agent.instance import worker
+from agent.instance.ties import tie
+from agent.messages import WorkerOrder
+
+HOST = "127.0.0.1"
+
+
+def main() -> None:
+    tie(int(sys.argv[1]))
+    # Nobody asks how a worker has ended.
+    signal.signal(signal.SIGCHLD, signal.SIG_IGN)
+    worker.warm_up()
+    nursery = os.getpid()
+    for line in sys.stdin.buffer:
+        order = msgspec.json.decode(line, type=WorkerOrder)
+        pid = os.fork()
+        if pid == 0:
+            _live(order, nursery)
+        sys.stdout.write(f"{pid}\n")
+        sys.stdout.flush()
+
+
+def _live(order: WorkerOrder, nursery: int) -> None:
+    code = 1
+    try:
+        tie(nursery)
+        signal.signal(signal.SIGCHLD, signal.SIG_DFL)
+        os.dup2(os.open(os.devnull, os.O_RDONLY), 0)
+        os.dup2(2, 1)
+        worker.run(order, HOST)
+        code = 0
+    except AgentError as error:
+        sys.__stderr__ and sys.__stderr__.write(f"{order.worker}: {error}\n")
+    finally:
+        os._exit(code)
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,123 @@
+"""Trying a script before any money is spent: see `orchestrator.rehearsal`."""
+
+import hashlib
+import time
+from contextlib import suppress
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
+
+import typer
+from rich.text import Text
+
+from agent.messages import JobOrder
+from orchestrator.cli.desk import ERROR, Desk, command
+from orchestrator.cli.packing import Packed, pack
+from orchestrator.places import Places
+from orchestrator.wording import duration, pause, plural
+
+if TYPE_CHECKING:
+    from orchestrator.rehearsal.scenes import Scene, Verdict
+
+STEPS, STEPS_MIN = 10, 8
+NAME_WIDTH = 36
+TRACEBACK_LINES = 60
+
+
+def add(app: typer.Typer) -> None:
+    command(app)(rehearse)
+
+
+def rehearse(
+    desk: Desk,
+    script: Annotated[Path, typer.Argument(help="The training script.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The script's own arguments.")
+    ] = None,
+    *,
+    with_: Annotated[
+        list[str] | None,
+        typer.Option("--with", metavar="PATH", help="As for submit: what goes along."),
+    ] = None,
+    steps: Annotated[
+        int, typer.Option(min=STEPS_MIN, help="How many steps of the script are done.")
+    ] = STEPS,
+) -> None:
+    """Try a script on this machine, before any money is spent. Exit code 0: it comes through.
+
+    A few steps alone; then with a worker that joins, one that is killed, all that are killed, and a job that is resumed; and
+    again with the model in two stages, if it can be cut. What it comes to has to be the same each time.
+    """
+    argv = tuple(arguments or ())
+    packed = pack(script, desk.config, with_ or (), argv)
+    for text in packed.shown():
+        desk.say(text)
+    began_s = time.monotonic()
+    verdict = _play(desk, script, packed, argv, steps)
+    took = duration(time.monotonic() - began_s)
+    note_rehearsed(desk.config.state_dir, _sha(packed))
+    tone, word = ("green", "it holds") if verdict.passed else ("red", "it does not hold")
+    texts = [Text.assemble((f"{script}: {word}", tone), f": {verdict.line}")]
+    if verdict.passed:
+        texts[0].append(f" ({took})")
+    if verdict.traceback:
+        lines = verdict.traceback.splitlines()[-TRACEBACK_LINES:]
+        texts.insert(0, Text("\n".join(lines)))
+    then = (f"orchestrator submit {script}",) if verdict.passed else ()
+    desk.answer(verdict, *texts, then=then)
+    if not verdict.passed:
+        raise typer.Exit(ERROR)
+
+
+def _play(desk: Desk, script: Path, packed: Packed, argv: tuple[str, ...], steps: int) -> "Verdict":
+    from orchestrator.rehearsal.scenes import Rehearsal
+    from orchestrator.rehearsal.stage import Stage
+
+    job = desk.config.job
+    order = JobOrder(
+        job="",
+        script=str(script),
+        script_sha=_sha(packed),
+        argv=argv,
+        nan=job.nan,
+        stop_at=steps,
+        output_files=job.output_files,
+        output_bytes=job.output_bytes,
+    )
+    desk.say(Text(f"{plural(steps, 'step')} of {script}, on this machine", style="bold"))
+    with desk.busy("a stage is set up") as show, Stage() as stage:
+        said = Rehearsal(stage, order, packed.payload, lambda scene: desk.say(_row(scene)), show)
+        return said.play()
+
+
+def _row(scene: "Scene") -> Text:
+    mark, tone = ("ok", "green") if scene.passed else ("failed", "red")
+    if scene.left_out:
+        mark, tone = "left out", "yellow"
+    took = "" if scene.left_out else pause(scene.seconds)
+    row = Text.assemble(
+        f"  {scene.name:<{NAME_WIDTH}}", (f"depth {scene.depth}   ", "dim"), (f"{mark:<10}", tone)
+    )
+    row.append(f"{took:>8}" if took else scene.why)
+    return row
+
+
+# --- which scripts were tried on this machine ------------------------------------------------------
+
+
+def was_rehearsed(state_dir: Path, sha: str) -> bool:
+    with suppress(OSError):
+        return sha in Places(state_dir).rehearsed.read_text().split()
+    return False
+
+
+def note_rehearsed(state_dir: Path, sha: str) -> None:
+    """It is only a hint that goes by this: what cannot be written down is no fault."""
+    places = Places(state_dir)
+    with suppress(OSError):
+        places.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
+        with places.rehearsed.open("a") as file:
+            file.write(f"{sha}\n")
+
+
+def _sha(packed: Packed) -> str:
+    return hashlib.sha256(packed.payload).hexdigest()

@@ -1,0 +1,212 @@
+"""The scenes of a rehearsal: a script alone, and with all that happens to a job; what comes out has to be the same.
+
+    alone       one worker does all of the steps: what it comes to is right
+    join        one worker begins, a second one joins
+    kill        the first one is killed, the second goes on
+    all lost    so is the second, and fresh ones go on
+    resume      the job is closed, and others go on with it
+    end         the state behind the last step has the bits of the one that came to it alone
+
+All but the first are played with whole models on each worker, and again with the model in two stages, if it can be cut.
+"""
+
+import time
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import msgspec
+
+from agent.errors import AgentError
+from agent.messages import UNRECORDED, JobOrder
+from agent.reliable.backup import Backup
+from orchestrator.rehearsal import likeness
+from orchestrator.rehearsal.stage import Stage, Unready
+from orchestrator.rehearsal.troupe import Fault, Troupe
+
+STEPS_MIN = 8
+# The second one joins behind so many steps, and so many are left for what happens then.
+JOINS_AT, LEFT = 1, 4
+BACKUP_STEPS = 2
+LINES = 10_000
+ALONE, JOIN, KILL, ALL_LOST, RESUME, END = (
+    "alone",
+    "a second worker joins",
+    "the first one is killed",
+    "all are killed, fresh ones come",
+    "closed, and resumed by others",
+    "the same weights and session.state",
+)
+
+
+class Scene(msgspec.Struct, frozen=True, kw_only=True):
+    """What was tried at a depth. Not tried, and no fault of the script's, is what was `left_out`."""
+
+    name: str
+    depth: int
+    seconds: float = 0.0
+    passed: bool = True
+    left_out: bool = False
+    why: str = ""
+
+
+class Verdict(msgspec.Struct, frozen=True, kw_only=True):
+    passed: bool
+    line: str
+    steps: int
+    scenes: tuple[Scene, ...]
+    traceback: str = ""
+
+
+class Rehearsal:
+    """`order` is of a job of that script, `says` is told of every scene behind it, and `shows` where it is just now."""
+
+    def __init__(
+        self,
+        stage: Stage,
+        order: JobOrder,
+        script: bytes,
+        says: Callable[[Scene], None],
+        shows: Callable[[str], None],
+    ) -> None:
+        self._stage, self._order, self._script = stage, order, script
+        self._says, self._shows = says, shows
+        self._scenes: list[Scene] = []
+        self._steps = order.stop_at
+        self._near = False
+
+    def play(self) -> Verdict:
+        try:
+            alone, troupe = self._alone()
+            self._with_losses(1, alone, troupe)
+            why = self._uncut(troupe)
+            if why:
+                self._add(Scene(name="cut into two stages", depth=2, left_out=True, why=why))
+            else:
+                self._with_losses(2, alone, troupe)
+        except (Fault, Unready, AgentError) as error:
+            traceback = error.detail if isinstance(error, Fault) else ""
+            return self._verdict(passed=False, line=str(error), traceback=traceback)
+        near = ", but for rounding" if self._near else ""
+        line = f"it comes to the same{near}, whoever joins and whoever is lost"
+        return self._verdict(passed=True, line=line)
+
+    def _verdict(self, *, passed: bool, line: str, traceback: str = "") -> Verdict:
+        return Verdict(
+            passed=passed,
+            line=line,
+            steps=self._steps,
+            scenes=tuple(self._scenes),
+            traceback=traceback,
+        )
+
+    def _alone(self) -> tuple[Backup, Troupe]:
+        troupe = self._troupe("alone", 1)
+        with self._scene(ALONE, 1, troupe):
+            troupe.open(None)
+            troupe.start(1)
+            self._steps = troupe.ends().step
+            if self._steps < STEPS_MIN:
+                raise Fault(
+                    f"the script does {self._steps} steps, and {STEPS_MIN} are needed for all that is tried: let it do more"
+                )
+            return self._ended(troupe), troupe
+
+    def _uncut(self, alone: Troupe) -> str:
+        facts = alone.facts
+        assert facts is not None
+        if facts.stages_max > 1 and not facts.uncuttable:
+            return ""
+        told = facts.uncuttable if facts.uncuttable != UNRECORDED else ""
+        return told or "its model has no place to be cut at"
+
+    def _with_losses(self, depth: int, alone: Backup, before: Troupe) -> None:
+        troupe = self._troupe(f"depth-{depth}", depth)
+        with self._scene(JOIN, depth, troupe):
+            troupe.open(JOINS_AT)
+            first = troupe.start(1)
+            troupe.goes_to(JOINS_AT)
+            second = troupe.start(1)
+            step = troupe.lets_in(second, JOINS_AT, self._steps - LEFT)
+            troupe.goes_to(step := step + 1)
+        with self._scene(KILL, depth, troupe):
+            troupe.kill(*first)
+            troupe.goes_to(step := step + 1)
+        with self._scene(ALL_LOST, depth, troupe):
+            troupe.kill(*troupe.ready)
+            troupe.waits_for(troupe.start(2))
+            troupe.goes_to(step := step + 1)
+        with self._scene(RESUME, depth, troupe):
+            troupe.close()
+            troupe.open(step)
+            troupe.waits_for(troupe.start(2))
+            done = troupe.ends().step
+        with self._scene(END, depth, troupe):
+            self._compare(troupe, alone, before, done)
+        if troupe.uncut:
+            why = f"it did not stay in stages: {troupe.uncut}"
+            self._add(Scene(name="cut into two stages", depth=depth, left_out=True, why=why))
+
+    def _compare(self, troupe: Troupe, alone: Backup, before: Troupe, done: int) -> None:
+        if done != self._steps:
+            raise Fault(f"the loop ended after {done} steps, and after {self._steps} alone")
+        found = likeness.compare(alone, self._ended(troupe))
+        if not found.differs:
+            return
+        rounds = found.near and self._rounds(troupe, before)
+        if not rounds:
+            raise Fault(
+                f"after {done} steps {found.differs} came out otherwise than alone, and no worker was seen to do anything "
+                "otherwise: something that the script keeps outside of its session, or reads from its machine, decides it"
+            )
+        self._near = True
+
+    def _rounds(self, *troupes: Troupe) -> bool:
+        """Whether runs of this script may differ by rounding."""
+        from agent.proof.evidence import UNSTEADY
+
+        beginning = UNSTEADY.partition("{")[0].encode()
+        for troupe in troupes:
+            if troupe.facts is not None and not troupe.facts.exact:
+                return True
+            rows = self._stage.client.xrange(f"orch:log:{troupe.job}", count=LINES)
+            if any(fields[b"line"].startswith(beginning) for _, fields in rows):
+                return True
+        return False
+
+    # --- one scene ----------------------------------------------------------------------------------
+
+    def _troupe(self, name: str, depth: int) -> Troupe:
+        order = msgspec.structs.replace(
+            self._order, job=name, backup_every_steps=BACKUP_STEPS, begins_with=0, sums="always"
+        )
+        return Troupe(self._stage, order, self._script, depth)
+
+    def _ended(self, troupe: Troupe) -> Backup:
+        found = likeness.ended(self._stage.checkpoints, troupe.job)
+        troupe.close()
+        return found
+
+    @contextmanager
+    def _scene(self, name: str, depth: int, troupe: Troupe) -> Iterator[None]:
+        def show() -> None:
+            stages = f", in {depth} stages" if depth > 1 else ""
+            self._shows(f"{name}{stages}: step {troupe.step} of {self._steps}")
+
+        troupe.said = show
+        show()
+        began_s = time.monotonic()
+
+        def scene(why: str = "") -> Scene:
+            took_s = time.monotonic() - began_s
+            return Scene(name=name, depth=depth, seconds=took_s, passed=not why, why=why)
+
+        try:
+            yield
+        except (Fault, Unready, AgentError) as error:
+            self._add(scene(str(error)))
+            raise
+        self._add(scene())
+
+    def _add(self, scene: Scene) -> None:
+        self._scenes.append(scene)
+        self._says(scene)

@@ -1,0 +1,229 @@
+"""One job of a rehearsal, and who plays the manager's part in it."""
+
+import re
+import time
+from collections.abc import Callable
+from typing import Any
+
+import msgspec
+
+from agent.layout import Layout, data_parallel
+from agent.messages import (
+    UNRECORDED,
+    AnyReport,
+    JobCompleted,
+    JobOrder,
+    Progress,
+    When,
+    WorkerFailed,
+    WorkerLost,
+    WorkerReady,
+)
+from agent.reliable.outbox import INBOX
+from orchestrator.rehearsal.stage import Stage
+
+LOOK_MS = 30
+# Without anything that happens: a script may load its data for long.
+PATIENCE_S = 900.0
+REPLACED_MAX = 4
+# The keeper looks ten times a second whether a worker waits for a step.
+LACKING_S = 0.5
+COUNT = 200
+# A refusal is a sentence; Python puts the name of its class before it.
+REFUSAL = re.compile(r"^agent\.errors\.\w+: ")
+
+
+class Fault(Exception):  # noqa: N818 - it names what was found
+    """The script did not come through; the message is for the person, and `detail` is a traceback, if there is one."""
+
+    def __init__(self, line: str, detail: str = "") -> None:
+        super().__init__(line)
+        self.line, self.detail = line, detail
+
+
+class Troupe:
+    """Reports are heard while something is waited for; who is lost or ready makes a new layout, as in a house."""
+
+    def __init__(self, stage: Stage, order: JobOrder, script: bytes, depth: int) -> None:
+        assert stage.keeper is not None
+        self._stage, self._keeper, self._order, self._script = stage, stage.keeper, order, script
+        self.job, self._depth = order.job, depth
+        self._after, self._serial, self._generation = _end(stage), 0, 0
+        self._pids: dict[str, int] = {}
+        self._wanted = 0  # so many make the next layout
+        self._leaving: set[str] = set()
+        self._replaced = 0
+        self._heard_s = time.monotonic()
+        self.ready: list[str] = []
+        self.step = 0
+        self.facts: WorkerReady | None = None  # what a worker told last of the script
+        self.uncut = ""  # why it could not stay in stages
+        self.completed: JobCompleted | None = None
+        self.said: Callable[[], None] = lambda: None
+
+    # --- what is done to it -------------------------------------------------------------------------
+
+    def open(self, hold: int | None) -> None:
+        """Begin the job, or go on with it. Of step `hold` nothing is committed."""
+        self._keeper.open_job(self._order, self._script)
+        self._keeper.hold(self.job, hold)
+
+    def start(self, count: int) -> list[str]:
+        """Have as many workers more; nobody begins before they are ready."""
+        self._wanted = count if not self.ready else self._wanted
+        return [self._start() for _ in range(count)]
+
+    def _start(self) -> str:
+        self._serial += 1
+        worker = f"w{self._serial}"
+        self._pids[worker] = self._stage.start(self.job, worker, self._serial - 1)
+        return worker
+
+    def kill(self, *workers: str) -> None:
+        """As a cloud does: without a word; all of them at once."""
+        self._leaving |= {*workers}
+        for worker in workers:
+            self._stage.kill(self._pids[worker])
+        self._until(lambda: not {*workers} & {*self.ready})
+
+    def goes_to(self, step: int) -> None:
+        """Commit what is before this step; all stand in it then."""
+        self._keeper.hold(self.job, step)
+        self._until(lambda: self._keeper.standing(self.job).held)
+
+    def lets_in(self, workers: list[str], step: int, last: int) -> int:
+        """Go on from `step` step by step until these have proven themselves; how a step ends is known when the next one
+        is prepared. Says in which step all stand now."""
+        lacking_s = 0.0
+        while not {*workers} <= {*self.ready}:
+            self._listen()
+            standing = self._keeper.standing(self.job)
+            if not (standing.held and standing.lacking):
+                lacking_s = 0.0
+            elif not lacking_s:
+                lacking_s = time.monotonic()
+            elif time.monotonic() > lacking_s + LACKING_S:
+                if step >= last:
+                    raise Fault(
+                        f"a worker that joined found no step by step {step} that it could reproduce: give it more, --steps "
+                        f"{2 * self._order.stop_at}"
+                    )
+                step, lacking_s = step + 1, 0.0
+                self.goes_to(step)
+        return step
+
+    def close(self) -> None:
+        """Until it is opened again."""
+        self._leaving |= {*self._pids}
+        self.ready.clear()
+        self._keeper.close_job(self.job)
+
+    def waits_for(self, workers: list[str]) -> None:
+        self._until(lambda: {*workers} <= {*self.ready})
+
+    def ends(self) -> JobCompleted:
+        """Go on to the end."""
+        self._keeper.hold(self.job, None)
+        self._until(lambda: self.completed is not None)
+        assert self.completed is not None
+        return self.completed
+
+    # --- what is heard ------------------------------------------------------------------------------
+
+    def _until(self, true: Callable[[], bool]) -> None:
+        while not true():
+            if self.completed is not None:
+                raise Fault(
+                    f"the loop ended after {self.completed.step} steps, and it did not when the script ran alone: whether "
+                    "it stops has to follow from what backward returns and from session.state"
+                )
+            self._listen()
+
+    def _listen(self) -> None:
+        """Hear what has been reported, and decide."""
+        rows: Any = self._stage.client.xread({INBOX: self._after}, count=COUNT, block=LOOK_MS)
+        for key, fields in (row for _, found in rows or [] for row in found):
+            self._after = key
+            report = msgspec.json.decode(fields[b"e"], type=AnyReport)
+            self._heard_s = time.monotonic()
+            if getattr(report, "job", None) == self.job:
+                self._hear(report)
+        if time.monotonic() > self._heard_s + PATIENCE_S:
+            raise Fault(
+                f"nothing has happened for {PATIENCE_S / 60:.0f} minutes in step {self.step}"
+            )
+
+    def _hear(self, report: AnyReport) -> None:
+        match report:
+            case WorkerReady():
+                self._on_ready(report)
+            case WorkerFailed():
+                raise _fault(report)
+            case WorkerLost():
+                self._on_lost(report)
+            case Progress():
+                self.step = max(self.step, report.step)
+                self.said()
+            case JobCompleted():
+                self.completed = report
+            case _:
+                pass
+
+    def _on_ready(self, report: WorkerReady) -> None:
+        self.facts = report
+        if report.worker not in self.ready:
+            self.ready.append(report.worker)
+            if len(self.ready) >= self._wanted:
+                self._regroup("boundary")
+        elif self._depth > 1 and report.uncuttable not in ("", UNRECORDED):
+            self._depth, self.uncut = 1, report.uncuttable
+            self._regroup("now")
+
+    def _on_lost(self, report: WorkerLost) -> None:
+        """Who ends by itself may do so, because it could not bear what became of its step: another takes its place."""
+        if report.worker in self.ready:
+            self.ready.remove(report.worker)
+            if self.ready:
+                self._regroup("now")
+        if report.worker not in self._leaving:
+            self._replaced += 1
+            if self._replaced > REPLACED_MAX:
+                words = self._stage.last_words() or report.detail
+                raise Fault(f"workers end by themselves again and again: {words}")
+            self._start()
+
+    def _regroup(self, when: When) -> None:
+        self._wanted = 0
+        self._generation += 1
+        self._keeper.regroup(self.job, self._layout(), when)
+
+    def _layout(self) -> Layout:
+        """Chains of `depth` workers, or of all if there are fewer."""
+        assert self.facts is not None
+        depth = min(self._depth, len(self.ready))
+        width = min(len(self.ready) // depth, self.facts.microbatches)
+        names = tuple(map(str, range(width)))
+        even = data_parallel(self._generation, self.facts.microbatches, names)
+        replicas = (
+            msgspec.structs.replace(one, workers=tuple(self.ready[depth * at : depth * (at + 1)]))
+            for at, one in enumerate(even.replicas)
+        )
+        return msgspec.structs.replace(even, replicas=tuple(replicas))
+
+
+def _end(stage: Stage) -> Any:
+    """Where the reports end that there are by now."""
+    newest: Any = stage.client.xrevrange(INBOX, count=1)
+    return newest[0][0] if newest else "0"
+
+
+def _fault(failed: WorkerFailed) -> Fault:
+    """A refusal is a sentence; what Python said is a traceback."""
+    detail = failed.detail.strip()
+    line = detail.rpartition("\n")[2]
+    if failed.kind == "refused":
+        line = REFUSAL.sub("", line)
+    where = (
+        f"in step {failed.step}: " if failed.step is not None and failed.kind != "refused" else ""
+    )
+    return Fault(f"{where}{line}", detail if "\n" in detail else "")

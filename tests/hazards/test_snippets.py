@@ -1,0 +1,53 @@
+"""The hazards are whole scripts, and what is written down of them is what they do."""
+
+import ast
+import json
+import subprocess
+import sys
+from pathlib import Path
+
+import pytest
+from snippets import GONE, SNIPPETS
+
+HERE = Path(__file__).parent
+# One of each kind of outcome: harmless, other weights after a loss, other weights where a step is shared, refused.
+SAMPLE = (
+    "beside: an average that is given",
+    "beside: a count of a class",
+    "within: a list that is emptied too late",
+    "scripts: a loader",
+)
+
+
+@pytest.mark.parametrize("name", SNIPPETS)
+def test_a_snippet_is_a_script_of_the_contract(name: str) -> None:
+    """It makes one session, names what it registers, and says in one line what it keeps."""
+    snippet = SNIPPETS[name]
+    ast.parse(snippet.script)
+    assert "session.share" not in snippet.script
+    assert snippet.because
+    assert "\n" not in snippet.because
+
+
+def test_what_is_gone_is_no_snippet() -> None:
+    assert not GONE.keys() & SNIPPETS.keys()
+
+
+def test_the_truth_is_known_of_each() -> None:
+    """In their order, so that the table is written anew where a snippet is."""
+    assert [each["name"] for each in _truth()] == [*SNIPPETS]
+
+
+@pytest.mark.processes
+def test_a_sample_does_what_is_written_down() -> None:
+    """To the bit."""
+    command = [sys.executable, str(HERE / "judge.py"), *SAMPLE]
+    ran = subprocess.run(command, capture_output=True, text=True, timeout=300, check=True)
+    known = {each["name"]: each for each in _truth()}
+    found = [json.loads(line) for line in ran.stdout.splitlines()]
+    assert found == [known[name] for name in SAMPLE]
+
+
+def _truth() -> list[dict[str, object]]:
+    found: list[dict[str, object]] = json.loads((HERE / "truth.json").read_text())
+    return found
