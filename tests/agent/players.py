@@ -146,6 +146,7 @@ class House:
             moved = [player.hear() for player in players]
             self.job.tick(time.monotonic(), 0.0)
             coming = any(player.member._behind for player in players)
+            coming |= self.job._regrouping._recalling
             quiet = 0 if coming or any(moved) else quiet + 1
             time.sleep(0.001)
 
@@ -164,7 +165,7 @@ class House:
             for player in list(self.players.values()):
                 player.plays()
             self.settles()
-            assert self.version == before + 1 or self.failed, self.said.said
+            assert self.version == before + 1 or self.failed, self.said.reports[-5:]
 
 
 class Player:
