@@ -17,7 +17,7 @@ from agent.messages import WorkerFailed
 pytestmark = pytest.mark.processes
 
 # Before the script: its loss functions wait from the step on that a file names, and say that they do. Not outside of
-# session.backward: a worker gives its state to others there.
+# session.backward: a worker gives its state to others there. It hears of another layout between two microbatches.
 HELD = """
 import os as _os, pathlib as _pathlib, time as _time
 from agent.session import Session as _Session
@@ -27,6 +27,7 @@ def _held(self, loss_of, microbatches):
         if self.step >= int(_hold.read_text()):
             _hold.with_name(f"{{self.step}}.{{_os.getpid()}}").touch()
         while self.step >= int(_hold.read_text()):
+            self._world.check()
             _time.sleep(0.005)
         return loss_of(microbatch)
     return _backward(self, waits, microbatches)
