@@ -371,10 +371,10 @@ def test_what_was_promised_for_a_step_that_was_not_committed_is_forgotten(
     (second,) = mortal.start(1, faults=msgspec.json.encode(plan).decode())
     until("the loss", lambda: second in [lost.worker for lost in mortal.of(WorkerLost)])
     mortal.depth = 1
+    hold.write_text("8")
     (third,) = mortal.start(1)
-    until("the newcomer", lambda: third in mortal.ready)
-    hold.write_text("15")
-    mortal.reach(15)
+    mortal.let_in(hold, third)
+    mortal.reach(int(hold.read_text()))
     mortal.keeper.kill()
     mortal.kill(third)
     mortal.keeper.start()
