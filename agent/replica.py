@@ -31,7 +31,8 @@ from agent.tensors.still import Still
 from agent.tensors.sums import Sum, Summed, SumSpace
 from agent.timeline import Notes
 
-POSITION = "position"
+# With a dot in it, because a model may have a layer of any other name.
+POSITION = "session.position"
 
 # Random streams of a step that belong to no microbatch.
 BEFORE, AFTER = -1, -2

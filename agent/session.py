@@ -405,7 +405,8 @@ class Session:
             raise Misuse("the script made a session, but never looped over session.steps(...)")
         if replica.stage == "computing":
             raise Misuse(f"the script ended in the middle of step {replica.step}")
-        if replica.stage in ("open", "summed"):
+        # At a boundary it has left its loop over epochs behind the last step of one.
+        if replica.stage in ("open", "summed", "boundary"):
             replica.holdings.give_back()
             if replica.stage == "summed":
                 replica.version, replica.step = replica.version + 1, replica.step + 1
