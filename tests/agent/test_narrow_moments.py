@@ -302,7 +302,8 @@ def test_who_has_the_copies_dies_while_a_new_keeper_asks_for_them(
     Path(f"{out}.hold").unlink()
     assert mortal.completed().step == STEPS
     (rewound,) = mortal.of(Rewound)
-    assert (rewound.from_step, rewound.to_step) == (17, saved.step)
+    assert rewound.from_step == 17
+    assert saved.step <= rewound.to_step < 17
     assert out.read_bytes() == alone[1]
 
 
