@@ -155,7 +155,7 @@ class Troupe:
 
     def _hear(self, report: AnyReport) -> None:
         match report:
-            case WorkerReady():
+            case WorkerReady() if report.worker not in self._leaving:
                 self._on_ready(report)
             case WorkerFailed():
                 raise _fault(report)
