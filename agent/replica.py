@@ -78,7 +78,7 @@ class Replica:
         self.microbatches = 0  # of a step; 0 as long as nobody knows
         self.stage: Stage = "made"
         self.version, self.step, self.phase = 0, 0, 0
-        self.played = False  # the script has been through a step in this process
+        self.played = False  # the script has done the step that led to this version
         self.loaded = False  # what is here came from others once
         self.given = -1  # the newest version whose gradients the script has got
         self.unborn, self.unbuilt = unborn, bool(unborn)
@@ -249,6 +249,8 @@ class Replica:
         with self._unseen():
             fill(gathered.layers.values(), gathered.read, self.objects, only, arena=self._arena)
         self.version, self.given, self.loaded = version, -1, True
+        # The step that led here was done by others.
+        self.played = False
 
     def add(self, gathered: Gathered, layers: frozenset[str]) -> None:
         """Take over layers that were not here, of the version that the others have.

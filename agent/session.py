@@ -29,7 +29,7 @@ from agent.errors import Misuse, NotFinite, WireError
 from agent.faults import passing
 from agent.output.saving import save
 from agent.owned import scaling
-from agent.owned.clipping import clip_grad_norm_
+from agent.owned.clipping import clip_grad_norm_, clip_grad_value_
 from agent.pipeline import modes
 from agent.pipeline.births import Unborn
 from agent.pipeline.returned import called
@@ -291,11 +291,23 @@ class Session:
         self,
         max_norm: float,
         norm_type: float = 2.0,
-        parameters: Sequence[torch.Tensor] | None = None,
+        parameters: torch.Tensor | Sequence[torch.Tensor] | None = None,
     ) -> torch.Tensor:
         """Clip by the norm of all gradients, whichever worker has them; return that norm."""
-        params = [*self.replica.space.params.values()] if parameters is None else [*parameters]
-        return clip_grad_norm_(self.replica.holdings, params, max_norm, norm_type)
+        return clip_grad_norm_(self.replica.holdings, self._params(parameters), max_norm, norm_type)
+
+    def clip_grad_value_(
+        self,
+        clip_value: float,
+        parameters: torch.Tensor | Sequence[torch.Tensor] | None = None,
+    ) -> None:
+        """Clip every number of the gradients."""
+        clip_grad_value_(self.replica.holdings, self._params(parameters), clip_value)
+
+    def _params(self, given: torch.Tensor | Sequence[torch.Tensor] | None) -> list[torch.Tensor]:
+        if isinstance(given, torch.Tensor):
+            return [given]
+        return [*self.replica.space.params.values()] if given is None else [*given]
 
     # --- the loop -----------------------------------------------------------------------------------
 

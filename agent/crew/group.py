@@ -125,6 +125,7 @@ class Group(Crew):
         self._committed = 0
         self._left: int | None = None  # the version with which the script left its loop
         self._redo, self._noting, self._proving = Redoing(self), Noting(self), Proving(self)
+        self._joins = False  # this worker was in no commit since it got its state
         self._proven = False  # this worker was in the layout of a committed step
         self._thorough: set[int] = set()  # steps in which all layers are looked at
         self._done = False
@@ -281,12 +282,21 @@ class Group(Crew):
 
     @property
     def twice(self) -> int | None:
-        """Now and then the last worker computes the first microbatch of the first worker, too."""
-        layout = self.layout
-        if layout.depth > 1 or layout.width == 1 or layout.workers[-1] != self.me:
+        """A microbatch of another worker that this one computes as well, to be compared before the commit.
+
+        A worker that joins does so in its first step, because its proof may be of a step long ago; and now and
+        then the last worker does it for the first one.
+        """
+        layout, entered = self.layout, self.entered
+        assert entered is not None
+        if layout.depth > 1 or layout.width == 1:
             return None
+        if self._joins:
+            others = (r for r in layout.replicas if r.workers[0] in entered.holders and r.count)
+            return next((replica.first for replica in others), None)
         every = -(-TWICE // max(1, layout.replicas[-1].count))
-        return layout.replicas[0].first if self.replica.step % every == 1 else None
+        due = layout.workers[-1] == self.me and self.replica.step % every == 1
+        return layout.replicas[0].first if due else None
 
     def _proven_sum(self) -> Summed:
         try:
@@ -459,7 +469,7 @@ class Group(Crew):
             )
             self._send_what_is_due()
             if self._committed > step:
-                self._proven = True
+                self._proven, self._joins = True, False
                 passing("step: commit heard")
                 break
             if self._preparing.forgotten:
@@ -534,7 +544,7 @@ class Group(Crew):
         entered = self.entered
         if self._needs_state and entered is not None:
             self._handover.receive(entered)
-            self._needs_state, self._fresh = False, True
+            self._needs_state, self._fresh, self._joins = False, True, True
         if entered is None or self.me not in entered.layout.workers:
             return False
         self._handover.pull_whole()

@@ -35,3 +35,12 @@ def clip_grad_norm_(
     if max_norm != math.inf:
         gradients.clipped(params)
     return total
+
+
+def clip_grad_value_(holdings: Holdings, params: Sequence[torch.Tensor], clip_value: float) -> None:
+    """Clip every number of the gradients that are here."""
+    gradients = holdings.gradients
+    with gradients.changing(params):
+        if any(param.grad is not None for param in params):
+            torch.nn.utils.clip_grad_value_(params, clip_value)
+    gradients.clipped(params)

@@ -44,6 +44,7 @@ class _Reading:
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
         self.text = hashlib.blake2b(digest_size=8)
+        self._met: set[int] = set()
 
     def take(self, value: Any, depth: int) -> None:
         if isinstance(value, torch.Tensor):
@@ -68,8 +69,17 @@ class _Reading:
             self.text.update(b"f" + struct.pack("<d", value))
         elif value is None or isinstance(value, bool | int | str | bytes):
             self._say(type(value).__name__, repr(value))
+        elif hasattr(value, "__dict__") and not isinstance(value, type) and depth < DEPTH_MAX:
+            self._take_attributes(value, depth)
         else:
             self._take_pickled(value)
+
+    def _take_attributes(self, value: Any, depth: int) -> None:
+        """An object of the script's own. Pickled, its tensors would be named by where they lie."""
+        self._say(type(value).__qualname__)
+        if id(value) not in self._met:
+            self._met.add(id(value))
+            self._take_all((each for pair in vars(value).items() for each in pair), depth)
 
     def _take_all(self, values: Iterable[Any], depth: int) -> None:
         for value in values:

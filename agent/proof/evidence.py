@@ -76,7 +76,7 @@ class Evidence:
     def _differs(self, one: Computed, other: Computed) -> None:
         """The same worker has computed the same microbatch twice."""
         where_ = f"step {self._replica.step}, microbatch {one.microbatch}"
-        if one.batch != other.batch:
+        if one.batch.bits != other.batch.bits:
             raise Misuse(
                 f"{where_}: microbatches[{one.microbatch}] was something else when it was asked for again; it has to be "
                 "the same each time, because another worker may have to compute it again"

@@ -266,7 +266,16 @@ class Crew:
         return started
 
     def let_in(self, hold: Path, *workers: str) -> None:
-        """Let a script that waits at the step in `hold` go on step by step, until these take part.
+        """Let a script that waits at the step in `hold` go on, until these take part."""
+
+        def inside() -> bool:
+            self._well()
+            return {*workers} <= {*self.ready}
+
+        self.step_on(hold, f"{workers} to take part", inside, *workers)
+
+    def step_on(self, hold: Path, what: str, look: Callable[[], Any], *workers: str) -> Any:
+        """Let a script that waits at the step in `hold` go on step by step while these join, until `look` finds something.
 
         A joining worker reproduces a committed step, and how a step ends is known when the next one is prepared.
         """
@@ -279,15 +288,15 @@ class Crew:
                 )
         began_s = time.monotonic()
 
-        def go_on() -> bool:
+        def go_on() -> Any:
             nonlocal began_s
             at = int(hold.read_text())
             if self.step >= at and time.monotonic() > began_s + ENOUGH_S:
                 self.hold(hold, at + 1)
                 began_s = time.monotonic()
-            return {*workers} <= {*self.ready}
+            return look()
 
-        self._until(f"{workers} to take part", go_on)
+        return until(what, go_on)
 
     @staticmethod
     def hold(path: Path, step: int) -> None:
@@ -362,8 +371,10 @@ class Crew:
         return "\n".join([*lines, explain.ask(pids)])
 
     def printed(self) -> list[str]:
+        """What scripts have said; not what the keeper says of them."""
         rows = self.client.xrange(f"orch:log:{self.job}")
-        return [fields[b"line"].decode() for _, fields in rows]
+        told = [fields for _, fields in rows if fields[b"worker"] != b"keeper"]
+        return [fields[b"line"].decode() for fields in told]
 
     # --- the manager's part -------------------------------------------------------------------------
 

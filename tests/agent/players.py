@@ -142,10 +142,13 @@ class House:
         """Until nobody has anything to say any more."""
         quiet = 0
         while quiet < 3:
-            moved = [player.hear() for player in list(self.players.values())]
+            players = list(self.players.values())
+            moved = [player.hear() for player in players]
             self.job.tick(time.monotonic(), 0.0)
-            quiet = 0 if any(moved) else quiet + 1
-            time.sleep(0.002)
+            coming = any(player.member._behind for player in players)
+            coming |= self.job._regrouping._recalling
+            quiet = 0 if coming or any(moved) else quiet + 1
+            time.sleep(0.001)
 
     def until(self, what: str, look: Callable[[], Any]) -> Any:
         deadline_s = time.monotonic() + 20.0
@@ -162,7 +165,7 @@ class House:
             for player in list(self.players.values()):
                 player.plays()
             self.settles()
-            assert self.version == before + 1 or self.failed, self.said.said
+            assert self.version == before + 1 or self.failed, self.said.reports[-5:]
 
 
 class Player:

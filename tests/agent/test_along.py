@@ -90,7 +90,7 @@ for step in session.steps(6):
 """
 HELD = STEP.replace(
     "steps(6):\n",
-    "steps(6):\n    while step == 4 and __import__('os').path.exists(HOLD): __import__('time').sleep(0.01)\n",
+    "steps(60):\n    while step >= int(open(HOLD).read()): __import__('time').sleep(0.01)\n",
 )
 LOSS = "def loss_of(model, b): return model(b).square().mean()\n"
 BEHIND = "def behind(model): pass\n"
@@ -193,15 +193,14 @@ def test_a_random_stream_beside_the_script_is_named(crew: Crew) -> None:
 def test_what_goes_on_beside_the_script_is_found_by_who_joins(crew: Crew) -> None:
     """A factor of another file is at its beginning there: the newcomer has another loss, and takes part in nothing."""
     hold = crew.folder / "hold"
-    hold.touch()
+    hold.write_text("3")
     script = START + HELD.replace("HOLD", repr(str(hold)))
-    crew.begin(2, packed({"train.py": script, "beside.py": SHRINKS}), backup_every_steps=1)
-    crew.reach(4)
+    crew.begin(2, packed({"train.py": script, "beside.py": SHRINKS}))
+    crew.reach(3)
     (newcomer,) = crew.start(1)
-    report = until("the failure", lambda: crew.of(WorkerFailed))[0]
+    report = crew.step_on(hold, "the failure", lambda: crew.of(WorkerFailed), newcomer)[0]
     assert "loss" in report.detail.splitlines()[-1]
     assert newcomer not in crew.ready
-    assert crew.step == 4
 
 
 @pytest.mark.parametrize("name", ["json.py", "agent/__init__.py", "msgspec.py"])

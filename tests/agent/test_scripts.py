@@ -1,12 +1,20 @@
 """What a script can do wrong, and what its author then reads."""
 
 import textwrap
+from pathlib import Path
 from typing import Any
 
 import pytest
 from crews import Crew, until
 
-from agent.messages import FailureKind, JobCompleted, Regrouped, WorkerFailed, WorkerLost
+from agent.messages import (
+    BackupHeld,
+    FailureKind,
+    JobCompleted,
+    Regrouped,
+    WorkerFailed,
+    WorkerLost,
+)
 from agent.reliable import watch
 
 pytestmark = pytest.mark.processes
@@ -174,7 +182,7 @@ CASES: dict[str, tuple[str, FailureKind, str]] = {
     ),
     "a model that is changed in the loss": (
         START
-        + "def loss_of(b):\n    with torch.no_grad(): model.weight.mul_(0.5)\n    return model(b).sum()\n"
+        + "def loss_of(b):\n    with torch.no_grad(): model.weight.mul_(1.0)\n    return model(b).sum()\n"
         + "for step in session.steps(2): session.backward(loss_of, [x, x])\n",
         "refused",
         "loss_of changed the model or the optimizer",
@@ -444,11 +452,19 @@ def test_a_loop_that_only_one_leaves_is_refused(crew: Crew) -> None:
     assert "step 2: the scripts of others have left their loop" in report.detail.splitlines()[-1]
 
 
+def backed_up(crew: Crew, first: Path) -> None:
+    """The script waits in step 1 until there is a state by which a newcomer can prove itself."""
+    until("a backup", lambda: [held for held in crew.of(BackupHeld) if held.step == 1])
+    first.unlink()
+
+
 LEAVES = """
 import os, pathlib, sys, time
 hold = pathlib.Path(sys.argv[1])
 for step in session.steps(8):
     hold.with_name(f"{step}.{os.getpid()}").touch()
+    while step == 1 and hold.with_name("first").exists():
+        time.sleep(0.01)
     session.backward(lambda b: model(b).square().mean(), [x, x, x])
     optimizer.step()
     while step == 3 and hold.exists():
@@ -466,7 +482,9 @@ def test_who_comes_where_the_others_have_left_their_loop_leaves_it_too(
     all that is in the layout: what is behind the loop is done once, by who led there."""
     hold = crew.folder / "hold"
     hold.touch()
+    (first := hold.with_name("first")).touch()
     crew.begin(2, START.replace("=2", "=3") + LEAVES, str(hold), backup_every_steps=1)
+    backed_up(crew, first)
     crew.reach(4)
     (newcomer,) = crew.start(1)
     until("the newcomer", lambda: newcomer in crew.ready)
@@ -484,10 +502,10 @@ def test_who_comes_where_the_others_have_left_their_loop_leaves_it_too(
 def test_what_is_set_before_the_gradients_is_set_once(crew: Crew) -> None:
     """A newcomer that takes the state in the middle of a step does not take half a step with it."""
     made = "scheduler = torch.optim.lr_scheduler.LambdaLR(optimizer, lambda step: 1.0)\nsession = "
-    begun = START.replace("session = ", made).replace(
+    given = START.replace("session = ", made).replace(
         "(model, optimizer,", "(model, optimizer, scheduler,"
     )
-    script = begun + textwrap.dedent(
+    script = given + textwrap.dedent(
         """
         import pathlib, sys, time
         hold = pathlib.Path(sys.argv[1])
@@ -496,6 +514,8 @@ def test_what_is_set_before_the_gradients_is_set_once(crew: Crew) -> None:
                 time.sleep(0.01)
             return model(batch).square().mean()
         for step in session.steps(8):
+            while step == 1 and hold.with_name("first").exists():
+                time.sleep(0.01)
             scheduler.last_epoch += 1
             session.backward(loss_of, [x, x])
             optimizer.step()
@@ -504,7 +524,9 @@ def test_what_is_set_before_the_gradients_is_set_once(crew: Crew) -> None:
     )
     hold = crew.folder / "hold"
     hold.touch()
+    (begun := hold.with_name("first")).touch()
     first, second = crew.begin(2, script, str(hold), backup_every_steps=1)
+    backed_up(crew, begun)
     crew.reach(4)
     (newcomer,) = crew.start(1)
     with crew.on_hold():

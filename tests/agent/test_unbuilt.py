@@ -191,7 +191,7 @@ REFUSED = {
     "used early": (
         "    for step in session.steps(steps):",
         "    model.state_dict()\n    for step in session.steps(steps):",
-        "nowhere as a whole",
+        "no worker has all of it",
     ),
 }
 

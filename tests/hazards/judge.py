@@ -56,7 +56,7 @@ class Verdict(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def reaches(self) -> bool:
-        """Whether the job would end with other weights, and no word."""
+        """Whether a job in which nobody compares would end with other weights, and no word."""
         return "other" in (*self.lost.values(), self.shared)
 
 
@@ -64,6 +64,7 @@ class Recorded(Alone):
     """Alone, and remembers its state at some steps."""
 
     def __init__(self, folder: Path) -> None:
+        super().__init__()
         self._folder = folder
 
     def boundary(self, replica: Replica, facts: Facts) -> None:
@@ -80,6 +81,7 @@ class Resumed(Alone):
     """Alone, from a state that another process had."""
 
     def __init__(self, saved: Path) -> None:
+        super().__init__()
         share, body, self._version, self.microbatches = pickle.loads(saved.read_bytes())
         self._gathered = Gathered()
         self._gathered.add(share, memoryview(body))
@@ -96,6 +98,7 @@ class Half(Alone):
     """One of two workers that share the microbatches of each step from the first one on."""
 
     def __init__(self, index: int, other: socket.socket) -> None:
+        super().__init__()
         self._index, self._other, self.leader = index, other, not index
 
     def bind(self, replica: Replica, facts: Facts) -> bool:
@@ -248,16 +251,15 @@ def _shared(script: Path, folder: Path, alone: Path) -> str:
 
 
 def main(names: list[str]) -> None:
-    known = [SNIPPETS[name] for name in names] or [*SNIPPETS.values()]
-    verdicts = []
-    for snippet in known:
+    lines = []
+    for name in names or SNIPPETS:
         with tempfile.TemporaryDirectory() as folder:
-            verdicts.append(judged(snippet, Path(folder)))
-        sys.stdout.write(json.dumps(msgspec.to_builtins(verdicts[-1])) + "\n")
+            verdict = judged(SNIPPETS[name], Path(folder))
+        lines.append(json.dumps(msgspec.to_builtins(verdict) | {"reaches": verdict.reaches}))
+        sys.stdout.write(f"{lines[-1]}\n")
         sys.stdout.flush()
     if not names:
-        lines = ",\n".join(json.dumps(msgspec.to_builtins(verdict)) for verdict in verdicts)
-        TRUTH.write_text(f"[\n{lines}\n]\n")
+        TRUTH.write_text("[\n" + ",\n".join(lines) + "\n]\n")
 
 
 if __name__ == "__main__":

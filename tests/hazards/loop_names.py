@@ -221,7 +221,7 @@ CARRIED.refused(
 CARRIED.refused(
     "a count that chooses a function",
     "count is made of what it was in the step before",
-    behind="count += 1; [model.train, model.eval][count % 2](True)",
+    behind="count += 1; [model.train, model.eval][count % 2]()",
 )
 
 CARRIED.refused(

@@ -378,7 +378,7 @@ WITHIN.refused(
 WITHIN.refused(
     "the most that a loss has seen and goes by",
     "parts.most is made of what it was for the microbatch before",
-    around=PARTS.replace("WHAT", "self.most = max(self.most, self.part)"),
+    around=PARTS.replace("WHAT", "self.most = max(self.most, abs(self.part))"),
     body="return parts(model(x)) / (1 + parts.most)",
 )
 WITHIN.refused(

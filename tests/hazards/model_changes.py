@@ -19,6 +19,7 @@ def batches(step):
     return [torch.full((2, 4), <value>) for i in range(4)]
 for step in session.steps(8):
     count = again()
+    <first>
     session.backward(lambda x: weights.beta * model(x).square().mean() / 200, batches(step))
     <then>
     optimizer.step()
@@ -138,7 +139,12 @@ ALIKE.allowed(
     "the settings are made anew in each step, by its number",
     value=VALUE,
     rate="0.0",
-    then="weights = Weights(); weights.beta = 1.0 / (1 + step)",
+    first="weights = Weights(); weights.beta = 1.0 / (1 + step)",
+)
+unlike(
+    "settings that are made for the next step",
+    "weights is made anew at the end of each step, by its number, and the next step goes by it",
+    behind="weights = Weights(); weights.beta = 1.0 / (1 + step)",
 )
 ALIKE.allowed(
     "what modules hand each other",

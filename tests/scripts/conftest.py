@@ -21,24 +21,21 @@ def player() -> Iterator[Player]:
 
 
 @pytest.fixture(scope="session")
-def scripts_nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
+def nursery(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Nursery]:
     nursery = Nursery(tmp_path_factory.mktemp("disk"))
     yield nursery
     nursery.close()
 
 
-@pytest.fixture(scope="session")
-def scripts_redis(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
+@pytest.fixture
+def redis_process(tmp_path_factory: pytest.TempPathFactory) -> Iterator[RedisProcess]:
     server = RedisProcess(tmp_path_factory.mktemp("redis"))
     yield server
     server.kill()
 
 
 @pytest.fixture
-def crew(
-    scripts_redis: RedisProcess, scripts_nursery: Nursery, tmp_path: Path
-) -> Iterator[Crew]:
-    crew = Crew(scripts_redis, scripts_nursery, tmp_path)
-    crew.client.flushall()
+def crew(redis_process: RedisProcess, nursery: Nursery, tmp_path: Path) -> Iterator[Crew]:
+    crew = Crew(redis_process, nursery, tmp_path)
     yield crew
     crew.close()

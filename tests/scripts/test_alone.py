@@ -25,7 +25,9 @@ def test_nearly_all_kinds_need_eight_lines() -> None:
 def test_a_port_trains_what_its_original_trains(kind: str, player: Player, tmp_path: Path) -> None:
     """In the order of the data set, so that both see the same batches."""
     plain, ported = (
-        player.play(text(kind, f"{name}.py").replace("shuffle=True", "shuffle=False"), tmp_path / name)
+        player.play(
+            text(kind, f"{name}.py").replace("shuffle=True", "shuffle=False"), tmp_path / name
+        )
         for name in ("plain", "train")
     )
     assert [each.shape for each in plain["trained"]] == [each.shape for each in ported["trained"]]
@@ -40,4 +42,6 @@ def test_a_port_trains_what_its_original_trains(kind: str, player: Player, tmp_p
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_port_gives_the_same_bits_again(kind: str, player: Player, tmp_path: Path) -> None:
     one, other = (player.play(text(kind, "train.py"), tmp_path / name) for name in ("one", "other"))
-    torch.testing.assert_close(one["registered"], other["registered"], rtol=0.0, atol=0.0, equal_nan=True)
+    torch.testing.assert_close(
+        one["registered"], other["registered"], rtol=0.0, atol=0.0, equal_nan=True
+    )

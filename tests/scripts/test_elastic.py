@@ -16,17 +16,21 @@ from agent.messages import WorkerFailed
 
 pytestmark = pytest.mark.processes
 
-# Before the script: its phases wait from the step on that a file names, and say that they do.
+# Before the script: its loss functions wait from the step on that a file names, and say that they do. Not outside of
+# session.backward: a worker gives its state to others there. It hears of another layout between two microbatches.
 HELD = """
 import os as _os, pathlib as _pathlib, time as _time
 from agent.session import Session as _Session
 _hold, _backward = _pathlib.Path({hold!r}), _Session.backward
-def _held(self, *args):
-    if self.step >= int(_hold.read_text()):
-        _hold.with_name(f"{{self.step}}.{{_os.getpid()}}").touch()
-    while self.step >= int(_hold.read_text()):
-        _time.sleep(0.005)
-    return _backward(self, *args)
+def _held(self, loss_of, microbatches):
+    def waits(microbatch):
+        if self.step >= int(_hold.read_text()):
+            _hold.with_name(f"{{self.step}}.{{_os.getpid()}}").touch()
+        while self.step >= int(_hold.read_text()):
+            self._world.check()
+            _time.sleep(0.005)
+        return loss_of(microbatch)
+    return _backward(self, waits, microbatches)
 _Session.backward = _held
 """
 # After it: what is registered, from the worker that leads.

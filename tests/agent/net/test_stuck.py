@@ -107,7 +107,7 @@ def test_who_waits_for_others_or_is_in_the_scripts_code_is_not_counted(how: str)
 SLOW = """
 class Slow:
     def state_dict(self):
-        if session.replica.given == 5:
+        if session.replica.given == 20:
             hold("saves")
         return {"some": 1}
 
@@ -136,9 +136,9 @@ def test_a_script_may_take_long_for_its_state(
     Path(f"{out}.hold").write_text("3")
     for what in ("loads", "saves"):
         os.mkfifo(f"{out}.{what}.on")
-    crew.begin(1, script, "12", "0", str(out), backup_every_steps=1)
-    crew.reach(3)
+    crew.begin(1, script, "24", "0", str(out))
     (second,) = crew.start(1)
+    crew.step_on(Path(f"{out}.hold"), "loads", Path(f"{out}.loads").exists, second)
     for what in ("loads", "saves"):
         until(what, Path(f"{out}.{what}").exists)
         members = [*crew.keeper._jobs["job"].roster.members.values()]

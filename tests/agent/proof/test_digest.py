@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from itertools import pairwise
 
 import pytest
 import torch
@@ -104,8 +105,7 @@ def test_a_layer_beyond_the_budget_is_looked_at_in_windows() -> None:
 def _parted(flat: torch.Tensor, plan: object) -> torch.Tensor:
     """Tensors that were laid end to end, as a device has them."""
     starts = [*plan.tensors.tolist(), len(flat)]  # type: ignore[attr-defined]
-    pairs = zip(starts, starts[1:], strict=False)
-    return digest._norms_there([flat[start:end] for start, end in pairs])
+    return digest._norms_there([flat[start:end] for start, end in pairwise(starts)])
 
 
 def test_a_device_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:

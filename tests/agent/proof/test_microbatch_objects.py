@@ -1,0 +1,23 @@
+"""A microbatch may be an object of the script's own."""
+
+import torch
+
+from agent.proof.batch import digest_microbatch
+
+
+class Episode:
+    def __init__(self, states: torch.Tensor, label: str) -> None:
+        self.states, self.label = states, label
+
+
+def test_an_object_is_known_by_its_attributes_and_not_by_where_they_lie() -> None:
+    one, other = (Episode(torch.arange(6.0).chunk(2)[1], "a") for _ in range(2))
+    assert digest_microbatch(one) == digest_microbatch(one) == digest_microbatch(other)
+    assert digest_microbatch(one) != digest_microbatch(Episode(one.states + 1, "a"))
+    assert digest_microbatch(one) != digest_microbatch(Episode(one.states, "b"))
+
+
+def test_an_object_may_lead_back_to_itself() -> None:
+    one, other = Episode(torch.ones(2), "a"), Episode(torch.ones(2), "a")
+    one.itself, other.itself = one, other
+    assert digest_microbatch([one, one]) == digest_microbatch([other, other])
