@@ -17,6 +17,7 @@ class Slow(Alone):
     """Begins a copy of the state at every boundary, which nobody else works at."""
 
     def __init__(self) -> None:
+        super().__init__()
         self.begun: list[tuple[list[bytes], Copying]] = []
 
     def boundary(self, replica, facts):
