@@ -513,10 +513,13 @@ class Session:
         self._seen = False
         replica.still.step()
         replica.holdings.begin()
-        scaler = replica.scaler
+        self._make_scale()
+
+    def _make_scale(self) -> None:
+        """A scaler makes its scale when it is first asked, and a worker that computes nothing would not ask."""
+        scaler = self.replica.scaler
         if scaler is not None:
-            # It makes its scale when it is first asked, and a worker that computes nothing would not ask.
-            device = next(iter(replica.space.params.values())).device
+            device = next(iter(self.replica.space.params.values())).device
             scaler.scale(torch.zeros((), device=device))
             self._scale = scaler.get_scale()
 
@@ -669,6 +672,7 @@ class Session:
 
         No optimizer sees them: it would change the state by them, and others may be asking for it just now.
         """
+        self._make_scale()
         self.replica.space.blank()
         self.replica.holdings.astray = True
         self._result = Result(math.nan, {}, void=True)

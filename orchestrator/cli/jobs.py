@@ -151,13 +151,14 @@ def _hand_in(desk: Desk, script: Path, packed: Packed, spec: JobSpec, *, follow_
     spec = msgspec.structs.replace(
         on_its_clock(spec, client.ahead_s()), script_sha=client.put_script(packed.payload)
     )
-    if hint := _hint(desk, client, script, spec.script_sha):
-        desk.say(hint)
+    hint = _hint(desk, client, script, spec.script_sha)
     with _handed_in(desk, client, spec):
         job = _until_taken(desk, client, spec.job)
         if job is not None and job.status in ENDED:
             _refused(desk, job)
         desk.say(Text.assemble(("submitted ", "green"), (spec.job, "bold"), f"  {script}"))
+        if hint is not None:
+            desk.say(hint)
         if follow_it:
             desk.say(Text(f"prints: orchestrator logs -f {spec.job}", style="dim"))
             _follow(desk, client, spec.job)

@@ -10,7 +10,7 @@ import typer
 from rich.text import Text
 
 from agent.messages import JobOrder
-from orchestrator.cli.desk import ERROR, Desk, command
+from orchestrator.cli.desk import ERROR, CommandError, Desk, command
 from orchestrator.cli.packing import Packed, pack
 from orchestrator.places import Places
 from orchestrator.wording import duration, pause, plural
@@ -70,7 +70,7 @@ def rehearse(
 
 def _play(desk: Desk, script: Path, packed: Packed, argv: tuple[str, ...], steps: int) -> "Verdict":
     from orchestrator.rehearsal.scenes import Rehearsal
-    from orchestrator.rehearsal.stage import Stage
+    from orchestrator.rehearsal.stage import Stage, Unready
 
     job = desk.config.job
     order = JobOrder(
@@ -84,9 +84,15 @@ def _play(desk: Desk, script: Path, packed: Packed, argv: tuple[str, ...], steps
         output_bytes=job.output_bytes,
     )
     desk.say(Text(f"{plural(steps, 'step')} of {script}, on this machine", style="bold"))
-    with desk.busy("a stage is set up") as show, Stage() as stage:
-        said = Rehearsal(stage, order, packed.payload, lambda scene: desk.say(_row(scene)), show)
-        return said.play()
+    try:
+        with desk.busy("a stage is set up") as show, Stage() as stage:
+
+            def say(scene: "Scene") -> None:
+                desk.say(_row(scene))
+
+            return Rehearsal(stage, order, packed.payload, say, show).play()
+    except Unready as error:
+        raise CommandError(str(error)) from error
 
 
 def _row(scene: "Scene") -> Text:

@@ -123,22 +123,24 @@ class Rehearsal:
         troupe = self._troupe(f"depth-{depth}", depth)
         with self._scene(JOIN, depth, troupe):
             troupe.open(JOINS_AT)
-            first = troupe.start(1)
+            troupe.start(1)
             troupe.goes_to(JOINS_AT)
-            second = troupe.start(1)
-            step = troupe.lets_in(second, JOINS_AT, self._steps - LEFT)
+            troupe.start(1)
+            step = troupe.lets_in(JOINS_AT, self._steps - LEFT)
             troupe.goes_to(step := step + 1)
         with self._scene(KILL, depth, troupe):
-            troupe.kill(*first)
+            troupe.kill(troupe.ready[0])
             troupe.goes_to(step := step + 1)
         with self._scene(ALL_LOST, depth, troupe):
             troupe.kill(*troupe.ready)
-            troupe.waits_for(troupe.start(2))
+            troupe.start(2)
+            troupe.waits()
             troupe.goes_to(step := step + 1)
         with self._scene(RESUME, depth, troupe):
             troupe.close()
             troupe.open(step)
-            troupe.waits_for(troupe.start(2))
+            troupe.start(2)
+            troupe.waits()
             done = troupe.ends().step
         with self._scene(END, depth, troupe):
             self._compare(troupe, alone, before, done)

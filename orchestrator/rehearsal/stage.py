@@ -3,23 +3,24 @@
 import contextlib
 import os
 import secrets
-import shutil
 import signal
 import subprocess
 import sys
 import tempfile
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Self
 
 import msgspec
 
 import agent
+from agent.instance.scratch import scratch
 from agent.messages import WorkerOrder
 from agent.net.wire import job_secret
 from agent.reliable.keeper import Keeper, connect
 from agent.reliable.vault import Place
 from orchestrator.cli.desk import no_interrupts
-from orchestrator.house.redis_server import RedisServer
+from orchestrator.house.redis_server import RedisServer, RedisUnavailable
 from orchestrator.places import Places
 
 HOST = "127.0.0.1"
@@ -36,7 +37,10 @@ class Stage:
     """Several jobs are played on it, one after the other."""
 
     def __enter__(self) -> Self:
-        self._folder = Path(tempfile.mkdtemp(prefix="spot-rehearsal-"))
+        self._room = ExitStack()
+        # What a rehearsal that was killed has left is thrown away by the next one.
+        disk = Path(tempfile.gettempdir()).absolute()
+        self._folder = self._room.enter_context(scratch("spot-rehearsal-", disk))
         self._places = Places(self._folder)
         self._redis: RedisServer | None = None
         self._nursery: subprocess.Popen[bytes] | None = None
@@ -53,7 +57,10 @@ class Stage:
         # It imports everything while the others are set up.
         self._nursery = self._start_nursery()
         self._redis = RedisServer(self._places, dict(os.environ))
-        self._redis.start()
+        try:
+            self._redis.start()
+        except RedisUnavailable as error:
+            raise Unready(str(error)) from error
         self._secret = secrets.token_hex(16)
         place = Place(checkpoints=self.checkpoints)
         self.client = connect(self._redis.url)
@@ -124,4 +131,5 @@ class Stage:
             if self._redis is not None:
                 self._redis.stop()
             self._places.remove_link()
-            shutil.rmtree(self._folder, ignore_errors=True)
+            with contextlib.suppress(OSError):
+                self._room.close()

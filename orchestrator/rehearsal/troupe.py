@@ -50,7 +50,8 @@ class Troupe:
         self.job, self._depth = order.job, depth
         self._after, self._serial, self._generation = _end(stage), 0, 0
         self._pids: dict[str, int] = {}
-        self._wanted = 0  # so many make the next layout
+        # So many make the first layout of those who begin where nobody is, and whether there is one.
+        self._wanted, self._layouts = 0, False
         self._leaving: set[str] = set()
         self._replaced = 0
         self._heard_s = time.monotonic()
@@ -68,19 +69,19 @@ class Troupe:
         self._keeper.open_job(self._order, self._script)
         self._keeper.hold(self.job, hold)
 
-    def start(self, count: int) -> list[str]:
-        """Have as many workers more; nobody begins before they are ready."""
-        self._wanted = count if not self.ready else self._wanted
-        return [self._start() for _ in range(count)]
+    def start(self, count: int) -> None:
+        """Have as many workers more; where nobody is, nobody begins before they are ready."""
+        self._wanted = len(self.ready) + count
+        for _ in range(count):
+            self._start()
 
-    def _start(self) -> str:
+    def _start(self) -> None:
         self._serial += 1
         worker = f"w{self._serial}"
         self._pids[worker] = self._stage.start(self.job, worker, self._serial - 1)
-        return worker
 
     def kill(self, *workers: str) -> None:
-        """As a cloud does: without a word; all of them at once."""
+        """As a cloud does, without a word, and at once."""
         self._leaving |= {*workers}
         for worker in workers:
             self._stage.kill(self._pids[worker])
@@ -91,11 +92,11 @@ class Troupe:
         self._keeper.hold(self.job, step)
         self._until(lambda: self._keeper.standing(self.job).held)
 
-    def lets_in(self, workers: list[str], step: int, last: int) -> int:
-        """Go on from `step` step by step until these have proven themselves; how a step ends is known when the next one
-        is prepared. Says in which step all stand now."""
+    def lets_in(self, step: int, last: int) -> int:
+        """Go on from `step` step by step until those who were started have proven themselves; how a step ends is known when
+        the next one is prepared. Says in which step all stand now."""
         lacking_s = 0.0
-        while not {*workers} <= {*self.ready}:
+        while len(self.ready) < self._wanted:
             self._listen()
             standing = self._keeper.standing(self.job)
             if not (standing.held and standing.lacking):
@@ -116,10 +117,12 @@ class Troupe:
         """Until it is opened again."""
         self._leaving |= {*self._pids}
         self.ready.clear()
+        self._layouts = False
         self._keeper.close_job(self.job)
 
-    def waits_for(self, workers: list[str]) -> None:
-        self._until(lambda: {*workers} <= {*self.ready})
+    def waits(self) -> None:
+        """Those who were started have come to the loop, and have proven themselves if they had to."""
+        self._until(lambda: len(self.ready) >= self._wanted)
 
     def ends(self) -> JobCompleted:
         """Go on to the end."""
@@ -155,7 +158,7 @@ class Troupe:
 
     def _hear(self, report: AnyReport) -> None:
         match report:
-            case WorkerReady():
+            case WorkerReady() if report.worker not in self._leaving:
                 self._on_ready(report)
             case WorkerFailed():
                 raise _fault(report)
@@ -173,7 +176,7 @@ class Troupe:
         self.facts = report
         if report.worker not in self.ready:
             self.ready.append(report.worker)
-            if len(self.ready) >= self._wanted:
+            if self._layouts or len(self.ready) >= self._wanted:
                 self._regroup("boundary")
         elif self._depth > 1 and report.uncuttable not in ("", UNRECORDED):
             self._depth, self.uncut = 1, report.uncuttable
@@ -183,6 +186,7 @@ class Troupe:
         """Who ends by itself may do so, because it could not bear what became of its step: another takes its place."""
         if report.worker in self.ready:
             self.ready.remove(report.worker)
+            self._layouts = bool(self.ready)
             if self.ready:
                 self._regroup("now")
         if report.worker not in self._leaving:
@@ -193,7 +197,7 @@ class Troupe:
             self._start()
 
     def _regroup(self, when: When) -> None:
-        self._wanted = 0
+        self._layouts = True
         self._generation += 1
         self._keeper.regroup(self.job, self._layout(), when)
 

@@ -1,0 +1,125 @@
+"""`orchestrator rehearse`: what holds, what does not and why, and that nothing of it stays behind."""
+
+import signal
+import tempfile
+from pathlib import Path
+
+import pytest
+from conftest import wait_until
+
+from orchestrator.cli.rehearse import was_rehearsed
+
+pytestmark = pytest.mark.processes
+
+SCRIPT = """
+import torch
+from torch import nn
+from orchestrator import Session
+torch.manual_seed(0)
+model = nn.Sequential(nn.Linear(4, 8), nn.Tanh(), nn.Linear(8, 1))
+optimizer = torch.optim.SGD(model.parameters(), lr=0.1, momentum=0.9)
+scaler = torch.amp.GradScaler("cpu")
+session = Session(model, optimizer, scaler)
+count = 0
+def loss_of(x):
+    global count
+    LOSS
+for step in session.steps(STEPS):
+    data = list(torch.randn(2, 6, 4, generator=torch.Generator().manual_seed(step)))
+    result = session.backward(loss_of, data)
+    scaler.unscale_(optimizer)
+    session.clip_grad_norm_(1.0)
+    scaler.step(optimizer)
+    scaler.update()
+    optimizer.zero_grad()
+    session.state["least"] = min(session.state.get("least", 9e9), result.loss)
+    BEHIND
+print("seen by nobody")
+"""
+GOOD = "return model(x).square().mean()"
+
+
+def script(loss: str = GOOD, steps: int = 400, behind: str = "pass") -> str:
+    return SCRIPT.replace("LOSS", loss).replace("STEPS", str(steps)).replace("BEHIND", behind)
+
+
+def left_behind() -> list[Path]:
+    return [*Path(tempfile.gettempdir()).glob("spot-rehearsal-*")]
+
+
+@pytest.fixture(autouse=True)
+def _own_disk(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """Others rehearse on this machine, too."""
+    disk = tmp_path / "disk"
+    disk.mkdir()
+    monkeypatch.setenv("TMPDIR", str(disk))
+    monkeypatch.setattr(tempfile, "tempdir", None)
+
+
+def test_a_script_that_keeps_nothing_holds(shell) -> None:
+    """Whole and in stages; it stops after a few of its steps, and nothing is left behind but that it was tried."""
+    answer = shell("rehearse", shell.script("train.py", script()), "--json")
+    assert (answer.code, answer.json["passed"], answer.json["steps"]) == (0, True, 10)
+    played = [(one["name"], one["depth"]) for one in answer.json["scenes"] if one["passed"]]
+    assert len(played) == 11
+    assert {depth for _, depth in played} == {1, 2}
+    assert not left_behind()
+    (sha,) = shell.places.rehearsed.read_text().split()
+    assert was_rehearsed(shell.places.state_dir, sha)
+
+
+def test_what_a_script_counts_in_its_loss_is_named(shell) -> None:
+    """A count of the calls, gone by from the second step on."""
+    loss = "count += 1\n    return model(x).square().mean() * (1 + 0.01 * (count > 6) * count)"
+    answer = shell("rehearse", shell.script("train.py", script(loss)))
+    assert answer.code == 1
+    said = answer.out.splitlines()
+    assert said[-1].startswith("train.py: it does not hold: ")
+    assert "loss" in said[-1] and "session.state" in said[-1]
+    assert not left_behind()
+
+
+def test_what_a_script_counts_behind_backward_is_named(shell) -> None:
+    """The worker that joins is refused, by the sentence of its proof."""
+    behind = "count += 1; optimizer.param_groups[0]['lr'] = 0.1 / (1 + count)"
+    answer = shell("rehearse", shell.script("train.py", script(behind=behind)), "--json")
+    assert answer.code == 1
+    assert "the state of layer" in answer.json["line"] and "w2 than on w1" in answer.json["line"]
+    (failed,) = (one for one in answer.json["scenes"] if not one["passed"])
+    assert (failed["name"], failed["depth"]) == ("a second worker joins", 1)
+
+
+def test_a_script_without_a_session_is_told_how_to_make_one(shell) -> None:
+    """In one line, and no traceback."""
+    answer = shell("rehearse", shell.script("train.py", "x = 1\n"))
+    assert answer.code == 1
+    assert answer.out.splitlines()[-1].startswith("train.py: it does not hold: ")
+    assert "make one with Session(model, optimizer, ...)" in answer.out
+    assert "Traceback" not in answer.out
+
+
+def test_a_script_that_cannot_be_cut_is_tried_whole(shell) -> None:
+    """Why it was not cut stands in the table, and is no fault."""
+    loss = "y = model(x).square().mean()\n    return y if float(y.detach()) < 1e9 else 2 * y"
+    answer = shell("rehearse", shell.script("train.py", script(loss)), "--json")
+    assert answer.code == 0
+    *_, cut = answer.json["scenes"]
+    assert cut["left_out"] and "cannot be recorded" in cut["why"]
+    assert [one["depth"] for one in answer.json["scenes"][:-1]] == [1] * 6
+
+
+def test_a_script_of_too_few_steps_is_told_so(shell) -> None:
+    """What happens to a job takes some steps."""
+    answer = shell("rehearse", shell.script("train.py", script(steps=3)))
+    assert answer.code == 1
+    assert "the script does 3 steps, and 8 are needed" in answer.out
+
+
+def test_ctrl_c_leaves_nothing_behind(shell) -> None:
+    """In the middle of a scene."""
+    process = shell.start("rehearse", shell.script("train.py", script()))
+    wait_until(lambda: [path for each in left_behind() for path in each.glob("work/worker-*")])
+    process.send_signal(signal.SIGINT)
+    answer = shell.ended(process)
+    assert (answer.code, answer.err) == (130, "")
+    assert not left_behind()
