@@ -394,7 +394,16 @@ def _paired(script: Path, stem: Path, alone: Path, joined: int | None) -> str:
         pid = os.fork()
         if not pid:
             ends[1 - index].close()
-            waited([run(script, outs[index], _member(Channel(ends[index]), index, joined), checked=True)])
+            waited(
+                [
+                    run(
+                        script,
+                        outs[index],
+                        _member(Channel(ends[index]), index, joined),
+                        checked=True,
+                    )
+                ]
+            )
             os._exit(0)
         pids.append(pid)
     for end in ends:
