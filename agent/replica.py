@@ -22,16 +22,18 @@ from agent.pipeline.recorder import Recorder
 from agent.script.form import Form
 from agent.script.given import scaler_of
 from agent.script.registered import Registered
-from agent.store.layers import Collected, LiveLayer, collect, fill
+from agent.store.layers import Collected, LiveLayer, collect, fill, share_of
 from agent.store.memory import Arena, copy_bytes
-from agent.store.shares import Gathered
+from agent.store.shares import Gathered, Share
 from agent.tensors import shards
 from agent.tensors.away import watch
+from agent.tensors.staging import here
 from agent.tensors.still import Still
 from agent.tensors.sums import Sum, Summed, SumSpace
 from agent.timeline import Notes
 
-POSITION = "position"
+# With a dot in it, because a model may have a layer of any other name.
+POSITION = "session.position"
 
 # Random streams of a step that belong to no microbatch.
 BEFORE, AFTER = -1, -2
@@ -41,8 +43,9 @@ BEFORE, AFTER = -1, -2
 # open      in a step, before a call of `backward`
 # computing in a call of `backward`
 # summed    behind one: the gradients of the phase are here
+# aside     the script ends an epoch that the others have left, and its state is put by
 # over      the loop is over
-Stage = Literal["made", "boundary", "open", "computing", "summed", "over"]
+Stage = Literal["made", "boundary", "open", "computing", "summed", "aside", "over"]
 
 
 class Position:
@@ -99,6 +102,7 @@ class Replica:
         self._total: Sum | None = None
         self._kept: Collected | None = None
         self._arena = Arena()  # where optimizer state goes that there is no memory for yet
+        self._aside: tuple[Share, memoryview] | None = None
         self._watched: set[int] = set()
         # Where there is only the CPU, `torch.manual_seed` takes 0.1 ms to ask for other devices.
         everywhere = torch.accelerator.is_available()
@@ -268,6 +272,18 @@ class Replica:
             # Buffers have come as well, and they are the phase's start.
             self.space.begin()
 
+    def set_aside(self) -> None:
+        """Put the state of the boundary by, because the script is not where it can go on with it."""
+        share, pieces = share_of(self.settled(), 1, 0)
+        self._aside = share, memoryview(b"".join(here(pieces)))
+        self.stage = "aside"
+
+    def take_up(self) -> None:
+        """Have the state that was put by, whatever the script has done to its objects since."""
+        assert self._aside is not None
+        gathered, self._aside = _gathered(*self._aside), None
+        self.load(gathered, self.version, self.holdings.here)
+
     def _forget(self) -> None:
         """What is here has come from others."""
         self.still.forget()
@@ -324,3 +340,9 @@ class Replica:
         lacking = self.holdings.lacking(self.holdings.all)
         self.holdings.bear(lacking)
         self.holdings.borrowed |= lacking
+
+
+def _gathered(share: Share, payload: memoryview) -> Gathered:
+    gathered = Gathered()
+    gathered.add(share, payload)
+    return gathered

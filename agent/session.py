@@ -24,7 +24,7 @@ from typing import Any, TypeVar
 import msgspec
 import torch
 
-from agent.data.data import Data, Microbatches
+from agent.data.data import Data, Microbatches, opened
 from agent.errors import Misuse, NotFinite, WireError
 from agent.faults import passing
 from agent.output.saving import save
@@ -60,6 +60,15 @@ class Result(msgspec.Struct, frozen=True):
     metrics: Mapping[str, float]
     # Of a step that the job went on without: everything is not-a-number, and used by nobody.
     void: bool = False
+
+    def item(self) -> float:
+        """The loss, as a tensor of one number gives it."""
+        return self.loss
+
+    __float__ = item
+
+    def __format__(self, spec: str) -> str:
+        return format(self.loss, spec)
 
     def __getitem__(self, name: str) -> float:
         if self.void:
@@ -208,14 +217,18 @@ class Session:
         while self._arrive():
             yield from self._one_step()
 
-    def data(self, dataset: Any, *, batch_size: int, microbatches: int, **options: Any) -> Data:
-        """Return the steps of an epoch of this data set: see `agent.data.data.Data` for the options."""
+    def data(self, dataset: Any, *, microbatches: int, **options: Any) -> Data:
+        """Return the steps of an epoch of this data set, or of that of a DataLoader.
+
+        See `agent.data.data.Data` for the options.
+        """
+        dataset, options = opened(dataset, options)
         if self._microbatches not in (0, microbatches):
             raise Misuse(
                 f"session.data(microbatches={microbatches}): a step of this job has {self._microbatches} of them"
             )
         self._microbatches = microbatches
-        found = Data(self, dataset, batch_size=batch_size, microbatches=microbatches, **options)
+        found = Data(self, dataset, microbatches=microbatches, **options)
         self._data.append(found)
         return found
 
@@ -229,7 +242,7 @@ class Session:
         while self._arrive():
             epoch = self.replica.step // len(data)
             yield epoch
-            if self.replica.stage not in ("boundary", "over"):
+            if self.replica.stage not in ("boundary", "aside", "over"):
                 raise Misuse(
                     f"epoch {epoch}: the loop over the data of session.data(...) was left in step {self.replica.step}; "
                     "go through all of it, or leave the loop over session.epochs(...) as well"
@@ -251,10 +264,11 @@ class Session:
             if not self._arrive():
                 return
             if self.replica.step // len(data) != epoch:
-                raise WireError(
-                    f"the job went on without this worker from epoch {epoch} to step {self.replica.step}; a fresh worker "
-                    "takes its place, because this one's script is in the middle of an epoch"
-                )
+                # The script ends its epoch on what is here, and has its state back at the next one.
+                self._world.settle()
+                self._world.stray(away=True)
+                self.replica.set_aside()
+                return
 
     def backward(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Result:
         """Put the gradients of a whole step into the model, and return the means over its microbatches.
@@ -340,6 +354,10 @@ class Session:
 
     def _arrive(self) -> bool:
         """Be at the start of a step; False if there is none."""
+        if self.replica.stage == "aside":
+            self.replica.take_up()
+            self._world.stray(away=False)
+            self._open()
         stage = self.replica.stage
         return stage == "open" or (stage != "over" and self._next_step())
 
@@ -359,13 +377,18 @@ class Session:
             replica.drop_collected()
             if self._finished():
                 return False
-        self._kept_versions = replica.collected().versions()
         if self._evidence is not None and self._world.compares:
             self._world.arrived(self._evidence.look(whole=self._world.thorough))
-        self.replica.holdings.astray = False
+        self._open()
+        return True
+
+    def _open(self) -> None:
+        """The script's step begins."""
+        replica = self.replica
+        self._kept_versions = replica.collected().versions()
+        replica.holdings.astray = False
         replica.seed_for(BEFORE)
         replica.stage = "open"
-        return True
 
     def _end_step(self) -> None:
         replica = self.replica
@@ -403,9 +426,14 @@ class Session:
         replica = self.replica
         if replica.stage == "made":
             raise Misuse("the script made a session, but never looped over session.steps(...)")
+        if replica.stage == "aside":
+            raise WireError(
+                "the script left its loop at the end of an epoch that the others have left before"
+            )
         if replica.stage == "computing":
             raise Misuse(f"the script ended in the middle of step {replica.step}")
-        if replica.stage in ("open", "summed"):
+        # At a boundary it has left its loop over epochs behind the last step of one.
+        if replica.stage in ("open", "summed", "boundary"):
             replica.holdings.give_back()
             if replica.stage == "summed":
                 replica.version, replica.step = replica.version + 1, replica.step + 1

@@ -116,6 +116,9 @@ class World(Protocol):
     def end_step(self, step: int) -> None:
         """The script's code of this step is through, and nothing of it is undone."""
 
+    def stray(self, *, away: bool) -> None:
+        """What the script does is for nothing from now on, or is not any more."""
+
     def settle(self) -> None:
         """Return when nobody reads the state any more: the script is about to change it, or it is loaded."""
 
@@ -182,6 +185,9 @@ class Alone:
 
     def end_step(self, step: int) -> None:
         self.output.scan(step, leads=True)
+
+    def stray(self, *, away: bool) -> None:  # noqa: ARG002
+        return None
 
     def settle(self) -> None:
         return None

@@ -486,6 +486,9 @@ class Group(Crew):
         if not self.layout.sole:
             self._copies.clear()
 
+    def stray(self, *, away: bool) -> None:
+        self.astray = away
+
     def settle(self) -> None:
         self._snapshots.settle()
 

@@ -17,7 +17,14 @@ from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Protocol, TypedDict, Unpack, overload
 
 import torch
-from torch.utils.data import DataLoader, IterableDataset, default_collate
+from torch.utils.data import (
+    BatchSampler,
+    DataLoader,
+    IterableDataset,
+    RandomSampler,
+    SequentialSampler,
+    default_collate,
+)
 
 from agent.data import streams
 from agent.data.ahead import Ahead, Answer, Share
@@ -375,17 +382,39 @@ def _check(dataset: Any, batch_size: int, microbatches: int, options: dict[str, 
     for name in ("collate_fn", "order"):
         if (value := options.get(name)) is not None and not callable(value):
             raise Misuse(f"session.data({name}=...): a {type(value).__name__} cannot be called")
-    if isinstance(dataset, DataLoader):
-        raise Misuse(
-            "session.data(DataLoader(...)): give the data set itself, "
-            "session.data(loader.dataset, batch_size=...); the session makes the loader, because "
-            "order and shares are its own"
-        )
     if not _is_stream(dataset) and _length(dataset) is None:
         raise Misuse(
             f"session.data({type(dataset).__name__}): a data set has __len__ and __getitem__, or "
             "is an IterableDataset whose __iter__ begins anew each time"
         )
+
+
+def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
+    """Take a DataLoader apart: its data set, and how it goes through that. The session makes its own of them."""
+    if isinstance(dataset, DataLoader):
+        loader, sampler = dataset, dataset.sampler
+        own = type(loader.batch_sampler) is not BatchSampler or getattr(
+            sampler, "replacement", False
+        )
+        if own or type(sampler) not in (SequentialSampler, RandomSampler):
+            raise Misuse(
+                f"session.data(DataLoader(...)): its {type(sampler).__name__} says which samples come when, but order and "
+                "shares are the session's: give session.data(loader.dataset, batch_size=..., order=...) a function "
+                "from the epoch to indices"
+            )
+        known = {
+            "batch_size": loader.batch_size,
+            "shuffle": isinstance(sampler, RandomSampler),
+            "drop_last": loader.drop_last,
+            "num_workers": loader.num_workers,
+            "collate_fn": loader.collate_fn,
+        }
+        dataset, options = loader.dataset, {**known, **options}
+    if "batch_size" not in options:
+        raise Misuse(
+            "session.data(dataset, ...): give batch_size=..., the samples of a whole step, all microbatches together"
+        )
+    return dataset, options
 
 
 def _check_names(options: dict[str, Any]) -> None:

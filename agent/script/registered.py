@@ -15,7 +15,8 @@ from agent.script.state import ScriptState
 from agent.tensors.naming import summed_parameters
 from agent.tensors.shards import Stateful
 
-STATE, MODES = "state", "modules"
+# No layer of a model has such a name.
+STATE, MODES = "session.state", "session.modules"
 PLAIN = (bool, int, float, complex, str, bytes, list, tuple, dict, set, frozenset)
 BOTH = ("state_dict", "load_state_dict")
 FUNCTIONS = (types.FunctionType, types.BuiltinFunctionType, types.MethodType)

@@ -302,7 +302,8 @@ def test_who_has_the_copies_dies_while_a_new_keeper_asks_for_them(
     Path(f"{out}.hold").unlink()
     assert mortal.completed().step == STEPS
     (rewound,) = mortal.of(Rewound)
-    assert (rewound.from_step, rewound.to_step) == (17, saved.step)
+    assert rewound.from_step == 17
+    assert saved.step <= rewound.to_step < 17
     assert out.read_bytes() == alone[1]
 
 
@@ -337,7 +338,8 @@ def test_memory_runs_out_while_the_last_state_is_sent(
     crew: Crew, alone: tuple[list[str], bytes]
 ) -> None:
     """Nobody asks for it again: the worker is lost, and another one brings the job to its end."""
-    failing = Fault(point="save: share sent", passing=2, kind="memory")  # behind the first backup
+    # Behind the first backup, and the one by which newcomers prove themselves.
+    failing = Fault(point="save: share sent", passing=3, kind="memory")
     plan = Plan(who="first", ledger=str(crew.folder / "ledger"), faults=(failing,))
     crew.settle = 1
     out = crew.folder / "out.pt"

@@ -52,10 +52,10 @@ ENOUGH_S = 0.5  # for a proof, before one more step is done
 class Held:
     """A job whose script waits where it is told to."""
 
-    def __init__(self, crew: Crew, kind: str) -> None:
+    def __init__(self, crew: Crew, source: str) -> None:
         self.crew, self.hold, self.out = crew, crew.folder / "hold", crew.folder / "out.pt"
         self.step = 0
-        self._source = HELD.format(hold=str(self.hold)) + text(kind, "train.py")
+        self._source = HELD.format(hold=str(self.hold)) + source
         self._source += KEPT.format(out=str(self.out))
 
     def begin(self, step: int) -> str:
@@ -111,9 +111,21 @@ class Held:
 
 @pytest.mark.parametrize("kind", KINDS)
 def test_a_port_is_elastic(kind: str, crew: Crew, player: Player, tmp_path: Path) -> None:
+    ends_alike(text(kind, "train.py"), crew, player, tmp_path)
+
+
+def test_a_replacement_finds_the_job_in_a_later_epoch(
+    crew: Crew, player: Player, tmp_path: Path
+) -> None:
+    """All are lost at the end of the first epoch: what they prove lies in it, and what is to do lies behind."""
+    source = text("early_stopping", "train.py").replace("batch_size=8", "batch_size=16")
+    ends_alike(source, crew, player, tmp_path)
+
+
+def ends_alike(source: str, crew: Crew, player: Player, tmp_path: Path) -> None:
     """From one worker to two, to the newcomer alone, to nobody, to two others."""
-    alone = player.play(text(kind, "train.py"), tmp_path / "alone")
-    job = Held(crew, kind)
+    alone = player.play(source, tmp_path / "alone")
+    job = Held(crew, source)
     first = job.begin(2)
     (second,) = job.joins(first)
     job.go(first, second)

@@ -9,9 +9,9 @@ import torch
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 from samples import Drawn, Owner, bits, plain
-from torch.utils.data import DataLoader, TensorDataset
+from torch.utils.data import DataLoader, RandomSampler, TensorDataset, WeightedRandomSampler
 
-from agent.data.data import Data
+from agent.data.data import Data, opened
 from agent.errors import Misuse
 
 pytestmark = pytest.mark.filterwarnings("ignore:This DataLoader will create")
@@ -221,7 +221,6 @@ LOADER = DataLoader(Drawn(8), batch_size=4)
         (Drawn(8), {"batch_size": 4.0}, r"batch_size=4\.0"),
         (Drawn(8), {"num_workers": -1}, "num_workers=-1.*at least 0"),
         (Drawn(8), {"seed": "x"}, "seed='x'"),
-        (LOADER, {}, "give the data set itself"),
         (Drawn(8), {"sampler": LOADER.sampler}, "sampler=.*order="),
         (Drawn(8), {"batch_sampler": LOADER.batch_sampler}, "batch_sampler=.*order="),
         (Drawn(8), {"shuffel": True}, "there is no such option; give one of shuffle"),
@@ -258,3 +257,30 @@ def test_order_of_another_length_is_refused():
 def test_step_that_is_none_is_refused(step):
     with pytest.raises(Misuse, match="a step is a number from 0 on"):
         Data(Owner(), Drawn(8), batch_size=4, microbatches=2).at(step)
+
+
+def test_a_loader_is_taken_apart() -> None:
+    """Its data set goes on under a sampler of ours, with what else it was told."""
+    loader = DataLoader(Drawn(8), batch_size=4, shuffle=True, drop_last=True)
+    dataset, options = opened(loader, {"seed": 3})
+    assert dataset is loader.dataset
+    assert options == {
+        "batch_size": 4,
+        "shuffle": True,
+        "drop_last": True,
+        "num_workers": 0,
+        "collate_fn": loader.collate_fn,
+        "seed": 3,
+    }
+
+
+@pytest.mark.parametrize(
+    "sampler",
+    [
+        WeightedRandomSampler([1.0] * 8, 8),
+        RandomSampler(Drawn(8), replacement=True),
+    ],
+)
+def test_a_loader_with_an_order_of_its_own_is_refused(sampler) -> None:
+    with pytest.raises(Misuse, match=r"says which samples come when.*order="):
+        opened(DataLoader(Drawn(8), batch_size=4, sampler=sampler), {})

@@ -41,7 +41,7 @@ def main():
     x = torch.randn(128, 10)
     y = x[:, :1] * x[:, 1:2] + 0.5 * torch.randn(128, 1)
     train_set, (val_x, val_y) = TensorDataset(x[:96], y[:96]), (x[96:], y[96:])
-    train_loader = DataLoader(train_set, batch_size=16, shuffle=True)
+    train_loader = DataLoader(train_set, batch_size=8, shuffle=True)
     model = nn.Sequential(nn.Linear(10, 48), nn.Tanh(), nn.Linear(48, 1))
     criterion = nn.MSELoss()
     optimizer = torch.optim.Adam(model.parameters(), lr=args.lr)

@@ -49,7 +49,7 @@ def main():
     scheduler = torch.optim.lr_scheduler.ReduceLROnPlateau(optimizer, factor=0.5, patience=1)
     early_stopping = EarlyStopping(args.patience)
     session = Session(model, optimizer, scheduler, early_stopping)
-    train_loader = session.data(train_set, batch_size=16, microbatches=4, shuffle=True)
+    train_loader = session.data(train_set, batch_size=8, microbatches=4, shuffle=True)
 
     for epoch in session.epochs(args.epochs):
         model.train()
