@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+import torch
+
 from agent.calibration import probing
 from agent.crew import exchange, helping
 from agent.crew.chain import Chain, Whole
@@ -28,6 +30,7 @@ from agent.crew.preparing import Preparing
 from agent.crew.proving import Proving
 from agent.crew.pulling import Pulling
 from agent.crew.redoing import Redoing
+from agent.crew.second import Second
 from agent.crew.snapshots import Snapshots
 from agent.crew.survey import Survey
 from agent.crew.warming import Landing, warm
@@ -59,6 +62,7 @@ from agent.protocol import (
     PeerBroken,
     Peers,
     ProfileKnown,
+    ProofWanted,
     Prove,
     Reached,
     Redo,
@@ -68,7 +72,7 @@ from agent.protocol import (
 )
 from agent.replica import Replica
 from agent.store.layers import Collected
-from agent.tensors.device import settle
+from agent.tensors.device import CPU, settle
 from agent.tensors.partial import Partial
 from agent.tensors.sums import Sum, Summed
 from agent.world import Abandoned, Facts, Interrupted
@@ -119,6 +123,8 @@ class Group(Crew):
             ended,
             connected=self._complain_again,
         )
+        self._prover = order.prover
+        self._second = Second(order, host, self.link.send, self._device)
         self._welcome: tuple[Welcome, bytes] | None = None
         self._holds = False  # this worker's state is one that the job goes on from
         self._needs_state = False
@@ -625,7 +631,11 @@ class Group(Crew):
             left=self._left,
             ready=self._survey.ready,
             proven=self._proven,
+            prover=self._prover,
         )
+
+    def _device(self) -> torch.device:
+        return CPU if self._replica is None else self._replica.space.device
 
     def _deliver(  # noqa: PLR0912 - one branch per message
         self, message: AnyMessage, payload: memoryview
@@ -659,6 +669,8 @@ class Group(Crew):
                     self._handover.state = (message, payload)
                 case Redo():
                     self._redo.hear(message, payload)
+                case ProofWanted():
+                    self._second.start()
                 case Noticed():
                     self._notice_at_s = message.deadline_s
                 case OutputTaken() | OutputHeld():
