@@ -298,10 +298,11 @@ class Group(Crew):
         if layout.depth > 1 or layout.width == 1:
             return None
         if self._joins:
-            others = (r for r in layout.replicas if r.workers[0] in entered.holders and r.count)
-            return next((replica.first for replica in others), None)
+            others = [r for r in layout.replicas if r.workers[0] != self.me and r.count]
+            known = [r for r in others if r.workers[0] in entered.holders]
+            return next((replica.first for replica in known), None)
         every = -(-TWICE // max(1, layout.replicas[-1].count))
-        due = layout.workers[-1] == self.me and self.replica.step % every == 1
+        due = layout.workers[-1] == self.me and self.replica.step % every == 0
         return layout.replicas[0].first if due else None
 
     def _proven_sum(self) -> Summed:
@@ -411,14 +412,13 @@ class Group(Crew):
         """
         if not self.astray and self._handover.look(self._counted_among):
             return
-        leads, step = self._leads or self._told_to_lead, self.replica.version
+        leads, replica = self._leads or self._told_to_lead, self.replica
         self._holds, self.astray = False, True
         if leads:
-            if (
-                step < self.replica.next_version
-            ):  # else it is committed later, and led like any other
-                self.link.send(Unled(step=step))
-            raise WireError(UNLED.format(step))
+            # Before its commit a step is led like any other by whoever does it.
+            if replica.stage != "open":
+                self.link.send(Unled(step=replica.next_version - 1))
+            raise WireError(UNLED.format(replica.inside))
 
     def _counted_among(self, order: Enter | None) -> Having | None:
         """Who has what of the state that is looked at; None where it is not the job's any more."""

@@ -113,8 +113,10 @@ class Entrance:
             if member.told or self._is_partial(member) or self._history.version > 0:
                 return False
             self._held, self._held_s = member.worker, time.monotonic()
-        waits = self._held == member.worker and self._history.version <= self.origin
-        return waits and time.monotonic() < self._held_s + HOLD_BACK_S
+        if self._held != member.worker or self._history.version > self.origin:
+            return False
+        # The others compute their first step, however long it takes; or they could not begin without it.
+        return self._roster.started or time.monotonic() < self._held_s + HOLD_BACK_S
 
     def _let_in(self, member: Member) -> None:
         if member.ready is None:
@@ -140,6 +142,8 @@ class Entrance:
     def look(self) -> None:
         """Ask those who wait, if there is something to ask."""
         held = self._roster.members.get(self._held or "")
+        if held is None:
+            self._held = None
         if held is not None and not (held.told or self.needs(held) or self._holds_back(held)):
             self._let_in(held)
         self._vault.look()
