@@ -282,6 +282,10 @@ class Group(Crew):
             self.link.send(Arrived(generation=generation, script_step=step, reached=reached))
 
     @property
+    def proves(self) -> bool:
+        return self._proving.going
+
+    @property
     def thorough(self) -> bool:
         """Whether all layers are looked at: those that join are asked for the steps behind a snapshot."""
         return self._proving.going or self.replica.step in self._thorough
