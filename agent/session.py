@@ -34,6 +34,7 @@ from agent.pipeline import modes
 from agent.pipeline.births import Unborn
 from agent.pipeline.returned import called
 from agent.proof.evidence import Evidence, copied, versions_of
+from agent.proof.samples import sampled
 from agent.replica import AFTER, BEFORE, Replica
 from agent.schedule import Kind
 from agent.script.given import check_modules, check_trained, check_unborn
@@ -392,12 +393,17 @@ class Session:
                 break
             replica.stage = "over"
             replica.drop_collected()
+            self._show_reached(whole=True)
             if self._finished():
                 return False
-        if self._evidence is not None and self._world.compares:
-            self._world.arrived(self._evidence.look(whole=self._world.thorough))
+        self._show_reached(whole=self._world.thorough)
         self._open()
         return True
+
+    def _show_reached(self, *, whole: bool) -> None:
+        """Say what state the script has come to, which others can compare with theirs."""
+        if self._evidence is not None and self._world.compares:
+            self._world.arrived(self._evidence.look(whole=whole))
 
     def _open(self) -> None:
         """The script's step begins."""
@@ -581,11 +587,14 @@ class Session:
         before = [] if kept is None else kept.updates()
         missing = partial.missing(first, count)
         self._compare(loss_of, microbatches, missing)
+        shown = {sampled(first, count, replica.step)} if self._world.compares else set[int]()
+        if self._world.twice is not None:
+            shown.add(first)
         for microbatch in missing:
             given = self._given(microbatches, microbatch)
             numbers = self._compute_one(loss_of, given, microbatch)
             passing("step: microbatch computed", replica.space.params)
-            if (microbatch == first and self._world.compares) or evidence.has(microbatch):
+            if microbatch in shown or evidence.has(microbatch):
                 evidence.sample(microbatch, given, numbers, whole=self._world.thorough)
             partial.add(microbatch, numbers, first, count)
         if kept is not None and kept.updates() != before:
@@ -600,30 +609,33 @@ class Session:
         """Compute the microbatch by which this worker shows that it does what the job does."""
         asked = self._world.asked(self.replica.phase)
         if asked is not None:
-            self._try_twice(loss_of, microbatches, asked)
+            self._try_twice(loss_of, microbatches, [asked])
             self._compute_aside(loss_of, self._given(microbatches, asked), asked)
 
     def _compare(self, loss_of: LossOf, microbatches: Sequence[Any], missing: list[int]) -> None:
         """Compute what is compared with others', or with itself, and used for nothing else."""
         assert self._evidence is not None
         if missing:
-            self._try_twice(loss_of, microbatches, missing[0])
+            # The last one has no others before it here, and all of them when it counts.
+            self._try_twice(loss_of, microbatches, [missing[-1], missing[0]])
         other = self._world.twice
         if other is not None and not self._evidence.has(other):
             self._compute_aside(loss_of, self._given(microbatches, other), other)
 
-    def _try_twice(self, loss_of: LossOf, microbatches: Sequence[Any], microbatch: int) -> None:
-        """Compute the first microbatch of this process once before, to see whether it comes out the same.
+    def _try_twice(self, loss_of: LossOf, microbatches: Sequence[Any], tried: list[int]) -> None:
+        """Compute these microbatches of a process's first step once before, to see whether they come out the same.
 
-        It is a copy, because loss_of may write into its microbatch; if it does it gets a copy each time.
+        They are copies, because loss_of may write into its microbatch; if it does it gets a copy each time.
         """
         if self._tried:
             return
-        self._copies = True
-        given = self._given(microbatches, microbatch)
-        versions = versions_of(given)
-        self._compute_aside(loss_of, given, microbatch)
-        self._copies, self._tried = versions_of(given) != versions, True
+        self._copies, writes = True, False
+        for microbatch in dict.fromkeys(tried):
+            given = self._given(microbatches, microbatch)
+            versions = versions_of(given)
+            self._compute_aside(loss_of, given, microbatch)
+            writes |= versions_of(given) != versions
+        self._copies, self._tried = writes, True
 
     def _compute_aside(self, loss_of: LossOf, given: Any, microbatch: int) -> None:
         """Compute a microbatch whose gradients are looked at, and dropped."""

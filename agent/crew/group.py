@@ -43,6 +43,7 @@ from agent.net.stuck import unaided
 from agent.output.folder import Output
 from agent.owned import separable
 from agent.pipeline.wires import MeshChannel
+from agent.proof.samples import sampled
 from agent.protocol import (
     PROVING,
     AnyMessage,
@@ -92,6 +93,15 @@ UNLED = (
 )
 
 
+def due_twice(step: int, count: int) -> bool:
+    """Whether the last worker, which has so many microbatches, computes another one's as well in this step of the script.
+
+    In steps 0, 1, 2, 4, 8 and so on, because what a script keeps often shows within the first; and in every so many.
+    """
+    every = -(-TWICE // max(1, count))
+    return step % every == 0 or not step & (step - 1)
+
+
 class Group(Crew):
     """The world of a session that is one of many."""
 
@@ -134,6 +144,7 @@ class Group(Crew):
         self._joins = False  # this worker was in no commit since it got its state
         self._proven = False  # this worker was in the layout of a committed step
         self._thorough: set[int] = set()  # steps in which all layers are looked at
+        self._last: Reached | None = None  # the state behind the last step
         self._done = False
         self._notice_at_s: float | None = None
         self._began_s, self._computed = 0.0, 0  # of this share: since when, and microbatches so far
@@ -277,9 +288,14 @@ class Group(Crew):
 
     def arrived(self, reached: Reached) -> None:
         """Tell it at once behind a snapshot, and with the step's first commit else."""
-        if self._holds and self.thorough:
-            generation, step = self.generation, self.replica.step
-            self.link.send(Arrived(generation=generation, script_step=step, reached=reached))
+        over = self.replica.stage == "over"
+        self._last = reached if over else None
+        if self._holds and self.thorough and not over:
+            self._say_arrived(reached)
+
+    def _say_arrived(self, reached: Reached) -> None:
+        generation, step = self.generation, self.replica.step
+        self.link.send(Arrived(generation=generation, script_step=step, reached=reached))
 
     @property
     def proves(self) -> bool:
@@ -294,20 +310,30 @@ class Group(Crew):
     def twice(self) -> int | None:
         """A microbatch of another worker that this one computes as well, to be compared before the commit.
 
-        A worker that joins does so in its first step, because its proof may be of a step long ago; and now and
-        then the last worker does it for the first one.
+        A worker that joins does so in its first step, because its proof may be of a step long ago; and the last
+        worker does it for the first one, often as long as the job is young, and now and then later. The other of
+        the two does the same meanwhile, with the one that has nothing before it there.
         """
-        layout, entered = self.layout, self.entered
+        layout, entered, me = self.layout, self.entered, self.me
         assert entered is not None
         if layout.depth > 1 or layout.width == 1:
             return None
+        replicas, step = [each for each in layout.replicas if each.count], self.replica.step
+        inside = [each for each in replicas if each.workers[0] in entered.holders]
+        joining = [each for each in replicas if each not in inside]
         if self._joins:
-            others = [r for r in layout.replicas if r.workers[0] != self.me and r.count]
-            known = [r for r in others if r.workers[0] in entered.holders]
-            return next((replica.first for replica in known), None)
-        every = -(-TWICE // max(1, layout.replicas[-1].count))
-        due = layout.workers[-1] == self.me and self.replica.step % every == 0
-        return layout.replicas[0].first if due else None
+            early, late = inside[:1], layout.replica_of(me)
+        elif inside and joining and self.replica.version == entered.version:
+            early, late = inside[:1], joining[0]
+        elif replicas and due_twice(step, replicas[-1].count):
+            early, late = replicas[:1], replicas[-1]
+        else:
+            return None
+        if not early or early[0] is late or me not in (early[0].workers[0], late.workers[0]):
+            return None
+        if me == late.workers[0]:
+            return sampled(early[0].first, early[0].count, step)
+        return late.first
 
     def _proven_sum(self) -> Summed:
         try:
@@ -507,6 +533,9 @@ class Group(Crew):
                 if replica.version < last:
                     self._left = None
                     return False
+                if self._last is not None and self._holds:
+                    # Ahead of the state itself, which is put together of what all have.
+                    self._say_arrived(self._last)
                 if self.layout.owned:
                     self._gather_behind(replica)
                 sent_at = self.link.connects

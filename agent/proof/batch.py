@@ -79,7 +79,9 @@ class _Reading:
         self._say(type(value).__qualname__)
         if id(value) not in self._met:
             self._met.add(id(value))
-            self._take_all((each for pair in vars(value).items() for each in pair), depth)
+            # A copy may have been given its attributes in another order.
+            named = sorted(vars(value).items(), key=lambda pair: str(pair[0]))
+            self._take_all((each for pair in named for each in pair), depth)
 
     def _take_all(self, values: Iterable[Any], depth: int) -> None:
         for value in values:

@@ -16,7 +16,9 @@ from agent.replica import Replica
 from agent.tensors.device import rounding, where
 from agent.tensors.numbers import Numbers
 from agent.tensors.still import version_of
+from agent.tensors.sums import ALIGN_BYTES
 
+SPAN_MAX = 8  # a copy of part of a tensor takes no more than so much of it
 # How far two calls may differ where only rounding differs between them.
 NEAR = 1e-3
 UNSTEADY = (
@@ -82,7 +84,9 @@ class Evidence:
                 "the same each time and loss_of may not write into it, because another worker may have to compute it again"
             )
         gradients = zip(one.gradients, other.gradients, strict=True)
-        if not _near((one.loss,), (other.loss,)) or not all(_alike(a, b) for a, b in gradients):
+        near = _near((one.loss,), (other.loss,)) and all(_alike(a, b) for a, b in gradients)
+        # One thread of a processor adds in one order only.
+        if not near or (self._samples.machine and torch.get_num_threads() == 1):
             raise Misuse(
                 f"{where_}: loss_of computed a loss of {other.loss:.7g} where it had computed {one.loss:.7g} (or other "
                 "gradients) just before: it keeps something from one call to the next. Put that into the microbatch, "
@@ -128,7 +132,22 @@ def _copy(leaf: Any) -> Any:
         return leaf.copy()
     if not isinstance(leaf, torch.Tensor):
         return leaf
-    return leaf.detach().clone().requires_grad_(leaf.requires_grad)
+    return _copy_of(leaf.detach()).requires_grad_(leaf.requires_grad)
+
+
+def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
+    """Lie as it lies, because kernels round otherwise where rows are apart, or begin elsewhere."""
+    odd = type(tensor) is not torch.Tensor or tensor.is_conj() or tensor.is_neg()
+    if odd or tensor.layout is not torch.strided or tensor.device.type != "cpu":
+        return tensor.clone()
+    strides, sizes = tensor.stride(), tensor.size()
+    span = 1 + sum((size - 1) * stride for size, stride in zip(sizes, strides, strict=True))
+    if span > SPAN_MAX * tensor.numel() or tensor.is_quantized:
+        return tensor.clone()
+    offset = tensor.data_ptr() % ALIGN_BYTES // tensor.itemsize
+    laid = torch.empty(offset + span, dtype=tensor.dtype)
+    laid[offset:] = tensor.as_strided((span,), (1,), tensor.storage_offset())
+    return laid.as_strided(sizes, strides, offset)
 
 
 def versions_of(given: Any) -> list[object]:

@@ -165,6 +165,7 @@ def run(script: Path, out: Path, world: Alone, *, checked: bool = False) -> int:
         if not checked:
             Evidence._differs = unheard  # type: ignore[method-assign]
         runpy.run_path(str(script), run_name="__main__")
+        getattr(world, "close", lambda: None)()
     except BaseException as error:
         words = f"{type(error).__name__}: {error}".splitlines()[0]
     finally:

@@ -117,6 +117,24 @@ WITHIN.refused(
     "losses.append(loss.detach())\nreturn loss / (1 + found)",
 )
 WITHIN.refused(
+    "a state that goes on until one begins",
+    "hidden[0] is what the microbatches before it have come to, since one that begins",
+    body="hidden[0] = 0.9 * hidden[0] * (x[0, 0] > 1) + float(x.mean())\n"
+    "return model(x).square().mean() * hidden[0]",
+)
+WITHIN.refused(
+    "a state that one of them goes by",
+    "hidden[0] is set by the one before it",
+    body="hidden[0] = 1.0 if x[0, 0] == 2 else hidden[0]\n"
+    "return model(x).square().mean() / (1 + hidden[0] * (x[0, 0] == 3))",
+)
+WITHIN.refused(
+    "a list that the last step goes by",
+    f"losses are those {OWN}, of all steps",
+    body=f"{LOSS}; losses.append(loss.item())\nreturn loss",
+    behind="group['lr'] = 0.01 / (1 + (step == 7) * len(losses))",
+)
+WITHIN.refused(
     "a state for the next step",
     f"hidden[0] is the last loss {OWN}",
     body=f"{LOSS}; hidden[0] = loss.detach()\nreturn loss",

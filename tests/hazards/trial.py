@@ -30,7 +30,9 @@ from frames import Snippet
 from judge import STEPS, outcome, run, waited
 from snippets import SNIPPETS
 
-from agent.crew.group import TWICE
+from agent import session
+from agent.crew.group import due_twice
+from agent.proof.samples import sampled
 from agent.protocol import Arrived, Computed, Prepared, Proved, Reached
 from agent.reliable.proofs import Proofs, Question, judge
 from agent.replica import Replica
@@ -38,11 +40,12 @@ from agent.store.layers import share_of
 from agent.store.shares import Gathered, Share
 from agent.tensors.partial import Partial
 from agent.tensors.sums import Sum, Summed
-from agent.world import Alone, Facts
+from agent.world import Alone, Facts, Left
 
 PROOF = Path(__file__).with_name("proof.json")
 NAMES = "w1", "w2"
 SAME, OTHER, CAUGHT = "", "other", "Caught: "
+ENDED = ("EOFError", "BrokenPipeError", "ConnectionResetError")
 
 State = tuple[int, Share, bytes]
 Sums = dict[int, tuple[bytes, bytes]]
@@ -68,7 +71,7 @@ class Trial(msgspec.Struct, frozen=True, kw_only=True):
         if alone := said.get("alone"):
             twice = "just before" in alone or "when it was asked for again" in alone
             return "computed twice" if twice else "refused alone"
-        if any(not words.startswith((CAUGHT, "Misuse: ")) for words in said.values()):
+        if any(words.startswith((OTHER, *ENDED, "took longer")) for words in said.values()):
             return "not caught"
         if not said:
             return "harmless"
@@ -88,6 +91,12 @@ class Packet(msgspec.Struct, frozen=True, kw_only=True):
     question: Question
     base: State
     sums: Sums
+
+
+class Over(msgspec.Struct, frozen=True, kw_only=True):
+    """A script has left its loop: with this state, if it was through with it."""
+
+    reached: Reached | None
 
 
 class Channel:
@@ -126,6 +135,7 @@ class Worker(Alone):
         self.channel, self.index, self.paired, self.joins = channel, index, False, False
         self.thorough_at = {each for k in STEPS for each in (k, k + 1)}
         self.count = 0
+        self._last: Reached | None = None
 
     def bind(self, replica: Replica, facts: Facts) -> bool:
         self.replica, self.count = replica, facts.microbatches
@@ -150,11 +160,11 @@ class Worker(Alone):
     def twice(self) -> int | None:  # type: ignore[override]
         """As `agent.crew.group.Group.twice`."""
         assert self.replica is not None
-        if not (self.paired and self.index):
+        early, late = self.shares()
+        due = self.joins or due_twice(self.replica.step, late[1])
+        if not (self.paired and due and late[1]):
             return None
-        (first, _), (_, mine) = self.shares()
-        every = -(-TWICE // max(1, mine))
-        return first if self.joins or self.replica.step % every == 1 else None
+        return sampled(*early, self.replica.step) if self.index else late[0]
 
     def gather(self, version: int, partial: Partial, total: Sum) -> None:
         if not self.paired:
@@ -168,7 +178,7 @@ class Worker(Alone):
         size = space.total_bytes
         told = [(key, bytes(each.memory(0, size)), each.marks) for key, each in parts.items()]
         self.channel.say(told)
-        for key, body, marks in self.channel.hear():
+        for key, body, marks in self._hear():
             parts[key] = Sum(space)
             parts[key].memory(0, size)[:] = body
             parts[key].marks = marks
@@ -203,19 +213,67 @@ class Worker(Alone):
         if self.paired and self.index:
             assert self.channel is not None
             self.channel.say(told)
-            why = self.channel.hear()
+            why = self._hear()
         else:
             why = listen(NAMES[self.index], told)
             if self.paired:
-                assert self.channel is not None
-                other = self.channel.hear()
+                other = self._hear()
                 why = why or listen(NAMES[1], other)
+                assert self.channel is not None
                 self.channel.say(why)
         if why:
             raise Caught(why)
 
+    def _hear(self) -> Any:
+        assert self.channel is not None
+        found = self.channel.hear()
+        if isinstance(found, Over):
+            raise Left
+        return found
+
+    def finish(self, replica: Replica, facts: Facts) -> bool:
+        """Let the last state be compared, unless the other worker goes on: it has no step to do any more."""
+        if self.paired:
+            assert self.channel is not None
+            try:
+                self.channel.say(Over(reached=self._last))
+                other = self.channel.hear()
+                if isinstance(other, Over):
+                    self._end(other.reached)
+            except OSError:
+                pass
+            except EOFError:
+                pass
+        return True
+
+    def _end(self, other: Reached | None) -> None:
+        assert self.channel is not None
+        assert self.replica is not None
+        if self.index:
+            why = self.channel.hear()
+        else:
+            told = [(NAMES[0], self._last), (NAMES[1], other)]
+            step = self.replica.step
+            arrived = (
+                (name, Arrived(generation=1, script_step=step, reached=reached))
+                for name, reached in told
+                if reached is not None
+            )
+            why = next(filter(None, (self.proofs.arrive(*each) for each in arrived)), "")
+            self.channel.say(why)
+        if why:
+            raise Caught(why)
+
+    def close(self) -> None:
+        """The script has ended."""
+        for each in session.made():
+            each.close()
+
     def arrived(self, reached: Reached) -> None:
-        if self.thorough and self.replica is not None:
+        assert self.replica is not None
+        if self.replica.stage == "over":
+            self._last = reached
+        elif self.thorough:
             told = Arrived(generation=1, script_step=self.replica.step, reached=reached)
             self.compared(told, self.proofs.arrive)
 
@@ -281,7 +339,7 @@ class First(Worker):
         if why:
             raise Caught(why)
         self.channel.say(self._state(replica))
-        self.paired = True
+        self.paired = self.joins = True
 
 
 class Second(Worker):
@@ -409,9 +467,13 @@ def _paired(script: Path, stem: Path, alone: Path, joined: int | None) -> str:
     for end in ends:
         end.close()
     waited(pids)
-    found = [each for out in outs if (each := outcome(out, alone))]
-    ended = ("EOFError", "BrokenPipeError", "ConnectionResetError")
-    return next((each for each in found if not each.startswith(ended)), *found[:1] or ("",))
+    one, two = (outcome(out, alone) for out in outs)
+    if not one and two.startswith(ENDED):
+        # It was never let in.
+        return SAME
+    # One that has no step to do any more leaves nothing.
+    found = [each for each in (one, two) if each and not each.startswith("Left:")]
+    return next((each for each in found if not each.startswith(ENDED)), *found[:1] or (SAME,))
 
 
 def _member(channel: Channel, index: int, joined: int | None) -> Worker:
