@@ -304,7 +304,9 @@ class Group(Crew):
     @property
     def thorough(self) -> bool:
         """Whether all layers are looked at: those that join are asked for the steps behind a snapshot."""
-        return self._proving.going or self.replica.step in self._thorough
+        if self._proving.going:
+            return True
+        return self._replica is not None and self._replica.step in self._thorough
 
     @property
     def twice(self) -> int | None:
