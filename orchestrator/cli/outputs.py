@@ -76,9 +76,9 @@ def _step(step: int) -> str:
 
 
 def _copy(home: Path, path: str, to: Path) -> None:
+    """As the list says that it is: beside its place, then renamed into it."""
     from agent.output.shelf import listed
 
-    """As the list says that it is: beside its place, then renamed into it."""
     for _ in range(TRIES):
         file = next((one for one in listed(home) if one.path == path), None)
         if file is None:
