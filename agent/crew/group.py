@@ -93,13 +93,15 @@ UNLED = (
 )
 
 
-def due_twice(step: int, count: int) -> bool:
-    """Whether the last worker, which has so many microbatches, computes another one's as well in this step of the script.
+def turn_of(step: int, count: int) -> int | None:
+    """In which turn a microbatch is computed twice in this step of the script, if it is; workers have so many of them.
 
     In steps 0, 1, 2, 4, 8 and so on, because what a script keeps often shows within the first; and in every so many.
     """
     every = -(-TWICE // max(1, count))
-    return step % every == 0 or not step & (step - 1)
+    if not step & (step - 1):
+        return step.bit_length()
+    return step // every if step % every == 0 else None
 
 
 class Group(Crew):
@@ -312,9 +314,9 @@ class Group(Crew):
     def twice(self) -> int | None:
         """A microbatch of another worker that this one computes as well, to be compared before the commit.
 
-        A worker that joins does so in its first step, because its proof may be of a step long ago; and the last
-        worker does it for the first one, often as long as the job is young, and now and then later. The other of
-        the two does the same meanwhile, with the one that has nothing before it there.
+        A worker that joins does so in its first step, because its proof may be of a step long ago, and one of the
+        others does it for the one there that has nothing before it. Else the first and the last worker do it in turn:
+        one of them only, so that what counts microbatches counts others on it.
         """
         layout, entered, me = self.layout, self.entered, self.me
         assert entered is not None
@@ -324,18 +326,14 @@ class Group(Crew):
         inside = [each for each in replicas if each.workers[0] in entered.holders]
         joining = [each for each in replicas if each not in inside]
         if self._joins:
-            early, late = inside[:1], layout.replica_of(me)
-        elif inside and joining and self.replica.version == entered.version:
-            early, late = inside[:1], joining[0]
-        elif replicas and due_twice(step, replicas[-1].count):
-            early, late = replicas[:1], replicas[-1]
-        else:
+            return sampled(inside[0].first, inside[0].count, step) if inside else None
+        if inside and joining and self.replica.version == entered.version:
+            return joining[0].first if inside[0].workers[0] == me else None
+        turn = turn_of(step, replicas[-1].count)
+        if turn is None or len(replicas) == 1:
             return None
-        if not early or early[0] is late or me not in (early[0].workers[0], late.workers[0]):
-            return None
-        if me == late.workers[0]:
-            return sampled(early[0].first, early[0].count, step)
-        return late.first
+        asks, asked = (replicas[0], replicas[-1]) if turn % 2 else (replicas[-1], replicas[0])
+        return sampled(asked.first, asked.count, step) if asks.workers[0] == me else None
 
     def _proven_sum(self) -> Summed:
         try:

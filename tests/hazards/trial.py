@@ -31,7 +31,9 @@ from judge import STEPS, outcome, run, waited
 from snippets import SNIPPETS
 
 from agent import session
-from agent.crew.group import due_twice
+from agent.crew.crew import ENDS
+from agent.crew.group import turn_of
+from agent.errors import Misuse
 from agent.proof.samples import sampled
 from agent.protocol import Arrived, Computed, Prepared, Proved, Reached
 from agent.reliable.proofs import Proofs, Question, judge
@@ -161,10 +163,15 @@ class Worker(Alone):
         """As `agent.crew.group.Group.twice`."""
         assert self.replica is not None
         early, late = self.shares()
-        due = self.joins or due_twice(self.replica.step, late[1])
-        if not (self.paired and due and late[1]):
+        step = self.replica.step
+        if not (self.paired and late[1]):
             return None
-        return sampled(*early, self.replica.step) if self.index else late[0]
+        if self.joins:
+            return sampled(*early, step) if self.index else late[0]
+        turn = turn_of(step, late[1])
+        if turn is None or turn % 2 == self.index:
+            return None
+        return sampled(*early, step) if self.index else sampled(*late, step)
 
     def gather(self, version: int, partial: Partial, total: Sum) -> None:
         if not self.paired:
@@ -228,6 +235,10 @@ class Worker(Alone):
         assert self.channel is not None
         found = self.channel.hear()
         if isinstance(found, Over):
+            # As `agent.crew.crew.Crew.go_on`.
+            assert self.replica is not None
+            if self.replica.played:
+                raise Misuse(ENDS.format(self.replica.step))
             raise Left
         return found
 
