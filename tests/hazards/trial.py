@@ -1,7 +1,7 @@
 """Whether the proof catches what a script keeps outside its session: each snippet is run as the workers of a job run it.
 
     python tests/hazards/trial.py            all snippets, into proof.json
-    python tests/hazards/trial.py NAME ...   these, to be read
+    python tests/hazards/trial.py NAME ...   these, to be read; "NAME @ lost 3" in this way only
 
 The first worker begins alone, and what it tells of its commits is remembered as the keeper remembers it. Then, for k of
 1, 3 and 5:
@@ -434,25 +434,22 @@ class Second(Worker):
         return self.replica.summed(memoryview(payload), marks)
 
 
-def tried(snippet: Snippet, folder: Path) -> Trial:
-    """Run one snippet in all ways."""
+def tried(snippet: Snippet, folder: Path, only: str = "") -> Trial:
+    """Run one snippet alone, and in one or all of the other ways."""
     script, alone = folder / "train.py", folder / "alone.pt"
     script.write_text(snippet.script)
     waited([run(script, alone, First(folder=folder), checked=True)])
     ways = {"alone": outcome(alone)}
     if not ways["alone"]:
         begun = [k for k in STEPS if (folder / f"{k}.packet").exists()]
-        outs = {k: folder / f"lost-{k}.pt" for k in begun}
-        waited(
-            [
-                run(script, outs[k], Second(stored=folder / f"{k}.packet"), checked=True)
-                for k in begun
-            ]
-        )
-        ways |= {f"lost {k}": outcome(outs[k], alone) for k in begun}
-        for k in begun:
-            ways[f"join {k}"] = _paired(script, folder / f"join-{k}", alone, k)
-        ways["together"] = _paired(script, folder / "together", alone, None)
+        outs = {k: folder / f"lost-{k}.pt" for k in begun if only in ("", f"lost {k}")}
+        stored = {k: Second(stored=folder / f"{k}.packet") for k in outs}
+        waited([run(script, outs[k], stored[k], checked=True) for k in outs])
+        ways |= {f"lost {k}": outcome(outs[k], alone) for k in outs}
+        joined = {f"join {k}": k for k in begun} | {"together": None}
+        for way, k in joined.items():
+            if only in ("", way):
+                ways[way] = _paired(script, folder / way.replace(" ", "-"), alone, k)
     return Trial(name=snippet.name, kind=snippet.kind, ways=ways)
 
 
@@ -499,9 +496,10 @@ def _member(channel: Channel, index: int, joined: int | None) -> Worker:
 
 def main(names: list[str]) -> None:
     lines = []
-    for name in names or SNIPPETS:
+    for asked in names or SNIPPETS:
+        name, _, only = asked.partition(" @ ")
         with tempfile.TemporaryDirectory() as folder:
-            trial = tried(SNIPPETS[name], Path(folder))
+            trial = tried(SNIPPETS[name], Path(folder), only)
         lines.append(json.dumps(msgspec.to_builtins(trial) | {"fate": trial.fate}))
         sys.stdout.write(f"{lines[-1]}\n")
         sys.stdout.flush()
