@@ -123,7 +123,7 @@ def _digests(
     asked = [laid.ask(normed=normed) for laid in found.values()]
     for laid, sums, lengths in _answered(list(found.values()), asked):
         # Which types a worker comes by first depends on the layers that it has.
-        number = zlib.crc32(f"{laid.tensors[0].dtype} {laid.tensors[0].device.type}".encode())
+        number = zlib.crc32(str(laid.tensors[0].dtype).encode())
         for at, one in zip(laid.layers, sums, strict=True):
             bits[at] += one * (2 * number * _SPREAD + 1)
         for (at, place), length in zip(laid.owners, lengths, strict=True):

@@ -15,6 +15,7 @@ from agent.pipeline.wires import asked_for, pack, unpack
 from agent.store.layers import collect, share_of
 from agent.store.memory import Again, Copying
 from agent.tensors.device import Watch, set_stream_state, stream_state
+from agent.tensors.numbers import Numbers
 from agent.tensors.partial import partial_of
 from agent.tensors.shards import bytes_of
 from agent.tensors.staging import Away, Fetch, here, mark, pinned
@@ -146,7 +147,7 @@ def _are_added_where_they_arise(*, deterministic: bool) -> None:
         if microbatch > 1:
             partial.lend(microbatch, 0, 4)
         loss.backward()
-        partial.add(microbatch, loss.detach().double(), 0, 4)
+        partial.add(microbatch, Numbers(values=(loss.detach().double(),)), 0, 4)
     sums = [one.cpu() for one in expected]  # before, for it makes the device hurry
     (total,) = partial.nodes(0, 4)
     assert total.flat.device.type == "cpu"
