@@ -45,7 +45,10 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Start one worker: a fresh id each time, so that a ghost of an earlier one is recognised."""
+    """Start one worker: a fresh id each time, so that a ghost of an earlier one is recognised.
+
+    A `prover` reproduces a step of the job, and is no worker of it.
+    """
 
     job: str
     worker: str
@@ -53,6 +56,7 @@ class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
     slot: int
     keeper_address: str
     secret: str
+    prover: bool = False
 
 
 class Report(msgspec.Struct, frozen=True, kw_only=True, tag_field="type", tag=True):

@@ -61,7 +61,8 @@ class Hello(Message, frozen=True, kw_only=True):
 
     `held` is of that version, `promised` of the next one: what this worker keeps once it hears that the step for
     which it is prepared is committed. `copies` says that it has some of others: see `agent.crew.copies`. With
-    version `left` its script has left its loop. `proven` says that it was in the layout of a committed step.
+    version `left` its script has left its loop. `proven` says that it was in the layout of a committed step. A `prover`
+    reproduces a step, and does nothing else.
     """
 
     job: str
@@ -76,6 +77,7 @@ class Hello(Message, frozen=True, kw_only=True):
     left: int | None = None
     ready: "Ready | None" = None
     proven: bool = False
+    prover: bool = False
 
 
 class Ready(Message, frozen=True, kw_only=True):
@@ -183,6 +185,13 @@ class Proved(Message, frozen=True, kw_only=True):
     version: int
     computed: tuple[Computed, ...] = ()
     reached: tuple[Reached, ...] = ()
+
+
+class Untried(Message, frozen=True, kw_only=True):
+    """The second process of this worker has ended, or could not be started; `final`: nor could another one."""
+
+    why: str
+    final: bool = False
 
 
 class Holding(Message, frozen=True, kw_only=True):
@@ -464,6 +473,10 @@ class CopiesAsked(Message, frozen=True, kw_only=True):
     """The keeper has nothing: what is in this worker's host memory may be all that there is."""
 
 
+class ProofWanted(Message, frozen=True, kw_only=True):
+    """Start a second process of this worker, which proves a step: see `agent.reliable.trial`."""
+
+
 class Noticed(Message, frozen=True, kw_only=True):
     """The worker's machine will be taken away at `deadline_s` (seconds since the epoch)."""
 
@@ -541,6 +554,7 @@ AnyMessage = (
     | Prepared
     | Arrived
     | Proved
+    | Untried
     | Holding
     | LoopLeft
     | Unled
@@ -577,6 +591,7 @@ AnyMessage = (
     | State
     | Redo
     | Prove
+    | ProofWanted
     | Noticed
     | ProfileKnown
     | Done

@@ -43,9 +43,10 @@ BEFORE, AFTER = -1, -2
 # open      in a step, before a call of `backward`
 # computing in a call of `backward`
 # summed    behind one: the gradients of the phase are here
+# ended     behind the step, in what the script does at the end of its epoch
 # aside     the script ends an epoch that the others have left, and its state is put by
 # over      the loop is over
-Stage = Literal["made", "boundary", "open", "computing", "summed", "aside", "over"]
+Stage = Literal["made", "boundary", "open", "computing", "summed", "ended", "aside", "over"]
 
 
 class Position:
@@ -119,12 +120,14 @@ class Replica:
     @property
     def inside(self) -> int | None:
         """The step that the script is in, as its loop counts; None outside of the loop."""
+        if self.stage == "ended":
+            return self.step - 1
         return self.step if self.stage in ("open", "computing", "summed") else None
 
     @property
     def at_boundary(self) -> bool:
         """Whether the state of `version` is here as others could load it."""
-        return self.phase == 0 and self.stage != "summed"
+        return self.phase == 0 and self.stage not in ("summed", "ended", "aside")
 
     @property
     def next_version(self) -> int:
@@ -276,7 +279,7 @@ class Replica:
         """Put the state of the boundary by, because the script is not where it can go on with it."""
         share, pieces = share_of(self.settled(), 1, 0)
         self._aside = share, memoryview(b"".join(here(pieces)))
-        self.stage = "aside"
+        self.stage, self._kept = "aside", None
 
     def take_up(self) -> None:
         """Have the state that was put by, whatever the script has done to its objects since."""
@@ -309,7 +312,7 @@ class Replica:
                 "session.steps(...): use it in a step, after optimizer.step() for example. The trained weights are in "
                 "the job's export"
             )
-        if self.stage in ("open", "summed"):
+        if self.stage in ("open", "summed", "ended"):
             self.fetch()
 
     def borrow(self, gathered: Gathered, layers: frozenset[str]) -> None:

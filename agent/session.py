@@ -190,9 +190,11 @@ class Session:
 
     def log(self, /, **numbers: Any) -> None:
         """Tell numbers of this step to dashboards, once however often the step is done."""
-        if self.replica.stage not in ("open", "summed"):
+        step = self.replica.inside
+        if step is not None:
+            self._world.output.log(step, numbers)
+        elif self.replica.stage != "aside":
             raise Misuse("session.log(...) belongs into the loop over session.steps(...)")
-        self._world.output.log(self.replica.step, numbers)
 
     def save(self, path: str | PathLike[str], thing: object = None) -> Path:
         """Write the model's weights, or `thing`, to session.output / path, whole and once. Every worker calls it."""
@@ -241,9 +243,12 @@ class Session:
         data = data or self._only_data()
         self._begin_loop(count * len(data))
         while self._arrive():
-            epoch = self.replica.step // len(data)
+            epoch, place = divmod(self.replica.step, len(data))
+            if place:
+                # What the script does at an epoch's start was done in this one already.
+                self._set_aside()
             yield epoch
-            if self.replica.stage not in ("boundary", "aside", "over"):
+            if self.replica.stage not in ("ended", "aside", "over"):
                 raise Misuse(
                     f"epoch {epoch}: the loop over the data of session.data(...) was left in step {self.replica.step}; "
                     "go through all of it, or leave the loop over session.epochs(...) as well"
@@ -251,6 +256,7 @@ class Session:
 
     def steps_of_epoch(self, data: Data) -> Iterator[int]:
         """Go through the steps of the epoch that the loop over `epochs` is in. For `Data` only."""
+        self._take_up()
         if self.replica.stage != "open":
             raise Misuse(
                 "the data of session.data(...) is gone through inside `for epoch in session.epochs(n)`, once per epoch; "
@@ -266,9 +272,7 @@ class Session:
                 return
             if self.replica.step // len(data) != epoch:
                 # The script ends its epoch on what is here, and has its state back at the next one.
-                self._world.settle()
-                self._world.stray(away=True)
-                self.replica.set_aside()
+                self._set_aside()
                 return
 
     def backward(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Result:
@@ -280,10 +284,12 @@ class Session:
         """
         self._check_call(loss_of, microbatches)
         replica = self.replica
+        # Of a step that the job went on without, no call counts.
+        void = replica.stage == "summed" and self._result.void
         if replica.stage == "summed":
             replica.version, replica.phase = replica.version + 1, replica.phase + 1
         prior = self._prior()
-        if self._bound or self._bind(len(microbatches)):
+        if not void and (self._bound or self._bind(len(microbatches))):
             self._begin_phase(loss_of, microbatches)
             try:
                 self._prove(loss_of, microbatches)
@@ -293,7 +299,8 @@ class Session:
                 with self._world.unaided():
                     replica.seed_for(AFTER)
                     self._install(summed, prior)
-                    passing("step: installed")
+                    if not self._world.proves:
+                        passing("step: installed")
             except Abandoned:
                 self._give_up()
         else:
@@ -355,16 +362,26 @@ class Session:
 
     def _arrive(self) -> bool:
         """Be at the start of a step; False if there is none."""
+        self._take_up()
+        stage = self.replica.stage
+        return stage == "open" or (stage != "over" and self._next_step())
+
+    def _set_aside(self) -> None:
+        """What the script does until `_take_up` is for nothing: it is not where the job is."""
+        self._world.settle()
+        self._world.stray(away=True)
+        self.replica.set_aside()
+
+    def _take_up(self) -> None:
         if self.replica.stage == "aside":
             self.replica.take_up()
             self._world.stray(away=False)
             self._open()
-        stage = self.replica.stage
-        return stage == "open" or (stage != "over" and self._next_step())
 
     def _next_step(self) -> bool:
         """Come to the boundary of the next step; False if there is none."""
         replica, total = self.replica, self._facts.steps_total
+        self._close_step()
         while True:
             replica.begin_boundary()
             if self._microbatches:
@@ -402,11 +419,18 @@ class Session:
             raise Misuse(
                 f"step {replica.step} ended without session.backward(loss_of, microbatches): every step needs one"
             )
-        self._registered.check(replica.step)
-        self._outside.check(replica.step)
-        self._world.end_step(replica.step)
         replica.version, replica.step, replica.played = replica.version + 1, replica.step + 1, True
-        replica.stage = "boundary"
+        replica.drop_collected()
+        replica.stage = "ended"
+
+    def _close_step(self) -> None:
+        """The script is through with its step, and with what it does at the end of an epoch."""
+        replica = self.replica
+        if replica.stage == "ended":
+            step = replica.step - 1
+            self._registered.check(step)
+            self._outside.check(step)
+            self._world.end_step(step)
 
     def _know(self, microbatches: int) -> None:
         """Now it is known of how many microbatches a step is made."""
@@ -432,23 +456,19 @@ class Session:
         replica = self.replica
         if replica.stage == "made":
             raise Misuse("the script made a session, but never looped over session.steps(...)")
-        if replica.stage == "aside":
-            raise WireError(
-                "the script left its loop at the end of an epoch that the others have left before"
-            )
         if replica.stage == "computing":
             raise Misuse(f"the script ended in the middle of step {replica.step}")
-        # At a boundary it has left its loop over epochs behind the last step of one.
-        if replica.stage in ("open", "summed", "boundary"):
+        if replica.stage == "summed":
+            self._end_step()
+        if replica.stage in ("open", "ended"):
+            self._close_step()
             replica.holdings.give_back()
-            if replica.stage == "summed":
-                replica.version, replica.step = replica.version + 1, replica.step + 1
             replica.drop_collected()
             self.leave()
 
     def leave(self) -> None:
         """End before the last step, as the script has, or as others have: with the version that there is."""
-        self.replica.stage = "over"
+        self.replica.stage, self.replica.phase = "over", 0
         if not self._finished():
             raise WireError(SENT_BACK)
 

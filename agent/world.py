@@ -53,6 +53,10 @@ class World(Protocol):
         """Whether anybody compares what workers compute."""
 
     @property
+    def proves(self) -> bool:
+        """Whether this is a step that the job has done, and that is done again for nothing but a proof."""
+
+    @property
     def thorough(self) -> bool:
         """Whether all layers are compared in this step, and not some in turn."""
 
@@ -135,7 +139,7 @@ class Alone:
 
     nan: NanPolicy = "fail"
     evidence: "Evidence"
-    compares = thorough = False
+    compares = thorough = proves = False
     microbatches = stop_at = 0
     leader = True
     notice_s = None

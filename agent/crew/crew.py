@@ -86,6 +86,11 @@ class Crew:
         """Inside nobody else is needed, but where this waits or sends: see `agent.net.stuck`."""
         return self.link.stuck.unaided()
 
+    @property
+    def lock(self) -> threading.Condition:
+        """Held while what arrives is taken in."""
+        return self._changed
+
     def wake(self) -> None:
         """Have the script's thread look again."""
         with self._changed:

@@ -16,6 +16,8 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+import torch
+
 from agent.calibration import probing
 from agent.crew import exchange, helping
 from agent.crew.chain import Chain, Whole
@@ -28,6 +30,7 @@ from agent.crew.preparing import Preparing
 from agent.crew.proving import Proving
 from agent.crew.pulling import Pulling
 from agent.crew.redoing import Redoing
+from agent.crew.second import Second
 from agent.crew.snapshots import Snapshots
 from agent.crew.survey import Survey
 from agent.crew.warming import Landing, warm
@@ -60,6 +63,7 @@ from agent.protocol import (
     PeerBroken,
     Peers,
     ProfileKnown,
+    ProofWanted,
     Prove,
     Reached,
     Redo,
@@ -69,7 +73,7 @@ from agent.protocol import (
 )
 from agent.replica import Replica
 from agent.store.layers import Collected
-from agent.tensors.device import settle
+from agent.tensors.device import CPU, settle
 from agent.tensors.partial import Partial
 from agent.tensors.sums import Sum, Summed
 from agent.world import Abandoned, Facts, Interrupted
@@ -97,7 +101,7 @@ def turn_of(step: int, count: int) -> int | None:
     every = -(-TWICE // max(1, count))
     if not step & (step - 1):
         return step.bit_length()
-    return step // every if step % every == 1 else None
+    return step // every if step % every == 0 else None
 
 
 class Group(Crew):
@@ -131,6 +135,8 @@ class Group(Crew):
             ended,
             connected=self._complain_again,
         )
+        self._prover = order.prover
+        self._second = Second(order, host, self.link.send, self._device)
         self._welcome: tuple[Welcome, bytes] | None = None
         self._holds = False  # this worker's state is one that the job goes on from
         self._needs_state = False
@@ -294,9 +300,15 @@ class Group(Crew):
         self.link.send(Arrived(generation=generation, script_step=step, reached=reached))
 
     @property
+    def proves(self) -> bool:
+        return self._proving.going
+
+    @property
     def thorough(self) -> bool:
         """Whether all layers are looked at: those that join are asked for the steps behind a snapshot."""
-        return self._proving.going or self.replica.step in self._thorough
+        if self._proving.going:
+            return True
+        return self._replica is not None and self._replica.step in self._thorough
 
     @property
     def twice(self) -> int | None:
@@ -430,14 +442,13 @@ class Group(Crew):
         """
         if not self.astray and self._handover.look(self._counted_among):
             return
-        leads, step = self._leads or self._told_to_lead, self.replica.version
+        leads, replica = self._leads or self._told_to_lead, self.replica
         self._holds, self.astray = False, True
         if leads:
-            if (
-                step < self.replica.next_version
-            ):  # else it is committed later, and led like any other
-                self.link.send(Unled(step=step))
-            raise WireError(UNLED.format(step))
+            # Before its commit a step is led like any other by whoever does it.
+            if replica.stage != "open":
+                self.link.send(Unled(step=replica.next_version - 1))
+            raise WireError(UNLED.format(replica.inside))
 
     def _counted_among(self, order: Enter | None) -> Having | None:
         """Who has what of the state that is looked at; None where it is not the job's any more."""
@@ -653,7 +664,11 @@ class Group(Crew):
             left=self._left,
             ready=self._survey.ready,
             proven=self._proven,
+            prover=self._prover,
         )
+
+    def _device(self) -> torch.device:
+        return CPU if self._replica is None else self._replica.space.device
 
     def _deliver(  # noqa: PLR0912 - one branch per message
         self, message: AnyMessage, payload: memoryview
@@ -687,6 +702,8 @@ class Group(Crew):
                     self._handover.state = (message, payload)
                 case Redo():
                     self._redo.hear(message, payload)
+                case ProofWanted():
+                    self._second.start()
                 case Noticed():
                     self._notice_at_s = message.deadline_s
                 case OutputTaken() | OutputHeld():

@@ -114,9 +114,10 @@ class Proving:
         if question is None or self._is_old(question):
             return
         replica = self._crew.replica
-        if replica.at_boundary and question.prove.reaches:
+        if replica.stage == "boundary" and question.prove.reaches:
             self._reached.append(self._evidence.look(whole=True))
-        self._heard = None
+        with self._crew.lock:
+            self._forget(question)
         self._crew.link.send(
             Proved(
                 version=question.prove.version,
@@ -124,6 +125,10 @@ class Proving:
                 reached=tuple(self._reached),
             )
         )
+
+    def _forget(self, question: _Question) -> None:
+        if self._heard is question:
+            self._heard = None
 
     @property
     def _evidence(self) -> Evidence:

@@ -392,19 +392,18 @@ def _check(dataset: Any, batch_size: int, microbatches: int, options: dict[str, 
 def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
     """Take a DataLoader apart: its data set, and how it goes through that. The session makes its own of them."""
     if isinstance(dataset, DataLoader):
-        loader, sampler = dataset, dataset.sampler
-        own = type(loader.batch_sampler) is not BatchSampler or getattr(
-            sampler, "replacement", False
-        )
-        if own or type(sampler) not in (SequentialSampler, RandomSampler):
+        loader = dataset
+        if not _is_stream(loader.dataset) and not _is_plain(loader):
             raise Misuse(
-                f"session.data(DataLoader(...)): its {type(sampler).__name__} says which samples come when, but order and "
+                f"session.data(DataLoader(...)): its {type(loader.sampler).__name__} says which samples come when, but order and "
                 "shares are the session's: give session.data(loader.dataset, batch_size=..., order=...) a function "
                 "from the epoch to indices"
             )
+        if loader.batch_size is None:
+            raise Misuse("session.data(DataLoader(...)): it has no batch_size; give batch_size=...")
         known = {
             "batch_size": loader.batch_size,
-            "shuffle": isinstance(sampler, RandomSampler),
+            "shuffle": isinstance(loader.sampler, RandomSampler),
             "drop_last": loader.drop_last,
             "num_workers": loader.num_workers,
             "collate_fn": loader.collate_fn,
@@ -415,6 +414,16 @@ def opened(dataset: Any, options: dict[str, Any]) -> tuple[Any, dict[str, Any]]:
             "session.data(dataset, ...): give batch_size=..., the samples of a whole step, all microbatches together"
         )
     return dataset, options
+
+
+def _is_plain(loader: DataLoader[Any]) -> bool:
+    """Whether it goes through all samples once, in their order or shuffled."""
+    sampler = loader.sampler
+    if loader.batch_sampler is not None and type(loader.batch_sampler) is not BatchSampler:
+        return False
+    if isinstance(sampler, RandomSampler):
+        return not sampler.replacement and sampler.num_samples == len(loader.dataset)  # type: ignore[arg-type]
+    return isinstance(sampler, SequentialSampler)
 
 
 def _check_names(options: dict[str, Any]) -> None:

@@ -194,11 +194,14 @@ class Walk:
             self._seen[id(module)] = module
             at = f"{name}.{path}" if path else name
             for key, value in vars(module).items():
+                if _is_ours(value):
+                    continue
                 if isinstance(value, PLAIN):
                     if not key.startswith("_"):
                         self.marks[f"{at}.{key}"] = value
                 elif key.endswith("_hooks") and value:
-                    yield from ((f"{at}.{key}", hook) for hook in value.values())
+                    hooks = [hook for hook in value.values() if not _is_ours(hook)]
+                    yield from ((f"{at}.{key}", hook) for hook in hooks)
                 elif key in self.known_words or isinstance(value, FunctionType | MethodType):
                     yield f"{at}.{key}", value
             yield from self._of_kind(type(module), {"forward"})
@@ -277,6 +280,14 @@ def _attributes(thing: object) -> Mapping[str, object]:
     with suppress(AttributeError):
         found |= object.__getattribute__(thing, "__dict__")
     return found
+
+
+def _is_ours(thing: object) -> bool:
+    """Whether the session itself has hung it up, when layers went elsewhere for one."""
+    while isinstance(thing, functools.partial):
+        thing = thing.func
+    maker = getattr(thing, "__module__", None) or type(thing).__module__
+    return str(maker).startswith("agent.")
 
 
 def _is_librarys(thing: type | ModuleType) -> bool:

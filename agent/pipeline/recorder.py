@@ -13,6 +13,7 @@ import torch
 
 from agent.errors import CannotRecord, Misuse
 from agent.pipeline.closure import Closure, closed_over
+from agent.pipeline.flat import unflatten
 from agent.pipeline.loss import record_loss, same_graph
 from agent.pipeline.record import Filled
 from agent.pipeline.recording import Recording, Told, nobody
@@ -92,26 +93,30 @@ class Recorder:
         now = closed_over(loss_of)
         found = next((e for e in self._entries if not e.recording.closure.changed(now)), None)
         if found is None:
-            found = _Entry(self._record(loss_of, told, self._changed(now)), self._version)
+            found = _Entry(self._record(loss_of, told, now), self._version)
         self._entries = [found, *(each for each in self._entries if each is not found)][
             :ENTRIES_MAX
         ]
         return found
 
-    def _changed(self, now: Closure) -> str:
-        """What this function closed over otherwise when it was recorded last; nothing if it never was."""
-        closures = [each.recording.closure for each in self._entries]
-        return next((each.changed(now) for each in closures if each.of_same_function(now)), "")
-
-    def _record(self, loss_of: LossOf, told: Told, because: str) -> Recording:
+    def _record(self, loss_of: LossOf, told: Told, now: Closure) -> Recording:
+        """Record it; once more with what it was recorded with before, so that only a change makes another graph."""
+        before = [
+            each.recording for each in self._entries if each.recording.closure.of_same_function(now)
+        ]
+        microbatches = self._microbatches
+        if before and before[0].fixed:
+            known = unflatten(before[0].example, before[0].spec)
+            microbatches = [known, microbatches[0]]
         found = record_loss(
-            self._model(), loss_of, self._microbatches, self._scaler, told, self._filled.empty
+            self._model(), loss_of, microbatches, self._scaler, told, self._filled.empty
         )
-        for known in self._entries:
-            if found.same_as(known.recording):
+        for each in before:
+            if found.same_as(each):
                 # Stages that were built for the same graph go on.
-                found = found.begun_with(known.recording.variants.first)
+                found = found.begun_with(each.variants.first)
                 break
+        because = before[0].closure.changed(now) if before else ""
         return msgspec.structs.replace(found, because=because)
 
     def _is_right(self, entry: _Entry, *, entered: bool) -> bool:

@@ -8,6 +8,7 @@ reading them. Beside the bits stand norms, for those whose bits may differ.
 
 import functools
 import math
+import zlib
 from collections import defaultdict
 from collections.abc import Mapping, Sequence
 from typing import Any, NamedTuple
@@ -112,19 +113,21 @@ def _digests(
     """Name, bits and norms of every layer."""
     found: dict[_Kind, _Laid] = defaultdict(_Laid)
     bits = [0] * len(layers)
-    norms: list[list[float]] = [[] for _ in layers]
+    norms = [[0.0] * len(tensors) for tensors in layers.values()]
     for at, tensors in enumerate(layers.values()):
         for place, tensor in enumerate(tensors):
             if tensor is None:
                 bits[at] += (place + 1) * _NOTHING
             elif tensor.numel():
-                found[tensor.device, tensor.dtype].add(at, tensor)
+                found[tensor.device, tensor.dtype].add(at, place, tensor)
     asked = [laid.ask(normed=normed) for laid in found.values()]
-    for number, (laid, sums, lengths) in enumerate(_answered(list(found.values()), asked)):
+    for laid, sums, lengths in _answered(list(found.values()), asked):
+        # Which types a worker comes by first depends on the layers that it has.
+        number = zlib.crc32(f"{laid.tensors[0].dtype} {laid.tensors[0].device.type}".encode())
         for at, one in zip(laid.layers, sums, strict=True):
             bits[at] += one * (2 * number * _SPREAD + 1)
-        for at, length in zip(laid.owners, lengths, strict=True):
-            norms[at].append(length)
+        for (at, place), length in zip(laid.owners, lengths, strict=True):
+            norms[at][place] = length
     return [
         (name, one & MASK, lengths) for name, one, lengths in zip(layers, bits, norms, strict=True)
     ]
@@ -135,16 +138,16 @@ class _Laid:
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
-        self.owners: list[int] = []  # the layer of each
+        self.owners: list[tuple[int, int]] = []  # the layer of each, and its place there
         self.layers: list[int] = []
         self._counts: list[int] = []  # of tensors, by layer
 
-    def add(self, layer: int, tensor: torch.Tensor) -> None:
+    def add(self, layer: int, place: int, tensor: torch.Tensor) -> None:
         if not self.layers or self.layers[-1] != layer:
             self.layers.append(layer)
             self._counts.append(0)
         self._counts[-1] += 1
-        self.owners.append(layer)
+        self.owners.append((layer, place))
         self.tensors.append(tensor)
 
     def ask(self, *, normed: bool) -> tuple[Any, Any]:

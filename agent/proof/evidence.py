@@ -81,7 +81,7 @@ class Evidence:
         if one.batch.bits != other.batch.bits:
             raise Misuse(
                 f"{where_}: microbatches[{one.microbatch}] was something else when it was asked for again; it has to be "
-                "the same each time, because another worker may have to compute it again"
+                "the same each time and loss_of may not write into it, because another worker may have to compute it again"
             )
         gradients = zip(one.gradients, other.gradients, strict=True)
         near = _near((one.loss,), (other.loss,)) and all(_alike(a, b) for a, b in gradients)

@@ -63,6 +63,7 @@ class Entrance:
         self._held: str | None = None
         self._held_s = 0.0
         self._said_partly = False
+        self.tried = False  # somebody who did not begin with the job has reproduced a step of it
         # Told by the regrouping, which knows of us: see `attach`.
         self._recall: Callable[[], bool] = lambda: False
         self._again: Callable[[], None] = lambda: None
@@ -112,8 +113,10 @@ class Entrance:
             if member.told or self._is_partial(member) or self._history.version > 0:
                 return False
             self._held, self._held_s = member.worker, time.monotonic()
-        waits = self._held == member.worker and self._history.version <= self.origin
-        return waits and time.monotonic() < self._held_s + HOLD_BACK_S
+        if self._held != member.worker or self._history.version > self.origin:
+            return False
+        # The others compute their first step, however long it takes; or they could not begin without it.
+        return self._roster.started or time.monotonic() < self._held_s + HOLD_BACK_S
 
     def _let_in(self, member: Member) -> None:
         if member.ready is None:
@@ -139,6 +142,8 @@ class Entrance:
     def look(self) -> None:
         """Ask those who wait, if there is something to ask."""
         held = self._roster.members.get(self._held or "")
+        if held is None:
+            self._held = None
         if held is not None and not (held.told or self.needs(held) or self._holds_back(held)):
             self._let_in(held)
         self._vault.look()
@@ -146,7 +151,7 @@ class Entrance:
         self._vault.awaited = bool(waiting)
         for member in waiting:
             if (base := self._base()) is not None:
-                self._ask(member, base)
+                pose(member, base)
         if waiting and waiting[0].question is None and not self._brought_further:
             self._find_a_way(waiting)
 
@@ -172,25 +177,6 @@ class Entrance:
     def _base(self) -> Base | None:
         return self._vault.asked(partly=not self._brought_further)
 
-    def _ask(self, member: Member, base: Base) -> None:
-        question, backup = base.question, base.backup
-        assert question is not None
-        member.question, member.version, member.fresh = question, None, False
-        member.post(
-            Prove(
-                version=question.version,
-                script_step=question.script_step,
-                microbatches=question.microbatches,
-                commits=question.commits,
-                reaches=question.complete,
-            )
-        )
-        state = State(generation=PROVING, version=backup.version, layers=backup.layers)
-        member.post(state, *bodies(backup.layers, backup.bodies))
-        for logged in base.redo[: question.commits]:
-            redo = Redo(generation=PROVING, step=logged.step, present=logged.present)
-            member.post(redo, logged.body)
-
     def _find_a_way(self, waiting: list[Member]) -> None:
         """There is nothing to ask, and nobody who makes anything known."""
         if self._recall():
@@ -215,7 +201,28 @@ class Entrance:
         if why := proofs.judge(member.worker, question, proved):
             self._fail(member, Failed(kind="refused", detail=why, step=question.script_step))
             return
-        member.question, member.proven = None, True
+        member.question, member.proven, self.tried = None, True, True
         if not member.told:
             self._let_in(member)
         self._again()
+
+
+def pose(member: Member, base: Base) -> None:
+    """Ask a worker to reproduce the step behind this backup."""
+    question, backup = base.question, base.backup
+    assert question is not None
+    member.question, member.version, member.fresh = question, None, False
+    member.post(
+        Prove(
+            version=question.version,
+            script_step=question.script_step,
+            microbatches=question.microbatches,
+            commits=question.commits,
+            reaches=question.complete,
+        )
+    )
+    state = State(generation=PROVING, version=backup.version, layers=backup.layers)
+    member.post(state, *bodies(backup.layers, backup.bodies))
+    for logged in base.redo[: question.commits]:
+        redo = Redo(generation=PROVING, step=logged.step, present=logged.present)
+        member.post(redo, logged.body)

@@ -70,6 +70,7 @@ from agent.protocol import (
     Strayed,
     Traced,
     Unled,
+    Untried,
     Welcome,
 )
 from agent.reliable import commits
@@ -83,6 +84,7 @@ from agent.reliable.reports import Reports
 from agent.reliable.roster import Roster
 from agent.reliable.round import Round
 from agent.reliable.tracing import Tracing
+from agent.reliable.trial import Trial
 from agent.reliable.vault import Place, Vault
 
 log = logging.getLogger(__name__)
@@ -130,6 +132,8 @@ class Job:
             self.history, self.roster, self.vault, self._reports, self._on_failed, self._say
         )
         self._entrance.begins_with = order.begins_with
+        self._trial = Trial(self.roster, self.vault, self._entrance, self._on_failed, self._say)
+        self._trial.wanted = order.begins_with > 0
         self._regrouping = Regrouping(
             self.history, self.roster, self.vault, self._reports, self._entrance, self._lock
         )
@@ -199,6 +203,7 @@ class Job:
         with self._lock:
             self._shut()
             self._lock.wait_for(lambda: not self._committing, CLOSE_S)
+            self._trial.close("the job was closed")
             members = list(self.roster.members.values())
             self.roster.members.clear()
         for member in members:
@@ -211,6 +216,7 @@ class Job:
             self._shut()
             self.vault.leave()
             self.outputs.close()
+            self._trial.close()
             for member in self.roster.members.values():
                 member.close()
 
@@ -267,6 +273,9 @@ class Job:
             if why is not None or self.closed:
                 member.dismiss(why or "the job was closed")
                 return None
+            if member.prover:
+                self._join_prover(member, hello)
+                return member
             roster.let_in(member)
             # Who comes again has its script, and it may be large.
             script = self._script if hello.ready is None else b""
@@ -286,6 +295,13 @@ class Job:
             self._regrouping.joined(member)
         return member
 
+    def _join_prover(self, prover: Member, hello: Hello) -> None:
+        """It is none of the members: nobody else hears of it."""
+        known = self._microbatches_known()
+        script = self._script if hello.ready is None else b""
+        prover.post(Welcome(order=self.order, microbatches=known), script)
+        self._trial.join(prover)
+
     def _microbatches_known(self) -> int:
         """Of how many a step is made, as those said who were here before; 0 if nobody has."""
         layout = self.roster.pending or self.roster.layout
@@ -301,7 +317,9 @@ class Job:
     def leave(self, member: Member, cause: LossCause, detail: str) -> None:
         """Its connection is broken, or it is silent: it is out, and never comes back."""
         with self._lock:
-            if self.roster.is_here(member):
+            if member.prover:
+                self._trial.leave(member)
+            elif self.roster.is_here(member):
                 self.roster.lose(member.worker, cause, detail)
 
     def tick(self, now_s: float, late_s: float) -> None:
@@ -314,6 +332,7 @@ class Job:
             self._regrouping.look(now_s, late_s)
             if not self.closed:
                 self._entrance.look()
+                self._trial.look()
             self._see_to_what_is_owed()
             if self.vault.due() and not self.closed:
                 self.vault.write_beside()
@@ -349,6 +368,8 @@ class Job:
             self._look_up(member, message.key)
             return
         with self._lock:
+            if member.prover:
+                self._trial.hear(member, message)
             if not self.roster.is_here(member):
                 return
             self._handle(member, message, payload)
@@ -372,6 +393,8 @@ class Job:
                 self._on_arrived(member, message)
             case Proved():
                 self._entrance.proved(member, message)
+            case Untried():
+                self._trial.untried(member.worker, message)
             case Holding():
                 if self._is_of_layout(message.generation):
                     member.holds(message.version, message.held)

@@ -34,6 +34,7 @@ class Member:
         self._promised = hello.promised
         self.copies = hello.copies  # it has some that may be asked for
         self.fresh = hello.generation < 0  # its state is the one that the script began with
+        self.prover = hello.prover  # it proves a step, and does nothing else: see `trial`
         self.proven = hello.proven  # it was in a step that was committed, or has reproduced one
         self.question: Question | None = None  # what it is to reproduce
         self.told = False  # the manager knows that it is ready

@@ -165,6 +165,7 @@ class Proofs:
         """Take over what is known of a step from records."""
         for offset, known in enumerate(question.known):
             self._known.setdefault(question.version + offset, known)
+            self.phases = max(self.phases, known.phase + 1)
 
     def step_of(self, version: int, *, ended: bool = False) -> int:
         """How many steps of the script are done with this version; with several commits in a step, as far as is known."""

@@ -1,1 +1,1 @@
-"""What a script may do, and what would give other numbers once somebody joins: found before it does, and refused in one line."""
+"""What a script registers, and what it gives to its session, checked when it is given."""

@@ -11,8 +11,6 @@ import typer
 from rich.text import Text
 
 from agent.messages import OutputFile
-from agent.output.files import digest_of, open_file, pieces
-from agent.output.shelf import FOLDER, listed
 from orchestrator.cli import tables
 from orchestrator.cli.desk import USAGE, CommandError, Desk, command, write_json
 from orchestrator.cli.jobs import Job, find
@@ -39,6 +37,8 @@ def add(app: typer.Typer) -> None:
 
 def output(desk: Desk, job: Job = None, to: To = None) -> None:
     """The files that a job's script has written to session.output: listed, or copied with --to."""
+    from agent.output.shelf import listed
+
     checkpoints = Places(desk.config.state_dir).checkpoints
     name = _name(desk, job, checkpoints)
     files = sorted(listed(checkpoints / name), key=lambda file: file.path)
@@ -77,6 +77,8 @@ def _step(step: int) -> str:
 
 def _copy(home: Path, path: str, to: Path) -> None:
     """As the list says that it is: beside its place, then renamed into it."""
+    from agent.output.shelf import listed
+
     for _ in range(TRIES):
         file = next((one for one in listed(home) if one.path == path), None)
         if file is None:
@@ -87,6 +89,9 @@ def _copy(home: Path, path: str, to: Path) -> None:
 
 
 def _copied(home: Path, file: OutputFile, target: Path) -> bool:
+    from agent.output.files import digest_of, open_file, pieces
+    from agent.output.shelf import FOLDER
+
     source = open_file(home / FOLDER / file.path)
     if source is None:
         return False

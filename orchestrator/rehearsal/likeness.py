@@ -1,6 +1,10 @@
 """Whether two jobs have come to the same state: by its bits or, where rounding may differ, nearly."""
 
+import base64
+import binascii
 import json
+import math
+from collections import defaultdict
 from collections.abc import Iterator, Mapping
 from pathlib import Path
 from typing import Any
@@ -12,23 +16,19 @@ import numpy.typing as npt
 from agent.reliable.backup import Backup
 from agent.reliable.saving import load
 from agent.store.archive import Archive
-from agent.store.format import Layer, Tensor
+from agent.store.format import Tensor
 from agent.store.sinks import DiskSink
 
-# Of the largest number of a tensor.
-NEAR = 1e-3
+# How large a difference may be that is called rounding: of all weights together, of all that an optimizer keeps, of a
+# number. A step of Adam's makes much of little.
+NEAR = 1e-2
 FLOATS = {"F64": np.float64, "F32": np.float32, "F16": np.float16}
 # Of the layer of what belongs to no module; no module has such a name.
 REST = "~rest"
-SESSION_STATE = "state"
+SESSION_STATE, VALUES = "state", "~values"
 WEIGHTS = "model/"
 
-
-class Likeness(msgspec.Struct, frozen=True, kw_only=True):
-    """What differs, in words, the weights before all else; nothing if it is the same. `near`: by no more than rounding."""
-
-    differs: str = ""
-    near: bool = True
+Held = tuple[Tensor, memoryview]
 
 
 def ended(checkpoints: Path, job: str) -> Backup:
@@ -40,51 +40,113 @@ def ended(checkpoints: Path, job: str) -> Backup:
     return load(archive, manifest).backup
 
 
-def compare(one: Backup, other: Backup) -> Likeness:
+def difference(one: Backup, other: Backup) -> str:
+    """What has other bits, in words, the weights before all else; nothing if nothing has."""
     found = sorted(_differences(one, other))
-    if not found:
-        return Likeness()
-    return Likeness(differs=found[0][1], near=all(near for _, _, near in found))
+    return found[0][1] if found else ""
 
 
-def _differences(one: Backup, other: Backup) -> Iterator[tuple[int, str, bool]]:
-    """How grave each is, what it is, and whether it is no more than rounding."""
-    theirs = {layer.name: layer for layer in other.layers}
-    if [layer.name for layer in one.layers] != [layer.name for layer in other.layers]:
-        yield 0, "the layers of the model", False
-        return
-    for layer in one.layers:
-        yield from _of_tensors(layer, one, theirs[layer.name], other)
-        yield from _of_values(layer, theirs[layer.name])
-
-
-def _of_tensors(
-    mine: Layer, one: Backup, theirs: Layer, other: Backup
-) -> Iterator[tuple[int, str, bool]]:
-    forms = {tensor.name: tensor for tensor in theirs.tensors}
-    for tensor in mine.tensors:
-        grave, name = _called(tensor.name, mine.name)
-        twin = forms.pop(tensor.name, None)
-        if twin is None or (twin.dtype, twin.shape) != (tensor.dtype, tensor.shape):
-            yield grave, name, False
+def nearly(one: Backup, other: Backup) -> bool:
+    """Whether two states differ by no more than rounding."""
+    apart, whole = defaultdict[str, float](float), defaultdict[str, float](float)
+    for layer, name, (had, has) in _tensors(one, other):
+        if had is None or has is None:
+            return False
+        (mine, a), (theirs, b) = had, has
+        if (mine.dtype, mine.shape) != (theirs.dtype, theirs.shape):
+            return False
+        x, y = _numbers(mine, a), _numbers(theirs, b)
+        if x is None or y is None:
+            if a != b and layer != REST:
+                return False
             continue
-        a, b = one.bodies[mine.name][tensor.start : tensor.end], other.bodies[mine.name]
-        b = b[twin.start : twin.end]
-        if a != b:
-            yield grave, name, _near(_numbers(tensor, a), _numbers(tensor, b))
-    for left in forms:
-        yield *_called(left, mine.name), False
+        if not np.array_equal(np.isfinite(x), np.isfinite(y)):
+            return False
+        owner = name.partition("/")[0]
+        with np.errstate(invalid="ignore"):
+            apart[owner] += float(np.sum(np.square(x - y), where=np.isfinite(x)))
+        whole[owner] += float(np.sum(np.square(x), where=np.isfinite(x)))
+    near = all(apart[owner] <= NEAR * NEAR * whole[owner] for owner in apart)
+    return near and all(_alike(a, b) for a, b in _values(one, other))
 
 
-def _of_values(mine: Layer, theirs: Layer) -> Iterator[tuple[int, str, bool]]:
-    a, b = (_sorted(json.loads(layer.values)) for layer in (mine, theirs))
-    for key in sorted({*a, *b}):
-        if json.dumps(a.get(key), sort_keys=True) != json.dumps(b.get(key), sort_keys=True):
-            yield *_called(key, mine.name), False
+def _alike(one: Any, other: Any) -> bool:
+    """Whether two values are made alike, and their numbers are nearly the same."""
+    if isinstance(one, Mapping) and isinstance(other, Mapping):
+        return one.keys() == other.keys() and all(_alike(one[key], other[key]) for key in one)
+    if isinstance(one, list) and isinstance(other, list):
+        if one[:1] == other[:1] == [VALUES] and len(one) == len(other) == 2:
+            return _alike(_opened(one[1]), _opened(other[1]))
+        return len(one) == len(other) and all(map(_alike, one, other))
+    if isinstance(one, float) and isinstance(other, float):
+        same = one == other or (math.isnan(one) and math.isnan(other))
+        return same or math.isclose(one, other, rel_tol=NEAR)
+    return bool(one == other)
+
+
+def _opened(packed: Any) -> Any:
+    """What a script keeps, as it was before it was packed."""
+    try:
+        return msgspec.msgpack.decode(base64.b64decode(packed))
+    except (TypeError, binascii.Error, msgspec.DecodeError):
+        return packed
+
+
+def _differences(one: Backup, other: Backup) -> Iterator[tuple[int, str]]:
+    """How grave each is, and what it is."""
+    for layer, name, (mine, theirs) in _tensors(one, other):
+        if mine is None or theirs is None or not _same(mine, theirs):
+            yield _called(name, layer)
+    for layer, key, (a, b) in _keys(one, other):
+        if json.dumps(a, sort_keys=True) != json.dumps(b, sort_keys=True):
+            yield _called(key, layer)
+
+
+def _same(one: Held, other: Held) -> bool:
+    (mine, a), (theirs, b) = one, other
+    return (mine.dtype, mine.shape) == (theirs.dtype, theirs.shape) and a == b
+
+
+def _tensors(
+    one: Backup, other: Backup
+) -> Iterator[tuple[str, str, tuple[Held | None, Held | None]]]:
+    """Every tensor that is in one of them: its layer, its name, and what each has of it."""
+    mine, theirs = _held(one), _held(other)
+    for layer, name in sorted({*mine, *theirs}):
+        yield layer, name, (mine.get((layer, name)), theirs.get((layer, name)))
+
+
+def _held(state: Backup) -> dict[tuple[str, str], Held]:
+    return {
+        (layer.name, tensor.name): (tensor, state.bodies[layer.name][tensor.start : tensor.end])
+        for layer in state.layers
+        for tensor in layer.tensors
+        if layer.layer_bytes
+    }
+
+
+def _keys(one: Backup, other: Backup) -> Iterator[tuple[str, str, tuple[Any, Any]]]:
+    """Every plain value that is in one of them, as `_tensors` has the tensors."""
+    mine, theirs = _told(one), _told(other)
+    for layer, key in sorted({*mine, *theirs}):
+        yield layer, key, (mine.get((layer, key)), theirs.get((layer, key)))
+
+
+def _values(one: Backup, other: Backup) -> Iterator[tuple[Any, Any]]:
+    for _, _, pair in _keys(one, other):
+        yield pair
+
+
+def _told(state: Backup) -> dict[tuple[str, str], Any]:
+    return {
+        (layer.name, key): value
+        for layer in state.layers
+        for key, value in _sorted(json.loads(layer.values)).items()
+    }
 
 
 def _called(key: str, layer: str) -> tuple[int, str]:
-    """What a person calls it, and how grave a difference in it is."""
+    """How grave a difference in it is, and what a person calls it."""
     owner = key.partition("/")[0].partition("@")[0]
     if layer == REST:
         return (1, "session.state") if owner == SESSION_STATE else (2, owner)
@@ -105,15 +167,9 @@ def _sorted(value: Any) -> Any:
 
 
 def _numbers(tensor: Tensor, body: memoryview) -> npt.NDArray[Any] | None:
-    """None of what is not made of numbers that round."""
+    """In float64; None of what is not made of numbers that round."""
     if tensor.dtype == "BF16":
-        return (np.frombuffer(body, np.uint16).astype(np.uint32) << 16).view(np.float32)
+        wide = np.frombuffer(body, np.uint16).astype(np.uint32) << 16
+        return wide.view(np.float32).astype(np.float64)
     kind = FLOATS.get(tensor.dtype)
-    return None if kind is None else np.frombuffer(body, kind)
-
-
-def _near(a: npt.NDArray[Any] | None, b: npt.NDArray[Any] | None) -> bool:
-    if a is None or b is None:
-        return False
-    largest = float(np.max(np.abs(a), initial=0.0, where=np.isfinite(a)))
-    return bool(np.allclose(a, b, rtol=NEAR, atol=NEAR * largest, equal_nan=True))
+    return None if kind is None else np.frombuffer(body, kind).astype(np.float64)

@@ -151,13 +151,12 @@ class Rehearsal:
     def _compare(self, troupe: Troupe, alone: Backup, before: Troupe, done: int) -> None:
         if done != self._steps:
             raise Fault(f"the loop ended after {done} steps, and after {self._steps} alone")
-        found = likeness.compare(alone, self._ended(troupe))
-        if not found.differs:
+        other = self._ended(troupe)
+        if not (differs := likeness.difference(alone, other)):
             return
-        rounds = found.near and self._rounds(troupe, before)
-        if not rounds:
+        if not (self._rounds(troupe, before) and likeness.nearly(alone, other)):
             raise Fault(
-                f"after {done} steps {found.differs} came out otherwise than alone, and no worker was seen to do anything "
+                f"after {done} steps {differs} came out otherwise than alone, and no worker was seen to do anything "
                 "otherwise: something that the script keeps outside of its session, or reads from its machine, decides it"
             )
         self._near = True

@@ -372,9 +372,15 @@ class Crew:
 
     def printed(self) -> list[str]:
         """What scripts have said; not what the keeper says of them."""
+        return [line for worker, line in self._said() if worker != "keeper"]
+
+    def noted(self) -> list[str]:
+        """What the keeper says of scripts."""
+        return [line for worker, line in self._said() if worker == "keeper"]
+
+    def _said(self) -> list[tuple[str, str]]:
         rows = self.client.xrange(f"orch:log:{self.job}")
-        told = [fields for _, fields in rows if fields[b"worker"] != b"keeper"]
-        return [fields[b"line"].decode() for fields in told]
+        return [(fields[b"worker"].decode(), fields[b"line"].decode()) for _, fields in rows]
 
     # --- the manager's part -------------------------------------------------------------------------
 

@@ -115,6 +115,14 @@ def test_a_script_of_too_few_steps_is_told_so(shell) -> None:
     assert "the script does 3 steps, and 8 are needed" in answer.out
 
 
+def test_a_free_order_of_additions_is_compared_but_for_rounding(shell) -> None:
+    """It was asked for, so other bits are no fault."""
+    given = "Session(model, optimizer, scaler"
+    text = script().replace(given, f"{given}, deterministic=False")
+    answer = shell("rehearse", shell.script("train.py", text), "--json")
+    assert (answer.code, answer.json["passed"]) == (0, True)
+
+
 def test_ctrl_c_leaves_nothing_behind(shell) -> None:
     """In the middle of a scene."""
     process = shell.start("rehearse", shell.script("train.py", script()))

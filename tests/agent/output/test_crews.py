@@ -82,7 +82,7 @@ def test_every_line_is_there_once_whoever_was_lost(crew: Crew) -> None:
         assert logged[int(step)] == {"loss": float(loss), "twice": 2.0 * int(step)}
     assert "last.pt" in {file.path for file in listed(home)}
     assert crew.of(OutputKept)[-1].files == len(listed(home))
-    strays = [line for line in crew.printed() if "astray.txt was written" in line]
+    strays = [line for line in crew.noted() if "astray.txt was written" in line]
     assert len(strays) == 1
 
 

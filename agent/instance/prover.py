@@ -1,0 +1,30 @@
+"""A worker's second process: it proves a step of the job, and ends with the worker.
+
+    python -m agent.instance.prover PID_OF_THE_WORKER HOST < order.json
+
+What it imports takes long, so it steps back before that: whoever trains goes first.
+"""
+
+import os
+import sys
+
+import msgspec
+
+from agent.instance.ties import tie
+from agent.messages import WorkerOrder
+
+NICE = 10
+
+
+def main() -> None:
+    tie(int(sys.argv[1]))
+    os.nice(NICE)
+    from agent.instance import worker
+
+    worker.warm_up()
+    order = msgspec.json.decode(sys.stdin.buffer.readline(), type=WorkerOrder)
+    worker.run(order, sys.argv[2])
+
+
+if __name__ == "__main__":
+    main()

@@ -1,0 +1,175 @@
+"""A job of one worker proves its script in a second process on the same machine. No torch here.
+
+Whoever joins a job proves that the script keeps nothing to itself. Where nobody joins that would show with the first loss
+only, perhaps after a night. So the worker of a job that has one is asked for a second process of itself, as soon as there
+is a step to prove. That process is a *prover*: it proves that step as a newcomer does, is told of no layout and to no
+manager, and is dismissed behind its answer. What it has made otherwise fails the job.
+
+A prover that ends without an answer is started once more. Then, or if there is no memory for one, the job's log says in a
+line that the script was not tried, and the job trains on.
+
+The job that owns it holds its lock.
+"""
+
+import time
+from collections.abc import Callable
+
+from agent.protocol import Failed, Message, ProofWanted, Proved, Ready, Untried
+from agent.reliable import proofs
+from agent.reliable.entrance import Entrance, pose
+from agent.reliable.member import Member
+from agent.reliable.roster import Roster
+from agent.reliable.vault import Vault
+
+TRIES = 2
+# From the asking to the answer: the script loads its data, and its process is the last to get a processor.
+PATIENCE_S = 1800.0
+UNTRIED = (
+    "{}: the script was not tried in a second process, because {}: what it keeps outside of its session shows only when "
+    "a worker joins"
+)
+LATE = f"it gave no answer for {PATIENCE_S / 60:.0f} minutes"
+
+
+class Trial:
+    def __init__(
+        self,
+        roster: Roster,
+        vault: Vault,
+        entrance: Entrance,
+        fail: Callable[[Member, Failed], None],
+        say: Callable[[str], None],
+    ) -> None:
+        self._roster, self._vault, self._entrance = roster, vault, entrance
+        self._fail, self._say = fail, say
+        self.wanted = False  # in this job
+        self._asked: str | None = None  # the worker that was asked for a second process
+        self._until_s, self._tries = 0.0, 0
+        self._prover: Member | None = None
+        self._why = ""  # it had no answer
+        self._found: Failed | None = None  # and nobody is there of whom it could be told
+
+    # --- who comes and goes -------------------------------------------------------------------------
+
+    def join(self, prover: Member) -> None:
+        """A prover has come, or has come again to a keeper that was restarted."""
+        if self._prover is not None:
+            self._prover.close()
+        self._prover = prover
+        self._until_s = time.monotonic() + PATIENCE_S
+
+    def leave(self, prover: Member) -> None:
+        """Its connection is broken; whoever has started it says what became of it."""
+        if self._prover is prover:
+            self._prover = None
+        prover.close()
+
+    def close(self, why: str | None = None) -> None:
+        """Nothing is tried any more; None if the keeper ends, and the next one goes on with it."""
+        prover, self._prover, self._asked = self._prover, None, None
+        if prover is not None and why is not None:
+            prover.dismiss(why)
+        elif prover is not None:
+            prover.close()
+
+    # --- what is said -------------------------------------------------------------------------------
+
+    def hear(self, prover: Member, message: Message) -> None:
+        """Of what a prover says only its answer counts; what it prints has been printed."""
+        if self._prover is not prover:
+            return
+        match message:
+            case Ready():
+                prover.ready = message
+                self.look()
+            case Proved():
+                self._on_proved(prover, message)
+            case Failed(kind="refused"):
+                self._ends(message)
+            case Failed():
+                self._why = f"it failed there: {message.detail.strip().rpartition(chr(10))[2]}"
+                prover.dismiss("the script failed")
+            case _:
+                pass
+
+    def _on_proved(self, prover: Member, proved: Proved) -> None:
+        question = prover.question
+        if question is None or question.version != proved.version:
+            return
+        why = proofs.judge(prover.worker, question, proved)
+        step = question.script_step
+        self._ends(Failed(kind="refused", detail=why, step=step) if why else None)
+
+    def untried(self, worker: str, message: Untried) -> None:
+        """There is no second process, or no more."""
+        if worker != self._asked or not self._trying:
+            return
+        if message.final or self._tries >= TRIES:
+            self._gives_up(self._why or message.why)
+        self._asked = None
+
+    # --- looking ------------------------------------------------------------------------------------
+
+    def look(self) -> None:
+        """Ask for a prover, or ask it, if there is something to ask."""
+        if self._found is not None:
+            self._tell()
+        if not self._trying:
+            self.close("the script is tried")
+            return
+        if self._roster.finishing is not None:
+            self.close("the job is done")
+            return
+        if self._asked not in self._roster.members:
+            # With the worker its second process is gone.
+            self._asked = None
+        prover, waits = self._prover, self._prover is not None or self._asked is not None
+        if waits and time.monotonic() > self._until_s:
+            self._gives_up(LATE)
+        elif prover is not None:
+            self._pose(prover)
+        elif (host := self._alone()) is not None and not waits:
+            self._ask(host)
+
+    @property
+    def _trying(self) -> bool:
+        return self.wanted and not self._entrance.tried
+
+    def _pose(self, prover: Member) -> None:
+        if prover.ready is not None and prover.question is None:
+            base = self._vault.asked(partly=False)
+            if base is not None:
+                pose(prover, base)
+
+    def _alone(self) -> Member | None:
+        """The only worker that is here, if it trains with a whole model, and there is something that could be proven."""
+        members = [*self._roster.members.values()]
+        if len(members) != 1 or not self._roster.started or members != self._roster.inside():
+            return None
+        ready = members[0].ready
+        whole = ready is not None and ready.unbuilt is None
+        return members[0] if whole and self._vault.asked(partly=False) is not None else None
+
+    def _ask(self, host: Member) -> None:
+        self._asked, self._tries = host.worker, self._tries + 1
+        self._until_s = time.monotonic() + PATIENCE_S
+        host.post(ProofWanted())
+
+    # --- the end ------------------------------------------------------------------------------------
+
+    def _ends(self, found: Failed | None) -> None:
+        self._entrance.tried, self._found = True, found
+        self.close("the script was tried")
+        self._tell()
+
+    def _tell(self) -> None:
+        """The manager knows nothing of provers: it is told of a worker that has done the step."""
+        found, member = self._found, next(iter(self._roster.members.values()), None)
+        if found is not None and member is not None:
+            self._found = None
+            self._fail(member, found)
+
+    def _gives_up(self, why: str) -> None:
+        self._entrance.tried = True
+        self._say(UNTRIED.format(self._asked or "the job", why))
+        self.close("the script was not tried")
