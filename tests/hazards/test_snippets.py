@@ -14,7 +14,7 @@ HERE = Path(__file__).parent
 SAMPLE = (
     "beside: an average that is given",
     "beside: a count of a class",
-    "within: a list that is emptied too late",
+    "within: what a model counts and goes by",
     "scripts: a loader",
 )
 

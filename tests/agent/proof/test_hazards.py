@@ -5,7 +5,7 @@ from pathlib import Path
 import pytest
 from crews import Crew, ends_alike, played_alone, until
 
-from agent.messages import WorkerFailed
+from agent.messages import JobCompleted, WorkerFailed
 
 pytestmark = pytest.mark.processes
 
@@ -85,3 +85,21 @@ def test_what_a_script_keeps_is_named(
     assert (failed.worker, failed.kind) == (newcomer, "refused")
     assert says in failed.detail and "\n" not in failed.detail
     assert newcomer not in crew.ready
+
+
+@pytest.mark.parametrize("step", [38, 39])
+def test_what_shows_late_is_named(crew: Crew, tmp_path: Path, step: int) -> None:
+    """In the last step, too: no step behind it compares what workers have come to."""
+    hold, waits = tmp_path / "hold", "while hold.exists() and step >= int(hold.read_text()):"
+    line = f"optimizer.param_groups[0]['lr'] = 0.1 / (1 + mine * (step == {step}))"
+    text = script(STATE=line).replace("steps(14)", "steps(40)")
+    text = text.replace("while step >= 6 and hold.exists():", waits)
+    crew.hold(hold, 6)
+    crew.begin(1, text, str(hold), str(tmp_path / "out.pt"))
+    crew.reach(6)
+    crew.let_in(hold, *crew.start(1))
+    crew.hold(hold, 100)
+    (failed, *_) = until("the refusal", lambda: crew.of(WorkerFailed))
+    assert failed.kind == "refused"
+    assert f"step {step}: the state of layer" in failed.detail
+    assert not crew.of(JobCompleted)
