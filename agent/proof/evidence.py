@@ -145,7 +145,7 @@ def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
     if span > SPAN_MAX * tensor.numel() or tensor.is_quantized:
         return tensor.clone()
     offset = tensor.data_ptr() % ALIGN_BYTES // tensor.itemsize
-    laid = torch.empty(offset + span, dtype=tensor.dtype)
+    laid = torch.empty(offset + span, dtype=tensor.dtype, device=tensor.device)
     laid[offset:] = tensor.as_strided((span,), (1,), tensor.storage_offset())
     return laid.as_strided(sizes, strides, offset)
 
