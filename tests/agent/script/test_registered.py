@@ -30,7 +30,7 @@ def test_the_first_module_is_the_model_wherever_it_stands() -> None:
     model, head = nn.Linear(1, 1), nn.Linear(1, 1)
     optimizer = optimizer_of(model)
     one, other = registered([optimizer, model, head]), registered([model, optimizer, head])
-    assert [*one.objects] == [*other.objects] == ["model", "SGD1", "Linear2", "state", "modules"]
+    assert [*one.objects] == [*other.objects] == ["model", "SGD1", "Linear2", "session.state", "session.modules"]
     assert one.models == {"model": model, "Linear2": head}
     assert one.said == []
     assert id(model.weight) in one.trained
@@ -209,7 +209,7 @@ def test_without_a_module_or_with_one_twice_there_is_no_session() -> None:
 def test_what_is_none_is_left_out() -> None:
     """A scaler that there is only on a device, for one."""
     model = nn.Linear(1, 1)
-    assert [*registered([model, None]).objects] == ["model", "state", "modules"]
+    assert [*registered([model, None]).objects] == ["model", "session.state", "session.modules"]
 
 
 def net(width: int = 2) -> nn.Module:
