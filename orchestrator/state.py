@@ -217,6 +217,7 @@ class Job(msgspec.Struct, kw_only=True):
     leases: dict[str, None] = {}
     workers: dict[str, None] = {}
     generation: int = 0
+    begun_at_s: float | None = None  # since when it has a layout
     layout: Layout | None = None  # the one asked for last
     acknowledged: int = 0  # the newest generation that committed a step
     mending: list[

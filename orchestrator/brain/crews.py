@@ -228,6 +228,7 @@ def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
     able = {seat.worker for seat in seats}
     current = job.layout.workers if job.layout is not None else ()
     forced = job.urgent or not job.serving or any(w not in able for w in current)
+    forced = forced or any(_was_waiting(state, job, w) for w in able if w not in current)
     asked = question_of(state, job, seats)
     try:
         choice = layouts.choose(asked)
@@ -247,6 +248,12 @@ def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
         job.plan = job.plan or _explained(asked, job)
         return
     _ask_for(state, out, job, asked, choice)
+
+
+def _was_waiting(state: State, job: Job, worker_id: str) -> bool:
+    """Whether this worker was there when the job began, and has come later only because it had to prove itself."""
+    worker, begun_at_s = state.workers[worker_id], job.begun_at_s
+    return worker.proving and begun_at_s is not None and worker.started_at_s <= begun_at_s
 
 
 def _without_a_plan(job: Job, asked: Question, why: str) -> Choice | None:
@@ -279,6 +286,10 @@ def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choi
     moving = f"; {choice.moving}" if current else ""
     because = f"{choice.because}; {joined} new, {lost} lost, step {job.step}{moving}"
     job.generation += 1
+    if job.begun_at_s is None:
+        job.begun_at_s = state.now_s
+    for seat in asked.seats:
+        state.workers[seat.worker].proving = False
     if job.status == "RECOVERING" and job.urgent:
         job.mending = [*job.mending[1 - RECOVERIES_MAX :], job.generation]
     job.layout = layouts.laid_out(job.generation, asked, choice)

@@ -30,7 +30,11 @@ def test_the_first_module_is_the_model_wherever_it_stands() -> None:
     model, head = nn.Linear(1, 1), nn.Linear(1, 1)
     optimizer = optimizer_of(model)
     one, other = registered([optimizer, model, head]), registered([model, optimizer, head])
-    assert [*one.objects] == [*other.objects] == ["model", "SGD1", "Linear2", "session.state", "session.modules"]
+    assert (
+        [*one.objects]
+        == [*other.objects]
+        == ["model", "SGD1", "Linear2", "session.state", "session.modules"]
+    )
     assert one.models == {"model": model, "Linear2": head}
     assert one.said == []
     assert id(model.weight) in one.trained
