@@ -46,6 +46,7 @@ class Turns:
         self.send(*state, final=final)
     def __getattr__(self, name):
         return getattr(self.crew if self.on else self.alone, name)
+    evidence = property(lambda self: self.crew.evidence, lambda self, value: setattr(self.crew, "evidence", value))
     def settle(self):
         self.crew.settle()
     def turn(self, session, on):
