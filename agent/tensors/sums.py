@@ -351,12 +351,6 @@ class SumSpace:
                 )
         return out
 
-    def written(self, marks: bytes) -> list[str]:
-        """The buffers that a step of the whole changes."""
-        present, _ = decoded(marks, len(self.tensors))
-        changed = zip(self.buffers, present[len(self.params) :], strict=True)
-        return [name for name, one in changed if one]
-
     def finite(self, total: Sum) -> bool:
         """Whether the loss and all gradients are finite; a metric may be anything."""
         _, first = self.slot(0)
