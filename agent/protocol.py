@@ -61,7 +61,7 @@ class Hello(Message, frozen=True, kw_only=True):
 
     `held` is of that version, `promised` of the next one: what this worker keeps once it hears that the step for
     which it is prepared is committed. `copies` says that it has some of others: see `agent.crew.copies`. With
-    version `left` its script has left its loop. `proven` says that it was in the layout of a committed step. A `prover`
+    version `left` its script has left its loop. `proven` says that it took part in a committed step, or reproduced one. A `prover`
     reproduces a step, and does nothing else.
     """
 
@@ -421,6 +421,8 @@ class Enter(Message, frozen=True, kw_only=True):
     sums: bool = True
     # Those who are not among the holders have the state from the keeper all the same, and apply the `redo` sums.
     catch_up: bool = False
+    # Each worker of the layout has reproduced a committed step, or took part in one.
+    proven: bool = False
 
 
 class Commit(Message, frozen=True, kw_only=True):

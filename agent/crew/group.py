@@ -144,7 +144,8 @@ class Group(Crew):
         self._left: int | None = None  # the version with which the script left its loop
         self._redo, self._noting, self._proving = Redoing(self), Noting(self), Proving(self)
         self._joins = False  # this worker was in no commit since it got its state
-        self._proven = False  # this worker was in the layout of a committed step
+        # This worker took part in a committed step, or the keeper has let it in because it reproduced one.
+        self._proven = False
         self._thorough: set[int] = set()  # steps in which all layers are looked at
         self._last: Reached | None = None  # the state behind the last step
         self._done = False
@@ -728,6 +729,7 @@ class Group(Crew):
         before = set(self.order.addresses) if self.order is not None else set()
         self._complaints = [each for each in self._complaints if each.generation == generation]
         self.order = order
+        self._proven |= order.proven and self.me in order.layout.workers
         self._mesh.forget(before - set(order.addresses))
         self._mesh.want(order.addresses)
         self._snapshots.asked_at = order.version if order.snapshot else None

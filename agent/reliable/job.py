@@ -139,6 +139,7 @@ class Job:
         )
         self._regrouping.begun, self._regrouping.gave_up = self._begin_round, self._give_up
         self._regrouping.committing = lambda: self._committing
+        self._regrouping.resumed = self._report_progress
         self.history.steps = self.vault.proofs.step_of
 
         def ended(done: JobCompleted) -> None:
@@ -564,6 +565,14 @@ class Job:
             self._take_commit(commit)
             self._lock.notify_all()
 
+    def _report_progress(self) -> None:
+        """Report the newest commit."""
+        members = self.roster.members.values()
+        ready = next((m.ready for m in members if m.ready is not None), None)
+        if self.history.version and ready is not None:
+            generation, version = self.history.generation, self.history.version
+            self._reports.progress(generation, version, ready.steps_total)
+
     def _give_up(self, error: Fenced) -> None:
         """Somebody newer writes the commits of this job: it is theirs, and not ours any more."""
         log.error("%s", error)
@@ -612,9 +621,7 @@ class Job:
         )
         for member in roster.inside():
             member.post(told)
-        ready = next((m.ready for m in roster.members.values() if m.ready is not None), None)
-        steps_total = ready.steps_total if ready is not None else 0
-        self._reports.progress(layout.generation, commit.version, steps_total)
+        self._report_progress()
         self._reports.paces(layout.generation, roster.inside())
         self._reports.sums(self.vault.toll, copies)
         if roster.pending is not None and not self.closed:

@@ -64,6 +64,7 @@ class Regrouping:
         self._closed = False
         self._salvage = Salvage()  # what workers have in host memory, while it comes
         self.begun: Callable[[], None] = lambda: None  # told when a layout begins
+        self.resumed: Callable[[], None] = lambda: None  # told when a restarted keeper goes on
 
     @property
     def waits(self) -> bool:
@@ -202,6 +203,7 @@ class Regrouping:
             record=self._roster.recorders.wanted(time.monotonic()),
             unled=self._unled(),
             sums=sums,
+            proven=self._history.version > self._entrance.origin,
         )
         for worker in dict.fromkeys((*layout.workers, *holders)):
             member = members[worker]
@@ -368,13 +370,12 @@ class Regrouping:
         layout = roster.layout
         assert layout is not None
         self._awaited_until_s = None
+        self.resumed()  # reports of the newest commits may have gone with the keeper before us
         for member in roster.members.values():
             same = member.generation == self._history.generation
             if same and member.version == version - 1:  # the commit has not reached it yet
                 member.hears_of_commit(version)
-            member.proven |= (
-                member.generation == layout.generation
-            )  # the keeper before us let it in
+            member.proven |= same  # it took part in the newest commit
         for worker in roster.absent():
             roster.lose(worker, "connection", "it did not come back to the restarted keeper")
         if roster.pending is not None:

@@ -177,6 +177,7 @@ class Player:
         self.steps = 0  # that its script has been through by itself
         self.layout: Layout | None = None
         self.holds, self.redo_to = False, -1
+        self.let_in = False  # a layout said that its workers have proven themselves
         self.asked_at: int | None = None
         self.proving: Prove | None = None
         self.answers, self.proved = True, 0
@@ -284,6 +285,7 @@ class Player:
         self.say(Proved(version=asked.version, computed=tuple(computed), reached=tuple(reached)))
 
     def enter(self, order: Enter) -> None:
+        self.let_in |= order.proven
         self.layout = order.layout if self.name in order.layout.workers else None
         self.holds, self.redo_to, self.sums = self.name in order.holders, order.version, {}
         self.asked_at = order.version if order.snapshot else None

@@ -5,10 +5,10 @@ from pathlib import Path
 
 import msgspec
 import pytest
-from players import MICROBATCHES, House
+from players import MICROBATCHES, SIZE, House
 
-from agent.messages import Rewound, Unbuilt
-from agent.protocol import Prove
+from agent.messages import Progress, Rewound, Unbuilt
+from agent.protocol import Prove, Ready
 from agent.reliable import proofs, regrouping
 from agent.reliable.remains import root_of
 
@@ -253,6 +253,45 @@ def test_a_keeper_is_started_again_and_workers_come_back(house: House) -> None:
     house.commits(3)
     house.until("the proof", lambda: house.players["b"].proved)
     assert house.job.roster.members["b"].proven
+
+
+def test_a_newer_layout_was_written_and_nobody_had_heard_of_it(house: House) -> None:
+    """A worker that was let in, and in no commit yet, is not asked again by the next keeper: it waits for others."""
+    begun(house, "a", commits=6)
+    house.joins("b")
+    house.lay_out("a", "b")
+    house.commits(1)  # behind which the layout begins
+    layout, players = house.players["a"].layout, house.players
+    assert layout is not None and players["b"].layout == layout
+    assert players["b"].let_in
+    house.job.forsake()
+    house.open()
+    house.job.restore(msgspec.structs.replace(layout, generation=layout.generation + 1))
+    for name in "ba":
+        player = players[name]
+        proven = name == "a" or player.let_in
+        player.hello = {"generation": layout.generation, "version": 7, "proven": proven}
+        player.come()
+    house.until("the layout", lambda: players["b"].layout.generation > layout.generation)
+    assert not asked(house, "b")
+    house.commits(3)
+
+
+def test_a_restarted_keeper_reports_the_newest_commit(house: House) -> None:
+    """The keeper before may have died with that report, and no other commit may follow soon."""
+    begun(house, "a", commits=6)
+    layout = house.players["a"].layout
+    house.job.forsake()
+    house.said.reports.clear()
+    house.open()
+    house.job.restore(layout)
+    player = house.players["a"]
+    ready = Ready(microbatches=MICROBATCHES, steps_total=1000, state_bytes=SIZE)
+    here = {"generation": layout.generation, "version": 6, "proven": True}
+    player.hello = {**here, "ready": ready}
+    player.come()
+    steps = [one.step for one in house.said.reports if isinstance(one, Progress)]
+    assert steps == [6]
 
 
 def test_records_lie_with_a_version_on_the_disk(house: House) -> None:
