@@ -20,7 +20,8 @@ COMMAND = re.compile(r"orchestrator ([a-z]+)((?: [^`\n#|]*)?)")
 
 def commands(text: str) -> list[tuple[str, list[str]]]:
     """(command, options) of every line in a block and every `...` that runs the program."""
-    blocks = re.findall(r"```\n(.*?)```", text, re.DOTALL)
+    fenced = re.findall(r"(?ms)^```(\w*)\n(.*?)^```", text)
+    blocks = [block for language, block in fenced if not language]
     typed = [
         line for block in blocks for line in block.splitlines() if line.startswith("orchestrator ")
     ]
