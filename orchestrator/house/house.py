@@ -47,6 +47,9 @@ RAY_END_S_MAX = 5.0
 PORTS = range(10_000, 32_768)
 PORTS_TRIED = 100
 SESSIONS_KEPT = 3  # of Ray's own logs
+# Ray serves its metrics on all interfaces and asks nobody for the token, so they are off. For those of its
+# dashboard there is no switch, but a port that is none keeps their server from starting.
+NO_METRICS = {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1"}
 
 
 class HouseError(Exception):
@@ -191,6 +194,7 @@ class House:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            **NO_METRICS,
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_worker_niceness": "0",  # of manager and keeper; Ray's default is 15
             "OMP_NUM_THREADS": "1",

@@ -5,25 +5,81 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
 import pytest
-from houses import command_line, until
+from houses import RunningHouse, command_line, until
+from sockets import Door, doors, paths
 
+from cloud.local.processes import living
 from orchestrator.house import processes
 
 pytestmark = pytest.mark.processes
 
+TOY = (Path(__file__).parent / "killable.py").read_text()
 RAY_DASHBOARD = "[ray]\ndashboard = true\n"
 UNUSED = ("ray.util.client", "autoscaler", "dashboard.py")
 JOIN = "import ray; ray.init(address={address!r}, _node_ip_address='127.0.40.1'); print('IN')"
 
 
-def test_ray_refuses_whoever_has_no_token(new_house, tmp_path):
+@pytest.fixture(scope="module")
+def busy_house(tmp_path_factory) -> Iterator[RunningHouse]:
+    """A house with everything that it can run: a job on a machine, and Ray's own dashboard."""
+    folder = tmp_path_factory.mktemp("busy")
+    house = RunningHouse(folder, RAY_DASHBOARD)
+    try:
+        house.start()
+        house.submit(TOY, argv=("100000", "0.02", str(folder / "out")), slots_max=1)
+        house.reached(1)
+        yield house
+    finally:
+        house.close()
+
+
+def test_every_listening_socket_refuses_a_stranger(busy_house):
+    """Of all processes of a house: what can be reached from elsewhere is Ray's, and asks for its token."""
+    house = busy_house
+    pids = living({"none": house.process.pid}) | {house.process.pid}
+    found = doors(pids)
+    kinds = {_kind(door) for door in found}
+    assert kinds >= {"board", "cloud", "metadata", "ray", "keeper", "worker"}
+    assert {door.is_local for door in found if _kind(door) != "ray"} == {True}
+    for door in found:
+        who = command_line(door.pid), door
+        if door.is_grpc():
+            assert door.grpc_answers() == {"UNAUTHENTICATED"}, who
+        elif _kind(door) == "metadata":  # as on every cloud: whoever is on the machine may ask
+            assert door.web_answers() == {404}, who
+        elif _kind(door) in {"keeper", "worker"}:  # our own protocol, without a proof of the secret
+            assert door.web_answers() == set(), who
+        else:
+            answers = door.web_answers()
+            assert answers & {401, 403}, who
+            assert answers <= {401, 403, 404}, who
+    for path in paths(pids):
+        folders = Path(path).resolve().parents
+        assert any(folder.stat().st_mode & 0o077 == 0 for folder in folders), path
+
+
+def _kind(door: Door) -> str:
+    words = command_line(door.pid)
+    if "cloud.local" in words:
+        return "cloud" if door.address == "127.0.0.1" else "metadata"
+    if "orchestrator.house " in words:
+        return "board"
+    if door.is_local and words.startswith("ray::KeeperActor"):
+        return "keeper"
+    if door.is_local and words.startswith("ray::WorkerActor"):
+        return "worker"
+    return "ray"
+
+
+def test_ray_refuses_whoever_has_no_token(busy_house, tmp_path):
     """A job submission without the token, or with a wrong one, is refused; so is a driver."""
-    house = new_house(RAY_DASHBOARD)
-    client = house.start()
+    house = busy_house
+    client = house.client()
     url = f"http://{client.house().ray_dashboard}/api/jobs/"
     marker = tmp_path / "got-in"
     order = {"entrypoint": f"touch {marker}"}
