@@ -23,18 +23,20 @@ from pathlib import Path
 
 import msgspec
 
+from cloud import private
 from cloud.clock import CLOCK, ZERO_VARIABLE
 from cloud.local.processes import MARKER
 from orchestrator.client import Client, post
 from orchestrator.client import House as HouseFile
-from orchestrator.config import URL_PASSWORD, Config, ConfigError, in_force, load
+from orchestrator.config import URL_PASSWORD, Config, in_force, load
 from orchestrator.dashboard.app import create_app
 from orchestrator.dashboard.server import Server
+from orchestrator.errors import OrchestratorError
 from orchestrator.events import ShutdownAsked
 from orchestrator.house import processes
 from orchestrator.house.pulse import LOOK_S, Pulse
 from orchestrator.house.redis_server import RedisServer, RedisUnavailable, connect, no_room
-from orchestrator.places import Places, dangling_links
+from orchestrator.places import Places, StateDirError, dangling_links
 from orchestrator.wording import instead_of
 
 STARTUP_S_MAX = 120.0
@@ -52,7 +54,7 @@ SESSIONS_KEPT = 3  # of Ray's own logs
 NO_METRICS = {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1"}
 
 
-class HouseError(Exception):
+class HouseError(OrchestratorError):
     """The house cannot be set up or kept; the message says what to do about it."""
 
 
@@ -91,7 +93,8 @@ class House:
         """Everything up and ready, in the order in which one part needs the other."""
         if not self.config.local.enabled:  # the only provider that there is
             raise HouseError("no provider is enabled; set local.enabled = true")
-        self.places.make()
+        for line in self.places.secure():
+            _say(line)
         for told in (self.places.given_back, self.places.superseded, self.places.broke_off):
             told.unlink(missing_ok=True)  # by the manager of an earlier life
         processes.sweep(self.places.identity)
@@ -110,7 +113,7 @@ class House:
         with contextlib.suppress(ToldToEnd):
             while not (self._stopping or self.places.given_back.exists()):
                 time.sleep(WATCH_S)
-                with contextlib.suppress(OSError):  # it is tried again
+                with contextlib.suppress(StateDirError):  # it is tried again
                     self.places.make_way()
                 self._end_if_superseded()
                 self._revive()
@@ -181,11 +184,9 @@ class House:
     def _environment(self) -> dict[str, str]:
         """What every child gets: our mark, our interpreter first on the path, the Ray token."""
         token = self.places.secret("ray")
-        if not token.exists():
-            _write_private(token, secrets.token_hex(32))
-        mesh = self.places.secret("mesh")
-        if not mesh.exists():
-            _write_private(mesh, secrets.token_hex(32))
+        for secret in (token, self.places.secret("mesh")):
+            if not secret.exists():
+                private.write(secret, secrets.token_hex(32).encode())
         env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         return env | {
             processes.MARK: self.places.identity,
@@ -235,7 +236,7 @@ class House:
             processes.MARK: self.places.identity,
         }
         text = "".join(f"{key}={value}\n" for key, value in lines.items())
-        _write_private(self.places.secret("boot"), text)
+        private.write(self.places.secret("boot"), text.encode())
 
     def _start_cloud(self) -> None:
         local = self.config.local
@@ -345,7 +346,7 @@ class House:
     def _start_dashboard(self) -> None:
         board, token = self.config.dashboard, self.places.secret("dashboard")
         if not token.exists():
-            _write_private(token, secrets.token_urlsafe(32))
+            private.write(token, secrets.token_urlsafe(32).encode())
         app = create_app(lambda: Client.connect(self.places.state_dir), token.read_text())
         self._dashboard = Server(app, board.host, board.port)
         try:
@@ -371,7 +372,7 @@ class House:
             clock_zero_s=CLOCK.zero_s,
             settings=in_force(self.config),
         )
-        _write_private(self.places.house, msgspec.json.encode(text).decode())
+        private.write(self.places.house, msgspec.json.encode(text))
 
     # --- looking after them -----------------------------------------------------------------
 
@@ -462,15 +463,6 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _write_private(path: Path, text: str) -> None:
-    """All of it or nothing, and for the owner's eyes only."""
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as sink:
-        sink.write(text)
-    part.replace(path)
-
-
 def keep(config: Config, config_path: Path | None, *, give_back: bool = False) -> None:
     """Run a house from start to end in this process."""
     house = House(config, config_path, give_back=give_back)
@@ -494,7 +486,7 @@ def main() -> int:
     try:
         config = load(options.config, os.environ)
         keep(config, options.config, give_back=options.give_back)
-    except (ConfigError, HouseError, RedisUnavailable) as error:
+    except OrchestratorError as error:
         print(f"orchestrator: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0

@@ -15,6 +15,7 @@ from typing import Any
 
 import redis
 
+from orchestrator.errors import OrchestratorError
 from orchestrator.house import processes
 from orchestrator.places import Places
 from orchestrator.wording import plural
@@ -29,7 +30,7 @@ RECOMMENDED = (
 )  # older servers carry CVE-2025-49844 (Lua); ours answers on a private socket only
 
 
-class RedisUnavailable(Exception):  # noqa: N818 - it names what happened
+class RedisUnavailable(OrchestratorError):  # noqa: N818 - it names what happened
     """The server could not be found, started or reached."""
 
 

@@ -26,9 +26,15 @@ JOIN = "import ray; ray.init(address={address!r}, _node_ip_address='127.0.40.1')
 
 @pytest.fixture(scope="module")
 def busy_house(tmp_path_factory) -> Iterator[RunningHouse]:
-    """A house with everything that it can run: a job on a machine, and Ray's own dashboard."""
+    """A house with everything that it can run: a job on a machine, and Ray's own dashboard. Its state
+    directory and its tokens were open to other users before."""
     folder = tmp_path_factory.mktemp("busy")
     house = RunningHouse(folder, RAY_DASHBOARD)
+    house.places.cloud_dir.mkdir(parents=True)
+    house.places.state_dir.chmod(0o777)
+    for token in tokens(house):
+        token.write_text("known")
+        token.chmod(0o666)
     try:
         house.start()
         house.submit(TOY, argv=("100000", "0.02", str(folder / "out")), slots_max=1)
@@ -36,6 +42,22 @@ def busy_house(tmp_path_factory) -> Iterator[RunningHouse]:
         yield house
     finally:
         house.close()
+
+
+def tokens(house: RunningHouse) -> list[Path]:
+    named = [house.places.secret(name) for name in ("dashboard", "mesh", "ray")]
+    return [*named, house.places.cloud_dir / "token"]
+
+
+def test_house_closes_an_open_state_directory(busy_house):
+    """It says so, and the secrets that others may know are replaced; all else goes on."""
+    opened = [busy_house.places.state_dir, *tokens(busy_house)]
+    lines = busy_house.log.read_text().splitlines()
+    assert len(lines) == len(opened)
+    for path, line in zip(opened, lines, strict=True):
+        assert line.startswith(f"{path} was open to other users (mode 0")
+        assert path.stat().st_mode & 0o077 == 0
+    assert "known" not in {token.read_text() for token in tokens(busy_house)}
 
 
 def test_every_listening_socket_refuses_a_stranger(busy_house):
