@@ -16,6 +16,7 @@ import redis.asyncio
 from agent.errors import RecordError
 from agent.reliable.records import seal_of
 from orchestrator.actions import AnyAction
+from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent
 from orchestrator.state import State
 from orchestrator.world import Entry, Superseded, decode_state, encode_state
@@ -31,7 +32,7 @@ ENTRIES_KEPT = 20_000
 LOAD_BATCH = 1_000
 
 
-class Unreadable(Exception):  # noqa: N818 - it names what is the case
+class Unreadable(OrchestratorError):  # noqa: N818 - it names what is the case
     """What is in Redis was not written by this version of the manager, or is damaged."""
 
 
