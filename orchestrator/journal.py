@@ -7,6 +7,7 @@ Every turn has a name: an append whose answer was lost with the server is asked 
 entry all the same.
 """
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -62,6 +63,7 @@ class RedisJournal:
     def __init__(self, client: "redis.asyncio.Redis") -> None:
         self._redis = client
         self._epoch = 0
+        self.salt = secrets.token_hex(5)  # of this life: a launch token has at most 64 characters
         self._turn = 0
         self._last_id = "0-0"
         self._encoder = msgspec.json.Encoder()

@@ -320,6 +320,7 @@ class State(msgspec.Struct, kw_only=True):
 
     settings: Settings = Settings()
     epoch: int = 0
+    salt: str = ""  # of this life of the manager
     now_s: float = 0.0
     skew_s: float = 0.0  # how far the manager's clock is behind `now_s`, which never goes back
     wake_at_s: float = 0.0

@@ -125,6 +125,7 @@ async def live(order: Order) -> None:
             epoch=epoch,
             settings=settings_from(config),
             house=order.house,
+            salt=journal.salt,
         )
     )
     try:
