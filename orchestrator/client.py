@@ -20,8 +20,8 @@ from cloud.errors import ProviderUnreachable
 from cloud.local.provider import LocalProvider
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent
-from orchestrator.house.redis_server import no_room, retry_policy
-from orchestrator.places import Places
+from orchestrator.places import Places, no_room
+from orchestrator.redis_client import retry_policy
 from orchestrator.view import Sentence, View
 
 INBOX = "orch:inbox"

@@ -7,7 +7,9 @@ The house puts it back when somebody clears up there, and removes it when it end
 """
 
 import hashlib
+import os
 import re
+import tempfile
 from pathlib import Path
 
 from cloud import private
@@ -17,6 +19,7 @@ from cloud.local.way import SHORT
 from orchestrator.errors import OrchestratorError
 
 RUN_PATH_MAX = 40
+ROOM_BYTES = 4 * 1024 * 1024
 PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
 LINKS = ("spot-" + "[0-9a-f]" * 12, "sc-" + "[0-9a-f]" * 8)  # of houses, and of local clouds
 
@@ -150,3 +153,16 @@ def dangling_links() -> list[Path]:
     """Our short ways to state directories that are gone, and that nobody has needed for long."""
     found = (link for name in LINKS for link in SHORT.glob(name))
     return sorted(link for link in found if way.is_abandoned(link))
+
+
+def no_room(folder: Path) -> str:
+    """Why nothing can be written there, in a sentence; empty if it can. Found by trying: a quota is as full as a disk."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            os.posix_fallocate(probe.fileno(), 0, ROOM_BYTES)
+    except OSError as error:
+        return (
+            f"{folder} takes nothing more ({error.strerror}): make room on that disk, and all goes on by itself; "
+            "what was committed is kept"
+        )
+    return ""

@@ -22,9 +22,9 @@ from cloud.errors import CloudError
 from cloud.local.api import Api
 from cloud.local.ledger import Ledger, start_of_market
 from cloud.local.listening import Listener
-from cloud.local.market import LOCAL, Conduct, SpotMarket
-from cloud.local.replay import read_prices
 from cloud.local.service import LocalCloud, read_boot_env
+from cloud.market import LOCAL, Conduct, SpotMarket
+from cloud.replay import read_prices
 from cloud.simulated import SimulatedCloud
 
 BOOT_SCRIPT = Path(__file__).parent.parent / "boot.sh"

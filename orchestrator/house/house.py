@@ -35,8 +35,9 @@ from orchestrator.errors import OrchestratorError
 from orchestrator.events import ShutdownAsked
 from orchestrator.house import processes
 from orchestrator.house.pulse import LOOK_S, Pulse
-from orchestrator.house.redis_server import RedisServer, RedisUnavailable, connect, no_room
-from orchestrator.places import Places, StateDirError, dangling_links
+from orchestrator.house.redis_server import RedisServer, RedisUnavailable
+from orchestrator.places import Places, StateDirError, dangling_links, no_room
+from orchestrator.redis_client import connect
 from orchestrator.wording import instead_of
 
 STARTUP_S_MAX = 120.0

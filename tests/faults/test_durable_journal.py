@@ -18,7 +18,7 @@ from orchestrator.brain.leases import new_token
 from orchestrator.cli.looking import why_silent
 from orchestrator.cli.running import seen
 from orchestrator.events import JobCancelled, ManagerStarted, Tick
-from orchestrator.house.redis_server import RedisServer, retry_policy
+from orchestrator.house.redis_server import RedisServer
 from orchestrator.journal import (
     EPOCH,
     INBOX,
@@ -28,11 +28,12 @@ from orchestrator.journal import (
     RedisJournal,
     Unreadable,
 )
-from orchestrator.live.actors import Order
+from orchestrator.live.order import Order
 from orchestrator.live.quotes import QuoteStore
 from orchestrator.live.world import LiveWorld
 from orchestrator.loop import resume
 from orchestrator.places import Places
+from orchestrator.redis_client import retry_policy
 from orchestrator.settings import Settings
 from orchestrator.state import State
 from orchestrator.view import Sentence
