@@ -14,7 +14,7 @@ sys.path.insert(0, str(Path(__file__).parents[1] / "tests" / "cloud"))
 
 import market_statistics as statistics
 
-from cloud.local.market import Catalogue, SpotMarket, Zone, local_type
+from cloud.market import Catalogue, SpotMarket, Zone, local_type
 
 REAL = Path(__file__).parents[2] / "shared" / "data"
 DAYS = 90

@@ -9,12 +9,15 @@ CloudError
 ├── TokenSpent               the machine that this token started has already ended
 ├── NotOurs                  the machine does not carry our tags; it is never touched
 ├── Throttled                the provider asks us to slow down
-└── ProviderUnreachable      no answer; the call may or may not have taken effect
+├── ProviderUnreachable      no answer; the call may or may not have taken effect
+└── FilesError               what a cloud keeps on a disk cannot be used, so it does not start
+    ├── LedgerError          the books were not written by this version
+    └── NotPrivate           other users could read or change them
 """
 
 
 class CloudError(Exception):
-    """Base of everything a provider raises."""
+    """Base of every error of a cloud. All but `FilesError` are what a provider answers."""
 
     @property
     def code(self) -> str:
@@ -55,3 +58,15 @@ class Throttled(CloudError):  # noqa: N818
 
 class ProviderUnreachable(CloudError):  # noqa: N818
     """No answer came; the call may or may not have taken effect."""
+
+
+class FilesError(CloudError):
+    """What a cloud keeps on a disk cannot be used; no provider answers with this."""
+
+
+class LedgerError(FilesError):
+    """The file is not a ledger that this version wrote."""
+
+
+class NotPrivate(FilesError):  # noqa: N818
+    """Other users could read or change what is to be private."""

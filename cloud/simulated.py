@@ -27,7 +27,7 @@ from cloud.errors import (
     TokenMismatch,
     TokenSpent,
 )
-from cloud.local.market import SpotMarket, Step
+from cloud.market import SpotMarket, Step
 from cloud.model import (
     DEPLOYMENT_TAG,
     EndedBy,

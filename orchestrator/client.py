@@ -18,9 +18,10 @@ from agent.timeline import Timeline
 from cloud.clock import ticks
 from cloud.errors import ProviderUnreachable
 from cloud.local.provider import LocalProvider
+from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent
-from orchestrator.house.redis_server import no_room, retry_policy
-from orchestrator.places import Places
+from orchestrator.places import Places, no_room
+from orchestrator.redis_client import retry_policy
 from orchestrator.view import Sentence, View
 
 INBOX = "orch:inbox"
@@ -33,7 +34,7 @@ SCRIPTS_BYTES_MAX = 256 * 1024 * 1024
 PARCEL_BYTES_MAX = 72 * 1024 * 1024  # the names of files are in it, too
 
 
-class NotRunning(Exception):  # noqa: N818 - it names what is the case
+class NotRunning(OrchestratorError):  # noqa: N818 - it names what is the case
     """No house lives in this state directory."""
 
 
@@ -45,7 +46,7 @@ class Between(NotRunning):
     """A house holds this state directory that cannot be spoken to: it starts, or ends."""
 
 
-class Silent(redis.ConnectionError):
+class Silent(OrchestratorError, redis.ConnectionError):  # noqa: N818
     """There is no answer; the message is for a person."""
 
 

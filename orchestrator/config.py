@@ -19,6 +19,8 @@ from typing import Annotated, Any, Literal, Self
 from pydantic import BaseModel, ConfigDict, Field, ValidationError, field_validator, model_validator
 from pydantic_core import ErrorDetails
 
+from orchestrator.errors import OrchestratorError
+
 FILE_NAME = "orchestrator.toml"
 ENV_PREFIX = "ORCHESTRATOR__"
 FILE_BYTES_MAX = 64 * 1024
@@ -37,7 +39,7 @@ Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9-]{0,31}$")]
 Text = Annotated[str, Field(min_length=1, max_length=1000, pattern=r"^[^\x00-\x1f\x7f]+$")]
 
 
-class ConfigError(Exception):
+class ConfigError(OrchestratorError):
     """What is wrong with the settings, one line per problem."""
 
 

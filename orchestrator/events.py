@@ -20,6 +20,7 @@ class ManagerStarted(Event, frozen=True, kw_only=True):
     epoch: int
     settings: Settings = Settings()
     house: str = ""  # which life of the house; another one means that a person started it again
+    salt: str = ""  # random, and part of every launch token: see `brain.leases.new_token`
 
 
 class Tick(Event, frozen=True, kw_only=True):

@@ -7,6 +7,7 @@ Every turn has a name: an append whose answer was lost with the server is asked 
 entry all the same.
 """
 
+import secrets
 from collections.abc import Sequence
 from typing import Any
 
@@ -16,6 +17,7 @@ import redis.asyncio
 from agent.errors import RecordError
 from agent.reliable.records import seal_of
 from orchestrator.actions import AnyAction
+from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent
 from orchestrator.state import State
 from orchestrator.world import Entry, Superseded, decode_state, encode_state
@@ -31,7 +33,7 @@ ENTRIES_KEPT = 20_000
 LOAD_BATCH = 1_000
 
 
-class Unreadable(Exception):  # noqa: N818 - it names what is the case
+class Unreadable(OrchestratorError):  # noqa: N818 - it names what is the case
     """What is in Redis was not written by this version of the manager, or is damaged."""
 
 
@@ -61,6 +63,7 @@ class RedisJournal:
     def __init__(self, client: "redis.asyncio.Redis") -> None:
         self._redis = client
         self._epoch = 0
+        self.salt = secrets.token_hex(5)  # of this life: a launch token has at most 64 characters
         self._turn = 0
         self._last_id = "0-0"
         self._encoder = msgspec.json.Encoder()

@@ -7,15 +7,25 @@ The house puts it back when somebody clears up there, and removes it when it end
 """
 
 import hashlib
+import os
 import re
+import tempfile
 from pathlib import Path
 
+from cloud import private
+from cloud.errors import NotPrivate
 from cloud.local import way
 from cloud.local.way import SHORT
+from orchestrator.errors import OrchestratorError
 
 RUN_PATH_MAX = 40
+ROOM_BYTES = 4 * 1024 * 1024
 PLAIN = re.compile(r"[A-Za-z0-9/._-]+")
 LINKS = ("spot-" + "[0-9a-f]" * 12, "sc-" + "[0-9a-f]" * 8)  # of houses, and of local clouds
+
+
+class StateDirError(OrchestratorError):
+    """The state directory cannot be used."""
 
 
 class Places:
@@ -33,10 +43,21 @@ class Places:
             (self.state_dir / "logs").mkdir(mode=0o700, exist_ok=True)
             self.lock.open("a").close()  # on a disk that is read-only all of this may be there
         except OSError as error:
-            raise OSError(
+            raise StateDirError(
                 f"{self.state_dir} cannot be the state directory ({error.strerror}); set manager.state_dir to a folder of yours"
             ) from error
         self.make_way()
+
+    def secure(self) -> list[str]:
+        """Keep other users out, and say what they could reach until now. No part runs yet that uses
+        a secret, because one that is not secret any more is removed."""
+        tokens = [*sorted(self.state_dir.glob("*.token")), self.cloud_dir / "token"]
+        try:
+            return private.mend(self.state_dir, tokens)
+        except NotPrivate as error:
+            raise StateDirError(
+                f"{error}, or set manager.state_dir to a folder of yours"
+            ) from error
 
     def make_way(self) -> None:
         """The short way, if there has to be one."""
@@ -46,7 +67,7 @@ class Places:
         try:
             way.keep(link, run)
         except OSError as error:
-            raise OSError(
+            raise StateDirError(
                 f"{link} cannot lead to {run} ({error.strerror}), whose path is too long or not plain enough for a socket; "
                 "set manager.state_dir to a folder with a short one"
             ) from error
@@ -132,3 +153,16 @@ def dangling_links() -> list[Path]:
     """Our short ways to state directories that are gone, and that nobody has needed for long."""
     found = (link for name in LINKS for link in SHORT.glob(name))
     return sorted(link for link in found if way.is_abandoned(link))
+
+
+def no_room(folder: Path) -> str:
+    """Why nothing can be written there, in a sentence; empty if it can. Found by trying: a quota is as full as a disk."""
+    try:
+        with tempfile.TemporaryFile(dir=folder) as probe:
+            os.posix_fallocate(probe.fileno(), 0, ROOM_BYTES)
+    except OSError as error:
+        return (
+            f"{folder} takes nothing more ({error.strerror}): make room on that disk, and all goes on by itself; "
+            "what was committed is kept"
+        )
+    return ""

@@ -15,6 +15,7 @@ from agent.profile import Network, Profile
 from bidding.observed import PoolRecord, Times
 from cloud.model import InstanceType, LaunchRequest, Pool, Quote
 from orchestrator.actions import AnyAction, Note
+from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobSpec, Odds
 from orchestrator.morph.drift import Watch
 from orchestrator.morph.plans import Plan
@@ -64,7 +65,7 @@ JOB_MOVES: dict[JobStatus, tuple[JobStatus, ...]] = {
 }
 
 
-class IllegalTransition(Exception):  # noqa: N818 - it names what happened
+class IllegalTransition(OrchestratorError):  # noqa: N818 - it names what happened
     """The brain tried to move something in a way that makes no sense; the history says how it came."""
 
 
@@ -319,6 +320,7 @@ class State(msgspec.Struct, kw_only=True):
 
     settings: Settings = Settings()
     epoch: int = 0
+    salt: str = ""  # of this life of the manager
     now_s: float = 0.0
     skew_s: float = 0.0  # how far the manager's clock is behind `now_s`, which never goes back
     wake_at_s: float = 0.0

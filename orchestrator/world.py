@@ -7,15 +7,16 @@ from typing import Protocol
 import msgspec
 
 from orchestrator.actions import AnyAction
+from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent
 from orchestrator.state import State
 
 
-class Superseded(Exception):  # noqa: N818 - it names what happened
+class Superseded(OrchestratorError):  # noqa: N818 - it names what happened
     """A manager with a newer epoch took over; this one must not do anything any more."""
 
 
-class Diverged(Exception):  # noqa: N818
+class Diverged(OrchestratorError):  # noqa: N818
     """A replayed decision differs from the one in the journal."""
 
 

@@ -16,13 +16,15 @@ from pathlib import Path
 
 import msgspec
 
+from cloud import private
 from cloud.clock import CLOCK, SystemClock
+from cloud.errors import CloudError
 from cloud.local.api import Api
 from cloud.local.ledger import Ledger, start_of_market
 from cloud.local.listening import Listener
-from cloud.local.market import LOCAL, Conduct, SpotMarket
-from cloud.local.replay import read_prices
 from cloud.local.service import LocalCloud, read_boot_env
+from cloud.market import LOCAL, Conduct, SpotMarket
+from cloud.replay import read_prices
 from cloud.simulated import SimulatedCloud
 
 BOOT_SCRIPT = Path(__file__).parent.parent / "boot.sh"
@@ -113,7 +115,7 @@ async def serve(options: argparse.Namespace) -> None:
     running = asyncio.create_task(service.run())
     running.add_done_callback(lambda _: over.set())
     ready = options.dir / "cloud.json"
-    _write(ready, msgspec.json.encode({"url": listener.url, "pid": os.getpid()}))
+    private.write(ready, msgspec.json.encode({"url": listener.url, "pid": os.getpid()}))
     await over.wait()
     ready.unlink(missing_ok=True)
     listener.close()
@@ -130,22 +132,13 @@ async def _listen(listener: Listener, port: Path) -> None:
         await listener.listen("127.0.0.1", known)
     except OSError:
         await listener.listen("127.0.0.1")
-    _write(port, listener.url.rpartition(":")[2].encode())
+    private.write(port, listener.url.rpartition(":")[2].encode())
 
 
 def _token(path: Path) -> str:
     if not path.exists():
-        _write(path, secrets.token_urlsafe(32).encode())
+        private.write(path, secrets.token_urlsafe(32).encode())
     return path.read_text().strip()
-
-
-def _write(path: Path, content: bytes) -> None:
-    """All of it or nothing, and for the owner's eyes only."""
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as sink:
-        sink.write(content)
-    part.replace(path)
 
 
 def main() -> int:
@@ -154,13 +147,15 @@ def main() -> int:
     with (options.dir / "lock").open("a") as lock:
         try:
             fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            for line in private.mend(options.dir, [options.dir / "token"]):
+                print(line, file=sys.stderr)  # noqa: T201
             if options.boot_env:
                 read_boot_env(options.boot_env)
             asyncio.run(serve(options))
         except BlockingIOError:
             print(f"another local cloud uses {options.dir}", file=sys.stderr)  # noqa: T201
             return 1
-        except (OSError, ValueError) as error:
+        except (CloudError, OSError, ValueError) as error:
             print(f"the local cloud cannot start: {error}", file=sys.stderr)  # noqa: T201
             return 1
     return 0

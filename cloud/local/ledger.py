@@ -5,18 +5,15 @@ knows its bill and the tokens that are spent, and says of the machines that went
 The market goes on from where it was, unless it is another one by now or has been away for too long.
 """
 
-import os
 from pathlib import Path
 
 import msgspec
 
+from cloud import private
+from cloud.errors import LedgerError
 from cloud.simulated import Books
 
 MARKET_AWAY_S_MAX = 90 * 86_400.0
-
-
-class LedgerError(ValueError):
-    """The file is not a ledger that this version wrote."""
 
 
 class Page(msgspec.Struct, frozen=True, kw_only=True):
@@ -49,11 +46,7 @@ class Ledger:
     def write(self, start_s: float, books: Books) -> None:
         """All of it or nothing. Raises OSError; the page before it is kept then."""
         page = Page(market=self.market, start_s=start_s, books=books)
-        part = self.path.with_suffix(".part")
-        descriptor = os.open(part, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
-        with os.fdopen(descriptor, "wb") as sink:
-            sink.write(msgspec.json.encode(page))
-        part.replace(self.path)
+        private.write(self.path, msgspec.json.encode(page))
 
 
 def start_of_market(page: Page | None, market: str, tempo: float, now_s: float) -> float:

@@ -20,7 +20,7 @@ from starlette.routing import Route
 from starlette.types import ASGIApp
 
 from cloud.clock import Clock
-from cloud.local.market import Dialect
+from cloud.market import Dialect
 from cloud.model import Machine, Notice
 
 TOKEN_HEADER = "X-aws-ec2-metadata-token"  # noqa: S105 - the name of a header

@@ -234,7 +234,7 @@ def _control(state: State, out: list[AnyAction]) -> None:
 def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> None:
     """What an earlier manager decided is known; what became of it is asked for."""
     first = state.epoch == 0
-    state.epoch, state.settings = event.epoch, event.settings
+    state.epoch, state.salt, state.settings = event.epoch, event.salt, event.settings
     if first or state.stopped:
         state.account.at_s = state.now_s  # nothing ran, so nothing was paid
     ledger.settle(state.account, state.now_s)

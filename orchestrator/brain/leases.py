@@ -64,6 +64,16 @@ def egress_usd(state: State, job: Job, pool: Pool, home: str | None) -> float:
 # --- buying --------------------------------------------------------------------------------------------
 
 
+def new_token(state: State) -> str:
+    """Name a launch as no launch was ever named.
+
+    Epoch and serial are unique within one journal. They come again when the journal was emptied, or
+    an old copy was put in its place, so each life of a manager adds a random salt.
+    """
+    parts = state.settings.deployment, state.epoch, state.salt, next_serial(state)
+    return "-".join(str(part) for part in parts if part != "")
+
+
 def intend(
     state: State, out: list[AnyAction], job: Job, part: Acquire, because: str, egress_usd: float
 ) -> None:
@@ -74,7 +84,7 @@ def intend(
     bid = part.bid_usd_per_h if market == "spot" else None
     because = f"at ${price:.4f}/h{f', bidding ${bid:.4f}/h' if bid is not None else ''}: {because}"
     settings = state.settings
-    token = f"{settings.deployment}-{state.epoch}-{next_serial(state)}"
+    token = new_token(state)
     request = LaunchRequest(
         token=token,
         pool=pool,

@@ -26,6 +26,7 @@ from orchestrator.cli import jobs, machine, market, outputs, past, rehearse, run
 from orchestrator.cli.desk import ERROR, INTERRUPTED, NOT_RUNNING, USAGE, CommandError, write_json
 from orchestrator.client import NotRunning, Silent
 from orchestrator.config import ConfigError
+from orchestrator.errors import OrchestratorError
 
 HELP_WIDTH_MAX = 100
 
@@ -67,9 +68,13 @@ def main(arguments: Sequence[str] | None = None) -> int:
         code = app(
             words or ["--help"], prog_name="orchestrator", standalone_mode=False, terminal_width=width
         ) or 0  # fmt: skip
-    except (CommandError, NotRunning, ConfigError, typer.TyperException) as error:
-        return _fail(words, *_line_and_code(error))
-    except (redis.RedisError, CloudError, OSError) as error:
+    except (
+        OrchestratorError,
+        CloudError,
+        redis.RedisError,
+        OSError,
+        typer.TyperException,
+    ) as error:
         return _fail(words, *_line_and_code(error))
     except KeyboardInterrupt:
         return INTERRUPTED

@@ -27,6 +27,7 @@ from orchestrator.cli.desk import INTERRUPTED, no_interrupts
 from orchestrator.cli.live_table import follow
 from orchestrator.cli.looking import Source
 from orchestrator.client import Client, NotRunning, dashboard_address, local_cloud
+from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
 from orchestrator.house import processes
 from orchestrator.house.house import HouseError, only_one
@@ -63,7 +64,7 @@ tempo = 20.0
 """
 
 
-class DemoFailed(Exception):  # noqa: N818 - it says what happened
+class DemoFailed(OrchestratorError):  # noqa: N818 - it says what happened
     """The demo could not be shown; the message says where to look."""
 
 

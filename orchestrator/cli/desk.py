@@ -21,6 +21,7 @@ from rich.text import Text
 
 from orchestrator.client import Client
 from orchestrator.config import FILE_NAME, Config, load
+from orchestrator.errors import OrchestratorError
 
 ERROR = 1
 USAGE = 2
@@ -43,7 +44,7 @@ Settings = Annotated[
 Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON document.")]
 
 
-class CommandError(Exception):
+class CommandError(OrchestratorError):
     """Something that a person can see to: one line, and the exit code that goes with it."""
 
     def __init__(self, line: str, code: int = ERROR) -> None:

@@ -37,7 +37,7 @@ from orchestrator.cli.rehearse import was_rehearsed
 from orchestrator.client import Client
 from orchestrator.config import STORAGES, Config
 from orchestrator.events import AnyEvent, JobCancelled, JobResumed, JobSpec, JobSubmitted
-from orchestrator.house.redis_server import connect
+from orchestrator.redis_client import connect
 from orchestrator.view import JobView, Sentence
 
 TAKEN_S_MAX = 10.0

@@ -11,7 +11,7 @@ import typer
 from rich.text import Text
 
 from orchestrator.cli.desk import USAGE, CommandError, Desk, command
-from orchestrator.house.redis_server import retry_policy
+from orchestrator.redis_client import retry_policy
 from orchestrator.wording import plural
 
 if TYPE_CHECKING:

@@ -16,9 +16,9 @@ from agent.layout import Layout, Replica
 from agent.profile import Profile
 from bidding.billing import HOUR_S, cost_usd, rule_of
 from bidding.model import Purchase
-from cloud.local.market import LOCAL, SpotMarket
-from cloud.local.replay import read_prices
+from cloud.market import LOCAL, SpotMarket
 from cloud.model import InstanceType, Market, Pool, Quote
+from cloud.replay import read_prices
 from cloud.simulated import SimulatedCloud
 from orchestrator.brain import crews, forecast, layouts, pacing
 from orchestrator.brain.buying import think

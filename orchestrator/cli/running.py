@@ -25,7 +25,7 @@ from orchestrator.client import Between, Client, House, Killed, NotRunning, dash
 from orchestrator.config import environment, in_force
 from orchestrator.events import ShutdownAsked
 from orchestrator.house import processes
-from orchestrator.places import Places
+from orchestrator.places import Places, no_room
 from orchestrator.view import JobView, View
 from orchestrator.wording import plural, usd
 
@@ -178,8 +178,6 @@ def _wait_for_house(
 
 def _without_a_word(places: Places, log: Path) -> str:
     """A full disk takes no last words."""
-    from orchestrator.house.redis_server import no_room
-
     if no_room(places.state_dir):
         return (
             f"{places.state_dir} takes nothing more: make room on that disk, then: orchestrator up"

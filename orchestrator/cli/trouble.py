@@ -15,8 +15,8 @@ from orchestrator.cli import tables
 from orchestrator.cli.desk import USAGE, CommandError, Desk, command
 from orchestrator.client import NotRunning, local_cloud
 from orchestrator.house import processes
-from orchestrator.house.redis_server import retry_policy
 from orchestrator.places import Places, dangling_links
+from orchestrator.redis_client import retry_policy
 from orchestrator.wording import plural
 
 NODES_MAX = 10_000

@@ -16,7 +16,8 @@ import msgspec
 
 from agent.reliable.offsite import Storage
 from orchestrator.config import load
-from orchestrator.live.actors import NAMESPACE, ManagerActor, Order
+from orchestrator.live.actors import ManagerActor
+from orchestrator.live.order import NAMESPACE, Order
 from orchestrator.places import Places
 
 HEAD = {"node:__internal_head__": 0.001}

@@ -23,18 +23,21 @@ from pathlib import Path
 
 import msgspec
 
+from cloud import private
 from cloud.clock import CLOCK, ZERO_VARIABLE
 from cloud.local.processes import MARKER
 from orchestrator.client import Client, post
 from orchestrator.client import House as HouseFile
-from orchestrator.config import URL_PASSWORD, Config, ConfigError, in_force, load
+from orchestrator.config import URL_PASSWORD, Config, in_force, load
 from orchestrator.dashboard.app import create_app
 from orchestrator.dashboard.server import Server
+from orchestrator.errors import OrchestratorError
 from orchestrator.events import ShutdownAsked
 from orchestrator.house import processes
 from orchestrator.house.pulse import LOOK_S, Pulse
-from orchestrator.house.redis_server import RedisServer, RedisUnavailable, connect, no_room
-from orchestrator.places import Places, dangling_links
+from orchestrator.house.redis_server import RedisServer, RedisUnavailable
+from orchestrator.places import Places, StateDirError, dangling_links, no_room
+from orchestrator.redis_client import connect
 from orchestrator.wording import instead_of
 
 STARTUP_S_MAX = 120.0
@@ -47,9 +50,12 @@ RAY_END_S_MAX = 5.0
 PORTS = range(10_000, 32_768)
 PORTS_TRIED = 100
 SESSIONS_KEPT = 3  # of Ray's own logs
+# Ray serves its metrics on all interfaces and asks nobody for the token, so they are off. For those of its
+# dashboard there is no switch, but a port that is none keeps their server from starting.
+NO_METRICS = {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1"}
 
 
-class HouseError(Exception):
+class HouseError(OrchestratorError):
     """The house cannot be set up or kept; the message says what to do about it."""
 
 
@@ -88,7 +94,8 @@ class House:
         """Everything up and ready, in the order in which one part needs the other."""
         if not self.config.local.enabled:  # the only provider that there is
             raise HouseError("no provider is enabled; set local.enabled = true")
-        self.places.make()
+        for line in self.places.secure():
+            _say(line)
         for told in (self.places.given_back, self.places.superseded, self.places.broke_off):
             told.unlink(missing_ok=True)  # by the manager of an earlier life
         processes.sweep(self.places.identity)
@@ -107,7 +114,7 @@ class House:
         with contextlib.suppress(ToldToEnd):
             while not (self._stopping or self.places.given_back.exists()):
                 time.sleep(WATCH_S)
-                with contextlib.suppress(OSError):  # it is tried again
+                with contextlib.suppress(StateDirError):  # it is tried again
                     self.places.make_way()
                 self._end_if_superseded()
                 self._revive()
@@ -178,11 +185,9 @@ class House:
     def _environment(self) -> dict[str, str]:
         """What every child gets: our mark, our interpreter first on the path, the Ray token."""
         token = self.places.secret("ray")
-        if not token.exists():
-            _write_private(token, secrets.token_hex(32))
-        mesh = self.places.secret("mesh")
-        if not mesh.exists():
-            _write_private(mesh, secrets.token_hex(32))
+        for secret in (token, self.places.secret("mesh")):
+            if not secret.exists():
+                private.write(secret, secrets.token_hex(32).encode())
         env = {key: value for key, value in os.environ.items() if not key.startswith("RAY_")}
         return env | {
             processes.MARK: self.places.identity,
@@ -191,6 +196,7 @@ class House:
             "RAY_AUTH_MODE": "token",
             "RAY_AUTH_TOKEN_PATH": str(token),
             "RAY_USAGE_STATS_ENABLED": "0",
+            **NO_METRICS,
             "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
             "RAY_worker_niceness": "0",  # of manager and keeper; Ray's default is 15
             "OMP_NUM_THREADS": "1",
@@ -231,7 +237,7 @@ class House:
             processes.MARK: self.places.identity,
         }
         text = "".join(f"{key}={value}\n" for key, value in lines.items())
-        _write_private(self.places.secret("boot"), text)
+        private.write(self.places.secret("boot"), text.encode())
 
     def _start_cloud(self) -> None:
         local = self.config.local
@@ -341,7 +347,7 @@ class House:
     def _start_dashboard(self) -> None:
         board, token = self.config.dashboard, self.places.secret("dashboard")
         if not token.exists():
-            _write_private(token, secrets.token_urlsafe(32))
+            private.write(token, secrets.token_urlsafe(32).encode())
         app = create_app(lambda: Client.connect(self.places.state_dir), token.read_text())
         self._dashboard = Server(app, board.host, board.port)
         try:
@@ -367,7 +373,7 @@ class House:
             clock_zero_s=CLOCK.zero_s,
             settings=in_force(self.config),
         )
-        _write_private(self.places.house, msgspec.json.encode(text).decode())
+        private.write(self.places.house, msgspec.json.encode(text))
 
     # --- looking after them -----------------------------------------------------------------
 
@@ -458,15 +464,6 @@ def _say(text: str) -> None:
         print(text, file=sys.stderr, flush=True)  # noqa: T201
 
 
-def _write_private(path: Path, text: str) -> None:
-    """All of it or nothing, and for the owner's eyes only."""
-    part = path.with_suffix(".part")
-    part.unlink(missing_ok=True)
-    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as sink:
-        sink.write(text)
-    part.replace(path)
-
-
 def keep(config: Config, config_path: Path | None, *, give_back: bool = False) -> None:
     """Run a house from start to end in this process."""
     house = House(config, config_path, give_back=give_back)
@@ -490,7 +487,7 @@ def main() -> int:
     try:
         config = load(options.config, os.environ)
         keep(config, options.config, give_back=options.give_back)
-    except (ConfigError, HouseError, RedisUnavailable) as error:
+    except OrchestratorError as error:
         print(f"orchestrator: {error}", file=sys.stderr)  # noqa: T201
         return 1
     return 0

@@ -7,29 +7,25 @@ killed server nor a machine that loses power forgets what the manager promised.
 import os
 import re
 import subprocess
-import tempfile
 import time
 from pathlib import Path
 from shutil import which
-from typing import Any
 
 import redis
 
+from orchestrator.errors import OrchestratorError
 from orchestrator.house import processes
 from orchestrator.places import Places
 from orchestrator.wording import plural
 
 START_S_MAX = 20.0
-ROOM_BYTES = 4 * 1024 * 1024
 _ENTRY = re.compile(rb"\r\n\*[0-9]+\r\n\$[0-9]+\r\n")
 _MULTI = re.compile(rb"\A\*1\r\n\$5\r\nMULTI\r\n(?!.*\r\nEXEC\r\n).*\Z", re.DOTALL | re.IGNORECASE)
-RECOMMENDED = (
-    7,
-    0,
-)  # older servers carry CVE-2025-49844 (Lua); ours answers on a private socket only
+# Older servers carry CVE-2025-49844 (Lua); ours answers on a private socket only.
+RECOMMENDED = (7, 0)
 
 
-class RedisUnavailable(Exception):  # noqa: N818 - it names what happened
+class RedisUnavailable(OrchestratorError):  # noqa: N818 - it names what happened
     """The server could not be found, started or reached."""
 
 
@@ -55,38 +51,6 @@ def version(executable: str) -> tuple[int, ...]:
     ).stdout
     number = text.split("v=")[1].split()[0]
     return tuple(int(part) for part in number.split("."))
-
-
-def no_room(folder: Path) -> str:
-    """Why nothing can be written there, in a sentence; empty if it can. Found by trying: a quota is as full as a disk."""
-    try:
-        with tempfile.TemporaryFile(dir=folder) as probe:
-            os.posix_fallocate(probe.fileno(), 0, ROOM_BYTES)
-    except OSError as error:
-        return (
-            f"{folder} takes nothing more ({error.strerror}): make room on that disk, and all goes on by itself; "
-            "what was committed is kept"
-        )
-    return ""
-
-
-def retry_policy(*, asynchronous: bool = False) -> dict[str, Any]:
-    """How every client waits, within bounds, for a server that is just coming back."""
-    from redis.asyncio.retry import Retry as AsyncRetry
-    from redis.backoff import ExponentialBackoff
-    from redis.retry import Retry
-
-    kind = AsyncRetry if asynchronous else Retry
-    return {
-        "retry": kind(ExponentialBackoff(cap=0.5, base=0.02), retries=20),
-        "retry_on_error": [redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
-        "socket_timeout": 30,
-        "health_check_interval": 0,
-    }
-
-
-def connect(url: str) -> "redis.Redis":
-    return redis.Redis.from_url(url, **retry_policy())
 
 
 class RedisServer:

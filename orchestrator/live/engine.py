@@ -23,7 +23,7 @@ from orchestrator.actions import (
     StopWorker,
     WriteCheckpoint,
 )
-from orchestrator.live.actors import NAMESPACE
+from orchestrator.live.order import NAMESPACE
 from orchestrator.live.world import EngineAction, EngineError
 from orchestrator.places import Places
 

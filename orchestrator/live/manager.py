@@ -31,14 +31,14 @@ from orchestrator.brain import layouts
 from orchestrator.brain.buying import SlotSpeed
 from orchestrator.config import Config, load
 from orchestrator.events import ManagerStarted
-from orchestrator.house.redis_server import connect
 from orchestrator.journal import RedisJournal
-from orchestrator.live.actors import Order
+from orchestrator.live.order import Order
 from orchestrator.live.quotes import LEAST_S, QuoteStore, odds_of
 from orchestrator.live.world import LiveWorld
 from orchestrator.loop import resume, run
 from orchestrator.morph.compiled import CACHE as MORPH_CODE
 from orchestrator.places import Places
+from orchestrator.redis_client import connect, retry_policy
 from orchestrator.settings import Settings
 from orchestrator.world import Superseded
 
@@ -100,7 +100,6 @@ async def live(order: Order) -> None:
     """From taking over to the clean end: the state from the journal, then the loop."""
     import redis.asyncio
 
-    from orchestrator.house.redis_server import retry_policy
     from orchestrator.live.engine import RayEngine
 
     places = Places(Path(order.state_dir))
@@ -125,6 +124,7 @@ async def live(order: Order) -> None:
             epoch=epoch,
             settings=settings_from(config),
             house=order.house,
+            salt=journal.salt,
         )
     )
     try:

@@ -35,6 +35,7 @@ from orchestrator.actions import (
 from orchestrator.brain import crews, layouts
 from orchestrator.brain.layouts import Question
 from orchestrator.brain.sentences import sentence
+from orchestrator.errors import OrchestratorError
 from orchestrator.events import (
     AnyEvent,
     CatalogueSeen,
@@ -67,7 +68,7 @@ TASKS_MAX = 10_000
 EngineAction = OpenJob | CloseJob | StartWorker | StopWorker | Regroup | WriteCheckpoint
 
 
-class EngineError(Exception):
+class EngineError(OrchestratorError):
     """An agent or the keeper could not be reached."""
 
 

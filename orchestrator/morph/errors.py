@@ -7,8 +7,10 @@ MorphError
 └── BatchError         the global batch cannot be shared out as asked; says what can
 """
 
+from orchestrator.errors import OrchestratorError
 
-class MorphError(Exception):
+
+class MorphError(OrchestratorError):
     """Something that the planner refuses, in a sentence that says what to do."""
 
 

@@ -20,6 +20,7 @@ from agent.net.wire import job_secret
 from agent.reliable.keeper import Keeper, connect
 from agent.reliable.vault import Place
 from orchestrator.cli.desk import no_interrupts
+from orchestrator.errors import OrchestratorError
 from orchestrator.house.redis_server import RedisServer, RedisUnavailable
 from orchestrator.places import Places
 
@@ -29,7 +30,7 @@ LOG_LINES = 5
 PROGRAM = Path(agent.__file__).parents[1]
 
 
-class Unready(Exception):  # noqa: N818 - it names what is the case
+class Unready(OrchestratorError):  # noqa: N818 - it names what is the case
     """The stage could not be set up; the message says why."""
 
 

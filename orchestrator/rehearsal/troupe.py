@@ -20,6 +20,7 @@ from agent.messages import (
     WorkerReady,
 )
 from agent.reliable.outbox import INBOX
+from orchestrator.errors import OrchestratorError
 from orchestrator.rehearsal.stage import Stage
 
 LOOK_MS = 30
@@ -33,7 +34,7 @@ COUNT = 200
 REFUSAL = re.compile(r"^agent\.errors\.\w+: ")
 
 
-class Fault(Exception):  # noqa: N818 - it names what was found
+class Fault(OrchestratorError):  # noqa: N818 - it names what was found
     """The script did not come through; the message is for the person, and `detail` is a traceback, if there is one."""
 
     def __init__(self, line: str, detail: str = "") -> None:

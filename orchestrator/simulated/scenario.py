@@ -5,7 +5,7 @@ from random import Random
 import msgspec
 
 from agent.profile import Link, Network, Profile, Section
-from cloud.local.market import GIB, Catalogue, Conduct, SpotMarket, Zone
+from cloud.market import GIB, Catalogue, Conduct, SpotMarket, Zone
 from cloud.model import InstanceType
 from cloud.simulated import SimulatedCloud
 from orchestrator.events import JobSpec

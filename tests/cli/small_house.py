@@ -32,12 +32,13 @@ from orchestrator.config import in_force, load
 from orchestrator.events import ManagerStarted
 from orchestrator.house import processes
 from orchestrator.house.house import only_one
-from orchestrator.house.redis_server import RedisServer, retry_policy
+from orchestrator.house.redis_server import RedisServer
 from orchestrator.journal import INBOX, RedisJournal
 from orchestrator.live.quotes import QuoteStore
 from orchestrator.live.world import LiveWorld
 from orchestrator.loop import run
 from orchestrator.places import Places
+from orchestrator.redis_client import retry_policy
 from orchestrator.settings import Settings
 from orchestrator.state import State
 

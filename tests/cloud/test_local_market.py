@@ -13,8 +13,8 @@ from running_cloud import POOLS, request
 
 from cloud.errors import NoCapacity
 from cloud.local.ledger import Page, start_of_market
-from cloud.local.market import LOCAL, Conduct, SpotMarket, Step
-from cloud.local.replay import read_prices
+from cloud.market import LOCAL, Conduct, SpotMarket, Step
+from cloud.replay import read_prices
 from cloud.simulated import Books, Booted, Evicted, Noticed, PricesMoved, SimulatedCloud
 
 POOL = POOLS["ec2"]

@@ -7,7 +7,7 @@ import market_statistics
 import pytest
 from market_statistics import Steps
 
-from cloud.local.market import Catalogue, SpotMarket, Zone, local_type
+from cloud.market import Catalogue, SpotMarket, Zone, local_type
 
 END_S = 90 * 86_400.0
 MACHINES = 16

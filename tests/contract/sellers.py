@@ -9,7 +9,7 @@ from msgspec.structs import replace
 from running_cloud import RunningCloud
 
 from cloud.clock import VirtualClock
-from cloud.local.market import LOCAL, Conduct, SpotMarket
+from cloud.market import LOCAL, Conduct, SpotMarket
 from cloud.provider import Provider
 from cloud.simulated import SimulatedCloud, SimulatedProvider
 

@@ -13,8 +13,8 @@ import redis
 from orchestrator.client import Client, NotRunning
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
 from orchestrator.house import processes
-from orchestrator.house.redis_server import connect
 from orchestrator.places import Places
+from orchestrator.redis_client import connect
 from orchestrator.view import JobView
 
 UP_S_MAX = 180.0

@@ -5,25 +5,105 @@ import os
 import socket
 import subprocess
 import sys
+from collections.abc import Iterator
 from pathlib import Path
 
 import httpx
+import msgspec
 import pytest
-from houses import command_line, until
+from houses import RunningHouse, command_line, until
+from sockets import Door, doors, paths
 
+from cloud.local.processes import living
+from orchestrator.events import AnyEvent
 from orchestrator.house import processes
 
 pytestmark = pytest.mark.processes
 
+TOY = (Path(__file__).parent / "killable.py").read_text()
 RAY_DASHBOARD = "[ray]\ndashboard = true\n"
 UNUSED = ("ray.util.client", "autoscaler", "dashboard.py")
 JOIN = "import ray; ray.init(address={address!r}, _node_ip_address='127.0.40.1'); print('IN')"
 
 
-def test_ray_refuses_whoever_has_no_token(new_house, tmp_path):
+@pytest.fixture(scope="module")
+def busy_house(tmp_path_factory) -> Iterator[RunningHouse]:
+    """A house with everything that it can run: a job on a machine, and Ray's own dashboard. Its state
+    directory and its tokens were open to other users before."""
+    folder = tmp_path_factory.mktemp("busy")
+    house = RunningHouse(folder, RAY_DASHBOARD)
+    house.places.cloud_dir.mkdir(parents=True)
+    house.places.state_dir.chmod(0o777)
+    for token in tokens(house):
+        token.write_text("known")
+        token.chmod(0o666)
+    try:
+        house.start()
+        house.submit(TOY, argv=("100000", "0.02", str(folder / "out")), slots_max=1)
+        house.reached(1)
+        yield house
+    finally:
+        house.close()
+
+
+def tokens(house: RunningHouse) -> list[Path]:
+    named = [house.places.secret(name) for name in ("dashboard", "mesh", "ray")]
+    return [*named, house.places.cloud_dir / "token"]
+
+
+def test_house_closes_an_open_state_directory(busy_house):
+    """It says so, and the secrets that others may know are replaced; all else goes on."""
+    opened = [busy_house.places.state_dir, *tokens(busy_house)]
+    lines = busy_house.log.read_text().splitlines()
+    assert len(lines) == len(opened)
+    for path, line in zip(opened, lines, strict=True):
+        assert line.startswith(f"{path} was open to other users (mode 0")
+        assert path.stat().st_mode & 0o077 == 0
+    assert "known" not in {token.read_text() for token in tokens(busy_house)}
+
+
+def test_every_listening_socket_refuses_a_stranger(busy_house):
+    """Of all processes of a house: what can be reached from elsewhere is Ray's, and asks for its token."""
+    house = busy_house
+    pids = living({"none": house.process.pid}) | {house.process.pid}
+    found = doors(pids)
+    kinds = {_kind(door) for door in found}
+    assert kinds >= {"board", "cloud", "metadata", "ray", "keeper", "worker"}
+    assert {door.is_local for door in found if _kind(door) != "ray"} == {True}
+    for door in found:
+        who = command_line(door.pid), door
+        if door.is_grpc():
+            assert door.grpc_answers() == {"UNAUTHENTICATED"}, who
+        elif _kind(door) == "metadata":  # as on every cloud: whoever is on the machine may ask
+            assert door.web_answers() == {404}, who
+        elif _kind(door) in {"keeper", "worker"}:  # our own protocol, without a proof of the secret
+            assert door.web_answers() == set(), who
+        else:
+            answers = door.web_answers()
+            assert answers & {401, 403}, who
+            assert answers <= {401, 403, 404}, who
+    for path in paths(pids):
+        folders = Path(path).resolve().parents
+        assert any(folder.stat().st_mode & 0o077 == 0 for folder in folders), path
+
+
+def _kind(door: Door) -> str:
+    words = command_line(door.pid)
+    if "cloud.local" in words:
+        return "cloud" if door.address == "127.0.0.1" else "metadata"
+    if "orchestrator.house " in words:
+        return "board"
+    if door.is_local and words.startswith("ray::KeeperActor"):
+        return "keeper"
+    if door.is_local and words.startswith("ray::WorkerActor"):
+        return "worker"
+    return "ray"
+
+
+def test_ray_refuses_whoever_has_no_token(busy_house, tmp_path):
     """A job submission without the token, or with a wrong one, is refused; so is a driver."""
-    house = new_house(RAY_DASHBOARD)
-    client = house.start()
+    house = busy_house
+    client = house.client()
     url = f"http://{client.house().ray_dashboard}/api/jobs/"
     marker = tmp_path / "got-in"
     order = {"entrypoint": f"touch {marker}"}
@@ -79,7 +159,8 @@ def test_an_external_redis_is_used_as_it_is(new_house, server, store):
     house = new_house(f'redis_url = "{server.url}"\n')
     house.start()
     assert store.get("orch:epoch") == b"1"
-    assert store.xlen("orch:journal") > 0
+    ((_, entry),) = store.xrange("orch:journal", count=1)
+    assert msgspec.json.decode(entry[b"e"], type=AnyEvent).salt
     assert not house.places.redis_dir.exists()
     assert house.down() == 0
 

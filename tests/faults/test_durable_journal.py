@@ -13,10 +13,12 @@ import redis.asyncio
 from agent.messages import AgentLost
 from cloud.clock import VirtualClock
 from orchestrator.actions import Note
+from orchestrator.brain.decide import decide
+from orchestrator.brain.leases import new_token
 from orchestrator.cli.looking import why_silent
 from orchestrator.cli.running import seen
-from orchestrator.events import JobCancelled, Tick
-from orchestrator.house.redis_server import RedisServer, retry_policy
+from orchestrator.events import JobCancelled, ManagerStarted, Tick
+from orchestrator.house.redis_server import RedisServer
 from orchestrator.journal import (
     EPOCH,
     INBOX,
@@ -26,10 +28,13 @@ from orchestrator.journal import (
     RedisJournal,
     Unreadable,
 )
-from orchestrator.live.actors import Order
+from orchestrator.live.order import Order
 from orchestrator.live.quotes import QuoteStore
 from orchestrator.live.world import LiveWorld
+from orchestrator.loop import resume
 from orchestrator.places import Places
+from orchestrator.redis_client import retry_policy
+from orchestrator.settings import Settings
 from orchestrator.state import State
 from orchestrator.view import Sentence
 from orchestrator.world import Superseded, encode_state
@@ -88,6 +93,29 @@ def test_an_older_manager_cannot_write(server):
         return entries
 
     assert [entry.event.at_s for entry in asyncio.run(go())] == [1.0, 3.0]
+
+
+def test_wiped_journal_never_repeats_a_token(server):
+    """The epoch and the serial begin again at 1, under the same name of the deployment."""
+    settings = Settings(deployment="d" * 32)
+
+    async def life() -> tuple[int, list[str]]:
+        store, journal = await opened(server)
+        started = ManagerStarted(
+            at_s=1.0, epoch=journal.epoch, salt=journal.salt, settings=settings
+        )
+        state, _ = decide(await resume(journal), started)
+        await journal.append(started, [])
+        await journal.snapshot(state)
+        await store.flushall()
+        await store.aclose()
+        return state.epoch, [new_token(state) for _ in range(10)]
+
+    lives = [asyncio.run(life()) for _ in range(3)]
+    tokens = [token for _, made in lives for token in made]
+    assert [epoch for epoch, _ in lives] == [1, 1, 1]
+    assert len(set(tokens)) == 30
+    assert max(map(len, tokens)) < 64  # the most that a cloud takes
 
 
 def test_an_inbox_entry_leaves_with_the_journal_entry_that_handles_it(server):

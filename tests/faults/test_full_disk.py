@@ -20,8 +20,8 @@ from orchestrator.house import house as house_module
 from orchestrator.house.house import House
 from orchestrator.house.redis_server import RedisServer
 from orchestrator.live import manager
-from orchestrator.live.actors import Order
 from orchestrator.live.manager import Manager
+from orchestrator.live.order import Order
 from orchestrator.places import Places
 
 pytestmark = pytest.mark.processes

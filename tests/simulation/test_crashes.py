@@ -3,7 +3,7 @@
 import msgspec
 import pytest
 
-from cloud.local.market import Conduct
+from cloud.market import Conduct
 from orchestrator.settings import Settings
 from orchestrator.simulated.lives import Biography, live
 from orchestrator.simulated.scenario import Pace, Scenario

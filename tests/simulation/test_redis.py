@@ -10,9 +10,10 @@ import redis.asyncio
 from agent.reliable.keeper import OPEN_JOBS
 from orchestrator import loop
 from orchestrator.events import JobSubmitted
-from orchestrator.house.redis_server import RedisServer, retry_policy
+from orchestrator.house.redis_server import RedisServer
 from orchestrator.journal import RedisJournal
 from orchestrator.live.manager import put_away
+from orchestrator.redis_client import retry_policy
 from orchestrator.replay import export, read_incident, replay
 from orchestrator.simulated.scenario import FAULTS, Scenario, cloud_of, jobs_of
 from orchestrator.simulated.world import SimulatedWorld

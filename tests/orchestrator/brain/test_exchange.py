@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from cloud.local.market import SpotMarket
+from cloud.market import SpotMarket
 from cloud.simulated import SimulatedCloud
 from orchestrator import loop
 from orchestrator.actions import Launch

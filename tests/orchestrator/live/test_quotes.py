@@ -10,7 +10,7 @@ import pytest
 
 from bidding.files import listed_types, read_markets, read_prices, stored_prices
 from bidding.history import Series
-from cloud.local.market import Catalogue, SpotMarket, Step, Zone
+from cloud.market import Catalogue, SpotMarket, Step, Zone
 from cloud.model import InstanceType, Pool, Quote
 from cloud.simulated import SimulatedCloud
 from orchestrator import loop

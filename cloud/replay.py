@@ -14,7 +14,7 @@ from pathlib import Path
 import msgspec
 
 from cloud.clock import utc_s
-from cloud.local.market import Catalogue, Step
+from cloud.market import Catalogue, Step
 from cloud.model import LINUX, Pool
 
 ABSURD_RATIO = 100.0

@@ -1,0 +1,66 @@
+"""Files and folders that only their owner may read or write."""
+
+import os
+import stat
+from collections.abc import Iterable
+from pathlib import Path
+
+from cloud.errors import NotPrivate
+
+OTHERS = stat.S_IRWXG | stat.S_IRWXO
+
+
+def write(path: Path, content: bytes) -> None:
+    """Write all of it or nothing, readable by the owner alone."""
+    part = path.with_suffix(".part")
+    part.unlink(missing_ok=True)
+    with os.fdopen(os.open(part, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "wb") as sink:
+        sink.write(content)
+    part.replace(path)
+
+
+def mend(folder: Path, secrets: Iterable[Path]) -> list[str]:
+    """Close a folder to other users and remove the secrets they may know; one sentence for each.
+
+    Whoever needs a secret that is gone makes a new one. Raises `NotPrivate` where something
+    belongs to another user, because its owner can open it again at any moment.
+    """
+    for path in (folder, *sorted(folder.iterdir())):
+        if path.lstat().st_uid != os.geteuid() and not path.is_mount():
+            raise NotPrivate(
+                f"{path} belongs to another user (uid {path.lstat().st_uid}), who can read and change "
+                "what is kept there; give it to the user who runs this (chown)"
+            )
+    said = []
+    if (mode := _mode(folder)) & OTHERS:
+        _close(folder)
+        said.append(
+            f"{folder} was open to other users (mode {mode:04o}), who may have read or changed what is "
+            "in it; only its owner can open it now (mode 0700)"
+        )
+    for secret in secrets:
+        if os.path.lexists(secret) and ((mode := _mode(secret)) & OTHERS or secret.is_symlink()):
+            secret.unlink()
+            said.append(
+                f"{secret} was open to other users (mode {mode:04o}), so it is no secret any more; a new "
+                "one is made"
+            )
+    return said
+
+
+def _mode(path: Path) -> int:
+    return stat.S_IMODE(path.lstat().st_mode)
+
+
+def _close(folder: Path) -> None:
+    """Some file systems keep no modes: nothing on them can be private."""
+    refusal = "its file system keeps no modes"
+    try:
+        folder.chmod(0o700)
+    except OSError as error:
+        refusal = str(error.strerror)
+    if _mode(folder) & OTHERS:
+        raise NotPrivate(
+            f"{folder} is open to other users and cannot be closed to them ({refusal}), so they could "
+            "read its secrets; use a folder on another disk"
+        )

@@ -1,0 +1,28 @@
+"""The base of every error of the orchestrator, and where each is defined.
+
+OrchestratorError
+├── ConfigError              config: a setting is unknown or wrong
+├── StateDirError            places: the state directory cannot be used
+├── HouseError               house.house: a part cannot be started or kept
+│   └── ToldToEnd            it was asked to end before it was ready
+├── RedisUnavailable         house.redis_server: no server, or it cannot be started
+├── NotRunning               client: no house lives in this state directory
+│   ├── Killed               one lived there and ended without saying so
+│   └── Between              one is starting or ending
+├── Silent                   client: Redis does not answer; a `redis.ConnectionError` too
+│   └── NoRoom               nor will it before the disk has room
+├── Superseded               world: a newer manager took over
+├── Diverged                 world: a replayed decision differs from the journal's
+├── Unreadable               journal: it is damaged, or of another version
+├── IllegalTransition        state: a lease or a job may not move so
+├── EngineError              live.world: an agent or the keeper was not reached
+├── CommandError             cli.desk: a command cannot be carried out; it has an exit code
+├── DemoFailed               cli.demo: the demonstration showed something else
+├── Unready                  rehearsal.stage: the rehearsal cannot be set up
+├── Fault                    rehearsal.troupe: the rehearsal found something
+└── MorphError               morph.errors: the planner refuses; its own tree is there
+"""
+
+
+class OrchestratorError(Exception):
+    """An error whose message says to a person what is wrong, why, and what to do."""

@@ -1,0 +1,24 @@
+"""How the manager, the house, the command line and the dashboard reach Redis."""
+
+from typing import Any
+
+import redis
+
+
+def retry_policy(*, asynchronous: bool = False) -> dict[str, Any]:
+    """How every client waits, within bounds, for a server that is just coming back."""
+    from redis.asyncio.retry import Retry as AsyncRetry
+    from redis.backoff import ExponentialBackoff
+    from redis.retry import Retry
+
+    kind = AsyncRetry if asynchronous else Retry
+    return {
+        "retry": kind(ExponentialBackoff(cap=0.5, base=0.02), retries=20),
+        "retry_on_error": [redis.ConnectionError, redis.TimeoutError, redis.BusyLoadingError],
+        "socket_timeout": 30,
+        "health_check_interval": 0,
+    }
+
+
+def connect(url: str) -> "redis.Redis":
+    return redis.Redis.from_url(url, **retry_policy())
