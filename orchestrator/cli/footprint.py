@@ -1,7 +1,6 @@
 """Layouts of a measured model for any machines, bought or not: no market, no manager.
 
-What a job's worker measured can be written to a file, looked at, and planned with for other machines; so can
-profiles that others made (PipeDream's).
+What a job's worker measured can be written to a file, looked at, and planned with for other machines.
 """
 
 import re
@@ -30,7 +29,6 @@ from orchestrator.wording import memory, pause, plural
 HELD = re.compile(
     r"(?P<instances>\d{1,6})(?:x(?P<each>\d{1,3}))?(?::(?P<profile>[^@]+))?(?:@(?P<zone>.+))?"
 )
-GIB = 2.0**30
 LISTED, SECTIONS_LISTED = 12, 60
 WRITE = "a measured job's is written by: orchestrator profile JOB --out FILE"
 
@@ -150,11 +148,6 @@ def _held(asked: Asked) -> tuple[dict[str, Profile], list[Holding]]:
 
 
 def load(path: Path) -> Profile:
-    if profiles.is_pipedream(path):
-        raise CommandError(
-            f"{path}: PipeDream's text; import it first: orchestrator profile {path} --out FILE",
-            USAGE,
-        )
     try:
         return profiles.load(path)
     except MorphError as error:
@@ -233,20 +226,9 @@ def profile(
     ] = None,
     *,
     out: Annotated[Path | None, typer.Option(metavar="FILE", help="Write it there.")] = None,
-    samples: Annotated[
-        int, typer.Option(min=1, help="Of PipeDream's text: the minibatch that was measured.")
-    ] = 64,
-    gbit_per_s: Annotated[
-        float, typer.Option(help="Of PipeDream's text: the network between machines.")
-    ] = 10.0,
-    memory_gib: Annotated[
-        float, typer.Option(help="Of PipeDream's text: the memory of an accelerator.")
-    ] = 16.0,
 ) -> None:
-    """What was measured of a model, section by section; written to a file, or imported from PipeDream's text."""
-    if not 0 < gbit_per_s < float("inf") or not 0 < memory_gib < float("inf"):
-        raise CommandError("--gbit-per-s and --memory-gib: above 0", USAGE)
-    found = _found(desk, source, (samples, gbit_per_s, memory_gib))
+    """What was measured of a model, section by section; with --out it is written to a file."""
+    found = _found(desk, source)
     if out is not None:
         write(out, render(found), "--out")
     desk.answer(
@@ -258,7 +240,7 @@ def profile(
     )
 
 
-def _found(desk: Desk, source: str | None, of_text: tuple[int, float, float]) -> Profile:
+def _found(desk: Desk, source: str | None) -> Profile:
     path = None if source is None else Path(source)
     if path is None or not (path.suffix or path.exists()):
         job = find(desk.client(), source)
@@ -266,19 +248,7 @@ def _found(desk: Desk, source: str | None, of_text: tuple[int, float, float]) ->
         if measured is None:
             raise CommandError(f"{job.id}: {unmeasured(job)}")
         return measured
-    if not profiles.is_pipedream(path):
-        return load(path)
-    samples, gbit_per_s, memory_gib = of_text
-    try:
-        return profiles.chain(
-            profiles.load_pipedream(path),
-            model=path.stem,
-            samples=samples,
-            network=profiles.ethernet(gbit_per_s),
-            memory_bytes=memory_gib * GIB,
-        )
-    except MorphError as error:
-        raise CommandError(str(error), USAGE) from None
+    return load(path)
 
 
 def _batch(profile: Profile) -> int:

@@ -24,8 +24,3 @@ CACHE = cache_of(HERE, SOURCES)
 def compiled(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
     """Compile at the first call, or load what an earlier run has compiled; the arithmetic is exact."""
     return machine_code(function, CACHE)
-
-
-def vectorised(function: Callable[Asked, Answer]) -> Callable[Asked, Answer]:
-    """For loops over finite numbers only, where minima and maxima may be taken in any order."""
-    return machine_code(function, CACHE, fastmath={"nnan", "nsz"})

@@ -22,7 +22,7 @@ from orchestrator.morph.search import GROUPINGS_MAX, RUNNERS_UP, Task
 from orchestrator.wording import memory, plural
 
 MIXED_DEPTH_MAX = 64
-MIXES_MAX, TRIED_MAX, FINALISTS = 256, 96, 24
+TRIED_MAX, FINALISTS = 96, 24
 UNFIT_MAX = 2000  # drafts that are looked at until one fits
 GROUPINGS_OF_ALL_MAX = 2000  # with so few, every draft is simulated with all its cuts
 LEFT_OUT_MAX = 4  # kinds; of more each is tried alone only
@@ -132,25 +132,6 @@ def _nothing_fits(task: Task, groups: Sequence[Group], workers: int) -> str:
     held = memory(roomy.tables.profile.memory_bytes)
     least = smallest(roomy.tables, task, workers)
     return f"no layout of {plural(workers, 'worker')} fits; the roomiest accelerator has {held}: {least}"
-
-
-def mix_book(
-    profiles: Mapping[str, Profile], task: Task, mixes: Sequence[Sequence[Holding]]
-) -> dict[tuple[Holding, ...], tuple[Plan, tuple[Chain, ...]]]:
-    """The best layout of every likely mix, by `footprint`; a mix that nothing fits is not in it."""
-    made = {}
-    for mix in mixes[:MIXES_MAX]:
-        try:
-            made[footprint(mix)] = best_mix(profiles, task, mix)
-        except DoesNotFit:
-            continue
-    return made
-
-
-def footprint(holdings: Sequence[Holding]) -> tuple[Holding, ...]:
-    """The same for the same instances, in whatever order they are listed; empty holdings are dropped."""
-    held = [holding for holding in holdings if holding.workers]
-    return tuple(sorted(held, key=lambda h: (h.instance_type, h.zone, h.per_instance, h.instances)))
 
 
 def _groups(

@@ -22,7 +22,6 @@ from orchestrator.morph.engine import Costs, Outcome, Programs
 from orchestrator.morph.errors import ScheduleError
 
 NO_TRACE = engine.Trace(np.empty(0), np.empty(0))
-REACH = 32  # how many actions ahead a worker looks when it deviates
 
 
 class Bar(msgspec.Struct, frozen=True, kw_only=True):
@@ -55,18 +54,6 @@ def costs(
     return Costs(seconds, slowness, wire, seed)
 
 
-def uniform(stages: int, forward_s: float, backward_s: float, *, input_share: float = 0.5) -> Reals:
-    """Equal stages: a recompute is a forward again, a backward is input- and weight-gradient."""
-    each = (
-        forward_s,
-        backward_s,
-        backward_s * input_share,
-        backward_s * (1 - input_share),
-        forward_s,
-    )
-    return np.repeat(np.array(each)[:, None], stages, axis=1)
-
-
 def run(programs: Programs, costs: Costs, name: str = "schedule") -> Outcome:
     """The engine behind a door: the shapes are checked and a schedule that blocks itself is refused."""
     workers, stages = len(programs.offsets) - 1, costs.seconds.shape[1]
@@ -92,39 +79,6 @@ def _why_stuck(programs: Programs, stages: int, at: int) -> str:
     if microbatch >= programs.microbatches:
         return f"{what}, but there are {programs.microbatches} microbatches"
     return f"{what} waits for what never comes"
-
-
-def simulate(schedule: Schedule, costs: Costs, *, stash: int | None = None) -> Step:
-    """One pipeline, nothing reduced.
-
-    With `stash` a worker whose input is late takes another action, as long as it holds at most so many
-    forwards; 0 is no limit. Without, everybody keeps to the program.
-    """
-    programs = schedules.arrays(schedule)
-    outcome = run(programs, costs, schedule.name)
-    if stash is None:
-        return finish([outcome])
-    taken = engine.run_greedy(programs, costs, engine.Rules(REACH, stash, 0))
-    if (taken.order < 0).any():
-        raise ScheduleError(
-            f"{schedule.name}: with at most {stash} forwards stashed an action waits for what never "
-            f"comes; its program holds {max(schedules.in_flight(schedule)[0])}"
-        )
-    return finish([_outcome(programs, costs, taken)])
-
-
-def _outcome(programs: Programs, costs: Costs, taken: engine.Taken) -> Outcome:
-    codes, offsets, _ = programs
-    workers, stages = len(offsets) - 1, costs.seconds.shape[1]
-    done, busy, stage_done = np.zeros(workers), np.zeros(workers), np.zeros(stages)
-    for worker in range(workers):
-        mine = slice(offsets[worker], offsets[worker + 1])
-        done[worker] = taken.ends[mine].max()
-        busy[worker] = (taken.ends[mine] - taken.starts[mine]).sum()
-    kinds, stage = codes >> 56, codes >> 32 & engine.STAGE
-    ending = (kinds != engine.FORWARD) & (kinds != engine.RECOMPUTE)
-    np.maximum.at(stage_done, stage[ending], taken.ends[ending])
-    return Outcome(done, stage_done, busy, -1)
 
 
 def finish(

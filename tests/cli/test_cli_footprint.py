@@ -1,6 +1,5 @@
 """Profiles and plans for any machines: no market, no manager, and one line for whatever cannot be answered."""
 
-import re
 from pathlib import Path
 from xml.etree import ElementTree
 
@@ -11,13 +10,6 @@ from test_live_table import JOB
 
 from agent.profile import parse, render
 from orchestrator.cli.tracing import unmeasured
-
-TEXT = """node1 -- Input0 -- forward_compute_time=0.000, backward_compute_time=0.000, activation_size=0.0, parameter_size=0.000
-node2 -- Conv2d(3, 64) -- forward_compute_time=20.0, backward_compute_time=40.0, activation_size=6400.0, parameter_size=1000.000
-node3 -- Linear(64, 10) -- forward_compute_time=2.0, backward_compute_time=4.0, activation_size=640.0, parameter_size=9000000.000
-\tnode1 -- node2
-\tnode2 -- node3
-"""
 
 
 @pytest.fixture
@@ -86,7 +78,6 @@ def test_unlike_machines_share_by_pace(known):
         (("odd.json", "--on", "4", "--batch", "10"), 2, "the nearest that are: 8, 12"),
         (("odd.json", "--on", "4", "--on", "2:fast.json", "--batch", "8"), 2, "none in common"),
         (("still.json", "--on", "4", "--batch", "8"), 2, "takes no time in any section"),
-        (("conv.txt", "--on", "4", "--batch", "8"), 2, "orchestrator profile conv.txt --out FILE"),
         (
             ("tiny.json", "--on", "4", "--batch", "8"),
             1,
@@ -109,34 +100,25 @@ def test_what_cannot_be_planned_is_one_line(known, words, code, said):
     )
     still = text.replace("0.001", "0.0").replace("0.002", "0.0")
     (known.folder / "still.json").write_text(still)
-    (known.folder / "conv.txt").write_text(TEXT)
     refused = known("plan", *words)
     assert refused.code == code
     assert said in refused.line
 
 
-def test_a_profile_of_others_is_imported(shell):
-    """PipeDream's text becomes a profile: shown, written, and planned with."""
-    (shell.folder / "conv.txt").write_text(TEXT)
-    answer = shell("profile", "conv.txt", "--samples", "64", "--out", "conv.json")
+def test_a_profile_is_shown_and_written(known):
+    """What a file holds, section by section; a copy of it can be planned with."""
+    answer = known("profile", "fast.json", "--out", "copy.json")
     assert (answer.code, answer.err) == (0, "")
-    assert "Conv2d(3, 64)" in answer.out
-    assert answer.out.splitlines()[-1].startswith("Next: orchestrator plan conv.json --on 4")
-    made = parse((shell.folder / "conv.json").read_text())
-    assert (made.model, made.microbatch_sizes, len(made.sections)) == ("conv", (64,), 2)
-    assert shell("profile", "conv.json", "--json").json["profile"]["model"] == "conv"
-    assert "take" in shell("plan", "conv.json", "--on", "4", "--batch", "1024").out
-    (shell.folder / "conv.txt").write_text(re.sub(r"time=[0-9.]+", "time=0.0", TEXT))
-    assert "takes no time in any section" in shell("profile", "conv.txt").line
-    (shell.folder / "conv.txt").write_text(TEXT + "nonsense\n")
-    assert "line 6: no node and no edge" in shell("profile", "conv.txt").line
-    assert "there is no such profile" in shell("profile", str(Path("no") / "conv.txt")).line
+    assert "block" in answer.out
+    assert answer.out.splitlines()[-1].startswith("Next: orchestrator plan copy.json --on 4")
+    assert parse((known.folder / "copy.json").read_text()) == measured(memory=2000.0)
+    assert known("profile", "copy.json", "--json").json["profile"]["model"] == "deep.py"
+    assert "there is no such profile" in known("profile", str(Path("no") / "a.json")).line
 
 
 def test_without_a_manager_a_jobs_profile_is_not_there(shell):
     """The default is the newest job's, and jobs are with the manager."""
     assert shell("profile").code == 3
-    assert "--gbit-per-s and --memory-gib" in shell("profile", "a.txt", "--memory-gib", "0").line
 
 
 @pytest.mark.parametrize(

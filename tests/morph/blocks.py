@@ -1,8 +1,10 @@
-"""A small profile of equal or uneven blocks, and its network."""
+"""A small profile of equal or uneven blocks, its network, and a schedule played with equal stages."""
 
 import numpy as np
 
 from agent.profile import Link, Network, Profile, Section
+from agent.schedule import Schedule
+from orchestrator.morph import engine, schedules, simulator
 
 
 def network(bandwidth: float = 1e9, latency_s: float = 1e-4, faster: float = 8.0) -> Network:
@@ -38,3 +40,21 @@ def make_profile(sections: int, *, seed: int | None = None, **changes) -> Profil
         "sections": listed,
     }
     return Profile(**{**fields, **changes})
+
+
+def uniform(stages: int, forward_s: float, backward_s: float) -> np.ndarray:
+    """Equal stages: a recompute is a forward again, a backward is input- and weight-gradient."""
+    half = backward_s / 2
+    each = (forward_s, backward_s, half, half, forward_s)
+    return np.repeat(np.array(each)[:, None], stages, axis=1)
+
+
+def simulate(schedule: Schedule, costs: engine.Costs) -> simulator.Step:
+    """One pipeline, nothing reduced."""
+    return simulator.finish([simulator.run(schedules.arrays(schedule), costs, schedule.name)])
+
+
+def in_flight(schedule: Schedule) -> tuple[tuple[int, ...], tuple[int, ...]]:
+    """Per stage, the most microbatches stashed and the most weight-gradients owed at any time."""
+    stashed, owed = engine.peaks(schedules.arrays(schedule), schedule.stages)
+    return tuple(stashed.tolist()), tuple(owed.tolist())

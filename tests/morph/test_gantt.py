@@ -3,7 +3,7 @@
 from xml.etree import ElementTree
 
 import msgspec
-from blocks import make_profile
+from blocks import make_profile, uniform
 
 from agent.layout import Layout, Replica
 from agent.schedule import Kind
@@ -18,7 +18,7 @@ SVG = "{http://www.w3.org/2000/svg}"
 def test_every_action_has_its_bar():
     """The text is well-formed, with one labelled bar an action and one tail a stage."""
     schedule = schedules.make("1f1b", 3, 5)
-    costs = simulator.costs(simulator.uniform(3, 1.0, 2.0))
+    costs = simulator.costs(uniform(3, 1.0, 2.0))
     root = ElementTree.fromstring(gantt.svg(schedule, costs, title="a <plan>", tail_s=(1, 1, 1)))
     titles = [title.text for title in root.iter(f"{SVG}title")]
     assert len(titles) == 3 * 5 * 2 + 3
@@ -39,7 +39,7 @@ def test_bars_stay_inside_the_picture():
 def test_a_long_step_is_cut_and_says_so():
     """A picture holds a bounded number of bars, and names what it leaves out."""
     schedule = schedules.make("1f1b", 16, 2000)
-    text = gantt.svg(schedule, simulator.costs(simulator.uniform(16, 1.0, 2.0)))
+    text = gantt.svg(schedule, simulator.costs(uniform(16, 1.0, 2.0)))
     assert text.count("<title>") <= gantt.BARS_MAX
     assert "the first" in text
 
@@ -99,7 +99,7 @@ def test_what_is_predicted_of_each_replica_bears_the_numbers_of_its_own_microbat
 def test_a_page_in_the_dark_has_a_picture_in_the_dark():
     """Both kinds of picture have what is not a bar in classes, which the style gives other colours."""
     schedule = schedules.make("1f1b", 1, 2)
-    plan = gantt.svg(schedule, simulator.costs(simulator.uniform(1, 1.0, 2.0)))
+    plan = gantt.svg(schedule, simulator.costs(uniform(1, 1.0, 2.0)))
     for text in (plan, ElementTree.tostring(drawn_apart(1.0), encoding="unicode")):
         assert "prefers-color-scheme: dark" in text
         for name in ("paper", "words", "faint", "grid"):

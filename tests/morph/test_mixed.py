@@ -174,13 +174,3 @@ def test_what_cannot_be_planned_is_said():
     tiny = {name: msgspec.structs.replace(p, memory_bytes=1e6) for name, p in PROFILES.items()}
     with pytest.raises(DoesNotFit, match="no layout of 4 workers fits"):
         mixed.best_mix(tiny, TASK, held(2, 2))
-
-
-def test_likely_mixes_are_known_before_they_are_needed():
-    """A mix is found again in any order; one that nothing fits is not in the book."""
-    tight = {name: msgspec.structs.replace(p, memory_bytes=8e7) for name, p in PROFILES.items()}
-    task = Task(global_batch=32, microbatch_sizes=(1,))
-    made = mixed.mix_book(tight, task, [held(2, 1), held(1, 0)])
-    assert list(made) == [mixed.footprint(held(2, 1)[::-1])]
-    plan, chains = made[mixed.footprint(held(2, 1))]
-    assert len(chains) == plan.width

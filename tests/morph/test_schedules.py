@@ -6,6 +6,7 @@ from itertools import product
 import msgspec
 import numpy as np
 import pytest
+from blocks import in_flight, simulate, uniform
 
 from agent.layout import Layout, Replica
 from agent.schedule import Kind, unfold
@@ -17,8 +18,8 @@ UNIT = (1.0, 2.0)
 
 def step_s(name: str, stages: int, microbatches: int, **options) -> float:
     schedule = schedules.make(name, stages, microbatches, **options)
-    seconds = simulator.uniform(schedule.stages, *UNIT)
-    return simulator.simulate(schedule, simulator.costs(seconds, slowness=np.ones(stages))).step_s
+    seconds = uniform(schedule.stages, *UNIT)
+    return simulate(schedule, simulator.costs(seconds, slowness=np.ones(stages))).step_s
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b"])
@@ -43,9 +44,9 @@ def test_modulo_placement_with_split_backwards_beats_both_halves_of_the_idea(p, 
     took_s = step_s("modulo", p, m, chunks=v)
     assert took_s < step_s("interleaved", p, m, chunks=v)
     split = schedules.make("zero-bubble", p, m)
-    whole = simulator.simulate(split, simulator.costs(simulator.uniform(p, v * 1.0, v * 2.0)))
+    whole = simulate(split, simulator.costs(uniform(p, v * 1.0, v * 2.0)))
     assert took_s < whole.step_s
-    _, owed = schedules.in_flight(both)
+    _, owed = in_flight(both)
     assert all(sum(owed[w::p]) <= v * (w + 1) for w in range(p))
     assert all(both.host(stage, 0) == stage % p for stage in range(p * v))
 
@@ -54,9 +55,9 @@ def test_modulo_placement_with_split_backwards_beats_both_halves_of_the_idea(p, 
 def test_zero_bubble_beats_1f1b_within_its_memory(p, m):
     """Putting off weight-gradients shortens the step, and stage s never owes more than s + 1 of them."""
     split = schedules.make("zero-bubble", p, m)
-    seconds = simulator.uniform(p, 1.0, 2.0)
-    assert simulator.simulate(split, simulator.costs(seconds)).step_s < step_s("1f1b", p, m)
-    _, owed = schedules.in_flight(split)
+    seconds = uniform(p, 1.0, 2.0)
+    assert simulate(split, simulator.costs(seconds)).step_s < step_s("1f1b", p, m)
+    _, owed = in_flight(split)
     assert all(most <= stage + 1 for stage, most in enumerate(owed))
 
 
@@ -64,17 +65,17 @@ def test_zero_bubble_beats_1f1b_within_its_memory(p, m):
 def test_eager_waits_for_no_message_and_owes_at_the_end_only(p, m):
     """A message costs 1F1B its time in every microbatch; with twice the forwards ahead it costs something where the
     pipeline fills and drains, however many microbatches there are."""
-    seconds, wire = simulator.uniform(p, 1.0, 2.0), np.zeros((2, p, 3))
+    seconds, wire = uniform(p, 1.0, 2.0), np.zeros((2, p, 3))
     wire[:, :, 1] = 0.4
     costs = simulator.costs(seconds, wire=wire)
 
     def late_s(name: str, m: int) -> float:
-        return simulator.simulate(schedules.make(name, p, m), costs).step_s - step_s(name, p, m)
+        return simulate(schedules.make(name, p, m), costs).step_s - step_s(name, p, m)
 
     assert late_s("1f1b", 2 * m) - late_s("1f1b", m) >= 0.4 * m - 1e-9
     assert late_s("eager", 2 * m) == pytest.approx(late_s("eager", m))
     assert step_s("eager", p, m) < step_s("1f1b", p, m)
-    stashed, owed = schedules.in_flight(schedules.make("eager", p, m))
+    stashed, owed = in_flight(schedules.make("eager", p, m))
     assert stashed[0] == 2 * p - 1
     assert owed[0] <= 1
     assert all(most <= 2 * s + p - 2 for s, most in enumerate(owed[1:], start=1))
@@ -85,59 +86,8 @@ def test_eager_waits_for_no_message_and_owes_at_the_end_only(p, m):
 @pytest.mark.parametrize(("p", "m"), [(4, 8), (8, 3), (3, 100)])
 def test_1f1b_in_flight(p, m):
     """Stage r of 1F1B holds at most p - r microbatches; GPipe holds all of them."""
-    assert schedules.in_flight(schedules.make("1f1b", p, m))[0] == tuple(
-        min(p - r, m) for r in range(p)
-    )
-    assert schedules.in_flight(schedules.make("gpipe", p, m))[0] == (m,) * p
-
-
-def test_2bw_versions():
-    """Microbatch 9 of m = 4 is the first on version 1, and four stages never need more than two."""
-    assert [schedules.two_bw_version(k, 4) for k in (1, 8, 9, 12, 13)] == [0, 0, 1, 1, 2]
-    schedule = schedules.two_bw(4, 16, 4)
-    for stage in range(4):
-        held: set[int] = set()
-        most = 0
-        for action in schedule.program(stage):
-            if action.kind == Kind.FORWARD:
-                held.add(action.microbatch + 1)
-            else:
-                held.discard(action.microbatch + 1)
-            most = max(most, len({schedules.two_bw_version(k, 4) for k in held}))
-        assert most <= 2
-    with pytest.raises(ScheduleError, match="use at least 4"):
-        schedules.two_bw(4, 16, 3)
-
-
-@pytest.mark.parametrize(
-    ("layers", "workers", "m", "answers"), [(8, 2, 1, (23, 19, 16)), (16, 4, 4, (83, 68, 51))]
-)
-def test_out_of_order_backprop(layers, workers, m, answers):
-    """Unit-time layers: GPipe, gradient fast-forwarding and modulo placement as the paper has them."""
-    q = layers // workers
-    fused = np.zeros((5, workers))
-    fused[Kind.FORWARD], fused[Kind.BACKWARD] = q, 2 * q
-    fused[Kind.BACKWARD, 0] -= 1  # nobody needs the gradient of the model's input
-    plain = simulator.simulate(schedules.make("gpipe", workers, m), simulator.costs(fused))
-    seconds = np.ones((5, layers))
-    seconds[Kind.INPUT_GRADIENT, 0] = 0
-    costs = simulator.costs(seconds, slowness=np.ones(workers))
-    near = schedules.out_of_order(schedules.contiguous(layers, workers), m, barrier=True)
-    far = schedules.out_of_order(schedules.modulo(layers, workers), m, barrier=False)
-    found = [plain.step_s, simulator.simulate(near, costs).step_s]
-    assert (*found, simulator.simulate(far, costs).step_s) == answers
-
-
-@pytest.mark.parametrize(("layers", "n", "m"), [(8, 2, 2), (12, 4, 4), (24, 4, 8), (12, 3, 5)])
-def test_fast_forwarding_closed_form(layers, n, m):
-    """Forwards, then max((n-2)q + 2qm, (n-1)q + 2qm - m): the closed form and the simulator agree."""
-    q = layers // n
-    seconds = np.ones((5, layers))
-    seconds[Kind.INPUT_GRADIENT, 0] = 0
-    near = schedules.out_of_order(schedules.contiguous(layers, n), m, barrier=True)
-    costs = simulator.costs(seconds, slowness=np.ones(n))
-    expected = (m + n - 1) * q + max((n - 2) * q + 2 * q * m, (n - 1) * q + 2 * q * m - m)
-    assert simulator.simulate(near, costs).step_s == expected
+    assert in_flight(schedules.make("1f1b", p, m))[0] == tuple(min(p - r, m) for r in range(p))
+    assert in_flight(schedules.make("gpipe", p, m))[0] == (m,) * p
 
 
 def test_varuna_is_one_unit_shorter():
@@ -147,25 +97,6 @@ def test_varuna_is_one_unit_shorter():
     assert gpipe - varuna == 1
     last = schedules.make("varuna", 4, 5, recompute=(True,) * 4).program(3)
     assert Kind.RECOMPUTE not in {action.kind for action in last}
-
-
-@pytest.mark.parametrize("replicas", [(2, 1), (3, 2, 1), (1, 1, 1), (15, 1)])
-def test_pipedream_round_robin(replicas):
-    """Every input is computed once a stage, forward and backward on the same replica, NOAM at the door."""
-    schedule = schedules.pipedream(replicas, 60)
-    seen: dict[tuple[Kind, int, int], int] = {}
-    for worker in range(schedule.workers):
-        for action in schedule.program(worker):
-            seen[action.kind, action.stage, action.microbatch] = worker
-    assert len(seen) == 2 * 60 * len(replicas)
-    for stage in range(len(replicas)):
-        for i in range(60):
-            workers = {seen[Kind.FORWARD, stage, i], seen[Kind.BACKWARD, stage, i]}
-            assert workers == {schedule.host(stage, i)}
-    admitted = next(
-        i for i, action in enumerate(schedule.program(0)) if action.kind == Kind.BACKWARD
-    )
-    assert admitted == -(-sum(replicas) // replicas[0])
 
 
 @pytest.mark.parametrize("name", ["gpipe", "1f1b", "varuna"])

@@ -4,6 +4,7 @@ import itertools
 
 import numpy as np
 import pytest
+from blocks import simulate, uniform
 
 from agent.schedule import Action, Kind, Schedule
 from orchestrator.morph import engine, schedules, simulator
@@ -19,27 +20,27 @@ def wires(stages: int, occupancy_s: float, latency_s: float, jitter_s: float = 0
 def test_a_message_takes_occupancy_and_latency():
     """Two stages, one microbatch: the step is longer by two occupancies and two latencies."""
     schedule = schedules.make("1f1b", 2, 1)
-    seconds = simulator.uniform(2, 1.0, 2.0)
-    plain = simulator.simulate(schedule, simulator.costs(seconds)).step_s
+    seconds = uniform(2, 1.0, 2.0)
+    plain = simulate(schedule, simulator.costs(seconds)).step_s
     wired = simulator.costs(seconds, wire=wires(2, 0.25, 0.5))
-    assert simulator.simulate(schedule, wired).step_s == plain + 2 * (0.25 + 0.5)
+    assert simulate(schedule, wired).step_s == plain + 2 * (0.25 + 0.5)
 
 
 def test_a_slow_link_becomes_the_bottleneck():
     """When a message occupies its link longer than a stage computes, the link sets the pace."""
     schedule = schedules.make("gpipe", 2, 100)
-    wired = simulator.costs(simulator.uniform(2, 1.0, 2.0), wire=wires(2, 5.0, 0.0))
-    assert simulator.simulate(schedule, wired).step_s >= 2 * 100 * 5.0
+    wired = simulator.costs(uniform(2, 1.0, 2.0), wire=wires(2, 5.0, 0.0))
+    assert simulate(schedule, wired).step_s >= 2 * 100 * 5.0
 
 
 def test_jitter_follows_from_its_seed():
     """The same seed gives the same step, another seed another one, and no jitter the shortest."""
     schedule = schedules.make("1f1b", 4, 16)
-    seconds = simulator.uniform(4, 1.0, 2.0)
+    seconds = uniform(4, 1.0, 2.0)
 
     def step_s(seed: int, jitter_s: float = 0.5) -> float:
         wire = wires(4, 0.0, 0.1, jitter_s)
-        return simulator.simulate(schedule, simulator.costs(seconds, wire=wire, seed=seed)).step_s
+        return simulate(schedule, simulator.costs(seconds, wire=wire, seed=seed)).step_s
 
     assert step_s(1) == step_s(1) != step_s(2)
     assert step_s(1, 0.0) < min(step_s(seed) for seed in range(5))
@@ -48,50 +49,20 @@ def test_jitter_follows_from_its_seed():
 def test_jitter_has_the_mean_that_it_was_given():
     """One message a step, many seeds: the mean delay is the jitter."""
     schedule = schedules.make("gpipe", 2, 1)
-    seconds = simulator.uniform(2, 1.0, 2.0)
+    seconds = uniform(2, 1.0, 2.0)
     wire = wires(2, 0.0, 0.0, 0.2)
     wire[1] = 0
     steps = [
-        simulator.simulate(schedule, simulator.costs(seconds, wire=wire, seed=seed)).step_s
+        simulate(schedule, simulator.costs(seconds, wire=wire, seed=seed)).step_s
         for seed in range(4000)
     ]
     assert np.mean(steps) - 6.0 == pytest.approx(0.2, rel=0.06)
 
 
-def test_deviation_hides_jitter():
-    """Workers that take another action while an input is late lose less time to jitter, on average."""
-    schedule = schedules.make("varuna", 6, 32, recompute=(True,) * 6)
-    seconds, held = simulator.uniform(6, 1.0, 2.0), max(schedules.in_flight(schedule)[0])
-    strict, free = [], []
-    for seed in range(12):
-        costs = simulator.costs(seconds, wire=wires(6, 0.1, 0.1, 0.8), seed=seed)
-        strict.append(simulator.simulate(schedule, costs).step_s)
-        free.append(simulator.simulate(schedule, costs, stash=held).step_s)
-    assert np.mean(free) < np.mean(strict)
-    with pytest.raises(ScheduleError, match="with at most 1 forwards stashed"):
-        simulator.simulate(
-            schedules.make("gpipe", 2, 100), simulator.costs(simulator.uniform(2, 1, 2)), stash=1
-        )
-
-
-@pytest.mark.parametrize("name", schedules.STEADY)
-def test_both_interpreters_agree(name):
-    """Greedy workers that look at one action only are workers that keep to their program."""
-    schedule = schedules.make(name, 4, 12, recompute=(True,) * 4)
-    rng = np.random.default_rng(7)
-    seconds = rng.uniform(0.5, 2.0, (5, schedule.stages))
-    wire = rng.uniform(0.0, 0.5, (2, schedule.stages, 3))
-    costs = simulator.costs(seconds, wire=wire, slowness=rng.uniform(1, 2, 4), seed=3)
-    programs = schedules.arrays(schedule)
-    taken = simulator.engine.run_greedy(programs, costs, simulator.engine.Rules(1, 0, 0))
-    outcome = simulator.run(programs, costs)
-    assert taken.ends.max() == pytest.approx(outcome.done.max(), rel=1e-12)
-
-
 def test_a_slow_replica_holds_the_stage_back():
     """The reduction of a stage begins when its slowest replica is ready."""
     programs = schedules.pack("1f1b", 2, 4)
-    seconds = simulator.uniform(2, 1.0, 2.0)
+    seconds = uniform(2, 1.0, 2.0)
     fast = simulator.run(programs, simulator.costs(seconds))
     slow = simulator.run(programs, simulator.costs(seconds, slowness=np.array([1.0, 1.5])))
     together = simulator.finish([fast, slow], np.array([3.0, 1.0]), 0.5)
@@ -102,9 +73,9 @@ def test_a_slow_replica_holds_the_stage_back():
 def test_the_timeline_is_the_step():
     """Bars of a worker do not overlap, and the last of them ends with the step."""
     schedule = schedules.make("interleaved", 3, 6)
-    costs = simulator.costs(simulator.uniform(6, 1.0, 2.0), slowness=np.ones(3))
+    costs = simulator.costs(uniform(6, 1.0, 2.0), slowness=np.ones(3))
     bars = simulator.timeline(schedule, costs)
-    assert max(bar.end_s for bar in bars) == simulator.simulate(schedule, costs).step_s
+    assert max(bar.end_s for bar in bars) == simulate(schedule, costs).step_s
     for worker in range(3):
         mine = [bar for bar in bars if bar.worker == worker]
         assert all(a.end_s <= b.start_s + 1e-9 for a, b in itertools.pairwise(mine))
@@ -122,7 +93,7 @@ def test_a_schedule_that_blocks_itself_is_refused():
         update_every=1,
     )
     with pytest.raises(ScheduleError, match="mirror: BACKWARD of microbatch 0 at stage 0 waits"):
-        simulator.simulate(schedule, simulator.costs(simulator.uniform(1, 1.0, 1.0)))
+        simulate(schedule, simulator.costs(uniform(1, 1.0, 1.0)))
 
 
 @pytest.mark.parametrize(
@@ -144,11 +115,11 @@ def test_an_action_that_cannot_be_is_refused(code, said):
     """A stage or a microbatch that is not there, a kind that is not computed: never looked up, and said."""
     programs = engine.Programs(np.array([code]), np.array([0, 1]), 1)
     with pytest.raises(ScheduleError, match=said):
-        simulator.run(programs, simulator.costs(simulator.uniform(1, 1.0, 1.0)), "odd")
+        simulator.run(programs, simulator.costs(uniform(1, 1.0, 1.0)), "odd")
 
 
 def test_costs_of_another_shape_are_refused():
     """Costs for too few stages never reach the compiled code."""
     schedule = schedules.make("1f1b", 4, 4)
     with pytest.raises(ScheduleError, match="4 workers and 3 stages"):
-        simulator.simulate(schedule, simulator.costs(simulator.uniform(3, 1.0, 1.0)))
+        simulate(schedule, simulator.costs(uniform(3, 1.0, 1.0)))

@@ -2,6 +2,7 @@
 
 import numpy as np
 import pytest
+from blocks import uniform
 from scipy.optimize import minimize
 
 from orchestrator.morph import schedules, simulator
@@ -38,7 +39,7 @@ def step_s(model: str, depth: int, width: int, found: np.ndarray) -> float:
     wire[:, :, 0], wire[:, :, 2] = message / ETHERNET, found[2]
     share = -(-BATCH // (SIZE * width))
     programs = schedules.pack("1f1b", depth, share, recompute=(True,) * depth)
-    costs = simulator.costs(simulator.uniform(depth, block, 2 * block), wire=wire, seed=1)
+    costs = simulator.costs(uniform(depth, block, 2 * block), wire=wire, seed=1)
     reduced = 2 * WEIGHTS[model] / depth
     tail_s = 2 * (width - 1) / width * reduced / (ETHERNET / 4)
     return simulator.finish([simulator.run(programs, costs)], np.full(depth, tail_s)).step_s
@@ -70,26 +71,3 @@ def test_the_order_of_table_3(calibrated, workers):
     """The same three numbers put the configurations into the measured order; the best depth changes."""
     steps = [step_s("2.5B", depth, width, calibrated) for depth, width in TABLE_3[workers]]
     assert steps == sorted(steps)
-
-
-def gap(message: float) -> float:
-    """How much longer GPipe takes than Varuna on 19 stages; the message in forward passes of a stage."""
-    stages, share, forward_s = 19, -(-BATCH // (SIZE * 3)), 0.087
-    wire = np.zeros((2, stages, 3))
-    wire[:, :, 0], wire[:, :, 2] = message * forward_s, 0.1 * forward_s
-    costs = simulator.costs(simulator.uniform(stages, forward_s, 2 * forward_s), wire=wire)
-    gpipe = schedules.make("gpipe", stages, share, recompute=(True,) * stages)
-    varuna = schedules.make("varuna", stages, share, recompute=(True,) * stages)
-    slow = simulator.simulate(gpipe, costs).step_s
-    return slow / simulator.simulate(varuna, costs, stash=0).step_s - 1
-
-
-def test_the_gap_to_gpipe_widens_as_the_network_slows():
-    """Table 5: 9 %, 23 % and 38 % on a network that is normal, 1.5 times and twice as slow.
-
-    GPipe sends every activation within its forward phase, so that a message longer than a forward sets the
-    pace there; Varuna has the whole of a forward and a backward for it. One number is not published, the
-    message at normal speed; with 1.33 forward passes all three gaps come out.
-    """
-    gaps = [gap(1.33 * slower) for slower in (1.0, 1.5, 2.0)]
-    assert gaps == pytest.approx([0.09, 0.23, 0.38], abs=0.02)

@@ -6,7 +6,7 @@ the least and the median of several rounds, and the least wall time beside them.
 Varuna's simulator 660 ms (its paper, P=36, 128 workers); PipeDream's optimizer 145 s and 174 s, over 500 s
 for gnmt_large; Oobleck's planner 26 s.
 
-    python benchmarks/planner_speed.py
+    python benchmarks/planner/speed.py
 """
 
 import statistics
@@ -15,13 +15,15 @@ from pathlib import Path
 from typing import NamedTuple
 
 import numpy as np
+import pipedream
+from _greedy import uniform
+from pipedream import Level
 
 from agent.profile import Link, Network, Profile, Section
-from orchestrator.morph import book, partition, profiles, schedules, simulator
-from orchestrator.morph.partition import Level
+from orchestrator.morph import book, schedules, simulator
 from orchestrator.morph.search import Task
 
-SHARED = Path(__file__).parents[2] / "shared" / "data" / "profiles" / "pipedream"
+SHARED = Path(__file__).parents[3] / "shared" / "data" / "profiles" / "pipedream"
 
 
 def blocks(count: int, sizes=(1, 2, 4)) -> Profile:
@@ -75,7 +77,7 @@ def simulated() -> None:
             programs = schedules.pack(name, 36, share, recompute=(again,) * 36)
             wire = np.zeros((2, 36, 3))
             wire[:, :, 0], wire[:, :, 1] = 0.01, 0.001
-            costs = simulator.costs(simulator.uniform(36, 0.04, 0.08), wire=wire)
+            costs = simulator.costs(uniform(36, 0.04, 0.08), wire=wire)
             label = f"a step, P=36, {share} microbatches, {name}" + (
                 " + recompute" if again else ""
             )
@@ -126,14 +128,14 @@ def partitioned() -> None:
         "gnmt_large": (10.0, "PipeDream: over 500 s"),
     }
     for name, (reach_s, peer) in peers.items():
-        graph = profiles.load_pipedream(SHARED / f"{name}.txt")
+        graph = pipedream.load_pipedream(SHARED / f"{name}.txt")
         show(
             f"partition of {name}, 4 servers of 4",
-            timed(lambda g=graph: partition.pipedream(partition.states_of(g), levels), 3),
+            timed(lambda g=graph: pipedream.pipedream(pipedream.states_of(g), levels), 3),
             reach_s,
             peer,
         )
-        found = partition.pipedream(partition.states_of(graph), levels)
+        found = pipedream.pipedream(pipedream.states_of(graph), levels)
         print(
             f"  {found.describe()}: {found.input_s * 1e3:.2f} ms an input, {found.states} states, "
             f"{'all' if found.exact else 'the narrowest'} of them"

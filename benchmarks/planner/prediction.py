@@ -10,7 +10,7 @@ What a worker's own time is depends on who else runs beside it (caches, memory) 
 N workers are measured right between two calibrations in which N processes measure the model at once, and each
 turn's steps are held against its own calibrations; the error is the median over turns.
 
-    python benchmarks/planner_prediction.py [steps] [model ...]
+    python benchmarks/planner/prediction.py [steps] [model ...]
 """
 
 import functools

@@ -2,7 +2,7 @@
 
 Processor time of one thread, the least of three rounds.
 
-python benchmarks/planner_growth.py [file.svg]
+python benchmarks/planner/growth.py [file.svg]
 """
 
 import sys
@@ -10,7 +10,8 @@ import time
 from math import ceil, floor, log10
 from pathlib import Path
 
-from planner_speed import blocks
+from _greedy import uniform
+from speed import blocks
 
 from orchestrator.morph import book, schedules, simulator
 from orchestrator.morph.search import Task
@@ -32,7 +33,7 @@ def once(work) -> float:
 
 def step(depth: int, share: int) -> float:
     programs = schedules.pack("1f1b", depth, share)
-    costs = simulator.costs(simulator.uniform(depth, 0.04, 0.08))
+    costs = simulator.costs(uniform(depth, 0.04, 0.08))
     return once(lambda: simulator.run(programs, costs))
 
 
