@@ -11,7 +11,6 @@ from states import make_state, read_state, tensors_of, write_state
 from agent.store.archive import Archive, Mark, copy, counts
 from agent.store.errors import CheckpointError, Damaged, Full, Outdated
 from agent.store.format import CLAIMS, FENCES, FLOORS, MANIFESTS, PARTS
-from agent.store.ladder import Rung, recover, stored
 from agent.store.sinks import DRAFT, DiskSink, MemorySink
 
 
@@ -446,36 +445,3 @@ def test_a_share_that_does_not_fit_leaves_nothing_behind():
     with pytest.raises(Full):
         write_state(sink, make_state(4, layers=5), holders=1)
     assert sink.sizes(PARTS) == {}
-
-
-def test_two_readers_meet_at_the_version_before_a_damaged_one(disk):
-    """One finds damage, says so, and the decision is taken again without that copy: both agree."""
-    far = MemorySink()
-    near = Archive(disk, "job")
-    for version in (3, 4):
-        manifest = save(near, version)
-        if version == 3:
-            copy(manifest, disk, [Archive(far, "job")])
-    places = [(Rung.DISK, near), (Rung.OBJECT, Archive(far, "job"))]
-    layers = {layer.name: layer.layer_bytes for layer in manifest.layers}
-
-    def decide():
-        sources = [
-            stored(one, rung, archive.sink.name)
-            for rung, archive in places
-            for one in archive.sound()
-        ]
-        needed = {name: size for name, size in layers.items() if name in sources[0].holds}
-        return recover(needed, sources, committed=4), sources
-
-    found, sources = decide()
-    assert (found.version, {sources[pick.source].rung for pick in found.picks}) == (4, {Rung.DISK})
-    path = disk.root / manifest.parts[0].key
-    path.write_bytes(path.read_bytes()[:-1] + b"?")
-    with pytest.raises(Damaged) as caught:
-        read_state(disk, manifest)
-    near.set_aside(Mark(4, 1), str(caught.value))
-    layers = {layer.name: layer.layer_bytes for layer in near.newest().layers}
-    found, sources = decide()
-    assert (found.version, {sources[pick.source].rung for pick in found.picks}) == (3, {Rung.DISK})
-    assert "1 committed steps are lost" in found.because

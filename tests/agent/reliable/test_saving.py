@@ -27,13 +27,12 @@ from agent.reliable import saving
 from agent.reliable import vault as vault_module
 from agent.reliable.backup import Assembly, Backup, LoggedSum, Saved, StateAssembly
 from agent.reliable.member import WAITING_MAX
-from agent.reliable.recovery import Shelf, newest
+from agent.reliable.recovery import DISK, Shelf, newest
 from agent.reliable.saving import save
 from agent.reliable.vault import REDO_BYTES_FREE
 from agent.store.archive import KEEP, Archive
 from agent.store.errors import Full, Unavailable
 from agent.store.format import FLOORS, PARTS, Layer, lay_out
-from agent.store.ladder import Rung
 from agent.store.layers import LiveLayer, fill, layers_of, share_of
 from agent.store.shares import MUCH, Extent, Gathered, Share, batches, whole
 from agent.store.sinks import DRAFT, DiskSink, MemorySink
@@ -42,7 +41,7 @@ from agent.tensors.shards import bytes_of, weights_sha
 
 
 def recalled(archive: Archive) -> Saved | None:
-    return newest([Shelf(Rung.DISK, archive)], 0).saved
+    return newest([Shelf(DISK, archive)], 0).saved
 
 
 def test_the_newest_is_read_with_its_sums(tmp_path: Path) -> None:
