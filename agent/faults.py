@@ -41,7 +41,6 @@ STEP = (
     "step: sums sent",
     "step: sums taken",
     "step: slice sent",
-    "step: copies exchanged",
     "step: prepared",
     "step: commit heard",
     "step: installed",
@@ -54,9 +53,8 @@ MORPH = (
     "morph: state received",
     "morph: holding said",
 )
-SAVE = ("save: snapshot begun", "save: copy sent", "save: share sent")
+SAVE = ("save: snapshot begun", "save: share sent")
 SURVEY = ("survey: called", "survey: round begun", "survey: section begun", "survey: part sent")
-SALVAGE = ("salvage: copy sent",)
 KEEPER = (
     "keeper: assembled",
     "keeper: part drafted",
@@ -64,7 +62,7 @@ KEEPER = (
     "keeper: manifest written",
     "keeper: pruned",
 )
-POINTS = (*STEP, *MORPH, *SAVE, *SURVEY, *SALVAGE, *KEEPER)
+POINTS = (*STEP, *MORPH, *SAVE, *SURVEY, *KEEPER)
 UNHEARD = ("Beat", "Lines")  # messages that may be lost without anyone noticing
 
 

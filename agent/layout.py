@@ -96,11 +96,6 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
     def width(self) -> int:
         return len(self.replicas)
 
-    @property
-    def sole(self) -> bool:
-        """Whether a layer is on one worker only."""
-        return self.owned and self.depth > 1 and self.width == 1
-
     def replica_of(self, worker: str) -> Replica:
         return next(replica for replica in self.replicas if worker in replica.workers)
 

@@ -12,7 +12,7 @@ from agent.profile import Profile
 from cloud.model import Notice
 
 NanPolicy = Literal["fail", "skip"]
-Sums = Literal["auto", "always", "never"]  # when they are sent: see `agent.reliable.toll`
+Sums = Literal["auto", "always", "never"]  # when they are sent: see `Vault.takes_sums`
 LossCause = Literal["connection", "silent", "exited", "machine"]
 FailureKind = Literal["exception", "nan", "no_session", "setup", "exit", "refused"]
 When = Literal["boundary", "now"]
@@ -186,14 +186,12 @@ class BackupHeld(Report, frozen=True, kw_only=True):
 
 class SumsKept(Report, frozen=True, kw_only=True):
     """From now on the keeper gets the sum of every step before its commit, or no more. So many machines could go on alone;
-    the bytes, and what they take of a step, are 0 where they were not measured."""
+    the bytes are 0 where none has come yet."""
 
     job: str
     kept: bool
     copies: int
     sum_bytes: int = 0
-    sum_s: float = 0.0
-    step_s: float = 0.0
 
 
 class CheckpointWritten(Report, frozen=True, kw_only=True):

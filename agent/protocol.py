@@ -13,7 +13,7 @@ from agent.layout import Layout
 from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder, OutputFile, Unbuilt
 from agent.profile import Profile
 from agent.store.format import Layer
-from agent.store.shares import Extent, Share
+from agent.store.shares import Extent
 from agent.timeline import Moment
 
 PROVING = -2  # the generation of what is sent to be proven: no layout has it
@@ -60,8 +60,8 @@ class Hello(Message, frozen=True, kw_only=True):
     """`version` is None for a worker that holds no state yet; `generation` is the one it is in.
 
     `held` is of that version, `promised` of the next one: what this worker keeps once it hears that the step for
-    which it is prepared is committed. `copies` says that it has some of others: see `agent.crew.copies`. With
-    version `left` its script has left its loop. `proven` says that it took part in a committed step, or reproduced one. A `prover`
+    which it is prepared is committed. With version `left` its script has left its loop. `proven` says that it took
+    part in a committed step, or reproduced one. A `prover`
     reproduces a step, and does nothing else.
     """
 
@@ -73,7 +73,6 @@ class Hello(Message, frozen=True, kw_only=True):
     version: int | None = None
     held: Held | None = None
     promised: Held | None = None
-    copies: bool = False
     left: int | None = None
     ready: "Ready | None" = None
     proven: bool = False
@@ -244,29 +243,6 @@ class RedoAsked(Message, frozen=True, kw_only=True):
     spans: tuple[tuple[int, int], ...] = ()
 
 
-class CopiedState(Message, frozen=True, kw_only=True):
-    """Some of a state of so many layers, from a worker's host memory."""
-
-    generation: int
-    version: int
-    share: Share
-    layers: int
-
-
-class CopiedSum(Message, frozen=True, kw_only=True):
-    """Some of the sum of a step, from a worker's host memory."""
-
-    generation: int
-    step: int
-    offset: int
-    total: int
-    present: bytes
-
-
-class CopiesSent(Message, frozen=True, kw_only=True):
-    """That was all that this worker has in host memory."""
-
-
 class PeerBroken(Message, frozen=True, kw_only=True):
     generation: int
     peer: str
@@ -429,7 +405,7 @@ class Commit(Message, frozen=True, kw_only=True):
     """Version `version` is committed.
 
     `snapshot` asks for its state in the background, `trace` for a timeline of the step that begins now, and `sums` for
-    the sum of that step. `backup` is the version of the state that the keeper has.
+    the sum of that step.
     """
 
     generation: int
@@ -437,7 +413,6 @@ class Commit(Message, frozen=True, kw_only=True):
     snapshot: bool = False
     trace: bool = False
     sums: bool = True
-    backup: int = -1
 
 
 class State(Message, frozen=True, kw_only=True):
@@ -469,10 +444,6 @@ class Prove(Message, frozen=True, kw_only=True):
     microbatches: tuple[int | None, ...]
     commits: int
     reaches: bool = True
-
-
-class CopiesAsked(Message, frozen=True, kw_only=True):
-    """The keeper has nothing: what is in this worker's host memory may be all that there is."""
 
 
 class ProofWanted(Message, frozen=True, kw_only=True):
@@ -563,10 +534,6 @@ AnyMessage = (
     | Snapshot
     | LayersAsked
     | RedoAsked
-    | CopiedState
-    | CopiedSum
-    | CopiesSent
-    | CopiesAsked
     | PeerBroken
     | ProfileAsked
     | Recording

@@ -5,13 +5,19 @@ import platform
 import shutil
 import statistics
 import tempfile
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
+from typing import Any
 
 import torch
 from rich.console import Console
 from rich.table import Table
+
+from agent.store.format import Manifest
+from agent.store.layers import fill
+from agent.store.reading import read
+from agent.store.sinks import Sink
 
 GIB = 1 << 30
 
@@ -23,6 +29,11 @@ def place(bytes_needed: int) -> Iterator[Path]:
     roomy = memory.is_dir() and shutil.disk_usage(memory).free > 2 * bytes_needed
     with tempfile.TemporaryDirectory(dir=memory if roomy else None) as folder:
         yield Path(folder)
+
+
+def load(sink: Sink, manifest: Manifest, objects: Mapping[str, Any]) -> None:
+    """Give every object the state that lies in a sink, read by two threads."""
+    fill(manifest.state, lambda wants: read(sink, manifest, wants, threads=2), objects)
 
 
 def machine(folder: Path) -> str:

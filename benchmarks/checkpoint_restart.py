@@ -1,6 +1,6 @@
 """Kill everything, restart from local disk into another layout: what part of the read bandwidth is reached?
 
-Four data-parallel workers train, take a snapshot, write a quarter of every layer each, and are killed with
+Four data-parallel workers train, write a quarter of every layer each, and are killed with
 SIGKILL. Two new processes are the two stages of a pipeline: each loads its half of the layers into a
 fresh model and optimizer, verified. Beside it, in turn: the same files read by the same two processes into
 warm memory and not looked at (the bound), and torch loading the same state from its own form.
@@ -20,16 +20,15 @@ from typing import Any
 
 import msgspec
 import torch
-from _checkpoints import GIB, machine, middle, show
+from _checkpoints import GIB, load, machine, middle, show
 from torch import multiprocessing, nn
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 
 from agent.store.archive import Archive, assemble, write_parts
 from agent.store.export import to_torch
-from agent.store.format import PARTS, Layer, Part
-from agent.store.layers import load
+from agent.store.format import PARTS, Layer, Part, file_of, share
+from agent.store.layers import collect
 from agent.store.sinks import DiskSink
-from agent.store.snapshot import Snapshot, Snapshotter
 
 WRITERS, READERS = 4, 2
 BLOCKS, WIDTH = 22, 1024
@@ -63,18 +62,19 @@ def worker(rank: int, folder: Path, receipts: Any) -> None:
     objects = objects_of(range(BLOCKS))
     sink = DiskSink(folder / "ours")
 
-    def deliver(snapshot: Snapshot) -> None:
-        files = (snapshot.file(one) for one in snapshot.shares if one.end > one.start)
-        parts = write_parts(sink, files)
-        receipts.put((msgspec.json.encode(snapshot.layers), msgspec.json.encode(parts)))
-
-    snapshotter = Snapshotter(objects, deliver, holding=lambda layer: (WRITERS, rank))  # noqa: ARG005
     for step in range(1_000_000):
         objects["opt"].zero_grad()
         objects["model"](torch.ones(2, WIDTH)).mean().backward()
         objects["opt"].step()
-        if step == 0:
-            snapshotter.take(1, 1)
+        if step:
+            continue
+        forms, parts = [], list[Part]()
+        for layer in collect(objects).finish():
+            low, high = share(layer.form.layer_bytes, WRITERS, rank)
+            file = file_of(layer.form, 1, low, high, layer.pieces(low, high))
+            forms.append(layer.form)
+            parts.extend(write_parts(sink, [file] if low < high else []))
+        receipts.put((msgspec.json.encode(forms), msgspec.json.encode(parts)))
 
 
 def write_and_kill(folder: Path) -> None:
@@ -153,7 +153,7 @@ class Reader:
     def ours(self) -> None:
         manifest = Archive(self.sink, "job").newest()
         assert manifest is not None
-        load(self.sink, manifest, self.objects, threads=2)
+        load(self.sink, manifest, self.objects)
 
     def torch(self) -> None:
         torch_load(self.torch_state, checkpoint_id=self.folder / "torch", no_dist=True)

@@ -18,7 +18,7 @@ from typing import Any
 import msgspec
 import torch
 import torch.distributed as dist
-from _checkpoints import GIB, machine, middle, place, show
+from _checkpoints import GIB, load, machine, middle, place, show
 from torch import multiprocessing, nn
 from torch.distributed.checkpoint.state_dict_loader import load as torch_load
 from torch.distributed.checkpoint.state_dict_saver import save as torch_save
@@ -27,7 +27,7 @@ from torch.distributed.tensor import Shard, distribute_tensor
 
 from agent.store.archive import Archive, Mark, assemble, write_parts
 from agent.store.format import Part, file_of, share
-from agent.store.layers import layers_of, load, memory_of
+from agent.store.layers import collect, memory_of
 from agent.store.sinks import DiskSink
 
 WRITERS, READERS = 4, 2
@@ -90,7 +90,7 @@ def write(rank: int, folder: Path, whole: Blocks) -> None:
     for way in WAYS:
         torch_save(torch_state(way, WRITERS, whole), checkpoint_id=folder / f"torch-{way}")
     sink, parts, forms = DiskSink(folder / "ours"), [], []
-    for layer in layers_of({"model": whole}):
+    for layer in collect({"model": whole}).finish():
         low, high = share(layer.form.layer_bytes, WRITERS, rank)
         pieces = [
             memory_of(item)[max(low - entry.start, 0) : max(high - entry.start, 0)]
@@ -131,7 +131,7 @@ def read(rank: int, folder: Path, results: Any) -> None:
         def ours(sink: DiskSink = sink, mine: Blocks = mine) -> None:
             manifest = Archive(sink, "job").newest()
             assert manifest is not None
-            load(sink, manifest, {"model": mine}, threads=2)
+            load(sink, manifest, {"model": mine})
 
         def theirs(way: str = way, state: dict[str, Any] = state) -> None:
             torch_load(state, checkpoint_id=folder / f"torch-{way}")

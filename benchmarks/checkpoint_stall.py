@@ -67,7 +67,7 @@ class Ours:
         self._objects = {"model": training.model, "opt": training.optimizer}
         self._sink = DiskSink(folder / "ours")
         self._archive = Archive(self._sink, "job", keep=1)
-        self._archive.begin(1, 0)
+        self._archive.take_over(0)
         self._version = 0
         self._copying: Copying | None = None
         self._again = Again()

@@ -135,9 +135,8 @@ class Job(Section):
     """How often the state goes to the memory of the manager's machine."""
     sums: Literal["auto", "always", "never"] = "auto"
     """Whether every step waits until its gradients are there as well. With them no step is lost, even when all
-    machines go at once; without, those since the newest state are trained again. "auto": while it takes at most 2 %
-    of a step (20 % while only one machine has the model), and always once a cloud has said that it takes the last. "never":
-    only while fewer than two machines that stay have it."""
+    machines go at once; without, those since the newest state are trained again. "never": only while fewer
+    than two machines that stay have the model. "auto": then, and while they take less than 16 MiB."""
     checkpoint_every_s: Seconds = 60.0
     """How often that state is written to disk."""
     output_files: Annotated[int, Field(ge=0, le=100_000)] = 1000

@@ -21,7 +21,6 @@ import torch
 from agent.calibration import probing
 from agent.crew import exchange, helping
 from agent.crew.chain import Chain, Whole
-from agent.crew.copies import Copies
 from agent.crew.crew import Crew
 from agent.crew.deep import Deep
 from agent.crew.handover import Handover, Having, having
@@ -49,7 +48,6 @@ from agent.protocol import (
     AnyMessage,
     Arrived,
     Commit,
-    CopiesAsked,
     Done,
     Enter,
     Held,
@@ -116,13 +114,11 @@ class Group(Crew):
         self._job, self.me, self._machine_id = order.job, order.worker, order.machine_id
         self.slot = order.slot
         self._handover = Handover(self, Pulling(self, lambda: self._mesh, self._changed))
-        self._copies = Copies(self, self.me, self._changed)
-        self._snapshots = Snapshots(self, self._handover, self._copies)
+        self._snapshots = Snapshots(self, self._handover)
         self._preparing = Preparing(self)
         self._mesh = Mesh(
             self.me, order.secret, host, self._changed, self._peer_broke, self._answer_peer
         )
-        self._mesh.keep = self._copies.take
         self._landing = Landing()
         self._mesh.place = self._landing.place
         self._survey = Survey(self, order.job, self._mesh.address)
@@ -426,12 +422,7 @@ class Group(Crew):
         if chain.held is None:
             self._preparing.slice(step, summed.total)
         else:
-            slices = chain.slices()
-            self._preparing.send(step, slices)
-            if self.layout.sole:
-                self._copies.exchange(
-                    self.layout, step, summed.marks, replica.space.total_bytes, slices
-                )
+            self._preparing.send(step, chain.slices())
         return summed
 
     def fetch(self) -> None:
@@ -514,8 +505,6 @@ class Group(Crew):
                 self._preparing.say(step, summed, promised)
         if summed.held is not None:
             self._handover.keep(self._deep.keepers())
-        if not self.layout.sole:
-            self._copies.clear()
 
     def stray(self, *, away: bool) -> None:
         self.astray = away
@@ -661,7 +650,6 @@ class Group(Crew):
             version=self._replica.version if self._replica is not None and self._holds else None,
             held=self._handover.held(self._replica) if self._replica else None,
             promised=self._handover.promised,
-            copies=self._copies.any,
             left=self._left,
             ready=self._survey.ready,
             proven=self._proven,
@@ -690,9 +678,6 @@ class Group(Crew):
                         self._snapshots.asked_at = message.version
                     if message.trace:
                         self._noting.asked_at = message.version
-                    self._copies.heard(message.backup)
-                case CopiesAsked():
-                    self._copies.send_all(self.link)
                 case ProfileKnown():
                     self._survey.known = message
                 case Prove():

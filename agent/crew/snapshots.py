@@ -12,7 +12,6 @@ from functools import partial
 import msgspec
 import torch
 
-from agent.crew.copies import Copies
 from agent.crew.crew import Crew
 from agent.crew.handover import Handover
 from agent.crew.pulling import covers, share_among
@@ -31,8 +30,8 @@ CHUNK_BYTES = 1 << 20  # so that what is urgent can pass in between
 
 
 class Snapshots:
-    def __init__(self, crew: Crew, handover: Handover, copies: Copies) -> None:
-        self._crew, self._handover, self._copies = crew, handover, copies
+    def __init__(self, crew: Crew, handover: Handover) -> None:
+        self._crew, self._handover = crew, handover
         self.asked_at: int | None = None  # the version that the keeper wants
         self._copying: Copying | None = None
         self._again = Again()
@@ -61,7 +60,7 @@ class Snapshots:
 
     def send_state(self, state: Collected, version: int, *, final: bool) -> None:
         """Copy my share and send it, on a thread of its own. The script behind its loop may do anything."""
-        replica, layout = self._crew.replica, self._crew.layout
+        layout = self._crew.layout
         shared = self._shared(final=final)
         if shared is None:
             return  # whoever has the rest is not in the layout: we will be asked again
@@ -85,10 +84,7 @@ class Snapshots:
             last=False,
             final=final,
         )
-        keep = None
-        if layout.sole and not final:
-            keep = partial(self._copies.share, layout, version, len(replica.holdings.all))
-        self._beside(partial(self._stream, begun, copying, shares, keep))
+        self._beside(partial(self._stream, begun, copying, shares))
 
     def _copying_of(self, sources: Callable[[], list[Piece]]) -> Copying:
         device = self._crew.replica.space.device
@@ -127,17 +123,11 @@ class Snapshots:
             given.get()()
             self._idle.append(given)
 
-    def _stream(
-        self,
-        begun: Snapshot,
-        copying: Copying,
-        shares: list[Share],
-        keep: Callable[[Share, memoryview], None] | None,
-    ) -> None:
-        """Batch by batch, to the neighbour that keeps a copy and then to the keeper."""
+    def _stream(self, begun: Snapshot, copying: Copying, shares: list[Share]) -> None:
+        """Send what was copied to the keeper, batch by batch."""
         copying.finish()
         try:
-            self._send_all(begun, shares[0], copying.whole, keep)
+            self._send_all(begun, shares[0], copying.whole)
         except Interrupted:
             return
         except Exception:
@@ -146,23 +136,15 @@ class Snapshots:
             self._crew.wake()
             raise
         # Where room is short, none is held for the next.
-        if keep is None and not self._crew.replica.unbuilt:
+        if not self._crew.replica.unbuilt:
             self._again.give(copying.whole)
 
-    def _send_all(
-        self,
-        begun: Snapshot,
-        share: Share,
-        whole: memoryview,
-        keep: Callable[[Share, memoryview], None] | None,
-    ) -> None:
+    def _send_all(self, begun: Snapshot, share: Share, whole: memoryview) -> None:
         at, link = 0, self._crew.link
         message = msgspec.structs.replace(begun, forms=share.forms)
         for batch in batches(share.extents, CHUNK_BYTES):
             size = sum(extent.size for extent in batch)
             data = whole[at : at + size]
-            if keep is not None:
-                keep(Share(forms=message.forms, extents=batch), data)
             link.send(msgspec.structs.replace(message, extents=batch), data)
             passing("save: share sent")
             at, message = at + size, begun

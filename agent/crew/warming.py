@@ -5,14 +5,16 @@ that page before. In the first step of a layout everybody waits for the last, so
 """
 
 import threading
+from pathlib import Path
 
-from agent.crew.copies import has_room
 from agent.net.mesh import STATE
 from agent.protocol import Part
 from agent.replica import Replica
 from agent.store.memory import ALIGN_BYTES, Arena, fresh, touch
 
 SHARES_MAX = 1024  # of a state, each of which begins aligned
+MEMORY = Path("/proc/meminfo")
+RESERVE = 8  # memory is touched in advance while one of so many parts of it stays free
 STEP_FACTOR = 4  # a step holds gradients of two microbatches and two sums
 
 
@@ -48,3 +50,13 @@ def warm(replica: Replica, landing: Landing, state_bytes: int) -> None:
         return
     landing.make(state_bytes)
     replica.warm(Arena.touched(beside + beside // ALIGN_BYTES))
+
+
+def has_room(count: int) -> bool:
+    """Return whether the machine has memory to spare with so many bytes less; yes if it does not say."""
+    try:
+        lines = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
+        available, total = (int(lines[name].split()[0]) for name in ("MemAvailable", "MemTotal"))
+    except (OSError, KeyError, ValueError):
+        return True
+    return (available - (count >> 10)) * RESERVE > total

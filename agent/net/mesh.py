@@ -25,7 +25,6 @@ DIAL_WAIT_S = 0.05
 LOOK_S = 0.5
 ASK = "ask"  # how the tags begin of what is answered at once
 STATE = "state"  # the tag of a share of a whole state
-KEEP = "keep"  # the tag of what nobody waits for, and which is kept
 
 Key = tuple[str, int, int, str]  # peer, generation, step, tag
 
@@ -45,7 +44,6 @@ class Mesh:
         """`asked` answers a peer that asks for something, on a thread of its own."""
         self._worker, self._secret = worker, secret
         self._changed, self._broken, self._asked = changed, broken, asked
-        self.keep: Callable[[str, Part, memoryview], None] | None = None
         self.place: Callable[[Part, int], memoryview | None] = lambda *_: None
         self._connections: dict[str, Connection] = {}
         self._serials, self._newest = count(1), dict[str, int]()  # of dials: ours, and each peer's
@@ -205,9 +203,6 @@ class Mesh:
         if not isinstance(message, Part):
             raise WireError(f"{peer} sent {type(message).__name__}")
         with self._changed:
-            if message.tag == KEEP and self.keep is not None:
-                self.keep(peer, message, payload)  # in an older layout, too: it is of a version
-                return
             if message.generation < self._generation:
                 self.dropped += 1
                 return

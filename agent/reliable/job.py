@@ -40,9 +40,6 @@ from agent.protocol import (
     Arrived,
     Beat,
     Commit,
-    CopiedState,
-    CopiedSum,
-    CopiesSent,
     Ended,
     Failed,
     Hello,
@@ -137,7 +134,7 @@ class Job:
         self._regrouping = Regrouping(
             self.history, self.roster, self.vault, self._reports, self._entrance, self._lock
         )
-        self._regrouping.begun, self._regrouping.gave_up = self._begin_round, self._give_up
+        self._regrouping.begun, self._regrouping.gave_up = self._round.begin, self._give_up
         self._regrouping.committing = lambda: self._committing
         self._regrouping.resumed = self._report_progress
         self.history.steps = self.vault.proofs.step_of
@@ -175,7 +172,7 @@ class Job:
     def _see_to_what_is_owed(self) -> None:
         """Again and again: a state may take its time, and another version may be on its way to the disk."""
         if self._owed and not self.closed:
-            self.vault.toll.insist(time.monotonic() + WHOLE_S)
+            self.vault.insist(WHOLE_S)
             self._owed = self.vault.behind > 0 or not self.vault.write_beside()
 
     def hold(self, step: int | None) -> None:
@@ -293,7 +290,7 @@ class Job:
                 self._on_ready(member, hello.ready)
             if hello.left is not None:
                 roster.hear_left(hello.left)
-            self._regrouping.joined(member)
+            self._regrouping.joined()
         return member
 
     def _join_prover(self, prover: Member, hello: Hello) -> None:
@@ -349,7 +346,6 @@ class Job:
             if isinstance(message, Snapshot):
                 return self.vault.place(message, layout)
             if isinstance(message, Slice) and self._is_current(message.generation, message.step):
-                self.vault.toll.begins(member.worker, time.monotonic())
                 return self._round.sums(message.total).place(message.offset, size)
         return None
 
@@ -387,7 +383,6 @@ class Job:
             case Slice():
                 if self._is_current(message.generation, message.step):
                     self._round.sums(message.total).take(message.offset, payload)
-                    self.vault.toll.ends(member.worker, time.monotonic())
             case Prepared():
                 self._on_prepared(member, message)
             case Arrived():
@@ -416,8 +411,6 @@ class Job:
                     self._regrouping.send_backup(member, message.generation, message.layers)
             case RedoAsked():
                 self._regrouping.send_logged(member, message)
-            case CopiedState() | CopiedSum() | CopiesSent():
-                self._regrouping.salvage(member, message, payload)
             case PeerBroken():
                 if self._is_of_layout(message.generation):
                     due_s = time.monotonic() + PEER_GRACE_S
@@ -489,10 +482,6 @@ class Job:
     def _say(self, line: str) -> None:
         log.warning("%s: %s", self.order.job, line)
         self._out.lines(self.order.job, "keeper", (line,))
-
-    def _begin_round(self) -> None:
-        self._round.begin()
-        self.vault.toll.forget()
 
     # --- commits ------------------------------------------------------------------------------------
 
@@ -590,10 +579,8 @@ class Job:
         logged, prepared = self._round.end(self.history.version, layout)
         if logged is not None:
             self.vault.log(logged)
-            self.vault.toll.step(logged.body.nbytes)
         else:
             self.vault.skip(self.history.version)
-            self.vault.toll.forget()
         self.history.note(commit)
         if commit.loss is not None and math.isfinite(commit.loss):
             self._reports.loss = commit.loss  # a skipped step has none that could be shown
@@ -601,8 +588,8 @@ class Job:
             member.holds(commit.version, prepared[member.worker].held)
         self._entrance.committed()
         copies = roster.copies([member.worker for member in roster.inside()])
-        sums = self.vault.toll.pay(copies, self._reports.step_s, time.monotonic())
-        wanted = self.vault.wants or self.vault.lags(layout) or (sums and self.vault.adrift)
+        sums = self.vault.wants_sum(copies)
+        wanted = self.vault.wants or (sums and self.vault.adrift)
         # One who has to prove itself first may need that very state.
         stays = roster.pending is None or self._entrance.blocks(roster.pending)
         snapshot = wanted and stays
@@ -617,13 +604,12 @@ class Job:
             snapshot=snapshot,
             trace=trace,
             sums=sums or self.vault.owes(commit.version),
-            backup=self.vault.backup.version if self.vault.backup is not None else -1,
         )
         for member in roster.inside():
             member.post(told)
         self._report_progress()
         self._reports.paces(layout.generation, roster.inside())
-        self._reports.sums(self.vault.toll, copies)
+        self._reports.sums(copies, self.vault.sum_bytes, kept=self.vault.takes_sums(copies))
         if roster.pending is not None and not self.closed:
             self._regrouping.apply()
 

@@ -32,7 +32,6 @@ class Member:
         self.version = hello.version
         self.held = hello.held  # None is everything
         self._promised = hello.promised
-        self.copies = hello.copies  # it has some that may be asked for
         self.fresh = hello.generation < 0  # its state is the one that the script began with
         self.prover = hello.prover  # it proves a step, and does nothing else: see `trial`
         self.proven = hello.proven  # it was in a step that was committed, or has reproduced one
@@ -61,7 +60,6 @@ class Member:
     def enters(self, layout: Layout, *, holds: bool) -> None:
         """It is told of a layout, and gives its own state up only when it has another."""
         self.generation = layout.generation
-        self.copies |= layout.sole
         if not holds or self.worker not in layout.workers:
             self.version = None
         if layout.owned and not holds:

@@ -1,9 +1,10 @@
-"""From what a job goes on, when neither the keeper nor the workers together hold its newest state. No torch here.
+"""Choose what a job goes on from when neither its workers nor its keeper hold the newest state.
 
-`ladder.recover` decides between what workers have in host memory, what a keeper before us has left in
-memory, what the disk has, and what lies elsewhere. What turns out to be damaged while it is read is set aside, and the decision is made again without it. So it is with what
-cannot be read, once nobody has the patience to ask for it again; but what could not be read is never taken for what is
-not there.
+No torch here. Three places are looked at: what an earlier keeper left in this machine's memory, the disk, and what lies
+elsewhere. The newest committed version wins, because nobody gives up a committed step for a faster copy; of equal ones the
+nearer. A version that turns out to be damaged while it is read is set aside, and the choice is made again without it. So is
+one that cannot be read, once the caller is no longer patient; but what could not be read is never taken for what is not
+there.
 """
 
 import logging
@@ -17,28 +18,22 @@ from agent.reliable.backup import Saved
 from agent.store.archive import TRIES, Archive, Mark
 from agent.store.errors import Damaged, Unavailable, Unknown
 from agent.store.format import Manifest
-from agent.store.ladder import Rung, Source, recover, stored
 
 log = logging.getLogger(__name__)
 
+MEMORY = "the memory of the keeper before"
+DISK, OBJECT = "local disk", "object storage"
+
 
 class Shelf(msgspec.Struct, frozen=True):
-    """An archive, and which rung of the ladder it is."""
+    """An archive, and where it is, as the manager is told."""
 
-    rung: Rung
+    place: str
     archive: Archive
 
 
-class Kept(msgspec.Struct, frozen=True):
-    """What somebody has in memory, and which rung of the ladder that is."""
-
-    saved: Saved
-    rung: Rung
-    holder: str
-
-
 class Found(msgspec.Struct, frozen=True):
-    """What was read, and why just that. No state: training begins anew."""
+    """What was read, and why that. Without a state training begins again."""
 
     saved: Saved | None
     because: str
@@ -47,52 +42,59 @@ class Found(msgspec.Struct, frozen=True):
 def newest(
     shelves: Sequence[Shelf],
     committed: int,
-    kept: Kept | None = None,
+    left: Saved | None = None,
     *,
     patient: bool = True,
     further: Callable[[], Sequence[Shelf]] = tuple,
 ) -> Found:
-    """The best version of all that lies on the shelves, and of what is in memory. What lies `further` away
-    is asked for once the others do not reach what is committed, whatever they seemed to have."""
+    """Return the newest of what lies on the shelves and of what was `left` in memory.
+
+    The shelves are in order of preference. What lies `further` away is asked for if the others do not reach what is
+    committed, whatever they seemed to have.
+    """
     places, asked = [*shelves], False
     limits, unread = dict[int, int](), list[CheckpointError]()
     noted = None if patient else unread
     for _ in range(TRIES):
-        looked = [(at, _look(shelf, limits.get(at), noted)) for at, shelf in enumerate(places)]
-        held = [(places[at], at, manifest) for at, manifest in looked if manifest is not None]
-        sources = [stored(m, shelf.rung, shelf.archive.sink.name) for shelf, _, m in held]
-        if kept is not None:
-            sources.append(_source(kept))
-        top = max(sources, key=lambda source: source.newest, default=None)
-        if not asked and (top is None or top.newest < committed):
+        looked = ((at, _look(shelf, limits.get(at), noted)) for at, shelf in enumerate(places))
+        held = [(at, manifest) for at, manifest in looked if manifest is not None]
+        best = max(held, key=lambda one: one[1].version, default=None)
+        reached = max(-1 if best is None else best[1].version, -1 if left is None else left.reached)
+        if not asked and reached < committed:
             places, asked = [*places, *_opened(further, noted)], True
             continue
-        if top is None and unread:
+        if left is not None and left.reached == reached:
+            return Found(left, _because(reached, len(left.redo), committed, MEMORY, places))
+        if best is None and unread:
             raise unread[0]
-        if top is None:
+        if best is None:
             return Found(None, "nothing is stored")
-        sizes = {layer: end for layer, ((_, end),) in top.holds.items()}
-        decided = recover(sizes, sources, max(committed, top.newest))
-        pick = decided.picks[0].source if decided.picks else sources.index(top)
-        if kept is not None and pick == len(held):
-            return Found(kept.saved, _told(decided.because, places))
-        shelf, at, chosen = held[pick]
+        at, chosen = best
+        shelf = places[at]
         try:
-            return Found(saving.load(shelf.archive, chosen), _told(decided.because, places))
+            saved = saving.load(shelf.archive, chosen)
         except Damaged as error:
             shelf.archive.set_aside(Mark(chosen.version, chosen.generation), str(error))
         except Unavailable as error:
             if patient:
                 raise
             unread.append(error)
+        else:
+            because = _because(chosen.version, chosen.redo, committed, shelf.place, places)
+            return Found(saved, because)
         limits[at] = chosen.version - 1
     raise CheckpointError(f"{TRIES} versions could not be read, and no more were looked at")
 
 
-def _told(because: str, places: Sequence[Shelf]) -> str:
-    """What was newer than what is gone on from, and is damaged, cost somebody money."""
+def _because(version: int, redo: int, committed: int, place: str, places: Sequence[Shelf]) -> str:
+    """Say from where and what is lost; what was newer and is damaged cost somebody money, so it is named."""
+    text = f"version {version} from {place}"
+    if redo:
+        text += f", up to {redo} steps applied again from their sums"
+    if version < committed:
+        text += f"; {committed - version} committed steps are lost, since no copy reaches further"
     damage = (each for shelf in places for each in shelf.archive.damage())
-    return "; ".join((because, *damage))
+    return "; ".join((text, *damage))
 
 
 def _opened(
@@ -107,20 +109,12 @@ def _opened(
         return ()
 
 
-def _source(kept: Kept) -> Source:
-    backup = kept.saved.backup
-    return Source(
-        rung=kept.rung,
-        holder=kept.holder,
-        version=backup.version,
-        holds={layer.name: ((0, layer.layer_bytes),) for layer in backup.layers},
-        reaches=kept.saved.reached,
-    )
-
-
 def _look(shelf: Shelf, limit: int | None, unread: list[CheckpointError] | None) -> Manifest | None:
-    """What lies there. Why something cannot be read is noted in `unread`, or else an error; what can never be read by us is
-    not passed over: the versions before it would be gone on from, and it would be void."""
+    """Return the newest version that lies there.
+
+    Why something cannot be read is noted in `unread`, or raised without it. A version of another software is never passed
+    over, because what was gone on from instead would make it void.
+    """
     try:
         return shelf.archive.newest(limit, unread)
     except Unknown:

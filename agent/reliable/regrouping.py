@@ -12,24 +12,13 @@ from itertools import count
 from agent.errors import CheckpointError, Fenced, WireError
 from agent.layout import Layout
 from agent.messages import When
-from agent.protocol import (
-    Commit,
-    CopiedState,
-    CopiedSum,
-    CopiesAsked,
-    CopiesSent,
-    Enter,
-    Redo,
-    RedoAsked,
-    State,
-)
+from agent.protocol import Commit, Enter, Redo, RedoAsked, State
 from agent.reliable.backup import Saved
 from agent.reliable.commits import History
 from agent.reliable.entrance import Entrance
 from agent.reliable.member import Member
 from agent.reliable.reports import Reports
 from agent.reliable.roster import Roster
-from agent.reliable.salvage import Salvage
 from agent.reliable.vault import Vault
 from agent.store.shares import bodies
 
@@ -60,9 +49,7 @@ class Regrouping:
         self._now = False  # the layout that is asked for does not wait for a commit
         self._awaited_until_s: float | None = None
         self._recalling = self._recalled = False  # what is stored is being read; it was
-        self._salvaged = -1  # the version to which workers were asked for copies
         self._closed = False
-        self._salvage = Salvage()  # what workers have in host memory, while it comes
         self.begun: Callable[[], None] = lambda: None  # told when a layout begins
         self.resumed: Callable[[], None] = lambda: None  # told when a restarted keeper goes on
 
@@ -118,10 +105,8 @@ class Regrouping:
         if self._held_up() and self._vault.wants:
             self._ask_for_state()
 
-    def joined(self, member: Member) -> None:
-        """Somebody has come; or again, and does not know what it was asked."""
-        if self._recalling and self._salvage.awaits((member.worker,)):
-            member.post(CopiesAsked())
+    def joined(self) -> None:
+        """Carry on if this worker was the last that a restarted keeper waited for."""
         if self.waits and self._roster.complete:
             self._carry_on()
 
@@ -164,7 +149,7 @@ class Regrouping:
             holders, catch_up = (), False
         if not holders and reached not in (None, self._history.version):
             assert reached is not None
-            if self._recalling or self._copies_asked() or not self._go_back(reached):
+            if self._recalling or not self._go_back(reached):
                 return
         if not holders and vault.backup is None:
             if not self._recalled:
@@ -186,7 +171,7 @@ class Regrouping:
 
     def _tell(self, layout: Layout, holders: tuple[str, ...], *, catch_up: bool) -> None:
         members, vault = self._roster.members, self._vault
-        sums = vault.toll.pay(self._roster.copies(holders), 0.0, time.monotonic())
+        sums = vault.wants_sum(self._roster.copies(holders))
         snapshot = vault.wants or (sums and vault.adrift)
         if snapshot:
             vault.ask(layout, self._history.version)
@@ -237,7 +222,7 @@ class Regrouping:
             return
         logged = self._vault.logged(asked.step)
         if logged is None and self._recalling:
-            return  # it was told of the layout by a keeper before us, and is lost when it has sent its copies
+            return  # it was told of the layout by an earlier keeper, and hears of ours when all is read
         if logged is None:
             raise WireError(
                 f"{member.worker} asked for the sum of step {asked.step}, which is gone"
@@ -246,14 +231,6 @@ class Regrouping:
         member.post(redo, *(logged.body[start:end] for start, end in asked.spans or EVERYTHING))
 
     # --- nobody holds the state -----------------------------------------------------------------------
-
-    def _copies_asked(self) -> bool:
-        """Whether workers may have in host memory what leads on from our backup, and have just been asked."""
-        asked = self._salvaged == self._history.version
-        if asked or not any(m.copies for m in self._roster.members.values()):
-            return False
-        self._recall()
-        return True
 
     def _recall_proof(self) -> bool:
         """Read what is stored for those who wait to prove themselves, once. Says whether that goes on."""
@@ -265,46 +242,15 @@ class Regrouping:
     def _recall(self) -> None:
         """Nobody holds the state, and nor do we: read what is stored, beside whatever else happens."""
         if not self._recalling:
-            self._recalling, self._salvaged = True, self._history.version
-            asked = [m for m in self._roster.members.values() if m.copies]
-            self._salvage = Salvage(member.worker for member in asked)
-            for member in asked:
-                member.post(CopiesAsked())
+            self._recalling = True
             threading.Thread(target=self._read_beside, name="recall", daemon=True).start()
-
-    def salvage(
-        self, member: Member, message: CopiedState | CopiedSum | CopiesSent, payload: memoryview
-    ) -> None:
-        """What a worker has in host memory of its own layers and of its neighbour's."""
-        match message:
-            case CopiedState():
-                self._salvage.take_state(message, payload)
-            case CopiedSum():
-                self._salvage.take_sum(message, payload)
-            case CopiesSent():
-                self._salvage.end(member.worker)
-                self._changed.notify_all()
-
-    def _copied(self) -> Saved | None:
-        """Beside the job: what workers have had in host memory, when all of those who are here have sent it."""
-
-        with self._changed:
-            # Who does not send it in the end is found by its silence.
-            self._changed.wait_for(
-                lambda: self._closed or not self._salvage.awaits(self._roster.members)
-            )
-            found = self._salvage.best(self._history.version)
-            self._salvage = Salvage()
-        return found
 
     def _read_beside(self) -> None:
         found, proof, vault, version = None, None, self._vault, self._history.version
-        copied = self._copied()
         for attempt in count():
             try:
                 patient = attempt < RECALLS_PATIENT
-                kept = vault.kept(version, copied)
-                found = vault.recall(version, patient=patient, kept=kept)
+                found = vault.recall(version, patient=patient)
                 proof = None if found.saved is None else vault.recall_proof(found.saved)
                 break
             except (CheckpointError, OSError, MemoryError) as error:
@@ -318,10 +264,9 @@ class Regrouping:
                 return
             if found is not None and found.saved is not None:
                 self._take_over(found.saved, found.because, proof)
-            if self._roster.layout is not None and not self._roster.started:
-                self._lose(self._strays())
-                if self._roster.complete:
-                    self._start()
+            roster = self._roster
+            if roster.layout is not None and not roster.started and roster.complete:
+                self._start()
             self._entrance.look()
 
     def _take_over(self, saved: Saved, because: str, proof: Saved | None) -> None:
@@ -358,7 +303,6 @@ class Regrouping:
             return False
         self._entrance.went_back(before, version)
         self._vault.go_back(version)
-        self._salvaged = -1  # of the steps that are done again there are other copies
         self._roster.left = self._roster.unled = None
         return True
 
@@ -386,12 +330,9 @@ class Regrouping:
             roster.started = False
             self._start()
             return
-        strays = self._strays()
-        if any(member.copies for member in strays) and not roster.holders():
-            roster.started = False
-            self._recall()  # they are lost behind it: what they have copies of would go with them
-            return
-        self._lose(strays)
+        for member in self._strays():
+            why = "it was on its way when the keeper restarted"
+            roster.lose(member.worker, "connection", why)
         if roster.complete:
             self._ask_for_state()
 
@@ -409,11 +350,6 @@ class Regrouping:
             if member.worker in layout.workers
             and (member.generation, member.version) != (layout.generation, version)
         ]
-
-    def _lose(self, strays: list[Member]) -> None:
-        for member in strays:
-            why = "it was on its way when the keeper restarted"
-            self._roster.lose(member.worker, "connection", why)
 
     def _ask_for_state(self) -> None:
         layout = self._roster.layout

@@ -22,7 +22,6 @@ from agent.messages import (
 from agent.profile import Profile
 from agent.protocol import Failed, Ready
 from agent.reliable.member import Member
-from agent.reliable.toll import Toll
 from cloud.clock import CLOCK
 
 PACES_S = 2.0
@@ -140,24 +139,17 @@ class Reports:
             )
         )
 
-    @property
-    def step_s(self) -> float:
-        """How long a step takes in this layout; 0 if that is not known yet."""
-        return self._step_s
-
-    def sums(self, toll: Toll, copies: int) -> None:
-        """Whether the keeper gets them, when that has changed."""
-        if toll.paid != self.sums_told:
-            self.sums_told = toll.paid
+    def sums(self, copies: int, sum_bytes: int, *, kept: bool) -> None:
+        """Say whether the keeper gets the sum of every step, when that has changed."""
+        if kept != self.sums_told:
+            self.sums_told = kept
             self._report(
                 SumsKept(
                     at_s=CLOCK.now_s(),
                     job=self._job,
-                    kept=toll.paid,
+                    kept=kept,
                     copies=copies,
-                    sum_bytes=toll.sum_bytes,
-                    sum_s=toll.sum_s,
-                    step_s=self._step_s,
+                    sum_bytes=sum_bytes,
                 )
             )
 

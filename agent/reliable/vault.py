@@ -26,13 +26,11 @@ from agent.reliable import proofs, recovery, saving
 from agent.reliable.backup import Backup, LoggedSum, Saved, StateAssembly
 from agent.reliable.offsite import Offsite, Storage, earlier
 from agent.reliable.proofs import Proofs, Question
-from agent.reliable.recovery import Found, Kept, Shelf
+from agent.reliable.recovery import DISK, OBJECT, Found, Shelf
 from agent.reliable.remains import Remains
-from agent.reliable.toll import Toll
 from agent.store import weights
 from agent.store.archive import Archive
 from agent.store.format import Manifest
-from agent.store.ladder import Rung
 from agent.store.memory import Returning
 from agent.store.sinks import DiskSink
 from cloud.clock import CLOCK
@@ -45,6 +43,7 @@ REDO_STEPS = 1000  # each sum is a file of a version, and a message to whoever r
 ROOM_FACTOR = 1.01  # a sum is padded, and may be a little larger than its part of the state
 AGAIN_S = 60.0  # after a version that could not be written, however seldom there shall be one
 LOST_S = 10.0  # without a byte of a state that was asked for
+SMALL_SUM_BYTES = 1 << 24  # less is never dear
 EARLY = 3  # steps, behind which the first state is asked for that a proof can begin with
 
 
@@ -109,7 +108,8 @@ class Vault:
         self._aside: Base | None = None  # recalled, only to be proven by
         self._noted: int | None = None  # the version of the backup that the next keeper would find
         self._noted_whole = False
-        self.toll = Toll(order.sums)
+        self.sum_bytes = 0  # of the newest sum that came
+        self._whole_until_s = 0.0  # until then nothing may be lacking, whatever it costs
 
     # --- the backup ---------------------------------------------------------------------------------
 
@@ -135,7 +135,7 @@ class Vault:
         return proofs.encode(asked, self._order)
 
     def log(self, logged: LoggedSum) -> None:
-        self._committed = logged.step + 1
+        self._committed, self.sum_bytes = logged.step + 1, logged.body.nbytes
         older = self._older
         if older is not None and logged.step == older.reached and len(older.redo) < self._bound:
             older.redo.append(logged)
@@ -223,16 +223,27 @@ class Vault:
             begun.append(newest.backup.version)
         return any(first <= version < first + self.proofs.phases for first in begun)
 
-    def lags(self, layout: Layout) -> bool:
-        """Whether the backup is of another layout, in one where neighbours have copies of what came since their own
-        began: with another state they have all of it."""
-        other = self.backup is not None and self.backup.generation != layout.generation
-        return layout.sole and other and self._assembly is None
-
     @property
     def adrift(self) -> bool:
         """Whether nothing leads to the sums that come to stay, and no state is on its way that would."""
-        return self.behind > 0 and self._assembly is None and not self.toll.probing
+        return self.behind > 0 and self._assembly is None
+
+    def takes_sums(self, copies: int) -> bool:
+        """Return whether every step waits for its sum to come here, where so many machines could go on alone.
+
+        With it nothing is lost whoever dies. Two machines seldom go at once, so a large sum may stay with them: then the
+        steps since the newest state are computed again.
+        """
+        policy = self._order.sums
+        small = policy == "auto" and self.sum_bytes < SMALL_SUM_BYTES
+        return policy == "always" or copies < 2 or small
+
+    def wants_sum(self, copies: int) -> bool:
+        return self.takes_sums(copies) or time.monotonic() < self._whole_until_s
+
+    def insist(self, seconds: float) -> None:
+        """Take every sum for so long: a checkpoint that was asked for has all steps in it."""
+        self._whole_until_s = time.monotonic() + seconds
 
     def ask(self, layout: Layout, version: int, *, final: bool = False) -> None:
         """From now on shares of this state are welcome, and no others. What has come of it already stays, and who has sent
@@ -396,28 +407,23 @@ class Vault:
         """The version that what is in memory leads to."""
         return None if self.backup is None else self.backup.version + len(self.redo)
 
-    def kept(self, committed: int, copied: Saved | None) -> Kept | None:
-        """Beside the job: the best of what workers had in memory, and of what the keeper before us has left there."""
-        if copied is not None and copied.reached >= committed:
-            return Kept(copied, Rung.PEER, "workers")
-        left = self.left(committed)
-        if left is not None and (copied is None or left.reached > copied.reached):
-            return Kept(left, Rung.BACKUP, "the keeper before this one")
-        return None if copied is None else Kept(copied, Rung.PEER, "workers")
-
     def left(self, committed: int) -> Saved | None:
         """Beside the job: what the keeper before us has left in memory, which may be all that there is of it."""
         return None if self._remains is None else self._remains.find(committed)
 
-    def recall(self, committed: int, *, patient: bool, kept: Kept | None = None) -> Found:
-        """Beside the job: the best of what is in memory, of the versions on the disk and, if need be, elsewhere. Where there
-        is a backup nothing that is stored reaches further: what cannot be read is no reason to wait then.
+    def recall(self, committed: int, *, patient: bool) -> Found:
+        """Beside the job: return the best of what an earlier keeper left in memory, of the disk and, if need be, of what lies
+        elsewhere. Nothing stored reaches further than a backup that is here.
 
-        Who is patient hears of what cannot be read, and asks again; else what can be read must do."""
-        if self.backup is not None or (kept is not None and kept.saved.reached >= committed):
-            return recovery.newest([], committed, kept)
-        here, further = Shelf(Rung.DISK, self._archive), partial(self._elsewhere, committed)
-        found = recovery.newest([here], committed, kept, patient=patient, further=further)
+        A patient caller hears of what cannot be read, and asks again; else what can be read must do.
+        """
+        if self.backup is not None:
+            return Found(None, "nothing that is stored reaches further")
+        left = self.left(committed)
+        if left is not None and left.reached >= committed:
+            return recovery.newest([], committed, left)
+        here, further = Shelf(DISK, self._archive), partial(self._elsewhere, committed)
+        found = recovery.newest([here], committed, left, patient=patient, further=further)
         if found.saved is None and not committed and self._order.from_url:
             raise CheckpointError(
                 f"nothing sound is stored at {self._order.from_url} to go on from"
@@ -439,9 +445,9 @@ class Vault:
     def _elsewhere(self, committed: int) -> list[Shelf]:
         """Where else something may lie. Of a job that has committed nothing we have stored nothing."""
         if committed and self._place.storage is not None:
-            return [Shelf(Rung.OBJECT, self._place.storage.archive(self._job))]
+            return [Shelf(OBJECT, self._place.storage.archive(self._job))]
         if self._order.from_url:
-            return [Shelf(Rung.OBJECT, earlier(self._order.from_url))]
+            return [Shelf(OBJECT, earlier(self._order.from_url))]
         return []
 
     def drop(self) -> None:

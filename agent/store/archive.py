@@ -129,13 +129,6 @@ class Archive:
         self._damage = list[str]()
         self.pinned: frozenset[int] = frozenset()  # versions whose files are being read
 
-    def begin(self, generation: int, version: int) -> None:
-        """Generation `generation` goes on from `version`: what older ones write after it is void."""
-        newest = max((mark.generation for mark in self._marks(FENCES)), default=generation)
-        if newest > generation:
-            raise Outdated(f"{self.job}: generation {generation} begins, but {newest} has begun")
-        self.sink.create(Mark(version, generation).key(FENCES), b"{}")
-
     def take_over(self, version: int) -> int:
         """Become the writer that goes on from `version`: a generation that nobody has had."""
         generation = 0

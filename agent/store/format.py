@@ -26,7 +26,6 @@ FORMAT = 2  # another one when somebody who does not know of a change would misr
 FORMAT_OF_PACKED_SUMS = 1  # in a sum the tensors lay one behind another
 BLOCK_BYTES = 1 << 18  # small enough that a block is still in the processor's cache when summed
 ALIGN_BYTES = 64
-HEADER_BYTES_MAX = 100_000_000  # the bound of the safetensors library
 ITEM_BYTES = {
     "F64": 8,
     "I64": 8,

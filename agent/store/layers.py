@@ -16,18 +16,16 @@ import torch
 
 from agent.errors import StateError
 from agent.store import values
-from agent.store.format import Layer, Manifest, lay_out, share
+from agent.store.format import Layer, lay_out, share
 from agent.store.memory import Arena
-from agent.store.reading import THREADS, Index, Want, read
+from agent.store.reading import Index, Want
 from agent.store.shares import Extent, Share
-from agent.store.sinks import Sink
 from agent.tensors.device import CPU, where
 from agent.tensors.naming import named_parameters, prefixes
 from agent.tensors.shards import DTYPES, DTYPES_BY_NAME, Stateful, bytes_of
 from agent.tensors.staging import Away, Piece, mark
 
 REST = "~rest"  # no module has such a name
-Group = Callable[[str], str]
 
 
 class LiveLayer(msgspec.Struct, frozen=True, kw_only=True):
@@ -133,11 +131,6 @@ class _Draft:
         return LiveLayer(form=form, tensors=tensors, mark=mark)
 
 
-def layers_of(objects: Mapping[str, Stateful], group: Group = block_of) -> list[LiveLayer]:
-    """The state of all objects, in layers, as live tensors (but for buffers, see `collect`)."""
-    return collect(objects, group).finish()
-
-
 class Collected:
     """Which tensors and values make up the state: enough to give them their form later.
 
@@ -199,7 +192,7 @@ class Collected:
         ]
 
 
-def collect(objects: Mapping[str, Stateful], group: Group = block_of) -> Collected:
+def collect(objects: Mapping[str, Stateful]) -> Collected:
     """Note which tensors and values make up the state now.
 
     Parameters and optimizer state are noted as they live, for nothing changes them before the next
@@ -211,7 +204,7 @@ def collect(objects: Mapping[str, Stateful], group: Group = block_of) -> Collect
     models = _modules(objects)
     for key, prefix in prefixes(models).items():
         for name, tensor in _tensors_of(models[key]):
-            draft, path = drafts[group(prefix + name)], f"{key}/{name}"
+            draft, path = drafts[block_of(prefix + name)], f"{key}/{name}"
             if tensor in first:
                 draft.aliases[path] = first[tensor]
                 continue
@@ -220,7 +213,7 @@ def collect(objects: Mapping[str, Stateful], group: Group = block_of) -> Collect
             first[tensor], names[tensor] = path, prefix + name
     for key, thing in objects.items():
         if isinstance(thing, torch.optim.Optimizer):
-            _take_optimizer(key, thing, drafts, settings, names, group)
+            _take_optimizer(key, thing, drafts, settings, names)
         elif not isinstance(thing, torch.nn.Module):
             draft = drafts[REST]
             draft.values[key] = values.strip(thing.state_dict(), key, draft.hold)
@@ -261,7 +254,6 @@ def _take_optimizer(
     drafts: dict[str, _Draft],
     settings: dict[str, _Draft],
     names: dict[torch.Tensor, str],
-    group: Group,
 ) -> None:
     for at, one in enumerate(optimizer.param_groups):
         told = {name: item for name, item in one.items() if name != "params"}
@@ -269,7 +261,7 @@ def _take_optimizer(
             if parameter not in names:
                 raise StateError(f"{key} trains a tensor that belongs to none of the saved modules")
             name = names[parameter]
-            layer = group(name)
+            layer = block_of(name)
             draft, path, shared = drafts[layer], f"{key}/{name}", f"{key}@{layer}/{at}"
             setting = settings[layer]
             # Settings are the same for many parameters; a layer that has any of them has one copy.
@@ -299,13 +291,6 @@ def with_settings(objects: Mapping[str, Stateful]) -> frozenset[str]:
                 if layers and not layers & found:
                     found.add(min(layers, key=lambda layer: (sizes[layer], layer)))
     return frozenset(found)
-
-
-def load(
-    sink: Sink, manifest: Manifest, objects: Mapping[str, Stateful], threads: int = THREADS
-) -> int:
-    """Give every object the state that lies in a sink. Returns the bytes read."""
-    return fill(manifest.state, lambda wants: read(sink, manifest, wants, threads), objects)
 
 
 def fill(

@@ -66,15 +66,6 @@ def copy_bytes(source: memoryview, target: memoryview) -> None:
     np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
 
 
-def joined(pieces: Sequence[memoryview]) -> memoryview:
-    """A copy of all, end to end. `b"".join` would hold up all threads for as long as it takes."""
-    whole, at = fresh(sum(piece.nbytes for piece in pieces)), 0
-    for piece in pieces:
-        copy_bytes(piece, whole[at : at + piece.nbytes])
-        at += piece.nbytes
-    return whole
-
-
 def address_of(view: memoryview) -> int:
     return int(np.frombuffer(view, dtype=np.uint8).__array_interface__["data"][0])
 

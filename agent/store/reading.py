@@ -87,13 +87,6 @@ def read(sink: Sink, manifest: Manifest, wants: Iterable[Want], threads: int = T
         return sum(pool.map(lambda job: _read_part(sink, job[0], job[1]), jobs))
 
 
-def verify(sink: Sink, manifest: Manifest, threads: int = THREADS) -> None:
-    """Read every byte of every file, headers too, and raise `Damaged` if one is not as written."""
-    with ThreadPoolExecutor(threads, "store-verify") as pool:
-        for _ in pool.map(lambda part: _read_part(sink, part, [], whole=True), manifest.parts):
-            pass
-
-
 def _parts_of(manifest: Manifest) -> Mapping[str, list[Part]]:
     parts: dict[str, list[Part]] = defaultdict(list)
     for part in manifest.parts:
@@ -128,13 +121,12 @@ def _pieces(part: Part, wanted: list[Want]) -> list[_Piece]:
     return pieces
 
 
-def _read_part(sink: Sink, part: Part, pieces: list[_Piece], *, whole: bool = False) -> int:
+def _read_part(sink: Sink, part: Part, pieces: list[_Piece]) -> int:
     total, crcs, name = 0, part.crcs(), f"{sink.name}/{part.key}"
-    # The header is read with its neighbours: it costs nothing, and a flip in it is found.
-    spans = [(0, part.file_bytes)] if whole else list(_spans(pieces, part.file_bytes))
     at = 0
     with sink.open(part.key) as read_at:
-        for start, end in spans:
+        # The header is read with its neighbours: it costs nothing, and a flip in it is found.
+        for start, end in _spans(pieces, part.file_bytes):
             for low in range(start, end, sink.span_bytes):
                 high = min(low + sink.span_bytes, end)
                 while at < len(pieces) and pieces[at].end <= low:

@@ -36,7 +36,7 @@ from orchestrator.state import (
     want_layout,
 )
 from orchestrator.view import JobStatus
-from orchestrator.wording import loss, memory, nth, pause, plural, usd
+from orchestrator.wording import loss, memory, nth, plural, usd
 
 JOBS_MAX = 1000
 REWINDS_KEPT = 8
@@ -485,22 +485,15 @@ def on_sums_kept(state: State, out: list[AnyAction], event: SumsKept) -> None:
     job.sums_kept = event.kept
     if event.kept:
         few = ("no machine that stays has the model", "one machine has the model")
-        dear = (
-            "they take little of a step now" if event.sum_s else "what they take is not known yet"
-        )
-        why = few[event.copies] if event.copies < len(few) else dear
+        why = few[event.copies] if event.copies < len(few) else "their size is not known yet"
         note(out, job.id, f"gradients go to the manager's machine with every step again: {why}")
         return
-    took = f"{memory(event.sum_bytes)}, {pause(event.sum_s)} of {pause(event.step_s)}"
-    why = 'job.sums = "never"' if job.spec.sums == "never" else took
-    all_of_them = (
-        "the machine goes" if event.copies == 1 else f"all {event.copies} machines go at once"
-    )
+    why = 'job.sums = "never"' if job.spec.sums == "never" else memory(event.sum_bytes)
     note(
         out,
         job.id,
         f"steps do not wait any more until their gradients are on the manager's machine ({why}): the state goes there "
-        f"beside the training, and if {all_of_them} the steps since are trained again",
+        f"beside the training, and if all {event.copies} machines go at once the steps since are trained again",
     )
 
 

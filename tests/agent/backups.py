@@ -9,13 +9,13 @@ from agent.reliable.backup import Backup, LoggedSum, Saved
 from agent.reliable.offsite import Storage
 from agent.reliable.vault import Place, Vault
 from agent.store.archive import Archive
-from agent.store.layers import LiveLayer, layers_of
+from agent.store.layers import LiveLayer, collect
 from agent.store.sinks import DiskSink
 
 
 def held(objects: dict[str, object], version: int) -> Backup:
     """What the keeper would hold of these objects."""
-    live: list[LiveLayer] = layers_of(objects)  # type: ignore[arg-type]
+    live: list[LiveLayer] = collect(objects).finish()  # type: ignore[arg-type]
     bodies = {
         layer.form.name: memoryview(bytearray().join(layer.pieces(0, layer.form.layer_bytes)))
         for layer in live

@@ -13,7 +13,6 @@ from pathlib import Path
 import torch
 from torch import nn
 
-from agent.crew import copies
 from orchestrator import Session, unbuilt
 
 WIDTH, LAYERS, STEPS = 1448, 16, 3
@@ -32,9 +31,6 @@ def told(name: str) -> int:
 
 
 def main(how: str, *hold: str) -> None:
-    copies.RESERVE = (
-        0  # as if no memory were to spare: a neighbour's copies are kept only where there is some
-    )
     began_kb = told("VmRSS")
     torch.manual_seed(0)
     model = unbuilt(layers) if how == "unbuilt" else layers()

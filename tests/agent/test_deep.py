@@ -113,7 +113,7 @@ def test_whoever_goes_back_bears_the_rest_of_the_step(crew: Crew) -> None:
 def test_the_only_owners_of_layers_are_lost_behind_the_last_step(
     crew: Crew, alone: tuple[list[str], bytes]
 ) -> None:
-    """With the copies that one had of the other's. Who is left has ended its loop, and goes back to the backup with
+    """Who is left has ended its loop, and goes back to the backup with
     newcomers: the job ends with all of its steps."""
     dying = Fault(point="step: commit heard", passing=STEPS, kind="kill")
     plan = Plan(who="dying", ledger=str(crew.folder / "ledger"), faults=(dying,))

@@ -179,9 +179,11 @@ def test_the_keeper_goes_with_who_is_left_out_before_its_layers_were_fetched(
     mortal: Crew, alone: tuple[list[str], bytes], asked: bool
 ) -> None:
     """The next keeper knows the layout and not whom it told to hand over layers: who waits for some complains of that
-    one, and the manager hears of it."""
+    one, and the manager hears of it. The layers went with both, so the job goes back to the disk."""
     out = mortal.folder / "out.pt"
     second = left_out(mortal, out)
+    mortal.keeper.write_checkpoint("job")
+    until("the checkpoint", lambda: mortal.of(CheckpointWritten))
     if asked:
         mortal.kill(second, how=signal.SIGSTOP)
         Path(f"{out}.late").unlink()
@@ -189,80 +191,45 @@ def test_the_keeper_goes_with_who_is_left_out_before_its_layers_were_fetched(
     mortal.kill(second)
     mortal.keeper.start()
     Path(f"{out}.late").unlink(missing_ok=True)
-    ends_alike(mortal, alone, STEPS)
+    assert mortal.completed().step == STEPS
+    assert out.read_bytes() == alone[1]
 
 
 @pytest.mark.parametrize("place", [0, 1, 2])
-def test_the_keeper_and_the_only_owner_of_layers_are_killed_at_once(
+def test_the_keeper_and_a_sole_owner_are_killed_at_once(
     mortal: Crew, alone: tuple[list[str], bytes], place: int
 ) -> None:
-    """Each of three keeps the layers of its own stage, and nothing is on the disk: a neighbour's host memory has what
-    went with its owner, and the job goes on from the very step that was committed."""
+    """Each of three keeps the layers of its stage, and the keeper's memory goes with it: the job goes back to what is on
+    the disk, says so, computes the steps since again, and ends with the same bits."""
     mortal.owned, mortal.depth, mortal.options = True, 3, {"cuts": BLOCKS}
     out = mortal.folder / "out.pt"
-    Path(f"{out}.hold").write_text("17")
+    Path(f"{out}.hold").write_text("12")
     workers = mortal.begin(3, TOY.read_text(), str(STEPS), str(out), backup_every_steps=5)
+    mortal.reach(12)
+    mortal.keeper.write_checkpoint("job")
+    saved = until("the checkpoint", lambda: mortal.of(CheckpointWritten))[0]
+    Path(f"{out}.hold").write_text("17")
     mortal.reach(17)
     mortal.keeper.kill()
     mortal.kill(workers[place])
     mortal.keeper.start()
     Path(f"{out}.hold").unlink()
-    ends_alike(mortal, alone, STEPS)
-    (recalled,) = mortal.of(Recalled)
-    assert recalled.step == 17
-    assert "from a peer's host memory" in recalled.because
-    assert [lost.worker for lost in mortal.of(WorkerLost)] == [workers[place]]
-
-
-REDOES = """
-    world = session._world
-    take = world._redo.take
-
-    def hesitate(*asked):
-        while world.me == "w1":
-            Path(f"{out}.redoes").touch()
-            time.sleep(0.01)
-        return take(*asked)
-
-    world._redo.take = hesitate
-"""
-
-
-def test_the_keeper_goes_while_a_neighbour_takes_over_from_the_backup(
-    mortal: Crew, alone: tuple[list[str], bytes]
-) -> None:
-    """The only owner of layers is killed, and the keeper a moment behind it: the survivor is in the next layout by then, on
-    its way through the logged sums. It still has the copies, and is asked for them before it is given up."""
-    mortal.owned, mortal.depth, mortal.options = True, 2, {"cuts": BLOCKS[:1]}
-    out = mortal.folder / "out.pt"
-    Path(f"{out}.hold").write_text("17")
-    first, second = mortal.begin(2, script_with(REDOES), str(STEPS), str(out), backup_every_steps=5)
-    mortal.reach(17)
-    mortal.kill(second)
-    Path(f"{out}.hold").unlink()
-    until("the survivor to apply sums", Path(f"{out}.redoes").exists)
-    mortal.keeper.kill()
-    mortal.keeper.start()
-    until("the survivor to be given up", lambda: first not in mortal.ready)
-    mortal.start(2)
-    ends_alike(mortal, alone, STEPS)
-    (recalled,) = mortal.of(Recalled)
-    assert recalled.step == 17
-    assert "from a peer's host memory" in recalled.because
+    assert mortal.completed().step == STEPS
+    (rewound,) = mortal.of(Rewound)
+    assert (rewound.from_step, rewound.to_step) == (17, saved.step)
+    assert out.read_bytes() == alone[1]
 
 
 def test_a_layout_was_written_down_and_told_to_nobody(
     mortal: Crew, alone: tuple[list[str], bytes]
 ) -> None:
-    """The keeper goes in between, and one of two who each had their own layers. The next keeper has to read what is
-    in host memory first, and tells of the layout then."""
+    """The keeper goes in between, where two each have their own layers. The next keeper tells of the layout."""
     mortal.owned, mortal.depth, mortal.options = True, 2, {"cuts": BLOCKS[:1]}
     out = mortal.folder / "out.pt"
     Path(f"{out}.hold").write_text("12")
-    first, second = mortal.begin(2, TOY.read_text(), str(STEPS), str(out))
+    first, _ = mortal.begin(2, TOY.read_text(), str(STEPS), str(out))
     mortal.reach(12)
     mortal.keeper.kill()
-    mortal.kill(second)
     with mortal._lock:
         mortal.ready[:], mortal.generation = [first], mortal.generation + 1
         record = msgspec.json.decode(unseal("", mortal.client.hget(OPEN_JOBS, "job")), type=OpenJob)
@@ -271,40 +238,7 @@ def test_a_layout_was_written_down_and_told_to_nobody(
     mortal.keeper.start()
     Path(f"{out}.hold").unlink()
     ends_alike(mortal, alone, STEPS)
-    (recalled,) = mortal.of(Recalled)
-    assert recalled.step == 12
     assert mortal.of(WorkerLost) == []
-
-
-def test_who_has_the_copies_dies_while_a_new_keeper_asks_for_them(
-    mortal: Crew, alone: tuple[list[str], bytes]
-) -> None:
-    """The keeper, an owner, and then the owner before it go: what only they had is on the disk, as old as it is there.
-    The job goes back to that, says so, and ends with the same bits."""
-    mortal.owned, mortal.options = True, {"cuts": BLOCKS}
-    mortal.depth = mortal.settle = 3
-    out = mortal.folder / "out.pt"
-    Path(f"{out}.hold").write_text("12")
-    dying = Fault(point="salvage: copy sent", passing=1, kind="kill")
-    plan = Plan(who="last", ledger=str(mortal.folder / "ledger"), faults=(dying,))
-    mortal.open(TOY.read_text(), str(STEPS), str(out))
-    (last,) = mortal.start(1, msgspec.json.encode(plan).decode())
-    until("the first of the chain", lambda: last in mortal.ready)
-    first, _ = mortal.start(2)
-    mortal.reach(12)
-    mortal.keeper.write_checkpoint("job")
-    saved = until("the checkpoint", lambda: mortal.of(CheckpointWritten))[0]
-    Path(f"{out}.hold").write_text("17")
-    mortal.reach(17)
-    mortal.keeper.kill()
-    mortal.kill(first)
-    mortal.keeper.start()
-    Path(f"{out}.hold").unlink()
-    assert mortal.completed().step == STEPS
-    (rewound,) = mortal.of(Rewound)
-    assert rewound.from_step == 17
-    assert saved.step <= rewound.to_step < 17
-    assert out.read_bytes() == alone[1]
 
 
 def test_who_slept_through_steps_of_others_does_not_do_them_again(

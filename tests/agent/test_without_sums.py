@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 from crews import Crew, ends_alike, played_alone, until
 
-from agent.messages import BackupHeld, CheckpointWritten, Recalled, Rewound, SumsKept, WorkerLost
-from agent.reliable import job, toll
+from agent.messages import BackupHeld, CheckpointWritten, Rewound, SumsKept, WorkerLost
+from agent.reliable import job
 from agent.reliable.vault import Vault
 
 pytestmark = pytest.mark.processes
@@ -30,10 +30,6 @@ def begin(crew: Crew, count: int, every: int = 10) -> list[str]:
 
 def held(crew: Crew, step: int) -> None:
     until(f"a backup from {step} on", lambda: [b for b in crew.of(BackupHeld) if b.step >= step])
-
-
-def more(crew: Crew, kind: type, count: int) -> None:
-    until(f"more than {count} {kind.__name__}", lambda: len(crew.of(kind)) > count)
 
 
 def sums_stay_away(crew: Crew) -> None:
@@ -99,57 +95,6 @@ def test_who_is_alone_sends_them_again(crew: Crew, alone: tuple[list[str], bytes
     crew.settle = 2
     crew.start(2)
     ends_alike(crew, alone, STEPS)
-
-
-@pytest.fixture
-def dear(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Every sum is, even for who is alone."""
-    monkeypatch.setattr(toll, "BYTES_MIN", 0)
-    monkeypatch.setattr(toll, "DEAR_ALONE", -1.0)
-
-
-@pytest.mark.usefixtures("dear")
-def test_who_is_alone_and_would_wait_too_long_goes_back_too(crew: Crew, tmp_path: Path) -> None:
-    lines, weights = played_alone(DEEP, tmp_path / "alone" / "out.pt", "40")
-    out, hold = tmp_path / "out.pt", tmp_path / "out.pt.hold"
-    hold.write_text("30")
-    (lone,) = crew.begin(1, DEEP.read_text(), "40", str(out), backup_every_steps=8, sums="auto")
-    sums_stay_away(crew)
-    step, newest = held_behind(crew, hold, 30)
-    crew.kill(lone)
-    hold.unlink()
-    crew.start(1)
-    assert crew.completed().step == 40
-    assert set(crew.printed()) <= set(lines)
-    assert out.read_bytes() == weights
-    assert [(back.from_step, back.to_step) for back in crew.of(Rewound)] == [(step, newest)]
-
-
-@pytest.mark.usefixtures("dear")
-def test_the_only_owner_of_layers_goes_and_its_neighbour_has_what_the_keeper_has_not(
-    crew: Crew, tmp_path: Path
-) -> None:
-    """Once, and again in the next layout: from what workers have in memory, and no step is lost."""
-    lines, weights = played_alone(DEEP, tmp_path / "alone" / "out.pt", str(STEPS))
-    out, hold = tmp_path / "out.pt", tmp_path / "out.pt.hold"
-    crew.depth, crew.owned = 2, True
-    hold.write_text("20")
-    options = {"backup_every_steps": 12, "sums": "auto"}
-    workers = crew.begin(2, DEEP.read_text(), str(STEPS), str(out), **options)
-    for lost, step in enumerate((20, 40)):
-        crew.reach(step)
-        sums_stay_away(crew)
-        held_behind(crew, hold, step)
-        crew.kill(workers[lost])
-        workers += crew.start(1)
-        hold.write_text(str(step + 20))
-        more(crew, Recalled, lost)
-    hold.unlink()
-    assert crew.completed().step == STEPS
-    assert set(crew.printed()) <= set(lines)
-    assert out.read_bytes() == weights
-    assert crew.of(Rewound) == []
-    assert all("a peer's host memory" in recalled.because for recalled in crew.of(Recalled))
 
 
 def test_a_checkpoint_that_is_asked_for_has_every_step(

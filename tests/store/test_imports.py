@@ -9,7 +9,6 @@ MODULES = [
     "archive",
     "errors",
     "format",
-    "ladder",
     "memory",
     "objects",
     "reading",

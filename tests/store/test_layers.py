@@ -11,7 +11,8 @@ from agent.errors import StateError
 from agent.store.archive import Archive, assemble, write_parts
 from agent.store.export import nested
 from agent.store.format import file_of, share
-from agent.store.layers import block_of, collect, layers_of, load, memory_of
+from agent.store.layers import block_of, collect, fill, memory_of
+from agent.store.reading import read
 from agent.store.sinks import MemorySink
 
 
@@ -19,7 +20,7 @@ def store(sink, *writers, version=1, holders=1):
     """Every writer's layers, each shared out among `holders`; the manifest."""
     parts, forms = [], []
     for objects in writers:
-        for layer in layers_of(objects):
+        for layer in collect(objects).finish():
             whole = b"".join(bytes(memory_of(item.contiguous())) for item in layer.tensors)
             forms.append(layer.form)
             for holder in range(holders):
@@ -29,6 +30,11 @@ def store(sink, *writers, version=1, holders=1):
     manifest = assemble("job", version, 1, forms, parts)
     assert Archive(sink, "job").commit(manifest)
     return manifest
+
+
+def load(sink, manifest, objects, threads=2):
+    """Give every object the state that lies in a sink."""
+    return fill(manifest.state, lambda wants: read(sink, manifest, wants, threads), objects)
 
 
 @pytest.mark.parametrize(
@@ -198,7 +204,7 @@ def test_what_does_not_fit_is_said_by_name():
         load(sink, manifest, deeper)
     stray = torch.optim.SGD([nn.Parameter(torch.zeros(3))], lr=1)
     with pytest.raises(StateError, match="belongs to none of the saved modules"):
-        layers_of({"model": Tied(), "opt": stray})
+        collect({"model": Tied(), "opt": stray}).finish()
 
 
 @pytest.mark.parametrize(
@@ -214,7 +220,7 @@ def test_a_tensor_that_cannot_be_written_is_said_with_the_way_out(tensor, way):
     model = nn.Linear(1, 1)
     model.register_buffer("odd", tensor)
     with pytest.raises(StateError, match=f"model/odd: .* cannot be saved: .*{way}"):
-        layers_of({"model": model})
+        collect({"model": model}).finish()
 
 
 class Noted(nn.Linear):
@@ -233,8 +239,8 @@ class Left(Noted):
 
 def test_what_is_no_tensor_in_the_state_of_a_model_may_be_left_out():
     with pytest.raises(StateError, match=r"^_noted: .* found.pop\('_noted'\)"):
-        layers_of({"model": Noted(2, 1)})
-    assert layers_of({"model": Left(2, 1)})
+        collect({"model": Noted(2, 1)}).finish()
+    assert collect({"model": Left(2, 1)}).finish()
 
 
 def test_a_state_that_cannot_be_written_is_said_by_name():
@@ -248,7 +254,7 @@ def test_a_state_that_cannot_be_written_is_said_by_name():
             raise AssertionError(state)
 
     with pytest.raises(StateError, match="odd/where/1 is a object"):
-        layers_of({"odd": Odd()})
+        collect({"odd": Odd()}).finish()
 
 
 class Counting(torch.optim.SGD):

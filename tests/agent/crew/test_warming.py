@@ -16,7 +16,7 @@ from agent.replica import Replica
 from agent.script.registered import registered
 from agent.tensors.numbers import Numbers
 from agent.tensors.partial import partial_of
-from agent.store.layers import layers_of, share_of
+from agent.store.layers import collect, share_of
 from agent.store.shares import Gathered
 from agent.crew.warming import Landing, warm
 from agent.net.mesh import STATE
@@ -31,7 +31,7 @@ def made():
 other, updated = made()
 other(torch.ones(2, 1024)).sum().backward()
 updated.step()
-share, pieces = share_of(layers_of(Replica(registered([other, updated])).objects), 1, 0)
+share, pieces = share_of(collect(Replica(registered([other, updated])).objects).finish(), 1, 0)
 sent = b"".join(pieces)
 
 model, optimizer = made()

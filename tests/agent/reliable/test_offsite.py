@@ -15,13 +15,12 @@ from agent.errors import CheckpointError
 from agent.messages import CheckpointCopied, CheckpointFailed, CheckpointWritten, CopyFailed, Report
 from agent.reliable import offsite
 from agent.reliable.offsite import Offsite, Storage
-from agent.reliable.recovery import Shelf, newest
+from agent.reliable.recovery import DISK, OBJECT, Shelf, newest
 from agent.reliable.saving import save
 from agent.reliable.vault import Vault
 from agent.store.archive import Archive, Mark
 from agent.store.errors import Unavailable, Unknown
 from agent.store.format import MANIFESTS, PARTS
-from agent.store.ladder import Rung
 from agent.store.sinks import DiskSink, MemorySink, Read
 from orchestrator.cli.jobs import stored_at
 
@@ -43,7 +42,7 @@ def copied_once(tmp_path: Path) -> tuple[Vault, Storage, list[Report]]:
 def test_what_is_written_is_copied_without_its_sums(tmp_path: Path) -> None:
     """The state goes to the storage beside the disk, at the version that it has itself."""
     vault, storage, said = copied_once(tmp_path)
-    assert newest([Shelf(Rung.OBJECT, storage.archive("job"))], 0).saved == saved(3)
+    assert newest([Shelf(OBJECT, storage.archive("job"))], 0).saved == saved(3)
     assert vault.write(saved(7)), "not due"
     assert vault.write(saved(9, redo=1), last=True)
     until("the last copy", lambda: len(of(said, CheckpointCopied)) == 2)
@@ -80,7 +79,7 @@ def test_the_last_state_is_copied_though_its_version_was_written_with_sums(tmp_p
     assert vault.store(saved(5).backup) is not None
     until("the last copy", lambda: len(of(said, CheckpointCopied)) == 2 or of(said, CopyFailed))
     for archive in (disk(tmp_path / "here" / "job"), storage.archive("job")):
-        assert same(newest([Shelf(Rung.DISK, archive)], 5).saved, saved(5))
+        assert same(newest([Shelf(DISK, archive)], 5).saved, saved(5))
     assert vault.store(saved(5).backup) is not None, "what is there is not written again"
     assert [mark.version for mark in disk(tmp_path / "here" / "job").marks()] == [5, 5]
 
@@ -130,7 +129,7 @@ def test_a_version_that_is_damaged_is_written_again(tmp_path: Path) -> None:
     save(disk(tmp_path), 1, saved(4))
     next((tmp_path / PARTS).glob("*/0-*")).unlink()
     save(disk(tmp_path), 1, saved(4))
-    assert same(newest([Shelf(Rung.DISK, disk(tmp_path))], 4).saved, saved(4))
+    assert same(newest([Shelf(DISK, disk(tmp_path))], 4).saved, saved(4))
 
 
 class Troubled(MemorySink):
@@ -226,7 +225,7 @@ def test_a_place_that_cannot_be_opened_is_reported(
 def test_the_newest_of_disk_and_storage_is_gone_on_from(tmp_path: Path) -> None:
     """Nobody gives up a step for a nearer copy; of equal ones the disk's is read."""
     here, there = disk(tmp_path / "here"), disk(tmp_path / "there")
-    shelves = [Shelf(Rung.DISK, here), Shelf(Rung.OBJECT, there)]
+    shelves = [Shelf(DISK, here), Shelf(OBJECT, there)]
     save(there, 1, saved(3))
     found = newest(shelves, 5)
     assert same(found.saved, saved(3))
@@ -246,7 +245,7 @@ def test_a_damaged_version_on_the_disk_gives_way_to_the_copy(tmp_path: Path) -> 
     save(there, 1, saved(4))
     (victim,) = (tmp_path / "here" / PARTS).glob("*/0-*")
     victim.write_bytes(victim.read_bytes()[:-1] + b"?")
-    found = newest([Shelf(Rung.DISK, here), Shelf(Rung.OBJECT, there)], 5)
+    found = newest([Shelf(DISK, here), Shelf(OBJECT, there)], 5)
     assert same(found.saved, saved(4))
     assert here.marks() == []
 
@@ -295,7 +294,7 @@ def test_a_version_that_the_disk_does_not_give_is_passed_over_in_the_end(
     for version in (3, 5):
         save(archive, 1, saved(version))
     sink.bad = bad
-    shelves = [Shelf(Rung.DISK, archive)]
+    shelves = [Shelf(DISK, archive)]
     with pytest.raises(Unavailable, match="Input/output error"):
         newest(shelves, 5)
     found = newest(shelves, 5, patient=False)
@@ -312,7 +311,7 @@ def test_a_disk_that_gives_nothing_is_not_an_empty_one(tmp_path: Path, bad: str)
     archive, there = Archive(sink, "job"), disk(tmp_path / "there")
     save(archive, 1, saved(5))
     sink.bad = bad
-    shelves = [Shelf(Rung.DISK, archive), Shelf(Rung.OBJECT, there)]
+    shelves = [Shelf(DISK, archive), Shelf(OBJECT, there)]
     with pytest.raises(Unavailable, match="Input/output error"):
         newest(shelves, 5, patient=False)
     save(there, 1, saved(4))
@@ -338,7 +337,7 @@ def test_a_version_that_another_software_wrote_is_neither_passed_over_nor_delete
     archive.sink.create(key, written)
     for patient in (True, False):
         with pytest.raises(Unknown, match="start the version that wrote it"):
-            newest([Shelf(Rung.DISK, archive)], 6, patient=patient)
+            newest([Shelf(DISK, archive)], 6, patient=patient)
     assert archive.sink.get(key) == written
 
 

@@ -27,14 +27,13 @@ from agent.reliable import saving
 from agent.reliable import vault as vault_module
 from agent.reliable.backup import Assembly, Backup, LoggedSum, Saved, StateAssembly
 from agent.reliable.member import WAITING_MAX
-from agent.reliable.recovery import Shelf, newest
+from agent.reliable.recovery import DISK, Shelf, newest
 from agent.reliable.saving import save
 from agent.reliable.vault import REDO_BYTES_FREE
 from agent.store.archive import KEEP, Archive
 from agent.store.errors import Full, Unavailable
 from agent.store.format import FLOORS, PARTS, Layer, lay_out
-from agent.store.ladder import Rung
-from agent.store.layers import LiveLayer, fill, layers_of, share_of
+from agent.store.layers import LiveLayer, collect, fill, share_of
 from agent.store.shares import MUCH, Extent, Gathered, Share, batches, whole
 from agent.store.sinks import DRAFT, DiskSink, MemorySink
 from agent.store.weights import digest, weights_of, write
@@ -42,7 +41,7 @@ from agent.tensors.shards import bytes_of, weights_sha
 
 
 def recalled(archive: Archive) -> Saved | None:
-    return newest([Shelf(Rung.DISK, archive)], 0).saved
+    return newest([Shelf(DISK, archive)], 0).saved
 
 
 def test_the_newest_is_read_with_its_sums(tmp_path: Path) -> None:
@@ -490,7 +489,7 @@ def test_a_whole_training_state_comes_back_from_the_shares_of_three() -> None:
     ours["c"].state["n"] = 2  # type: ignore[attr-defined]
     gathered = Gathered()
     for index in range(3):
-        share, pieces = share_of(layers_of(ours), 3, index)  # type: ignore[arg-type]
+        share, pieces = share_of(collect(ours).finish(), 3, index)  # type: ignore[arg-type]
         gathered.add(share, memoryview(bytearray().join(pieces)))
     fill(gathered.layers.values(), gathered.read, theirs)  # type: ignore[arg-type]
     assert held(theirs, 1) == held(ours, 1)

@@ -14,11 +14,10 @@ from agent.reliable import keeper as keepers
 from agent.reliable import offsite
 from agent.reliable.keeper import Keeper, connect
 from agent.reliable.offsite import Offsite, Storage
-from agent.reliable.recovery import Shelf, newest
+from agent.reliable.recovery import OBJECT, Shelf, newest
 from agent.reliable.saving import save
 from agent.reliable.vault import Place
 from agent.store.archive import Archive
-from agent.store.ladder import Rung
 from agent.store.objects import Retries
 
 TOY = Path(__file__).parents[1].joinpath("toy.py")
@@ -55,7 +54,7 @@ def copied(folder: Path, prepare: Callable[[S3Server], None]) -> tuple[int, bool
         server.refuse = 0
         until("the copy", lambda: of(CheckpointCopied))
         took = server.requests
-        found = newest([Shelf(Rung.OBJECT, archive_in(server))], 4).saved
+        found = newest([Shelf(OBJECT, archive_in(server))], 4).saved
         assert same(found, saved(4))
         return took, bool(of(CopyFailed))
 

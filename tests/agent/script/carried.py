@@ -4,7 +4,7 @@ from collections.abc import Mapping
 
 from agent.store.archive import assemble, write_parts
 from agent.store.format import file_of, share
-from agent.store.layers import fill, layers_of, memory_of
+from agent.store.layers import collect, fill, memory_of
 from agent.store.reading import read
 from agent.store.sinks import MemorySink
 from agent.tensors.shards import Stateful
@@ -13,7 +13,7 @@ from agent.tensors.shards import Stateful
 def carry(one: Mapping[str, Stateful], other: Mapping[str, Stateful]) -> None:
     """Give `other` the state of `one`, by way of a store."""
     sink, parts, forms = MemorySink(), [], []
-    for layer in layers_of(one):
+    for layer in collect(one).finish():
         data = b"".join(bytes(memory_of(tensor.contiguous())) for tensor in layer.tensors)
         forms.append(layer.form)
         for holder in range(2):

@@ -751,49 +751,37 @@ def test_steps_that_are_lost_are_not_laid_on_a_memory_that_was_none(hand: Any) -
     )
 
 
-@pytest.mark.parametrize(
-    ("copies", "goes", "again"),
-    [
-        (3, "if all 3 machines go at once", "they take little"),
-        (1, "if the machine goes", "one machine has the model"),
-    ],
-)
-def test_whoever_watches_is_told_that_steps_could_be_lost_now(
-    hand: Any, copies: int, goes: str, again: str
-) -> None:
-    """Once; and so is what was lost, if it was."""
+def test_steps_that_could_be_lost_are_announced_once(hand: Any) -> None:
+    """So is what was lost, if it was."""
     h = hand().running(slots_max=1)
     h.committed(50)
     kept = SumsKept(
         at_s=h.at_s,
         job="job",
         kept=False,
-        copies=copies,
+        copies=3,
         sum_bytes=400 << 20,
-        sum_s=0.35,
-        step_s=2.1,
     )
     said = h.words(h.see(kept))
-    assert "400.00 MiB, 350 ms of 2.1 s" in said
-    assert goes in said
+    assert "(400.00 MiB)" in said
+    assert "if all 3 machines go at once" in said
     assert not job_view(h.state, h.job, h.at_s).sums_kept
     assert not h.see(kept)
     assert "12 steps lost with all machines that had the model" in h.words(
         h.see(rewound(h, 50, 38))
     )
-    assert again in h.words(h.see(msgspec.structs.replace(kept, kept=True)))
+    again = msgspec.structs.replace(kept, kept=True, copies=1)
+    assert "one machine has the model" in h.words(h.see(again))
     assert job_view(h.state, h.job, h.at_s).sums_kept
 
 
-def test_a_keeper_that_has_just_begun_has_them_sent_and_says_no_time_that_it_has_not_measured(
-    hand: Any,
-) -> None:
+def test_a_restarted_keeper_has_sums_sent_until_it_knows_their_size(hand: Any) -> None:
     h = hand().running(slots_max=1)
     h.committed(50)
-    kept = SumsKept(at_s=h.at_s, job="job", kept=False, copies=2, sum_s=0.35, step_s=2.1)
+    kept = SumsKept(at_s=h.at_s, job="job", kept=False, copies=2, sum_bytes=400 << 20)
     h.see(kept)
     said = h.words(h.see(SumsKept(at_s=h.at_s, job="job", kept=True, copies=2)))
-    assert "with every step again: what they take is not known yet" in said
+    assert "with every step again: their size is not known yet" in said
     assert h.job.sums_kept
 
 

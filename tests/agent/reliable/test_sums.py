@@ -11,100 +11,40 @@ from agent.messages import JobOrder, Sums
 from agent.protocol import Prepared, Snapshot
 from agent.reliable.backup import Backup, LoggedSum, Saved
 from agent.reliable.commits import History, MemoryCommitLog
-from agent.reliable.recovery import Kept
 from agent.reliable.roster import Roster
 from agent.reliable.round import Round
-from agent.reliable.toll import BYTES_MIN, MEASURED_MIN, Toll
-from agent.reliable.vault import Place, Vault
+from agent.reliable.vault import SMALL_SUM_BYTES, Place, Vault
 from agent.store.format import lay_out
-from agent.store.ladder import Rung
 from agent.store.memory import ordinary
 from agent.store.shares import Extent
 
-LARGE = 4 * BYTES_MIN
+LARGE = 4 * SMALL_SUM_BYTES
 FORM = lay_out("l", [("model/l", "U8", (4,))])
 
 
-def measured(policy: Sums, size: int, took_s: float, steps: int = MEASURED_MIN) -> Toll:
-    """Two send half a sum each, side by side; of the slower one it is two messages."""
-    toll = Toll(policy)
-    for step in range(steps):
-        at_s = 10.0 * step
-        for begun_s, ended_s in ((0.0, took_s / 4), (1.0, 1.0 + 3 * took_s / 4)):
-            toll.begins("a", at_s + begun_s)
-            toll.begins("b", at_s + begun_s)
-            toll.ends("a", at_s + ended_s)
-            toll.ends("b", at_s + begun_s + 0.001)
-        toll.step(size)
-    return toll
-
-
-def test_what_a_sum_takes_is_what_the_slowest_of_its_slices_take() -> None:
-    assert measured("auto", LARGE, 0.4).sum_s == pytest.approx(0.4)
-    assert measured("auto", LARGE, 0.4, MEASURED_MIN - 1).sum_s == 0.0
-
-
 @pytest.mark.parametrize(
-    ("policy", "size", "took_s", "copies", "paid"),
+    ("policy", "size", "copies", "taken"),
     [
-        ("auto", LARGE, 0.03, 2, False),
-        ("auto", LARGE, 0.015, 2, True),
-        ("auto", BYTES_MIN - 1, 0.5, 2, True),  # a toy on a busy machine
-        ("auto", LARGE, 0.15, 1, True),
-        ("auto", LARGE, 0.25, 1, False),
-        ("auto", LARGE, 0.9, 0, True),
-        ("always", LARGE, 0.5, 9, True),
-        ("never", LARGE, 0.0, 2, False),
-        ("never", LARGE, 0.0, 1, True),
-        ("never", LARGE, 0.0, 0, True),
+        ("auto", LARGE, 2, False),
+        ("auto", LARGE, 1, True),
+        ("auto", LARGE, 0, True),
+        ("auto", SMALL_SUM_BYTES - 1, 2, True),
+        ("auto", 0, 2, True),  # none has come yet
+        ("always", LARGE, 9, True),
+        ("never", 1, 2, False),
+        ("never", LARGE, 1, True),
+        ("never", LARGE, 0, True),
     ],
 )
-def test_it_is_sent_while_it_is_cheap_for_what_it_saves(
-    policy: Sums, size: int, took_s: float, copies: int, paid: bool
+def test_large_sums_stay_where_two_machines_could_go_on(
+    tmp_path: Path, policy: Sums, size: int, copies: int, taken: bool
 ) -> None:
-    assert measured(policy, size, took_s).pay(copies, step_s=1.0, now_s=0.0) is paid
-
-
-def test_once_dear_it_has_to_be_much_cheaper_to_be_sent_again() -> None:
-    """The step may have become a little longer because nothing is sent."""
-    toll = measured("auto", LARGE, 0.03)
-    said = [toll.pay(2, step_s, 0.0) for step_s in (2.0, 1.0, 2.0, 2.9, 0.0, 3.1, 2.0)]
-    assert said == [True, False, False, False, False, True, True]
-
-
-def test_what_is_not_known_yet_changes_nothing() -> None:
-    toll = measured("auto", LARGE, 0.4, MEASURED_MIN - 1)
-    assert toll.pay(2, 1.0, 0.0)
-    toll = measured("auto", LARGE, 0.4)
-    assert toll.pay(2, 0.0, 0.0)  # no step of this layout has been seen
-    assert not toll.pay(2, 1.0, 0.0)
-    toll.forget()
-    assert not toll.pay(2, 0.0, 0.0)
-
-
-def test_whoever_means_to_end_it_has_them_sent_for_a_while() -> None:
-    toll = measured("auto", LARGE, 0.4)
-    assert not toll.pay(2, 1.0, 0.0)
-    toll.insist(60.0)
-    assert [toll.pay(2, 1.0, now_s) for now_s in (0.0, 59.0, 61.0)] == [True, True, False]
-    assert not toll.paid
-
-
-def test_now_and_then_one_is_sent_to_see_whether_it_is_dear_still() -> None:
-    """For a hundredth of all time; a network that was busy in the beginning is not believed to be so for ever."""
-    toll = measured("auto", LARGE, 0.5)
-    said = [toll.pay(2, 1.0, 0.0) for _ in range(120)]
-    assert [step for step, sent in enumerate(said) if sent] == [49, 99]
-    assert not toll.paid
-    for _ in range(2):
-        while not toll.pay(2, 1.0, 0.0):
-            pass
-        assert toll.probing
-        toll.begins("a", 0.0)
-        toll.ends("a", 0.004)
-        toll.step(LARGE)
-    assert toll.pay(2, 1.0, 0.0)
-    assert (toll.paid, toll.probing) == (True, False)
+    vault = vault_of(tmp_path, sums=policy)
+    vault.sum_bytes = size
+    assert vault.takes_sums(copies) is taken
+    vault.insist(60.0)
+    assert vault.wants_sum(copies)
+    assert vault.takes_sums(copies) is taken
 
 
 # --- the round ------------------------------------------------------------------------------------
@@ -138,9 +78,9 @@ def test_a_step_whose_sum_stays_with_the_workers_is_whole_when_all_are_prepared(
 # --- the vault ------------------------------------------------------------------------------------
 
 
-def vault_of(folder: Path, every: int = 10) -> Vault:
+def vault_of(folder: Path, every: int = 10, sums: Sums = "never") -> Vault:
     order = JobOrder(
-        job="job", script="train.py", script_sha="", backup_every_steps=every, sums="never"
+        job="job", script="train.py", script_sha="", backup_every_steps=every, sums=sums
     )
     return Vault(order, Place(checkpoints=folder), lambda report: None)
 
@@ -223,15 +163,13 @@ def test_whoever_goes_back_has_nothing_ahead(tmp_path: Path) -> None:
 
 
 def test_who_has_a_backup_waits_for_nothing_that_is_stored(tmp_path: Path) -> None:
-    """What workers have copies of may lead on from it, and what lies on a disk that cannot be read does not."""
+    """A disk that cannot be read does not hold it up."""
     vault = vault_of(tmp_path)
     (tmp_path / "job").write_text("no folder")
     with pytest.raises((CheckpointError, OSError)):
         vault.recall(5, patient=True)
     vault.adopt(state(2))
     assert vault.recall(5, patient=True).saved is None
-    copied = Kept(state(4), Rung.PEER, "workers")
-    assert vault.recall(5, patient=True, kept=copied).saved is copied.saved
 
 
 class Here:
