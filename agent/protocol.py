@@ -126,7 +126,8 @@ class Digest(msgspec.Struct, frozen=True, array_like=True):
 class Computed(msgspec.Struct, frozen=True, kw_only=True):
     """One microbatch of a commit, as a worker computed it.
 
-    `gradients` has the layers that are looked at in this version: see `agent.proof.digest`.
+    `gradients` has the layers that are looked at in this version: see `agent.proof.digest`. A worker of a pipeline has
+    the layers of its stage, and a loss if that stage is the last.
     `machine` says how the worker rounds: those that have the same word there compute the same bits. It is empty where
     nobody knows that, and where a script's kernels are not deterministic.
     """
@@ -134,7 +135,7 @@ class Computed(msgspec.Struct, frozen=True, kw_only=True):
     version: int
     microbatch: int
     batch: Digest
-    loss: float
+    loss: float | None
     gradients: tuple[Digest, ...] = ()
     machine: str = ""
 

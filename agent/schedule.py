@@ -134,10 +134,27 @@ def one_f_one_b(workers: int, microbatches: int, *, recompute: tuple[bool, ...] 
                     program.append(Action(Kind.RECOMPUTE, stage, turn - warm))
                 program.append(Action(Kind.BACKWARD, stage, turn - warm))
         programs.append(program)
+    return _packed("1f1b", tuple((stage,) for stage in range(workers)), microbatches, programs)
+
+
+@lru_cache(maxsize=CACHED_SCHEDULES)
+def one_by_one(like: Schedule) -> Schedule:
+    """Lead one microbatch through the stages of another schedule and back."""
+    programs: list[list[Action]] = [[] for _ in range(like.workers)]
+    for stage in range(like.stages):
+        programs[like.host(stage, 0)].append(Action(Kind.FORWARD, stage, 0))
+    for stage in reversed(range(like.stages)):
+        programs[like.host(stage, 0)].append(Action(Kind.BACKWARD, stage, 0))
+    return _packed("one by one", like.hosts, 1, programs)
+
+
+def _packed(
+    name: str, hosts: tuple[tuple[int, ...], ...], microbatches: int, programs: list[list[Action]]
+) -> Schedule:
     packed = [action.pack() for program in programs for action in program]
     return Schedule(
-        name="1f1b",
-        hosts=tuple((stage,) for stage in range(workers)),
+        name=name,
+        hosts=hosts,
         microbatches=microbatches,
         offsets=(0, *itertools.accumulate(len(program) for program in programs)),
         codes=struct.pack(f"<{len(packed)}q", *packed),

@@ -10,7 +10,7 @@ Everything here belongs to one generation. A newer one interrupts whatever is wa
 flight is dropped: the step is computed again in the new layout.
 """
 
-from collections.abc import Callable, Iterable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
 from typing import Any, overload
 
 import msgspec
@@ -23,8 +23,9 @@ from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.execute import REACH
 from agent.pipeline.pieces import Piece
 from agent.pipeline.recording import Leaves, Recording
+from agent.pipeline.stage import Stage
 from agent.pipeline.variants import Pieces
-from agent.pipeline.work import Worker
+from agent.pipeline.work import Phase, Worker
 from agent.store.layers import REST, block_of
 from agent.store.memory import copy_bytes
 from agent.tensors.numbers import Names, Numbers, decoded, encoded
@@ -32,6 +33,11 @@ from agent.tensors.shards import cut
 from agent.tensors.sums import Norm, Sum, Summed, SumSpace
 from agent.timeline import Notes
 
+# Of a microbatch, a generation and a stage; the microbatch, its numbers behind the last stage, gradients by name, and whether
+# as many layers are looked at as may be.
+Sample = Callable[
+    [tuple[int, int, int], object, Numbers | None, dict[str, torch.Tensor | None], bool], object
+]
 Span = tuple[int, int, int]  # from, to, how many bytes
 
 
@@ -43,6 +49,16 @@ class Whole(msgspec.Struct, frozen=True):
     total: Callable[[], Sum]
     scaler: torch.amp.GradScaler | None
     deterministic: bool
+    sample: Sample
+
+
+class How(msgspec.Struct, frozen=True):
+    """What is done around each microbatch: see `agent.pipeline.work.Phase`."""
+
+    open: Callable[[int], None]
+    check: Callable[[], None]
+    shown: Collection[int] = ()
+    thorough: bool = False
 
 
 class Told(msgspec.Struct, frozen=True):
@@ -164,19 +180,11 @@ class Chain:
 
     # --- the step -----------------------------------------------------------------------------------
 
-    def play(
-        self,
-        step: int,
-        batches: Sequence[object],
-        open_: Callable[[int], None],
-        check: Callable[[], None],
-    ) -> Summed:
-        """The step, up to its sum."""
-        scaler = self._whole.scaler
-        scale = 1.0 if scaler is None else scaler.get_scale()
-        flat = Flat(self.recording, batches)
+    def play(self, step: int, batches: Sequence[object], how: How) -> Summed:
+        """Compute the step, up to its sum."""
+        flat = Flat(self.recording, batches, how.shown)
         flat.look(range(self._replica.first, self._replica.first + self._replica.count))
-        self._worker.compute(step, flat, open_, check, scale)
+        self._worker.compute(step, self._phase(flat, how))
         told = {}
         for stage, sums in self._worker.sums.items():
             found = sums.reduce(self._channel, f"{step}/s{stage}")
@@ -192,6 +200,29 @@ class Chain:
             else:
                 told[stage] = self._hear(step, stage, total)
         return self._put_together(total, told)
+
+    def compute_aside(self, name: str, batches: Sequence[object], how: How) -> None:
+        """Compute microbatches that are compared, and added to nothing; all of the chain do so."""
+        phase = self._phase(Flat(self.recording, batches, how.shown), how)
+        for microbatch in how.shown:
+            self._worker.compute_aside(f"{name}/{microbatch}", microbatch, phase)
+
+    def _phase(self, flat: "Flat", how: How) -> Phase:
+        def look(stage: Stage, microbatch: int, numbers: Numbers) -> None:
+            index = stage.piece.index
+            entries = [e for e in self._entries[index] if e and self._is_param(e)]
+            names, tensors = self._whole.space.names, self._whole.space.tensors
+            self._whole.sample(
+                (microbatch, self._layout.generation, index),
+                flat.given[microbatch],
+                numbers if stage.piece.last else None,
+                {names[entry - 1]: tensors[entry - 1].grad for entry in entries},
+                how.thorough,
+            )
+
+        scaler = self._whole.scaler
+        scale = 1.0 if scaler is None else scaler.get_scale()
+        return Phase(flat, how.open, how.check, scale, how.shown, look)
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
@@ -409,9 +440,12 @@ def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
 class Flat(Sequence[Leaves]):
     """Microbatches as the graph takes them, each looked at when it is its turn."""
 
-    def __init__(self, recording: Recording, batches: Sequence[object]) -> None:
-        self._recording, self._batches = recording, batches
+    def __init__(
+        self, recording: Recording, batches: Sequence[object], shown: Collection[int] = ()
+    ) -> None:
+        self._recording, self._batches, self._shown = recording, batches, shown
         self._found: dict[int, Leaves] = {}
+        self.given: dict[int, object] = {}  # those that are shown, as the script has them
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -432,4 +466,9 @@ class Flat(Sequence[Leaves]):
         if isinstance(index, slice):
             return Flat(self._recording, self._batches[index])
         found = self._found.get(index)
-        return self._recording.flatten(self._batches[index]) if found is None else found
+        if found is None:
+            given = self._batches[index]
+            if index in self._shown:
+                self.given[index] = given
+            found = self._recording.flatten(given)
+        return found

@@ -20,7 +20,7 @@ import torch
 
 from agent.calibration import probing
 from agent.crew import exchange, helping
-from agent.crew.chain import Chain, Whole
+from agent.crew.chain import Chain, How, Whole
 from agent.crew.crew import Crew
 from agent.crew.deep import Deep
 from agent.crew.handover import Handover, Having, having
@@ -380,6 +380,7 @@ class Group(Crew):
                 replica.total,
                 replica.scaler,
                 replica.deterministic,
+                self.evidence.sample_stage,
             ),
             lambda: MeshChannel(
                 self._mesh,
@@ -414,7 +415,10 @@ class Group(Crew):
 
     def _play(self, step: int, batches: Sequence[object]) -> Summed:
         replica, chain = self.replica, self._prepare_chain(step)
-        summed = chain.play(step, batches, replica.seed_for, self._stop_or_save)
+        mine = self.layout.replica_of(self.me)
+        shown = {sampled(mine.first, mine.count, replica.step)}
+        how = How(replica.seed_for, self._stop_or_save, shown, self.thorough)
+        summed = chain.play(step, batches, how)
         self.link.microbatch_s = chain.busy_s
         if replica.notes is not None:
             chain.note(replica.notes)

@@ -4,9 +4,11 @@ This is the pipeline without the commit protocol around it: `step` leaves the su
 parameters of this worker's stages, and it is for the caller to apply them.
 """
 
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from functools import partial
 from typing import Any
+
+import msgspec
 
 from agent.layout import Layout
 from agent.pipeline.channel import Channel
@@ -14,10 +16,29 @@ from agent.pipeline.execute import Executor, Program, Step
 from agent.pipeline.pieces import Piece
 from agent.pipeline.reduce import Share, StageSums, tell_tied
 from agent.pipeline.stage import Stage
-from agent.schedule import Schedule
+from agent.schedule import Schedule, one_by_one
 from agent.tensors.numbers import Numbers
 
 PieceOf = Callable[[int, Any], Piece]  # of a stage and a microbatch
+
+
+class Phase(msgspec.Struct, frozen=True):
+    """The microbatches of a call of `backward`, and what is done around each.
+
+    `open` begins its random stream, and `check` may raise what ends the phase; `scale` is that of the loss, which is told
+    without it. `look` sees the gradients that a microbatch of `shown` has in a stage, before they are added to others.
+    """
+
+    batches: Sequence[Sequence[Any]]
+    open: Callable[[int], None]
+    check: Callable[[], None] = lambda: None
+    scale: float = 1.0
+    shown: Collection[int] = ()
+    look: Callable[[Stage, int, Numbers], None] = lambda _stage, _microbatch, _numbers: None
+
+    def unscaled(self, numbers: Numbers) -> Numbers:
+        loss, *metrics = numbers.values
+        return Numbers(numbers.names, (loss / self.scale, *metrics))
 
 
 class Worker:
@@ -53,6 +74,7 @@ class Worker:
         self.executor = Executor(
             Program(schedule, place), self.stages, channel, self.replica.workers, reach=reach
         )
+        self._single = Program(one_by_one(schedule), place)
         shares = [
             Share(peer=replica.workers[place], first=replica.first, count=replica.count)
             for replica in layout.replicas
@@ -67,7 +89,7 @@ class Worker:
         self, number: int, batches: Sequence[Sequence[Any]], open_: Callable[[int], None]
     ) -> dict[str, float] | None:
         """Gradients of the step into the parameters; its loss and metrics by name, where the last stage is."""
-        self.compute(number, batches, open_)
+        self.compute(number, Phase(batches, open_))
         means = None
         # The first owner of a tied parameter comes last: what it installs is the parameter's gradient.
         for _, sums in sorted(self.sums.items(), reverse=True):
@@ -79,34 +101,53 @@ class Worker:
         tell_tied(self.sums, self._hosts, self._channel, str(number))
         return means
 
-    def compute(
+    def compute(self, number: int, phase: Phase) -> None:
+        """Compute every microbatch of this worker, forward and back."""
+
+        def lend(stage: Stage, microbatch: int) -> None:
+            if microbatch not in phase.shown:
+                self.sums[stage.piece.index].lend(microbatch)
+
+        def take(stage: Stage, microbatch: int, numbers: Numbers) -> None:
+            told = phase.unscaled(numbers)
+            if microbatch in phase.shown:
+                phase.look(stage, microbatch, told)
+            self.sums[stage.piece.index].take(microbatch, told)
+
+        self._run(self.executor, str(number), self.replica.first, phase, lend, take)
+
+    def compute_aside(self, name: str, microbatch: int, phase: Phase) -> None:
+        """Compute any microbatch of the step with the rest of the chain: it is looked at, and in no sum."""
+
+        def take(stage: Stage, microbatch: int, numbers: Numbers) -> None:
+            phase.look(stage, microbatch, phase.unscaled(numbers))
+            self.sums[stage.piece.index].space.take(numbers)
+
+        executor = Executor(self._single, self.stages, self._channel, self.replica.workers)
+        self._run(executor, name, microbatch, phase, lambda _stage, _microbatch: None, take)
+
+    def _run(
         self,
-        number: int,
-        batches: Sequence[Sequence[Any]],
-        open_: Callable[[int], None],
-        check: Callable[[], None] = lambda: None,
-        scale: float = 1.0,
+        executor: Executor,
+        name: str,
+        first: int,
+        phase: Phase,
+        lend: Callable[[Stage, int], None],
+        take: Callable[[Stage, int, Numbers], None],
     ) -> None:
-        """Every microbatch of this worker, forward and back. `check` may raise what ends it; `scale` is that of the
-        loss, which is told without it."""
         for sums in self.sums.values():
             sums.begin()
         step = Step(
-            name=str(number),
-            first=self.replica.first,
-            batches=batches,
-            open=open_,
-            lend=lambda stage, microbatch: self.sums[stage.piece.index].lend(microbatch),
-            take=lambda stage, microbatch, numbers: self._take(stage, microbatch, numbers, scale),
-            check=check,
+            name=name,
+            first=first,
+            batches=phase.batches,
+            open=phase.open,
+            lend=lend,
+            take=take,
+            check=phase.check,
         )
         try:
-            self.executor.run(step)
+            executor.run(step)
         except BaseException:
-            self.executor.clear()
+            executor.clear()
             raise
-
-    def _take(self, stage: Stage, microbatch: int, numbers: Numbers, scale: float) -> None:
-        loss, *metrics = numbers.values
-        told = Numbers(numbers.names, (loss / scale, *metrics))
-        self.sums[stage.piece.index].take(microbatch, told)

@@ -2,6 +2,7 @@
 
 import math
 import sys
+from collections.abc import Mapping
 from typing import Any
 
 import msgspec
@@ -34,7 +35,8 @@ class Evidence:
         self._replica = replica
         machine = rounding(where([*replica.space.params.values()]))
         self._samples = Samples(replica.space.params, machine)
-        self._computed: dict[int, Computed] = {}
+        # By microbatch and, of a pipeline, generation and stage.
+        self._computed: dict[tuple[int, ...], Computed] = {}
         self.reached: Reached | None = None
 
     @property
@@ -54,25 +56,46 @@ class Evidence:
         self._computed.clear()
 
     def has(self, microbatch: int) -> bool:
-        return microbatch in self._computed
+        return (microbatch,) in self._computed
 
     def sample(
         self, microbatch: int, given: object, numbers: Numbers, *, whole: bool = False
     ) -> Computed:
         """Note what became of a microbatch, whose gradients are in the model now."""
-        replica = self._replica
-        found = self._samples.computed(
-            (replica.version, replica.step, microbatch),
-            given,
-            _number(float(numbers.loss)),
-            {name: param.grad for name, param in replica.space.params.items()},
-            whole=whole,
-        )
-        before = self._computed.get(microbatch)
+        params = self._replica.space.params
+        gradients = {name: param.grad for name, param in params.items()}
+        return self._note((microbatch,), given, _number(float(numbers.loss)), gradients, whole)
+
+    def sample_stage(
+        self,
+        at: tuple[int, int, int],
+        given: object,
+        numbers: Numbers | None,
+        gradients: Mapping[str, torch.Tensor | None],
+        whole: bool,
+    ) -> Computed:
+        """Note what became of a microbatch in a stage: `at` has its number, and the stage's generation and index.
+
+        `numbers` are there where the stage is the last.
+        """
+        loss = None if numbers is None else _number(float(numbers.loss))
+        return self._note(at, given, loss, gradients, whole)
+
+    def _note(
+        self,
+        at: tuple[int, ...],
+        given: object,
+        loss: float | None,
+        gradients: Mapping[str, torch.Tensor | None],
+        whole: bool,
+    ) -> Computed:
+        where_ = self._replica.version, self._replica.step, at[0]
+        found = self._samples.computed(where_, given, loss, gradients, whole=whole)
+        before = self._computed.get(at)
         if before is not None and not _same(before, found):
             self._differs(before, found)
             found = msgspec.structs.replace(found, machine=self._samples.machine)
-        self._computed[microbatch] = found
+        self._computed[at] = found
         return found
 
     def _differs(self, one: Computed, other: Computed) -> None:
@@ -84,11 +107,12 @@ class Evidence:
                 "the same each time and loss_of may not write into it, because another worker may have to compute it again"
             )
         gradients = zip(one.gradients, other.gradients, strict=True)
-        near = _near((one.loss,), (other.loss,)) and all(_alike(a, b) for a, b in gradients)
+        losses = [(each.loss or 0.0,) for each in (one, other)]
+        near = _near(*losses) and all(_alike(a, b) for a, b in gradients)
         # One thread of a processor adds in one order only.
         if not near or (self._samples.machine and torch.get_num_threads() == 1):
             raise Misuse(
-                f"{where_}: loss_of computed a loss of {other.loss:.7g} where it had computed {one.loss:.7g} (or other "
+                f"{where_}: loss_of computed a loss of {_shown(other)} where it had computed {_shown(one)} (or other "
                 "gradients) just before: it keeps something from one call to the next. Put that into the microbatch, "
                 "into session.state after session.backward(...), or leave it out"
             )
@@ -102,9 +126,13 @@ def _number(loss: float) -> float:
     return math.nan if math.isnan(loss) else loss
 
 
+def _shown(one: Computed) -> str:
+    return "another stage's" if one.loss is None else f"{one.loss:.7g}"
+
+
 def _same(one: Computed, other: Computed) -> bool:
     """Whether two calls have computed the same bits."""
-    losses = one.loss == other.loss or math.isnan(one.loss + other.loss)
+    losses = one.loss == other.loss or math.isnan((one.loss or 0.0) + (other.loss or 0.0))
     bits = [[each.bits for each in (found.batch, *found.gradients)] for found in (one, other)]
     return losses and bits[0] == bits[1]
 

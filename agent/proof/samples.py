@@ -42,14 +42,14 @@ class Samples:
         self,
         at: tuple[int, int, int],
         given: object,
-        loss: float,
+        loss: float | None,
         gradients: Mapping[str, torch.Tensor | None],
         *,
         whole: bool = False,
     ) -> Computed:
         """What became of a microbatch that began with `given`, `at` a version, a step of the script, and its number.
 
-        `gradients` are by the names of parameters, and may be of some layers only. `whole` looks at as many layers as
+        `gradients` are by the names of parameters; a layer is looked at where all of its parameters are among them. `whole` looks at as many layers as
         may be: in the step behind a snapshot, and by whoever is asked to prove itself.
         """
         version, script_step, microbatch = at
@@ -57,7 +57,7 @@ class Samples:
         layers: dict[str, Tensors] = {
             layer: [gradients.get(name) for name in self._layers[layer]]
             for layer in rotation.at(script_step)
-            if any(name in gradients for name in self._layers[layer])
+            if all(name in gradients for name in self._layers[layer])
         }
         return Computed(
             version=version,

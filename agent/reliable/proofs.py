@@ -124,15 +124,16 @@ class Proofs:
 
     def hear(self, worker: str, prepared: Prepared) -> str:
         """Take down what a worker tells of the version in flight; a sentence, if others have told otherwise."""
-        known = self._of(prepared.step)
         if why := self._place(worker, prepared.step, (prepared.script_step, prepared.phase)):
             return why
         judge = _Judge(worker)
         for computed in prepared.computed:
+            known = self._of(computed.version)
             facts = known.computed.setdefault(computed.microbatch, {})
             if why := judge.computed(facts, computed, known):
                 return why
             _learn(facts, worker, computed.machine, _told(computed))
+        known = self._of(prepared.step)
         return "" if prepared.reached is None else self._reached(worker, prepared.reached, known)
 
     def arrive(self, worker: str, arrived: Arrived) -> str:
@@ -251,11 +252,15 @@ def judge(worker: str, question: Question, proved: Proved) -> str:
 
 def _told(computed: Computed) -> list[Digest]:
     """All that is said of a microbatch, in the order in which a difference would come about."""
-    (bits,) = struct.unpack("<Q", struct.pack("<d", computed.loss))
-    loss = Digest(LOSS, bits, (computed.loss,))
+    loss = [] if computed.loss is None else [_digest(computed.loss)]
     batch = msgspec.structs.replace(computed.batch, name=BATCH)
     named = (msgspec.structs.replace(one, name=GRADIENT + one.name) for one in computed.gradients)
-    return [batch, loss, *named]
+    return [batch, *loss, *named]
+
+
+def _digest(loss: float) -> Digest:
+    (bits,) = struct.unpack("<Q", struct.pack("<d", loss))
+    return Digest(LOSS, bits, (loss,))
 
 
 def _learn(facts: Facts, worker: str, machine: str, told: Iterable[Digest]) -> None:

@@ -11,14 +11,15 @@ import torch.nn.functional as F  # noqa: N812
 from playing import Turns, alone, batches, layout_of, made, rows
 from torch import nn
 
-from agent.crew.chain import Chain, Whole
+from agent.crew.chain import Chain, How, Whole
 from agent.crew.deep import Deep
 from agent.owned.holdings import Holdings
 from agent.pipeline.channel import Exchange
 from agent.pipeline.cut import choose
 from agent.pipeline.loss import record_loss
 from agent.pipeline.recording import Recording
-from agent.tensors.numbers import decoded
+from agent.proof.digest import digests
+from agent.tensors.numbers import Numbers, decoded
 from agent.tensors.sums import Sum, Summed, SumSpace
 
 COUNTS, MICROBATCHES = (3, 1), 4
@@ -48,6 +49,8 @@ class Played:
         )
         self._exchange, self._turn = Exchange(patience_s=10), threading.Lock()
         self.chains: dict[str, Chain] = {}
+        self.step_ = 0
+        self.samples: dict[tuple[int, ...], tuple[float | None, list[str], int]] = {}
         cuts: tuple[int, ...] = ()
         for replica in layout.replicas:
             for me in replica.workers:
@@ -57,9 +60,23 @@ class Played:
                 )
                 cuts = cuts or choose(found.graph, found.facts, found.example, depth)
                 space = SumSpace({"model": model})
-                whole = Whole(space, Holdings({"model": model}), lambda s=space: Sum(s), None, True)
+                whole = Whole(space, Holdings({"model": model}), lambda s=space: Sum(s), None, True, self.sample)
                 channel = Turns(self._exchange.channel(me), self._turn)
                 self.chains[me] = Chain(self.layout, me, found, cuts, channel, whole)
+
+    def sample(
+        self,
+        at: tuple[int, int, int],
+        given: object,  # noqa: ARG002
+        numbers: Numbers | None,
+        gradients: dict[str, torch.Tensor | None],
+        whole: bool,  # noqa: ARG002
+    ) -> None:
+        """Every replica says the same of a microbatch in a stage."""
+        (found,) = digests({"": list(gradients.values())})
+        loss = None if numbers is None else float(numbers.loss)
+        said = loss, [*gradients], found.bits
+        assert self.samples.setdefault((self.step_, at[0], at[2]), said) == said
 
     def at_once(self, play: Callable[[str, Chain], Summed]) -> dict[str, Summed]:
         found: dict[str, Summed] = {}
@@ -83,10 +100,10 @@ class Played:
         return found
 
     def step(self, number: int, open_: Callable[[int, int], None]) -> dict[str, Summed]:
-        todo = batches(rows, number, MICROBATCHES)
+        todo, self.step_ = batches(rows, number, MICROBATCHES), number
         return self.at_once(
             lambda _, chain: chain.play(
-                number, todo, lambda microbatch: open_(number, microbatch), lambda: None
+                number, todo, How(lambda microbatch: open_(number, microbatch), lambda: None, range(MICROBATCHES))
             )
         )
 
@@ -133,11 +150,28 @@ def test_a_committed_step_has_the_numbers_again(loss: Callable[..., Any]) -> Non
         assert summed.finite
 
 
+def test_a_chain_computes_a_microbatch_of_another_to_compare_it() -> None:
+    """It has the same gradients in every stage, and the sum of the step does not know of it."""
+    played = Played(2, loss_of)
+    first = played.step(0, lambda _, m: torch.manual_seed(m))
+    before = {worker: summed.total.flat.clone() for worker, summed in first.items()}
+    samples, given = {**played.samples}, batches(rows, 0, MICROBATCHES)
+    assert len(samples) == 2 * MICROBATCHES
+    how = How(lambda m: torch.manual_seed(m) and None, lambda: None, range(MICROBATCHES))
+    played.at_once(lambda _, chain: chain.compute_aside("aside", given, how))  # type: ignore[func-returns-value, arg-type, return-value]
+    after = played.step(0, lambda _, m: torch.manual_seed(m))
+    assert played.samples == samples
+    for worker, summed in after.items():
+        assert torch.equal(summed.total.flat, before[worker])
+
+
 def test_each_loss_of_a_step_has_its_chain() -> None:
     """A generator's and a critic's take turns. One that is recorded anew has another one in the place of its own."""
     model, layout = made(layers), layout_of(2, COUNTS)
     space = SumSpace({"model": model})
-    whole = Whole(space, Holdings({"model": model}), lambda: Sum(space), None, True)
+    whole = Whole(
+        space, Holdings({"model": model}), lambda: Sum(space), None, True, lambda *_: None
+    )
     given = batches(rows, 0, MICROBATCHES)
 
     def weighed(weight: float) -> Callable[[Any], Any]:
