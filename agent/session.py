@@ -34,7 +34,7 @@ from agent.pipeline import modes
 from agent.pipeline.births import Unborn
 from agent.pipeline.returned import called
 from agent.proof.evidence import Evidence, copied, versions_of
-from agent.proof.samples import sampled
+from agent.proof.turns import sampled
 from agent.replica import AFTER, BEFORE, Replica
 from agent.schedule import Kind
 from agent.script.given import check_modules, check_trained, check_unborn
@@ -393,17 +393,22 @@ class Session:
                 break
             replica.stage = "over"
             replica.drop_collected()
-            self._show_reached(whole=True)
+            self._show_reached()
             if self._finished():
                 return False
-        self._show_reached(whole=self._world.thorough)
+        self._show_reached()
         self._open()
         return True
 
-    def _show_reached(self, *, whole: bool) -> None:
+    def _show_reached(self) -> None:
         """Say what state the script has come to, which others can compare with theirs."""
-        if self._evidence is not None and self._world.compares:
-            self._world.arrived(self._evidence.look(whole=whole))
+        if self._evidence is None:
+            return
+        shown = self._world.state_shown
+        if shown == "nothing":
+            self._evidence.pass_over()
+        else:
+            self._world.arrived(self._evidence.look(whole=shown == "all"))
 
     def _open(self) -> None:
         """The script's step begins."""
@@ -587,7 +592,9 @@ class Session:
         before = [] if kept is None else kept.updates()
         missing = partial.missing(first, count)
         self._compare(loss_of, microbatches, missing)
-        shown = {sampled(first, count, replica.step)} if self._world.compares else set[int]()
+        shown = set[int]()
+        if self._world.batch_shown != "nothing":
+            shown.add(sampled(first, count, replica.step))
         if self._world.twice is not None:
             shown.add(first)
         for microbatch in missing:
@@ -595,8 +602,9 @@ class Session:
             numbers = self._compute_one(loss_of, given, microbatch)
             passing("step: microbatch computed", replica.space.params)
             if microbatch in shown or evidence.has(microbatch):
-                evidence.sample(microbatch, given, numbers, whole=self._world.thorough)
+                evidence.sample(microbatch, given, numbers, whole=self._world.batch_shown == "all")
             partial.add(microbatch, numbers, first, count)
+        self._show_late(loss_of, microbatches, first, count)
         if kept is not None and kept.updates() != before:
             raise Misuse(
                 f"step {replica.step}: loss_of changed the model or the optimizer, but every worker calls it for other "
@@ -622,6 +630,16 @@ class Session:
         if other is not None and not self._evidence.has(other):
             self._compute_aside(loss_of, self._given(microbatches, other), other)
 
+    def _show_late(
+        self, loss_of: LossOf, microbatches: Sequence[Any], first: int, count: int
+    ) -> None:
+        """Compute one of this worker's again if a snapshot was asked for after they were: someone has to prove this step."""
+        assert self._evidence is not None
+        own = range(first, first + count)
+        if own and self._world.batch_shown == "all" and not any(map(self._evidence.has, own)):
+            again = sampled(first, count, self.replica.step)
+            self._compute_aside(loss_of, self._given(microbatches, again), again)
+
     def _try_twice(self, loss_of: LossOf, microbatches: Sequence[Any], tried: list[int]) -> None:
         """Compute these microbatches of a process's first step once before, to see whether they come out the same.
 
@@ -641,7 +659,7 @@ class Session:
         """Compute a microbatch whose gradients are looked at, and dropped."""
         assert self._evidence is not None
         numbers = self._compute_one(loss_of, given, microbatch)
-        self._evidence.sample(microbatch, given, numbers, whole=self._world.thorough)
+        self._evidence.sample(microbatch, given, numbers, whole=self._world.batch_shown == "all")
         self.replica.space.take(numbers)
 
     def _given(self, microbatches: Sequence[Any], microbatch: int) -> Any:

@@ -9,6 +9,7 @@ import msgspec
 
 from agent.messages import NanPolicy
 from agent.output.folder import Output
+from agent.proof.turns import Shown
 from agent.replica import Replica
 from agent.tensors.partial import Partial
 from agent.tensors.sums import Sum, Summed
@@ -49,16 +50,16 @@ class World(Protocol):
     """What the script writes and logs."""
 
     @property
-    def compares(self) -> bool:
-        """Whether anybody compares what workers compute."""
-
-    @property
     def proves(self) -> bool:
         """Whether this is a step that the job has done, and that is done again for nothing but a proof."""
 
     @property
-    def thorough(self) -> bool:
-        """Whether all layers are compared in this step, and not some in turn."""
+    def state_shown(self) -> Shown:
+        """How much of the state that this step begins with is shown to others."""
+
+    @property
+    def batch_shown(self) -> Shown:
+        """How much is shown of a microbatch that this worker computes in this step."""
 
     def arrived(self, reached: "Reached") -> None:
         """Hear what state the script's step begins with."""
@@ -139,7 +140,9 @@ class Alone:
 
     nan: NanPolicy = "fail"
     evidence: "Evidence"
-    compares = thorough = proves = False
+    state_shown: Shown = "nothing"
+    batch_shown: Shown = "nothing"
+    proves = False
     microbatches = stop_at = 0
     leader = True
     notice_s = None

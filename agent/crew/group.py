@@ -42,7 +42,7 @@ from agent.net.stuck import unaided
 from agent.output.folder import Output
 from agent.owned import separable
 from agent.pipeline.wires import MeshChannel
-from agent.proof.samples import sampled
+from agent.proof.turns import Shown, is_shown, sampled, turn_of
 from agent.protocol import (
     PROVING,
     AnyMessage,
@@ -82,24 +82,10 @@ SEVERAL = (
     "a step that calls session.backward(...) several times cannot be trained where each worker keeps its own layers only: "
     "take machines with room for the whole state, or train with depth 1"
 )
-# A microbatch that is computed twice takes one in so many.
-TWICE = 100
-
 UNLED = (
     "step {}: the script leads here and looks at its whole model, of which a part was lost with another worker: "
     "what it would show or save is not there"
 )
-
-
-def turn_of(step: int, count: int) -> int | None:
-    """In which turn a microbatch is computed twice in this step of the script, if it is; workers have so many of them.
-
-    In steps 0, 1, 2, 4, 8 and so on, because what a script keeps often shows within the first; and in every so many.
-    """
-    every = -(-TWICE // max(1, count))
-    if not step & (step - 1):
-        return step.bit_length()
-    return step // every if step % every == 0 else None
 
 
 class Group(Crew):
@@ -142,7 +128,7 @@ class Group(Crew):
         self._joins = False  # this worker was in no commit since it got its state
         # This worker took part in a committed step, or the keeper has let it in because it reproduced one.
         self._proven = False
-        self._thorough: set[int] = set()  # steps in which all layers are looked at
+        self._proven_from = -2  # the step after the newest snapshot: those that join reproduce it
         self._last: Reached | None = None  # the state behind the last step
         self._done = False
         self._notice_at_s: float | None = None
@@ -280,8 +266,6 @@ class Group(Crew):
             self.astray = True
             raise Abandoned from None
 
-    compares = True
-
     def asked(self, phase: int) -> int | None:
         return self._proving.microbatch(phase) if self._proving.going else None
 
@@ -289,7 +273,7 @@ class Group(Crew):
         """Tell it at once behind a snapshot, and with the step's first commit else."""
         over = self.replica.stage == "over"
         self._last = reached if over else None
-        if self._holds and self.thorough and not over:
+        if self._holds and self.state_shown == "all" and not over:
             self._say_arrived(reached)
 
     def _say_arrived(self, reached: Reached) -> None:
@@ -301,11 +285,26 @@ class Group(Crew):
         return self._proving.going
 
     @property
-    def thorough(self) -> bool:
-        """Whether all layers are looked at: those that join are asked for the steps behind a snapshot."""
-        if self._proving.going:
+    def state_shown(self) -> Shown:
+        replica, begun = self.replica, self._proven_from
+        if self._proving.going or replica.stage == "over" or replica.step in (begun, begun + 1):
+            return "all"
+        return "some" if self._shows_some else "nothing"
+
+    @property
+    def batch_shown(self) -> Shown:
+        if self._proving.going or self.replica.step == self._proven_from:
+            return "all"
+        return "some" if self._shows_some else "nothing"
+
+    @property
+    def _shows_some(self) -> bool:
+        """Besides the steps that are always shown, the first in a layout, and those in which one is computed twice."""
+        step, entered = self.replica.step, self.entered
+        if entered is None or entered.version == self.replica.version or is_shown(step):
             return True
-        return self._replica is not None and self._replica.step in self._thorough
+        counts = [each.count for each in entered.layout.replicas if each.count]
+        return len(counts) > 1 and turn_of(step, counts[-1]) is not None
 
     @property
     def twice(self) -> int | None:
@@ -463,7 +462,7 @@ class Group(Crew):
     @unaided
     def _send_what_is_due(self) -> None:
         if self._holds and self._snapshots.due():
-            self._thorough = {self.replica.step, self.replica.step + 1}
+            self._proven_from = self.replica.step
             self._snapshots.send()
 
     def check(self) -> None:

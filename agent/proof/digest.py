@@ -1,9 +1,10 @@
 """Digests of tensors: sums over their bits, by which workers find out whether they have the same.
 
-A tensor is taken as words of 32 bits. Each is multiplied by the weight of its place in its layer, and the products are added
-modulo 2**64: so the order of additions does not matter, a host and a device come to the same digest, and a change of
-one word always shows. All tensors of a type are laid end to end first, because a call for each would take longer than
-reading them. Beside the bits stand norms, for those whose bits may differ.
+A tensor is taken as words of 64 bits, the last one filled up with zeros. Each is multiplied by the odd weight of its place in
+its layer, and the products are added modulo 2**64: so the order of additions does not matter, a host and a device come to
+the same digest, and a change of one word always shows. A host reads large tensors where they lie. Small ones of a type are
+laid end to end first, because a call for each would take longer than reading them. Beside the bits stand norms, for those
+whose bits may differ.
 """
 
 import functools
@@ -21,7 +22,8 @@ from agent.protocol import Digest
 
 BUDGET_BYTES = 4 << 20
 TENSORS_MAX = 64  # that are looked at in one turn, however small they are
-WORDS_MIN = 1 << 16
+LARGE_BYTES = 1 << 14  # a tensor that is worth a call
+WORDS_MIN = 1 << 15
 MASK = (1 << 64) - 1
 _NOTHING = 0x9E3779B97F4A7C15  # where there is no tensor
 # Not-a-numbers have bits that nobody asks for.
@@ -115,22 +117,67 @@ def _digests(
     bits = [0] * len(layers)
     norms = [[0.0] * len(tensors) for tensors in layers.values()]
     for at, tensors in enumerate(layers.values()):
+        starts: dict[_Kind, int] = defaultdict(int)
         for place, tensor in enumerate(tensors):
             if tensor is None:
                 bits[at] += (place + 1) * _NOTHING
-            elif tensor.numel():
-                found[tensor.device, tensor.dtype].add(at, place, tensor)
+                continue
+            if not tensor.numel():
+                continue
+            kind = tensor.device, tensor.dtype
+            start = starts[kind]
+            starts[kind] += -(-tensor.nbytes // 8)
+            if _is_large(tensor):
+                flat = tensor.detach().view(-1)
+                bits[at] += _sum_of(flat, start) * _factor(tensor.dtype)
+                norms[at][place] = _norm_of(flat) if normed else 0.0
+            else:
+                found[kind].add(at, place, start, tensor)
     asked = [laid.ask(normed=normed) for laid in found.values()]
     for laid, sums, lengths in _answered(list(found.values()), asked):
-        # Which types a worker comes by first depends on the layers that it has.
-        number = zlib.crc32(str(laid.tensors[0].dtype).encode())
+        factor = _factor(laid.tensors[0].dtype)
         for at, one in zip(laid.layers, sums, strict=True):
-            bits[at] += one * (2 * number * _SPREAD + 1)
+            bits[at] += one * factor
         for (at, place), length in zip(laid.owners, lengths, strict=True):
             norms[at][place] = length
     return [
         (name, one & MASK, lengths) for name, one, lengths in zip(layers, bits, norms, strict=True)
     ]
+
+
+@functools.cache
+def _factor(dtype: torch.dtype) -> int:
+    """Tell types apart; which of them a worker comes by first depends on the layers that it has."""
+    return 2 * zlib.crc32(str(dtype).encode()) * _SPREAD + 1
+
+
+def _is_large(tensor: torch.Tensor) -> bool:
+    return (
+        tensor.nbytes >= LARGE_BYTES
+        and tensor.device.type == "cpu"
+        and tensor.is_contiguous()
+        and not tensor.is_complex()
+        and not tensor.is_neg()
+    )
+
+
+def _sum_of(flat: torch.Tensor, start: int) -> int:
+    """Sum the words of one tensor, which begins at the place `start` of its layer."""
+    raw: npt.NDArray[Any] = _words(flat).numpy()
+    lanes = 8 // raw.itemsize
+    count, left = divmod(len(raw), lanes)
+    weights = _table(start + count + 1)[start:]
+    # No product is kept, so it takes as long as reading takes.
+    found = int(np.dot(raw[: count * lanes].view(np.int64), weights[:count]))
+    if left:
+        found += int.from_bytes(raw[-left:].tobytes(), "little") * int(weights[count])
+    return found
+
+
+def _norm_of(flat: torch.Tensor) -> float:
+    numbers = flat if flat.dtype in (torch.float32, torch.float64) else flat.to(torch.float32)
+    # An infinite norm is one that can be compared.
+    return math.sqrt(float(torch.dot(numbers, numbers)))
 
 
 class _Laid:
@@ -141,12 +188,14 @@ class _Laid:
         self.owners: list[tuple[int, int]] = []  # the layer of each, and its place there
         self.layers: list[int] = []
         self._counts: list[int] = []  # of tensors, by layer
+        self._starts: list[int] = []  # in words of the layer
 
-    def add(self, layer: int, place: int, tensor: torch.Tensor) -> None:
+    def add(self, layer: int, place: int, start: int, tensor: torch.Tensor) -> None:
         if not self.layers or self.layers[-1] != layer:
             self.layers.append(layer)
             self._counts.append(0)
         self._counts[-1] += 1
+        self._starts.append(start)
         self.owners.append((layer, place))
         self.tensors.append(tensor)
 
@@ -155,7 +204,8 @@ class _Laid:
         flat = _flat(self.tensors)
         sizes = tuple(tensor.numel() for tensor in self.tensors)
         words = _words(flat)
-        plan = _plan(sizes, tuple(self._counts), len(words) / sum(sizes))
+        factor = len(words) // sum(sizes)
+        plan = _plan(sizes, tuple(self._counts), tuple(self._starts), factor, words.itemsize)
         if flat.device.type == "cpu":
             return _sums_here(words, plan), _norms_here(flat, plan) if normed else ()
         sums = _sums_there(words, plan)
@@ -179,14 +229,15 @@ def _words(flat: torch.Tensor) -> torch.Tensor:
 
 
 def _sums_here(words: torch.Tensor, plan: "_Plan") -> npt.NDArray[Any]:
-    ints: npt.NDArray[Any] = words.numpy()
+    ints: npt.NDArray[Any] = words.numpy().view(f"u{words.itemsize}")
     return np.add.reduceat(ints * plan.weights, plan.layers)
 
 
 def _sums_there(words: torch.Tensor, plan: "_Plan") -> torch.Tensor:
     """The same on a device, which has no sum over parts: differences of a running one."""
     far = plan.on(words.device)
-    running = (words.to(torch.int64) * far.weights).cumsum(0)[far.ends]
+    ints = words.to(torch.int64) & ((1 << 8 * words.itemsize) - 1)
+    running = (ints * far.weights).cumsum(0)[far.ends]
     return torch.diff(running, prepend=running.new_zeros(1))
 
 
@@ -237,24 +288,34 @@ def _split(parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 class _Plan:
-    """Where layers and tensors begin in words and elements that lie end to end, and the weight of every word."""
+    """Where layers and tensors begin in parts of words that lie end to end, and the weight of every part."""
 
-    def __init__(self, sizes: Sequence[int], counts: Sequence[int], factor: float) -> None:
-        starts = np.concatenate(([0], np.cumsum(sizes)))
-        edges = np.concatenate(([0], np.cumsum(counts)))
-        self.tensors = starts[:-1]
-        bounds = (starts[edges] * factor).astype(np.int64)
-        self.layers = bounds[:-1]
-        lengths = np.diff(bounds)
-        table = _table(int(lengths.max()))
-        self.weights = np.concatenate([table[:length] for length in lengths])
-        self._bounds = bounds
+    def __init__(
+        self,
+        sizes: Sequence[int],
+        counts: Sequence[int],
+        starts: Sequence[int],
+        factor: int,
+        part_bytes: int,
+    ) -> None:
+        bounds = np.concatenate(([0], np.cumsum(sizes)))
+        self.tensors = bounds[:-1]
+        edges = bounds[np.concatenate(([0], np.cumsum(counts)))] * factor
+        self.layers, self._ends = edges[:-1], edges[1:] - 1
+        lanes = 8 // part_bytes
+        places = [
+            np.arange(size * factor) + start * lanes
+            for size, start in zip(sizes, starts, strict=True)
+        ]
+        laid = np.concatenate(places)
+        table = _table(int(laid.max()) // lanes + 1)
+        self.weights = table[laid // lanes] << laid % lanes * (8 * part_bytes)
 
     @functools.lru_cache(4)  # noqa: B019 - plans are few, and themselves in such a cache
     def on(self, device: torch.device) -> "_Far":
         return _Far(
             torch.from_numpy(self.weights).to(device),
-            torch.from_numpy(self._bounds[1:] - 1).to(device),
+            torch.from_numpy(self._ends).to(device),
         )
 
 
@@ -266,8 +327,14 @@ class _Far:
 
 
 @functools.lru_cache(16)
-def _plan(sizes: tuple[int, ...], counts: tuple[int, ...], factor: float) -> _Plan:
-    return _Plan(sizes, counts, factor)
+def _plan(
+    sizes: tuple[int, ...],
+    counts: tuple[int, ...],
+    starts: tuple[int, ...],
+    factor: int,
+    part_bytes: int,
+) -> _Plan:
+    return _Plan(sizes, counts, starts, factor, part_bytes)
 
 
 def _table(count: int) -> npt.NDArray[np.int64]:

@@ -51,6 +51,10 @@ class Evidence:
         )
         return self.reached
 
+    def pass_over(self) -> None:
+        """Note nothing of the state that this step begins with."""
+        self.reached = None
+
     def begin(self) -> None:
         """A phase begins."""
         self._computed.clear()

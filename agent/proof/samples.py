@@ -17,11 +17,6 @@ STATE_BYTES, STATE_MAX = 1 << 19, 8  # of the parameters: optimizers keep as muc
 WHOLE_BYTES, WHOLE_MAX = 1 << 25, 1 << 10
 
 
-def sampled(first: int, count: int, script_step: int) -> int:
-    """Which of so many microbatches of a worker is compared in a step: another one in each, as some may go by others."""
-    return first + script_step % max(1, count)
-
-
 class Samples:
     """The digests of one session. `machine` is how it rounds; empty where its kernels are not deterministic."""
 

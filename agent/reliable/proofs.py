@@ -16,6 +16,7 @@ from collections.abc import Iterable, Mapping
 import msgspec
 
 from agent.messages import JobOrder
+from agent.proof.turns import is_shown
 from agent.protocol import Arrived, Computed, Digest, Prepared, Proved, Reached
 from agent.reliable.backup import Saved
 
@@ -354,6 +355,9 @@ class _Judge:
             where, why = "before step 0", BEFORE
         else:
             where = f"step {step - 1}" if known.phase == 0 else "the step that was proven"
+            if known.phase == 0 and self._begun is None and not is_shown(step - 1):
+                # It may have come about in one of the steps before.
+                where = f"by {where}"
             why = BEHIND_STATE if name == SESSION_STATE else BEHIND
         return f"{where}: {what} {self._than(fact)}. {why}"
 

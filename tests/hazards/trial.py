@@ -32,9 +32,8 @@ from snippets import SNIPPETS
 
 from agent import session
 from agent.crew.crew import ENDS
-from agent.crew.group import turn_of
 from agent.errors import Misuse
-from agent.proof.samples import sampled
+from agent.proof.turns import Shown, is_shown, sampled, turn_of
 from agent.protocol import Arrived, Computed, Prepared, Proved, Reached
 from agent.reliable.proofs import Proofs, Question, judge
 from agent.replica import Replica
@@ -128,14 +127,11 @@ class Channel:
 class Worker(Alone):
     """What all workers of a job do: they compare, and share the microbatches of a step once they are two."""
 
-    compares = True
-
     def __init__(self, channel: Channel | None, index: int = 0) -> None:
         super().__init__()
         self.replica: Replica | None = None
         self.proofs = Proofs()
         self.channel, self.index, self.paired, self.joins = channel, index, False, False
-        self.thorough_at = {each for k in STEPS for each in (k, k + 1)}
         self.count = 0
         self._last: Reached | None = None
 
@@ -148,8 +144,20 @@ class Worker(Alone):
         return not (self.paired and self.index)
 
     @property
-    def thorough(self) -> bool:  # type: ignore[override]
-        return self.replica is not None and self.replica.step in self.thorough_at
+    def state_shown(self) -> Shown:  # type: ignore[override]
+        """As `agent.crew.group.Group.state_shown`, where a snapshot is taken in each of `STEPS`."""
+        assert self.replica is not None
+        step = self.replica.step
+        if self.replica.stage == "over" or step in STEPS or step - 1 in STEPS:
+            return "all"
+        return "some" if is_shown(step) else "nothing"
+
+    @property
+    def batch_shown(self) -> Shown:  # type: ignore[override]
+        assert self.replica is not None
+        if self.replica.step in STEPS:
+            return "all"
+        return "some" if is_shown(self.replica.step) else "nothing"
 
     def shares(self) -> tuple[tuple[int, int], tuple[int, int]]:
         half = (self.count + 1) // 2
@@ -284,7 +292,7 @@ class Worker(Alone):
         assert self.replica is not None
         if self.replica.stage == "over":
             self._last = reached
-        elif self.thorough:
+        elif self.state_shown == "all":
             told = Arrived(generation=1, script_step=self.replica.step, reached=reached)
             self.compared(told, self.proofs.arrive)
 
@@ -381,8 +389,12 @@ class Second(Worker):
         return self._stage == "inside" and super().leader
 
     @property
-    def thorough(self) -> bool:  # type: ignore[override]
-        return self._stage == "proving" or super().thorough
+    def state_shown(self) -> Shown:  # type: ignore[override]
+        return "all" if self._stage == "proving" else super().state_shown
+
+    @property
+    def batch_shown(self) -> Shown:  # type: ignore[override]
+        return "all" if self._stage == "proving" else super().batch_shown
 
     def boundary(self, replica: Replica, facts: Facts) -> None:
         if self._stage == "new":

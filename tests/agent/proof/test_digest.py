@@ -121,6 +121,21 @@ def test_a_device_comes_to_the_same(monkeypatch: pytest.MonkeyPatch) -> None:
         assert one.norms == pytest.approx(other.norms, rel=1e-5)
 
 
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_a_large_tensor_has_the_digest_of_one_laid_end_to_end(
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype
+) -> None:
+    torch.manual_seed(0)
+    layers = {f"l{n}": [some(dtype, 5), some(dtype, 37, 111), some(dtype, n + 1)] for n in range(4)}
+    found = []
+    for least in (1, 1 << 10, 1 << 40):
+        monkeypatch.setattr(digest, "LARGE_BYTES", least)
+        found.append(digests(layers))
+    for one, *others in zip(*found, strict=True):
+        assert {other.bits for other in others} == {one.bits}
+        assert all(other.norms == pytest.approx(one.norms, rel=1e-5) for other in others)
+
+
 def test_another_process_comes_to_the_same() -> None:
     code = (
         "import torch\nfrom agent.proof.digest import digest_of\n"

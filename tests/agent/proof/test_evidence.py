@@ -3,9 +3,8 @@
 import pytest
 import torch
 
-from agent.crew.group import turn_of
 from agent.proof.evidence import copied
-from agent.proof.samples import sampled
+from agent.proof.turns import is_shown, sampled, turn_of
 
 
 def test_each_microbatch_is_compared_in_its_turn() -> None:
@@ -53,3 +52,8 @@ def test_a_copy_lies_as_what_was_given(given: torch.Tensor) -> None:
         assert copy.stride() == given.stride()
         assert copy.data_ptr() % 64 == given.data_ptr() % 64
     assert not given.numel() or copy.data_ptr() != given.data_ptr()
+
+
+def test_the_first_steps_and_one_of_every_few_are_shown() -> None:
+    shown = [step for step in range(28) if is_shown(step)]
+    assert shown == [*range(16), 19, 23, 27]
