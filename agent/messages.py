@@ -253,16 +253,16 @@ class Rewound(Report, frozen=True, kw_only=True):
 
 
 class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
-    """A file of a script's output folder, as it was behind `step`.
+    """A file of a script's output folder, as it was after `step`.
 
-    `marks` say how long it was behind earlier steps, since it was written anew last.
+    `marks` are its step, size and checksum after earlier steps, since it was last replaced as a whole.
     """
 
     path: str
     size: int
     step: int
-    digest: str = ""
-    marks: tuple[tuple[int, int], ...] = ()
+    checksum: int = 0
+    marks: tuple[tuple[int, int, int], ...] = ()
 
 
 class OutputKept(Report, frozen=True, kw_only=True):

@@ -10,7 +10,7 @@ from typing import Literal
 import msgspec
 
 from agent.layout import Layout
-from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder, OutputFile, Unbuilt
+from agent.messages import UNRECORDED, AnyReport, FailureKind, JobOrder, Unbuilt
 from agent.profile import Profile
 from agent.store.format import Layer
 from agent.store.shares import Extent
@@ -279,31 +279,26 @@ class Lines(Message, frozen=True, kw_only=True):
 
 
 class OutputSent(Message, frozen=True, kw_only=True):
-    """Some of a file of the script's output; the payload is what it holds from `at` on.
+    """What the steps from `since` to `step` made of a file of the script's output; the payload begins at `at` of `size`.
 
-    The storage has the file as `before` (a digest; empty for none), and the first `kept` bytes of that stay.
+    begun     it was there before the first step, and counts if the job has no such file
+    whole     it was replaced
+    append    bytes were added at its end
+    lines     it was made by these steps on this worker, and goes on with the lines that others wrote before
+    gone      it was deleted
+
+    `again`: another worker led in these steps, so only what the storage lacks counts.
     """
 
-    generation: int
-    file: OutputFile
-    before: str
-    kept: int
-    at: int
-
-
-class OutputGone(Message, frozen=True, kw_only=True):
-    """The script has deleted this file of its output."""
-
-    generation: int
-    file: OutputFile
-
-
-class OutputAsked(Message, frozen=True, kw_only=True):
-    """What the storage has of the script's output; or what a file holds there from `at` on."""
-
     serial: int
-    file: OutputFile | None = None
+    generation: int
+    path: str
+    how: Literal["begun", "whole", "append", "lines", "gone"]
+    since: int
+    step: int
+    size: int = 0
     at: int = 0
+    again: bool = False
 
 
 class Strayed(Message, frozen=True, kw_only=True):
@@ -469,22 +464,20 @@ class ProfileKnown(Message, frozen=True, kw_only=True):
 
 
 class OutputTaken(Message, frozen=True, kw_only=True):
-    """The answer to `OutputSent` and `OutputGone`: go on from `at`; or begin again, since the storage has another file
-    than the sender took it for (`other`), or something was lost (`again`); or `why` it is not kept."""
+    """The answer to `OutputSent`.
 
-    path: str
-    digest: str
-    at: int = 0
-    state: Literal["more", "done", "again", "other", "refused"] = "more"
-    why: str = ""
-
-
-class OutputHeld(Message, frozen=True, kw_only=True):
-    """The answer to `OutputAsked`: all files, or the payload. `found` is False if there is no such file any more."""
+    more      go on from `at`
+    done      it is stored, or does not count
+    again     begin again, because some of it was lost
+    has       the storage has this file as it was after step `at`
+    lacks     the storage has no such file to add to, so it is needed whole
+    refused   `why` it is not kept
+    """
 
     serial: int
-    files: tuple[OutputFile, ...] = ()
-    found: bool = True
+    state: Literal["more", "done", "again", "has", "lacks", "refused"]
+    at: int = 0
+    why: str = ""
 
 
 class Done(Message, frozen=True, kw_only=True):
@@ -542,10 +535,7 @@ AnyMessage = (
     | Traced
     | Lines
     | OutputSent
-    | OutputGone
-    | OutputAsked
     | OutputTaken
-    | OutputHeld
     | Strayed
     | Numbers
     | Failed

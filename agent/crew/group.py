@@ -54,7 +54,6 @@ from agent.protocol import (
     Hello,
     LoopLeft,
     Noticed,
-    OutputHeld,
     OutputTaken,
     Over,
     Part,
@@ -695,8 +694,8 @@ class Group(Crew):
                     self._second.start()
                 case Noticed():
                     self._notice_at_s = message.deadline_s
-                case OutputTaken() | OutputHeld():
-                    self.output.hear(message, payload)
+                case OutputTaken():
+                    self.output.hear(message)
                 case Done():
                     self._done = True
                 case Over():

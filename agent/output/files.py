@@ -4,7 +4,6 @@ A file is known by its path below the folder, with slashes. It is the same on ev
 storage, so nothing in it may lead out of the folder.
 """
 
-import hashlib
 import os
 import re
 import stat
@@ -25,7 +24,6 @@ CHUNK_BYTES = 1 << 20  # so that what is urgent passes in between
 TAIL_BYTES = 1 << 12
 RACY_NS = 50_000_000  # two writes that lie this close may have one time
 DRAFT = re.compile(r"\.[0-9a-f]{8}\.draft$")  # what is being written beside its place
-DIGEST_BYTES = 16
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
@@ -36,16 +34,13 @@ class Bounds(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A file as a look at it found it. What two looks find alike has not changed, unless it is `racy`."""
+    """A file as a look at it found it; `tail` is a checksum of its last bytes, once it was read."""
 
     inode: int
     size: int
     changed_ns: int
     racy: bool = False
-
-    def same(self, other: "Seen | None") -> bool:
-        """Whether nothing was written between the two looks, for sure."""
-        return other is not None and not other.racy and self.key == other.key
+    tail: int = -1
 
     @property
     def key(self) -> tuple[int, int, int]:
@@ -150,34 +145,20 @@ def pieces(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
         start += len(piece)
 
 
-class Digest:
-    """What a file holds, in a few bytes."""
-
-    def __init__(self) -> None:
-        self._sum = hashlib.blake2b(digest_size=DIGEST_BYTES)
-        self.size = 0
-
-    def add(self, piece: bytes | memoryview) -> None:
-        self._sum.update(piece)
-        self.size += len(piece)
-
-    def copy(self) -> "Digest":
-        other = Digest()
-        other._sum, other.size = self._sum.copy(), self.size
-        return other
-
-    @property
-    def text(self) -> str:
-        return self._sum.hexdigest()
-
-
-def digest_of(file: IO[bytes], end: int) -> Digest:
-    found = Digest()
+def checksum_of(file: IO[bytes], end: int) -> int:
+    """Sum up its first `end` bytes; -1 if it has fewer."""
+    found, size = 0, 0
     for piece in pieces(file, 0, end):
-        found.add(piece)
-    return found
+        found, size = crc32c(found, piece), size + len(piece)
+    return found if size == end else -1
 
 
 def tail_of(file: IO[bytes], end: int) -> int:
     """A checksum of the last bytes before `end`."""
     return crc32c(0, os.pread(file.fileno(), min(TAIL_BYTES, end), max(0, end - TAIL_BYTES)))
+
+
+def is_lines(file: IO[bytes], size: int) -> bool:
+    """Whether it is text that ends with a line: others may have written the lines before."""
+    ends = os.pread(file.fileno(), 1, max(0, size - 1)) == b"\n"
+    return ends and b"\0" not in os.pread(file.fileno(), TAIL_BYTES, 0)

@@ -1,8 +1,11 @@
-"""A worker's files on their way to the job's storage, beside the training. No torch here.
+"""What steps made of a worker's files, on its way to the job's storage beside the training. No torch here.
 
-One thread reads, sums and sends what has changed, a piece at a time, and waits for the answer to each. It rests ten times
-as long as it has worked, so that it takes no more than a tenth of one core, unless the job ends and waits for it. What
-changes again meanwhile is sent once more; the keeper compares what it has got with what was summed here.
+Every worker notes what each step changed, in a few words for each file. The worker that leads has it sent; whoever leads
+next has its own notes, and sends what the storage lacks. The bytes stay in the files until they are sent.
+
+One thread reads and sends, a piece at a time, and waits for the answer to each. It rests ten times as long as it has
+worked, so that it takes no more than a tenth of one core, unless others wait for it. What has changed while it was read is
+sent as the next look finds it.
 """
 
 import logging
@@ -11,85 +14,96 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 from pathlib import Path
-from typing import IO
+from typing import IO, Literal
 
 import msgspec
 
-from agent.checksum import Buffer
-from agent.messages import OutputFile
+from agent.checksum import crc32c
 from agent.output.files import (
     CHUNK_BYTES,
-    Digest,
     Seen,
-    digest_of,
+    checksum_of,
     open_file,
     pieces,
     seen_of,
     tail_of,
 )
-from agent.protocol import OutputAsked, OutputGone, OutputHeld, OutputSent, OutputTaken
+from agent.protocol import OutputSent, OutputTaken
 
 log = logging.getLogger(__name__)
 
 RESTS = 10
 REST_S_MAX = 30.0
-ASK_AGAIN_S = 5.0  # a keeper that was restarted has forgotten what it was asked
+ASK_AGAIN_S = 5.0  # a keeper that was restarted has forgotten what it was sent
+NOTES_MAX = 256
 TORN_MAX = 3
-ANSWERS_MAX = 16
 
 Send = Callable[..., None]
 
 
-class Due(msgspec.Struct, frozen=True):
-    """A file that has changed, as the end of a step found it; of one that is gone there is nothing.
+class Change(msgspec.Struct, frozen=True):
+    """What a step made of a file: its bytes from `start` on, as `seen` after the step; nothing of one that is gone.
 
-    With a `tail` it may have grown since, and only what was there before is meant.
+    `generation` is that of the layout that this worker led then; -1 if another one led.
     """
 
     step: int
-    seen: Seen | None
-    tail: int | None = None
-    capture: Path | None = None  # a copy of it as it was then
+    how: Literal["begun", "whole", "append", "lines", "gone"]
+    generation: int
+    start: int = 0
+    seen: Seen | None = None
 
 
 class Sending:
-    """What is due, and the thread that sends it. `files` is held by whoever changes files in their places."""
+    """The changes that the storage may lack, and the thread that sends them."""
 
     def __init__(self, folder: Path, send: Send, generation: Callable[[], int]) -> None:
         self._folder, self._send, self._generation = folder, send, generation
-        self.files = threading.RLock()
         self._changed = threading.Condition()
-        self._due: dict[str, Due] = {}
-        self._busy = False
-        self._urgent = False
-        self._closed = False
-        self.stored: dict[str, OutputFile] = {}  # as far as is known here
-        self.torn: dict[str, int] = {}  # how often each was caught in the middle of a change
-        self.outdated = False  # somebody else has written, and what is stored is to be looked at
+        self._changes: dict[str, list[Change]] = {}
+        self._due: dict[str, None] = {}
+        self._busy = self._urgent = self._closed = False
+        # How often a file was caught in the middle of a change.
+        self._torn: dict[str, int] = {}
+        # Size and checksum of what was sent last.
+        self._sums: dict[str, tuple[int, int]] = {}
         self._serial = 0
-        self._answers: list[tuple[OutputTaken | OutputHeld, bytes]] = []
+        self._answer: OutputTaken | None = None
         self._thread: threading.Thread | None = None
 
     # --- what the script's thread does --------------------------------------------------------------
 
-    def put(self, changes: dict[str, Due]) -> None:
-        with self._changed:
-            for path, due in changes.items():
-                self._forget(self._due.pop(path, None))
-                self._due[path] = due
-            if self._thread is None and self._due:
-                self._thread = threading.Thread(target=self._work, name="output", daemon=True)
-                self._thread.start()
-            self._changed.notify_all()
+    def knows(self, path: str) -> bool:
+        return path in self._changes
 
-    def restart(self, stored: dict[str, OutputFile]) -> None:
-        """Go on from what the storage has."""
+    @property
+    def restless(self) -> bool:
+        """Whether some file changes faster than it can be sent."""
+        return any(count >= TORN_MAX for count in self._torn.values())
+
+    def note(self, path: str, change: Change) -> None:
+        """A step that is repeated takes the place of what it was; a file that is replaced, of all before."""
         with self._changed:
-            for due in self._due.values():
-                self._forget(due)
-            self._due.clear()
-            self.stored, self.outdated = dict(stored), False
-            self._changed.notify_all()
+            changes = self._changes.setdefault(path, [])
+            while changes and (changes[-1].step > change.step or change.how in ("whole", "gone")):
+                changes.pop()
+            changes.append(change)
+            del changes[:-NOTES_MAX]
+            if change.generation >= 0:
+                self._due[path] = None
+                self._wake()
+
+    def lead(self) -> None:
+        """Send what was noted while others led, as far as the storage lacks it."""
+        with self._changed:
+            self._due |= dict.fromkeys(self._changes)
+            self._wake()
+
+    def forget(self, step: int) -> None:
+        """The state has come from others: what was noted counts as far as this worker led, before `step`."""
+        with self._changed:
+            for path, changes in list(self._changes.items()):
+                self._keep(path, [c for c in changes if c.generation >= 0 and c.step < step])
 
     def flush(self, patience_s: float) -> bool:
         """Wait until all that is due is stored, or refused. Nothing rests meanwhile."""
@@ -98,8 +112,7 @@ class Sending:
             self._changed.notify_all()
             try:
                 return self._changed.wait_for(
-                    lambda: self._closed or self.outdated or not (self._due or self._busy),
-                    patience_s,
+                    lambda: self._closed or not (self._due or self._busy), patience_s
                 )
             finally:
                 self._urgent = False
@@ -109,192 +122,147 @@ class Sending:
             self._closed = True
             self._changed.notify_all()
 
-    # --- asking the keeper --------------------------------------------------------------------------
-
-    def hear(self, message: OutputTaken | OutputHeld, payload: Buffer) -> None:
+    def hear(self, answer: OutputTaken) -> None:
+        """On the thread that listens to the keeper."""
         with self._changed:
-            self._answers.append((message, bytes(payload)))
+            self._answer = answer
             self._changed.notify_all()
 
-    def listing(self) -> tuple[OutputFile, ...]:
-        held, _ = self._ask(None, 0)
-        return held.files
+    def _keep(self, path: str, changes: list[Change]) -> None:
+        if changes:
+            self._changes[path] = changes
+        else:
+            self._changes.pop(path, None)
+            self._due.pop(path, None)
 
-    def fetch(self, file: OutputFile, into: IO[bytes]) -> bool:
-        """All that the storage has of this very file. False if it has another one by now."""
-        found = Digest()
-        while found.size < file.size:
-            held, piece = self._ask(file, found.size)
-            if not held.found or not piece:
-                return False
-            into.write(piece)
-            found.add(piece)
-        into.flush()
-        return found.text == file.digest
-
-    def _ask(self, file: OutputFile | None, at: int) -> tuple[OutputHeld, bytes]:
-        with self._changed:
-            self._serial += 1
-            serial = self._serial
-        asked = OutputAsked(serial=serial, file=file, at=at)
-        held, payload = self._exchange(
-            lambda: self._send(asked),
-            lambda said: isinstance(said, OutputHeld) and said.serial == serial,
-        )
-        assert isinstance(held, OutputHeld)
-        return held, payload
-
-    def _exchange(
-        self, say: Callable[[], None], is_answer: Callable[[OutputTaken | OutputHeld], bool]
-    ) -> tuple[OutputTaken | OutputHeld, bytes]:
-        """Say it, again and again, until it is answered."""
-
-        def found() -> tuple[OutputTaken | OutputHeld, bytes] | None:
-            return next((each for each in self._answers if is_answer(each[0])), None)
-
-        with self._changed:
-            self._answers = [each for each in self._answers if not is_answer(each[0])]
-        while True:
-            say()
-            with self._changed:
-                self._changed.wait_for(lambda: found() or self._closed, ASK_AGAIN_S)
-                answer = found()
-                if answer is not None:
-                    self._answers.remove(answer)
-                    # Of those that were asked twice the second answer is nobody's.
-                    del self._answers[:-ANSWERS_MAX]
-                    return answer
-                if self._closed:
-                    raise Closed
+    def _wake(self) -> None:
+        if self._thread is None and self._due:
+            self._thread = threading.Thread(target=self._work, name="output", daemon=True)
+            self._thread.start()
+        self._changed.notify_all()
 
     # --- the thread ---------------------------------------------------------------------------------
 
     def _work(self) -> None:
         with suppress(Closed):
             while True:
-                path, due = self._take()
+                with self._changed:
+                    self._changed.wait_for(lambda: self._closed or self._due)
+                    if self._closed:
+                        raise Closed
+                    path = next(iter(self._due))
+                    del self._due[path]
+                    changes, self._busy = _next(self._changes.get(path, [])), True
                 began_s = time.monotonic()
-                again = None
                 try:
-                    again = self._deliver(path, due)
+                    if changes:
+                        self._deliver(path, changes)
                 except OSError as error:
                     log.warning("%s could not be read: %s", path, error)
-                finally:
-                    self._forget(due)
                 with self._changed:
                     self._busy = False
-                    if again is not None:
-                        self._due.setdefault(path, again)
                     self._changed.notify_all()
                     rest_s = min(REST_S_MAX, RESTS * (time.monotonic() - began_s))
                     self._changed.wait_for(lambda: self._urgent or self._closed, rest_s)
 
-    def _take(self) -> tuple[str, Due]:
-        """What has waited longest. Nothing is sent that others may have written over."""
+    def _deliver(self, path: str, changes: list[Change]) -> None:
+        """Send them as one, and forget them when they are stored."""
+        first, last = changes[0], changes[-1]
         with self._changed:
-            self._changed.wait_for(lambda: self._closed or (self._due and not self.outdated))
-            if self._closed:
-                raise Closed
-            path = next((p for p, due in self._due.items() if due.seen is None), None)
-            path = path if path is not None else next(iter(self._due))
-            self._busy = True
-            return path, self._due.pop(path)
+            self._serial += 1
+            sent = OutputSent(
+                serial=self._serial,
+                generation=first.generation if first.generation >= 0 else self._generation(),
+                path=path,
+                how=first.how,
+                since=first.step,
+                step=last.step,
+                again=first.generation < 0,
+            )
+        if last.seen is None:
+            taken: OutputTaken | None = self._say(sent, b"")
+        else:
+            source = open_file(self._folder / path)
+            if source is None:
+                return  # the next look finds that it is gone
+            with source:
+                taken = self._hand_over(sent, source, (first.start, last.seen))
+        with self._changed:
+            if taken is None:
+                self._torn[path] = self._torn.get(path, 0) + 1
+                return
+            self._torn.pop(path, None)
+            here = self._changes.get(path, [])
+            left = [each for each in here if not any(each is one for one in changes)]
+            if taken.state == "has":
+                left = [each for each in here if each.step > taken.at]
+            elif taken.state == "lacks":
+                left = [msgspec.structs.replace(last, how="whole", start=0), *left]
+            self._keep(path, left)
+            if left:
+                self._due[path] = None
 
-    @staticmethod
-    def _forget(due: Due | None) -> None:
-        if due is not None and due.capture is not None:
-            due.capture.unlink(missing_ok=True)
-
-    def _deliver(self, path: str, due: Due) -> Due | None:
-        """What is to be tried again of it, if anything is."""
-        if due.seen is None:
-            return due if self._delete(path) == "other" else None
-        source = open_file(due.capture or self._folder / path)
-        if source is None:
-            return None  # the next look finds that it is gone
-        with source:
-            with self.files:
-                sent = self._summed(path, due, source)
-            known = self.stored.get(path)
-            if sent is None:
-                state = "again"
-            elif known is not None and (known.digest, known.size) == (
-                sent.file.digest,
-                sent.file.size,
-            ):
-                state = "done"
-            else:
-                state = self._hand_over(sent, source)
-            if state == "done" and sent is not None:
-                self.stored[path] = sent.file
-                self.torn.pop(path, None)
-            elif state == "other":
-                self.outdated = True
-            elif state == "again":
-                self.torn[path] = self.torn.get(path, 0) + 1
-            if state in ("other", "again"):
-                return Due(due.step, seen_of(source))
-        return None
-
-    def _summed(self, path: str, due: Due, source: IO[bytes]) -> OutputSent | None:
-        """What there is to send of it; None if it was changing meanwhile, and not at its end only."""
-        assert due.seen is not None
-        known, end = self.stored.get(path), due.seen.size
-        kept, found = 0, Digest()
-        if known is not None and known.size <= end:
-            found = digest_of(source, known.size)
-            kept = known.size if found.text == known.digest else 0
-        for piece in pieces(source, found.size, end):
-            found.add(piece)
-        settled = due.capture is not None or _is_as_seen(source, due)
-        restless = self.torn.get(path, 0) >= 2 * TORN_MAX
-        if found.size < end or not (settled or kept or restless):
-            return None
-        file = OutputFile(path=path, size=end, step=due.step, digest=found.text)
-        before = known.digest if known is not None else ""
-        generation = self._generation()
-        return OutputSent(generation=generation, file=file, before=before, kept=kept, at=kept)
-
-    def _hand_over(self, sent: OutputSent, source: IO[bytes]) -> str:
-        at = sent.kept
+    def _hand_over(
+        self, sent: OutputSent, source: IO[bytes], what: tuple[int, Seen]
+    ) -> OutputTaken | None:
+        """The answer to all of it; None if it was changing meanwhile, and not at its end only."""
+        (start, seen), path, total = what, sent.path, 0
+        if start:
+            total = checksum_of(source, start)
+            size, checksum = self._sums.get(path, (start, total))
+            if size == start and checksum != total:
+                # It was changed before its end as well.
+                start, total, sent = 0, 0, msgspec.structs.replace(sent, how="whole")
+        sent = msgspec.structs.replace(sent, size=seen.size - start)
+        at, before, summed = 0, total, 0
         while True:
-            piece = next(pieces(source, at, min(sent.file.size, at + CHUNK_BYTES)), b"")
-            taken = self._told(msgspec.structs.replace(sent, at=at), piece)
-            if taken.state != "more":
-                return taken.state
+            if at == 0:
+                total, summed = before, 0
+            end = min(seen.size, start + at + CHUNK_BYTES)
+            piece = next(pieces(source, start + at, end), b"")
+            if not _holds(source, seen):
+                return None
+            taken = self._say(msgspec.structs.replace(sent, at=at), piece)
+            if at == summed:
+                total, summed = crc32c(total, piece), summed + len(piece)
+            if taken.state not in ("more", "again"):
+                if taken.state == "done" and summed == sent.size:
+                    self._sums[path] = (seen.size, total)
+                return taken
             at = taken.at
 
-    def _delete(self, path: str) -> str:
-        known = self.stored.get(path)
-        if known is None:
-            return "done"
-        taken = self._told(OutputGone(generation=self._generation(), file=known))
-        if taken.state == "other":
-            self.outdated = True
-        else:
-            self.stored.pop(path, None)
-        return taken.state
+    def _say(self, message: OutputSent, payload: bytes) -> OutputTaken:
+        """Say it, again and again, until it is answered."""
+        while True:
+            self._send(message, payload)
+            with self._changed:
+                self._changed.wait_for(
+                    lambda: self._closed or self._answer_to(message.serial), ASK_AGAIN_S
+                )
+                if self._closed:
+                    raise Closed
+                if (answer := self._answer_to(message.serial)) is not None:
+                    # The next piece of the change has the same serial.
+                    self._answer = None
+                    return answer
 
-    def _told(self, message: OutputSent | OutputGone, *payload: bytes) -> OutputTaken:
-        file = message.file
-        taken, _ = self._exchange(
-            lambda: self._send(message, *payload),
-            lambda said: (
-                isinstance(said, OutputTaken)
-                and (said.path, said.digest) == (file.path, file.digest)
-            ),
-        )
-        assert isinstance(taken, OutputTaken)
-        return taken
+    def _answer_to(self, serial: int) -> OutputTaken | None:
+        answer = self._answer
+        return answer if answer is not None and answer.serial == serial else None
 
 
-def _is_as_seen(source: IO[bytes], due: Due) -> bool:
-    """Whether what is meant of the file is still there."""
-    assert due.seen is not None
+def _next(changes: list[Change]) -> list[Change]:
+    """The changes that can be sent as one: those since the file was last replaced."""
+    return changes[:1] if changes and changes[0].how == "begun" else changes[:]
+
+
+def _holds(source: IO[bytes], seen: Seen) -> bool:
+    """Whether the file still holds what was seen of it; more may have been added."""
     now = seen_of(source)
-    if due.tail is not None:
-        return now.inode == due.seen.inode and tail_of(source, due.seen.size) == due.tail
-    return now.key == due.seen.key
+    if now.size == seen.size:
+        return now.key == seen.key
+    grown = now.inode == seen.inode and now.size > seen.size
+    return grown and tail_of(source, seen.size) == seen.tail
 
 
 class Closed(Exception):  # noqa: N818 - it names what happened

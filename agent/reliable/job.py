@@ -50,8 +50,6 @@ from agent.protocol import (
     Measured,
     Noticed,
     Numbers,
-    OutputAsked,
-    OutputGone,
     OutputSent,
     PeerBroken,
     Peers,
@@ -415,7 +413,7 @@ class Job:
                 if self._is_of_layout(message.generation):
                     due_s = time.monotonic() + PEER_GRACE_S
                     self.roster.suspect(message.peer, member.worker, due_s)
-            case OutputSent() | OutputGone() | OutputAsked():
+            case OutputSent():
                 self.outputs.hear(member, message, payload)
             case Numbers():
                 self.outputs.log(message)

@@ -14,9 +14,6 @@ from agent.output.shelf import Shelf
 from agent.protocol import (
     Message,
     Numbers,
-    OutputAsked,
-    OutputGone,
-    OutputHeld,
     OutputSent,
     OutputTaken,
     Strayed,
@@ -34,8 +31,6 @@ STRAYED = (
     "are kept"
 )
 
-Said = OutputSent | OutputGone | OutputAsked
-
 
 class Hearer(Protocol):
     worker: str
@@ -49,7 +44,7 @@ class Outputs:
     def __init__(self, order: JobOrder, home: Path, out: Out) -> None:
         self._job, self._home, self._out = order.job, home, out
         self._bounds = Bounds(files=order.output_files, total_bytes=order.output_bytes)
-        self._waiting: queue.Queue[tuple[Hearer, Said, memoryview] | None] = queue.Queue(
+        self._waiting: queue.Queue[tuple[Hearer, OutputSent, memoryview] | None] = queue.Queue(
             WAITING_MAX
         )
         self._thread: threading.Thread | None = None
@@ -57,7 +52,7 @@ class Outputs:
         self._strayed = False
         self._logged: dict[int, None] = {}
 
-    def hear(self, member: Hearer, message: Said, payload: memoryview) -> None:
+    def hear(self, member: Hearer, message: OutputSent, payload: memoryview) -> None:
         """On the thread that listens to the worker: only put down."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="output", daemon=True)
@@ -104,35 +99,19 @@ class Outputs:
         while (said := self._waiting.get()) is not None:
             member, message, payload = said
             try:
-                self._answer(shelf, member, message, payload)
+                taken = shelf.take(member.worker, message, payload)
+                self._tell(shelf, message.path, taken)
+                member.post(taken)
             except Exception:
                 # A thread that ended would answer nobody any more; who asks, asks again.
                 log.exception("%s: the output could not be kept", self._job)
         shelf.close()
 
-    def _answer(self, shelf: Shelf, member: Hearer, message: Said, payload: memoryview) -> None:
-        match message:
-            case OutputSent():
-                taken = shelf.take(member.worker, message, payload)
-                self._tell(shelf, taken)
-                member.post(taken)
-            case OutputGone():
-                taken = shelf.gone(message)
-                self._tell(shelf, taken)
-                member.post(taken)
-            case OutputAsked(file=None):
-                member.post(OutputHeld(serial=message.serial, files=shelf.files))
-            case OutputAsked(file=file):
-                assert file is not None
-                found = shelf.read(file, message.at)
-                held = OutputHeld(serial=message.serial, found=found is not None)
-                member.post(held, found or b"")
-
-    def _tell(self, shelf: Shelf, taken: OutputTaken) -> None:
-        if taken.state == "refused" and taken.path not in self._refused:
+    def _tell(self, shelf: Shelf, path: str, taken: OutputTaken) -> None:
+        if taken.state == "refused" and path not in self._refused:
             if len(self._refused) < SHOWN_MAX:
-                self._say(f"{taken.path} of session.output is not kept: {taken.why}")
-            self._refused.add(taken.path)
+                self._say(f"{path} of session.output is not kept: {taken.why}")
+            self._refused.add(path)
         if taken.state == "done":
             files = shelf.files
             self._out.report(
@@ -147,7 +126,7 @@ class Outputs:
 
 
 def _plain(file: OutputFile) -> OutputFile:
-    return OutputFile(path=file.path, size=file.size, step=file.step, digest=file.digest)
+    return OutputFile(path=file.path, size=file.size, step=file.step, checksum=file.checksum)
 
 
 def _finite(value: float) -> float | None:

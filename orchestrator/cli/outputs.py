@@ -89,14 +89,14 @@ def _copy(home: Path, path: str, to: Path) -> None:
 
 
 def _copied(home: Path, file: OutputFile, target: Path) -> bool:
-    from agent.output.files import digest_of, open_file, pieces
+    from agent.output.files import checksum_of, open_file, pieces
     from agent.output.shelf import FOLDER
 
     source = open_file(home / FOLDER / file.path)
     if source is None:
         return False
     with source:
-        if digest_of(source, file.size).text != file.digest:
+        if checksum_of(source, file.size) != file.checksum:
             return False
         try:
             target.parent.mkdir(parents=True, exist_ok=True)

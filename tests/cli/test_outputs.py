@@ -7,7 +7,7 @@ import msgspec
 import pytest
 
 from agent.messages import Logged, OutputFile, OutputKept
-from agent.output.files import Bounds, Digest
+from agent.output.files import Bounds
 from agent.output.shelf import Shelf
 from agent.protocol import OutputSent
 
@@ -16,11 +16,9 @@ pytestmark = pytest.mark.processes
 
 def put(shell, job, path, data, step):
     """As a worker's file comes to be there."""
-    digest = Digest()
-    digest.add(data)
-    file = OutputFile(path=path, size=len(data), step=step, digest=digest.text)
     shelf = Shelf(shell.places.checkpoints / job, Bounds())
-    sent = OutputSent(generation=0, file=file, before="", kept=0, at=0)
+    said = {"serial": 1, "generation": 0, "since": step, "step": step, "size": len(data)}
+    sent = OutputSent(path=path, how="whole", **said)
     assert shelf.take("w", sent, memoryview(data)).state == "done"
 
 

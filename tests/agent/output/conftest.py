@@ -75,7 +75,7 @@ class Worker:
 
     def _hear(self) -> None:
         while (answer := self._answers.get()) is not None:
-            self.output.hear(*answer)
+            self.output.hear(answer[0])
 
     def step(self, step: int, does: Callable[["Worker"], None], *, leads: bool = True) -> None:
         """A step of the script with nothing to wait for in it."""

@@ -1,36 +1,27 @@
-"""The storage of a job's output: whole files, nobody's overwritten, and nothing outside its folder."""
+"""The storage of a job's output: whole files, each step of a file once, and nothing outside its folder."""
 
 from pathlib import Path
+from typing import Any
 
 import pytest
 
-from agent.messages import OutputFile
-from agent.output.files import Bounds, Digest
+from agent.output.files import Bounds
 from agent.output.shelf import Shelf, listed
-from agent.protocol import OutputGone, OutputSent, OutputTaken
+from agent.protocol import OutputSent, OutputTaken
 
 
-def digest(data: bytes) -> str:
-    found = Digest()
-    found.add(data)
-    return found.text
-
-
-def sent(
-    path: str, data: bytes, *, before: bytes | None = None, kept: int = 0, **more: int
-) -> OutputSent:
-    file = OutputFile(path=path, size=len(data), step=more.get("step", 1), digest=digest(data))
-    return OutputSent(
-        generation=more.get("generation", 0),
-        file=file,
-        before="" if before is None else digest(before),
-        kept=kept,
-        at=more.get("at", kept),
-    )
+def sent(path: str, data: bytes, how: Any = "whole", **more: Any) -> OutputSent:
+    step = more.pop("step", 1)
+    said = {"serial": step, "generation": 0, "since": step, "size": len(data), **more}
+    return OutputSent(path=path, how=how, step=step, **said)
 
 
 def take(shelf: Shelf, message: OutputSent, payload: bytes, worker: str = "w") -> OutputTaken:
     return shelf.take(worker, message, memoryview(payload))
+
+
+def put(shelf: Shelf, path: str, data: bytes, how: Any = "whole", **more: Any) -> str:
+    return take(shelf, sent(path, data, how, **more), data).state
 
 
 @pytest.fixture
@@ -40,7 +31,7 @@ def shelf(tmp_path: Path) -> Shelf:
 
 def test_a_keeper_that_is_killed_in_the_middle_leaves_the_file_as_it_was(tmp_path: Path) -> None:
     shelf = Shelf(tmp_path, Bounds())
-    take(shelf, sent("a", b"12"), b"12")
+    put(shelf, "a", b"12")
     assert take(shelf, sent("b", b"x" * 9), b"x" * 4).state == "more"
     with (tmp_path / "output" / "a").open("ab") as file:
         file.write(b"half a line")
@@ -48,30 +39,49 @@ def test_a_keeper_that_is_killed_in_the_middle_leaves_the_file_as_it_was(tmp_pat
     shelf.close()
     assert [path.name for path in (tmp_path / "output").iterdir()] == ["a"]
     assert (tmp_path / "output" / "a").read_bytes() == b"12"
-    assert take(again, sent("a", b"123", before=b"12", kept=2), b"3").state == "done"
+    assert put(again, "a", b"3", "append", step=2) == "done"
     assert (tmp_path / "output" / "a").read_bytes() == b"123"
 
 
 def test_a_file_that_somebody_else_has_changed_is_not_gone_on_with(
     shelf: Shelf, tmp_path: Path
 ) -> None:
-    take(shelf, sent("a", b"12"), b"12")
+    put(shelf, "a", b"12")
     again = Shelf(tmp_path, Bounds())
     (tmp_path / "output" / "a").write_bytes(b"xx")
-    assert take(again, sent("a", b"123", before=b"12", kept=2), b"3").state == "other"
-    assert take(again, sent("a", b"123"), b"123").state == "done"
+    assert put(again, "a", b"3", "append", step=2) == "lacks"
+    assert put(again, "a", b"123", step=2) == "done"
+    assert (tmp_path / "output" / "a").read_bytes() == b"123"
 
 
-def test_nobody_overwrites_what_it_has_not_seen(shelf: Shelf, tmp_path: Path) -> None:
-    take(shelf, sent("a", b"one"), b"one")
-    assert take(shelf, sent("a", b"two"), b"two").state == "other"
-    assert take(shelf, sent("a", b"two", before=b"one"), b"two").state == "done"
-    assert take(shelf, sent("a", b"two", generation=3), b"two").state == "done"  # heard twice
-    late = sent("a", b"late", before=b"two", generation=2)
-    assert take(shelf, late, b"late").state == "other"
-    gone = OutputGone(generation=4, file=sent("a", b"one").file)
-    assert shelf.gone(gone).state == "other"
+def test_who_led_before_comes_too_late(shelf: Shelf, tmp_path: Path) -> None:
+    put(shelf, "a", b"one")
+    assert put(shelf, "a", b"two", step=2, generation=3) == "done"
+    assert put(shelf, "a", b"late", step=3, generation=2) == "done"
+    assert put(shelf, "a", b"", "gone", step=3, generation=2) == "done"
     assert (tmp_path / "output" / "a").read_bytes() == b"two"
+
+
+def test_who_leads_next_fills_what_is_lacking(shelf: Shelf, tmp_path: Path) -> None:
+    put(shelf, "a", b"0\n", "lines", step=0)
+    put(shelf, "a", b"1\n", "append", step=1)
+    had = take(shelf, sent("a", b"1\n2\n", "append", since=1, step=2, again=True), b"1\n2\n")
+    assert (had.state, had.at) == ("has", 1)
+    assert put(shelf, "a", b"2\n", "append", step=2, again=True) == "done"
+    assert put(shelf, "a", b"header\n", "begun", step=2) == "done"
+    assert (tmp_path / "output" / "a").read_bytes() == b"0\n1\n2\n"
+    assert put(shelf, "b", b"x", "append", step=2) == "lacks"
+
+
+def test_a_step_that_is_repeated_cuts_off_what_was_of_it(shelf: Shelf, tmp_path: Path) -> None:
+    for step in range(5):
+        put(shelf, "a", f"{step}\n".encode(), "append" if step else "lines", step=step)
+    (file,) = shelf.files
+    assert [(step, size) for step, size, _ in file.marks] == [(n, 2 * n + 2) for n in range(5)]
+    assert put(shelf, "a", b"3\n", "append", step=3) == "done"
+    assert put(shelf, "a", b"3\n", "append", step=3) == "done"  # its answer was lost
+    assert put(shelf, "a", b"4\n", "lines", step=4) == "done"  # by a newcomer
+    assert (tmp_path / "output" / "a").read_bytes() == b"0\n1\n2\n3\n4\n"
 
 
 def test_pieces_are_put_together_in_order(shelf: Shelf, tmp_path: Path) -> None:
@@ -85,12 +95,13 @@ def test_pieces_are_put_together_in_order(shelf: Shelf, tmp_path: Path) -> None:
     assert (tmp_path / "output" / "a").read_bytes() == whole
 
 
-def test_what_is_not_what_was_announced_is_not_stored(shelf: Shelf, tmp_path: Path) -> None:
-    take(shelf, sent("a", b"12"), b"12")
-    assert take(shelf, sent("a", b"123", before=b"12", kept=2), b"4").state == "again"
-    assert take(shelf, sent("a", b"abc", before=b"12"), b"abd").state == "again"
+def test_what_came_in_part_is_taken_back(shelf: Shelf, tmp_path: Path) -> None:
+    put(shelf, "a", b"12")
+    assert take(shelf, sent("a", b"3456", "append", step=2), b"34").state == "more"
+    assert put(shelf, "b", b"x") == "done"
     assert (tmp_path / "output" / "a").read_bytes() == b"12"
-    assert [path.name for path in (tmp_path / "output").iterdir()] == ["a"]
+    assert put(shelf, "a", b"3456", "append", step=2) == "done"
+    assert (tmp_path / "output" / "a").read_bytes() == b"123456"
 
 
 @pytest.mark.parametrize(
@@ -112,24 +123,13 @@ def test_a_name_that_is_a_folder_already_is_refused(shelf: Shelf) -> None:
 
 
 def test_an_empty_file_is_a_file(shelf: Shelf, tmp_path: Path) -> None:
-    assert take(shelf, sent("a", b""), b"").state == "done"
-    assert take(shelf, sent("a", b"x", before=b""), b"x").state == "done"
+    assert put(shelf, "a", b"") == "done"
+    assert put(shelf, "a", b"x", "append", step=2) == "done"
     assert (tmp_path / "output" / "a").read_bytes() == b"x"
 
 
-def test_a_file_that_grows_remembers_how_long_it_was(shelf: Shelf) -> None:
-    data = b""
-    for step in range(4):
-        before, data = data, data + b"line\n"
-        first = {} if not step else {"before": before, "kept": len(before)}
-        take(shelf, sent("a", data, step=step, **first), b"line\n")  # type: ignore[arg-type]
-    (file,) = shelf.files
-    assert file.marks == ((0, 5), (1, 10), (2, 15), (3, 20))
-
-
 def test_a_list_that_cannot_be_read_is_no_list(tmp_path: Path) -> None:
-    take(Shelf(tmp_path, Bounds()), sent("a", b"x"), b"x")
+    put(Shelf(tmp_path, Bounds()), "a", b"x")
     (tmp_path / "output.json").write_text("{")
     assert listed(tmp_path) == ()
-    shelf = Shelf(tmp_path, Bounds())
-    assert take(shelf, sent("a", b"y"), b"y").state == "done"
+    assert put(Shelf(tmp_path, Bounds()), "a", b"y") == "done"
