@@ -19,9 +19,10 @@ from cloud.clock import ticks
 from cloud.errors import ProviderUnreachable
 from cloud.local.provider import LocalProvider
 from orchestrator.errors import OrchestratorError
-from orchestrator.events import AnyEvent
+from orchestrator.events import AnyEvent, JobSubmitted
 from orchestrator.places import Places, no_room
 from orchestrator.redis_client import retry_policy
+from orchestrator.validity import flaw_of, flaw_of_spec
 from orchestrator.view import Sentence, View
 
 INBOX = "orch:inbox"
@@ -236,7 +237,13 @@ async def local_cloud(house: House) -> AsyncIterator[LocalProvider]:
 
 
 def post(store: "redis.Redis", event: AnyEvent) -> None:
-    """Into the durable inbox: the manager hears it now, or when it is there again."""
+    """Into the durable inbox: the manager hears it now, or when it is there again.
+
+    Raises ValueError, one line, for an event that the manager would refuse.
+    """
+    flaw = flaw_of(event) or (flaw_of_spec(event.spec) if isinstance(event, JobSubmitted) else "")
+    if flaw:
+        raise ValueError(f"{type(event).__name__} would be refused: {flaw}")
     fields = {"e": msgspec.json.encode(event)}
     store.xadd(INBOX, fields, maxlen=INBOX_MAX, approximate=True)  # type: ignore[arg-type]
 

@@ -15,6 +15,7 @@ from orchestrator.actions import AnyAction, KeepQuotes
 from orchestrator.brain import crews, forecast, leases, ledger
 from orchestrator.events import CatalogueSeen, QuotesKept, QuotesSeen
 from orchestrator.state import Job, Lease, PoolState, State, leases_of, note, want_layout
+from orchestrator.validity import is_time
 
 LAUNCHES_PER_PERIOD_MAX = 64
 KEEP_QUOTES_S = 300.0  # the whole history is written each time
@@ -49,8 +50,9 @@ def on_catalogue(state: State, event: CatalogueSeen) -> None:
     leases.provider_of(state, event.provider)
     for kind in event.types:
         state.types[kind.name] = kind
-    sold = set(event.pools)
-    for pool in sorted(event.pools):
+    ours = [pool for pool in event.pools if pool.cloud == event.provider]
+    sold = {pool for pool in ours if pool.type in state.types}
+    for pool in sorted(sold):
         leases.pool_of(state, pool).sold = True
     for known in state.pools.values():
         if known.pool.cloud == event.provider and known.pool not in sold:
@@ -69,6 +71,8 @@ def on_quotes(state: State, out: list[AnyAction], event: QuotesSeen) -> None:
         known = state.pools.get(quote.pool.key)
         price, at_s = quote.price_usd_per_h, min(quote.at_s + state.skew_s, state.now_s)
         if known is None or at_s < known.quoted_at_s or not ledger.credible(price):
+            continue
+        if not is_time(quote.at_s):
             continue
         known.quoted_at_s = at_s
         state.unkept.append(quote)

@@ -395,7 +395,7 @@ def _excluded(state: State, worker: Worker) -> bool:
 
 def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
     job = state.jobs.get(event.job)
-    if job is None or job.ended or event.generation <= job.fence_generation:
+    if job is None or job.ended or not _is_current(job, event.generation):
         return
     mended = [generation for generation in job.mending if generation <= event.generation]
     del job.mending[: len(mended)]
@@ -412,9 +412,14 @@ def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
     _acknowledge(state, out, job, event.generation, event.step)
 
 
+def _is_current(job: Job, generation: int) -> bool:
+    """Whether the layout was asked for, and not before a rewind."""
+    return job.fence_generation < generation <= job.generation
+
+
 def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
     job = state.jobs.get(event.job)
-    if job is None or job.ended or event.generation <= job.fence_generation:
+    if job is None or job.ended or not _is_current(job, event.generation):
         return
     if event.step < job.step:
         return

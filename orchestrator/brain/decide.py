@@ -57,6 +57,7 @@ from orchestrator.events import (
     Tick,
 )
 from orchestrator.state import Alarm, State, leases_of, note, set_alarm
+from orchestrator.validity import flaw_of
 
 ROUNDING_S = 1e-3
 
@@ -66,6 +67,9 @@ CLOSED_AGAIN_S = 600.0
 def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
     """Changes the state in place and says what to do about what happened."""
     out: list[AnyAction] = []
+    if flaw := flaw_of(event):
+        _refuse(state, out, event, flaw)
+        return state, out
     if isinstance(event, ManagerStarted):
         state.skew_s = max(0.0, state.now_s - event.at_s)
     _move_time(state, event)
@@ -77,6 +81,12 @@ def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
     state.wake_at_s = (state.alarms[0][0] if state.alarms else state.now_s) - state.skew_s
     remember(state, out)
     return state, out
+
+
+def _refuse(state: State, out: list[AnyAction], event: AnyEvent, flaw: str) -> None:
+    """An event that no decision can rest on changes nothing but what people read."""
+    note(out, "manager", f"{type(event).__name__} is refused, and nothing of it is used: {flaw}")
+    remember(state, out)
 
 
 def _move_time(state: State, event: AnyEvent) -> None:

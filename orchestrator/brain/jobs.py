@@ -35,6 +35,7 @@ from orchestrator.state import (
     set_alarm,
     want_layout,
 )
+from orchestrator.validity import flaw_of_spec
 from orchestrator.view import JobStatus
 from orchestrator.wording import loss, memory, nth, plural, usd
 
@@ -101,8 +102,8 @@ def _microbatches_before(state: State, spec: JobSpec) -> int:
 def _refusal(state: State, job: Job) -> str | None:
     """Why this job cannot ever run, with the arithmetic."""
     spec = job.spec
-    if not 1 <= spec.slots_min <= spec.slots_max:
-        return f"slots_min={spec.slots_min} and slots_max={spec.slots_max}: need 1 <= min <= max"
+    if flaw := flaw_of_spec(spec):
+        return flaw
     most, manager = state.settings.usd_per_h_max, state.settings.manager_usd_per_h
     if most is not None and most <= manager:
         return (
