@@ -415,7 +415,7 @@ class Group(Crew):
         replica, chain = self.replica, self._prepare_chain(step)
         mine = self.layout.replica_of(self.me)
         shown = {sampled(mine.first, mine.count, replica.step)}
-        how = How(replica.seed_for, self._stop_or_save, shown, self.thorough)
+        how = How(replica.seed_for, self._stop_or_save, shown, self.batch_shown == "all")
         summed = chain.play(step, batches, how)
         self.link.microbatch_s = chain.busy_s
         if replica.notes is not None:

@@ -60,17 +60,24 @@ class Played:
                 )
                 cuts = cuts or choose(found.graph, found.facts, found.example, depth)
                 space = SumSpace({"model": model})
-                whole = Whole(space, Holdings({"model": model}), lambda s=space: Sum(s), None, True, self.sample)
+                whole = Whole(
+                    space,
+                    Holdings({"model": model}),
+                    lambda s=space: Sum(s),
+                    None,
+                    True,
+                    self.sample,
+                )
                 channel = Turns(self._exchange.channel(me), self._turn)
                 self.chains[me] = Chain(self.layout, me, found, cuts, channel, whole)
 
     def sample(
         self,
         at: tuple[int, int, int],
-        given: object,  # noqa: ARG002
+        given: object,
         numbers: Numbers | None,
         gradients: dict[str, torch.Tensor | None],
-        whole: bool,  # noqa: ARG002
+        whole: bool,
     ) -> None:
         """Every replica says the same of a microbatch in a stage."""
         (found,) = digests({"": list(gradients.values())})
@@ -103,7 +110,11 @@ class Played:
         todo, self.step_ = batches(rows, number, MICROBATCHES), number
         return self.at_once(
             lambda _, chain: chain.play(
-                number, todo, How(lambda microbatch: open_(number, microbatch), lambda: None, range(MICROBATCHES))
+                number,
+                todo,
+                How(
+                    lambda microbatch: open_(number, microbatch), lambda: None, range(MICROBATCHES)
+                ),
             )
         )
 
