@@ -18,7 +18,6 @@ FailureKind = Literal["exception", "nan", "no_session", "setup", "exit", "refuse
 When = Literal["boundary", "now"]
 
 UNRECORDED = "its loop has not been recorded yet"
-PULSE = "orch:keeper:pulse"  # in Redis: the keeper's sign of life
 
 
 class JobOrder(msgspec.Struct, frozen=True, kw_only=True):

@@ -18,6 +18,8 @@ from typing import NamedTuple
 
 import torch
 
+from agent.keys import commit_key
+
 ROOT = Path(__file__).resolve().parents[1]
 sys.path.insert(0, str(ROOT / "tests" / "agent"))
 
@@ -54,7 +56,7 @@ class Commits:
     def __init__(self, crew: Crew, *, clocked: bool = False) -> None:
         self._crew, self._clocked = crew, clocked
         self._client = crew.client
-        self._key = f"orch:commit:{crew.job}"
+        self._key = commit_key(crew.job)
         self._client.config_set("notify-keyspace-events", "Kh")
         self._told = self._client.pubsub(ignore_subscribe_messages=True)
         self._told.subscribe(f"__keyspace@0__:{self._key}")

@@ -26,6 +26,7 @@ from typing import Any
 
 import redis
 
+from agent.keys import JOURNAL, commit_key
 from orchestrator.client import Client, NotRunning
 from orchestrator.events import JobCancelled, JobSpec, JobSubmitted, ShutdownAsked
 from orchestrator.house import processes
@@ -171,7 +172,7 @@ def our_round(client: Client, places: Places, kills: int, name: str) -> list[Pha
     client.post(JobSubmitted(at_s=time.time(), spec=spec))
 
     def commit() -> tuple[int, int]:
-        generation, step = store.hmget(f"orch:commit:{name}", "generation", "step")
+        generation, step = store.hmget(commit_key(name), "generation", "step")
         return int(generation or -1), int(step or 0)
 
     def calm() -> bool:
@@ -205,7 +206,7 @@ def _ended(client: Client, name: str) -> bool:
 def our_phases(store: Any, killed_s: float, committed_s: float) -> Phases:
     """From the journal: when the loss was noticed, and when a new layout was decided and written down."""
     noticed_s = decided_s = committed_s
-    for key, row in store.xrange("orch:journal", min=int(killed_s * 1000)):
+    for key, row in store.xrange(JOURNAL, min=int(killed_s * 1000)):
         event = json.loads(row[b"e"])
         if event.get("type") == "WorkerLost" and event["at_s"] >= killed_s:
             noticed_s = min(noticed_s, event["at_s"])

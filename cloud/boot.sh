@@ -20,7 +20,7 @@ for name in SPOT_MACHINE_ID SPOT_HEAD SPOT_ADDRESS SPOT_SLOTS RAY_AUTH_TOKEN; do
     fi
 done
 export RAY_AUTH_MODE="${RAY_AUTH_MODE:-token}"
-# Ray serves its metrics on all interfaces and asks nobody for the token, so they are off.
+# Ray serves its metrics on all interfaces and does not ask for the token, so they are off.
 export RAY_enable_metrics_collection=0
 
 # Workers take any free port: several machines may share one host, and a fixed range would clash.

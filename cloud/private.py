@@ -7,6 +7,7 @@ from pathlib import Path
 
 from cloud.errors import NotPrivate
 
+ROOT = 0
 OTHERS = stat.S_IRWXG | stat.S_IRWXO
 
 
@@ -22,14 +23,14 @@ def write(path: Path, content: bytes) -> None:
 def mend(folder: Path, secrets: Iterable[Path]) -> list[str]:
     """Close a folder to other users and remove the secrets they may know; one sentence for each.
 
-    Whoever needs a secret that is gone makes a new one. Raises `NotPrivate` where something
-    belongs to another user, because its owner can open it again at any moment.
+    The parts that need a secret make a new one when it is gone. Raises `NotPrivate` where something
+    belongs to another user, because its owner can open it again at any moment; root always can.
     """
     for path in (folder, *sorted(folder.iterdir())):
-        if path.lstat().st_uid != os.geteuid() and not path.is_mount():
+        if (owner := path.lstat().st_uid) not in {os.geteuid(), ROOT}:
             raise NotPrivate(
-                f"{path} belongs to another user (uid {path.lstat().st_uid}), who can read and change "
-                "what is kept there; give it to the user who runs this (chown)"
+                f"{path} belongs to another user (uid {owner}), who can read and change what is kept "
+                "there; give it to the user who runs this (chown)"
             )
     said = []
     if (mode := _mode(folder)) & OTHERS:

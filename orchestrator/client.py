@@ -12,8 +12,19 @@ from typing import Any, cast
 import msgspec
 import redis
 
+from agent.keys import (
+    EVENTS,
+    INBOX,
+    SCRIPTS,
+    TRACES_ASKED,
+    VIEW,
+    job_profile_key,
+    log_key,
+    metrics_key,
+    submitted_key,
+    timeline_key,
+)
 from agent.profile import Profile
-from agent.source.parcel import submitted_key
 from agent.timeline import Timeline
 from cloud.clock import ticks
 from cloud.errors import ProviderUnreachable
@@ -25,11 +36,9 @@ from orchestrator.redis_client import retry_policy
 from orchestrator.validity import flaw_of, flaw_of_spec
 from orchestrator.view import Sentence, View
 
-INBOX = "orch:inbox"
 INBOX_MAX = 100_000
 METRICS_PAGE = 5_000
 CLOUD_S_MAX = 30.0
-SCRIPTS = "orch:scripts"
 SCRIPTS_MAX = 2000
 SCRIPTS_BYTES_MAX = 256 * 1024 * 1024
 PARCEL_BYTES_MAX = 72 * 1024 * 1024  # the names of files are in it, too
@@ -133,7 +142,7 @@ class Client:
 
     def view(self) -> View | None:
         """What there is to see, or None before the manager has said anything that we can read."""
-        data: Any = self._redis.get("orch:view")
+        data: Any = self._redis.get(VIEW)
         try:
             return msgspec.json.decode(data, type=View) if data else None
         except msgspec.ValidationError:
@@ -145,14 +154,14 @@ class Client:
 
     def sentences(self, after: str = "0", count: int = 1000) -> list[tuple[str, Sentence]]:
         """What happened and why, after the given id, oldest first."""
-        rows: Any = self._redis.xrange("orch:events", min=_after(after), count=count)
+        rows: Any = self._redis.xrange(EVENTS, min=_after(after), count=count)
         return [(key.decode(), msgspec.json.decode(row[b"e"], type=Sentence)) for key, row in rows]
 
     def logs(
         self, job: str, after: str = "0", block_ms: int | None = None, count: int = 1000
     ) -> list[tuple[str, str, str]]:
         """Lines that the job's workers printed: (id, worker, line), oldest first."""
-        answer: Any = self._redis.xread({f"orch:log:{job}": after}, count=count, block=block_ms)
+        answer: Any = self._redis.xread({log_key(job): after}, count=count, block=block_ms)
         return [
             (key.decode(), row[b"worker"].decode(), row[b"line"].decode(errors="replace"))
             for _, rows in answer or []
@@ -164,7 +173,7 @@ class Client:
         found: dict[int, dict[str, float]] = {}
         after = "-"
         while True:
-            rows: Any = self._redis.xrange(f"orch:metrics:{job}", min=after, count=METRICS_PAGE)
+            rows: Any = self._redis.xrange(metrics_key(job), min=after, count=METRICS_PAGE)
             for key, row in rows:
                 after = f"({key.decode()}"
                 numbers = msgspec.msgpack.decode(row[b"numbers"], type=dict[str, float])
@@ -174,16 +183,16 @@ class Client:
 
     def ask_timeline(self, job: str) -> None:
         """Have one of the next steps noted down; what was noted before is forgotten."""
-        self._redis.delete(f"orch:timeline:{job}")
-        self._redis.sadd("orch:trace:asked", job)
+        self._redis.delete(timeline_key(job))
+        self._redis.sadd(TRACES_ASKED, job)
 
     def timeline(self, job: str) -> Timeline | None:
-        data: Any = self._redis.get(f"orch:timeline:{job}")
+        data: Any = self._redis.get(timeline_key(job))
         return msgspec.json.decode(data, type=Timeline) if data else None
 
     def profile(self, job: str) -> Profile | None:
         """What was measured of the job's model, if anything was."""
-        data: Any = self._redis.get(f"orch:job:profile:{job}")
+        data: Any = self._redis.get(job_profile_key(job))
         return msgspec.json.decode(data, type=Profile) if data else None
 
     def put_script(self, data: bytes) -> str:

@@ -15,6 +15,7 @@ import msgspec
 import redis.asyncio
 
 from agent.errors import RecordError
+from agent.keys import EPOCH, HOUSE, INBOX, INBOX_READ, JOURNAL, SNAPSHOT, TURN
 from agent.reliable.records import seal_of
 from orchestrator.actions import AnyAction
 from orchestrator.errors import OrchestratorError
@@ -22,13 +23,6 @@ from orchestrator.events import AnyEvent
 from orchestrator.state import State
 from orchestrator.world import Entry, Superseded, decode_state, encode_state
 
-EPOCH = "orch:epoch"
-HOUSE = "orch:house"
-JOURNAL = "orch:journal"
-SNAPSHOT = "orch:snapshot"
-INBOX = "orch:inbox"
-INBOX_READ = "orch:inbox:read"
-TURN = "orch:journal:turn"
 ENTRIES_KEPT = 20_000
 LOAD_BATCH = 1_000
 

@@ -12,8 +12,8 @@ from typing import Any, Protocol
 import msgspec
 
 from agent.errors import Fenced, RecordError
+from agent.keys import INBOX, commit_key
 from agent.messages import Rewound
-from agent.reliable.outbox import INBOX
 from cloud.clock import CLOCK
 
 
@@ -194,9 +194,9 @@ class RedisCommitLog:
         self._write, self._strike = client.register_script(_WRITE), client.register_script(_STRIKE)
 
     def take(self, job: str) -> tuple[int, Commit]:
-        answer = self._take(keys=[key_of(job)])
+        answer = self._take(keys=[commit_key(job)])
         if isinstance(answer, bytes):
-            raise RecordError(f"the {answer.decode()} in {key_of(job)} in Redis is damaged")
+            raise RecordError(f"the {answer.decode()} in {commit_key(job)} in Redis is damaged")
         term, generation, version, loss = answer
         return int(term), Commit(
             generation=int(generation), version=int(version), loss=float(loss) if loss else None
@@ -204,7 +204,7 @@ class RedisCommitLog:
 
     def strike(self, job: str) -> None:
         """The next term is one that no earlier keeper had."""
-        self._strike(keys=[key_of(job)])
+        self._strike(keys=[commit_key(job)])
 
     def write(self, job: str, term: int, commit: Commit) -> None:
         self._put(job, term, commit)
@@ -215,11 +215,7 @@ class RedisCommitLog:
     def _put(self, job: str, term: int, commit: Commit, told: bytes = b"") -> None:
         loss = "" if commit.loss is None else repr(commit.loss)
         arguments = [term, commit.generation, commit.version, loss, told]
-        refusal = self._write(keys=[key_of(job), INBOX], args=arguments)
+        refusal = self._write(keys=[commit_key(job), INBOX], args=arguments)
         if refusal:
             text = refusal.decode() if isinstance(refusal, bytes) else str(refusal)
             raise Fenced(f"{job}: {text}")
-
-
-def key_of(job: str) -> str:
-    return f"orch:commit:{job}"

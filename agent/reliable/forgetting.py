@@ -10,31 +10,29 @@ import shutil
 from pathlib import Path
 from typing import Any
 
+from agent.keys import CLOSED_JOBS, KEPT_JOBS, forgotten_keys
 from agent.store.format import BAD, CLAIMS, FENCES, FLOORS, MANIFESTS, PARTS
 
 log = logging.getLogger(__name__)
 
-CLOSED = "orch:jobs:closed"  # sorted set: jobs by when they were closed
 CLOSED_MAX = 1500
-KEPT_JOBS = "orch:jobs:kept"  # hash: closed jobs that are in memory only
-KEYS = ("orch:commit", "orch:log", "orch:metrics", "orch:manifest", "orch:jobs:script")
 
 
 def note_open(client: Any, job: str) -> None:
     """It is needed again."""
-    client.zrem(CLOSED, job)
+    client.zrem(CLOSED_JOBS, job)
 
 
 def note_closed(client: Any, checkpoints: Path, job: str, at_s: float) -> None:
     """Remember when, and forget those that were closed longest ago if there are too many."""
-    client.zadd(CLOSED, {job: at_s})
-    for name in client.zrange(CLOSED, 0, -CLOSED_MAX - 1):
+    client.zadd(CLOSED_JOBS, {job: at_s})
+    for name in client.zrange(CLOSED_JOBS, 0, -CLOSED_MAX - 1):
         forget(client, checkpoints, name.decode())
-        client.zrem(CLOSED, name)
+        client.zrem(CLOSED_JOBS, name)
 
 
 def forget(client: Any, checkpoints: Path, job: str) -> None:
-    client.delete(*(f"{key}:{job}" for key in KEYS))
+    client.delete(*forgotten_keys(job))
     client.hdel(KEPT_JOBS, job)
     folder = checkpoints / job
     if folder.parent != checkpoints or not folder.is_dir():

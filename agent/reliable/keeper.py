@@ -19,9 +19,18 @@ import msgspec
 import redis
 
 from agent.errors import CheckpointError, RecordError, WireError
+from agent.keys import (
+    KEPT_JOBS,
+    OPEN_JOBS,
+    PORTS,
+    PULSE,
+    TRACES_ASKED,
+    commit_key,
+    script_key,
+    submitted_key,
+)
 from agent.layout import Layout
 from agent.messages import (
-    PULSE,
     AnyReport,
     JobCompleted,
     JobOrder,
@@ -31,9 +40,8 @@ from agent.messages import (
 )
 from agent.net.wire import Connection, accept, job_secret
 from agent.protocol import AgentHello, AnyMessage, Beat, Heard, Hello, Told
-from agent.reliable import commits
 from agent.reliable.commits import CommitLog, RedisCommitLog
-from agent.reliable.forgetting import KEPT_JOBS, note_closed, note_open
+from agent.reliable.forgetting import note_closed, note_open
 from agent.reliable.job import Job, Standing
 from agent.reliable.member import Member
 from agent.reliable.offsite import Offsite
@@ -41,7 +49,6 @@ from agent.reliable.outbox import Outbox
 from agent.reliable.records import seal, unseal
 from agent.reliable.remains import move_in, sweep
 from agent.reliable.vault import Place
-from agent.source.parcel import submitted_key
 from cloud.clock import CLOCK
 
 log = logging.getLogger(__name__)
@@ -54,10 +61,7 @@ CLOSED_S = 20.0  # for a job that is opened again while it is being closed
 KEPT_MAX = 4
 KEPT_S = 60.0
 OWING_MAX = 64
-OPEN_JOBS = "orch:jobs:open"
-TRACES_ASKED = "orch:trace:asked"
 ASKED_S = 0.5
-PORTS = "orch:keeper:ports"
 PORTS_END = 1 << 16
 PULSE_S = 5.0
 
@@ -65,10 +69,6 @@ PULSE_S = 5.0
 def _port(said: bytes) -> int:
     """Any, where what Redis has is none: whoever asks is told of the new one."""
     return int(said) if said.isdigit() and int(said) < PORTS_END else 0
-
-
-def _script_key(job: str) -> str:
-    return f"orch:jobs:script:{job}"
 
 
 def connect(redis_url: str) -> Any:
@@ -161,7 +161,7 @@ class Keeper:
 
     def _script(self, order: JobOrder) -> bytes:
         """As it was submitted. What was put into the store lies there twice."""
-        keys = _script_key(order.job), submitted_key(order.script_sha)
+        keys = script_key(order.job), submitted_key(order.script_sha)
         for script in map(self._client.get, keys):
             if script is not None and order.script_sha in ("", hashlib.sha256(script).hexdigest()):
                 return bytes(script)
@@ -186,7 +186,7 @@ class Keeper:
             self._completed,
         )
         if record.layout is not None and job.history.first:
-            raise RecordError(f"{commits.key_of(name)} in Redis is gone")
+            raise RecordError(f"{commit_key(name)} in Redis is gone")
         with self._lock:
             self._jobs[name], self._open[name] = job, record
         return job
@@ -201,7 +201,7 @@ class Keeper:
         if script is None:
             script = self._client.get(submitted_key(order.script_sha)) or b""
         note_open(self._client, order.job)
-        self._client.set(_script_key(order.job), script)
+        self._client.set(script_key(order.job), script)
         record = OpenJob(order=order)
         self._save(record)
         self._client.hdel(KEPT_JOBS, order.job)
@@ -322,7 +322,7 @@ class Keeper:
     def _strike(self, name: str) -> None:
         self._client.hdel(OPEN_JOBS, name)
         self._client.hdel(KEPT_JOBS, name)
-        self._client.delete(_script_key(name))
+        self._client.delete(script_key(name))
 
     def _wait_closed(self, name: str) -> None:
         with self._lock:

@@ -16,6 +16,16 @@ from typing import Any, Protocol
 import msgspec
 import redis
 
+from agent.keys import (
+    INBOX,
+    job_profile_key,
+    log_key,
+    manifest_key,
+    metrics_key,
+    outbox_key,
+    profile_key,
+    timeline_key,
+)
 from agent.messages import (
     BackupHeld,
     CheckpointWritten,
@@ -30,7 +40,6 @@ from agent.timeline import Timeline
 
 log = logging.getLogger(__name__)
 
-INBOX = "orch:inbox"
 LINES_KEPT = 10_000
 NUMBERS_KEPT = 100_000  # steps of which the numbers are kept
 LINES_WAITING_MAX = 10_000
@@ -80,7 +89,7 @@ class Outbox:
     def __init__(self, client: Any) -> None:
         self._client = client
         self._take = client.register_script(_TAKE)
-        self._key, self._number = f"orch:outbox:{secrets.token_hex(8)}", 0
+        self._key, self._number = outbox_key(secrets.token_hex(8)), 0
         self._changed = threading.Condition()
         self._reports: deque[Report] = deque(maxlen=REPORTS_WAITING_MAX)
         self._newest: dict[tuple[type, str], Newest] = {}  # of each kind and job
@@ -134,7 +143,7 @@ class Outbox:
     def profile(self, key: str) -> Profile | None:
         """What was measured before under this key, if Redis has it and says so."""
         try:
-            data = self._client.get(f"orch:profile:{key}")
+            data = self._client.get(profile_key(key))
             return msgspec.json.decode(data, type=Profile) if data else None
         except (redis.RedisError, msgspec.DecodeError, ValueError) as error:
             log.warning("no profile %s: %s", key, error)
@@ -229,25 +238,25 @@ def _commands(
             yield from _profile(report)
     for timeline in timelines:
         data = msgspec.json.encode(timeline)
-        yield "SET", f"orch:timeline:{timeline.job}", data, "EX", TIMELINE_KEPT_S
+        yield "SET", timeline_key(timeline.job), data, "EX", TIMELINE_KEPT_S
     for job, worker, line in lines:
         kept = ("MAXLEN", "~", LINES_KEPT)
-        yield "XADD", f"orch:log:{job}", *kept, "*", "worker", worker, "line", line
+        yield "XADD", log_key(job), *kept, "*", "worker", worker, "line", line
     for job, step, of_step in numbers:
         kept = ("MAXLEN", "~", NUMBERS_KEPT)
         said = msgspec.msgpack.encode(of_step)  # JSON has no infinity
-        yield "XADD", f"orch:metrics:{job}", *kept, "*", "step", step, "numbers", said
+        yield "XADD", metrics_key(job), *kept, "*", "step", step, "numbers", said
 
 
 def _profile(report: JobProfiled) -> Iterable[Command]:
     """For whoever trains the same again, and for whoever asks about this job."""
     data = msgspec.json.encode(report.profile)
-    for key in (f"orch:profile:{report.profile.key}", f"orch:job:profile:{report.job}"):
+    for key in (profile_key(report.profile.key), job_profile_key(report.job)):
         yield "SET", key, data, "EX", PROFILE_KEPT_S
 
 
 def _manifest(report: CheckpointWritten) -> Iterable[Command]:
     """Where the job's checkpoints are, newest first."""
-    key = f"orch:manifest:{report.job}"
+    key = manifest_key(report.job)
     yield "LPUSH", key, msgspec.json.encode(report)
     yield "LTRIM", key, 0, MANIFESTS_KEPT - 1

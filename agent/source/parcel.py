@@ -25,11 +25,6 @@ MARK = b"\0parcel 1\0"  # no Python source has a null byte in it
 FILES_MAX = 10_000
 
 
-def submitted_key(sha: str) -> str:
-    """Where in Redis a payload is, by its checksum."""
-    return f"orch:script:{sha}"
-
-
 class File(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
     runs: bool = False  # a program, called by its name

@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 from rich.text import Text
 
+from agent.keys import JOURNAL
 from agent.messages import WorkerFailed
 from orchestrator.cli import tables
 from orchestrator.cli.desk import (
@@ -48,7 +49,6 @@ EVENTS_S = 0.5
 BLOCK_MS = 500
 PAGE = 1000
 TRACEBACK_LINES = 60
-JOURNAL = "orch:journal"
 JOURNAL_LOOKED_AT = 5_000
 DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
 DEADLINE_DAYS_MAX = 3650

@@ -50,8 +50,8 @@ RAY_END_S_MAX = 5.0
 PORTS = range(10_000, 32_768)
 PORTS_TRIED = 100
 SESSIONS_KEPT = 3  # of Ray's own logs
-# Ray serves its metrics on all interfaces and asks nobody for the token, so they are off. For those of its
-# dashboard there is no switch, but a port that is none keeps their server from starting.
+# Ray serves its metrics on all interfaces and does not ask for the token, so they are off. Ray's dashboard has
+# no switch for its own, but a port that is none keeps their server from starting.
 NO_METRICS = {"RAY_enable_metrics_collection": "0", "DASHBOARD_METRIC_PORT": "-1"}
 
 

@@ -13,14 +13,14 @@ from pathlib import Path
 
 import redis
 
-from agent.messages import PULSE
+from agent.keys import PULSE, VIEW
 from cloud.local.processes import MARKER
 from orchestrator.house import processes
 
 LOOK_S = 5.0
 LOOKS_MAX = 36  # not seconds: whoever looks may have been asleep together with those it looks at
 ANSWER_S_MAX = 1.0
-SIGNS = {"Manager": "orch:view", "KeeperActor": PULSE}  # Ray's names for them begin so
+SIGNS = {"Manager": VIEW, "KeeperActor": PULSE}  # Ray's names for them begin so
 UNNAMED = "ray::IDLE"
 
 

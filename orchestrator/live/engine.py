@@ -13,8 +13,8 @@ import msgspec
 import redis.asyncio
 
 from agent.instance.actor import AgentActor
+from agent.keys import submitted_key
 from agent.messages import JobOrder, WorkerOrder
-from agent.source.parcel import submitted_key
 from orchestrator.actions import (
     CloseJob,
     OpenJob,

@@ -19,6 +19,7 @@ import msgspec
 import numpy as np
 import redis
 
+from agent.keys import OPEN_JOBS
 from bidding.acquire import decide
 from bidding.compiled import CACHE as BIDDING_CODE
 from bidding.compiled import forget_old
@@ -143,8 +144,6 @@ async def live(order: Order) -> None:
 
 async def put_away(store: "redis.asyncio.Redis", jobs: AbstractSet[str]) -> None:
     """Until the keeper has the states of these jobs on the disk, within bounds: it ends with the house."""
-    from agent.reliable.keeper import OPEN_JOBS
-
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(PUT_AWAY_S_MAX):
             while not jobs.isdisjoint(await _names(store, OPEN_JOBS)):

@@ -13,6 +13,7 @@ from typing import Any, Protocol, assert_never
 import msgspec
 import redis.asyncio
 
+from agent.keys import EVENTS, INBOX, INBOX_READ, VIEW
 from agent.messages import AgentLost, WorkerLost
 from cloud.clock import Clock, ticks
 from cloud.errors import CloudError
@@ -47,7 +48,7 @@ from orchestrator.events import (
     Terminated,
     Tick,
 )
-from orchestrator.journal import INBOX, INBOX_READ, RedisJournal
+from orchestrator.journal import RedisJournal
 from orchestrator.live.quotes import QuoteStore
 from orchestrator.showing import view_of
 from orchestrator.state import State
@@ -219,7 +220,7 @@ class LiveWorld:
         line = sentence(action, self._clock.now_s())
         if line is not None:
             fields: Any = {"e": msgspec.json.encode(line)}
-            await self._store.xadd("orch:events", fields, maxlen=EVENTS_KEPT, approximate=True)
+            await self._store.xadd(EVENTS, fields, maxlen=EVENTS_KEPT, approximate=True)
         match action:
             case Launch():
                 self._spawn(self._launch(action))
@@ -309,7 +310,7 @@ class LiveWorld:
 
     async def publish(self, state: State) -> None:
         view = msgspec.structs.replace(view_of(state, self._clock.now_s()), tick_s=ticks())
-        await self._store.set("orch:view", msgspec.json.encode(view))
+        await self._store.set(VIEW, msgspec.json.encode(view))
         asked = crews.questions(state)
         if asked != self._asked and not self._foreseeing:
             self._asked, self._foreseeing = asked, True

@@ -17,6 +17,7 @@ from contextlib import contextmanager
 import msgspec
 
 from agent.errors import AgentError
+from agent.keys import log_key
 from agent.messages import UNRECORDED, JobOrder
 from agent.reliable.backup import Backup
 from orchestrator.rehearsal import likeness
@@ -169,7 +170,7 @@ class Rehearsal:
         for troupe in troupes:
             if troupe.facts is not None and not troupe.facts.exact:
                 return True
-            rows = self._stage.client.xrange(f"orch:log:{troupe.job}", count=LINES)
+            rows = self._stage.client.xrange(log_key(troupe.job), count=LINES)
             if any(fields[b"line"].startswith(beginning) for _, fields in rows):
                 return True
         return False

@@ -7,6 +7,7 @@ from typing import Any
 
 import msgspec
 
+from agent.keys import INBOX
 from agent.layout import Layout, data_parallel
 from agent.messages import (
     UNRECORDED,
@@ -19,7 +20,6 @@ from agent.messages import (
     WorkerLost,
     WorkerReady,
 )
-from agent.reliable.outbox import INBOX
 from orchestrator.errors import OrchestratorError
 from orchestrator.rehearsal.stage import Stage
 

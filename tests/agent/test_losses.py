@@ -12,6 +12,7 @@ from pathlib import Path
 import pytest
 from crews import Crew, ends_alike, played_alone, until
 
+from agent.keys import OPEN_JOBS
 from agent.messages import (
     CheckpointCopied,
     CheckpointFailed,
@@ -23,7 +24,6 @@ from agent.messages import (
     WorkerLost,
     WorkerReady,
 )
-from agent.reliable.keeper import OPEN_JOBS
 from agent.reliable.watch import SILENT_S
 
 pytestmark = pytest.mark.processes

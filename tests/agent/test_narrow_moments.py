@@ -8,8 +8,9 @@ import pytest
 from crews import Crew, ends_alike, played_alone, until
 
 from agent.faults import Fault, Plan
+from agent.keys import OPEN_JOBS
 from agent.messages import CheckpointWritten, Recalled, Rewound, WorkerLost, WorkerReady
-from agent.reliable.keeper import OPEN_JOBS, OpenJob
+from agent.reliable.keeper import OpenJob
 from agent.reliable.records import seal, unseal
 
 pytestmark = pytest.mark.processes

@@ -22,6 +22,7 @@ from typing import Any
 import msgspec
 import redis.asyncio
 
+from agent.keys import INBOX
 from agent.messages import AgentJoined, JobCompleted, Progress, WorkerFailed, WorkerReady
 from cloud.clock import SystemClock
 from cloud.errors import CloudError
@@ -33,7 +34,7 @@ from orchestrator.events import ManagerStarted
 from orchestrator.house import processes
 from orchestrator.house.house import only_one
 from orchestrator.house.redis_server import RedisServer
-from orchestrator.journal import INBOX, RedisJournal
+from orchestrator.journal import RedisJournal
 from orchestrator.live.quotes import QuoteStore
 from orchestrator.live.world import LiveWorld
 from orchestrator.loop import run

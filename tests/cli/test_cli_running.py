@@ -13,7 +13,7 @@ import pytest
 
 from orchestrator.cli import running
 from orchestrator.cli.running import alive, news
-from orchestrator.house import processes, redis_server
+from orchestrator.house import processes
 from orchestrator.places import SHORT
 
 pytestmark = pytest.mark.processes
@@ -86,7 +86,7 @@ def test_a_port_in_use_is_one_line_and_nothing_is_left(shell):
 def test_a_full_disk_is_named_though_it_took_no_last_words(shell, monkeypatch):
     """The log of a manager that could write nothing is empty: what is looked at instead is the room that there is."""
     monkeypatch.setattr(running, "_spawn", lambda *_: (subprocess.Popen(["false"]), 0))
-    monkeypatch.setattr(redis_server, "no_room", lambda _: "full")
+    monkeypatch.setattr(running, "no_room", lambda _: "full")
     shell.places.make()
     shell.places.log("house").touch()
     answer = shell("up")

@@ -348,7 +348,7 @@ def test_a_bad_file_is_one_line(  # noqa: PLR0917
 def test_a_torn_ledger_is_not_guessed_at(new_cloud: NewCloud):
     """Books that cannot be read stop the start with one line that says what to do."""
     cloud = new_cloud()
-    cloud.directory.mkdir()
+    cloud.directory.mkdir(mode=0o700)
     (cloud.directory / "ledger.json").write_text('{"market": ')
     assert cloud.begin().wait(30) == 1
     told = cloud.console.read_text()

@@ -52,11 +52,17 @@ def test_linked_secret_is_removed_and_its_target_kept(tmp_path):
 
 
 @pytest.mark.parametrize("name", [".", "planted"])
-def test_another_users_file_is_refused(tmp_path, name):
-    """As root there is a file of another user; for everyone else the root of the disk is one."""
-    folder = tmp_path if os.geteuid() == 0 else Path("/")
+def test_another_users_file_is_refused(tmp_path, name, monkeypatch):
+    (tmp_path / name).mkdir(exist_ok=True)
     if os.geteuid() == 0:
-        (folder / name).mkdir(exist_ok=True)
-        os.chown(folder / name, 1, 1)
+        os.chown(tmp_path / name, 1, 1)
+    else:  # only root can give a file away: here we are the other user
+        monkeypatch.setattr(os, "geteuid", lambda: os.getuid() + 1)
     with pytest.raises(NotPrivate, match=r"belongs to another user \(uid \d+\).*chown"):
-        private.mend(folder, [])
+        private.mend(tmp_path, [])
+
+
+def test_folder_without_modes_is_refused():
+    """No mode can be set in /proc, as on some other file systems."""
+    with pytest.raises(NotPrivate, match="cannot be closed to them"):
+        private.mend(Path(f"/proc/{os.getpid()}"), [])

@@ -10,6 +10,7 @@ import msgspec
 import pytest
 import redis.asyncio
 
+from agent.keys import EPOCH, INBOX, INBOX_READ, JOURNAL, SNAPSHOT
 from agent.messages import AgentLost
 from cloud.clock import VirtualClock
 from orchestrator.actions import Note
@@ -19,15 +20,7 @@ from orchestrator.cli.looking import why_silent
 from orchestrator.cli.running import seen
 from orchestrator.events import JobCancelled, ManagerStarted, Tick
 from orchestrator.house.redis_server import RedisServer
-from orchestrator.journal import (
-    EPOCH,
-    INBOX,
-    INBOX_READ,
-    JOURNAL,
-    SNAPSHOT,
-    RedisJournal,
-    Unreadable,
-)
+from orchestrator.journal import RedisJournal, Unreadable
 from orchestrator.live.order import Order
 from orchestrator.live.quotes import QuoteStore
 from orchestrator.live.world import LiveWorld

@@ -7,7 +7,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from agent.messages import PULSE
+from agent.keys import PULSE
 from cloud.local.processes import MARKER
 from orchestrator.house import processes
 from orchestrator.house.pulse import LOOK_S, LOOKS_MAX, Pulse

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 import redis.asyncio
 
-from agent.reliable.keeper import OPEN_JOBS
+from agent.keys import OPEN_JOBS
 from orchestrator import loop
 from orchestrator.events import JobSubmitted
 from orchestrator.house.redis_server import RedisServer

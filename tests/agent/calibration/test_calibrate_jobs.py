@@ -7,9 +7,9 @@ import pytest
 import torch
 from crews import Crew, until
 
+from agent.keys import TRACES_ASKED
 from agent.messages import JobProfiled
 from agent.profile import Profile
-from agent.reliable.keeper import TRACES_ASKED
 from agent.schedule import Kind
 from agent.timeline import Timeline
 

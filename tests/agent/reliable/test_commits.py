@@ -9,9 +9,9 @@ import redis
 from crews import RedisProcess
 
 from agent.errors import Fenced
+from agent.keys import INBOX
 from agent.messages import AnyReport, Progress, Report, Rewound
 from agent.reliable.commits import Commit, CommitLog, History, MemoryCommitLog, RedisCommitLog
-from agent.reliable.outbox import INBOX
 from agent.reliable.reports import Reports
 
 pytestmark = pytest.mark.processes

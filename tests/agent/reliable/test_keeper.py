@@ -20,18 +20,25 @@ from redis.backoff import NoBackoff
 from redis.retry import Retry
 
 from agent.faults import Fault, Plan
+from agent.keys import (
+    INBOX,
+    KEPT_JOBS,
+    OPEN_JOBS,
+    PORTS,
+    PULSE,
+    commit_key,
+    script_key,
+    submitted_key,
+)
 from agent.layout import data_parallel
-from agent.messages import PULSE, AnyReport, JobOrder, RecordsDamaged, Rewound, WorkerLost
+from agent.messages import AnyReport, JobOrder, RecordsDamaged, Rewound, WorkerLost
 from agent.protocol import Snapshot
 from agent.reliable import keeper as keeper_module
 from agent.reliable import vault
-from agent.reliable.commits import Commit, RedisCommitLog, key_of
-from agent.reliable.forgetting import KEPT_JOBS
-from agent.reliable.keeper import KEPT_MAX, OPEN_JOBS, PORTS, Keeper, _script_key, connect
-from agent.reliable.outbox import INBOX
+from agent.reliable.commits import Commit, RedisCommitLog
+from agent.reliable.keeper import KEPT_MAX, Keeper, connect
 from agent.reliable.remains import kept, root_of
 from agent.reliable.vault import Place, Vault
-from agent.source.parcel import submitted_key
 
 pytestmark = pytest.mark.processes
 
@@ -137,7 +144,7 @@ def test_of_many_jobs_that_the_disk_refused_the_next_keeper_has_all(
     keeper = Keeper(refusing, place, "127.0.0.1", SECRET)
     try:
         for job in jobs:
-            refusing.hset(key_of(job), mapping={"term": 1, "generation": 0, "step": 3})
+            refusing.hset(commit_key(job), mapping={"term": 1, "generation": 0, "step": 3})
             keeper.open_job(order(job), b"")
             keeper._jobs[job].vault.adopt(saved(3))
             (checkpoints / job).write_bytes(b"")  # where its folder would be
@@ -165,7 +172,7 @@ def more_steps(client: Any) -> None:
 
 
 def other_scripts(client: Any) -> None:
-    for key in (_script_key("job"), submitted_key(SCRIPT_SHA)):
+    for key in (script_key("job"), submitted_key(SCRIPT_SHA)):
         client.set(key, SCRIPT.replace(b"1e-2", b"1e-3"))
 
 
@@ -176,7 +183,7 @@ DAMAGE: list[tuple[str, Callable[[Any], object]]] = [
     (f"the step in {COMMITS} in Redis is damaged", lambda it: it.hset(COMMITS, "step", "5")),
     (f"the term in {COMMITS} in Redis is damaged", lambda it: it.hset(COMMITS, "term", "1x")),
     (f"{COMMITS} in Redis is gone", lambda it: it.delete(COMMITS)),
-    (f"{_script_key('job')} and {submitted_key(SCRIPT_SHA)} in Redis are damaged", other_scripts),
+    (f"{script_key('job')} and {submitted_key(SCRIPT_SHA)} in Redis are damaged", other_scripts),
 ]
 
 
@@ -229,7 +236,7 @@ def test_a_port_that_is_none_keeps_nobody_down(
 def test_a_script_is_in_redis_twice(refusing: Refusing, tmp_path: Path) -> None:
     """One of them is damaged: newcomers get the other."""
     left(refusing, tmp_path)
-    refusing.delete(_script_key("job"))
+    refusing.delete(script_key("job"))
     keeper = Keeper(refusing, Place(checkpoints=tmp_path), "127.0.0.1", SECRET)
     assert keeper._jobs["job"]._script == SCRIPT
     assert keeper._jobs["job"].history.version == 3

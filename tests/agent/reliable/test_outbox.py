@@ -11,9 +11,10 @@ import msgspec
 import pytest
 from crews import RedisProcess, until
 
+from agent.keys import INBOX
 from agent.messages import AnyReport, BackupHeld, CheckpointFailed, Logged, Progress
 from agent.reliable.keeper import connect
-from agent.reliable.outbox import INBOX, Outbox
+from agent.reliable.outbox import Outbox
 
 pytestmark = pytest.mark.processes
 

@@ -11,10 +11,10 @@ import redis
 from backups import same
 from crews import Crew, KeeperProcess, Nursery, RedisProcess, ends_alike, played_alone, until
 
+from agent.keys import OPEN_JOBS
 from agent.messages import Recalled, RecallFailed, Rewound
 from agent.reliable import remains
 from agent.reliable.backup import Backup, LoggedSum, Saved
-from agent.reliable.keeper import OPEN_JOBS
 from agent.reliable.remains import LOG, Remains, kept, move_in, root_of, sweep
 from agent.store.errors import Unknown
 from agent.store.format import lay_out

@@ -1,0 +1,115 @@
+"""Every key in Redis, with its type and how long it lives. No torch here.
+
+"Overwritten" means that there is one, for ever. "Forgotten" means that the keys of a job go when
+1500 jobs were closed after it (`agent.reliable.forgetting`).
+"""
+
+# --- the manager's journal ----------------------------------------------------------------------
+
+# Integer, overwritten. A manager takes over by raising it; what an older one writes is refused.
+EPOCH = "orch:epoch"
+# String, overwritten: which life of which house the newest manager belongs to.
+HOUSE = "orch:house"
+# Stream of `e` (event), `a` (actions), `s` (seal); about the newest 20,000.
+JOURNAL = "orch:journal"
+# Hash, overwritten: name and id of the newest turn, so that a repeated append is one entry.
+TURN = "orch:journal:turn"
+# Hash, overwritten: the state, and the id of the last journal entry in it.
+SNAPSHOT = "orch:snapshot"
+# Stream of `e` (event); an entry leaves with the journal entry that handles it.
+INBOX = "orch:inbox"
+# String, overwritten: the id of the last inbox entry that the journal holds.
+INBOX_READ = "orch:inbox:read"
+
+# --- what the manager shows ---------------------------------------------------------------------
+
+# JSON of `orchestrator.view.View`, overwritten up to five times a second: its sign of life, too.
+VIEW = "orch:view"
+# Stream of `e` (`orchestrator.view.Sentence`); about the newest 10,000.
+EVENTS = "orch:events"
+
+# --- scripts ------------------------------------------------------------------------------------
+
+# Sorted set of checksums by when they were submitted. Above 2000 or 256 MiB the oldest go that
+# no job needs, each with its `submitted_key`.
+SCRIPTS = "orch:scripts"
+
+
+def submitted_key(sha: str) -> str:
+    """Bytes: a script with what goes along, as long as its checksum is in `SCRIPTS`."""
+    return f"orch:script:{sha}"
+
+
+def script_key(job: str) -> str:
+    """Bytes: the keeper's copy of the job's script, until the job's state is on the disk."""
+    return f"orch:jobs:script:{job}"
+
+
+# --- the keeper ---------------------------------------------------------------------------------
+
+# String, overwritten every few seconds: the keeper's sign of life.
+PULSE = "orch:keeper:pulse"
+# Hash, for ever: the port that each keeper listened on last, by the checkpoint folder of its house.
+PORTS = "orch:keeper:ports"
+# Hash of `OpenJob` by job: from the order until the job's state is on the disk.
+OPEN_JOBS = "orch:jobs:open"
+# The same of closed jobs whose newest steps are in memory only, until they are on the disk.
+KEPT_JOBS = "orch:jobs:kept"
+# Sorted set: jobs by when they were closed; at most 1500.
+CLOSED_JOBS = "orch:jobs:closed"
+# Set: jobs of which a step is to be noted down, until it is.
+TRACES_ASKED = "orch:trace:asked"
+
+
+def outbox_key(outbox: str) -> str:
+    """Integer: the last batch that this outbox delivered; a month after that it goes."""
+    return f"orch:outbox:{outbox}"
+
+
+# --- one job ------------------------------------------------------------------------------------
+
+
+def commit_key(job: str) -> str:
+    """Hash: term, generation, step, loss, seal; until the job is forgotten."""
+    return f"orch:commit:{job}"
+
+
+def log_key(job: str) -> str:
+    """Stream of `worker`, `line`; about the newest 10,000, until the job is forgotten."""
+    return f"orch:log:{job}"
+
+
+def metrics_key(job: str) -> str:
+    """Stream of `step`, `numbers`; about the newest 100,000, until the job is forgotten."""
+    return f"orch:metrics:{job}"
+
+
+def manifest_key(job: str) -> str:
+    """List of `CheckpointWritten`, newest first; 100 of them, until the job is forgotten."""
+    return f"orch:manifest:{job}"
+
+
+def timeline_key(job: str) -> str:
+    """JSON: the newest step that was noted down; for a day."""
+    return f"orch:timeline:{job}"
+
+
+def job_profile_key(job: str) -> str:
+    """JSON: what was measured of the job's model; for a month."""
+    return f"orch:job:profile:{job}"
+
+
+def profile_key(profile: str) -> str:
+    """JSON: what was measured of a model, by what it depends on; for a month."""
+    return f"orch:profile:{profile}"
+
+
+def forgotten_keys(job: str) -> tuple[str, ...]:
+    """What goes when a job is forgotten."""
+    return (
+        commit_key(job),
+        log_key(job),
+        metrics_key(job),
+        manifest_key(job),
+        script_key(job),
+    )
