@@ -13,8 +13,8 @@ import redis.asyncio
 from agent.messages import AgentLost
 from cloud.clock import VirtualClock
 from orchestrator.actions import Note
-from orchestrator.cli.looking import why_silent
-from orchestrator.cli.running import seen
+from orchestrator.cli.status import seen
+from orchestrator.cli.watch import why_silent
 from orchestrator.events import JobCancelled, Tick
 from orchestrator.house.redis_server import RedisServer, retry_policy
 from orchestrator.journal import (
