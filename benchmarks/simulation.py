@@ -67,7 +67,7 @@ class TimedJournal:
 
 
 def fleet(instances: int, seed: int) -> Scenario:
-    """The month of `orchestrator simulate`, with jobs of the same size whatever the fleet."""
+    """The month of `orchestrator tools simulate`, with jobs of the same size whatever the fleet."""
     return msgspec.structs.replace(
         month(3650.0, instances, seed),
         job_slots=JOB_SLOTS,

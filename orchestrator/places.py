@@ -108,7 +108,7 @@ class Places:
 
     @property
     def quotes(self) -> Path:
-        """The prices that were seen; `orchestrator backtest --data` reads this folder."""
+        """The prices that were seen; `orchestrator tools backtest --data` reads this folder."""
         return self.state_dir / "quotes"
 
     @property

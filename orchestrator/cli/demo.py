@@ -18,14 +18,14 @@ from pathlib import Path
 from typing import NamedTuple
 
 import msgspec
+import typer
 from rich.console import Console
 from rich.table import Table
 
 from cloud.errors import CloudError
 from cloud.local.provider import Nodes
-from orchestrator.cli.desk import INTERRUPTED, no_interrupts
-from orchestrator.cli.live_table import follow
-from orchestrator.cli.looking import Source
+from orchestrator.cli.command import INTERRUPTED, Command, no_interrupts
+from orchestrator.cli.watch import Source, follow
 from orchestrator.client import Client, NotRunning, dashboard_address, local_cloud
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
@@ -166,10 +166,13 @@ async def _take_away(client: Client, drill: Drill) -> list[str]:
         raise DemoFailed(f"the local cloud refused the drill: {error}") from error
 
 
-def run(console: Console | None = None, root: Path | None = None) -> int:
-    """The demo from start to end. Whatever happens, nothing that it started is left."""
-    console = console or Console()
-    root = root or Path.cwd()
+def demo(_: Command) -> None:
+    """Show all of it on this machine, with a market of its own; ends by itself in three minutes."""
+    raise typer.Exit(_run(Console(), Path.cwd()))
+
+
+def _run(console: Console, root: Path) -> int:
+    """Show the demo from start to end. Whatever happens, nothing that it started is left."""
     if not (root / SCRIPT).exists():
         console.print(f"{root / SCRIPT} was not found: run the demo in the project's folder")
         return 2

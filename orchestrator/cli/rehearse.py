@@ -10,8 +10,8 @@ import typer
 from rich.text import Text
 
 from agent.messages import JobOrder
-from orchestrator.cli.desk import ERROR, CommandError, Desk, command
-from orchestrator.cli.packing import Packed, pack
+from orchestrator.cli.command import ERROR, Command, CommandError
+from orchestrator.cli.pack import Packed, With, pack
 from orchestrator.places import Places
 from orchestrator.wording import duration, pause, plural
 
@@ -23,38 +23,31 @@ NAME_WIDTH = 36
 TRACEBACK_LINES = 60
 
 
-def add(app: typer.Typer) -> None:
-    command(app)(rehearse)
-
-
 def rehearse(
-    desk: Desk,
+    command: Command,
     script: Annotated[Path, typer.Argument(help="The training script.")],
     arguments: Annotated[
         list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The script's own arguments.")
     ] = None,
     *,
-    with_: Annotated[
-        list[str] | None,
-        typer.Option("--with", metavar="PATH", help="As for submit: what goes along."),
-    ] = None,
+    with_: With = None,
     steps: Annotated[
         int, typer.Option(min=STEPS_MIN, help="How many steps of the script are done.")
     ] = STEPS,
 ) -> None:
-    """Try a script on this machine, before any money is spent. Exit code 0: it comes through.
+    """Try a script on this machine, before any money is spent on it. Exit code 0: it comes through.
 
     A few steps alone; then with a worker that joins, one that is killed, all that are killed, and a job that is resumed; and
     again with the model in two stages, if it can be cut. What it comes to has to be the same each time.
     """
     argv = tuple(arguments or ())
-    packed = pack(script, desk.config, with_ or (), argv)
+    packed = pack(script, command.config, with_ or (), argv)
     for text in packed.shown():
-        desk.say(text)
+        command.say(text)
     began_s = time.monotonic()
-    verdict = _play(desk, script, packed, argv, steps)
+    verdict = _play(command, script, packed, argv, steps)
     took = duration(time.monotonic() - began_s)
-    note_rehearsed(desk.config.state_dir, _sha(packed))
+    note_rehearsed(command.config.state_dir, _sha(packed))
     tone, word = ("green", "it holds") if verdict.passed else ("red", "it does not hold")
     texts = [Text.assemble((f"{script}: {word}", tone), f": {verdict.line}")]
     if verdict.passed:
@@ -63,16 +56,18 @@ def rehearse(
         lines = verdict.traceback.splitlines()[-TRACEBACK_LINES:]
         texts.insert(0, Text("\n".join(lines)))
     then = (f"orchestrator submit {script}",) if verdict.passed else ()
-    desk.answer(verdict, *texts, then=then)
+    command.answer(verdict, *texts, then=then)
     if not verdict.passed:
         raise typer.Exit(ERROR)
 
 
-def _play(desk: Desk, script: Path, packed: Packed, argv: tuple[str, ...], steps: int) -> "Verdict":
+def _play(
+    command: Command, script: Path, packed: Packed, argv: tuple[str, ...], steps: int
+) -> "Verdict":
     from orchestrator.rehearsal.scenes import Rehearsal
     from orchestrator.rehearsal.stage import Stage, Unready
 
-    job = desk.config.job
+    job = command.config.job
     order = JobOrder(
         job="",
         script=str(script),
@@ -83,12 +78,12 @@ def _play(desk: Desk, script: Path, packed: Packed, argv: tuple[str, ...], steps
         output_files=job.output_files,
         output_bytes=job.output_bytes,
     )
-    desk.say(Text(f"{plural(steps, 'step')} of {script}, on this machine", style="bold"))
+    command.say(Text(f"{plural(steps, 'step')} of {script}, on this machine", style="bold"))
     try:
-        with desk.busy("a stage is set up") as show, Stage() as stage:
+        with command.busy("a stage is set up") as show, Stage() as stage:
 
             def say(scene: "Scene") -> None:
-                desk.say(_row(scene))
+                command.say(_row(scene))
 
             return Rehearsal(stage, order, packed.payload, say, show).play()
     except Unready as error:

@@ -2,14 +2,14 @@
 
 from collections.abc import Iterable, Iterator, Sequence
 
-from rich.console import Console, ConsoleOptions, Group, RenderableType
+from rich.console import Console, ConsoleOptions, RenderableType
 from rich.markup import escape
 from rich.padding import Padding
 from rich.segment import Segment, Segments
 from rich.table import Table
 from rich.text import Text
 
-from orchestrator.cli.live_table import TONES
+from orchestrator.cli.watch import TONES
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 from orchestrator.wording import clock, duration, loss, percent, plural, told, usd
 
@@ -173,7 +173,3 @@ def sentence(said: Sentence) -> Text:
         " ",
         told(said.who, said.what, said.because),
     )
-
-
-def stacked(*parts: RenderableType) -> Group:
-    return Group(*parts)

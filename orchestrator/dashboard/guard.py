@@ -69,7 +69,7 @@ class Guard:
         if self._bearer(headers) or self._cookie_held(headers):
             return None
         return PlainTextResponse(
-            "Open the address that `orchestrator dashboard` prints: it carries the key.\n",
+            "Open the address that `orchestrator tools dashboard` prints: it carries the key.\n",
             401,
             {"WWW-Authenticate": "Bearer"},
         )

@@ -111,6 +111,12 @@ class Plan(msgspec.Struct, frozen=True, kw_only=True):
         return f"{self.way.depth}x{self.width}"
 
     @property
+    def candidates(self) -> tuple["Candidate", ...]:
+        """This plan, and those that were not taken."""
+        others = (_candidate(one.way, one.width, one.cost, chosen=False) for one in self.runners_up)
+        return (_candidate(self.way, self.width, self.cost, chosen=True), *others)
+
+    @property
     def because(self) -> str:
         """One sentence: what it is, what it gives, and what the next best would lose by."""
         idle = self.workers - self.way.depth * self.width
@@ -137,6 +143,30 @@ def _compare(plan: Plan, other: RunnerUp) -> str:
     }
     why = max(losses, key=losses.__getitem__)
     return f"{name} is {slower:.1%} slower, by {why}"
+
+
+class Candidate(msgspec.Struct, frozen=True, kw_only=True):
+    """One layout of those that were compared."""
+
+    layout: str
+    way: str
+    step_s: float
+    computing_s: float  # of the worker that has most to do
+    waiting_s: float  # inside the pipeline
+    reduce_s: float
+    chosen: bool
+
+
+def _candidate(way: Way, width: int, cost: Cost, *, chosen: bool) -> Candidate:
+    return Candidate(
+        layout=f"{way.depth}x{width}",
+        way=way.describe(),
+        step_s=cost.step_s,
+        computing_s=cost.busy_s,
+        waiting_s=max(0.0, cost.bubble_s),
+        reduce_s=max(0.0, cost.reduce_s),
+        chosen=chosen,
+    )
 
 
 class Holding(msgspec.Struct, frozen=True, kw_only=True):

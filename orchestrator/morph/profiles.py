@@ -7,7 +7,7 @@ from agent.profile import parse as read
 from orchestrator.morph.errors import ProfileError
 
 BYTES_MAX = 64 * 1024 * 1024
-AGAIN = "calibrate again, or name another profile"
+AGAIN = "write it again with: orchestrator tools profile JOB --out FILE"
 
 
 def load(path: Path) -> Profile:
@@ -21,7 +21,9 @@ def _read(path: Path) -> str:
             raise ProfileError(f"{path}: larger than {BYTES_MAX >> 20} MiB, no profile; {AGAIN}")
         return path.read_text(encoding="utf-8")
     except FileNotFoundError:
-        raise ProfileError(f"{path}: there is no such profile; calibrate first") from None
+        raise ProfileError(
+            f"{path}: there is no such profile; write one with: orchestrator tools profile JOB --out FILE"
+        ) from None
     except (OSError, UnicodeDecodeError) as error:
         raise ProfileError(f"{path}: cannot be read ({error}); {AGAIN}") from None
 

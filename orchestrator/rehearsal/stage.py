@@ -19,7 +19,7 @@ from agent.messages import WorkerOrder
 from agent.net.wire import job_secret
 from agent.reliable.keeper import Keeper, connect
 from agent.reliable.vault import Place
-from orchestrator.cli.desk import no_interrupts
+from orchestrator.cli.command import no_interrupts
 from orchestrator.errors import OrchestratorError
 from orchestrator.house.redis_server import RedisServer, RedisUnavailable
 from orchestrator.places import Places

@@ -4,8 +4,9 @@ from xml.etree import ElementTree
 
 import pytest
 
+from bidding.errors import BiddingError
 from bidding.files import read_markets
-from orchestrator.backtest.command import Choices, backtest
+from orchestrator.backtest.measure import Choices, measure
 from orchestrator.backtest.plots import NOTHING, Line, lines, stacked
 
 SHORT = Choices(hours=2.0)
@@ -15,7 +16,7 @@ SHORT = Choices(hours=2.0)
 def page(tmp_path_factory):
     """The report of a few starts on the synthetic markets."""
     path = tmp_path_factory.mktemp("report") / "backtest.html"
-    assert backtest("synthetic", "all", 4, path, SHORT) == 0
+    measure("synthetic", "all", 4, path, SHORT)
     return path.read_text()
 
 
@@ -76,31 +77,32 @@ MISTAKES = [
 
 
 @pytest.mark.parametrize("mistake", MISTAKES, ids=[m[-1] for m in MISTAKES])
-def test_mistakes_are_one_line(mistake, tmp_path, capsys):
-    """Every mistake ends with code 2 and one line on stderr that says what to do; no page is written."""
+def test_mistakes_are_one_line(mistake, tmp_path):
+    """Every mistake is one line that says what to do; no page is written."""
     data, strategy, starts, choices, says = mistake
-    assert backtest(data, strategy, starts, tmp_path / "r.html", choices) == 2
-    line = capsys.readouterr().err
-    assert says in line
-    assert line.count("\n") == 1
+    with pytest.raises(BiddingError, match=says) as refusal:
+        measure(data, strategy, starts, tmp_path / "r.html", choices)
+    assert "\n" not in str(refusal.value)
     assert not (tmp_path / "r.html").exists()
 
 
-def test_a_folder_without_prices_or_with_unknown_types_says_so(tmp_path, capsys):
+def test_a_folder_without_prices_or_with_unknown_types_says_so(tmp_path):
     """An empty folder, and prices of a type that nothing is known of, are refused by name."""
-    assert backtest(str(tmp_path), "all", 5, tmp_path / "r.html", SHORT) == 2
-    assert "holds no prices" in capsys.readouterr().err
+
+    def refused(says: str) -> None:
+        with pytest.raises(BiddingError, match=says):
+            measure(str(tmp_path), "all", 5, tmp_path / "r.html", SHORT)
+
+    refused("holds no prices")
     (tmp_path / "p.csv").write_text(
         "at,cloud,region,zone,type,usd_per_h\n0,aws,r,ra,odd,0.3\n9000000,aws,r,ra,odd,0.4\n"
     )
-    assert backtest(str(tmp_path), "all", 5, tmp_path / "r.html", SHORT) == 2
-    assert "type odd; add a types.csv" in capsys.readouterr().err
+    refused("type odd; add a types.csv")
     (tmp_path / "types.csv").write_text("type,slots,speed,on_demand_usd_per_h\nodd,1,1.0,0.9\n")
     markets, _ = read_markets(tmp_path)
     assert [e.type.on_demand_usd_per_h for e in next(iter(markets.values()))] == [0.9]
     (tmp_path / "types.csv").write_text("type,slots,speed,on_demand_usd_per_h\nodd,one,1.0,0.9\n")
-    assert backtest(str(tmp_path), "all", 5, tmp_path / "r.html", SHORT) == 2
-    assert "types.csv:2" in capsys.readouterr().err
+    refused("types.csv:2")
 
 
 def test_the_real_markets_are_found(data):

@@ -1,11 +1,14 @@
 """What is wrong in what we are given is refused in one line, or survived in a way that is stated."""
 
+import sys
+from pathlib import Path
+
 import numpy as np
 import pytest
 
 from bidding.acquire import decide
 from bidding.backtest import Work
-from bidding.errors import ConstraintError
+from bidding.errors import BiddingError, ConstraintError
 from bidding.files import read_markets
 from bidding.history import Series, build, read_aws
 from bidding.market import Listing
@@ -13,12 +16,23 @@ from bidding.market import build as on_grid
 from bidding.model import Demand, Holding, Limits, Offer
 from bidding.observed import PoolRecord, Times
 from cloud.model import InstanceType, Pool
-from orchestrator.backtest.command import Choices, backtest
+from orchestrator.backtest.measure import Choices, measure
 
 KIND = InstanceType(name="kind", cloud="aws", slots=1, memory_bytes=1, on_demand_usd_per_h=1.0)
 DEMAND = Demand(work_left=3600.0, start_s=60.0, morph_s=1.0, recovery_s=5.0)
 TYPES = "type,slots,speed,on_demand_usd_per_h\nkind,1,1.0,1.0\n"
 HEAD = "at,cloud,region,zone,type,usd_per_h\n"
+
+
+def backtest(data: str, strategy: str, starts: int, report: Path, choices: Choices) -> int:
+    """As the command does: the summary, or one line on stderr."""
+    try:
+        _, summary = measure(data, strategy, starts, report, choices)
+    except (BiddingError, OSError, ValueError) as error:
+        sys.stderr.write(f"{error}\n")
+        return 2
+    sys.stdout.write(summary)
+    return 0
 
 
 class Linear:

@@ -294,7 +294,7 @@ def test_a_script_that_is_damaged_where_it_is_kept_is_not_resumed(housed):
     assert client.has_script(sha)
     client._redis.setrange(f"orch:script:{sha}", 0, b"?")
     assert (
-        "is damaged; submit it anew: orchestrator submit bent.py --from"
+        "is damaged; submit it again: orchestrator submit bent.py --from"
         in housed("resume", bent).line
     )
 
@@ -306,10 +306,10 @@ def _launches(housed):
 
 def test_the_journal_of_a_running_manager_is_decided_the_same_again(housed):
     """Read while it grows, saved as a file, and replayed from there too."""
-    running = housed("replay", "--save", "incident.jsonl", "--json")
+    running = housed("tools", "replay", "--save", "incident.jsonl", "--json")
     assert (running.code, running.err) == (0, "")
     assert running.json["events"] > 10
-    again = housed("replay", "incident.jsonl")
+    again = housed("tools", "replay", "incident.jsonl")
     assert (again.code, "every decision is the same" in again.out) == (0, True)
 
 

@@ -11,8 +11,8 @@ import time
 
 import pytest
 
-from orchestrator.cli import running
-from orchestrator.cli.running import alive, news
+from orchestrator.cli import up_down
+from orchestrator.cli.up_down import alive, news
 from orchestrator.house import processes
 from orchestrator.places import SHORT
 
@@ -25,7 +25,7 @@ def test_up_finds_what_is_up(housed):
     assert answer["was_up"] is True
     assert answer["dashboard_url"].endswith("/?token=a-secret-of-the-page")
     assert "already up" in housed("up").out
-    assert housed("dashboard", "--json").json == {"dashboard_url": answer["dashboard_url"]}
+    assert housed("tools", "dashboard", "--json").json == {"dashboard_url": answer["dashboard_url"]}
 
 
 def test_up_says_which_settings_are_not_in_force(housed):
@@ -85,8 +85,8 @@ def test_a_port_in_use_is_one_line_and_nothing_is_left(shell):
 
 def test_a_full_disk_is_named_though_it_took_no_last_words(shell, monkeypatch):
     """The log of a manager that could write nothing is empty: what is looked at instead is the room that there is."""
-    monkeypatch.setattr(running, "_spawn", lambda *_: (subprocess.Popen(["false"]), 0))
-    monkeypatch.setattr(running, "no_room", lambda _: "full")
+    monkeypatch.setattr(up_down, "_spawn", lambda *_: (subprocess.Popen(["false"]), 0))
+    monkeypatch.setattr(up_down, "no_room", lambda _: "full")
     shell.places.make()
     shell.places.log("house").touch()
     answer = shell("up")
@@ -155,13 +155,13 @@ def test_a_drill_takes_machines_of_the_local_cloud(own_house, until):
     own_house.script("long.py", "x = 'wait'\n")
     job = own_house("submit", "long.py", "--json").json["id"]
     until(lambda: _held(own_house, "ready"))
-    taken = own_house("drill", "--warning", "0", "--nodes", "all", "--json").json
+    taken = own_house("tools", "drill", "--warning", "0", "--nodes", "all", "--json").json
     assert taken["warning_s"] == 0
     assert taken["machines"]
     until(lambda: set(taken["machines"]) <= set(_held(own_house, "ended")))
     own_house("cancel", job)
     until(lambda: not _on_the_way(own_house))
-    none = own_house("drill", "--nodes", "1")
+    none = own_house("tools", "drill", "--nodes", "1")
     assert (none.code, none.line) == (
         1,
         "no spot machine is running, so none was taken; see: orchestrator status",
@@ -185,7 +185,7 @@ def test_drills_are_for_the_local_cloud_only(housed):
     before = note.read_bytes()
     note.write_bytes(before.replace(str(housed.places.cloud_dir).encode(), b""))
     try:
-        assert "a real cloud's machines are never taken" in housed("drill").line
+        assert "a real cloud's machines are never taken" in housed("tools", "drill").line
     finally:
         note.write_bytes(before)
 
@@ -197,9 +197,9 @@ def test_gc_ends_a_machine_that_no_lease_claims(own_house, until):
     try:
         machine = _buy_behind_its_back(own_house)
         late = ("--set", "limits.launch_grace_s=0.01", "--json")
-        assert _left(own_house("gc", "--dry-run", *late)) == [("machine", machine)]
-        assert _left(own_house("gc", *late)) == [("machine", machine)]
-        assert _left(own_house("gc", "--dry-run", *late)) == []
+        assert _left(own_house("tools", "gc", "--dry-run", *late)) == [("machine", machine)]
+        assert _left(own_house("tools", "gc", *late)) == [("machine", machine)]
+        assert _left(own_house("tools", "gc", "--dry-run", *late)) == []
     finally:
         os.kill(house.pid, signal.SIGCONT)
 
@@ -230,7 +230,7 @@ def _buy_behind_its_back(house) -> str:
 
 def test_gc_never_touches_what_a_living_manager_uses(housed):
     """Its processes, folders and machines are claimed; there is nothing to list."""
-    assert _left(housed("gc", "--dry-run", "--json")) == []
+    assert _left(housed("tools", "gc", "--dry-run", "--json")) == []
 
 
 def test_gc_ends_what_a_dead_manager_left(shell, until):
@@ -242,16 +242,17 @@ def test_gc_ends_what_a_dead_manager_left(shell, until):
     left = subprocess.Popen(["sleep", "600"], env=env)
     other = subprocess.Popen(["sleep", "600"], env={**os.environ, processes.MARK: "another"})
     try:
-        assert "orchestrator gc" in shell("check").out
+        assert "orchestrator tools gc" in shell("check").out
         listed = {
-            (one["kind"], one["id"]) for one in shell("gc", "--dry-run", "--json").json["leftovers"]
+            (one["kind"], one["id"])
+            for one in shell("tools", "gc", "--dry-run", "--json").json["leftovers"]
         }
         assert ("process", str(left.pid)) in listed
         assert left.poll() is None
-        assert "old.sock" in shell("gc").out
+        assert "old.sock" in shell("tools", "gc").out
         until(lambda: left.poll() is not None)
         assert other.poll() is None
-        assert _left(shell("gc", "--dry-run", "--json")) == []
+        assert _left(shell("tools", "gc", "--dry-run", "--json")) == []
     finally:
         for process in (left, other):
             process.kill()
@@ -294,7 +295,7 @@ def test_gc_removes_short_ways_to_nowhere(shell, link):
     """Links of ours whose state directory is gone; others are left alone."""
     gone, lives = link(f"spot-{secrets.token_hex(6)}"), link(f"spot-{secrets.token_hex(6)}", ".")
     others = link(f"spot-light-{secrets.token_hex(4)}"), link(f"mine-{secrets.token_hex(6)}")
-    found = shell("gc", "--json").json["leftovers"]
+    found = shell("tools", "gc", "--json").json["leftovers"]
     assert str(gone) in [one["id"] for one in found]
     assert not gone.is_symlink()
     assert all(path.is_symlink() for path in (lives, *others))

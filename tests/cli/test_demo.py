@@ -9,7 +9,7 @@ from typing import Any
 import msgspec
 import pytest
 from rich.console import Console
-from test_live_table import JOB, Told, seen
+from test_watch import JOB, Told, seen
 
 from agent.reliable.remains import root_of
 from orchestrator.cli.demo import (

@@ -1,10 +1,10 @@
 """Where a job shall go on from is looked at before anything is paid for."""
 
 import pytest
-from test_leaving import version
+from test_left_behind import version
 
-from orchestrator.cli.desk import CommandError
-from orchestrator.cli.jobs import stored_at
+from orchestrator.cli.command import CommandError
+from orchestrator.cli.submit import stored_at
 
 
 def test_what_an_earlier_job_stored(tmp_path):

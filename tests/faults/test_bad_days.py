@@ -17,7 +17,7 @@ from redis import RedisError
 from agent.reliable.remains import kept, root_of
 from agent.store.archive import Archive
 from agent.store.sinks import DiskSink
-from orchestrator.cli.running import news
+from orchestrator.cli.up_down import news
 from orchestrator.client import NotRunning, local_cloud
 from orchestrator.house import processes
 
@@ -119,7 +119,7 @@ def test_everyone_is_killed_once_and_the_weights_are_the_same(new_house, tmp_pat
     assert job.status == "SUCCEEDED", job.because
     assert (job.step, job.steps_lost) == (steps, 0), house.told()
     assert same(weights(out), undisturbed(tmp_path, steps))
-    replayed = orchestrator("replay", "--config", str(house.config))
+    replayed = orchestrator("tools", "replay", "--config", str(house.config))
     assert replayed.returncode == 0, replayed.stderr
     assert "every decision is the same" in replayed.stdout
     assert house.down() == 0

@@ -16,8 +16,8 @@ from cloud.clock import VirtualClock
 from orchestrator.actions import Note
 from orchestrator.brain.decide import decide
 from orchestrator.brain.leases import new_token
-from orchestrator.cli.looking import why_silent
-from orchestrator.cli.running import seen
+from orchestrator.cli.status import seen
+from orchestrator.cli.watch import why_silent
 from orchestrator.events import JobCancelled, ManagerStarted, Tick
 from orchestrator.house.redis_server import RedisServer
 from orchestrator.journal import RedisJournal, Unreadable

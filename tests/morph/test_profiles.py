@@ -40,12 +40,14 @@ def test_a_bad_profile_is_refused_in_one_line(tmp_path, change, answer):
     text = str(refusal.value)
     assert "\n" not in text
     assert str(path) in text
-    assert "calibrate again" in text
+    assert "write it again with: orchestrator tools profile" in text
 
 
-def test_a_missing_profile_asks_for_calibration(tmp_path):
-    """No file: calibrate first."""
-    with pytest.raises(ProfileError, match="no such profile; calibrate first"):
+def test_a_missing_profile_says_how_to_write_one(tmp_path):
+    """No file, or no text: one line."""
+    with pytest.raises(
+        ProfileError, match="no such profile; write one with: orchestrator tools profile"
+    ):
         profiles.load(tmp_path / "none.json")
     (tmp_path / "blob").write_bytes(b"\xff\xfe\x00")
     with pytest.raises(ProfileError, match="cannot be read"):

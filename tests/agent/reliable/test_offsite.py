@@ -22,7 +22,7 @@ from agent.store.archive import Archive, Mark
 from agent.store.errors import Unavailable, Unknown
 from agent.store.format import MANIFESTS, PARTS
 from agent.store.sinks import DiskSink, MemorySink, Read
-from orchestrator.cli.jobs import stored_at
+from orchestrator.cli.submit import stored_at
 
 
 def of(said: list[Report], kind: type) -> list[Report]:

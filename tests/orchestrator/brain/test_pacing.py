@@ -9,9 +9,9 @@ from agent.layout import Layout
 from agent.messages import JobProfiled, Paced, WorkerReady
 from agent.profile import Link, Network, Profile
 from cloud.model import Quote
+from orchestrator import preview
 from orchestrator.actions import Launch, Note, Regroup, StartWorker
 from orchestrator.brain.forecast import speed_of
-from orchestrator.cli import planning
 from orchestrator.config import Config
 from orchestrator.events import JobCancelled, JobResumed, JobSpec
 from orchestrator.morph.drift import WINDOW, refit_ring
@@ -288,7 +288,7 @@ def test_a_plan_believes_of_a_machines_room_what_the_manager_believes(
             msgspec.structs.replace(s, parameter_bytes=each_bytes, optimizer_bytes=2 * each_bytes)
             for s in made.sections
         )
-        model = planning.Model(
+        model = preview.Model(
             job="before",
             profile=msgspec.structs.replace(made, sections=sections),
             microbatches=8,
@@ -296,9 +296,9 @@ def test_a_plan_believes_of_a_machines_room_what_the_manager_believes(
             uncuttable="",
         )
         quotes = tuple(Quote(pool=pool, at_s=0.0, price_usd_per_h=0.03) for pool in pools)
-        sold = planning.Sold(types=types, pools=pools, quotes=quotes, source="")
+        sold = preview.Sold(types=types, pools=pools, quotes=quotes, source="")
         spec = JobSpec(job="job", script="train.py", script_sha="0" * 64)
-        _, job = planning.ask_the_brain(Config(), sold, spec, planning.Work(), model)
+        _, job = preview.ask_the_brain(Config(), sold, spec, preview.Work(), model)
         assert job.profile.memory_bytes == room
 
 

@@ -14,7 +14,7 @@ from collections.abc import Iterator
 from importlib.machinery import EXTENSION_SUFFIXES, PathFinder
 from pathlib import Path
 
-from orchestrator.cli.desk import USAGE, CommandError
+from orchestrator.cli.command import USAGE, CommandError
 
 PRODUCT = Path(__file__).parents[2]
 OURS = ("agent", "bidding", "cloud", "orchestrator")

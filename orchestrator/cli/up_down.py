@@ -1,4 +1,4 @@
-"""Bringing the manager up, looking at it, and taking everything down."""
+"""Bringing the manager up, and taking everything down."""
 
 import contextlib
 import os
@@ -8,19 +8,15 @@ import sys
 import time
 from collections.abc import Callable, Iterator
 from pathlib import Path
-from typing import Annotated, Any, NoReturn
+from typing import Annotated, NoReturn
 
 import msgspec
 import redis
 import typer
-from rich.live import Live
 from rich.text import Text
 
-from orchestrator.cli import tables
-from orchestrator.cli.desk import INTERRUPTED, CommandError, Desk, command, no_interrupts
-from orchestrator.cli.jobs import find
-from orchestrator.cli.live_table import panel, sentences_of
-from orchestrator.cli.looking import age, why_silent
+from orchestrator.cli.command import INTERRUPTED, Command, CommandError, no_interrupts
+from orchestrator.cli.watch import why_silent
 from orchestrator.client import Between, Client, House, Killed, NotRunning, dashboard_address
 from orchestrator.config import environment, in_force
 from orchestrator.events import ShutdownAsked
@@ -33,43 +29,25 @@ UP_S_MAX = 180.0
 DOWN_S_MAX = 300.0
 STOP_S_MAX = 15.0
 LOOK_S = 0.1
-WATCH_S = 1.0
-LINES_S = 5.0  # without a terminal
 ENDED = "orchestrator: "  # is in front of what a house says that cannot go on
-NOTHING_YET: dict[str, Any] = {
-    "at_s": None, "epoch": 0, "deployment": "", "jobs": [], "machines": [], "pools": [],
-    "cost": None, "events": [],
-}  # fmt: skip
 
 
-def add(app: typer.Typer) -> None:
-    for function in (demo, up, dashboard, status, down):
-        command(app)(function)
-
-
-def demo(desk: Desk) -> None:  # noqa: ARG001 - every command has one
-    """Show all of it on this machine, with a market of its own; ends by itself in three minutes."""
-    from orchestrator.cli.demo import run
-
-    raise typer.Exit(run())
-
-
-def up(desk: Desk) -> None:
+def up(command: Command) -> None:
     """Start the manager and all that belongs to it; it goes on in the background."""
-    places = Places(desk.config.state_dir)
+    places = Places(command.config.state_dir)
     try:
         client = Client.connect(places.state_dir)
     except NotRunning:
-        house, was_up = _start(desk, places), False
+        house, was_up = _start(command, places), False
     else:
         house, was_up = client.house(), True
     address = dashboard_address(house, places)
     told = Text.assemble(
         ("already up" if was_up else "up", "bold green"), f" in {places.state_dir}"
     )
-    stale = _stale(house.settings, in_force(desk.config))
+    stale = _stale(house.settings, in_force(command.config))
     page = Text.assemble("dashboard  ", (address or "off", "bold"), no_wrap=True)
-    desk.answer(
+    command.answer(
         {
             "state_dir": str(places.state_dir),
             "pid": house.pid,
@@ -93,23 +71,14 @@ def _stale(running: dict[str, str], wanted: dict[str, str]) -> dict[str, str]:
     }
 
 
-def dashboard(desk: Desk) -> None:
-    """The address of the page that shows it all, with the key in it."""
-    house = desk.client().house()
-    if not house.dashboard_url:
-        raise CommandError("the dashboard is off; set dashboard.enabled = true, then down and up")
-    address = dashboard_address(house, Places(desk.config.state_dir))
-    desk.answer({"dashboard_url": address}, Text(address, no_wrap=True))
-
-
-def _start(desk: Desk, places: Places) -> House:
+def _start(command: Command, places: Places) -> House:
     """The house as a process of its own. If we are interrupted while it starts, it ends."""
     if narrow := processes.narrow():
         raise CommandError(narrow)
     with _one_ctrl_c():
-        process, begins_at = _spawn(desk, places)
+        process, begins_at = _spawn(command, places)
         try:
-            with desk.busy("starting Redis, Ray, the local cloud and the manager"):
+            with command.busy("starting Redis, Ray, the local cloud and the manager"):
                 house = _wait_for_house(process, places, places.log("house"), begins_at)
         except KeyboardInterrupt:
             _end(process, places)
@@ -118,7 +87,7 @@ def _start(desk: Desk, places: Places) -> House:
             _end(process, places)
             raise
     for line in news(places.log("house"), begins_at):
-        desk.say(Text(line, style="yellow"))
+        command.say(Text(line, style="yellow"))
     return house
 
 
@@ -140,18 +109,18 @@ def _one_ctrl_c() -> Iterator[None]:
             signal.signal(signal.SIGINT, before)
 
 
-def _spawn(desk: Desk, places: Places, *more: str) -> tuple["subprocess.Popen[bytes]", int]:
+def _spawn(command: Command, places: Places, *more: str) -> tuple["subprocess.Popen[bytes]", int]:
     """The process, and where in its log it begins."""
     places.make()
     # -P: what lies in the folder where it is started is the person's own, whatever its name is.
     words = [sys.executable, "-P", "-m", "orchestrator.house", *more]
-    if desk.config_path is not None:
-        words += ["--config", str(desk.config_path)]
+    if command.config_path is not None:
+        words += ["--config", str(command.config_path)]
     with places.log("house").open("ab") as sink:
         begins_at = sink.tell()
         process = subprocess.Popen(
             words,
-            env={**os.environ, **environment(desk.flags)},
+            env={**os.environ, **environment(command.flags)},
             stdin=subprocess.DEVNULL, stdout=sink, stderr=subprocess.STDOUT,
             start_new_session=True,
         )  # fmt: skip
@@ -219,102 +188,39 @@ def _end(process: "subprocess.Popen[bytes]", places: Places) -> None:
             sweep_up(places)
 
 
-def status(
-    desk: Desk,
-    job: Annotated[
-        str | None, typer.Argument(help="Only this job: its id, or how that begins.")
-    ] = None,
-    *,
-    watch: Annotated[bool, typer.Option("--watch", "-w", help="Redraw until Ctrl-C.")] = False,
-) -> None:
-    """What is spent, held and trained: in all, or by one job."""
-    client, places = desk.client(), Places(desk.config.state_dir)
-    one = find(client, job).id if job is not None else None
-    if not watch or desk.json:
-        view = client.view()
-        shown: Any = view if view is None or one is None else of_job(view, one)
-        desk.answer(shown or NOTHING_YET, *seen(view, places, one), then=_next_of(view))
-    elif desk.out.is_terminal:
-        with Live(console=desk.out, auto_refresh=False) as live:
-            while True:
-                live.update(tables.stacked(*seen(client.view(), places, one)), refresh=True)
-                time.sleep(WATCH_S)
-    else:
-        while True:
-            desk.out.print(*seen(client.view(), places, one), sep="\n")
-            time.sleep(LINES_S)
-
-
-def of_job(view: View, job_id: str) -> dict[str, Any]:
-    """One job with its own money, its machines, and what was done for it."""
-    return {
-        "at_s": view.at_s,
-        "job": next((one for one in view.jobs if one.id == job_id), None),
-        "machines": [one for one in view.machines if one.job == job_id],
-        "events": sentences_of(view, job_id),
-    }
-
-
-def seen(view: View | None, places: Places, job_id: str | None) -> tuple[Any, ...]:
-    why = why_silent(view, places)
-    if view is None:
-        return (Text(f"the manager has not said anything yet; {why or 'look again in a moment'}"),)
-    old = "; ".join(filter(None, (age(view), why)))
-    job = next((one for one in view.jobs if one.id == job_id), None)
-    if job is not None:
-        machines = [one for one in view.machines if one.job == job.id]
-        table = (Text(), tables.machines(machines, view.at_s)) if machines else ()
-        return (panel(view, job, (old,) if old else ()), *table, Text())
-    parts: list[Any] = [tables.cost_line(view.cost)]
-    if old:
-        parts.insert(0, Text(old, style="yellow"))
-    if view.jobs:
-        parts += [Text(), tables.jobs(view.jobs)]
-    if view.machines:
-        parts += [Text(), tables.machines(view.machines, view.at_s)]
-    return (*parts, Text()) if len(parts) > 1 else (*parts,)
-
-
-def _next_of(view: View | None) -> tuple[str, ...]:
-    live = [job for job in view.jobs if job.ended_at_s is None] if view else []
-    if live:
-        return (f"orchestrator logs -f {live[-1].id}",)
-    return ("orchestrator submit SCRIPT --follow",)
-
-
 def down(
-    desk: Desk,
+    command: Command,
     force: Annotated[
         bool, typer.Option("--force", help="Do not wait for the manager; end it at once.")
     ] = False,
 ) -> None:
     """End the jobs with a checkpoint, give every machine back, and end the manager."""
-    places, found = Places(desk.config.state_dir), Found(forced=force)
+    places, found = Places(command.config.state_dir), Found(forced=force)
     try:
-        client = _settled(desk)
+        client = _settled(command)
     except Killed:
         found.killed = True
     except NotRunning as error:
         found.words = str(error)
     else:
-        found.was_up, found.view = True, _give_back(desk, places, client, force=force)
+        found.was_up, found.view = True, _give_back(command, places, client, force=force)
         found.killed = not (force or places.given_back.exists())
     left = _sweep_up(places)
     settled: list[str] = []
     if found.killed:
-        desk.say(_was_killed(left))
+        command.say(_was_killed(left))
         if not force:
-            settled, found.view = _settle(desk, places)
-    _say_down(desk, places, found, left, settled)
+            settled, found.view = _settle(command, places)
+    _say_down(command, places, found, left, settled)
 
 
-def _settled(desk: Desk) -> Client:
+def _settled(command: Command) -> Client:
     """Whoever is just starting is ended as soon as it can be asked; its `up` may have been killed."""
     deadline = time.monotonic() + UP_S_MAX
-    with desk.busy("waiting for a manager that is just starting or ending"):
+    with command.busy("waiting for a manager that is just starting or ending"):
         while True:
             try:
-                return desk.client()
+                return command.client()
             except Between:
                 if time.monotonic() > deadline:
                     raise
@@ -342,7 +248,7 @@ class Found(msgspec.Struct, kw_only=True):
         ]
 
 
-def _give_back(desk: Desk, places: Places, client: Client, *, force: bool) -> View | None:
+def _give_back(command: Command, places: Places, client: Client, *, force: bool) -> View | None:
     """Ask the manager to give everything back, or the house to end at once; wait until it is gone."""
     before = None
     try:
@@ -354,7 +260,7 @@ def _give_back(desk: Desk, places: Places, client: Client, *, force: bool) -> Vi
             raise
     if force:
         os.kill(client.house().pid, signal.SIGTERM)
-    with desk.busy("giving everything back") as shown:
+    with command.busy("giving everything back") as shown:
         return _wait_until_gone(client, places, before, shown)
 
 
@@ -375,15 +281,15 @@ def _sweep_up(places: Places) -> list[int]:
     return []
 
 
-def _settle(desk: Desk, places: Places) -> tuple[list[str], View | None]:
+def _settle(command: Command, places: Places) -> tuple[list[str], View | None]:
     """What a killed manager held is known to its journal and to the clouds only: another one looks,
     gives back what is there, and ends.
     """
     began_s, deadline, view = time.time(), time.monotonic() + UP_S_MAX + DOWN_S_MAX, None
     with _one_ctrl_c():
-        process, begins_at = _spawn(desk, places, "--give-back")
+        process, begins_at = _spawn(command, places, "--give-back")
         try:
-            with desk.busy("starting again, to see what it held"):
+            with command.busy("starting again, to see what it held"):
                 while process.poll() is None and time.monotonic() < deadline:
                     with contextlib.suppress(NotRunning, redis.RedisError):
                         view = Client.connect(places.state_dir).view() or view
@@ -445,15 +351,15 @@ def alive(pid: int) -> bool:
 
 
 def _say_down(
-    desk: Desk, places: Places, found: Found, left: list[int], settled: list[str]
+    command: Command, places: Places, found: Found, left: list[int], settled: list[str]
 ) -> None:
-    from orchestrator.cli import leaving
+    from orchestrator.cli import left_behind
 
     view = found.view
     held = [one.id for one in view.machines if one.ended_at_s is None] if view else []
     cost = view.cost if view else None
-    with desk.busy("looking where the newest steps are"):
-        left_there = leaving.found(desk.config, places, view)
+    with command.busy("looking where the newest steps are"):
+        left_there = left_behind.found(command.config, places, view)
     texts = []
     if settled:
         texts.append(Text(f"found and given back: {', '.join(settled)}"))
@@ -469,10 +375,10 @@ def _say_down(
     for job in cancelled:
         of_all = f" of {job.steps_total:,}" if job.steps_total else ""
         texts.append(Text(f"cancelled {job.id} at step {job.step:,}{of_all}"))
-    texts += [Text(said, style="yellow") for said in left_there.texts(desk.config)]
+    texts += [Text(said, style="yellow") for said in left_there.texts(command.config)]
     if cost:
         texts.append(Text(f"spent {usd(cost.spent_usd)}, saved {usd(cost.saved_usd)}"))
-    desk.answer(
+    command.answer(
         {
             "was_up": found.was_up, "killed": found.killed, "cost": cost, "machines_last_seen": held,
             "processes_swept": len(left), "machines_settled": settled,
@@ -480,7 +386,7 @@ def _say_down(
             "cancelled": [job.id for job in cancelled], "not_copied": [one.job for one in left_there.uncopied], "lost": left_there.lost,
         },
         *texts,
-        then=("orchestrator gc --dry-run",)
+        then=("orchestrator tools gc --dry-run",)
         if found.words
         else ("orchestrator up", *(f"orchestrator resume {job.id}" for job in cancelled)),
     )  # fmt: skip

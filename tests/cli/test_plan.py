@@ -159,7 +159,7 @@ def test_plans_of_one_seed_are_alike(shell):
 
 def test_the_same_seed_simulates_the_same_journal(shell):
     """The digest in the answer is the file's, and another seed has another."""
-    words = ("simulate", "--days", "0.2", "--instances", "5", "--json")
+    words = ("tools", "simulate", "--days", "0.2", "--instances", "5", "--json")
     first = shell(*words, "--seed", "3", "--journal", "a.jsonl").json
     again = shell(*words, "--seed", "3", "--journal", "b.jsonl").json
     other = shell(*words, "--seed", "4").json
@@ -170,7 +170,7 @@ def test_the_same_seed_simulates_the_same_journal(shell):
 
 def test_the_figures_of_a_simulation_are_a_table(shell):
     """For a person; without faults besides evictions a lost step would be a fault of ours."""
-    text = shell("simulate", "--days", "0.2", "--instances", "5").out
+    text = shell("tools", "simulate", "--days", "0.2", "--instances", "5").out
     lines = dict(line.split("  ", 1) for line in text.splitlines() if "  " in line)
     assert lines["steps lost"].strip() == "0"
     assert int(lines["evictions"].strip()) > 0
@@ -178,17 +178,18 @@ def test_the_figures_of_a_simulation_are_a_table(shell):
 
 def test_a_simulated_journal_is_decided_the_same_again(shell):
     """The file of a simulation is an incident like any other; a changed one is told from it."""
-    shell("simulate", "--days", "0.1", "--instances", "3", "--journal", "month.jsonl")
-    assert "every decision is the same" in shell("replay", "month.jsonl").out
+    shell("tools", "simulate", "--days", "0.1", "--instances", "3", "--journal", "month.jsonl")
+    assert "every decision is the same" in shell("tools", "replay", "month.jsonl").out
     journal = shell.folder / "month.jsonl"
     journal.write_text(journal.read_text().replace('"market":"spot"', '"market":"on_demand"', 1))
-    changed = shell("replay", "month.jsonl")
+    changed = shell("tools", "replay", "month.jsonl")
     assert (changed.code, "decided otherwise now: entry " in changed.line) == (1, True)
 
 
 def test_a_backtest_writes_its_page(shell):
     """On the drawn markets, with few starts; the page is where it was asked for."""
     words = (
+        "tools",
         "backtest",
         "--strategy",
         "ours",

@@ -1,4 +1,4 @@
-"""Where the newest steps of jobs lie behind `down`: not all of it outlives this machine, and that is said."""
+"""Where the newest steps of jobs lie after `down`: not all of it outlives this machine, and that is said."""
 
 import time
 from collections.abc import Iterator

@@ -11,17 +11,27 @@ import os
 import re
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Never
+from typing import Annotated, Never
 
 import msgspec
+import typer
 from rich.text import Text
 
 from agent.errors import ParcelError
 from agent.source import parcel
-from orchestrator.cli.desk import USAGE, CommandError
-from orchestrator.cli.neighbours import check_source, neighbours
+from orchestrator.cli.command import USAGE, CommandError
+from orchestrator.cli.imports import check_source, neighbours
 from orchestrator.config import Config
 from orchestrator.wording import plural
+
+With = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--with",
+        metavar="PATH",
+        help="A file, a folder or a quoted pattern that goes along. More than once, if need be.",
+    ),
+]
 
 SHOWN_MAX = 8
 LARGEST_SHOWN = 3

@@ -12,7 +12,7 @@ from agent.messages import UNRECORDED
 from agent.profile import Profile
 from agent.schedule import Kind
 from agent.timeline import Timeline
-from orchestrator.cli.desk import CommandError, Desk, command
+from orchestrator.cli.command import Command, CommandError
 from orchestrator.cli.jobs import find
 from orchestrator.client import Client
 from orchestrator.morph import costing, gantt
@@ -26,12 +26,8 @@ PATIENCE_S, LOOK_S = 120.0, 0.2
 RUNNING = ("RUNNING", "RECOVERING", "DRAINING")
 
 
-def add(app: typer.Typer) -> None:
-    command(app)(trace)
-
-
 def trace(
-    desk: Desk,
+    command: Command,
     job: Annotated[
         str | None,
         typer.Argument(help="Id of the job, or how it begins. Default: the newest that runs."),
@@ -42,16 +38,16 @@ def trace(
     ),
 ) -> None:
     """Draw one step of a running job: predicted above, measured below."""
-    client = desk.client()
+    client = command.client()
     one = find(client, job, RUNNING)
     if one.status not in RUNNING:
         raise CommandError(f"{one.id} is {one.status}: only a step of a running job can be drawn")
-    with desk.busy("waiting for the next step"):
+    with command.busy("waiting for the next step"):
         seen = _ask(client, one.id)
     profile = client.profile(one.id)
     out.write_text(picture(seen, profile), encoding="utf-8")
     took_s = max(m.end_s for moments in seen.workers.values() for m in moments)
-    desk.answer(
+    command.answer(
         {"job": one.id, "step": seen.step, "took_s": took_s, "predicted": profile is not None, "file": str(out)},
         f"step {seen.step} of {one.id} took {took_s:.3g} s: {out}",
         *(() if profile else (f"nothing is predicted: {unmeasured(one)}",)),

@@ -1,9 +1,9 @@
 """What a job's script has written and logged: the files of its output folder, and its numbers by step."""
 
 import csv
+import io
 import math
 import secrets
-import sys
 from pathlib import Path
 from typing import Annotated
 
@@ -12,7 +12,7 @@ from rich.text import Text
 
 from agent.messages import OutputFile
 from orchestrator.cli import tables
-from orchestrator.cli.desk import USAGE, CommandError, Desk, command, write_json
+from orchestrator.cli.command import USAGE, Command, CommandError, write, write_json
 from orchestrator.cli.jobs import Job, find
 from orchestrator.client import NotRunning
 from orchestrator.places import Places
@@ -30,40 +30,35 @@ To = Annotated[
 ]
 
 
-def add(app: typer.Typer) -> None:
-    for function in (output, metrics):
-        command(app)(function)
-
-
-def output(desk: Desk, job: Job = None, to: To = None) -> None:
-    """The files that a job's script has written to session.output: listed, or copied with --to."""
+def output(command: Command, job: Job = None, to: To = None) -> None:
+    """List the files that a job's script has written to session.output; --to copies them."""
     from agent.output.shelf import listed
 
-    checkpoints = Places(desk.config.state_dir).checkpoints
-    name = _name(desk, job, checkpoints)
+    checkpoints = Places(command.config.state_dir).checkpoints
+    name = _name(command, job, checkpoints)
     files = sorted(listed(checkpoints / name), key=lambda file: file.path)
     shown = [{"path": one.path, "size_bytes": one.size, "step": one.step} for one in files]
     value = {"job": name, "files": shown}
     if not files:
-        desk.answer(value, Text(f"{name} has written nothing to session.output yet"))
+        command.answer(value, Text(f"{name} has written nothing to session.output yet"))
         return
     if to is not None:
         for file in files:
             _copy(checkpoints / name, file.path, to)
         total = sum(file.size for file in files)
         text = Text(f"{plural(len(files), 'file')} of {name}, {memory(total)}, copied to {to}")
-        desk.answer({**value, "copied_to": str(to)}, text)
+        command.answer({**value, "copied_to": str(to)}, text)
         return
     table = tables.table("file", "size#", "step#")
     for file in files:
         table.add_row(Text(file.path), memory(file.size), _step(file.step))
-    desk.answer(value, table, then=(f"orchestrator output {name} --to DIR",))
+    command.answer(value, table, then=(f"orchestrator output {name} --to DIR",))
 
 
-def _name(desk: Desk, job: str | None, checkpoints: Path) -> str:
+def _name(command: Command, job: str | None, checkpoints: Path) -> str:
     """Without a house that runs, what lies there can be had all the same, by its whole name."""
     try:
-        return find(desk.client(), job).id
+        return find(command.client(), job).id
     except NotRunning:
         lies_here = job is not None and (checkpoints / job).parent == checkpoints
         if job is not None and lies_here and (checkpoints / job).is_dir():
@@ -111,39 +106,40 @@ def _copied(home: Path, file: OutputFile, target: Path) -> bool:
 
 
 def metrics(
-    desk: Desk,
+    command: Command,
     job: Job = None,
     *,
     as_csv: Annotated[
         bool, typer.Option("--csv", help="All steps, as a table for other programs.")
     ] = False,
 ) -> None:
-    """The numbers that a job's script has logged, by step: session.log, and what session.backward returns."""
-    if as_csv and desk.json:
+    """Show the numbers that a job's script has logged, by step. They are those of session.log and of session.backward."""
+    if as_csv and command.json:
         raise CommandError("--csv and --json: choose one of them", USAGE)
-    client = desk.client()
+    client = command.client()
     name = find(client, job).id
     steps = client.metrics(name)
     names = list(dict.fromkeys(each for numbers in steps.values() for each in numbers))
     if as_csv:
-        rows = csv.writer(sys.stdout, lineterminator="\n")
+        table = io.StringIO()
+        rows = csv.writer(table, lineterminator="\n")
         rows.writerow(["step", *("step (logged)" if each == "step" else each for each in names)])
         for step, numbers in steps.items():
-            rows.writerow(
-                [step, *(repr(numbers[each]) if each in numbers else "" for each in names)]
-            )
+            cells = (repr(numbers[each]) if each in numbers else "" for each in names)
+            rows.writerow([step, *cells])
+        write(table.getvalue())
         return
-    if desk.json:
+    if command.json:
         write_json({"job": name, "steps": [_told(*each) for each in steps.items()]})
         return
     if not steps:
-        desk.answer({}, Text(f"{name} has logged nothing yet"))
+        command.answer({}, Text(f"{name} has logged nothing yet"))
         return
-    table = tables.table("step#", *(f"{each}#" for each in names))
+    made = tables.table("step#", *(f"{each}#" for each in names))
     for step, numbers in list(steps.items())[-STEPS_SHOWN:]:
         cells = (f"{numbers[each]:.6g}" if each in numbers else "" for each in names)
-        table.add_row(f"{step:,}", *cells)
-    desk.answer({}, table, then=(f"orchestrator metrics {name} --csv",))
+        made.add_row(f"{step:,}", *cells)
+    command.answer({}, made, then=(f"orchestrator metrics {name} --csv",))
 
 
 def _told(step: int, numbers: dict[str, float]) -> dict[str, object]:

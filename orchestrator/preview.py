@@ -1,7 +1,7 @@
-"""What the brain would do about a script now, asked without doing any of it.
+"""What the manager would do about a script now, asked without doing any of it.
 
 The manager's own `decide` and `think` run on a state that holds nothing but the market's answer, so
-a plan cannot say anything else than what `submit` would do.
+a preview says what `submit` would do.
 """
 
 import asyncio
@@ -23,16 +23,16 @@ from cloud.simulated import SimulatedCloud
 from orchestrator.brain import crews, forecast, layouts, pacing
 from orchestrator.brain.buying import think
 from orchestrator.brain.decide import decide
+from orchestrator.brain.jobs import Least, least_of
 from orchestrator.brain.layouts import Choice, Question, Seat
 from orchestrator.brain.leases import cost_now_usd_per_h
-from orchestrator.cli.desk import USAGE, CommandError
-from orchestrator.cli.footprint import Compared, compared
 from orchestrator.client import Client, House, local_cloud
-from orchestrator.config import Config
+from orchestrator.config import Config, ConfigError
 from orchestrator.events import CatalogueSeen, JobSpec, JobSubmitted, ManagerStarted, QuotesSeen
 from orchestrator.live.manager import settings_from
 from orchestrator.morph import drift
 from orchestrator.morph.errors import MorphError
+from orchestrator.morph.plans import Candidate
 from orchestrator.state import Job, State
 from orchestrator.view import JobView
 
@@ -53,7 +53,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
 
     steps: int | None = None
     step_s: float | None = None  # of one step on one slot
-    steps_from: str = ""
+    steps_from: str = ""  # the job that has shown it, or a person
     step_s_from: str = ""
 
     @property
@@ -71,24 +71,6 @@ class Model(msgspec.Struct, frozen=True, kw_only=True):
     uncuttable: str
 
 
-class Foreseen(msgspec.Struct, frozen=True, kw_only=True):
-    """The layout that the machines would train in, the others, and where that is known from."""
-
-    asked: Question
-    choice: Choice
-    known_from: str
-
-    @property
-    def compared(self) -> tuple[Compared, ...]:
-        plan = self.choice.plan
-        assert plan is not None
-        return compared(plan)
-
-    @property
-    def picture(self) -> str:
-        return layouts.picture(self.asked, self.choice)
-
-
 class Considered(msgspec.Struct, frozen=True, kw_only=True):
     """One offer, and what the job would cost if nothing else were sold."""
 
@@ -104,18 +86,97 @@ class Considered(msgspec.Struct, frozen=True, kw_only=True):
     chosen: int
 
 
+class Preview(msgspec.Struct, frozen=True, kw_only=True):
+    """What the manager would do, and what is known of the job that it would run."""
+
+    source: str  # of the prices
+    work: Work
+    refused: str = ""
+    because: str = ""
+    runner_up: str = ""
+    offers: list[Considered] = []
+    expected_cost_usd: float | None = None
+    expected_s: float | None = None
+    least: Least | None = None
+    measured_by: str = ""  # the job whose profile is used, if there is one
+    asked: Question | None = None
+    choice: Choice | None = None
+    no_layout: str = ""  # why there is none
+
+    @property
+    def compared(self) -> tuple[Candidate, ...]:
+        assert self.choice is not None
+        assert self.choice.plan is not None
+        return self.choice.plan.candidates
+
+    @property
+    def picture(self) -> str:
+        assert self.asked is not None
+        assert self.choice is not None
+        return layouts.picture(self.asked, self.choice)
+
+    def value(self) -> dict[str, object]:
+        """The same for programs."""
+        layout: object = None
+        if self.asked is not None and self.choice is not None:
+            layout = {
+                "because": self.choice.because, "known_from": self.measured_by,
+                "microbatches": self.asked.microbatches, "compared": self.compared,
+            }  # fmt: skip
+        elif self.measured_by:
+            layout = {"refused": self.no_layout}
+        return {
+            "source": self.source, "because": self.because, "runner_up": self.runner_up,
+            "expected_cost_usd": self.expected_cost_usd, "expected_s": self.expected_s,
+            "budget_least_usd": None if self.least is None else self.least.usd,
+            "work": self.work, "offers": self.offers, "layout": layout,
+        }  # fmt: skip
+
+
+def preview(
+    config: Config,
+    client: Client | None,
+    spec: JobSpec,
+    sha: str,
+    told: tuple[int | None, float | None],
+) -> Preview:
+    """Ask what would be done for a script; `told` are its steps and the seconds of one, if a person says them."""
+    sold = market_now(config, client)
+    view = client.view() if client is not None else None
+    known = view.jobs if view is not None else ()
+    work = work_of(known, sha, spec.argv, *told)
+    model = model_of(client, known, sha, spec.argv) if client is not None else None
+    state, job = ask_the_brain(config, sold, spec, work, model)
+    if job.status == "FAILED":
+        return Preview(source=sold.source, work=work, refused=job.because)
+    purchase = think(state, job)
+    cost_usd, took_s = expectation(state, job, purchase, work)
+    asked, choice, no_layout = None, None, "nothing would be bought"
+    if model is not None and (asked := _question(state, job, purchase)) is not None:
+        try:
+            choice = layouts.choose(asked)
+        except MorphError as error:
+            no_layout = str(error)
+    return Preview(
+        source=sold.source, work=work, because=purchase.because, runner_up=purchase.runner_up,
+        offers=considered(state, job, work, purchase), expected_cost_usd=cost_usd, expected_s=took_s,
+        least=least_of(state, job), measured_by=model.job if model is not None else "",
+        asked=asked, choice=choice, no_layout=no_layout,
+    )  # fmt: skip
+
+
 def market_now(config: Config, client: Client | None) -> Sold:
     """From the running local cloud, or from the market that its seed would give now."""
     if client is not None and client.house().local_cloud:
         return asyncio.run(_sold_by(client.house()))
     if not config.local.enabled:
-        raise CommandError("no provider is enabled; set local.enabled = true in orchestrator.toml")
+        raise ConfigError("no provider is enabled; set local.enabled = true in orchestrator.toml")
     now_s = time.time()
     prices = config.local.prices
     try:
         replay = read_prices(Path(prices), LOCAL) if prices else None
     except (OSError, ValueError) as error:
-        raise CommandError(f"local.prices: {error}", USAGE) from None
+        raise ConfigError(f"local.prices: {error}") from None
     market = SpotMarket(LOCAL, seed=config.local.seed, start_s=now_s, replay=replay)
     cloud = SimulatedCloud(market, config.manager.deployment)
     types, pools = cloud.catalogue()
@@ -144,9 +205,11 @@ def work_of(
 ) -> Work:
     """As told; else as the newest job of the very same script with the very same arguments has shown."""
     work = Work(
-        steps=steps, step_s=step_s,
-        steps_from=TOLD if steps else "", step_s_from=TOLD if step_s else "",
-    )  # fmt: skip
+        steps=steps,
+        step_s=step_s,
+        steps_from=TOLD if steps else "",
+        step_s_from=TOLD if step_s else "",
+    )
     for job in _alike(known, script_sha, argv):
         if work.steps is None and job.steps_total:
             work = msgspec.structs.replace(work, steps=job.steps_total, steps_from=job.id)
@@ -222,8 +285,8 @@ def _as_shown(job: Job, work: Work) -> Profile:
     return drift.refit(profile, work.step_s / (least.step_s * least.way.depth * least.width))
 
 
-def foresee(state: State, job: Job, purchase: Purchase, model: Model) -> Foreseen | str:
-    """The layout of the machines that would be bought; or why there is none."""
+def _question(state: State, job: Job, purchase: Purchase) -> Question | None:
+    """Ask for the layout of the machines that would be bought; None if there are none."""
     seats = []
     for part in purchase.acquire:
         kind = state.types[part.pool.type]
@@ -236,13 +299,7 @@ def foresee(state: State, job: Job, purchase: Purchase, model: Model) -> Foresee
                     slots=kind.slots, pace=pace,
                 )
             )  # fmt: skip
-    if not seats:
-        return "nothing would be bought"
-    asked = crews.question_of(state, job, tuple(seats[: job.workers_max]))
-    try:
-        return Foreseen(asked=asked, choice=layouts.choose(asked), known_from=model.job)
-    except MorphError as error:
-        return str(error)
+    return crews.question_of(state, job, tuple(seats[: job.workers_max])) if seats else None
 
 
 def expectation(

@@ -18,7 +18,7 @@ import typer
 from rich.text import Text
 
 from orchestrator.cli import tables
-from orchestrator.cli.desk import ERROR, CommandError, Desk, command
+from orchestrator.cli.command import ERROR, Command, CommandError
 from orchestrator.client import Client, NotRunning
 from orchestrator.config import FILE_NAME, Config, ConfigError, template
 from orchestrator.house import processes
@@ -34,14 +34,9 @@ IMPORT_S_MAX = 120.0
 CLOCK_SLACK_S = 5.0
 
 
-def add(app: typer.Typer) -> None:
-    for function in (init, check):
-        command(app)(function)
-
-
-def init(desk: Desk) -> None:
+def init(command: Command) -> None:
     """Write a commented orchestrator.toml with every setting; never over one that is there."""
-    path = desk.given_path or Path(FILE_NAME)
+    path = command.given_path or Path(FILE_NAME)
     try:
         with path.open("x") as sink:
             sink.write(template())
@@ -52,7 +47,7 @@ def init(desk: Desk) -> None:
         ) from None
     except OSError as error:
         raise CommandError(f"{path}: cannot be written: {error.strerror}") from None
-    desk.answer(
+    command.answer(
         {"path": str(path.absolute())},
         Text.assemble(("wrote ", "green"), str(path)),
         then=("orchestrator check", "orchestrator up"),
@@ -71,32 +66,36 @@ class Finding(msgspec.Struct, frozen=True, kw_only=True):
 Check = Callable[[Config], Finding]
 
 
-def check(desk: Desk) -> None:
-    """Whether this machine has what is needed; what fails is shown with its remedy."""
+def check(command: Command) -> None:
+    """Check that this machine has what is needed; what is missing is shown with its remedy."""
     findings = []
-    with desk.busy("checking"):
-        settings, config = _settings(desk)
+    with command.busy("checking"):
+        settings, config = _settings(command)
         findings = [settings, *(one(config) for one in CHECKS)]
     made = tables.table("", "what", "found", "remedy")
     for one in findings:
         mark = Text("OK", style="green") if one.ok else Text("FAIL", style="bold red")
         made.add_row(mark, one.name, Text(one.found), Text(one.remedy))
     good = all(one.ok for one in findings)
-    desk.answer({"ok": good, "checks": findings}, made, then=("orchestrator up",) if good else ())
+    command.answer(
+        {"ok": good, "checks": findings}, made, then=("orchestrator up",) if good else ()
+    )
     if not good:
         raise typer.Exit(ERROR)
 
 
-def _settings(desk: Desk) -> tuple[Finding, Config]:
+def _settings(command: Command) -> tuple[Finding, Config]:
     try:
-        config = desk.config
+        config = command.config
     except ConfigError as error:
         lines = str(error).splitlines()
         return Finding(
             name="settings", ok=False, found=lines[0],
             remedy="correct it; the other lines are for the default settings",
         ), Config()  # fmt: skip
-    found = str(desk.config_path) if desk.config_path else "no file: every setting is the default"
+    found = (
+        str(command.config_path) if command.config_path else "no file: every setting is the default"
+    )
     return Finding(name="settings", ok=True, found=found), config
 
 
@@ -290,7 +289,7 @@ def _leftovers(config: Config) -> Finding:
     left = processes.marked(places.identity)
     if left and not _locked(places):
         found = f"ended, but {len(left)} of its processes are left"
-        return Finding(name="manager", ok=False, found=found, remedy="orchestrator gc")
+        return Finding(name="manager", ok=False, found=found, remedy="orchestrator tools gc")
     return Finding(name="manager", ok=True, found="not running")
 
 

@@ -7,14 +7,14 @@ from types import SimpleNamespace
 import msgspec
 import pytest
 from s3_server import S3Server
-from test_live_table import seen
+from test_watch import seen
 
 from agent.store.archive import Archive
 from agent.store.format import Manifest
 from agent.store.objects import Retries
 from agent.store.sinks import DiskSink
-from orchestrator.cli import leaving, running
-from orchestrator.cli.desk import CommandError
+from orchestrator.cli import left_behind, up_down
+from orchestrator.cli.command import CommandError
 from orchestrator.config import Config, Manager, Storage
 from orchestrator.places import Places
 
@@ -36,7 +36,7 @@ def config(tmp_path):
 
 def said(config, **job):
     view = seen(status="CANCELLED", **{"step": 30, "ended_at_s": time.time(), **job})
-    return list(leaving.found(config, Places(config.state_dir), view).texts(config))
+    return list(left_behind.found(config, Places(config.state_dir), view).texts(config))
 
 
 def test_all_of_it_is_where_it_should_be(config, tmp_path):
@@ -72,7 +72,7 @@ def test_a_store_that_does_not_answer_is_not_asked_of_each_job(config, monkeypat
         monkeypatch.setenv("AWS_ENDPOINT_URL", server.endpoint)
         for view in (one, three):
             server.requests, server.refuse = 0, 10**6
-            texts = list(leaving.found(config, places, view).texts(config))
+            texts = list(left_behind.found(config, places, view).texts(config))
             assert ["503 Service Unavailable" in text for text in texts] == [True] * len(view.jobs)
             asked.append(server.requests)
     assert asked[0] == asked[1]
@@ -84,7 +84,7 @@ def test_steps_that_nobody_has(config, tmp_path):
     version(Places(config.state_dir).checkpoints, 12)
     version(tmp_path / "copies", 12)
     assert said(config)[0].startswith("steps 12 to 30 of gpt-1 are lost")
-    assert not said(config, ended_at_s=time.time() - leaving.JUST_NOW_S - 1)
+    assert not said(config, ended_at_s=time.time() - left_behind.JUST_NOW_S - 1)
 
 
 def test_steps_of_a_version_that_is_damaged(config, tmp_path):
@@ -102,13 +102,13 @@ def test_steps_of_a_version_that_is_damaged(config, tmp_path):
 
 def test_what_a_manager_ends_of_again_and_again_is_said(config, monkeypatch):
     """While it is waited for, and when nobody waits any longer."""
-    monkeypatch.setattr(running, "DOWN_S_MAX", 0.1)
+    monkeypatch.setattr(up_down, "DOWN_S_MAX", 0.1)
     places, shown = Places(config.state_dir), list[str]()
     places.make()
     places.house.touch()
     places.broke_off.write_text("the newest snapshot is damaged")
     client = SimpleNamespace(house=lambda: SimpleNamespace(pid=os.getpid()), view=lambda: None)
     with pytest.raises(CommandError, match=r"within 0 s\. The manager: .* snapshot is damaged\."):
-        running._wait_until_gone(client, places, None, shown.append)
+        up_down._wait_until_gone(client, places, None, shown.append)
     places.remove_link()
     assert "again and again: the newest snapshot is damaged" in shown[0]

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from agent.source.parcel import FILES_MAX, read, unpack
-from orchestrator.cli import packing
-from orchestrator.cli.desk import CommandError
-from orchestrator.cli.packing import Packed
+from orchestrator.cli.command import CommandError
+from orchestrator.cli.pack import Packed, _unreadable
+from orchestrator.cli.pack import pack as pack_for
 from orchestrator.config import Config
 
 CONFIG = Config()
@@ -61,7 +61,7 @@ IMPORTED = [
 
 def pack(here: Path, script: str, *words: str, argv: tuple[str, ...] = ()) -> Packed:
     with chdir(here):
-        return packing.pack(Path(script), CONFIG, words, argv)
+        return pack_for(Path(script), CONFIG, words, argv)
 
 
 def test_what_is_imported_goes_along(home: Path) -> None:
@@ -172,7 +172,7 @@ def test_an_argument_that_is_a_file_here_and_stays_here_is_said(home: Path) -> N
 def test_a_folder_that_cannot_be_read_is_no_empty_folder(home: Path) -> None:
     """Root reads everything, so it is a file in the place of one here, as in a race."""
     with pytest.raises(CommandError, match="cannot be read"):
-        packing._unreadable(OSError(13, "Permission denied", "conf"))
+        _unreadable(OSError(13, "Permission denied", "conf"))
 
 
 def test_too_many_files_are_refused(home: Path) -> None:

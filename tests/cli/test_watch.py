@@ -12,12 +12,11 @@ import redis
 from rich.console import Console
 
 from cloud.clock import ticks
-from orchestrator.cli import live_table, looking
-from orchestrator.cli.desk import CommandError
+from orchestrator.cli import watch
+from orchestrator.cli.command import CommandError
 from orchestrator.cli.jobs import RESUMABLE, find
-from orchestrator.cli.live_table import follow
-from orchestrator.cli.looking import ended
-from orchestrator.cli.tracing import RUNNING
+from orchestrator.cli.tools.trace import RUNNING
+from orchestrator.cli.watch import ended, follow
 from orchestrator.client import House, NoRoom, NotRunning, Silent
 from orchestrator.view import CostView, JobView, MachineView, Sentence, View
 
@@ -74,7 +73,7 @@ class Told:
 @pytest.fixture(autouse=True)
 def quick(monkeypatch):
     """Nobody has to wait between two looks."""
-    monkeypatch.setattr(looking, "LOOK_S", 0.0)
+    monkeypatch.setattr(watch, "LOOK_S", 0.0)
 
 
 def watched(source, **console):
@@ -167,7 +166,7 @@ def test_what_was_seen_last_is_shown_with_its_age_and_why_there_is_nothing_newer
 
 def test_an_answer_that_takes_long_does_not_leave_a_person_alone(monkeypatch):
     """What was seen last is shown again meanwhile; the answer is taken when it comes."""
-    monkeypatch.setattr(looking, "SILENT_S", 0.01)
+    monkeypatch.setattr(watch, "SILENT_S", 0.01)
     told, goes_on = Told(seen(), seen(status="SUCCEEDED", ended_at_s=60.0)), threading.Event()
     shown = []
 
@@ -177,7 +176,7 @@ def test_an_answer_that_takes_long_does_not_leave_a_person_alone(monkeypatch):
                 goes_on.wait(20)
             return told.view()
 
-    for look in looking.looks(Slow(None), "gpt-1"):
+    for look in watch.looks(Slow(None), "gpt-1"):
         shown.append(look)
         if len(shown) == 2:
             goes_on.set()
@@ -191,7 +190,7 @@ def test_an_answer_that_takes_long_does_not_leave_a_person_alone(monkeypatch):
 
 def test_a_house_that_waits_for_room_is_waited_for(monkeypatch):
     """However long that is; one that is silent for no such reason is given up."""
-    monkeypatch.setattr(looking, "AWAY_S_MAX", -1.0)
+    monkeypatch.setattr(watch, "AWAY_S_MAX", -1.0)
     full = NoRoom("the disk takes nothing more")
     job, _ = watched(Told(seen(), full, full, seen(status="SUCCEEDED", ended_at_s=60.0)))
     assert job.status == "SUCCEEDED"
@@ -201,7 +200,7 @@ def test_a_house_that_waits_for_room_is_waited_for(monkeypatch):
 
 def test_what_is_waited_for_is_said(monkeypatch):
     """Machines that boot, workers that start, a step that does not come, a manager that says nothing."""
-    monkeypatch.setattr(looking, "STILL_S", -1.0)
+    monkeypatch.setattr(watch, "STILL_S", -1.0)
     boots = msgspec.structs.replace(MACHINE, state="booting", launched_at_s=40.0)
     ready = msgspec.structs.replace(MACHINE, state="ready")
 
@@ -211,7 +210,7 @@ def test_what_is_waited_for_is_said(monkeypatch):
         view = msgspec.structs.replace(
             seen(**changes), at_s=now_s, tick_s=ticks() - ago_s, machines=tuple(moved)
         )
-        looks = looking.looks(Told(view), "gpt-1")
+        looks = watch.looks(Told(view), "gpt-1")
         next(looks)
         return next(looks).notes
 
@@ -233,7 +232,7 @@ def test_a_house_that_is_gone_ends_the_watching():
 
 def test_a_job_that_the_manager_does_not_know_is_not_waited_for_forever(monkeypatch):
     """The patience is bounded, and the line says where to look."""
-    monkeypatch.setattr(looking, "UNKNOWN_S_MAX", 0.05)
+    monkeypatch.setattr(watch, "UNKNOWN_S_MAX", 0.05)
     with pytest.raises(TimeoutError, match="look with: orchestrator status"):
         watched(Told(msgspec.structs.replace(seen(), jobs=())))
 
@@ -257,7 +256,7 @@ def test_a_job_is_shown_with_its_own_money_and_machines():
         assert "$0.0600/h" in text
         assert "saved $0.002766" in text
         assert "$9" not in text
-    assert [one.who for one in live_table.sentences_of(view, "gpt-1")] == [
+    assert [one.who for one in watch.sentences_of(view, "gpt-1")] == [
         "gpt-1", "i-1", "local/a/small",
     ]  # fmt: skip
 

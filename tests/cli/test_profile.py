@@ -5,11 +5,11 @@ from xml.etree import ElementTree
 
 import msgspec
 import pytest
-from test_cli_market import SVG, measured
-from test_live_table import JOB
+from test_plan import SVG, measured
+from test_watch import JOB
 
 from agent.profile import parse, render
-from orchestrator.cli.tracing import unmeasured
+from orchestrator.cli.tools.trace import unmeasured
 
 
 @pytest.fixture
@@ -72,7 +72,11 @@ def test_unlike_machines_share_by_pace(known):
         (("fast.json", "--on", "four", "--batch", "8"), 2, "--on four: write INSTANCES[x"),
         (("fast.json", "--on", "20001", "--batch", "8"), 2, "at most 20,000"),
         (("fast.json", "--on", "2:none.json", "--batch", "8"), 2, "none.json: there is no such"),
-        (("none.json", "--on", "4", "--batch", "8"), 2, "orchestrator profile JOB --out FILE"),
+        (
+            ("none.json", "--on", "4", "--batch", "8"),
+            2,
+            "orchestrator tools profile JOB --out FILE",
+        ),
         (("torn.json", "--on", "4", "--batch", "8"), 2, "torn.json: no usable profile"),
         (("old.json", "--on", "4", "--batch", "8"), 2, "written in format 0, this is format 1"),
         (("odd.json", "--on", "4", "--batch", "10"), 2, "the nearest that are: 8, 12"),
@@ -107,18 +111,18 @@ def test_what_cannot_be_planned_is_one_line(known, words, code, said):
 
 def test_a_profile_is_shown_and_written(known):
     """What a file holds, section by section; a copy of it can be planned with."""
-    answer = known("profile", "fast.json", "--out", "copy.json")
+    answer = known("tools", "profile", "fast.json", "--out", "copy.json")
     assert (answer.code, answer.err) == (0, "")
     assert "block" in answer.out
     assert answer.out.splitlines()[-1].startswith("Next: orchestrator plan copy.json --on 4")
     assert parse((known.folder / "copy.json").read_text()) == measured(memory=2000.0)
-    assert known("profile", "copy.json", "--json").json["profile"]["model"] == "deep.py"
-    assert "there is no such profile" in known("profile", str(Path("no") / "a.json")).line
+    assert known("tools", "profile", "copy.json", "--json").json["profile"]["model"] == "deep.py"
+    assert "there is no such profile" in known("tools", "profile", str(Path("no") / "a.json")).line
 
 
 def test_without_a_manager_a_jobs_profile_is_not_there(shell):
     """The default is the newest job's, and jobs are with the manager."""
-    assert shell("profile").code == 3
+    assert shell("tools", "profile").code == 3
 
 
 @pytest.mark.parametrize(

@@ -1,4 +1,4 @@
-"""Making trouble on purpose, and clearing up what trouble has left."""
+"""What a dead manager has left, and machines that no lease claims."""
 
 import asyncio
 import shutil
@@ -12,71 +12,17 @@ import typer
 from rich.text import Text
 
 from orchestrator.cli import tables
-from orchestrator.cli.desk import USAGE, CommandError, Desk, command
+from orchestrator.cli.command import Command
 from orchestrator.client import NotRunning, local_cloud
 from orchestrator.house import processes
+from orchestrator.house.house import HouseError, only_one
+from orchestrator.journal import RedisJournal
+from orchestrator.loop import resume
 from orchestrator.places import Places, dangling_links
 from orchestrator.redis_client import retry_policy
 from orchestrator.wording import plural
 
-NODES_MAX = 10_000
 RUN_DIRS = ("run", "cloud/machines")
-
-
-def add(app: typer.Typer) -> None:
-    for function in (drill, gc):
-        command(app)(function)
-
-
-# --- drills --------------------------------------------------------------------------------------
-
-
-def drill(
-    desk: Desk,
-    warning: Annotated[
-        float,
-        typer.Option(metavar="SECONDS", help="Notice given: 120 as EC2, 30 as Azure, 0 none."),
-    ] = 120.0,
-    nodes: Annotated[str, typer.Option(metavar="N|all", help="How many machines to take.")] = "1",
-) -> None:
-    """Have machines of the local cloud taken away, as a market would, and see what happens."""
-    if not 0 <= warning <= 86_400:
-        raise CommandError(f"--warning {warning:g}: seconds from 0 to 86400", USAGE)
-    count = _nodes(nodes)
-    client = desk.client()
-    if not client.house().local_cloud:
-        raise CommandError(
-            "drills take machines of the local cloud only, and it is off (local.enabled); "
-            "a real cloud's machines are never taken on purpose"
-        )
-
-    async def take() -> list[str]:
-        async with local_cloud(client.house()) as cloud:
-            return await cloud.drill(warning_s=warning, nodes=count)
-
-    taken = asyncio.run(take())
-    if not taken:
-        raise CommandError(
-            "no spot machine is running, so none was taken; see: orchestrator status"
-        )
-    notice = f"with {warning:g} s of notice" if warning else "without notice"
-    line = f"{plural(len(taken), 'machine')} taken {notice}: {', '.join(taken)}"
-    desk.answer(
-        {"warning_s": warning, "machines": taken},
-        Text(line),
-        then=("orchestrator events", "orchestrator status --watch"),
-    )
-
-
-def _nodes(text: str) -> int | Literal["all"]:
-    if text == "all":
-        return "all"
-    if text.isascii() and text.isdigit() and 1 <= int(text) <= NODES_MAX:
-        return int(text)
-    raise CommandError(f"--nodes {text}: a number from 1 to {NODES_MAX}, or all", USAGE)
-
-
-# --- clearing up ---------------------------------------------------------------------------------
 
 
 class Leftover(msgspec.Struct, frozen=True, kw_only=True):
@@ -88,12 +34,12 @@ class Leftover(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def gc(
-    desk: Desk,
+    command: Command,
     dry_run: Annotated[bool, typer.Option("--dry-run", help="Only list them.")] = False,
 ) -> None:
-    """End what nobody needs: machines of ours that no lease claims, and what dead managers left."""
-    places = Places(desk.config.state_dir)
-    found = asyncio.run(_machines(desk, end=not dry_run))
+    """End what is left over: machines of ours that no lease claims, and what dead managers left."""
+    places = Places(command.config.state_dir)
+    found = asyncio.run(_machines(command, end=not dry_run))
     found += _of_a_dead_house(places, end=not dry_run)
     found += _dangling_links(end=not dry_run)
     made = tables.table("what", "which", "why")
@@ -101,26 +47,26 @@ def gc(
         made.add_row(one.kind, one.id, Text(one.why))
     done = "would be removed" if dry_run else "removed"
     line = f"{plural(len(found), 'thing')} {done}" if found else "nothing is left over"
-    desk.answer(
+    command.answer(
         {"dry_run": dry_run, "leftovers": found},
         *((made, Text(line)) if found else (Text(line),)),
         then=("orchestrator gc",) if found and dry_run else (),
     )
 
 
-async def _machines(desk: Desk, *, end: bool) -> list[Leftover]:
+async def _machines(command: Command, *, end: bool) -> list[Leftover]:
     """Machines with our tag that no lease of a running manager claims. Without one, none is touched:
     the next manager may still adopt them.
     """
     try:
-        client = desk.client()
+        client = command.client()
     except NotRunning:
         return []
     if not client.house().local_cloud:
         return []
 
     async with local_cloud(client.house()) as cloud:
-        grace_s = desk.config.limits.launch_grace_s
+        grace_s = command.config.limits.launch_grace_s
         listed = [one for one in await cloud.machines() if one.ended_at_s is None]
         # After the list: newer intents count.
         claimed = await claimed_tokens(client.house().redis_url)
@@ -136,9 +82,6 @@ async def _machines(desk: Desk, *, end: bool) -> list[Leftover]:
 
 async def claimed_tokens(redis_url: str) -> set[str]:
     """The tokens of every lease that the journal knows of; read only."""
-    from orchestrator.journal import RedisJournal
-    from orchestrator.loop import resume
-
     store = redis.asyncio.Redis.from_url(redis_url, **retry_policy(asynchronous=True))
     try:
         state = await resume(RedisJournal(store))
@@ -149,8 +92,6 @@ async def claimed_tokens(redis_url: str) -> set[str]:
 
 def _of_a_dead_house(places: Places, *, end: bool) -> list[Leftover]:
     """Processes and folders of a house that was killed, if none lives in its place now."""
-    from orchestrator.house.house import HouseError, only_one
-
     if not places.state_dir.exists():
         return []
     had_link = places.run.is_symlink()

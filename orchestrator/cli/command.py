@@ -1,4 +1,4 @@
-"""What every command shares: the settings, the way to the house, how to answer, and how to fail.
+"""What every command shares: the settings, the way to the manager, how to answer, and how to fail.
 
 A command answers once. With --json the answer is one JSON document on the standard output and
 nothing else; without it, it is text for a person, and the next useful command at the end.
@@ -6,6 +6,7 @@ nothing else; without it, it is text for a person, and the next useful command a
 
 import inspect
 import os
+import re
 import signal
 import sys
 from collections.abc import Callable, Iterator
@@ -18,6 +19,7 @@ import typer
 from rich.console import Console, RenderableType
 from rich.markup import escape
 from rich.text import Text
+from typer.core import TyperGroup
 
 from orchestrator.client import Client
 from orchestrator.config import FILE_NAME, Config, load
@@ -45,15 +47,15 @@ Json = Annotated[bool, typer.Option("--json", help="Answer with one JSON documen
 
 
 class CommandError(OrchestratorError):
-    """Something that a person can see to: one line, and the exit code that goes with it."""
+    """A mistake that a person can correct: one line, and the exit code that goes with it."""
 
     def __init__(self, line: str, code: int = ERROR) -> None:
         super().__init__(line)
         self.code = code
 
 
-class Desk:
-    """Where one command is served."""
+class Command:
+    """One call of a command: its settings, and its only way to answer."""
 
     def __init__(self, config_path: Path | None, flags: dict[str, str], *, json: bool) -> None:
         self.json = json
@@ -78,13 +80,31 @@ class Desk:
         return self._config
 
     def client(self) -> Client:
-        """The way to the running house; raises `NotRunning`."""
+        """Connect to the running manager; raises `NotRunning`."""
         return Client.connect(self.config.state_dir)
 
     def say(self, text: RenderableType) -> None:
-        """Something on the way to the answer, for a person only."""
+        """Print something on the way to the answer, for a person only."""
         if not self.json:
             self._print(text)
+
+    def line(self, value: Any, text: Text) -> None:
+        """Print one of many: a line of JSON for programs, a line of text for a person."""
+        if self.json:
+            write(msgspec.json.encode(value).decode() + "\n")
+        else:
+            self.out.print(text, soft_wrap=True)
+
+    def answer(self, value: Any, *texts: RenderableType, then: tuple[str, ...] = ()) -> None:
+        """Print the answer: a value for programs, texts for a person, and what to do next."""
+        if self.json:
+            write_json(value)
+            return
+        for text in texts:
+            self._print(text)
+        for number, line in enumerate(then):
+            word = "Next:" if number == 0 else "     "
+            self.out.print(f"[dim]{word}[/] [bold]{escape(line)}[/]", soft_wrap=True)
 
     def _print(self, text: RenderableType) -> None:
         """In a file or a pipe a sentence is one line, for those who search in it."""
@@ -100,49 +120,55 @@ class Desk:
         with self.out.status(f"{what} ...") as status:
             yield lambda words: status.update(f"{words} ...")
 
-    def answer(self, value: Any, *texts: RenderableType, then: tuple[str, ...] = ()) -> None:
-        """The answer: a value for programs, texts for a person, and what to do next."""
-        if self.json:
-            write_json(value)
-            return
-        for text in texts:
-            self._print(text)
-        for number, command in enumerate(then):
-            word = "Next:" if number == 0 else "     "
-            self.out.print(f"[dim]{word}[/] [bold]{escape(command)}[/]", soft_wrap=True)
-
 
 def write_json(value: Any) -> None:
-    """One JSON document on the standard output."""
-    text = msgspec.json.format(msgspec.json.encode(value), indent=2)
-    sys.stdout.write(text.decode() + "\n")
+    """Write one JSON document to the standard output."""
+    write(msgspec.json.format(msgspec.json.encode(value), indent=2).decode() + "\n")
+
+
+def write(text: str) -> None:
+    sys.stdout.write(text)
     sys.stdout.flush()
 
 
-def command(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], None]:
-    """Add a function as a command. It gets its desk; --config, --set and --json are added to it."""
+class Whole(TyperGroup):
+    """Lists its commands with all of their first sentence: what is too long is wrapped, not cut."""
+
+    def format_commands(self, ctx: Any, formatter: Any) -> None:
+        said = [(name, self.commands[name].help or "") for name in self.list_commands(ctx)]
+        with formatter.section("Commands"):
+            formatter.write_dl([(name, _first_sentence(text)) for name, text in said])
+
+
+def _first_sentence(text: str) -> str:
+    return re.split(r"(?<=\.)\s", " ".join(text.split()), maxsplit=1)[0]
+
+
+def verb(app: typer.Typer, name: str | None = None) -> Callable[[Callable[..., None]], None]:
+    """Add a function as a command of `app`, with --config, --set and --json."""
 
     def add(function: Callable[..., None]) -> None:
         def run(
             *, config_path: Path | None, settings: list[str] | None, json: bool, **values: Any
         ) -> None:
-            function(Desk(config_path, _pairs(settings or []), json=json), **values)
+            function(Command(config_path, _pairs(settings or []), json=json), **values)
 
-        own = [p for p in inspect.signature(function).parameters.values() if p.name != "desk"]
+        keyword = inspect.Parameter.KEYWORD_ONLY
         shared = [
-            inspect.Parameter(key, inspect.Parameter.KEYWORD_ONLY, default=default, annotation=kind)
+            inspect.Parameter(key, keyword, default=default, annotation=kind)
             for key, default, kind in (
                 ("config_path", None, ConfigPath),
                 ("settings", None, Settings),
                 ("json", False, Json),
             )
         ]
-        parameters = [p.replace(kind=inspect.Parameter.KEYWORD_ONLY) for p in own] + shared
-        hints = {
-            k: v for k, v in get_type_hints(function, include_extras=True).items() if k != "desk"
-        }
+        _, *own = inspect.signature(function).parameters.values()
+        parameters = [each.replace(kind=keyword) for each in own] + shared
+        hints = get_type_hints(function, include_extras=True)
         run.__signature__ = inspect.Signature(parameters)  # type: ignore[attr-defined]
-        run.__annotations__ = hints | {p.name: p.annotation for p in shared}
+        run.__annotations__ = {
+            each.name: hints.get(each.name, each.annotation) for each in parameters
+        }
         run.__doc__ = function.__doc__
         app.command(name or function.__name__)(run)
 
@@ -163,9 +189,17 @@ def _pairs(settings: list[str]) -> dict[str, str]:
 
 @contextmanager
 def no_interrupts() -> Iterator[None]:
-    """Cleaning up is not cut short by a second Ctrl-C."""
+    """Finish cleaning up although Ctrl-C is pressed a second time."""
     before = signal.signal(signal.SIGINT, signal.SIG_IGN)
     try:
         yield
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def write_file(file: Path, text: str, option: str) -> None:
+    """Write the file that an option names; where that fails, the error names the option."""
+    try:
+        file.write_text(text, encoding="utf-8")
+    except OSError as error:
+        raise CommandError(f"{option} {file}: {error.strerror}", USAGE) from None

@@ -1,19 +1,17 @@
-"""`orchestrator backtest`: the manager's decision over recorded markets, beside every other strategy."""
+"""The manager's decision over recorded markets, beside every other strategy."""
 
-import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
+from typing import Any
 
 import msgspec
 import numpy as np
-from rich.console import Console
-from rich.table import Table
 
 from bidding import backtest as engine
 from bidding import synthetic
 from bidding.billing import AWS_2016, RULES, BillingRule
-from bidding.errors import BiddingError, ConstraintError
+from bidding.errors import ConstraintError
 from bidding.files import read_markets
 from bidding.history import Repairs, Series
 from bidding.market import Listing, Market, build, fitting
@@ -45,26 +43,6 @@ class Choices(msgspec.Struct, frozen=True, kw_only=True):
             )
 
 
-def backtest(
-    data: str,
-    strategy: str = "all",
-    starts: int = 1000,
-    report: Path = Path("backtest.html"),
-    choices: Choices | None = None,
-) -> int:
-    """Run, print one table per market, write the report; 0, or 2 with one line when it cannot."""
-    console = Console()
-    try:
-        sections, summary = measure(data, strategy, starts, report, choices or Choices())
-    except (BiddingError, OSError, ValueError) as e:
-        print(f"orchestrator backtest: {e}", file=sys.stderr)  # noqa: T201
-        return 2
-    for section in sections:
-        console.print(_table(section))
-    console.print(f"{summary}\nreport: {report}", highlight=False)
-    return 0
-
-
 def measure(
     data: str, strategy: str, starts: int, report: Path, choices: Choices
 ) -> tuple[list[backtest_report.Section], str]:
@@ -84,7 +62,7 @@ def measure(
     return sections, summary
 
 
-def figures(section: backtest_report.Section) -> dict[str, object]:
+def figures(section: backtest_report.Section) -> dict[str, Any]:
     """What the table of a market says, for programs: means over all starts, and intervals of 95 %."""
     return {
         "market": section.name,
@@ -114,7 +92,7 @@ def figures(section: backtest_report.Section) -> dict[str, object]:
     }
 
 
-def _figures_of(r: engine.Result) -> dict[str, object]:
+def _figures_of(r: engine.Result) -> dict[str, Any]:
     cost = engine.interval(r["cost_usd"], lambda v: float(v.mean()))
     held_h = float((r["spot_h"] + r["on_demand_h"]).mean())
     return {
@@ -259,25 +237,6 @@ def _calibration(market: Market) -> Calibration | None:
             if 0 < (row > 0).mean() < 1
         ]
     )
-
-
-def _table(s: backtest_report.Section) -> Table:
-    made = Table(title=s.name, title_justify="left", box=None, padding=(0, 1), pad_edge=False,
-                 collapse_padding=True)  # fmt: skip
-    made.add_column("strategy", no_wrap=True)
-    for column in ("cost $", "95 %", "hours", "lost", "evict", "free", "bound", "95th", "plain"):
-        made.add_column(column, justify="right", no_wrap=True)
-    for r in s.results:
-        cost = engine.interval(r["cost_usd"], lambda v: float(v.mean()))
-        held = float((r["spot_h"] + r["on_demand_h"]).mean())
-        made.add_row(
-            r.strategy, f"{cost.value:.4g}", f"±{(cost.high - cost.low) / 2:.2g}",
-            f"{r['runtime_h'].mean():.1f}", f"{100 * r['lost_h'].mean() / held:.1f}%",
-            f"{r['evictions'].mean():.1f}", f"{100 * r['free_h'].mean() / held:.0f}%",
-            f"{np.median(r.ratio):.2f}", f"{np.percentile(r.ratio, 95):.2f}",
-            f"{np.median(r.plain_ratio):.2f}", style="bold" if r.strategy == "ours" else "",
-        )  # fmt: skip
-    return made
 
 
 def _summary(starts: int, choices: Choices, work: engine.Work, wall_s: float) -> str:

@@ -1,0 +1,95 @@
+"""What the workers print, and what the manager did and why."""
+
+import time
+from collections.abc import Callable
+from typing import Annotated, Any
+
+import typer
+from rich.text import Text
+
+from orchestrator.cli import tables
+from orchestrator.cli.command import Command, write_json
+from orchestrator.cli.jobs import Job, OnlyJob, find
+from orchestrator.cli.watch import ENDED
+from orchestrator.client import Client
+from orchestrator.view import JobView, Sentence
+
+EVENTS_S = 0.5
+BLOCK_MS = 500
+PAGE = 1000
+
+Events = list[tuple[str, Sentence]]  # each with its place in the stream
+
+
+def logs(
+    command: Command,
+    job: Job = None,
+    go_on: Annotated[
+        bool, typer.Option("--follow", "-f", help="Go on until the job ends.")
+    ] = False,
+) -> None:
+    """Show what a job's workers print. With -f --json: one JSON document per line."""
+    client = command.client()
+    one = find(client, job)
+    if command.json and not go_on:
+        lines = [{"worker": worker, "line": text} for _, worker, text in read_logs(client, one.id)]
+        write_json({"job": one.id, "lines": lines})
+        return
+    after = "0"
+    while True:
+        over = not go_on or find(client, one.id).status in ENDED
+        page = client.logs(one.id, after, block_ms=None if over else BLOCK_MS, count=PAGE)
+        for after, worker, line in page:  # noqa: B007 - the last one is where to go on
+            text = Text.assemble((worker, "dim"), " ", line)
+            command.line({"worker": worker, "line": line}, text)
+        if over and not page:
+            break
+
+
+def read_logs(client: Client, job_id: str) -> list[tuple[str, str, str]]:
+    """Read all lines of a job: where each is in the stream, the worker, and the line."""
+    return _pages(lambda after: client.logs(job_id, after, count=PAGE))
+
+
+def events(
+    command: Command,
+    job: OnlyJob = None,
+    *,
+    go_on: Annotated[bool, typer.Option("--follow", "-f", help="Go on until Ctrl-C.")] = False,
+    last: Annotated[int, typer.Option("--last", "-n", min=1, help="How many to begin with.")] = 50,
+) -> None:
+    """Show what was done, and why: time, who, one sentence. With -f --json: one document per line."""
+    client = command.client()
+    one = find(client, job) if job is not None else None
+    every = _pages(lambda after: client.sentences(after, PAGE))
+    page = _of_job(client, one, every)[-last:]
+    if not go_on:
+        shown = [said for _, said in page]
+        texts = [tables.sentence(said) for said in shown] or [Text("nothing has happened yet")]
+        command.answer({"events": shown}, *texts)
+        return
+    after = every[-1][0] if every else "0"
+    while True:
+        for _, said in page:
+            command.line(said, tables.sentence(said))
+        time.sleep(EVENTS_S)
+        every = client.sentences(after)
+        after = every[-1][0] if every else after
+        page = _of_job(client, one, every)
+
+
+def _of_job(client: Client, job: JobView | None, found: Events) -> Events:
+    """What is said of it, of its machines as far as they are known still, and what names it."""
+    view = client.view() if job is not None and found else None
+    if job is None or view is None:
+        return found
+    own = {job.id} | {n for m in view.machines if m.job == job.id for n in (m.id, m.token)}
+    return [(at, said) for at, said in found if said.who in own or job.id in said.because]
+
+
+def _pages(read: Callable[[str], list[Any]]) -> list[Any]:
+    """Read a stream to its end, page by page; `read` has where to go on."""
+    found: list[Any] = []
+    while page := read(found[-1][0] if found else "0"):
+        found += page
+    return found

@@ -1,0 +1,326 @@
+"""Looking ahead: what would be bought for a script now, and the best layout on any machines."""
+
+import hashlib
+import re
+import shlex
+import time
+from collections.abc import Sequence
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Literal
+
+import typer
+from rich.table import Table
+from rich.text import Text
+
+from orchestrator.cli import tables
+from orchestrator.cli.command import JOB_FAILED, USAGE, Command, CommandError, write_file
+from orchestrator.cli.pack import With, pack
+from orchestrator.cli.submit import job_spec, with_limits
+from orchestrator.client import NotRunning
+from orchestrator.wording import clock, duration, memory, pause, plural, usd
+
+if TYPE_CHECKING:  # the planner takes longer to import than all other commands together
+    from agent.profile import Profile
+    from orchestrator.morph.formations import Chain
+    from orchestrator.morph.plans import Candidate, Holding, Plan, Sharding
+    from orchestrator.morph.search import Task
+    from orchestrator.preview import Considered, Preview, Work
+
+HELD = re.compile(
+    r"(?P<instances>\d{1,6})(?:x(?P<each>\d{1,3}))?(?::(?P<profile>[^@]+))?(?:@(?P<zone>.+))?"
+)
+LISTED = 12
+
+
+def plan(  # noqa: PLR0913 - a parameter per option
+    command: Command,
+    script: Annotated[
+        Path, typer.Argument(help="The training script; with --on the profile of a model.")
+    ],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The script's own arguments.")
+    ] = None,
+    *,
+    with_: With = None,
+    on: Annotated[
+        list[str] | None,
+        typer.Option(
+            metavar="N[xK][:PROFILE][@ZONE]",
+            help="Plan for these machines instead: N of K accelerators.",
+        ),
+    ] = None,
+    batch: Annotated[
+        int | None, typer.Option(metavar="SAMPLES", help="With --on: samples of a step.")
+    ] = None,
+    sharding: Annotated[
+        Literal["none", "optimizer", "offload"],
+        typer.Option(help="With --on: what else may become of the optimizer's state."),
+    ] = "none",
+    steps: Annotated[int | None, typer.Option(min=1, help="How many steps it has.")] = None,
+    step_s: Annotated[
+        float | None, typer.Option(metavar="SECONDS", help="Time of one step on one slot.")
+    ] = None,
+    budget: Annotated[float | None, typer.Option(metavar="USD", help="As for submit.")] = None,
+    deadline: Annotated[str | None, typer.Option(metavar="TIME", help="As for submit.")] = None,
+    gantt: Annotated[
+        Path | None, typer.Option(metavar="FILE", help="Draw the predicted step as SVG.")
+    ] = None,
+) -> None:
+    """Show what would be bought for a script now, what it would cost, and when it would be done.
+
+    Once a job of the very same script has been measured, also the layout it would train in, and what else there was.
+    With --on nothing is bought: the layout of a profiled model on any machines, see: orchestrator tools profile --help
+    """
+    if on is not None or script.suffix == ".json":
+        _on_machines(command, script, on or [], (batch, sharding), gantt)
+        return
+    if step_s is not None and not 0 < step_s < 1e6:
+        raise CommandError(f"--step-s {step_s:g}: seconds above 0", USAGE)
+    from orchestrator.preview import preview
+
+    argv, words = tuple(arguments or ()), tuple(with_ or ())
+    config = command.config
+    spec = with_limits(job_spec(config, script, argv), budget, deadline)
+    sha = hashlib.sha256(pack(script, config, words, argv).payload).hexdigest()
+    try:
+        client = command.client()
+    except NotRunning:
+        client = None
+    found = preview(config, client, spec, sha, (steps, step_s))
+    if found.refused:
+        refused = Text(f"refused: {found.refused}")
+        command.answer({"script": str(script), "refused": found.refused}, refused)
+        raise typer.Exit(JOB_FAILED)
+    unmeasured = "" if found.measured_by else _unmeasured(script, running=client is not None)
+    if gantt is not None:
+        if unmeasured:
+            raise CommandError(f"--gantt {gantt}: {unmeasured}")
+        if found.choice is None:
+            raise CommandError(f"--gantt {gantt}: there is no layout to draw: {found.no_layout}")
+        write_file(gantt, found.picture, "--gantt")
+    capped = spec.budget_usd is not None or config.budget.total_usd is not None
+    along = [part for word in words for part in ("--with", word)]
+    rest = ["--", *argv] if argv else []
+    command.answer(
+        {**found.value(), "script": str(script), "gantt": None if gantt is None else str(gantt)},
+        Text(f"prices from {found.source}", style="dim"),
+        _offers(found.offers),
+        *_verdict(found),
+        *([Text(f"a budget has to be {found.least.because}", style="dim")] if capped and found.least else []),
+        *_layouts(found, unmeasured),
+        *([] if gantt is None else [Text(f"the predicted step: {gantt}")]),
+        then=(shlex.join(["orchestrator", "submit", str(script), *along, "--follow", *rest]),),
+    )  # fmt: skip
+
+
+def _offers(rows: "Sequence[Considered]") -> Table:
+    """What is chosen stands out; amounts of the whole job only where they are known."""
+    known = any(row.expected_cost_usd is not None for row in rows)
+    bids = any(row.bid_usd_per_h is not None for row in rows)
+    made = tables.table(
+        "", "pool", "market", "alone", *(("bid#",) if bids else ()), "$/slot-h#",
+        *(("cost$", "time") if known else ()),
+    )  # fmt: skip
+    for row in rows:
+        alone = f"{row.machines} x {usd(row.usd_per_h)}/h" if row.machines else "not possible"
+        bid = (usd(row.bid_usd_per_h),) if bids else ()
+        whole = (usd(row.expected_cost_usd), duration(row.expected_s)) if known else ()
+        made.add_row(
+            f"buy {row.chosen}" if row.chosen else "", row.pool, row.market.replace("_", " "), alone, *bid,
+            usd(row.expected_usd_per_slot_h), *whole, style="bold green" if row.chosen else "",
+        )  # fmt: skip
+    return made
+
+
+def _verdict(found: "Preview") -> list[Text]:
+    lines = [
+        Text(f"now: {found.because}"),
+        Text(f"next best: {found.runner_up}", style="dim"),
+        *_assumed(found.work),
+    ]
+    if found.expected_cost_usd is not None and found.expected_s is not None:
+        done = f"{duration(found.expected_s)} (at {clock(time.time() + found.expected_s)})"
+        lines.append(
+            Text(f"expected: {usd(found.expected_cost_usd)}, done in {done}", style="bold")
+        )
+    elif not found.work.known:
+        lines.append(
+            Text(
+                "cost and finish need the work, and no job of this very script with these "
+                "arguments has shown it: give --steps and --step-s, or submit it once",
+                style="yellow",
+            )
+        )
+    return lines
+
+
+def _assumed(work: "Work") -> list[Text]:
+    """How much work is counted with, and where that comes from."""
+    parts = []
+    if work.steps is not None:
+        parts.append(f"{plural(work.steps, 'step')} ({_source(work.steps_from)})")
+    if work.step_s is not None:
+        parts.append(f"{pause(work.step_s)} for one on one slot ({_source(work.step_s_from)})")
+    return [Text(f"work: {', '.join(parts)}")] if parts else []
+
+
+def _source(said_by: str) -> str:
+    return said_by if said_by == "as told" else f"as {said_by} had it"
+
+
+def _unmeasured(script: Path, *, running: bool) -> str:
+    """Why nothing can be said of layouts yet, and what to do."""
+    if not running:
+        return (
+            "what was measured of a model is with the manager, and none is running: orchestrator up"
+        )
+    return (
+        f"no job of this very {script.name} with these arguments has been measured yet; submit it once: "
+        "its first worker measures the model in its first step"
+    )
+
+
+def _layouts(found: "Preview", unmeasured: str) -> list[Text | Table]:
+    """What it would train in, and what else was compared."""
+    if unmeasured:
+        return [Text(f"layout: {unmeasured}", style="dim")]
+    if found.choice is None:
+        return [Text(f"layout: none: {found.no_layout}", style="yellow")]
+    measured = f"layout: {found.choice.because} (from what {found.measured_by} measured)"
+    return [Text(measured), _comparison(found.compared)]
+
+
+def _comparison(rows: "Sequence[Candidate]") -> Table:
+    made = tables.table(
+        "", "layout", "as", "step#", "slower#", "computing#", "waiting#", "reduce and apply#"
+    )
+    for row in rows:
+        slower = "" if row.chosen else f"{row.step_s / rows[0].step_s - 1:.1%}"
+        made.add_row(
+            "take" if row.chosen else "", row.layout, row.way, pause(row.step_s), slower,
+            pause(row.computing_s), pause(row.waiting_s), pause(row.reduce_s),
+            style="bold green" if row.chosen else "",
+        )  # fmt: skip
+    return made
+
+
+# --- for machines that are named ------------------------------------------------------------------
+
+
+def _on_machines(
+    command: Command,
+    source: Path,
+    on: Sequence[str],
+    asked: "tuple[int | None, Sharding]",
+    gantt: Path | None,
+) -> None:
+    """The best layout for these machines, what else was compared, and who computes what."""
+    from orchestrator.morph import mixed
+
+    known, holdings = _held(source, on)
+    profile = known[str(source)]
+    task = _task(source, profile, *asked)
+    began_s = time.perf_counter()
+    found, chains = mixed.best_mix(known, task, holdings)
+    took_s = time.perf_counter() - began_s
+    if gantt is not None:
+        write_file(gantt, mixed.picture(known, task, holdings, found, chains), "--gantt")
+    names = [group.instance_type for group in mixed.in_order(known, task, holdings)]
+    command.answer(
+        {
+            "profile": str(source), "on": on, "because": found.because, "plan": found,
+            "chains": [[names[g] for g in chain.groups] for chain in chains],
+            "compared": found.candidates, "took_s": took_s,
+            "gantt": None if gantt is None else str(gantt),
+        },
+        Text(found.because),
+        _comparison(found.candidates),
+        _stages(found, profile),
+        Text(_shares(found, chains, names)),
+        *([] if gantt is None else [Text(f"the predicted step: {gantt}")]),
+    )  # fmt: skip
+
+
+def _held(source: Path, on: Sequence[str]) -> "tuple[dict[str, Profile], list[Holding]]":
+    """The profiles by file, and what is held of each."""
+    from orchestrator.morph import profiles
+    from orchestrator.morph.plans import Holding
+    from orchestrator.morph.search import WORKERS_MAX
+
+    if not on:
+        raise CommandError(
+            f"{source}: say what it shall train on, e.g. --on 16, or --on 4x8 for four machines of eight "
+            "accelerators",
+            USAGE,
+        )
+    known, holdings = {str(source): profiles.load(source)}, []
+    for words in on:
+        found = HELD.fullmatch(words)
+        if found is None or found["each"] == "0":
+            raise CommandError(
+                f"--on {words}: write INSTANCES[xACCELERATORS][:PROFILE][@ZONE], e.g. 4x8 or 2x8:a100.json@b",
+                USAGE,
+            )
+        file = found["profile"] or str(source)
+        if file not in known:
+            known[file] = profiles.load(Path(file))
+        holdings.append(
+            Holding(
+                instance_type=file, instances=int(found["instances"]),
+                per_instance=int(found["each"] or 1), zone=found["zone"] or "",
+            )
+        )  # fmt: skip
+    workers = sum(holding.workers for holding in holdings)
+    if workers > WORKERS_MAX:
+        raise CommandError(
+            f"--on: {workers:,} accelerators; plans are made for at most {WORKERS_MAX:,}", USAGE
+        )
+    return known, holdings
+
+
+def _task(source: Path, profile: "Profile", batch: int | None, sharding: "Sharding") -> "Task":
+    from orchestrator.morph.search import Task
+
+    sizes = profile.microbatch_sizes
+    if batch is None:
+        raise CommandError(
+            f"{source}: say how many samples a step has, e.g. --batch {256 * sizes[-1]}; "
+            f"measured are microbatches of {', '.join(map(str, sizes))}",
+            USAGE,
+        )
+    if sharding == "offload" and not profile.host_bytes_per_s:
+        raise CommandError(
+            f"--sharding offload: {source} does not say how fast host memory is (host_bytes_per_s)",
+            USAGE,
+        )
+    shardings: tuple[Sharding, ...] = ("none",) if sharding == "none" else ("none", sharding)
+    return Task(global_batch=batch, shardings=shardings)
+
+
+def _stages(found: "Plan", profile: "Profile") -> Table:
+    """Who computes what, and what it holds."""
+    made = tables.table("stage", "sections", "from", "holds#")
+    for stage, (first, end) in enumerate(found.stages[:LISTED]):
+        made.add_row(
+            str(stage), f"{first}..{end - 1}", profile.sections[first].name,
+            memory(found.memory_bytes[stage]),
+        )  # fmt: skip
+    if len(found.stages) > LISTED:
+        made.caption = f"and {len(found.stages) - LISTED} more stages: --json"
+    return made
+
+
+def _shares(found: "Plan", chains: "Sequence[Chain]", names: Sequence[str]) -> str:
+    """How many microbatches the replicas get; of a mix, on what."""
+    kinds: dict[tuple[tuple[str, ...], int], int] = {}
+    for chain, share in zip(chains, found.shares, strict=True):
+        of = tuple(names[group] for group in chain.groups)
+        kinds[of, share] = kinds.get((of, share), 0) + 1
+    mixed = len({of for of, _ in kinds}) > 1 or any(len(set(of)) > 1 for of, _ in kinds)
+    said = [
+        f"{plural(count, 'replica')} of {plural(share, 'microbatch').replace('hs', 'hes')}"
+        + (f" on {' + '.join(dict.fromkeys(of))}" if mixed else "")
+        for (of, share), count in list(kinds.items())[:LISTED]
+    ]
+    more = f", and {len(kinds) - LISTED} more kinds" if len(kinds) > LISTED else ""
+    return "; ".join(said) + more

@@ -1,0 +1,102 @@
+"""What is held and trained, and what it costs."""
+
+import time
+from typing import Annotated, Any
+
+import typer
+from rich.console import Group
+from rich.live import Live
+from rich.text import Text
+
+from orchestrator.cli import tables
+from orchestrator.cli.command import Command, CommandError
+from orchestrator.cli.jobs import OnlyJob, find
+from orchestrator.cli.watch import age, panel, sentences_of, why_silent
+from orchestrator.places import Places
+from orchestrator.view import View
+
+WATCH_S = 1.0
+LINES_S = 5.0  # without a terminal
+NOTHING_YET: dict[str, Any] = {
+    "at_s": None, "epoch": 0, "deployment": "", "jobs": [], "machines": [], "pools": [],
+    "cost": None, "events": [],
+}  # fmt: skip
+
+
+def status(
+    command: Command,
+    job: OnlyJob = None,
+    *,
+    watch: Annotated[bool, typer.Option("--watch", "-w", help="Redraw until Ctrl-C.")] = False,
+) -> None:
+    """Show what is spent, held and trained: in all, or by one job."""
+    client, places = command.client(), Places(command.config.state_dir)
+    one = find(client, job).id if job is not None else None
+    if not watch or command.json:
+        view = client.view()
+        shown: Any = view if view is None or one is None else _of_job(view, one)
+        command.answer(shown or NOTHING_YET, *seen(view, places, one), then=_next_of(view))
+    elif command.out.is_terminal:
+        with Live(console=command.out, auto_refresh=False) as live:
+            while True:
+                live.update(Group(*seen(client.view(), places, one)), refresh=True)
+                time.sleep(WATCH_S)
+    else:
+        while True:
+            command.out.print(*seen(client.view(), places, one), sep="\n")
+            time.sleep(LINES_S)
+
+
+def _of_job(view: View, job_id: str) -> dict[str, Any]:
+    """One job with its own money, its machines, and what was done for it."""
+    return {
+        "at_s": view.at_s,
+        "job": next((one for one in view.jobs if one.id == job_id), None),
+        "machines": [one for one in view.machines if one.job == job_id],
+        "events": sentences_of(view, job_id),
+    }
+
+
+def seen(view: View | None, places: Places, job_id: str | None) -> tuple[Any, ...]:
+    """What `status` shows of a view, part by part."""
+    why = why_silent(view, places)
+    if view is None:
+        return (Text(f"the manager has not said anything yet; {why or 'look again in a moment'}"),)
+    old = "; ".join(filter(None, (age(view), why)))
+    job = next((one for one in view.jobs if one.id == job_id), None)
+    if job is not None:
+        machines = [one for one in view.machines if one.job == job.id]
+        table = (Text(), tables.machines(machines, view.at_s)) if machines else ()
+        return (panel(view, job, (old,) if old else ()), *table, Text())
+    parts: list[Any] = [tables.cost_line(view.cost)]
+    if old:
+        parts.insert(0, Text(old, style="yellow"))
+    if view.jobs:
+        parts += [Text(), tables.jobs(view.jobs)]
+    if view.machines:
+        parts += [Text(), tables.machines(view.machines, view.at_s)]
+    return (*parts, Text()) if len(parts) > 1 else (*parts,)
+
+
+def _next_of(view: View | None) -> tuple[str, ...]:
+    live = [job for job in view.jobs if job.ended_at_s is None] if view else []
+    if live:
+        return (f"orchestrator logs -f {live[-1].id}",)
+    return ("orchestrator submit SCRIPT --follow",)
+
+
+def cost(command: Command) -> None:
+    """Show what was spent on what, beside the same machine time on demand."""
+    view = command.client().view()
+    if view is None:
+        raise CommandError("the manager has not said anything yet; look again in a moment")
+    shown = ("id", "pool", "market", "cost_usd", "disk_usd", "egress_usd", "bid_usd_per_h")
+    command.answer(
+        {
+            "cost": view.cost,
+            "jobs": [{"id": job.id, "spent_usd": job.spent_usd} for job in view.jobs],
+            "machines": [{name: getattr(one, name) for name in shown} for one in view.machines],
+        },
+        tables.costs(view),
+        then=("orchestrator events",),
+    )

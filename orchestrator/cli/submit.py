@@ -1,0 +1,329 @@
+"""Handing a script in as a job, and watching it until it ends."""
+
+import io
+import re
+import secrets
+import signal
+import time
+from collections.abc import Iterator
+from contextlib import contextmanager
+from datetime import datetime
+from pathlib import Path
+from typing import Annotated, Any, Literal
+
+import msgspec
+import typer
+from rich.console import Console
+from rich.text import Text
+
+from agent.messages import WorkerFailed
+from orchestrator.cli.command import (
+    INTERRUPTED,
+    JOB_CANCELLED,
+    JOB_FAILED,
+    SCRIPT_FAILED,
+    USAGE,
+    Command,
+    CommandError,
+)
+from orchestrator.cli.jobs import LOOK_S, TAKEN_S_MAX, all_jobs
+from orchestrator.cli.pack import Packed, With, pack
+from orchestrator.cli.rehearse import was_rehearsed
+from orchestrator.cli.watch import ENDED, ended, follow
+from orchestrator.client import Client
+from orchestrator.config import STORAGES, Config
+from orchestrator.events import AnyEvent, JobSpec, JobSubmitted
+from orchestrator.redis_client import connect
+from orchestrator.view import JobView
+
+STARTING_S_MAX = 120.0
+PATIENCE_S = 1.0  # until it is said what is waited for
+TRACEBACK_LINES = 60
+JOURNAL = "orch:journal"
+JOURNAL_LOOKED_AT = 5_000
+DURATION = re.compile(r"(\d+(?:\.\d+)?)(s|m|h|d)")
+DEADLINE_DAYS_MAX = 3650
+UNIT_S = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86_400.0}
+
+
+def submit(  # noqa: PLR0913 - a parameter per option
+    command: Command,
+    script: Annotated[Path, typer.Argument(help="The training script.")],
+    arguments: Annotated[
+        list[str] | None, typer.Argument(metavar="[-- ARGS]", help="The script's own arguments.")
+    ] = None,
+    *,
+    with_: With = None,
+    follow_it: Annotated[
+        bool, typer.Option("--follow", "-f", help="Watch it until it ends.")
+    ] = False,
+    budget: Annotated[
+        float | None, typer.Option(metavar="USD", help="The most that it may cost.")
+    ] = None,
+    slots_min: Annotated[int | None, typer.Option(help="Fewest workers to train with.")] = None,
+    slots_max: Annotated[int | None, typer.Option(help="Most workers to train with.")] = None,
+    depth: Annotated[
+        str | None,
+        typer.Option(metavar="N", help="Stages of the pipeline; auto: the planner chooses."),
+    ] = None,
+    deadline: Annotated[
+        str | None, typer.Option(metavar="TIME", help="When it must be done: 90m, 2h, or a date.")
+    ] = None,
+    haste: Annotated[
+        float | None,
+        typer.Option(
+            help="How much dearer work may be, to end sooner; 0: never. 1000: whatever the budget allows."
+        ),
+    ] = None,
+    max_failures: Annotated[
+        int | None, typer.Option(help="How many failures of the script are tried again.")
+    ] = None,
+    max_preemptions: Annotated[
+        int | None, typer.Option(help="How many machines may be taken away.")
+    ] = None,
+    nan: Annotated[
+        Literal["fail", "skip"] | None,
+        typer.Option(help="What to do when the loss is not a number."),
+    ] = None,
+    from_url: Annotated[
+        str | None,
+        typer.Option(
+            "--from", metavar="URL", help="Go on from what an earlier job stored: .../JOB."
+        ),
+    ] = None,
+) -> None:
+    """Train a script on spot machines. Exit code with --follow: 0 succeeded, 100 the script failed.
+
+    Modules beside the script that it imports go along by themselves; data and settings that it reads by --with. On the
+    workers all lies as it does here, and the script runs as `python SCRIPT` would in this folder.
+    """
+    options = {
+        "slots_min": slots_min, "slots_max": slots_max, "max_failures": max_failures,
+        "max_preemptions": max_preemptions, "nan": nan, "depth": depth,
+        "haste": haste,
+    }  # fmt: skip
+    command.options = {
+        f"job.{key}": str(value) for key, value in options.items() if value is not None
+    }
+    argv = tuple(arguments or ())
+    packed = pack(script, command.config, with_ or (), argv)
+    spec = with_limits(job_spec(command.config, script, argv), budget, deadline)
+    spec = msgspec.structs.replace(spec, from_url=stored_at(from_url))
+    _hand_in(command, script, packed, spec, follow_it=follow_it)
+
+
+def _hand_in(
+    command: Command, script: Path, packed: Packed, spec: JobSpec, *, follow_it: bool
+) -> None:
+    client = command.client()
+    for text in packed.shown():
+        command.say(text)
+    spec = msgspec.structs.replace(
+        on_its_clock(spec, client.ahead_s()), script_sha=client.put_script(packed.payload)
+    )
+    hint = _hint(command, client, script, spec.script_sha)
+    with _handed_in(command, client, spec):
+        job = _until_taken(command, client, spec.job)
+        if job is not None and job.status in ENDED:
+            _refused(command, job)
+        command.say(Text.assemble(("submitted ", "green"), (spec.job, "bold"), f"  {script}"))
+        if hint is not None:
+            command.say(hint)
+        if follow_it:
+            command.say(Text(f"prints: orchestrator logs -f {spec.job}", style="dim"))
+            _follow(command, client, spec.job)
+            return
+    command.answer(
+        {"job": job, "id": spec.job, "along": packed.value()},
+        *(() if job else (Text("the manager is away; it takes the job up when it is back"),)),
+        then=(f"orchestrator logs -f {spec.job}", f"orchestrator cancel {spec.job}"),
+    )
+
+
+def _hint(command: Command, client: Client, script: Path, sha: str) -> Text | None:
+    """Of a script that nobody has tried yet."""
+    ran = any(job.script_sha == sha and job.step for job in all_jobs(client))
+    if ran or was_rehearsed(command.config.state_dir, sha):
+        return None
+    return Text(f"hint: orchestrator rehearse {script} tries it first", style="dim")
+
+
+@contextmanager
+def _handed_in(command: Command, client: Client, spec: JobSpec) -> Iterator[None]:
+    """The order goes to the manager whole; from then on Ctrl-C only ends the looking, and says so."""
+    posted = False
+    try:
+        with _ctrl_c_waits():
+            client.post(JobSubmitted(at_s=time.time(), spec=spec))
+            posted = True
+        yield
+    except KeyboardInterrupt:
+        if not posted:
+            raise
+        command.answer(
+            {"job": None, "id": spec.job},
+            Text(f"{spec.job} was handed in and goes on without you"),
+            then=(f"orchestrator logs -f {spec.job}", f"orchestrator cancel {spec.job}"),
+        )
+        raise typer.Exit(INTERRUPTED) from None
+
+
+@contextmanager
+def _ctrl_c_waits() -> Iterator[None]:
+    """A Ctrl-C that comes within is heard behind it: nobody is left not knowing what was done."""
+    pressed: list[int] = []
+    before = signal.signal(signal.SIGINT, lambda number, _frame: pressed.append(number))
+    try:
+        yield
+    finally:
+        signal.signal(signal.SIGINT, before)
+    if pressed:
+        raise KeyboardInterrupt
+
+
+def job_spec(config: Config, script: Path, argv: tuple[str, ...]) -> JobSpec:
+    """What is asked for, but for the script's own bytes."""
+    job = config.job
+    return JobSpec(
+        job=job_id(script), script=str(script), script_sha="", argv=argv,
+        slots_min=job.slots_min, slots_max=job.slots_max, depth=job.stages,
+        haste=job.haste, max_failures=job.max_failures,
+        max_preemptions=job.max_preemptions, nan=job.nan,
+        backup_every_steps=job.backup_every_steps, sums=job.sums,
+        checkpoint_every_s=job.checkpoint_every_s,
+        output_files=job.output_files, output_bytes=job.output_bytes,
+    )  # fmt: skip
+
+
+def job_id(script: Path) -> str:
+    """Short, readable, and no other job's."""
+    name = re.sub(r"[^a-z0-9]+", "-", script.stem.lower()).strip("-")[:20] or "job"
+    return f"{name}-{secrets.token_hex(4)}"
+
+
+def with_limits(spec: JobSpec, budget: float | None, deadline: str | None) -> JobSpec:
+    if budget is not None and not 0 <= budget <= 1e9:
+        raise CommandError(f"--budget {budget}: an amount in US dollars, 0 or more", USAGE)
+    ends_at_s = None if deadline is None else deadline_s(deadline, time.time())
+    return msgspec.structs.replace(spec, budget_usd=budget, deadline_s=ends_at_s)
+
+
+def on_its_clock(spec: JobSpec, ahead_s: float) -> JobSpec:
+    """A deadline is a moment of the wall's clock here; the manager goes by its own."""
+    if spec.deadline_s is None:
+        return spec
+    return msgspec.structs.replace(spec, deadline_s=spec.deadline_s + ahead_s)
+
+
+def stored_at(url: str | None) -> str:
+    """Where an earlier job's states lie: the folder or store, and the job's id behind it. It is looked at before
+    anything is paid for."""
+    if url is None:
+        return ""
+    as_written = f"write {', '.join(STORAGES)}... with the job's id at the end"
+    if not url.startswith(STORAGES):
+        raise CommandError(f"--from {url}: {as_written}", USAGE)
+    from agent.errors import CheckpointError
+    from agent.reliable.offsite import earlier
+
+    try:
+        newest = earlier(url).newest()
+    except (CheckpointError, OSError) as error:
+        raise CommandError(f"--from {url} cannot be read: {str(error).splitlines()[0]}") from error
+    if newest is None:
+        raise CommandError(f"--from {url}: nothing sound is stored there; {as_written}")
+    return url
+
+
+def deadline_s(text: str, now_s: float) -> float:
+    """A length of time from now, or a date with a time (local unless it says otherwise)."""
+    match = DURATION.fullmatch(text)
+    try:
+        if match:
+            at_s = now_s + float(match[1]) * UNIT_S[match[2]]
+        else:
+            at_s = datetime.fromisoformat(text).timestamp()
+    except (ValueError, OverflowError):
+        raise CommandError(
+            f"--deadline {text}: write 90m, 2h, 1d or a date such as 2030-01-31T18:00", USAGE
+        ) from None
+    if at_s > now_s + DEADLINE_DAYS_MAX * UNIT_S["d"]:
+        raise CommandError(
+            f"--deadline {text}: at most {DEADLINE_DAYS_MAX:,} days from now; leave it out to have none",
+            USAGE,
+        )
+    return at_s
+
+
+def _until_taken(command: Command, client: Client, job_id: str) -> JobView | None:
+    """The job as the manager has it, or None while the manager is away; the order is safe anyway.
+
+    One that has said nothing since its house was set up is starting, and is waited for longer.
+    """
+    began, starting = time.monotonic(), False
+    while (waited_s := time.monotonic() - began) < (STARTING_S_MAX if starting else TAKEN_S_MAX):
+        view = client.view()
+        job = next((one for one in view.jobs if one.id == job_id), None) if view else None
+        if job is not None:
+            return job
+        silent = view is None or view.at_s < client.house().started_at_s
+        if silent and not starting and waited_s > PATIENCE_S:
+            starting = True
+            command.say("the manager is starting, and takes the job up as soon as it is there")
+        time.sleep(LOOK_S)
+    return None
+
+
+def _follow(command: Command, client: Client, job_id: str) -> None:
+    """Until the job ends."""
+    console = Console(file=io.StringIO()) if command.json else command.out
+    job = follow(client, job_id, ended, console)
+    _say_end(command, client, job)
+
+
+def _say_end(command: Command, client: Client, job: JobView) -> None:
+    """How it ended, with the script's own traceback if that is why, as an exit code."""
+    code, texts = exit_code(job), [Text(f"{job.id} {job.status}: {job.because}")]
+    traceback = last_traceback(client, job.id) if code == SCRIPT_FAILED else ""
+    if traceback:
+        texts.insert(0, Text(traceback))
+    if job.export_uri:
+        texts.append(Text(f"the trained model is in {job.export_uri}"))
+    then = {
+        0: "orchestrator cost",
+        SCRIPT_FAILED: f"orchestrator logs {job.id}",
+    }.get(code, f"orchestrator resume {job.id}")
+    command.answer(
+        {"job": job, "id": job.id, "exit_code": code, "traceback": traceback}, *texts, then=(then,)
+    )
+    raise typer.Exit(code)
+
+
+def exit_code(job: JobView) -> int:
+    """0 succeeded, 100 the script itself failed, 101 it failed for another reason, 102 cancelled."""
+    if job.status == "SUCCEEDED":
+        return 0
+    if job.status == "CANCELLED":
+        return JOB_CANCELLED
+    others = ("budget", "preempted", "its deadline")  # what ended it, whatever failed before
+    own_fault = job.failures > 0 and not job.because.startswith(others)
+    return SCRIPT_FAILED if own_fault else JOB_FAILED
+
+
+def last_traceback(client: Client, job_id: str) -> str:
+    """What Python said when the script failed last, as the manager wrote it into its journal."""
+    rows: Any = connect(client.house().redis_url).xrevrange(JOURNAL, count=JOURNAL_LOOKED_AT)
+    for _, row in rows:
+        if b"WorkerFailed" in row[b"e"]:
+            event = msgspec.json.decode(row[b"e"], type=AnyEvent)
+            if isinstance(event, WorkerFailed) and event.job == job_id:
+                return "\n".join(event.detail.strip().splitlines()[-TRACEBACK_LINES:])
+    return ""
+
+
+def _refused(command: Command, job: JobView) -> None:
+    command.answer(
+        {"job": job, "id": job.id, "exit_code": JOB_FAILED},
+        Text(f"refused: {job.because}", style="red"),
+    )
+    raise typer.Exit(JOB_FAILED)
