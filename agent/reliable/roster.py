@@ -14,20 +14,42 @@ from agent.layout import Layout
 from agent.messages import LossCause
 from agent.protocol import Over
 from agent.reliable.commits import History
-from agent.reliable.member import Member
+from agent.reliable.member import Member, Pace
 from agent.reliable.recorders import Recorders
 from agent.reliable.reports import Reports
 from agent.reliable.suspicions import Suspicions
-from agent.reliable.watch import Watch
 
+SILENT_S = 0.8  # in the layout: the others wait for it
+SILENT_EARLY_S = 30.0  # while it imports, builds or records, which may hold up all; or if unawaited
+HUNG_S = 30.0  # alive, and nothing happens where nobody is waited for
+HUNG_S_MAX = 3600.0  # until then whoever asks for layouts has long seen that nothing is committed
+HUNG_BYTES_PER_S = 1e8  # as slow as a state is moved at worst, in one piece
+GONE_MAX = 10_000
+TICK_S = 0.1  # between two looks at all jobs
 HANGS = "it hangs: for {:.0f} s nothing has happened there, where it waits for nobody"
+
+
+class Patience:
+    """It is twice as long after it ended at the same step, because a script may hold up all threads there every time."""
+
+    def __init__(self, bound_s: float, bound_s_max: float) -> None:
+        self.bound_s, self._bound_s_max = bound_s, bound_s_max
+        self._version = -1  # where it has ended last
+
+    def ended(self, version: int) -> None:
+        if self._version == version:
+            self.bound_s = min(2 * self.bound_s, self._bound_s_max)
+        self._version = version
 
 
 class Roster:
     def __init__(self, history: History, reports: Reports, changed: threading.Condition) -> None:
         """`changed` is told when somebody goes."""
         self._history, self._reports, self._changed = history, reports, changed
-        self._watch = Watch()
+        self._gone: dict[str, str] = {}  # who never comes back, and why
+        self._silent = Patience(SILENT_S, SILENT_EARLY_S)
+        self._hung = Patience(HUNG_S, HUNG_S_MAX)
+        self._ticks = Pace(TICK_S)
         self.suspicions = Suspicions()
         self.recorders = Recorders()
         self.members: dict[str, Member] = {}
@@ -104,10 +126,10 @@ class Roster:
         """Why this worker is not let in, if it is not."""
         if self.finishing is not None and worker not in self.finishing:
             return "the job is done"
-        return self._watch.gone(worker)
+        return self._gone.get(worker)
 
     def is_gone(self, worker: str) -> bool:
-        return self._watch.gone(worker) is not None
+        return worker in self._gone
 
     def let_in(self, member: Member) -> None:
         earlier = self.members.pop(member.worker, None)
@@ -128,7 +150,9 @@ class Roster:
             self._reports.lost(worker, cause, detail, owed_state=owed_state)
 
     def remove(self, worker: str, why: str) -> Member | None:
-        self._watch.shut_out(worker, why)
+        self._gone[worker] = why  # what it holds may be of a past that the job has left
+        while len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
         self.suspicions.drop(worker)
         if self.layout is not None and worker in self.layout.workers:
             self._reports.disturbed()
@@ -137,13 +161,25 @@ class Roster:
         self._changed.notify_all()
         return self.members.pop(worker, None)
 
+    def patient(self, bound_s: float) -> float:
+        """Return how long `bound_s` is while everything is as slow as it has been lately.
+
+        It is seen by the keeper's looks and the workers' heartbeats: who is not heard in time where others are late, or where
+        we are, is not presumed dead yet.
+        """
+        beats = (m.beats.slowness for m in self.members.values() if m.ready is not None)
+        slowness = max(self._ticks.slowness, *beats, 1.0)
+        return min(bound_s * slowness, max(bound_s, SILENT_EARLY_S))
+
     def lose_the_silent(self, now_s: float, late_s: float) -> None:
-        """`late_s` is by how much this very look is late: others may be late for the same reason."""
+        """`late_s` is by how much this look is late: others may be late for the same reason."""
+        self._ticks.note(late_s)
         for member in list(self.members.values()):
             busy = self.recorders.is_busy(member.worker)
-            bound_s = self._watch.bound_s(awaited=self._awaited(member) and not busy)
+            awaited = self._awaited(member) and not busy
+            bound_s = self.patient(self._silent.bound_s) if awaited else SILENT_EARLY_S
             if (silent_s := member.silent_s(now_s)) > bound_s + late_s:
-                self._watch.silent.ended(self._history.version)
+                self._silent.ended(self._history.version)
                 self.lose(member.worker, "silent", f"nothing was heard for {silent_s:.1f} s")
 
     def lose_the_hung(self) -> None:
@@ -151,23 +187,22 @@ class Roster:
         for member in list(self.members.values()):
             if not member.hung_s or member.ready is None:
                 continue
-            if member.hung_s > self._watch.hung_bound_s(member.ready.state_bytes):
-                self._watch.hung.ended(self._history.version)
+            if member.hung_s > self._hung.bound_s + member.ready.state_bytes / HUNG_BYTES_PER_S:
+                self._hung.ended(self._history.version)
                 self.lose(member.worker, "silent", HANGS.format(member.hung_s))
 
     def suspect(self, accused: str, by: str, due_s: float) -> None:
-        """The connection between them broke. Of those outside it matters of whom a state is waited for, who may have
-        died with an earlier keeper; who is gone is known."""
+        """Note that the connection between them broke. The accused may have died with an earlier keeper, and so be absent."""
         assert self.layout is not None
-        inside = accused in self.members and accused in self.layout.workers
-        if inside or (self._owes_state(accused) and not self.is_gone(accused)):
+        matters = accused in self.layout.workers or self._owes_state(accused)
+        if matters and not self.is_gone(accused):
             self.suspicions.hear(accused, by, due_s)
 
     def lose_the_suspected(self, now_s: float) -> None:
         while (pair := self.suspicions.lost(now_s)) is not None:
             accused, by = pair
             self.suspicions.drop(accused)
-            if accused in self.members or self._owes_state(accused):
+            if not self.is_gone(accused):
                 self.lose(accused, "connection", f"its connection to {by} broke")
 
     def _owes_state(self, worker: str) -> bool:
