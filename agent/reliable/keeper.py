@@ -36,7 +36,7 @@ from agent.reliable.commits import CommitLog, RedisCommitLog
 from agent.reliable.forgetting import KEPT_JOBS, note_closed, note_open
 from agent.reliable.job import Job, Standing
 from agent.reliable.member import Member
-from agent.reliable.remains import move_in, sweep
+from agent.reliable.memory_log import move_in, sweep
 from agent.reliable.offsite import Offsite
 from agent.reliable.outbox import Outbox
 from agent.reliable.records import seal, unseal

@@ -28,8 +28,8 @@ from agent.reliable import vault
 from agent.reliable.commits import Commit, RedisCommitLog, key_of
 from agent.reliable.forgetting import KEPT_JOBS
 from agent.reliable.keeper import KEPT_MAX, OPEN_JOBS, PORTS, Keeper, _script_key, connect
+from agent.reliable.memory_log import kept, root_of
 from agent.reliable.outbox import INBOX
-from agent.reliable.remains import kept, root_of
 from agent.reliable.vault import Place, Vault
 from agent.source.parcel import submitted_key
 
