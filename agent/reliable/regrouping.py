@@ -107,14 +107,13 @@ class Regrouping:
     def _reconnect_s(self) -> float:
         """Return how long those who have not come back are waited for.
 
-        Those who have come back know whether the connections to the others are broken, and say so. As long as none is, the
-        others live, and come as soon as they can.
+        Those who are in this layout and have come back know whether their connections to the others are broken, and say so. As
+        long as none is, the others live, and come as soon as they can.
         """
-        roster = self._roster
-        missing = [worker for worker in roster.absent() if not roster.is_gone(worker)]
-        if not missing:
+        roster, layout = self._roster, self._roster.layout
+        if all(roster.is_gone(worker) for worker in roster.absent()):
             return 0.0
-        back = [member for member in roster.inside() if member.ready is not None]
+        back = layout and any(m.generation == layout.generation for m in roster.inside())
         return SILENT_EARLY_S if back else roster.patient(RECONNECT_S)
 
     def joined(self) -> None:

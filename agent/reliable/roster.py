@@ -7,6 +7,7 @@ The job that owns it holds its lock; nothing here waits.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection
 from itertools import combinations
 
@@ -15,9 +16,7 @@ from agent.messages import LossCause
 from agent.protocol import Over
 from agent.reliable.commits import History
 from agent.reliable.member import Member, Pace
-from agent.reliable.recorders import Recorders
 from agent.reliable.reports import Reports
-from agent.reliable.suspicions import Suspicions
 
 SILENT_S = 0.8  # in the layout: the others wait for it
 SILENT_EARLY_S = 30.0  # while it imports, builds or records, which may hold up all; or if unawaited
@@ -26,7 +25,80 @@ HUNG_S_MAX = 3600.0  # until then whoever asks for layouts has long seen that no
 HUNG_BYTES_PER_S = 1e8  # as slow as a state is moved at worst, in one piece
 GONE_MAX = 10_000
 TICK_S = 0.1  # between two looks at all jobs
+LOSSES_MAX = 2  # in the middle of recording, before nobody is asked for a while
+AGAIN_S, AGAIN_S_MAX = 600.0, 86_400.0
 HANGS = "it hangs: for {:.0f} s nothing has happened there, where it waits for nobody"
+
+
+class Suspicions:
+    """Who is lost of two whose connection broke: each says so of the other, and only one of them can be gone.
+
+    It is the one with most broken connections, whoever told of them, once the oldest complaint has had its time: a worker that died
+    is found by its own connection to the keeper before that. A worker that reaches nobody complains of everybody, and maybe nobody
+    of it. Of those with as many it is the one that most complain about. What the lost one said, and what was said of it, is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._due_s: dict[tuple[str, str], float] = {}  # accused, by whom
+
+    def hear(self, accused: str, by: str, due_s: float) -> None:
+        self._due_s.setdefault((accused, by), due_s)
+
+    def drop(self, worker: str) -> None:
+        """It is gone, and nothing that has to do with it matters any more."""
+        self._due_s = {pair: due_s for pair, due_s in self._due_s.items() if worker not in pair}
+
+    def clear(self) -> None:
+        self._due_s.clear()
+
+    def lost(self, now_s: float) -> tuple[str, str] | None:
+        """Who is to be given up now, and the word of whom that rests on."""
+        if not any(due_s <= now_s for due_s in self._due_s.values()):
+            return None
+        broken = {frozenset(pair) for pair in self._due_s}
+        counts = Counter(worker for pair in broken for worker in pair)
+        accused = Counter(worker for worker, _ in self._due_s)
+        worst = max(counts, key=lambda worker: (counts[worker], accused[worker], worker))
+        return worst, min(one for pair in broken if worst in pair for one in pair - {worst})
+
+
+class Recorders:
+    """Who is asked to find out whether a script can be cut, though some may have died of it.
+
+    Recording a loop may take more memory than there is, and kill the worker. So after a few losses in the middle of it
+    nobody is asked for a while, and then again, ever more seldom, because machines are also taken away for other reasons.
+    """
+
+    def __init__(self) -> None:
+        self.told = False  # somebody has said whether the script can be cut
+        self._begun: set[str] = set()
+        self._last = ""  # that has begun
+        self._losses = 0
+        self._again_s = 0.0  # before that nobody else is asked
+
+    def begin(self, worker: str) -> None:
+        self._begun.add(worker)
+        self._last = worker
+
+    def is_busy(self, worker: str) -> bool:
+        """It may hold up all of its threads, as it does while it imports and builds."""
+        return worker == self._last and not self.told
+
+    def lost(self, worker: str, now_s: float, *, announced: bool) -> None:
+        """What was `announced` by the cloud is nobody's doing."""
+        if worker not in self._begun:
+            return
+        self._begun.discard(worker)
+        if self.told or announced:
+            return
+        self._losses += 1
+        if self._losses >= LOSSES_MAX:
+            pause_s = min(AGAIN_S * 2 ** (self._losses - LOSSES_MAX), AGAIN_S_MAX)
+            self._again_s = now_s + pause_s
+
+    def wanted(self, now_s: float) -> bool:
+        """Whether the next leader shall find out."""
+        return not self.told and now_s >= self._again_s
 
 
 class Patience:

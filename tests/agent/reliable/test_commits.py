@@ -6,11 +6,12 @@ from typing import Any
 import msgspec
 import pytest
 import redis
+from commit_logs import MemoryCommitLog
 from crews import RedisProcess
 
 from agent.errors import Fenced
 from agent.messages import AnyReport, Progress, Report, Rewound
-from agent.reliable.commits import Commit, CommitLog, History, MemoryCommitLog, RedisCommitLog
+from agent.reliable.commits import Commit, CommitLog, History, RedisCommitLog
 from agent.reliable.outbox import INBOX
 from agent.reliable.reports import Reports
 

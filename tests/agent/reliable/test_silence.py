@@ -4,10 +4,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+from commit_logs import MemoryCommitLog
+
 from agent.layout import data_parallel
 from agent.messages import JobOrder, Report
 from agent.protocol import Held
-from agent.reliable.commits import Commit, MemoryCommitLog
+from agent.reliable.commits import Commit
 from agent.reliable.job import Job
 from agent.reliable.member import Pace
 from agent.reliable.regrouping import RECONNECT_S
@@ -168,6 +170,21 @@ def test_a_restarted_keeper_that_is_starved_waits_longer(tmp_path: Path) -> None
     assert said.reports == []
     ticks(job, 1.0 + 2.0 * RECONNECT_S, 10.0 * RECONNECT_S)
     assert [report.worker for report in said.reports] == ["w1"]
+
+
+def test_who_came_back_to_a_restarted_keeper_knows_who_lives(tmp_path: Path) -> None:
+    """Its connection to the other holds, so the other is waited for; it breaks, and the other is lost at once."""
+    job, said = restarted(tmp_path, "w1", "w2")
+    job.roster.members["w1"] = back = SimpleNamespace(
+        worker="w1", ready=object(), close=lambda: None, noticed=False, hung_s=0.0, proven=True, beats=Pace(0.15),
+        generation=1, version=0, held=None, step=0, silent_s=lambda _: 0.0,
+    )  # fmt: skip
+    ticks(job, 1.0, 1.0 + 3.0 * RECONNECT_S)
+    assert said.reports == []
+    job.roster.suspect("w2", back.worker, 0.0)
+    ticks(job, 1.0 + 3.0 * RECONNECT_S, 1.1 + 3.0 * RECONNECT_S)
+    assert [report.worker for report in said.reports] == ["w2"]
+    assert list(job.roster.members) == ["w1"]
 
 
 def test_silence_is_measured_by_how_late_others_are(tmp_path: Path) -> None:
