@@ -22,9 +22,8 @@ from agent.errors import Misuse, WireError
 from agent.net.mesh import ASK, Mesh
 from agent.net.wire import Connection
 from agent.protocol import Part
-from agent.store.format import share
-from agent.store.layers import Collected, LiveLayer
-from agent.store.shares import Extent, Gathered, Share
+from agent.store.layers import Collected, LiveLayer, share_of_each
+from agent.store.shares import Gathered, Share
 from agent.tensors.staging import Piece, here
 
 OFFERS_MAX = 2
@@ -211,28 +210,14 @@ def covers(having: Known, every: Collection[str]) -> bool:
 
 def share_among(live: Iterable[LiveLayer], having: Known, me: str) -> tuple[Share, list[Piece]]:
     """What one of those who have them sends of these layers."""
-    found = {}
+    found = []
     for layer in live:
         peers = [w for w, held in having.items() if held is None or layer.form.name in held]
         if me in peers:
-            found[layer.form.name] = (layer, peers.index(me), len(peers))
-    return _share(found)
+            found.append((layer, peers.index(me), len(peers)))
+    return share_of_each(found)
 
 
 def _answer(state: Collected, ask: Ask) -> tuple[Share, list[Piece]]:
     live = {layer.form.name: layer for layer in state.only([n for n, *_ in ask.wanted]).finish()}
-    return _share({name: (live[name], index, of) for name, index, of in ask.wanted})
-
-
-def _share(parts: Mapping[str, tuple[LiveLayer, int, int]]) -> tuple[Share, list[Piece]]:
-    """Of each layer share `index` of so many, and its form with the first."""
-    forms, extents, pieces = [], list[Extent](), list[Piece]()
-    for name, (layer, index, of) in parts.items():
-        size = layer.form.layer_bytes
-        low, high = share(size, of, index)
-        if not index:
-            forms.append(layer.form)
-        if low < high:
-            extents.append(Extent(name, low, high - low, size))
-            pieces.extend(layer.pieces(low, high))
-    return Share(forms=tuple(forms), extents=tuple(extents)), pieces
+    return share_of_each((live[name], index, of) for name, index, of in ask.wanted)

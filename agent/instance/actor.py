@@ -71,7 +71,7 @@ class KeeperActor:
     ) -> None:
         """What a `lasting` one holds outlives it, as long as the machine lives."""
         from agent.reliable.keeper import Keeper, connect
-        from agent.reliable.remains import root_of
+        from agent.reliable.memory_log import root_of
         from agent.reliable.vault import Place
 
         secret = Path(secret_path).read_text().strip()

@@ -44,16 +44,16 @@ from agent.reliable.commits import CommitLog, RedisCommitLog
 from agent.reliable.forgetting import note_closed, note_open
 from agent.reliable.job import Job, Standing
 from agent.reliable.member import Member
+from agent.reliable.memory_log import move_in, sweep
 from agent.reliable.offsite import Offsite
 from agent.reliable.outbox import Outbox
 from agent.reliable.records import seal, unseal
-from agent.reliable.remains import move_in, sweep
+from agent.reliable.roster import TICK_S
 from agent.reliable.vault import Place
 from cloud.clock import CLOCK
 
 log = logging.getLogger(__name__)
 
-TICK_S = 0.1
 HANDSHAKES_MAX = 64
 BIND_PATIENCE_S = 15.0
 CONFIRM_S = 10.0

@@ -3,12 +3,14 @@
 import contextlib
 import queue
 import threading
+import time
 
 import msgspec
 
 from agent.checksum import Buffer
 from agent.errors import WireError
 from agent.layout import Layout
+from agent.net.link import BEAT_S
 from agent.net.wire import Connection
 from agent.protocol import Commit, Dismissal, Held, Hello, Message, Ready
 from agent.reliable.proofs import Question
@@ -20,6 +22,25 @@ SMOOTHING = 0.2  # of a beat
 class Outgoing(msgspec.Struct, frozen=True):
     message: Message
     payload: tuple[Buffer, ...]
+
+
+class Pace:
+    """How slowly things happen: 1.0 if what is due every `period_s` comes on time, 3.0 if it takes three times that."""
+
+    def __init__(self, period_s: float) -> None:
+        self._period_s, self._came_s = period_s, 0.0
+        self.slowness = 1.0
+
+    def come(self, now_s: float) -> None:
+        """Note that it has come now."""
+        if self._came_s:
+            self.note(now_s - self._came_s - self._period_s)
+        self._came_s = now_s
+
+    def note(self, late_s: float) -> None:
+        """Note that it came late by so much. One late coming says little, a few in a row say all."""
+        slowness = 1.0 + max(0.0, late_s) / self._period_s
+        self.slowness += SMOOTHING * (slowness - self.slowness)
 
 
 class Member:
@@ -39,6 +60,7 @@ class Member:
         self.told = False  # the manager knows that it is ready
         self.noticed = False  # the cloud has said that its machine goes
         self.ready: Ready | None = hello.ready
+        self.beats = Pace(BEAT_S)
         self.microbatch_s = 0.0
         self.step = -1  # that it is in the middle of
         self.hung_s = 0.0  # while it says that it is alive
@@ -53,6 +75,7 @@ class Member:
     def beat(self, microbatch_s: float, step: int, hung_s: float) -> None:
         """Smoothed: a single step says little about how fast a worker is."""
         self.step, self.hung_s = step, hung_s
+        self.beats.come(time.monotonic())
         if not self.microbatch_s:
             self.microbatch_s = microbatch_s
         self.microbatch_s += SMOOTHING * (microbatch_s - self.microbatch_s)

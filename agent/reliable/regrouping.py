@@ -18,13 +18,13 @@ from agent.reliable.commits import History
 from agent.reliable.entrance import Entrance
 from agent.reliable.member import Member
 from agent.reliable.reports import Reports
-from agent.reliable.roster import Roster
+from agent.reliable.roster import SILENT_EARLY_S, Roster
 from agent.reliable.vault import Vault
 from agent.store.shares import bodies
 
 log = logging.getLogger(__name__)
 
-RECONNECT_S = 3.0  # how long a restarted keeper waits for the workers of the running layout
+RECONNECT_S = 3.0  # for the workers of the layout that was running when the keeper was restarted
 RETRY_S = 5.0
 EVERYTHING = ((0, None),)
 RECALLS_PATIENT = 3  # tries, before what can be read must do
@@ -47,7 +47,8 @@ class Regrouping:
         self.gave_up: Callable[[Fenced], None] = lambda _: None
         self.committing: Callable[[], bool] = lambda: False
         self._now = False  # the layout that is asked for does not wait for a commit
-        self._awaited_until_s: float | None = None
+        self._waiting = False  # the workers of a layout that was running are expected back
+        self._waiting_since_s = 0.0  # 0 until the first look
         self._recalling = self._recalled = False  # what is stored is being read; it was
         self._closed = False
         self.begun: Callable[[], None] = lambda: None  # told when a layout begins
@@ -55,8 +56,7 @@ class Regrouping:
 
     @property
     def waits(self) -> bool:
-        """Whether the workers of a layout that was running are still expected back."""
-        return self._awaited_until_s is not None
+        return self._waiting
 
     def ask(self, layout: Layout, when: When) -> None:
         """This is the next layout: now, or behind the step in flight if there is one; and not before all of its workers have
@@ -85,25 +85,37 @@ class Regrouping:
         """The keeper was restarted: this is the layout that was running."""
         roster = self._roster
         roster.layout, roster.started, roster.sources = layout, True, None
-        self._awaited_until_s = time.monotonic() + RECONNECT_S
+        self._waiting = True
 
     def forget(self) -> None:
         """The job is taken up again, by those who come from now on."""
         roster = self._roster
-        roster.layout, roster.pending, self._awaited_until_s = None, None, None
-        self._recalled = self._closed = False
+        roster.layout = roster.pending = None
+        self._waiting = self._recalled = self._closed = False
 
     def close(self) -> None:
         self._closed = True
 
     def look(self, now_s: float, late_s: float) -> None:
         """Whether anything has been waited for long enough. What held us up for `late_s` held workers up as well."""
-        if self._awaited_until_s is not None:
-            self._awaited_until_s += late_s
-            if now_s > self._awaited_until_s:
+        if self._waiting:
+            self._waiting_since_s = (self._waiting_since_s or now_s) + late_s
+            if now_s > self._waiting_since_s + self._reconnect_s():
                 self._carry_on()
         if self._held_up() and self._vault.wants:
             self._ask_for_state()
+
+    def _reconnect_s(self) -> float:
+        """Return how long those who have not come back are waited for.
+
+        Those who are in this layout and have come back know whether their connections to the others are broken, and say so. As
+        long as none is, the others live, and come as soon as they can.
+        """
+        roster, layout = self._roster, self._roster.layout
+        if all(roster.is_gone(worker) for worker in roster.absent()):
+            return 0.0
+        back = layout and any(m.generation == layout.generation for m in roster.inside())
+        return SILENT_EARLY_S if back else roster.patient(RECONNECT_S)
 
     def joined(self) -> None:
         """Carry on if this worker was the last that a restarted keeper waited for."""
@@ -313,7 +325,7 @@ class Regrouping:
         roster, version = self._roster, self._history.version
         layout = roster.layout
         assert layout is not None
-        self._awaited_until_s = None
+        self._waiting, self._waiting_since_s = False, 0.0
         self.resumed()  # reports of the newest commits may have gone with the keeper before us
         for member in roster.members.values():
             same = member.generation == self._history.generation
@@ -321,7 +333,8 @@ class Regrouping:
                 member.hears_of_commit(version)
             member.proven |= same  # it took part in the newest commit
         for worker in roster.absent():
-            roster.lose(worker, "connection", "it did not come back to the restarted keeper")
+            if not roster.is_gone(worker):
+                roster.lose(worker, "connection", "it did not come back to the restarted keeper")
         if roster.pending is not None:
             self.apply()
             return

@@ -7,6 +7,7 @@ The job that owns it holds its lock; nothing here waits.
 
 import threading
 import time
+from collections import Counter
 from collections.abc import Collection
 from itertools import combinations
 
@@ -14,20 +15,113 @@ from agent.layout import Layout
 from agent.messages import LossCause
 from agent.protocol import Over
 from agent.reliable.commits import History
-from agent.reliable.member import Member
-from agent.reliable.recorders import Recorders
+from agent.reliable.member import Member, Pace
 from agent.reliable.reports import Reports
-from agent.reliable.suspicions import Suspicions
-from agent.reliable.watch import Watch
 
+SILENT_S = 0.8  # in the layout: the others wait for it
+SILENT_EARLY_S = 30.0  # while it imports, builds or records, which may hold up all; or if unawaited
+HUNG_S = 30.0  # alive, and nothing happens where nobody is waited for
+HUNG_S_MAX = 3600.0  # until then whoever asks for layouts has long seen that nothing is committed
+HUNG_BYTES_PER_S = 1e8  # as slow as a state is moved at worst, in one piece
+GONE_MAX = 10_000
+TICK_S = 0.1  # between two looks at all jobs
+LOSSES_MAX = 2  # in the middle of recording, before nobody is asked for a while
+AGAIN_S, AGAIN_S_MAX = 600.0, 86_400.0
 HANGS = "it hangs: for {:.0f} s nothing has happened there, where it waits for nobody"
+
+
+class Suspicions:
+    """Who is lost of two whose connection broke: each says so of the other, and only one of them can be gone.
+
+    It is the one with most broken connections, whoever told of them, once the oldest complaint has had its time: a worker that died
+    is found by its own connection to the keeper before that. A worker that reaches nobody complains of everybody, and maybe nobody
+    of it. Of those with as many it is the one that most complain about. What the lost one said, and what was said of it, is dropped.
+    """
+
+    def __init__(self) -> None:
+        self._due_s: dict[tuple[str, str], float] = {}  # accused, by whom
+
+    def hear(self, accused: str, by: str, due_s: float) -> None:
+        self._due_s.setdefault((accused, by), due_s)
+
+    def drop(self, worker: str) -> None:
+        """It is gone, and nothing that has to do with it matters any more."""
+        self._due_s = {pair: due_s for pair, due_s in self._due_s.items() if worker not in pair}
+
+    def clear(self) -> None:
+        self._due_s.clear()
+
+    def lost(self, now_s: float) -> tuple[str, str] | None:
+        """Who is to be given up now, and the word of whom that rests on."""
+        if not any(due_s <= now_s for due_s in self._due_s.values()):
+            return None
+        broken = {frozenset(pair) for pair in self._due_s}
+        counts = Counter(worker for pair in broken for worker in pair)
+        accused = Counter(worker for worker, _ in self._due_s)
+        worst = max(counts, key=lambda worker: (counts[worker], accused[worker], worker))
+        return worst, min(one for pair in broken if worst in pair for one in pair - {worst})
+
+
+class Recorders:
+    """Who is asked to find out whether a script can be cut, though some may have died of it.
+
+    Recording a loop may take more memory than there is, and kill the worker. So after a few losses in the middle of it
+    nobody is asked for a while, and then again, ever more seldom, because machines are also taken away for other reasons.
+    """
+
+    def __init__(self) -> None:
+        self.told = False  # somebody has said whether the script can be cut
+        self._begun: set[str] = set()
+        self._last = ""  # that has begun
+        self._losses = 0
+        self._again_s = 0.0  # before that nobody else is asked
+
+    def begin(self, worker: str) -> None:
+        self._begun.add(worker)
+        self._last = worker
+
+    def is_busy(self, worker: str) -> bool:
+        """It may hold up all of its threads, as it does while it imports and builds."""
+        return worker == self._last and not self.told
+
+    def lost(self, worker: str, now_s: float, *, announced: bool) -> None:
+        """What was `announced` by the cloud is nobody's doing."""
+        if worker not in self._begun:
+            return
+        self._begun.discard(worker)
+        if self.told or announced:
+            return
+        self._losses += 1
+        if self._losses >= LOSSES_MAX:
+            pause_s = min(AGAIN_S * 2 ** (self._losses - LOSSES_MAX), AGAIN_S_MAX)
+            self._again_s = now_s + pause_s
+
+    def wanted(self, now_s: float) -> bool:
+        """Whether the next leader shall find out."""
+        return not self.told and now_s >= self._again_s
+
+
+class Patience:
+    """It is twice as long after it ended at the same step, because a script may hold up all threads there every time."""
+
+    def __init__(self, bound_s: float, bound_s_max: float) -> None:
+        self.bound_s, self._bound_s_max = bound_s, bound_s_max
+        self._version = -1  # where it has ended last
+
+    def ended(self, version: int) -> None:
+        if self._version == version:
+            self.bound_s = min(2 * self.bound_s, self._bound_s_max)
+        self._version = version
 
 
 class Roster:
     def __init__(self, history: History, reports: Reports, changed: threading.Condition) -> None:
         """`changed` is told when somebody goes."""
         self._history, self._reports, self._changed = history, reports, changed
-        self._watch = Watch()
+        self._gone: dict[str, str] = {}  # who never comes back, and why
+        self._silent = Patience(SILENT_S, SILENT_EARLY_S)
+        self._hung = Patience(HUNG_S, HUNG_S_MAX)
+        self._ticks = Pace(TICK_S)
         self.suspicions = Suspicions()
         self.recorders = Recorders()
         self.members: dict[str, Member] = {}
@@ -104,10 +198,10 @@ class Roster:
         """Why this worker is not let in, if it is not."""
         if self.finishing is not None and worker not in self.finishing:
             return "the job is done"
-        return self._watch.gone(worker)
+        return self._gone.get(worker)
 
     def is_gone(self, worker: str) -> bool:
-        return self._watch.gone(worker) is not None
+        return worker in self._gone
 
     def let_in(self, member: Member) -> None:
         earlier = self.members.pop(member.worker, None)
@@ -128,7 +222,9 @@ class Roster:
             self._reports.lost(worker, cause, detail, owed_state=owed_state)
 
     def remove(self, worker: str, why: str) -> Member | None:
-        self._watch.shut_out(worker, why)
+        self._gone[worker] = why  # what it holds may be of a past that the job has left
+        while len(self._gone) > GONE_MAX:
+            del self._gone[next(iter(self._gone))]
         self.suspicions.drop(worker)
         if self.layout is not None and worker in self.layout.workers:
             self._reports.disturbed()
@@ -137,13 +233,25 @@ class Roster:
         self._changed.notify_all()
         return self.members.pop(worker, None)
 
+    def patient(self, bound_s: float) -> float:
+        """Return how long `bound_s` is while everything is as slow as it has been lately.
+
+        It is seen by the keeper's looks and the workers' heartbeats: who is not heard in time where others are late, or where
+        we are, is not presumed dead yet.
+        """
+        beats = (m.beats.slowness for m in self.members.values() if m.ready is not None)
+        slowness = max(self._ticks.slowness, *beats, 1.0)
+        return min(bound_s * slowness, max(bound_s, SILENT_EARLY_S))
+
     def lose_the_silent(self, now_s: float, late_s: float) -> None:
-        """`late_s` is by how much this very look is late: others may be late for the same reason."""
+        """`late_s` is by how much this look is late: others may be late for the same reason."""
+        self._ticks.note(late_s)
         for member in list(self.members.values()):
             busy = self.recorders.is_busy(member.worker)
-            bound_s = self._watch.bound_s(awaited=self._awaited(member) and not busy)
+            awaited = self._awaited(member) and not busy
+            bound_s = self.patient(self._silent.bound_s) if awaited else SILENT_EARLY_S
             if (silent_s := member.silent_s(now_s)) > bound_s + late_s:
-                self._watch.silent.ended(self._history.version)
+                self._silent.ended(self._history.version)
                 self.lose(member.worker, "silent", f"nothing was heard for {silent_s:.1f} s")
 
     def lose_the_hung(self) -> None:
@@ -151,23 +259,22 @@ class Roster:
         for member in list(self.members.values()):
             if not member.hung_s or member.ready is None:
                 continue
-            if member.hung_s > self._watch.hung_bound_s(member.ready.state_bytes):
-                self._watch.hung.ended(self._history.version)
+            if member.hung_s > self._hung.bound_s + member.ready.state_bytes / HUNG_BYTES_PER_S:
+                self._hung.ended(self._history.version)
                 self.lose(member.worker, "silent", HANGS.format(member.hung_s))
 
     def suspect(self, accused: str, by: str, due_s: float) -> None:
-        """The connection between them broke. Of those outside it matters of whom a state is waited for, who may have
-        died with an earlier keeper; who is gone is known."""
+        """Note that the connection between them broke. The accused may have died with an earlier keeper, and so be absent."""
         assert self.layout is not None
-        inside = accused in self.members and accused in self.layout.workers
-        if inside or (self._owes_state(accused) and not self.is_gone(accused)):
+        matters = accused in self.layout.workers or self._owes_state(accused)
+        if matters and not self.is_gone(accused):
             self.suspicions.hear(accused, by, due_s)
 
     def lose_the_suspected(self, now_s: float) -> None:
         while (pair := self.suspicions.lost(now_s)) is not None:
             accused, by = pair
             self.suspicions.drop(accused)
-            if accused in self.members or self._owes_state(accused):
+            if not self.is_gone(accused):
                 self.lose(accused, "connection", f"its connection to {by} broke")
 
     def _owes_state(self, worker: str) -> bool:

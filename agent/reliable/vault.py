@@ -24,10 +24,10 @@ from agent.messages import BackupHeld, CheckpointFailed, CheckpointWritten, JobO
 from agent.protocol import Snapshot
 from agent.reliable import proofs, recovery, saving
 from agent.reliable.backup import Backup, LoggedSum, Saved, StateAssembly
+from agent.reliable.memory_log import MemoryLog
 from agent.reliable.offsite import Offsite, Storage, earlier
 from agent.reliable.proofs import Proofs, Question
 from agent.reliable.recovery import DISK, OBJECT, Found, Shelf
-from agent.reliable.remains import Remains
 from agent.store import weights
 from agent.store.archive import Archive
 from agent.store.format import Manifest
@@ -91,8 +91,8 @@ class Vault:
         self.since = 0  # the version that this job's keeper went on from
         self._checkpoint_due_s = time.monotonic() + order.checkpoint_every_s
         self._writing = threading.Lock()
-        self._remains = Remains(place.memory / order.job) if place.memory is not None else None
-        self.memory = self._remains or Returning()  # for states and sums
+        self._lasting = MemoryLog(place.memory / order.job) if place.memory is not None else None
+        self.memory = self._lasting or Returning()  # for states and sums
         self._assembly: StateAssembly | None = None
         self._heard_s = 0.0  # when some of the assembly last came, or was asked for
         self._begun_s = 0.0  # when the first of it came
@@ -115,13 +115,14 @@ class Vault:
 
     def promise(self, step: int, logged: LoggedSum | None, records: bytes = b"") -> None:
         """This step is about to be committed, and this is its sum if it is here. `records` are what `records_of` says."""
-        if self._remains is None:
+        if self._lasting is None:
             return
-        self._remains.note_records(records)
+        if records and self._noted is not None:
+            self._lasting.note_proof(self._noted, records)
         if logged is not None:
-            self._remains.note_sum(logged)
+            self._lasting.note_sum(logged)
         else:
-            self._remains.note_gap(step)
+            self._lasting.note_gap(step)
 
     def records_of(self, step: int, logged: LoggedSum | None) -> bytes:
         """What is known of the step behind what the next keeper would find, with this sum, which is not committed yet: it
@@ -129,7 +130,7 @@ class Vault:
         base = self._kept_base
         if base is None or base.provable or base.backup.version != self._noted:
             return b""
-        if self._remains is None or step > base.backup.version + self.proofs.phases:
+        if self._lasting is None or step > base.backup.version + self.proofs.phases:
             return b""
         asked = self.proofs.question(base.backup.version, step + (logged is not None))
         return proofs.encode(asked, self._order)
@@ -358,13 +359,12 @@ class Vault:
     def _note(self) -> None:
         """Before what was written down until now is let go."""
         base = self._kept_base
-        if self._remains is None or base is None:
+        if self._lasting is None or base is None:
             return
         noted = base.backup.version == self._noted
         if not noted or (base.provable and not self._noted_whole):
             self._noted, self._noted_whole = base.backup.version, base.provable
-            self._remains.note_state(base.saved(self._order))
-            self._remains.remove_earlier()
+            self._lasting.note_state(base.saved(self._order))
 
     def asked(self, *, partly: bool) -> Base | None:
         """The base from which a worker is to prove itself: where some steps have gone before, if there is one. `partly`
@@ -409,7 +409,7 @@ class Vault:
 
     def left(self, committed: int) -> Saved | None:
         """Beside the job: what the keeper before us has left in memory, which may be all that there is of it."""
-        return None if self._remains is None else self._remains.find(committed)
+        return None if self._lasting is None else self._lasting.find(committed)
 
     def recall(self, committed: int, *, patient: bool) -> Found:
         """Beside the job: return the best of what an earlier keeper left in memory, of the disk and, if need be, of what lies
@@ -476,18 +476,18 @@ class Vault:
         if self._question is not None:
             self.proofs.learn(self._question)
         self._noted, self._noted_whole = saved.backup.version, bool(saved.records)
-        if self._remains is not None and self._remains.note_state(saved):
-            self._remains.remove_earlier()
+        if self._lasting is not None:
+            self._lasting.note_state(saved)
 
     def leave(self) -> None:
         """The keeper ends, and what is in memory is for the next one."""
-        if self._remains is not None:
-            self._remains.leave()
+        if self._lasting is not None:
+            self._lasting.leave()
 
     def clear(self) -> None:
         """The job is over: whoever takes it up again finds it on the disk."""
-        if self._remains is not None:
-            self._remains.clear()
+        if self._lasting is not None:
+            self._lasting.clear()
 
     def due(self) -> bool:
         return self.backup is not None and time.monotonic() >= self._checkpoint_due_s

@@ -54,8 +54,13 @@ class LiveLayer(msgspec.Struct, frozen=True, kw_only=True):
 
 def share_of(live: Iterable[LiveLayer], holders: int, index: int) -> tuple[Share, list[Piece]]:
     """What holder `index` of so many sends of these layers: the share, and its bytes end to end."""
-    forms, extents, pieces = [], list[Extent](), list[Piece]()
-    for layer in live:
+    return share_of_each((layer, index, holders) for layer in live)
+
+
+def share_of_each(parts: Iterable[tuple[LiveLayer, int, int]]) -> tuple[Share, list[Piece]]:
+    """Of each layer share `index` of so many, and its form with the first."""
+    forms, extents, pieces = list[Layer](), list[Extent](), list[Piece]()
+    for layer, index, holders in parts:
         size = layer.form.layer_bytes
         low, high = share(size, holders, index)
         if not index:

@@ -1,4 +1,4 @@
-"""Object storage (S3, Azure Blob, a folder, memory) through obstore. No torch here.
+"""Object storage (S3, Azure Blob, a folder) through obstore. No torch here.
 
 obstore is imported when the first object store is opened, so nothing else needs it. Its own retries are
 used, bounded here: 5xx answers and broken connections are tried again with growing pauses, and what
@@ -18,7 +18,7 @@ from urllib.parse import unquote, urlsplit
 
 from agent.checksum import Buffer
 from agent.store.errors import Damaged, Full, Unavailable
-from agent.store.sinks import DiskSink, MemorySink, Read, Sink, check_key
+from agent.store.sinks import DiskSink, Read, Sink, check_key
 
 RETRIES_MAX = 8
 RETRY_S_MAX = 60.0
@@ -53,16 +53,14 @@ class Retries:
 
 
 def open_sink(place: str, **options: Any) -> Sink:
-    """The sink at a path or URI: a folder, `memory:`, `s3://bucket/prefix`, `az://container/prefix`."""
+    """The sink at a path or URI: a folder, `s3://bucket/prefix`, `az://container/prefix`."""
     parts = urlsplit(place)
     if parts.scheme == "file":
         return DiskSink(Path(unquote(FILE.sub("", place))))
     if not parts.scheme:  # `#`, `?` and `%` are letters like others in a folder's name
         return DiskSink(Path(place))
-    if parts.scheme == "memory":
-        return MemorySink()
     if parts.scheme not in SCHEMES:
-        raise Unavailable(f"{place}: give a folder, memory:, or {', '.join(SCHEMES[:4])}, gs://...")
+        raise Unavailable(f"{place}: give a folder or {', '.join(SCHEMES[:4])}, gs://...")
     store = _obstore("obstore.store").from_url(
         place,
         retry_config=Retries.config(),

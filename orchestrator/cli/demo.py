@@ -249,7 +249,7 @@ def _folder(root: Path) -> Iterator[Path]:
 
 def _remove(folder: Path) -> None:
     """With what the keeper has kept in the machine's memory: nobody goes on with that."""
-    from agent.reliable.remains import root_of
+    from agent.reliable.memory_log import root_of
 
     with no_interrupts():
         shutil.rmtree(root_of(Places(folder / "state").checkpoints), ignore_errors=True)

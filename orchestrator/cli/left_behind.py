@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 
 from agent.errors import CheckpointError
+from agent.reliable.memory_log import kept, root_of
 from agent.reliable.offsite import Storage
-from agent.reliable.remains import kept, root_of
 from agent.store.archive import Archive
 from agent.store.errors import Unavailable
 from agent.store.sinks import DiskSink

@@ -166,7 +166,7 @@ class House:
             self._redis.stop()
         processes.sweep(self.places.identity, grace_s=0)
         if self.places.given_back.exists():
-            from agent.reliable.remains import kept, root_of
+            from agent.reliable.memory_log import kept, root_of
 
             root = root_of(self.places.checkpoints)
             if not kept(root):  # every job is on the disk

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
+from commit_logs import MemoryCommitLog
 
 from agent.layout import Layout, data_parallel
 from agent.messages import JobOrder, Report, Unbuilt, WorkerFailed, WorkerReady
@@ -33,7 +34,6 @@ from agent.protocol import (
     Snapshot,
     State,
 )
-from agent.reliable.commits import MemoryCommitLog
 from agent.reliable.job import Job
 from agent.reliable.vault import Place
 from agent.store.format import lay_out

@@ -24,7 +24,8 @@ from agent.messages import (
     WorkerLost,
     WorkerReady,
 )
-from agent.reliable.watch import SILENT_S
+from agent.reliable.regrouping import RECONNECT_S
+from agent.reliable.roster import SILENT_S
 
 pytestmark = pytest.mark.processes
 
@@ -192,6 +193,22 @@ def test_the_keeper_is_killed(mortal: Crew, alone: tuple[list[str], bytes]) -> N
         mortal.reach(step)
         mortal.keeper.kill()
         mortal.keeper.start()
+    ends_alike(mortal, alone, STEPS)
+    assert mortal.of(WorkerLost) == []
+
+
+def test_a_worker_that_comes_late_to_a_restarted_keeper_is_waited_for(
+    mortal: Crew, alone: tuple[list[str], bytes]
+) -> None:
+    """It stands still for longer than workers usually take. The others, whose connections to it hold, have come."""
+    late, *_ = begin(mortal, 3)
+    mortal.reach(12)
+    mortal.keeper.kill()
+    mortal.kill(late, how=signal.SIGSTOP)
+    mortal.keeper.start()
+    back_s = time.monotonic() + 2 * RECONNECT_S
+    until("its time to be over", lambda: time.monotonic() >= back_s)
+    mortal.kill(late, how=signal.SIGCONT)
     ends_alike(mortal, alone, STEPS)
     assert mortal.of(WorkerLost) == []
 

@@ -11,7 +11,7 @@ import pytest
 from rich.console import Console
 from test_watch import JOB, Told, seen
 
-from agent.reliable.remains import root_of
+from agent.reliable.memory_log import root_of
 from orchestrator.cli.demo import (
     DRILLS,
     FOLDER,

@@ -14,7 +14,7 @@ import torch
 from houses import RunningHouse, command_line, until
 from redis import RedisError
 
-from agent.reliable.remains import kept, root_of
+from agent.reliable.memory_log import kept, root_of
 from agent.store.archive import Archive
 from agent.store.sinks import DiskSink
 from orchestrator.cli.up_down import news

@@ -3,10 +3,11 @@
 from pathlib import Path
 
 import pytest
+from memory_sink import MemorySink
 from s3_server import S3Server, s3_sink
 
 from agent.store.objects import ObjectSink, Retries
-from agent.store.sinks import DiskSink, MemorySink
+from agent.store.sinks import DiskSink
 
 SINKS = ["memory", "disk", "object-file", "object-memory", "object-s3"]
 

@@ -10,6 +10,7 @@ from pathlib import Path
 
 import pytest
 import torch
+from memory_sink import MemorySink
 from models import make, same
 from safetensors.torch import load_file
 from test_layers import store
@@ -17,7 +18,7 @@ from torch.distributed.checkpoint.format_utils import dcp_to_torch_save
 
 from agent.errors import CheckpointError
 from agent.store.export import main, save_weights, to_torch, weights
-from agent.store.sinks import DiskSink, MemorySink
+from agent.store.sinks import DiskSink
 
 
 @pytest.fixture

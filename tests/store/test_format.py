@@ -7,13 +7,14 @@ import numpy as np
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_sink import MemorySink
 from safetensors.numpy import load
 from states import make_state, write_state
 
 from agent.store.archive import assemble
 from agent.store.errors import Damaged
 from agent.store.format import Manifest, decode, encode, file_of, lay_out, share
-from agent.store.sinks import MemorySink, check_key
+from agent.store.sinks import check_key
 
 seeds = st.integers(0, 10**6)
 

@@ -4,6 +4,7 @@ import copy
 
 import pytest
 import torch
+from memory_sink import MemorySink
 from models import Tied, check_same, make
 from torch import nn
 
@@ -13,7 +14,6 @@ from agent.store.export import nested
 from agent.store.format import file_of, share
 from agent.store.layers import block_of, collect, fill, memory_of
 from agent.store.reading import read
-from agent.store.sinks import MemorySink
 
 
 def store(sink, *writers, version=1, holders=1):

@@ -3,12 +3,12 @@
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from memory_sink import MemorySink
 from states import make_state, read_state, tensors_of, write_state
 
 from agent.store.errors import Damaged
 from agent.store.format import BLOCK_BYTES, file_of, lay_out
 from agent.store.reading import Index, Want, read
-from agent.store.sinks import MemorySink
 
 seeds = st.integers(0, 10**6)
 

@@ -217,7 +217,7 @@ def test_a_writer_that_is_killed_leaves_no_file(tmp_path):
 
 def test_an_unknown_place_says_what_would_do():
     """A URI of a kind that we do not know is one line that says which ones we do."""
-    with pytest.raises(Unavailable, match=r"ftp://x: give a folder, memory:, or s3"):
+    with pytest.raises(Unavailable, match=r"ftp://x: give a folder or s3"):
         open_sink("ftp://x")
 
 

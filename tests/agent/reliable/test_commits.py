@@ -6,12 +6,13 @@ from typing import Any
 import msgspec
 import pytest
 import redis
+from commit_logs import MemoryCommitLog
 from crews import RedisProcess
 
 from agent.errors import Fenced
 from agent.keys import INBOX
 from agent.messages import AnyReport, Progress, Report, Rewound
-from agent.reliable.commits import Commit, CommitLog, History, MemoryCommitLog, RedisCommitLog
+from agent.reliable.commits import Commit, CommitLog, History, RedisCommitLog
 from agent.reliable.reports import Reports
 
 pytestmark = pytest.mark.processes

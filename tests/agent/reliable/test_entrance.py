@@ -10,7 +10,7 @@ from players import MICROBATCHES, SIZE, House
 from agent.messages import Progress, Rewound, Unbuilt
 from agent.protocol import Prove, Ready
 from agent.reliable import proofs, regrouping
-from agent.reliable.remains import root_of
+from agent.reliable.memory_log import root_of
 
 
 @pytest.fixture(autouse=True)

@@ -37,7 +37,7 @@ from agent.reliable import keeper as keeper_module
 from agent.reliable import vault
 from agent.reliable.commits import Commit, RedisCommitLog
 from agent.reliable.keeper import KEPT_MAX, Keeper, connect
-from agent.reliable.remains import kept, root_of
+from agent.reliable.memory_log import kept, root_of
 from agent.reliable.vault import Place, Vault
 
 pytestmark = pytest.mark.processes

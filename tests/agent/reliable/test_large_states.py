@@ -12,7 +12,7 @@ from crews import Crew, played_alone, until
 
 from agent.checksum import crc32c
 from agent.reliable.backup import Assembly
-from agent.store.memory import joined
+from agent.store.memory import copy_bytes, fresh
 
 SIZE = 1 << 28
 TRIES = 40
@@ -27,7 +27,7 @@ def _taken(data: memoryview) -> object:
 
 WORKS: dict[str, Callable[[memoryview], object]] = {
     "checksum": lambda data: crc32c(0, data),
-    "snapshot": lambda data: joined([data[: SIZE // 2], data[SIZE // 2 :]]),
+    "snapshot": lambda data: copy_bytes(data, fresh(data.nbytes)),
     "assembly": _taken,
 }
 

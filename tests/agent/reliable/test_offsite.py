@@ -9,6 +9,7 @@ import msgspec
 import pytest
 from backups import disk, same, saved, vault_of
 from crews import until
+from memory_sink import MemorySink
 
 from agent.checksum import crc32c
 from agent.errors import CheckpointError
@@ -21,7 +22,7 @@ from agent.reliable.vault import Vault
 from agent.store.archive import Archive, Mark
 from agent.store.errors import Unavailable, Unknown
 from agent.store.format import MANIFESTS, PARTS
-from agent.store.sinks import DiskSink, MemorySink, Read
+from agent.store.sinks import DiskSink, Read
 from orchestrator.cli.submit import stored_at
 
 

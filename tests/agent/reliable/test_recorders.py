@@ -1,6 +1,6 @@
 """Who is asked to find out whether a script can be cut."""
 
-from agent.reliable.recorders import AGAIN_S, AGAIN_S_MAX, LOSSES_MAX, Recorders
+from agent.reliable.roster import AGAIN_S, AGAIN_S_MAX, LOSSES_MAX, Recorders
 
 
 def lose(recorders: Recorders, name: str, now_s: float, *, announced: bool = False) -> None:

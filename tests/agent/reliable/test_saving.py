@@ -16,6 +16,7 @@ import torch
 from backups import disk, held, same, saved, vault_of
 from hypothesis import given
 from hypothesis import strategies as st
+from memory_sink import MemorySink
 from safetensors.torch import load_file
 
 from agent.checksum import Buffer
@@ -35,7 +36,7 @@ from agent.store.errors import Full, Unavailable
 from agent.store.format import FLOORS, PARTS, Layer, lay_out
 from agent.store.layers import LiveLayer, collect, fill, share_of
 from agent.store.shares import MUCH, Extent, Gathered, Share, batches, whole
-from agent.store.sinks import DRAFT, DiskSink, MemorySink
+from agent.store.sinks import DRAFT, DiskSink
 from agent.store.weights import digest, weights_of, write
 from agent.tensors.shards import bytes_of, weights_sha
 

@@ -4,13 +4,14 @@ from pathlib import Path
 
 import pytest
 from backups import same
+from commit_logs import MemoryCommitLog
 
 from agent.errors import CheckpointError
 from agent.layout import Layout, Replica, data_parallel
 from agent.messages import JobOrder, Sums
 from agent.protocol import Prepared, Snapshot
 from agent.reliable.backup import Backup, LoggedSum, Saved
-from agent.reliable.commits import History, MemoryCommitLog
+from agent.reliable.commits import History
 from agent.reliable.roster import Roster
 from agent.reliable.round import Round
 from agent.reliable.vault import SMALL_SUM_BYTES, Place, Vault

@@ -1,6 +1,6 @@
 """Of two that complain about each other only one is lost."""
 
-from agent.reliable.suspicions import Suspicions
+from agent.reliable.roster import Suspicions
 
 
 def test_one_of_two_is_lost() -> None:

@@ -3,9 +3,9 @@
 import shutil
 import tempfile
 from collections.abc import Iterator
-from itertools import pairwise
 from pathlib import Path
 
+import msgspec
 import pytest
 import redis
 from backups import same
@@ -13,9 +13,9 @@ from crews import Crew, KeeperProcess, Nursery, RedisProcess, ends_alike, played
 
 from agent.keys import OPEN_JOBS
 from agent.messages import Recalled, RecallFailed, Rewound
-from agent.reliable import remains
+from agent.reliable import memory_log
 from agent.reliable.backup import Backup, LoggedSum, Saved
-from agent.reliable.remains import LOG, Remains, kept, move_in, root_of, sweep
+from agent.reliable.memory_log import AREA, STATE, Form, MemoryLog, kept, move_in, root_of, sweep
 from agent.store.errors import Unknown
 from agent.store.format import lay_out
 from agent.store.memory import RETURNING_BYTES_MIN
@@ -38,35 +38,43 @@ SIZES = (
 @pytest.fixture
 def shared() -> Iterator[Path]:
     """A folder in memory."""
-    with tempfile.TemporaryDirectory(prefix="remains-", dir=remains.SHARED) as folder:
+    with tempfile.TemporaryDirectory(prefix="memory-log-", dir=memory_log.SHARED) as folder:
         yield Path(folder)
 
 
-def filled(memory: Remains, size: int, number: int) -> memoryview:
+def filled(memory: MemoryLog, size: int, number: int) -> memoryview:
     body = memory.take(size)
     body[:] = bytes([number]) * size
     return body
 
 
-def state(memory: Remains, version: int) -> Backup:
+def state(memory: MemoryLog, version: int) -> Backup:
     bodies = {f"l{size}": filled(memory, size, version) for size in SIZES}
     layers = tuple(lay_out(f"l{size}", [("x", "U8", (size,))]) for size in SIZES)
     return Backup(generation=1, version=version, layers=layers, bodies=bodies)
 
 
-def logged(memory: Remains, step: int, size: int = SIZES[1]) -> LoggedSum:
+def logged(memory: MemoryLog, step: int, size: int = SIZES[1]) -> LoggedSum:
     return LoggedSum(step, b"\1\0", filled(memory, size, 100 + step))
 
 
-def lived(folder: Path, version: int, sums: int) -> tuple[Remains, Saved]:
+def lived(folder: Path, version: int, sums: int) -> tuple[MemoryLog, Saved]:
     """One that has written down a state, and the sums that lead on from it."""
-    memory = Remains(folder)
+    memory = MemoryLog(folder)
     held = Saved(state(memory, version), ())
     assert memory.note_state(held)
     for step in range(version, version + sums):
         held = Saved(held.backup, (*held.redo, logged(memory, step)))
         memory.note_sum(held.redo[-1])
     return memory, held
+
+
+def found(folder: Path, committed: int) -> Saved | None:
+    """What the next keeper finds."""
+    memory = MemoryLog(folder)
+    held = memory.find(committed)
+    memory.leave()
+    return held
 
 
 def until_version(held: Saved, version: int) -> Saved:
@@ -78,9 +86,9 @@ def test_the_next_one_finds_what_was_committed(shared: Path) -> None:
     memory, held = lived(shared, 3, 4)
     memory.leave()
     for committed in (7, 6, 3):
-        assert same(Remains(shared).find(committed), until_version(held, committed))
-    assert Remains(shared).find(2) is None  # of another past
-    assert Remains(shared / "other").find(7) is None
+        assert same(found(shared, committed), until_version(held, committed))
+    assert found(shared, 2) is None  # of another past
+    assert found(shared / "other", 7) is None
 
 
 def test_it_is_there_when_the_memory_is_not_held_on_to_any_more(shared: Path) -> None:
@@ -88,7 +96,7 @@ def test_it_is_there_when_the_memory_is_not_held_on_to_any_more(shared: Path) ->
     expected = [bytes(one.body) for one in held.redo]
     memory.leave()
     del memory, held
-    assert [bytes(one.body) for one in Remains(shared).find(5).redo] == expected
+    assert [bytes(one.body) for one in found(shared, 5).redo] == expected
 
 
 def test_a_new_state_takes_the_place_of_what_led_to_it(shared: Path) -> None:
@@ -98,7 +106,7 @@ def test_a_new_state_takes_the_place_of_what_led_to_it(shared: Path) -> None:
     memory.note_sum(late := logged(memory, 7))
     assert memory.note_state(newer)
     memory.leave()
-    assert same(Remains(shared).find(8), Saved(newer.backup, (*newer.redo, late)))
+    assert same(found(shared, 8), Saved(newer.backup, (*newer.redo, late)))
 
 
 def test_the_sum_of_another_try_is_not_that_of_a_step_whose_sum_stayed_away(shared: Path) -> None:
@@ -109,13 +117,13 @@ def test_the_sum_of_another_try_is_not_that_of_a_step_whose_sum_stayed_away(shar
     memory.note_gap(5)
     memory.note_sum(logged(memory, 6))
     memory.leave()
-    assert same(Remains(shared).find(7), held)
-    memory = Remains(shared)
+    assert same(found(shared, 7), held)
+    memory = MemoryLog(shared)
     newer = Saved(state(memory, 6), ())
     assert memory.note_state(newer)
     memory.note_sum(late := logged(memory, 6))
     memory.leave()
-    assert same(Remains(shared).find(7), Saved(newer.backup, (late,)))
+    assert same(found(shared, 7), Saved(newer.backup, (late,)))
 
 
 def test_nor_is_that_of_a_step_from_before_the_job_went_back(shared: Path) -> None:
@@ -129,13 +137,12 @@ def test_nor_is_that_of_a_step_from_before_the_job_went_back(shared: Path) -> No
         memory.note_sum(one)
     memory.note_gap(7)
     memory.leave()
-    assert same(Remains(shared).find(8), Saved(held.backup, (*held.redo, *again)))
+    assert same(found(shared, 8), Saved(held.backup, (*held.redo, *again)))
 
 
 def test_what_is_not_needed_any_more_is_used_again(shared: Path) -> None:
     """A new file for each step would cost more than what comes into it."""
     memory, held = lived(shared, 0, 0)
-    (life,) = shared.iterdir()
     seen = []
     for step in range(9):
         memory.note_sum(one := logged(memory, step, 2 * SIZES[1]))
@@ -143,7 +150,7 @@ def test_what_is_not_needed_any_more_is_used_again(shared: Path) -> None:
         memory.rest()
         assert memory.note_state(Saved(newer, ()))
         held, one = newer, None
-        seen.append({path.name for path in life.iterdir()})
+        seen.append({path.stat().st_ino for path in shared.glob(f"{AREA}*")})
     assert seen[3] == seen[-1], (held, one)
 
 
@@ -157,82 +164,83 @@ def test_memory_that_is_used_again_is_not_what_it_was(shared: Path, number: int)
     del held
     filled(memory, size, 77)
     memory.leave()
-    found = Remains(shared).find(5)
-    assert (found is None) == (number > 0)
-    assert found is None or {bytes(b)[0] for b in found.backup.bodies.values()} == {3}
+    left = found(shared, 5)
+    assert (left is None) == (number > 0)
+    assert left is None or {bytes(b)[0] for b in left.backup.bodies.values()} == {3}
 
 
 def test_from_who_lives_nothing_is_taken(shared: Path) -> None:
     memory, held = lived(shared, 3, 2)
-    assert Remains(shared).find(5) is None
+    assert found(shared, 5) is None
     memory.leave()
-    assert same(Remains(shared).find(5), held)
+    assert same(found(shared, 5), held)
 
 
-def test_a_log_that_ends_anywhere_is_read_until_there(shared: Path) -> None:
-    """Killed while it is written: what was written before is whole."""
-    memory, held = lived(shared, 3, 5)
+def test_a_record_that_was_being_written_does_not_count(shared: Path) -> None:
+    """Killed before it was renamed into its place: what was written before is whole."""
+    memory, held = lived(shared, 3, 2)
     memory.leave()
-    (life,) = shared.iterdir()
-    whole = (life / LOG).read_bytes()
-    reached = []
-    for end in range(len(whole) + 1):
-        (life / LOG).write_bytes(whole[:end])
-        found = Remains(shared).find(8)
-        reached.append(-1 if found is None else found.reached)
-        assert found is None or same(found, until_version(held, found.reached))
-    assert sorted(set(reached)) == [-1, 3, 4, 5, 6, 7, 8]
-    assert all(a <= b for a, b in pairwise(reached))
+    (shared / memory_log.DRAFT).write_bytes(b"half")
+    assert same(found(shared, 6), held)
 
 
 def test_what_another_version_of_the_software_has_left_is_neither_taken_nor_let_go_of(
     shared: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its sums may lie otherwise: applied as they are, they would be other numbers."""
-    monkeypatch.setattr(remains, "FORMAT", 1)
+    """Its sums may lie otherwise: applied unchanged, they would be other numbers."""
     memory, held = lived(shared, 3, 2)
     memory.leave()
-    monkeypatch.undo()
+    monkeypatch.setattr(memory_log, "FORMAT", 99)
+    other = MemoryLog(shared)
     with pytest.raises(Unknown, match="another version of the software"):
-        Remains(shared).find(5)
-    monkeypatch.setattr(remains, "FORMAT", 1)
-    assert same(Remains(shared).find(5), held)
+        other.find(5)
+    other.leave()
+    monkeypatch.undo()
+    assert same(found(shared, 5), held)
 
 
-def unmarked(written: bytes) -> bytes:
-    """A log as it was before it began with its format."""
-    return written[remains._FRAME.size + remains._FRAME.unpack_from(written)[0] :]
-
-
-def test_what_reaches_furthest_of_two_lives(shared: Path) -> None:
-    """The later one had been killed before it had a state of its own: or it has, and removes the earlier one."""
+def test_what_a_keeper_left_goes_when_the_next_one_has_a_state(shared: Path) -> None:
     job = shared / "job"
     first, older = lived(job, 3, 5)
-    second, newer = lived(job, 6, 1)
     first.leave()
+    second = MemoryLog(job)
+    assert same(second.find(8), older)
+    second.note_sum(logged(second, 8))
+    newer = Saved(state(second, 9), ())
+    assert second.note_state(newer)
+    assert sum(path.name.startswith(AREA) for path in job.iterdir()) == 2
     second.leave()
-    assert same(Remains(job).find(8), older)
-    second.remove_earlier()
-    assert same(Remains(job).find(8), newer)
-    first.remove_earlier()
-    assert same(Remains(job).find(8), newer)
-    first.clear()
-    assert same(Remains(job).find(8), newer)
-    second.clear()
-    assert Remains(job).find(8) is None
+    assert same(found(job, 9), newer)
+    third = MemoryLog(job)
+    assert third.find(9)
+    third.clear()
+    assert not job.exists()
+
+
+def test_steps_that_were_missed_end_what_is_found(shared: Path) -> None:
+    """Another keeper lived, so nothing was written down; what it had left does not lead to what came after."""
+    first, _ = lived(shared, 3, 2)
+    second = MemoryLog(shared)
+    second.note_sum(logged(second, 5))
+    first.leave()
+    second.note_sum(logged(second, 6))
+    assert second.find(7) is None
+    second.rest()
+    assert second.note_state(newer := Saved(state(second, 7), ()))
+    second.leave()
+    assert same(found(shared, 7), newer)
 
 
 def test_what_is_found_is_written_down_as_it_is(shared: Path) -> None:
     """Killed again before there is another state: the third one finds the same, and what came since."""
     first, _ = lived(shared, 3, 2)
     first.leave()
-    second = Remains(shared)
-    found = second.find(5)
-    assert second.note_state(found)
-    second.remove_earlier()
+    second = MemoryLog(shared)
+    left = second.find(5)
+    assert second.note_state(left)
     second.note_sum(more := logged(second, 5))
     second.leave()
-    assert same(Remains(shared).find(6), Saved(found.backup, (*found.redo, more)))
+    assert same(found(shared, 6), Saved(left.backup, (*left.redo, more)))
 
 
 def test_without_room_memory_is_the_process_own(
@@ -240,24 +248,24 @@ def test_without_room_memory_is_the_process_own(
 ) -> None:
     """A state of which some is nowhere to be found is not written down, nor is the one before it left to be found."""
     memory, held = lived(shared, 3, 2)
-    monkeypatch.setattr(remains, "PARTS_FREE", remains.PARTS + 1)
+    monkeypatch.setattr(memory_log, "PARTS_FREE", memory_log.PARTS + 1)
     assert not memory.note_state(Saved(state(memory, 5), ()))
     memory.note_sum(logged(memory, 5))
     memory.leave()
-    assert Remains(shared).find(6) is None
+    assert found(shared, 6) is None
     assert held.reached == 5
 
 
 def test_nothing_is_left_of_jobs_and_houses_that_are_no_more(shared: Path) -> None:
     house, gone = shared / "house", shared / "gone"
-    root, other = (shared / f"{remains.PREFIX}{name}" for name in "ab")
+    root, other = (shared / f"{memory_log.PREFIX}{name}" for name in "ab")
     for place, home in ((other, gone), (root, house)):
         home.mkdir()
         assert move_in(place, home / "checkpoints")
         for job in ("one", "two"):
             lived(place / job, 3, 1)[0].leave()
     sweep(root, {"two"})
-    assert sorted(path.name for path in root.iterdir()) == [remains.HOME, "two"]
+    assert sorted(path.name for path in root.iterdir()) == [memory_log.HOME, "two"]
     gone.rmdir()
     move_in(root, house / "checkpoints")
     assert not other.exists()
@@ -314,7 +322,7 @@ def test_the_keeper_and_all_workers_are_killed_and_no_step_is_lost(
     assert all("the keeper before" in one.because or "backup tier" in one.because for one in found)
     lasting.keeper.close_job("job")
     root = root_of(lasting.folder / "checkpoints")
-    until("all to be let go", lambda: [path.name for path in root.iterdir()] == [remains.HOME])
+    until("all to be let go", lambda: [path.name for path in root.iterdir()] == [memory_log.HOME])
 
 
 @pytest.mark.processes
@@ -327,16 +335,16 @@ def test_a_keeper_of_another_version_leaves_the_memory_as_it_is_and_says_so(
     lasting.reach(8)
     lasting.keeper.kill()
     lasting.kill(*lasting.pids)
-    (log,) = root_of(lasting.folder / "checkpoints").glob(f"job/*/{LOG}")
-    written = log.read_bytes()
-    log.write_bytes(unmarked(written))
+    record = root_of(lasting.folder / "checkpoints") / "job" / STATE
+    written = record.read_bytes()
+    record.write_bytes(msgspec.msgpack.encode(Form(format=1)))
     lasting.keeper.start()
     lasting.pids.clear()
     lasting.start(2)
     (said, *_) = until("the job to say so", lambda: lasting.of(RecallFailed))
-    assert f"{log.parent} is of another version of the software" in said.error
+    assert f"{record.parent} is of another version of the software" in said.error
     assert lasting.of(Recalled) == []
-    log.write_bytes(written)
+    record.write_bytes(written)
     lasting.completed()
     assert lasting.of(Rewound) == []
     ends_alike(lasting, alone, STEPS)
@@ -358,7 +366,7 @@ def test_a_job_that_is_closed_before_it_goes_on_loses_no_step(
     lasting.keeper.close_job("job")
     store = redis.Redis.from_url(redis_process.url)
     until("it to be closed", lambda: not store.hlen(OPEN_JOBS))
-    assert list(remains.SHARED.glob(f"{root_of(lasting.folder / 'checkpoints').name}/job")) == []
+    assert list(memory_log.SHARED.glob(f"{root_of(lasting.folder / 'checkpoints').name}/job")) == []
     lasting.open(TOY, str(STEPS), str(out), backup_every_steps=5, checkpoint_every_s=3600.0)
     lasting.pids.clear()
     lasting.start(2)
@@ -408,4 +416,4 @@ def test_what_the_disk_refuses_when_a_job_is_closed_outlives_the_keeper(
     assert [one.step for one in recalled] == committed
     ends_alike(lasting, alone, STEPS)
     lasting.keeper.close_job("job")
-    until("all to be let go", lambda: [path.name for path in root.iterdir()] == [remains.HOME])
+    until("all to be let go", lambda: [path.name for path in root.iterdir()] == [memory_log.HOME])
