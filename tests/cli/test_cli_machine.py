@@ -132,7 +132,9 @@ def test_a_state_directory_that_takes_no_file_is_told_with_the_remedy(shell, com
 
 def test_a_short_way_that_cannot_be_made_is_told_with_the_remedy(tmp_path, monkeypatch):
     monkeypatch.setattr("orchestrator.places.SHORT", tmp_path / "none")
-    with pytest.raises(StateDirError, match=r"cannot lead to .*\(No such file.*set manager.state_dir"):
+    with pytest.raises(
+        StateDirError, match=r"cannot lead to .*\(No such file.*set manager.state_dir"
+    ):
         Places(tmp_path / ("long" * 20)).make()
 
 
