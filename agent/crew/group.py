@@ -19,7 +19,8 @@ from typing import TypeVar
 import torch
 
 from agent.calibration import probing
-from agent.crew import exchange, helping
+from agent.crew import helping
+from agent.crew.all_reduce import all_reduce
 from agent.crew.chain import Chain, Whole
 from agent.crew.copies import Copies
 from agent.crew.crew import Crew
@@ -138,7 +139,6 @@ class Group(Crew):
         self._began_s, self._computed = 0.0, 0  # of this share: since when, and microbatches so far
         self._deep = Deep(self.me)
         self._apart = False  # optimizers were tried on layers apart
-        self.astray = False  # what the script does until the next boundary counts for nothing
         # Whether the state has come from others since the output folder was told.
         self._fresh = True
         self._told_to_lead = False  # and the script may have kept that, until the next boundary
@@ -167,6 +167,10 @@ class Group(Crew):
         if self._proving.going:
             return False
         return None if self.entered is None else self._leads
+
+    @property
+    def astray(self) -> bool:
+        return self._replica is not None and self._replica.astray
 
     @property
     def leader(self) -> bool:
@@ -229,7 +233,8 @@ class Group(Crew):
         if self._survey.ready is None:
             warm(replica, self._landing, self._greeting.state_bytes)
         self._survey.introduce(facts)
-        self.astray = self._told_to_lead = False
+        replica.rejoin()
+        self._told_to_lead = False
 
     def bind(self, replica: Replica, facts: Facts) -> bool:
         """A layout of version 0 is entered in the middle of step 0; a later one only at the next boundary."""
@@ -238,7 +243,7 @@ class Group(Crew):
             self.wait(self._called, interruptible=False)
             order = self.order
             if self._done or self._proving.asked or order is None or order.version:
-                self.astray = True
+                self.replica.go_astray()
                 return False
             try:
                 self._enter()
@@ -266,7 +271,7 @@ class Group(Crew):
             payload, present = self._redo.take(step, chain.spans)
             return chain.again(step, payload, present)
         except Interrupted:
-            self.astray = True
+            self.replica.go_astray()
             raise Abandoned from None
 
     def asked(self, phase: int) -> int | None:
@@ -338,7 +343,7 @@ class Group(Crew):
         try:
             payload, marks = self._proving.sum(self.replica.phase)
         except Abandoned:
-            self.astray = True
+            self.replica.go_astray()
             raise
         return self.replica.summed(payload, marks)
 
@@ -442,7 +447,8 @@ class Group(Crew):
         if not self.astray and self._handover.look(self._counted_among):
             return
         leads, replica = self._leads or self._told_to_lead, self.replica
-        self._holds, self.astray = False, True
+        self._holds = False
+        self.replica.go_astray()
         if leads:
             # Before its commit a step is led like any other by whoever does it.
             if replica.stage != "open":
@@ -475,25 +481,26 @@ class Group(Crew):
         self._stop_or_save()
         self._computed += 1
 
-    def gather(self, step: int, partial: Partial, total: Sum) -> None:
+    def all_reduce(self, step: int, partial: Partial, total: Sum) -> None:
         if self.replica.notes is not None:
             self.replica.notes.skip()
         if self._computed:
             settle(self.replica.space.device)
             self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
         with self.unaided():
-            exchange.gather(self, step, partial, total, lambda t: self._preparing.slice(step, t))
+            all_reduce(self, step, partial, total, lambda mine: self._preparing.slice(step, mine))
         self._noting.tell(step)
 
     @unaided
-    def commit(self, step: int, summed: Summed) -> None:
-        promised = None
+    def promise(self, step: int, summed: Summed) -> None:
+        held = None
         if summed.held is not None:
-            promised = Held(tuple(sorted(summed.held)), len(self.replica.holdings.all))
-            self._handover.promised = promised
-        if len(self.layout.workers) == 1:  # one message behind the other: nobody waits for its sum
-            self._preparing.slice(step, summed.total)
-        self._preparing.say(step, summed, promised)
+            held = Held(tuple(sorted(summed.held)), len(self.replica.holdings.all))
+            self._handover.promised = held
+        self._preparing.promise(step, summed, held)
+
+    @unaided
+    def commit(self, step: int) -> None:
         while True:
             self.wait(
                 lambda: (
@@ -504,19 +511,15 @@ class Group(Crew):
             )
             self._send_what_is_due()
             if self._committed > step:
-                self._proven, self._joins = True, False
-                passing("step: commit heard")
                 break
             if self._preparing.forgotten:
-                self._preparing.send_again(step)
-                self._preparing.say(step, summed, promised)
-        if summed.held is not None:
+                self._preparing.promise_again()
+        self._proven, self._joins = True, False
+        passing("step: commit heard")
+        if self._handover.promised is not None:
             self._handover.keep(self._deep.keepers())
         if not self.layout.sole:
             self._copies.clear()
-
-    def stray(self, *, away: bool) -> None:
-        self.astray = away
 
     def settle(self) -> None:
         self._snapshots.settle()
@@ -607,7 +610,8 @@ class Group(Crew):
             self.wait(self.superseded, interruptible=False)
             self._enter()
         if not self._holds or self.me not in self.layout.workers:
-            self._holds, self.astray = False, True
+            self._holds = False
+            self.replica.go_astray()
             raise Abandoned
         self._handover.pull_whole()
         self._tell_output(self.replica)
