@@ -2,7 +2,7 @@
 
 AgentError
 ├── Misuse                   the script used its session in a way that has no meaning
-│   └── CannotRecord         its loop cannot be turned into a graph, and trains at depth 1
+├── CannotRecord             the script is right, but its model cannot be trained in stages here
 ├── NotFinite                the loss or a gradient of a step is not a finite number
 ├── StateError               a state cannot be written down, or what was read does not fit
 ├── WireError                a connection broke, or what came over it makes no sense
@@ -22,8 +22,8 @@ class Misuse(AgentError):  # noqa: N818 - it names what happened
     """The script used its session in a way that has no meaning."""
 
 
-class CannotRecord(Misuse):
-    """The model's code cannot be turned into a graph; the message names the line."""
+class CannotRecord(AgentError):  # noqa: N818
+    """The model's code cannot be turned into a graph, which is our limit; the message names the line."""
 
 
 class NotFinite(AgentError):  # noqa: N818

@@ -14,7 +14,7 @@ from cloud.model import Notice
 NanPolicy = Literal["fail", "skip"]
 Sums = Literal["auto", "always", "never"]  # when they are sent: see `Vault.takes_sums`
 LossCause = Literal["connection", "silent", "exited", "machine"]
-FailureKind = Literal["exception", "nan", "no_session", "setup", "exit", "refused"]
+FailureKind = Literal["exception", "nan", "no_session", "setup", "exit", "refused", "unsupported"]
 When = Literal["boundary", "now"]
 
 UNRECORDED = "its loop has not been recorded yet"

@@ -84,6 +84,7 @@ class Replica:
         self.version, self.step, self.phase = 0, 0, 0
         self.played = False  # the script has done the step that led to this version
         self.loaded = False  # what is here came from others once
+        self._lost = False  # the job has gone on without what this worker does in its step
         self.given = -1  # the newest version whose gradients the script has got
         self.unborn, self.unbuilt = unborn, bool(unborn)
         self.birth_mark = "-".join(each.mark for each in unborn)
@@ -92,6 +93,7 @@ class Replica:
             each.used = lambda: None
         self.space = SumSpace(self.models, registered.trained)
         self.holdings = Holdings(self.objects, unborn)
+        self.holdings.astray = lambda: self.astray
         self.form = Form(self.models, {*map(id, self.space.params.values())})
         self.still = Still(self.models)
         self.scaler = scaler_of(self.objects.values())
@@ -133,6 +135,21 @@ class Replica:
     def next_version(self) -> int:
         """The version that the script's objects are at; a summed phase counts as committed."""
         return self.version + (self.stage == "summed")
+
+    @property
+    def astray(self) -> bool:
+        """Whether what the script does until the next boundary counts for nothing.
+
+        The job has gone on without its step, or the script ends an epoch that others have left.
+        """
+        return self._lost or self.stage == "aside"
+
+    def go_astray(self) -> None:
+        self._lost = True
+
+    def rejoin(self) -> None:
+        """From this boundary on it counts again."""
+        self._lost = False
 
     def seed_for(self, stream: int) -> None:
         """Begin the random stream of a microbatch of this phase, or one of `BEFORE` and `AFTER`."""

@@ -109,10 +109,13 @@ class World(Protocol):
     def check(self) -> None:
         """Raise `Interrupted` if the step cannot go on as it began."""
 
-    def gather(self, version: int, partial: Partial, total: Sum) -> None:
+    def all_reduce(self, version: int, partial: Partial, total: Sum) -> None:
         """Sum over everyone into `total`."""
 
-    def commit(self, version: int, summed: Summed) -> None:
+    def promise(self, version: int, summed: Summed) -> None:
+        """Say that this worker has the sum, and can apply it."""
+
+    def commit(self, version: int) -> None:
         """Return when it is committed: from here on nobody goes back behind it."""
 
     def unaided(self) -> AbstractContextManager[None]:
@@ -120,9 +123,6 @@ class World(Protocol):
 
     def end_step(self, step: int) -> None:
         """The script's code of this step is through, and nothing of it is undone."""
-
-    def stray(self, *, away: bool) -> None:
-        """What the script does is for nothing from now on, or is not any more."""
 
     def settle(self) -> None:
         """Return when nobody reads the state any more: the script is about to change it, or it is loaded."""
@@ -180,11 +180,14 @@ class Alone:
     def check(self) -> None:
         return None
 
-    def gather(self, version: int, partial: Partial, total: Sum) -> None:  # noqa: ARG002
+    def all_reduce(self, version: int, partial: Partial, total: Sum) -> None:  # noqa: ARG002
         (whole,) = partial.nodes(*self._share)
         total.copy_(whole)
 
-    def commit(self, version: int, summed: Summed) -> None:  # noqa: ARG002
+    def promise(self, version: int, summed: Summed) -> None:  # noqa: ARG002
+        return None
+
+    def commit(self, version: int) -> None:  # noqa: ARG002
         return None
 
     def unaided(self) -> AbstractContextManager[None]:
@@ -192,9 +195,6 @@ class Alone:
 
     def end_step(self, step: int) -> None:
         self.output.scan(step, leads=True)
-
-    def stray(self, *, away: bool) -> None:  # noqa: ARG002
-        return None
 
     def settle(self) -> None:
         return None

@@ -52,7 +52,7 @@ class Turns:
     def turn(self, session, on):
         if self.on and not on:
             self.at = session.replica.version, session.replica.step
-            self.alone.boundary(session.replica, session._facts)
+            self.alone.boundary(session.replica, session._loop.facts)
         if on and not self.on:
             session.replica.version, session.replica.step = self.at
         self.on = on
@@ -112,7 +112,7 @@ model = nn.Sequential(*(nn.Linear(width, width) for _ in range(4)))
 optimizer = torch.optim.AdamW(model.parameters(), lr=1e-4)
 session = Session(model, optimizer, microbatches=4)
 world = Turns(session._world)
-session._world, begun, after = world, [None], course().send
+session._loop.world, begun, after = world, [None], course().send
 for _ in session.steps(1_000_000):
     on, data = after(begun[0] and begun[0].taken())
     session._world.turn(session, on)

@@ -1,159 +1,54 @@
-"""A worker among others: the side of the step's transaction that runs beside the script.
+"""A worker among others, as its session sees it: what `agent.step` and `agent.loop` ask of a world.
 
-    compute own microbatches -> reduce my slice -> hand it to all, and to the keeper -> prepared
-    -> commit -> apply
+    all_reduce    sum over everyone; this worker's slice goes to all, and to the keeper
+    promise       tell the keeper that this worker can apply the sum
+    commit        wait until the keeper has written it down
 
-The script's thread does everything here and waits in one place only (`_wait`); the threads of the mesh
-and of the link to the keeper leave what arrives and wake it. A new layout (`Enter`) interrupts every
-wait that belongs to an older one. State moves at step boundaries, and never into a script's
-unfinished step.
+The script's thread does everything here and waits in one place only (`Crew.wait`). State moves between steps, and never
+into a script's unfinished step.
 """
 
-import hashlib
-import threading
 import time
 from collections.abc import Callable, Sequence
 from functools import partial
-from typing import TypeVar
 
-import torch
-
-from agent.calibration import probing
-from agent.crew import exchange, helping
-from agent.crew.chain import Chain, How, Whole
-from agent.crew.crew import Crew
-from agent.crew.deep import Deep
-from agent.crew.handover import Handover, Having, having
-from agent.crew.noting import Noting
-from agent.crew.preparing import Preparing
-from agent.crew.proving import Proving
-from agent.crew.pulling import Pulling
-from agent.crew.redoing import Redoing
-from agent.crew.second import Second
-from agent.crew.snapshots import Snapshots
-from agent.crew.survey import Survey
-from agent.crew.warming import Landing, warm
+from agent.crew.all_reduce import all_reduce
+from agent.crew.handover import Having, having
+from agent.crew.participant import Participant
+from agent.crew.warming import warm
 from agent.errors import CannotRecord, WireError
 from agent.faults import passing
-from agent.messages import JobOrder, NanPolicy, WorkerOrder
-from agent.net.link import Link
-from agent.net.mesh import Mesh
+from agent.messages import WorkerOrder
 from agent.net.stuck import unaided
-from agent.output.folder import Output
-from agent.owned import separable
-from agent.pipeline.wires import MeshChannel
-from agent.proof.turns import Shown, is_shown, sampled, turn_of
+from agent.proof.turns import Shown
 from agent.protocol import (
-    PROVING,
-    AnyMessage,
     Arrived,
-    Commit,
-    Done,
     Enter,
     Held,
-    Hello,
     LoopLeft,
-    Noticed,
-    OutputTaken,
-    Over,
-    Part,
-    PeerBroken,
-    Peers,
-    ProfileKnown,
-    ProofWanted,
-    Prove,
     Reached,
-    Redo,
-    State,
     Unled,
-    Welcome,
 )
 from agent.replica import Replica
-from agent.store.layers import Collected
-from agent.tensors.device import CPU, settle
+from agent.tensors.device import settle
 from agent.tensors.partial import Partial
 from agent.tensors.sums import Sum, Summed
 from agent.world import Abandoned, Facts, Interrupted
 
-T = TypeVar("T")
-
-SEVERAL = (
-    "a step that calls session.backward(...) several times cannot be trained where each worker keeps its own layers only: "
-    "take machines with room for the whole state, or train with depth 1"
-)
 UNLED = (
     "step {}: the script leads here and looks at its whole model, of which a part was lost with another worker: "
     "what it would show or save is not there"
 )
 
 
-class Group(Crew):
+class Group(Participant):
     """The world of a session that is one of many."""
 
-    nan: NanPolicy = "fail"
-    stop_at = 0
-    output: Output
-
     def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
-        super().__init__()
-        self._job, self.me, self._machine_id = order.job, order.worker, order.machine_id
-        self.slot = order.slot
-        self._handover = Handover(self, Pulling(self, lambda: self._mesh, self._changed))
-        self._snapshots = Snapshots(self, self._handover)
-        self._preparing = Preparing(self)
-        self._mesh = Mesh(
-            self.me, order.secret, host, self._changed, self._peer_broke, self._answer_peer
-        )
-        self._landing = Landing()
-        self._mesh.place = self._landing.place
-        self._survey = Survey(self, order.job, self._mesh.address)
-        self._complaints: list[PeerBroken] = []  # in the newest layout that was heard of
-        self.link = Link(
-            order.keeper_address,
-            order.secret,
-            self._hello,
-            self._deliver,
-            ended,
-            connected=self._complain_again,
-        )
-        self._prover = order.prover
-        self._second = Second(order, host, self.link.send, self._device)
-        self._welcome: tuple[Welcome, bytes] | None = None
-        self._holds = False  # this worker's state is one that the job goes on from
-        self._needs_state = False
-        self._committed = 0
-        self._left: int | None = None  # the version with which the script left its loop
-        self._redo, self._noting, self._proving = Redoing(self), Noting(self), Proving(self)
-        self._joins = False  # this worker was in no commit since it got its state
-        # This worker took part in a committed step, or the keeper has let it in because it reproduced one.
-        self._proven = False
-        self._proven_from = -2  # the step after the newest snapshot: those that join reproduce it
+        super().__init__(order, host, ended)
         self._last: Reached | None = None  # the state behind the last step
-        self._done = False
-        self._notice_at_s: float | None = None
         self._began_s, self._computed = 0.0, 0  # of this share: since when, and microbatches so far
-        self._deep = Deep(self.me)
-        self._apart = False  # optimizers were tried on layers apart
-        self.astray = False  # what the script does until the next boundary counts for nothing
-        # Whether the state has come from others since the output folder was told.
-        self._fresh = True
         self._told_to_lead = False  # and the script may have kept that, until the next boundary
-
-    # --- what the worker process uses ---------------------------------------------------------------
-
-    def start(self) -> tuple[JobOrder, bytes]:
-        """Connect to the keeper; the order, and the script with what goes along."""
-        self.link.start()
-        self._greeting, payload = self.wait(lambda: self._welcome)
-        self._welcome = None
-        order, self.code = self._greeting.order, hashlib.sha256(payload).hexdigest()
-        self.nan, self.stop_at = order.nan, order.stop_at
-        return order, payload
-
-    def close(self) -> None:
-        self.output.close()
-        self.link.close()
-        self._mesh.close()
 
     # --- what the session uses ----------------------------------------------------------------------
 
@@ -163,6 +58,10 @@ class Group(Crew):
         if self._proving.going:
             return False
         return None if self.entered is None else self._leads
+
+    @property
+    def astray(self) -> bool:
+        return self._replica is not None and self._replica.astray
 
     @property
     def leader(self) -> bool:
@@ -225,7 +124,8 @@ class Group(Crew):
         if self._survey.ready is None:
             warm(replica, self._landing, self._greeting.state_bytes)
         self._survey.introduce(facts)
-        self.astray = self._told_to_lead = False
+        replica.rejoin()
+        self._told_to_lead = False
 
     def bind(self, replica: Replica, facts: Facts) -> bool:
         """A layout of version 0 is entered in the middle of step 0; a later one only at the next boundary."""
@@ -234,7 +134,7 @@ class Group(Crew):
             self.wait(self._called, interruptible=False)
             order = self.order
             if self._done or self._proving.asked or order is None or order.version:
-                self.astray = True
+                self.replica.go_astray()
                 return False
             try:
                 self._enter()
@@ -257,12 +157,14 @@ class Group(Crew):
             if not entered.layout.owned:
                 payload, present = self._redo.take(step)
                 return self.replica.summed(payload, present)
-            chain = self._prepare_chain(step)
+            chain = self._stages.chain(step)
             self._redo.meet(step, entered.layout.replica_of(self.me).workers)
+            if step == entered.version - entered.redo and entered.proves is not None:
+                self._stages.reproduce(chain, step, entered.proves)
             payload, present = self._redo.take(step, chain.spans)
             return chain.again(step, payload, present)
         except Interrupted:
-            self.astray = True
+            self.replica.go_astray()
             raise Abandoned from None
 
     def asked(self, phase: int) -> int | None:
@@ -272,7 +174,8 @@ class Group(Crew):
         """Tell it at once behind a snapshot, and with the step's first commit else."""
         over = self.replica.stage == "over"
         self._last = reached if over else None
-        if self._holds and self.state_shown == "all" and not over:
+        reproduces = bool(self.reproduced) and not self._holds
+        if (reproduces or (self._holds and self.state_shown == "all")) and not over:
             self._say_arrived(reached)
 
     def _say_arrived(self, reached: Reached) -> None:
@@ -285,56 +188,21 @@ class Group(Crew):
 
     @property
     def state_shown(self) -> Shown:
-        replica, begun = self.replica, self._proven_from
-        if self._proving.going or replica.stage == "over" or replica.step in (begun, begun + 1):
-            return "all"
-        return "some" if self._shows_some else "nothing"
+        return self._comparison.state_shown
 
     @property
     def batch_shown(self) -> Shown:
-        if self._proving.going or self.replica.step == self._proven_from:
-            return "all"
-        return "some" if self._shows_some else "nothing"
-
-    @property
-    def _shows_some(self) -> bool:
-        """Besides the steps that are always shown, the first in a layout, and those in which one is computed twice."""
-        step, entered = self.replica.step, self.entered
-        if entered is None or entered.version == self.replica.version or is_shown(step):
-            return True
-        counts = [each.count for each in entered.layout.replicas if each.count]
-        return len(counts) > 1 and turn_of(step, counts[-1]) is not None
+        return self._comparison.batch_shown
 
     @property
     def twice(self) -> int | None:
-        """A microbatch of another worker that this one computes as well, to be compared before the commit.
-
-        A worker that joins does so in its first step, because its proof may be of a step long ago, and one of the
-        others does it for the one there that has nothing before it. Else the first and the last worker do it in turn:
-        one of them only, so that what counts microbatches counts others on it.
-        """
-        layout, entered, me = self.layout, self.entered, self.me
-        assert entered is not None
-        if layout.depth > 1 or layout.width == 1:
-            return None
-        replicas, step = [each for each in layout.replicas if each.count], self.replica.step
-        inside = [each for each in replicas if each.workers[0] in entered.holders]
-        joining = [each for each in replicas if each not in inside]
-        if self._joins:
-            return sampled(inside[0].first, inside[0].count, step) if inside else None
-        if inside and joining and self.replica.version == entered.version:
-            return joining[0].first if inside[0].workers[0] == me else None
-        turn = turn_of(step, replicas[-1].count)
-        if turn is None or len(replicas) == 1:
-            return None
-        asks, asked = (replicas[0], replicas[-1]) if turn % 2 else (replicas[-1], replicas[0])
-        return sampled(asked.first, asked.count, step) if asks.workers[0] == me else None
+        return self._comparison.twice
 
     def _proven_sum(self) -> Summed:
         try:
             payload, marks = self._proving.sum(self.replica.phase)
         except Abandoned:
-            self.astray = True
+            self.replica.go_astray()
             raise
         return self.replica.summed(payload, marks)
 
@@ -350,81 +218,35 @@ class Group(Crew):
         self.link.step, mine = self.replica.version, self.layout.replica_of(self.me)
         return mine.first, mine.count
 
-    def _answer_peer(self, peer: str, part: Part) -> None:
-        if part.tag == probing.PROBE:
-            probing.answer(self, self._mesh, peer, part)
-        elif part.tag == helping.ASKED:
-            self._survey.helpers.answer(peer, part)
-        else:
-            self._handover.pulling.answer(peer, part)
+    @unaided
+    def _change_in_step(self) -> None:
+        """In the middle of a step: go on with it in the new layout, or give it up.
+
+        Who is left out in the first step of a model that is being born is no worse than a newcomer, and waits.
+        """
+        self._enter()
+        while self.replica.newborn and self._holds and self.me not in self.layout.workers:
+            self.wait(self.superseded, interruptible=False)
+            self._enter()
+        if not self._holds or self.me not in self.layout.workers:
+            self._holds = False
+            self.replica.go_astray()
+            raise Abandoned
+        self._handover.pull_whole()
+        self._tell_output(self.replica)
 
     @property
     def deep(self) -> bool:
         return self.layout.depth > 1
 
-    def _prepare_chain(self, step: int) -> Chain:
-        """This worker's place in the layout, and what it keeps there."""
-        replica, layout = self.replica, self.layout
-        if layout.owned and replica.phase:
-            raise CannotRecord(SEVERAL)
-        chain = self._deep.chain(
-            layout,
-            step,
-            replica.recorder.to_play,
-            replica.recorder.adopt,
-            Whole(
-                replica.space,
-                replica.holdings,
-                replica.total,
-                replica.scaler,
-                replica.deterministic,
-                self.evidence.sample_stage,
-            ),
-            lambda: MeshChannel(
-                self._mesh,
-                self._changed,
-                layout.generation,
-                device=replica.space.device,
-                patience_s=threading.TIMEOUT_MAX / 2,  # the keeper says when it is over
-                check=self.go_on,
-            ),
-        )
-        if chain.held is not None:
-            self._part(replica)
-            with self.unaided():
-                self._handover.pull(chain.held)
-            if not self._handover.having:  # nobody had anything, and now each has its own
-                self._handover.keep(self._deep.keepers())
-        return chain
-
-    def _part(self, replica: Replica) -> None:
-        """From now on each worker may have gradients of its own layers only."""
-        if not self._apart:
-            separable.refuse(replica.objects.values())
-            self._apart = True
-
     def play(self, step: int, batches: Sequence[object]) -> Summed:
         try:
-            return self._play(step, batches)
+            summed, cuts = self._stages.play(step, batches, self._stop_or_save)
         except CannotRecord as error:
             if self.layout.owned or not self._survey.take_back(str(error)):
                 raise  # owned: nobody has room for the whole model
-        return self.wait(lambda: None)  # for the next layout, which is of depth 1
-
-    def _play(self, step: int, batches: Sequence[object]) -> Summed:
-        replica, chain = self.replica, self._prepare_chain(step)
-        mine = self.layout.replica_of(self.me)
-        shown = {sampled(mine.first, mine.count, replica.step)}
-        how = How(replica.seed_for, self._stop_or_save, shown, self.batch_shown == "all")
-        summed = chain.play(step, batches, how)
-        self.link.microbatch_s = chain.busy_s
-        if replica.notes is not None:
-            chain.note(replica.notes)
-            self._noting.tell(step, chain.cuts)
-        if chain.held is None:
-            self._preparing.slice(step, summed.total)
-        else:
-            self._preparing.send(step, chain.slices())
+            return self.wait(lambda: None)  # for the next layout, which is of depth 1
+        self._noting.tell(step, cuts)
         return summed
 
     def fetch(self) -> None:
@@ -437,7 +259,8 @@ class Group(Crew):
         if not self.astray and self._handover.look(self._counted_among):
             return
         leads, replica = self._leads or self._told_to_lead, self.replica
-        self._holds, self.astray = False, True
+        self._holds = False
+        self.replica.go_astray()
         if leads:
             # Before its commit a step is led like any other by whoever does it.
             if replica.stage != "open":
@@ -461,7 +284,7 @@ class Group(Crew):
     @unaided
     def _send_what_is_due(self) -> None:
         if self._holds and self._snapshots.due():
-            self._proven_from = self.replica.step
+            self._comparison.proven_from = self.replica.step
             self._snapshots.send()
 
     def check(self) -> None:
@@ -470,25 +293,26 @@ class Group(Crew):
         self._stop_or_save()
         self._computed += 1
 
-    def gather(self, step: int, partial: Partial, total: Sum) -> None:
+    def all_reduce(self, step: int, partial: Partial, total: Sum) -> None:
         if self.replica.notes is not None:
             self.replica.notes.skip()
         if self._computed:
             settle(self.replica.space.device)
             self.link.microbatch_s = (time.monotonic() - self._began_s) / self._computed
         with self.unaided():
-            exchange.gather(self, step, partial, total, lambda t: self._preparing.slice(step, t))
+            all_reduce(self, step, partial, total, lambda mine: self._preparing.slice(step, mine))
         self._noting.tell(step)
 
     @unaided
-    def commit(self, step: int, summed: Summed) -> None:
-        promised = None
+    def promise(self, step: int, summed: Summed) -> None:
+        held = None
         if summed.held is not None:
-            promised = Held(tuple(sorted(summed.held)), len(self.replica.holdings.all))
-            self._handover.promised = promised
-        if len(self.layout.workers) == 1:  # one message behind the other: nobody waits for its sum
-            self._preparing.slice(step, summed.total)
-        self._preparing.say(step, summed, promised)
+            held = Held(tuple(sorted(summed.held)), len(self.replica.holdings.all))
+            self._handover.promised = held
+        self._preparing.promise(step, summed, held)
+
+    @unaided
+    def commit(self, step: int) -> None:
         while True:
             self.wait(
                 lambda: (
@@ -499,17 +323,13 @@ class Group(Crew):
             )
             self._send_what_is_due()
             if self._committed > step:
-                self._proven, self._joins = True, False
-                passing("step: commit heard")
                 break
             if self._preparing.forgotten:
-                self._preparing.send_again(step)
-                self._preparing.say(step, summed, promised)
-        if summed.held is not None:
+                self._preparing.promise_again()
+        self._proven, self._comparison.joins, self.reproduced = True, False, ()
+        passing("step: commit heard")
+        if self._handover.promised is not None:
             self._handover.keep(self._deep.keepers())
-
-    def stray(self, *, away: bool) -> None:
-        self.astray = away
 
     def settle(self) -> None:
         self._snapshots.settle()
@@ -550,191 +370,3 @@ class Group(Crew):
             self._handover.take_in()
         else:
             self._handover.pull(replica.holdings.all)
-
-    # --- layouts ------------------------------------------------------------------------------------
-
-    @unaided
-    def _come_in(self, replica: Replica) -> None:
-        """At a boundary: be in the newest layout, with its state (or on the way there by redo)."""
-        while True:
-            if self._proving.asked:
-                self._proving.load(replica)
-                self._fresh = True
-                return
-            if self.superseded():
-                self._enter()
-            if self._take_part(replica):
-                return
-            self.wait(self._called, interruptible=False)
-            if self._done:
-                return
-
-    def _called(self) -> bool:
-        """Whether there is something else to do than to wait for a layout."""
-        return self.superseded() or self._done or self._proving.asked
-
-    def _take_part(self, replica: Replica) -> bool:
-        """Have the state of the layout that was entered; False if this worker is not in it."""
-        entered = self.entered
-        if self._needs_state and entered is not None:
-            self._handover.receive(entered)
-            self._needs_state, self._fresh, self._joins = False, True, True
-        if entered is None or self.me not in entered.layout.workers:
-            return False
-        self._handover.pull_whole()
-        # A step of several commits may have begun before this layout, and ended in it.
-        if not self._holds and replica.version >= entered.version:
-            self._holds = True
-            self._handover.say_held()
-            passing("morph: holding said")
-        return True
-
-    @unaided
-    def _change_in_step(self) -> None:
-        """In the middle of a step: go on with it in the new layout, or give it up.
-
-        Who is left out in the first step of a model that is being born is no worse than a newcomer, and waits.
-        """
-        self._enter()
-        while self.replica.newborn and self._holds and self.me not in self.layout.workers:
-            self.wait(self.superseded, interruptible=False)
-            self._enter()
-        if not self._holds or self.me not in self.layout.workers:
-            self._holds, self.astray = False, True
-            raise Abandoned
-        self._handover.pull_whole()
-        self._tell_output(self.replica)
-
-    def _enter(self) -> None:
-        order, replica = self.order, self.replica
-        assert order is not None
-        self._mesh.enter(order.layout.generation)
-        self._deep.leave()
-        inside, holder = self.me in order.layout.workers, self.me in order.holders
-        # Where some have been sent their layers, these are had from them.
-        born = replica.newborn and order.version == 0 and bool(order.holders) and not order.held
-        self._holds, self._needs_state = holder or born, inside and not (holder or born)
-        self.entered = order
-        self._handover.enter(order, born=born)
-        passing("morph: entered")
-        if born and not holder:
-            self._handover.say_held()
-        if born:
-            return
-        if not self._holds:
-            return
-        if replica.version != order.version:
-            raise WireError(
-                f"the keeper takes {self.me} for a holder of version {order.version}, "
-                f"but it holds {replica.version}"
-            )
-        self._handover.hand_over(order)
-        self._holds = inside
-
-    # --- what those see who ask for layers ----------------------------------------------------------
-
-    def now(self) -> tuple[int, Collected | None]:
-        replica = self._replica
-        return (-1, None) if replica is None else (replica.version, replica.kept)
-
-    def past(self, version: int) -> bool:
-        return self._replica is not None and self._replica.given >= version
-
-    # --- what arrives, on other threads -------------------------------------------------------------
-
-    def _hello(self) -> Hello:
-        return Hello(
-            job=self._job,
-            worker=self.me,
-            machine_id=self._machine_id,
-            mesh_address=self._mesh.address,
-            generation=self.generation,
-            version=self._replica.version if self._replica is not None and self._holds else None,
-            held=self._handover.held(self._replica) if self._replica else None,
-            promised=self._handover.promised,
-            left=self._left,
-            ready=self._survey.ready,
-            proven=self._proven,
-            prover=self._prover,
-        )
-
-    def _device(self) -> torch.device:
-        return CPU if self._replica is None else self._replica.space.device
-
-    def _deliver(  # noqa: PLR0912 - one branch per message
-        self, message: AnyMessage, payload: memoryview
-    ) -> None:
-        with self._changed:
-            match message:
-                case Welcome():
-                    self._welcome = (message, bytes(payload))
-                case Peers():
-                    self._survey.addresses = dict(message.addresses)
-                    self._mesh.want(message.addresses)
-                case Enter():
-                    self._hear(message)
-                case Commit():
-                    self._committed = max(self._committed, message.version)
-                    self._preparing.wanted = message.sums
-                    if message.snapshot:
-                        self._snapshots.asked_at = message.version
-                    if message.trace:
-                        self._noting.asked_at = message.version
-                case ProfileKnown():
-                    self._survey.known = message
-                case Prove():
-                    self._proving.hear(message, payload)
-                case State() | Redo() if message.generation == PROVING:
-                    self._proving.hear(message, payload)
-                case State():
-                    self._handover.state = (message, payload)
-                case Redo():
-                    self._redo.hear(message, payload)
-                case ProofWanted():
-                    self._second.start()
-                case Noticed():
-                    self._notice_at_s = message.deadline_s
-                case OutputTaken():
-                    self.output.hear(message)
-                case Done():
-                    self._done = True
-                case Over():
-                    self.over = message.version
-                case _:
-                    raise WireError(f"the keeper sent {type(message).__name__}")
-            self._changed.notify_all()
-
-    def _hear(self, order: Enter) -> None:
-        """A keeper that was restarted may tell again of a layout that we have heard of, and not entered yet."""
-        generation = order.layout.generation
-        if self.order is not None and generation < self.order.layout.generation:
-            return
-        if generation == self.generation:
-            if order.snapshot:
-                self._snapshots.asked_at = order.version
-            return
-        before = set(self.order.addresses) if self.order is not None else set()
-        self._complaints = [each for each in self._complaints if each.generation == generation]
-        self.order = order
-        self._proven |= order.proven and self.me in order.layout.workers
-        self._mesh.forget(before - set(order.addresses))
-        self._mesh.want(order.addresses)
-        self._snapshots.asked_at = order.version if order.snapshot else None
-        self._preparing.wanted = order.sums
-        # Not more: who slept while others did a step is told the version, and not that its own was committed.
-        self._committed = min(self._committed, order.version)
-        self._redo.clear()
-
-    def _peer_broke(self, peer: str) -> None:
-        """Of the newest layout that was heard of, or of who hands its state over to it: what breaks before it is
-        entered is lacking in it."""
-        order = self.order
-        if order is not None and peer in (*order.layout.workers, *order.holders):
-            complaint = PeerBroken(generation=order.layout.generation, peer=peer)
-            self._complaints.append(complaint)
-            self.link.send(complaint)
-
-    def _complain_again(self) -> None:
-        """The keeper may not have heard it, or has forgotten it: it was restarted."""
-        for complaint in list(self._complaints):
-            self.link.send(complaint)

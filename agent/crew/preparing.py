@@ -15,6 +15,7 @@ class Preparing:
         self.wanted = True  # the sums of steps that begin now
         self._told = True  # that of this step
         self._sliced_at = 0  # the connection to the keeper by which the sum was sent
+        self._promise: Prepared | None = None
         self._slices: list[tuple[int, list[memoryview]]] = []  # what the keeper got of the sum
 
     @property
@@ -45,24 +46,27 @@ class Preparing:
             self._crew.link.send(message, *pieces)
         passing("step: slice sent")
 
-    def send_again(self, step: int) -> None:
-        self._tell(step, self._slices)
-
-    def say(self, step: int, summed: Summed, promised: Held | None) -> None:
-        """`promised` is what will be here behind the step, if not all."""
+    def promise(self, step: int, summed: Summed, held: Held | None) -> None:
+        """Tell the keeper that this worker can apply the sum. `held` is what will be here after the step, if not all."""
         layout, replica, evidence = self._crew.layout, self._crew.replica, self._crew.evidence
-        self._crew.link.send(
-            Prepared(
-                generation=layout.generation,
-                step=step,
-                loss=summed.total.loss / layout.microbatches,
-                present=summed.marks,
-                script_step=replica.step,
-                phase=replica.phase,
-                held=promised,
-                computed=evidence.computed,
-                reached=evidence.reached if replica.phase == 0 else None,
-                told=self._told,
-            )
+        self._promise = Prepared(
+            generation=layout.generation,
+            step=step,
+            loss=summed.total.loss / layout.microbatches,
+            present=summed.marks,
+            script_step=replica.step,
+            phase=replica.phase,
+            held=held,
+            computed=evidence.computed,
+            reached=evidence.reached if replica.phase == 0 else None,
+            told=self._told,
         )
+        self._crew.link.send(self._promise)
+        passing("step: prepared")
+
+    def promise_again(self) -> None:
+        """A keeper that was restarted has neither the slices nor the promise."""
+        assert self._promise is not None
+        self._tell(self._promise.step, self._slices)
+        self._crew.link.send(self._promise)
         passing("step: prepared")

@@ -78,7 +78,7 @@ class Survey:
         except Interrupted:
             self._unmeasured |= helping.able  # whoever leads now may not know of it
             raise
-        except Misuse:
+        except (Misuse, CannotRecord):
             raise
         except Exception as error:
             self._say(f"could not help to measure the model: {error!r}")

@@ -23,10 +23,10 @@ import torch
 
 from agent import session
 from agent.crew.group import Group
-from agent.errors import Misuse, NotFinite, ParcelError, WireError
+from agent.errors import CannotRecord, Misuse, NotFinite, ParcelError, WireError
 from agent.instance.output import LeaderOnly, Lines, Stream
 from agent.instance.scratch import scratch
-from agent.messages import JobOrder, WorkerOrder
+from agent.messages import FailureKind, JobOrder, WorkerOrder
 from agent.output import missing
 from agent.output.files import Bounds
 from agent.output.folder import Output
@@ -190,8 +190,9 @@ def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
         raise  # not the script's fault: this worker is simply lost
     except NotFinite as error:
         return Failed(kind="nan", detail=str(error))
-    except Misuse as error:
-        return Failed(kind="refused", detail=traceback_of(error))
+    except (Misuse, CannotRecord) as error:
+        kind: FailureKind = "refused" if isinstance(error, Misuse) else "unsupported"
+        return Failed(kind=kind, detail=traceback_of(error))
     except BaseException as error:
         return _of_script(error, group)
     return None

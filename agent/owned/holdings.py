@@ -5,7 +5,7 @@ has not got yet is away from the start; it can be born as long as no step has ch
 """
 
 from collections import defaultdict
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 
 import torch
 
@@ -34,7 +34,8 @@ class Holdings:
         self._note({k: v for k, v in objects.items() if isinstance(v, torch.nn.Module)})
         self.here: frozenset[str] | None = None
         self.gradients, self._averages = Gradients(objects, self._is_here), Averages(objects)
-        self.astray = False  # there are no gradients, for the job went on without this worker
+        # Whether gradients say nothing, because the job went on without this worker.
+        self.astray: Callable[[], bool] = lambda: False
         self.borrowed: frozenset[str] = frozenset()  # here for the script to look at
         self._all: frozenset[str] = frozenset()
         self._counted = 0
@@ -132,7 +133,6 @@ class Holdings:
         """A phase begins: there are no gradients yet."""
         self.gradients.check_weights()
         self.gradients.begin()
-        self.astray = False
 
     def hear(self, norms: dict[int, Norm], added: Collection[int] = ()) -> None:
         """Gradients of these norms are in the parameters; none if all are here.

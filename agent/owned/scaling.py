@@ -65,7 +65,8 @@ class _Unscale:
         if not allow_fp16:
             gradients.unscaled(params)
         # No step is what a scaler makes of an overflow, and what is due where there are no gradients.
-        overflown = self._holdings.astray or not all(norm.finite for norm in known.values())
-        if known or self._holdings.astray:
+        astray = self._holdings.astray()
+        overflown = astray or not all(norm.finite for norm in known.values())
+        if known or astray:
             return {found_inf.device: torch.full_like(found_inf, float(overflown))}
         return found

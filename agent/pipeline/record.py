@@ -96,7 +96,7 @@ def record(
                 return graph
     try:
         other = _attempts(_on_example, Recorded(model, loss_of, scaler), example)
-    except Misuse:
+    except (Misuse, CannotRecord):
         raise
     except Exception as error:
         if first is None and not fixed:
@@ -167,7 +167,7 @@ def _witnessed(
         with buffers_kept(whole), witness.switches.watching():
             graph, looks = witness.trace(cloned(example))
         _refuse_frozen(before)
-    except Misuse:
+    except (Misuse, CannotRecord):
         raise
     except Exception as error:
         raise _Failed(error, witness.failed) from error

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from agent.errors import Misuse
+from agent.errors import CannotRecord
 
 Scaler = torch.amp.GradScaler
 SCALE = Scaler.scale  # whatever stands in its place while a loss is recorded
@@ -32,7 +32,7 @@ class Scaling(torch.nn.Module):
         return scaled
 
     @contextmanager
-    def recorded(self, refused: type[Misuse]) -> Iterator[None]:
+    def recorded(self, refused: type[CannotRecord]) -> Iterator[None]:
         """Meanwhile a call of `scale` is a call of this module, and nobody is told what the scale is."""
 
         def scale(scaler: Scaler, outputs: Any) -> Any:

@@ -140,7 +140,7 @@ class Pieces:
         try:
             cuts = _cuts_like(variant, self._first, self._cuts)
             pieces = build(variant.graph, variant.facts, cuts)
-        except (Misuse, _NoPlace) as error:
+        except (Misuse, CannotRecord, _NoPlace) as error:
             raise _unlike("it cannot be cut where that is") from error
         for piece, other in zip(pieces, self.first, strict=True):
             there = {id(tensor) for _, tensor in _used(other.module)}

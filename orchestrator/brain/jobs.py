@@ -42,7 +42,8 @@ from orchestrator.wording import loss, memory, nth, plural, usd
 JOBS_MAX = 1000
 REWINDS_KEPT = 8
 CHEAPER = 0.03  # a machine that is still starting may be, and one that is there is the better one all the same
-FATAL_KINDS = ("nan", "no_session", "refused")  # trying again would only repeat them
+# Trying again would only repeat them.
+FATAL_KINDS = ("nan", "no_session", "refused", "unsupported")
 
 GONE = (
     "a checkpoint of step {} was stored, and now all are gone or damaged: put its folder in checkpoints/ back, then "

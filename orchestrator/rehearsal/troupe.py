@@ -31,6 +31,7 @@ REPLACED_MAX = 4
 LACKING_S = 0.5
 COUNT = 200
 # A refusal is a sentence; Python puts the name of its class before it.
+SENTENCES = ("refused", "unsupported")  # kinds whose detail is one
 REFUSAL = re.compile(r"^agent\.errors\.\w+: ")
 
 
@@ -226,9 +227,11 @@ def _fault(failed: WorkerFailed) -> Fault:
     """A refusal is a sentence; what Python said is a traceback."""
     detail = failed.detail.strip()
     line = detail.rpartition("\n")[2]
-    if failed.kind == "refused":
+    if failed.kind in SENTENCES:
         line = REFUSAL.sub("", line)
     where = (
-        f"in step {failed.step}: " if failed.step is not None and failed.kind != "refused" else ""
+        f"in step {failed.step}: "
+        if failed.step is not None and failed.kind not in SENTENCES
+        else ""
     )
     return Fault(f"{where}{line}", detail if "\n" in detail else "")

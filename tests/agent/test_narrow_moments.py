@@ -57,19 +57,19 @@ def test_the_first_leader_dies_while_it_hands_over_what_all_begin_with(
 
 PREPARES = """
     world = session._world
-    say = world._preparing.say
+    promise = world._preparing.promise
 
     def prepared(step, summed, promised):
         while summed.held is not None and not session.leader:
             time.sleep(0.01)
-        say(step, summed, promised)
+        promise(step, summed, promised)
         told, connects = Path(f"{out}.prepared"), world.link.connects
         if summed.held is not None and not told.exists():
             told.touch()
             while world.link.connects == connects:
                 time.sleep(0.01)
 
-    world._preparing.say = prepared
+    world._preparing.promise = prepared
 """
 
 

@@ -110,7 +110,7 @@ class Half(Alone):
     def share(self) -> tuple[int, int]:
         return self._shares[self._index]
 
-    def gather(self, version: int, partial: Partial, total: Sum) -> None:
+    def all_reduce(self, version: int, partial: Partial, total: Sum) -> None:
         space, parts = partial.space, dict[Any, Sum]()
         first, count = self.share()
         if count:

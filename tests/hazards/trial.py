@@ -181,9 +181,9 @@ class Worker(Alone):
             return None
         return sampled(*early, step) if self.index else sampled(*late, step)
 
-    def gather(self, version: int, partial: Partial, total: Sum) -> None:
+    def all_reduce(self, version: int, partial: Partial, total: Sum) -> None:
         if not self.paired:
-            super().gather(version, partial, total)
+            super().all_reduce(version, partial, total)
             return
         assert self.channel is not None
         space, parts = partial.space, dict[Any, Sum]()
@@ -206,7 +206,7 @@ class Worker(Alone):
 
         total.copy_(partial.fold(parts, add))
 
-    def commit(self, version: int, summed: Summed) -> None:
+    def promise(self, version: int, summed: Summed) -> None:
         """Let the keeper compare; nobody goes on before it has."""
         replica = self.replica
         assert replica is not None
@@ -322,10 +322,10 @@ class First(Worker):
         if self._joined is not None and replica.step == self._joined + 2:
             self._let_in(replica)
 
-    def commit(self, version: int, summed: Summed) -> None:
+    def promise(self, version: int, summed: Summed) -> None:
         size = summed.total.space.total_bytes
         self._sums[version] = bytes(summed.total.memory(0, size)), summed.marks
-        super().commit(version, summed)
+        super().promise(version, summed)
 
     def arrived(self, reached: Reached) -> None:
         super().arrived(reached)

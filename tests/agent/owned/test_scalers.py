@@ -82,7 +82,7 @@ def test_a_step_without_gradients_is_skipped(whole: bool) -> None:
     side = both.whole if whole else both.part
     follow(scaler, side.holdings)
     side.holdings.begin()
-    side.holdings.astray = True
+    side.holdings.astray = lambda: True
     for param in side.params():
         param.grad = torch.ones_like(param) if whole or both.is_here(param) else None
     before = [param.detach().clone().nan_to_num() for param in side.params()]

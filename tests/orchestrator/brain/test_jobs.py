@@ -634,7 +634,7 @@ def test_the_same_fault_on_every_worker_counts_once(hand: Any) -> None:
     assert h.job.status != "FAILED"
 
 
-@pytest.mark.parametrize("kind", ["nan", "no_session", "refused"])
+@pytest.mark.parametrize("kind", ["nan", "no_session", "refused", "unsupported"])
 def test_what_would_only_repeat_fails_at_once(hand: Any, kind: str) -> None:
     """A NaN loss under the policy `fail`, or a script that never calls the session: no second try."""
     h = hand().running(slots_max=1)

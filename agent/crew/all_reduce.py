@@ -1,4 +1,4 @@
-"""The sum of a step over chains of one: reduce-scatter and all-gather."""
+"""Sum a step over chains of one: reduce-scatter, and then all-gather."""
 
 from collections.abc import Callable, Hashable
 
@@ -14,10 +14,13 @@ from agent.tensors.shards import cut
 from agent.tensors.sums import Sum, union
 
 
-def gather(
+def all_reduce(
     crew: Crew, step: int, partial: Partial, total: Sum, reduced: Callable[[Sum], None]
 ) -> None:
-    """Sum over everyone into `total`; `reduced` is called when one's own slice of it is there and on its way to others."""
+    """Sum over everyone into `total`.
+
+    `reduced` is called when this worker's slice is there and on its way to others, whose slices it need not wait for.
+    """
     layout = crew.layout
     peers = [worker for worker in layout.workers if worker != crew.me]
     spans = {
@@ -41,8 +44,7 @@ def gather(
     summed = Part(generation=layout.generation, step=step, tag="sum")
     for peer in peers:
         crew.send(peer, summed, [total.memory(start, end)])
-    if peers:
-        reduced(total)
+    reduced(total)
     for peer in peers:
         _, payload = crew.take(peer, step, "sum")
         copy_bytes(payload, total.memory(*spans[peer]))

@@ -1,0 +1,89 @@
+"""What a worker of a crew shows of a step, and which microbatch of another worker it computes as well."""
+
+from collections.abc import Sequence
+
+from agent.crew.crew import Crew
+from agent.crew.proving import Proving
+from agent.layout import Replica as Chained
+from agent.proof.turns import Shown, is_shown, sampled, turn_of
+
+
+class Comparison:
+    """The choices of one worker. They follow from the step and the layout, so that all make the same."""
+
+    def __init__(self, crew: Crew, proving: Proving) -> None:
+        self._crew, self._proving = crew, proving
+        self.proven_from = -2
+        """The step after the newest snapshot, which workers that join reproduce."""
+        self.joins = False
+        """Whether this worker was in no commit since it got its state."""
+
+    @property
+    def state_shown(self) -> Shown:
+        replica, begun = self._crew.replica, self.proven_from
+        if self._proving.going or replica.stage == "over" or replica.step in (begun, begun + 1):
+            return "all"
+        return "some" if self._shows_some else "nothing"
+
+    @property
+    def batch_shown(self) -> Shown:
+        if self._proving.going or self._crew.replica.step == self.proven_from:
+            return "all"
+        return "some" if self._shows_some else "nothing"
+
+    @property
+    def _shows_some(self) -> bool:
+        """Besides the steps that are always shown, the first in a layout, and those in which one is computed twice."""
+        replica, entered = self._crew.replica, self._crew.entered
+        if entered is None or entered.version == replica.version or is_shown(replica.step):
+            return True
+        counts = [each.count for each in entered.layout.replicas if each.count]
+        return len(counts) > 1 and turn_of(replica.step, counts[-1]) is not None
+
+    @property
+    def twice(self) -> int | None:
+        """A microbatch of another worker that this one computes as well, to be compared before the commit.
+
+        A worker that joins does so in its first step, because its proof may be of a step long ago, and one of the
+        others does it for the one there that has nothing before it. Else the first and the last worker do it in turn:
+        one of them only, so that what counts microbatches counts others on it.
+        """
+        layout, entered, me = self._crew.layout, self._crew.entered, self._crew.me
+        assert entered is not None
+        if layout.depth > 1 or layout.width == 1:
+            return None
+        replicas = [each for each in layout.replicas if each.count]
+        version, step = self._crew.replica.version, self._crew.replica.step
+        inside = [each for each in replicas if each.workers[0] in entered.holders]
+        joining = [each for each in replicas if each not in inside]
+        if self.joins:
+            return sampled(inside[0].first, inside[0].count, step) if inside else None
+        if inside and joining and version == entered.version:
+            return joining[0].first if inside[0].workers[0] == me else None
+        return self._in_turn(replicas, replicas[-1].count)
+
+    def of_other_chain(self) -> int | None:
+        """Return a microbatch of another chain that this one computes as well, to be compared before the commit.
+
+        Where a worker has proven nothing yet, each chain does so for the next: thus every stage is compared with the same
+        stage of others. A microbatch goes through a chain alone, so this is done the more rarely the longer chains are.
+        """
+        layout, entered = self._crew.layout, self._crew.entered
+        replica = self._crew.replica
+        assert entered is not None
+        replicas = layout.replicas
+        if entered.unproven and replica.version == entered.version and len(replicas) > 1:
+            after = replicas[
+                (replicas.index(layout.replica_of(self._crew.me)) + 1) % len(replicas)
+            ]
+            return sampled(after.first, after.count, replica.step)
+        return self._in_turn(replicas, replicas[-1].count // layout.depth)
+
+    def _in_turn(self, replicas: Sequence[Chained], count: int) -> int | None:
+        """Let the first and the last replica compute a microbatch of each other's, once in so many of theirs."""
+        step = self._crew.replica.step
+        turn = turn_of(step, count)
+        if turn is None or len(replicas) == 1:
+            return None
+        asks, asked = (replicas[0], replicas[-1]) if turn % 2 else (replicas[-1], replicas[0])
+        return sampled(asked.first, asked.count, step) if self._crew.me in asks.workers else None

@@ -1,0 +1,262 @@
+"""The script's loop over its steps: what is done between them, and before the first and after the last.
+
+arrive     come to the boundary of the next step, with the state that all go on from
+one_step   the script's body of one step
+backward   a phase in it: see `agent.step`
+"""
+
+from collections.abc import Iterator, Sequence
+from typing import Any
+
+import msgspec
+
+from agent.data.data import Data
+from agent.errors import Misuse, WireError
+from agent.replica import BEFORE, Replica
+from agent.script.graph import Outside
+from agent.script.optimizers import Optimizers
+from agent.script.registered import Registered
+from agent.step import VOID, LossOf, Result, Step, check_call
+from agent.world import Abandoned, Facts, World
+
+SENT_BACK = "others were lost with what only they had, and a loop that is left does no step again"
+
+
+class Loop:
+    """The one loop of a session."""
+
+    def __init__(
+        self, world: World, replica: Replica, registered: Registered, microbatches: int
+    ) -> None:
+        self.world, self.replica, self._registered = world, replica, registered
+        self.microbatches = microbatches or world.microbatches
+        self.facts = Facts(0, 0)
+        self.data: list[Data] = []
+        self._optimizers = Optimizers(
+            replica.objects,
+            replica.space.params,
+            lambda: replica.step,
+            lambda: replica.astray,
+        )
+        models = registered.models.values()
+        self._outside = Outside({id(p) for model in models for p in model.parameters()})
+        # Made as soon as the number of microbatches is known.
+        self._step: Step | None = None
+        # Whether the others know of this session.
+        self._bound = False
+        self._result = VOID
+
+    def begin(self, total: int) -> None:
+        """Begin to go through so many steps."""
+        if self.replica.stage != "made":
+            raise Misuse(
+                "session.steps() was called twice; a script has one training loop, over the steps of all epochs: "
+                "epoch, place = divmod(step, steps_per_epoch)"
+            )
+        self.replica.form.check(0)
+        total = min(total, self.world.stop_at or total)
+        self.facts = Facts(self.microbatches, total)
+
+    def steps(self, total: int) -> Iterator[int]:
+        """Go through the steps that are still to do."""
+        self.begin(total)
+        while self.arrive():
+            yield from self._one_step()
+
+    def epochs(self, count: int, length: int) -> Iterator[int]:
+        """Go through the epochs that are still to do, of so many steps each."""
+        self.begin(count * length)
+        while self.arrive():
+            epoch, place = divmod(self.replica.step, length)
+            if place:
+                # What the script does at an epoch's start was done in this one already.
+                self._set_aside()
+            yield epoch
+            if self.replica.stage not in ("ended", "aside", "over"):
+                raise Misuse(
+                    f"epoch {epoch}: the loop over the data of session.data(...) was left in step {self.replica.step}; "
+                    "go through all of it, or leave the loop over session.epochs(...) as well"
+                )
+
+    def steps_of_epoch(self, length: int) -> Iterator[int]:
+        """Go through the steps of the epoch that the loop over `epochs` is in."""
+        self._take_up()
+        if self.replica.stage != "open":
+            raise Misuse(
+                "the data of session.data(...) is gone through inside `for epoch in session.epochs(n)`, once per epoch; "
+                "with session.steps(n) use data.at(step)"
+            )
+        epoch = self.replica.step // length
+        while True:
+            yield from self._one_step()
+            # The next boundary comes after what the script does at the end of its epoch.
+            if self.replica.step % length == 0:
+                return
+            if not self.arrive():
+                return
+            if self.replica.step // length != epoch:
+                # The script ends its epoch on what is here, and has its state back at the next one.
+                self._set_aside()
+                return
+
+    def backward(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Result:
+        """Do one phase of the step, or let it run out if the job has gone on without this worker."""
+        replica = self.replica
+        check_call(replica, loss_of, microbatches, self.microbatches)
+        # Of a step that the job went on without, no call counts.
+        astray = replica.astray
+        if replica.stage == "summed":
+            replica.version, replica.phase = replica.version + 1, replica.phase + 1
+        step = self._know(len(microbatches))
+        prior = step.prior()
+        if astray or not (self._bound or self._bind()):
+            self._result = step.blank()
+        else:
+            try:
+                self._result = step.run(loss_of, microbatches, prior)
+            except Abandoned:
+                self._result = step.blank()
+        self.world.settle()
+        replica.stage = "summed"
+        return self._result
+
+    # --- one step -----------------------------------------------------------------------------------
+
+    def arrive(self) -> bool:
+        """Be at the start of a step; False if there is none."""
+        self._take_up()
+        stage = self.replica.stage
+        return stage == "open" or (stage != "over" and self._next_step())
+
+    def _one_step(self) -> Iterator[int]:
+        """Let the script do its body of one step."""
+        try:
+            yield self.replica.step
+        finally:
+            # A script that leaves its loop here may do with its model what it likes.
+            self.world.settle()
+        self._end_step()
+
+    def _next_step(self) -> bool:
+        """Come to the boundary of the next step; False if there is none."""
+        replica, total = self.replica, self.facts.steps_total
+        self._close_step()
+        while True:
+            replica.begin_boundary()
+            if self.microbatches:
+                self._know(self.microbatches)
+                self._bound = True
+                self.world.boundary(replica, self.facts)
+                replica.forget_arena()
+            if replica.step < total:
+                break
+            replica.stage = "over"
+            replica.drop_collected()
+            self._show_state()
+            if self._finished():
+                return False
+        self._show_state()
+        self._open()
+        return True
+
+    def _show_state(self) -> None:
+        """Say what state the script has come to, which others can compare with theirs."""
+        if self._step is None:
+            return
+        evidence, shown = self._step.evidence, self.world.state_shown
+        if shown == "nothing":
+            evidence.pass_over()
+        else:
+            self.world.arrived(evidence.look(whole=shown == "all"))
+
+    def _open(self) -> None:
+        """The script's step begins."""
+        replica = self.replica
+        self._kept_versions = replica.collected().versions()
+        if self._step is not None:
+            self._step.kept_versions = self._kept_versions
+        replica.seed_for(BEFORE)
+        replica.stage = "open"
+
+    def _end_step(self) -> None:
+        replica = self.replica
+        if replica.stage != "summed":
+            raise Misuse(
+                f"step {replica.step} ended without session.backward(loss_of, microbatches): every step needs one"
+            )
+        replica.version, replica.step, replica.played = replica.version + 1, replica.step + 1, True
+        replica.drop_collected()
+        replica.stage = "ended"
+
+    def _close_step(self) -> None:
+        """The script is through with its step, and with what it does at the end of an epoch."""
+        replica = self.replica
+        if replica.stage == "ended":
+            step = replica.step - 1
+            self._registered.check(step)
+            self._outside.check(step)
+            self.world.end_step(step)
+
+    def _set_aside(self) -> None:
+        """What the script does until `_take_up` is for nothing: it is not where the job is."""
+        self.world.settle()
+        self.replica.set_aside()
+
+    def _take_up(self) -> None:
+        if self.replica.stage == "aside":
+            self.replica.take_up()
+            self._open()
+
+    # --- the others ---------------------------------------------------------------------------------
+
+    def _know(self, microbatches: int) -> Step:
+        """Now it is known of how many microbatches a step is made."""
+        if self._step is None:
+            self.microbatches = microbatches
+            self.facts = msgspec.structs.replace(self.facts, microbatches=microbatches)
+            self._step = Step(
+                self.world,
+                self.replica,
+                self._optimizers,
+                self._outside,
+                microbatches=microbatches,
+                steps_total=self.facts.steps_total,
+            )
+            self.world.evidence = self._step.evidence
+            if self.replica.stage == "open":
+                self._step.kept_versions = self._kept_versions
+        return self._step
+
+    def _bind(self) -> bool:
+        """Join the others from within the first step; False if they are further than that."""
+        self._bound = True
+        return self.world.bind(self.replica, self.facts)
+
+    def close(self) -> None:
+        """End with the script. If it left its loop early, what it has now is the end."""
+        replica = self.replica
+        if replica.stage == "made":
+            raise Misuse("the script made a session, but never looped over session.steps(...)")
+        if replica.stage == "computing":
+            raise Misuse(f"the script ended in the middle of step {replica.step}")
+        if replica.stage == "summed":
+            self._end_step()
+        if replica.stage in ("open", "ended"):
+            self._close_step()
+            replica.holdings.give_back()
+            replica.drop_collected()
+            self.leave()
+
+    def leave(self) -> None:
+        """End before the last step, as the script has, or as others have: with the version that there is."""
+        self.replica.stage, self.replica.phase = "over", 0
+        if not self._finished():
+            raise WireError(SENT_BACK)
+
+    def _finished(self) -> bool:
+        if not self.world.finish(self.replica, self.facts):
+            return False
+        self._optimizers.close()
+        for data in self.data:
+            data.close()
+        return True

@@ -1,0 +1,357 @@
+"""One call of `session.backward`: a phase of a step, from the microbatches to gradients in the model.
+
+    prepare    this worker has computed its share, and has the sum of the phase over all workers
+    promise    it has said so to the keeper: it can apply the sum
+    commit     the keeper has written down that all have promised
+    install    the gradients are in the model
+
+A layout that changes before the commit interrupts the phase, which is prepared again under the new layout. What was
+computed already is used again there.
+"""
+
+import math
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import msgspec
+import torch
+
+from agent.data.data import Microbatches
+from agent.errors import Misuse, NotFinite
+from agent.faults import passing
+from agent.pipeline import modes
+from agent.pipeline.returned import called
+from agent.proof.evidence import Evidence, copied, versions_of
+from agent.proof.turns import sampled
+from agent.replica import AFTER, Replica
+from agent.schedule import Kind
+from agent.script.graph import Outside
+from agent.script.optimizers import Optimizers
+from agent.tensors.device import settle
+from agent.tensors.numbers import Numbers
+from agent.tensors.partial import Partial, partial_of
+from agent.tensors.sums import Summed
+from agent.world import Interrupted, World
+
+LossOf = Callable[[Any], Any]
+
+WHERE = "session.backward(loss_of, microbatches)"
+
+
+class Result(msgspec.Struct, frozen=True):
+    """The means of a phase over all its microbatches: `result.loss`, `result["accuracy"]`."""
+
+    loss: float
+    metrics: Mapping[str, float]
+
+    def item(self) -> float:
+        """The loss, as a tensor of one number gives it."""
+        return self.loss
+
+    __float__ = item
+
+    def __format__(self, spec: str) -> str:
+        return format(self.loss, spec)
+
+    def __getitem__(self, name: str) -> float:
+        try:
+            return self.metrics[name]
+        except KeyError:
+            known = ", ".join(self.metrics) or "nothing"
+            raise Misuse(
+                f"result[{name!r}]: loss_of returned {known} beside its loss: return loss, {{{name!r}: ...}}"
+            ) from None
+
+
+class _Nothing(dict[str, float]):
+    """The metrics of a step that the job went on without: each is not-a-number."""
+
+    def __missing__(self, name: str) -> float:
+        return math.nan
+
+
+VOID = Result(math.nan, _Nothing())
+
+
+def check_call(replica: Replica, loss_of: object, microbatches: object, expected: int) -> None:
+    """Refuse arguments of `backward` that have no meaning; `expected` is 0 as long as nobody knows their number."""
+    if replica.stage == "computing":
+        raise Misuse(f"{WHERE} was called by loss_of itself; loss_of returns its loss instead")
+    if replica.stage not in ("open", "summed"):
+        raise Misuse(f"{WHERE} belongs into the loop over session.steps(...)")
+    if isinstance(loss_of, torch.Tensor) or not callable(loss_of):
+        raise Misuse(
+            f"{WHERE}: loss_of is a {type(loss_of).__name__}; give a function that takes one microbatch and "
+            "returns its loss"
+        )
+    if not hasattr(microbatches, "__len__") or not hasattr(microbatches, "__getitem__"):
+        raise Misuse(
+            f"{WHERE}: a {type(microbatches).__name__} cannot be asked for one of its microbatches, of which each "
+            "worker has others: give the microbatches of this step in a list, or use session.data(dataset, ...)"
+        )
+    count = len(microbatches)
+    if not count or (expected and count != expected):
+        raise Misuse(
+            f"{WHERE}: {count} microbatches in step {replica.step}, where {expected or 'at least one'} are expected; "
+            "every call has the same number of them"
+        )
+    if not torch.is_grad_enabled():
+        raise Misuse(f"{WHERE} is called under torch.no_grad(), where nothing has a gradient")
+    if modes.nesting():
+        raise Misuse(
+            f"{WHERE} is called under an autocast, which would change what its backward computes: put "
+            "`with torch.autocast(...)` into loss_of, around the forward"
+        )
+
+
+class Step:
+    """The phases of the steps of one session. It is made when the number of microbatches is known."""
+
+    def __init__(
+        self,
+        world: World,
+        replica: Replica,
+        optimizers: Optimizers,
+        outside: Outside,
+        *,
+        microbatches: int,
+        steps_total: int,
+    ) -> None:
+        self._world, self._replica = world, replica
+        self._optimizers, self._outside = optimizers, outside
+        self._microbatches, self._steps_total = microbatches, steps_total
+        replica.microbatches = microbatches
+        self._partial: Partial = partial_of(
+            replica.space, microbatches, deterministic=replica.deterministic
+        )
+        replica.sums_held, replica.reserve = self._partial.held, self._partial.reserve
+        self.evidence = Evidence(replica)
+        self.kept_versions: list[int] = []
+        """Of the state that the step began with."""
+        self._scale = 1.0
+        # Whether the first microbatch was computed twice, and whether loss_of writes into it.
+        self._tried = self._copies = False
+        # Whether a loss of this phase has shown what it was made of.
+        self._seen = False
+
+    def run(self, loss_of: LossOf, microbatches: Sequence[Any], prior: list[Any]) -> Result:
+        """Do one phase. `prior` are the gradients that the step has so far."""
+        version = self._replica.version
+        self._begin(loss_of, microbatches)
+        self._prove(loss_of, microbatches)
+        logged = self._world.logged(version)
+        if logged is not None:
+            # The phase was committed before this worker came, and is applied again.
+            return self._install(logged, prior)
+        while True:
+            try:
+                summed = self._prepare(loss_of, microbatches)
+                self._world.promise(version, summed)
+                self._world.commit(version)
+                return self._install(summed, prior)
+            except Interrupted:
+                self._replica.recorder.computed()
+
+    def prior(self) -> list[torch.Tensor | None]:
+        """Return the gradients that the step has so far, kept apart from the sum's memory."""
+        if self._replica.phase == 0:
+            return []
+        params = self._replica.space.params.values()
+        return [None if param.grad is None else param.grad.clone() for param in params]
+
+    def blank(self) -> Result:
+        """Let the rest of the body run out on zeros, because what it does is overwritten then.
+
+        No optimizer sees them: it would change the state by them, and others may be asking for it just now.
+        """
+        self._make_scale()
+        self._replica.space.blank()
+        return VOID
+
+    # --- before the sum -----------------------------------------------------------------------------
+
+    def _begin(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
+        replica = self._replica
+        if replica.phase == 0:
+            if replica.collected().versions() != self.kept_versions:
+                raise Misuse(
+                    f"step {replica.step}: the model or the optimizer was changed before session.backward(...); what "
+                    "changes them belongs after it"
+                )
+            replica.form.check(replica.step)
+            self._optimizers.check()
+        replica.recorder.asked(replica.version, loss_of, microbatches)
+        replica.stage = "computing"
+        replica.space.begin()
+        self._partial.clear()
+        self.evidence.begin()
+        self._seen = False
+        replica.still.step()
+        replica.holdings.begin()
+        self._make_scale()
+
+    def _make_scale(self) -> None:
+        """A scaler makes its scale when it is first asked, and a worker that computes nothing would not ask."""
+        scaler = self._replica.scaler
+        if scaler is not None:
+            device = next(iter(self._replica.space.params.values())).device
+            scaler.scale(torch.zeros((), device=device))
+            self._scale = scaler.get_scale()
+
+    def _prepare(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Summed:
+        """Compute this worker's share, and sum it over all."""
+        replica, recorder = self._replica, self._replica.recorder
+        first, count = self._world.share()
+        passing("step: share opened")
+        if isinstance(microbatches, Microbatches):
+            microbatches.expect(first, count, end=self._steps_total)
+        recorder.computing((self._world.deep, first, count))
+        replica.still.begin()
+        if self._world.deep:
+            self._partial.let_go()
+            summed = self._world.play(replica.version, microbatches)
+        else:
+            self._compute_share(loss_of, microbatches, first, count)
+            self._world.all_reduce(replica.version, self._partial, replica.total())
+            summed = replica.space.summed(replica.total())
+        recorder.computed()
+        replica.still.check(replica.step)
+        self._check_finite(summed)
+        return summed
+
+    def _compute_share(
+        self, loss_of: LossOf, microbatches: Sequence[Any], first: int, count: int
+    ) -> None:
+        replica, evidence = self._replica, self.evidence
+        kept = replica.kept
+        before = [] if kept is None else kept.updates()
+        missing = self._partial.missing(first, count)
+        if missing:
+            # The last one has no others before it here, and all of them when it counts.
+            self._try_twice(loss_of, microbatches, [missing[-1], missing[0]])
+        other = self._world.twice
+        if other is not None and not evidence.has(other):
+            self._compute_aside(loss_of, self._given(microbatches, other), other)
+        shown = set[int]()
+        if self._world.batch_shown != "nothing":
+            shown.add(sampled(first, count, replica.step))
+        if other is not None:
+            shown.add(first)
+        for microbatch in missing:
+            given = self._given(microbatches, microbatch)
+            numbers = self._compute_one(loss_of, given, microbatch)
+            passing("step: microbatch computed", replica.space.params)
+            if microbatch in shown or evidence.has(microbatch):
+                self._show(microbatch, given, numbers)
+            self._partial.add(microbatch, numbers, first, count)
+        self._show_late(loss_of, microbatches, first, count)
+        if kept is not None and kept.updates() != before:
+            raise Misuse(
+                f"step {replica.step}: loss_of changed the model or the optimizer, but every worker calls it for other "
+                "microbatches; change them after session.backward(...)"
+            )
+
+    def _compute_one(self, loss_of: LossOf, given: Any, microbatch: int) -> Numbers:
+        """Leave the gradients of one microbatch in the model."""
+        replica, notes = self._replica, self._replica.notes
+        self._world.check()
+        replica.seed_for(microbatch)
+        if notes is not None:
+            notes.skip()
+        returned = called(loss_of, given, replica.scaler)
+        if not self._seen:
+            self._seen = True
+            self._outside.look(returned.loss)
+        if notes is not None:
+            settle(replica.space.device)
+            notes.lap(Kind.FORWARD, microbatch)
+        (returned.loss / self._microbatches).backward()  # type: ignore[no-untyped-call]
+        if notes is not None:
+            settle(replica.space.device)
+            notes.lap(Kind.BACKWARD, microbatch)
+        return returned.numbers(self._scale)
+
+    def _check_finite(self, summed: Summed) -> None:
+        """Before the commit, so that a job that fails on it can be resumed from before it."""
+        if self._world.nan != "fail" or summed.finite or self._overflows():
+            return
+        loss = summed.total.loss / self._microbatches
+        raise NotFinite(
+            f"step {self._replica.step}: the loss is {loss}, or one of its gradients is not finite"
+        )
+
+    def _overflows(self) -> bool:
+        """Whether it is the scale of the loss that was too large.
+
+        The scaler sees that in the sum, which is the same everywhere, skips the step and takes a smaller scale. A
+        scale below 1 has made nothing larger.
+        """
+        return self._replica.scaler is not None and self._scale >= 1.0
+
+    # --- behind the commit --------------------------------------------------------------------------
+
+    def _install(self, summed: Summed, prior: list[Any]) -> Result:
+        """Put the gradients into the model, and return the means."""
+        replica, total, count = self._replica, summed.total, self._microbatches
+        with self._world.unaided():
+            replica.seed_for(AFTER)
+            metrics = {name: value / count for name, value in total.metrics.items()}
+            result = Result(total.loss / count, metrics)
+            # Of the first phase by their names; a later one may have a loss of its own.
+            end = f".{replica.phase}" if replica.phase else ""
+            numbers = {"loss": result.loss} | metrics
+            self._world.output.log(
+                replica.step, {f"{key}{end}": one for key, one in numbers.items()}
+            )
+            replica.install(summed, prior)
+            # Of an overflow the scaler makes no use, and so does whoever skips what is not finite.
+            self._optimizers.unused = summed.finite
+            if not self._world.proves:
+                passing("step: installed")
+        return result
+
+    # --- what is compared with others' --------------------------------------------------------------
+
+    def _prove(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
+        """Compute the microbatch by which this worker shows that it does what the job does."""
+        asked = self._world.asked(self._replica.phase)
+        if asked is not None:
+            self._try_twice(loss_of, microbatches, [asked])
+            self._compute_aside(loss_of, self._given(microbatches, asked), asked)
+
+    def _show(self, microbatch: int, given: Any, numbers: Numbers) -> None:
+        self.evidence.sample(microbatch, given, numbers, whole=self._world.batch_shown == "all")
+
+    def _show_late(
+        self, loss_of: LossOf, microbatches: Sequence[Any], first: int, count: int
+    ) -> None:
+        """Compute one of this worker's again if a snapshot was asked for after they were: someone has to prove this step."""
+        own = range(first, first + count)
+        if own and self._world.batch_shown == "all" and not any(map(self.evidence.has, own)):
+            again = sampled(first, count, self._replica.step)
+            self._compute_aside(loss_of, self._given(microbatches, again), again)
+
+    def _try_twice(self, loss_of: LossOf, microbatches: Sequence[Any], tried: list[int]) -> None:
+        """Compute these microbatches of a process's first step once before, to see whether they come out the same.
+
+        They are copies, because loss_of may write into its microbatch; if it does it gets a copy each time.
+        """
+        if self._tried:
+            return
+        self._copies, writes = True, False
+        for microbatch in dict.fromkeys(tried):
+            given = self._given(microbatches, microbatch)
+            versions = versions_of(given)
+            self._compute_aside(loss_of, given, microbatch)
+            writes |= versions_of(given) != versions
+        self._copies, self._tried = writes, True
+
+    def _compute_aside(self, loss_of: LossOf, given: Any, microbatch: int) -> None:
+        """Compute a microbatch whose gradients are looked at, and dropped."""
+        numbers = self._compute_one(loss_of, given, microbatch)
+        self._show(microbatch, given, numbers)
+        self._replica.space.take(numbers)
+
+    def _given(self, microbatches: Sequence[Any], microbatch: int) -> Any:
+        given = microbatches[microbatch]
+        return copied(given) if self._copies else given
