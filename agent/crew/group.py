@@ -16,6 +16,7 @@ from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TypeVar
 
+import msgspec
 import torch
 
 from agent.calibration import probing
@@ -36,6 +37,7 @@ from agent.crew.survey import Survey
 from agent.crew.warming import Landing, warm
 from agent.errors import CannotRecord, WireError
 from agent.faults import passing
+from agent.layout import Replica as Chained
 from agent.messages import JobOrder, NanPolicy, WorkerOrder
 from agent.net.link import Link
 from agent.net.mesh import Mesh
@@ -277,6 +279,8 @@ class Group(Crew):
                 return self.replica.summed(payload, present)
             chain = self._prepare_chain(step)
             self._redo.meet(step, entered.layout.replica_of(self.me).workers)
+            if step == entered.version - entered.redo and entered.proves is not None:
+                self._reproduce(chain, step, entered.proves)
             payload, present = self._redo.take(step, chain.spans)
             return chain.again(step, payload, present)
         except Interrupted:
@@ -292,7 +296,8 @@ class Group(Crew):
         """Tell it at once behind a snapshot, and with the step's first commit else."""
         over = self.replica.stage == "over"
         self._last = reached if over else None
-        if self._holds and self.thorough and not over:
+        reproduces = bool(self.reproduced) and not self._holds
+        if (reproduces or (self._holds and self.thorough)) and not over:
             self._say_arrived(reached)
 
     def _say_arrived(self, reached: Reached) -> None:
@@ -329,11 +334,41 @@ class Group(Crew):
             return sampled(inside[0].first, inside[0].count, step) if inside else None
         if inside and joining and self.replica.version == entered.version:
             return joining[0].first if inside[0].workers[0] == me else None
-        turn = turn_of(step, replicas[-1].count)
+        return self._in_turn(replicas, replicas[-1].count)
+
+    def _in_turn(self, replicas: Sequence[Chained], count: int) -> int | None:
+        """The first and the last replica compute a microbatch of each other's in turn, once in so many of theirs."""
+        step = self.replica.step
+        turn = turn_of(step, count)
         if turn is None or len(replicas) == 1:
             return None
         asks, asked = (replicas[0], replicas[-1]) if turn % 2 else (replicas[-1], replicas[0])
-        return sampled(asked.first, asked.count, step) if asks.workers[0] == me else None
+        return sampled(asked.first, asked.count, step) if self.me in asks.workers else None
+
+    def _of_other_chain(self) -> int | None:
+        """A microbatch of another chain that this one computes as well, to be compared before the commit.
+
+        Where somebody has proven nothing yet each chain does so for the next: thus every stage is compared with the same
+        stage of others. A microbatch goes through a chain alone, so this is done the more rarely the longer chains are.
+        """
+        layout, entered, step = self.layout, self.entered, self.replica.step
+        assert entered is not None
+        replicas = layout.replicas
+        if entered.unproven and self.replica.version == entered.version and len(replicas) > 1:
+            after = replicas[(replicas.index(layout.replica_of(self.me)) + 1) % len(replicas)]
+            return sampled(after.first, after.count, step)
+        return self._in_turn(replicas, replicas[-1].count // layout.depth)
+
+    def _reproduce(self, chain: Chain, step: int, microbatch: int) -> None:
+        """With the rest of the chain, compute a microbatch of a step that others have committed.
+
+        It is done twice, because how the chain rounds shows then. The keeper hears of it before the chain commits anything.
+        """
+        replica = self.replica
+        how = How(replica.seed_for, self.go_on, (microbatch,), thorough=True)
+        for name in ("once", "again"):
+            chain.compute_aside(f"{step}/{name}", replica.recorder.microbatches, how)
+        self.reproduced = self.evidence.computed
 
     def _proven_sum(self) -> Summed:
         try:
@@ -421,6 +456,11 @@ class Group(Crew):
         mine = self.layout.replica_of(self.me)
         shown = {sampled(mine.first, mine.count, replica.step)}
         how = How(replica.seed_for, self._stop_or_save, shown, self.thorough)
+        if (other := self._of_other_chain()) is not None:
+            # How the chain rounds shows in a microbatch that it computes twice.
+            aside = (*(() if chain.tried else shown), other)
+            chain.compute_aside(f"{step}/aside", batches, msgspec.structs.replace(how, shown=aside))
+            chain.tried = True
         summed = chain.play(step, batches, how)
         self.link.microbatch_s = chain.busy_s
         if replica.notes is not None:
@@ -509,7 +549,7 @@ class Group(Crew):
             )
             self._send_what_is_due()
             if self._committed > step:
-                self._proven, self._joins = True, False
+                self._proven, self._joins, self.reproduced = True, False, ()
                 passing("step: commit heard")
                 break
             if self._preparing.forgotten:

@@ -355,6 +355,14 @@ class Vault:
             self._remains.note_state(base.saved(self._order))
             self._remains.remove_earlier()
 
+    @property
+    def asks_first(self) -> int | None:
+        """A microbatch of the first step behind the backup of which something is known."""
+        question = None
+        if self.backup is not None:
+            question = self.proofs.question(self.backup.version, self.reached or 0)
+        return None if question is None else question.microbatches[0]
+
     def asked(self, *, partly: bool) -> Base | None:
         """The base from which a worker is to prove itself: where some steps have gone before, if there is one. `partly`
         is for when nobody is there who could bring the job further: then it is whatever is known."""
