@@ -64,25 +64,28 @@ class Rotation:
         return self._groups[turn % len(self._groups)]
 
 
-def rotating(sizes: Mapping[str, int], turn: int, budget_bytes: int = BUDGET_BYTES) -> list[str]:
-    """Name the layers of so many bytes each that are looked at in this turn."""
-    return Rotation({name: Size(size, 1) for name, size in sizes.items()}, budget_bytes).at(turn)
-
-
-def digest_of(tensors: Tensors) -> int:
-    """Digest the bits of these tensors, as of one layer."""
-    ((_, bits, _),) = _digests({"": tensors})
-    return bits
-
-
 def digests(
     layers: Mapping[str, Tensors], turn: int = 0, budget_bytes: int = BUDGET_BYTES
 ) -> tuple[Digest, ...]:
     """Digest every layer. Of one that is larger than the budget a window is looked at, another one each turn."""
-    seen = {name: windows(tensors, turn, budget_bytes) for name, tensors in layers.items()}
+    found: dict[_Kind, _Laid] = defaultdict(_Laid)
+    bits, norms = [0] * len(layers), [[0.0] * len(tensors) for tensors in layers.values()]
+    for at, whole in enumerate(layers.values()):
+        for place, tensor in enumerate(windows(whole, turn, budget_bytes)):
+            if tensor is None:
+                bits[at] += (place + 1) * _NOTHING
+            elif tensor.numel():
+                found[tensor.device, tensor.dtype].add(at, place, tensor)
+    for laid, sums, lengths in _answered(list(found.values())):
+        # Which types a worker comes by first depends on the layers that it has.
+        number = zlib.crc32(str(laid.tensors[0].dtype).encode())
+        for at, one in zip(laid.layers, sums, strict=True):
+            bits[at] += one * (2 * number * _SPREAD + 1)
+        for (at, place), length in zip(laid.owners, lengths, strict=True):
+            norms[at][place] = length
     return tuple(
-        Digest(name, _NAN if any(map(math.isnan, norms)) else bits, tuple(norms))
-        for name, bits, norms in _digests(seen, normed=True)
+        Digest(name, _NAN if any(map(math.isnan, lengths)) else one & MASK, tuple(lengths))
+        for name, one, lengths in zip(layers, bits, norms, strict=True)
     )
 
 
@@ -107,32 +110,6 @@ def _window(tensor: torch.Tensor, turn: int, share: float) -> torch.Tensor:
     return flat[start : start + count]
 
 
-def _digests(
-    layers: Mapping[str, Tensors], *, normed: bool = False
-) -> list[tuple[str, int, list[float]]]:
-    """Name, bits and norms of every layer."""
-    found: dict[_Kind, _Laid] = defaultdict(_Laid)
-    bits = [0] * len(layers)
-    norms = [[0.0] * len(tensors) for tensors in layers.values()]
-    for at, tensors in enumerate(layers.values()):
-        for place, tensor in enumerate(tensors):
-            if tensor is None:
-                bits[at] += (place + 1) * _NOTHING
-            elif tensor.numel():
-                found[tensor.device, tensor.dtype].add(at, place, tensor)
-    asked = [laid.ask(normed=normed) for laid in found.values()]
-    for laid, sums, lengths in _answered(list(found.values()), asked):
-        # Which types a worker comes by first depends on the layers that it has.
-        number = zlib.crc32(str(laid.tensors[0].dtype).encode())
-        for at, one in zip(laid.layers, sums, strict=True):
-            bits[at] += one * (2 * number * _SPREAD + 1)
-        for (at, place), length in zip(laid.owners, lengths, strict=True):
-            norms[at][place] = length
-    return [
-        (name, one & MASK, lengths) for name, one, lengths in zip(layers, bits, norms, strict=True)
-    ]
-
-
 class _Laid:
     """The tensors of one type on one device, to be laid end to end."""
 
@@ -150,16 +127,15 @@ class _Laid:
         self.owners.append((layer, place))
         self.tensors.append(tensor)
 
-    def ask(self, *, normed: bool) -> tuple[Any, Any]:
+    def ask(self) -> tuple[Any, Any]:
         """The sums of the layers and the norms of the tensors; of a device, where they lie there."""
         flat = _flat(self.tensors)
         sizes = tuple(tensor.numel() for tensor in self.tensors)
         words = _words(flat)
         plan = _plan(sizes, tuple(self._counts), len(words) / sum(sizes))
         if flat.device.type == "cpu":
-            return _sums_here(words, plan), _norms_here(flat, plan) if normed else ()
-        sums = _sums_there(words, plan)
-        return sums, _norms_there(self.tensors) if normed else sums.new_empty(0)
+            return _sums_here(words, plan), _norms_here(flat, plan)
+        return _sums_there(words, plan), _norms_there(self.tensors)
 
 
 def _flat(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
@@ -206,10 +182,9 @@ def _norms_there(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
     return torch.stack(torch._foreach_norm(list(tensors)))
 
 
-def _answered(
-    laid: Sequence[_Laid], asked: Sequence[tuple[Any, Any]]
-) -> list[tuple[_Laid, list[int], list[float]]]:
+def _answered(laid: Sequence[_Laid]) -> list[tuple[_Laid, list[int], list[float]]]:
     """In Python's numbers, with one wait for each device."""
+    asked = [one.ask() for one in laid]
     there: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
     for pair in asked:
         if isinstance(pair[0], torch.Tensor):
@@ -223,12 +198,8 @@ def _answered(
             ints, floats = next(numbers), next(numbers).view(torch.float64)
         else:
             ints, floats = sums, norms
-        found.append((one, ints.tolist(), floats.tolist() if len(floats) else _none(one)))
+        found.append((one, ints.tolist(), floats.tolist()))
     return found
-
-
-def _none(laid: _Laid) -> list[float]:
-    return [0.0] * len(laid.tensors)
 
 
 def _split(parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
