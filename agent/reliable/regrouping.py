@@ -190,8 +190,10 @@ class Regrouping:
         if snapshot:
             vault.ask(layout, self._history.version)
         sums |= vault.owes(self._history.version)
-        redo = len(vault.redo) if catch_up or not holders else 0
         unproven = self._entrance.partly(layout)
+        if unproven and not holders:
+            vault.step_back()
+        redo = len(vault.redo) if catch_up or not holders else 0
         proves = vault.asks_first if unproven and redo and not holders else None
         enter = Enter(
             layout=layout,

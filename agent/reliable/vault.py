@@ -313,8 +313,6 @@ class Vault:
         before, older = self._newest, self._older
         if older is None or not older.provable:
             older = before if before is not None and before.question is not None else older
-        elif older.question is not None:
-            del older.redo[older.question.commits :]
         redo, ahead = _leading(whole.version, (*self.redo, *self._ahead))
         self.backup, self.redo, self._ahead = whole, redo, ahead
         self._question, self._older = None, older
@@ -355,9 +353,16 @@ class Vault:
             self._remains.note_state(base.saved(self._order))
             self._remains.remove_earlier()
 
+    def step_back(self) -> None:
+        """Go on from the state before the backup, where no step is committed behind that which could be proven."""
+        older = self._older
+        if older is not None and not self.redo and older.redo and older.reached == self.reached:
+            self.backup, self.redo, self._question = older.backup, older.redo, older.question
+            self._older = None
+
     @property
     def asks_first(self) -> int | None:
-        """A microbatch of the first step behind the backup of which something is known."""
+        """Name a microbatch of the first step behind the backup of which something is known."""
         question = None
         if self.backup is not None:
             question = self.proofs.question(self.backup.version, self.reached or 0)

@@ -7,7 +7,7 @@ import pytest
 from crews import Crew, until
 from test_unbuilt import SAVE
 
-from agent.messages import JobCompleted, WorkerFailed
+from agent.messages import BackupHeld, JobCompleted, WorkerFailed
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]
 
@@ -52,14 +52,14 @@ def hazard(changes: tuple[tuple[str, str], ...], *, unbuilt: bool) -> str:
     )
 
 
-def begin(crew: Crew, script: str, count: int, depth: int) -> list[str]:
+def begin(crew: Crew, script: str, count: int, depth: int, hold: int = 13) -> list[str]:
     """Until there is a backup behind the step in which something is kept."""
     crew.depth, crew.owned = depth, True
-    crew.hold(crew.folder / "out.pt.hold", 13)
+    crew.hold(crew.folder / "out.pt.hold", hold)
     workers = crew.begin(
         count, script, str(STEPS), str(crew.folder / "out.pt"), backup_every_steps=4
     )
-    crew.reach(13)
+    crew.reach(hold)
     return workers
 
 
@@ -95,8 +95,11 @@ def test_a_stage_is_compared_with_the_same_stage_of_another_chain(crew: Crew) ->
     stopped(crew)
 
 
-def test_a_chain_of_newcomers_reproduces_a_step(crew: Crew) -> None:
-    workers = begin(crew, hazard(CALLED, unbuilt=True), 2, 2)
+@pytest.mark.parametrize("hold", [11, 13])
+def test_a_chain_of_newcomers_reproduces_a_step(crew: Crew, hold: int) -> None:
+    """Also where all were lost right behind a backup: they begin with the one before it."""
+    workers = begin(crew, hazard(CALLED, unbuilt=True), 2, 2, hold)
+    until("the backup", lambda: any(held.step == 11 for held in crew.of(BackupHeld)))
     crew.kill(*workers)
     crew.settle = 2
     crew.start(2)
