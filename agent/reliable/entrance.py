@@ -40,8 +40,9 @@ UNPROVABLE = (
     "earlier software or for another script: the job goes on from there as from a beginning"
 )
 PARTLY = (
-    "{}: it holds only its own layers of the model and cannot reproduce a step alone: its stage is compared with the same "
-    "stage of another chain before its first step is committed, and where all were lost its chain reproduces a step first"
+    "{}: it holds only its own layers of the model and cannot reproduce a step alone: before its first commit its stage is "
+    "compared with the same stage of another chain, or its chain reproduces a step; in a single chain whose other workers "
+    "have the state only what was recorded of loss_of is compared"
 )
 
 
