@@ -21,6 +21,7 @@ from agent.owned.holdings import Holdings
 from agent.owned.scaling import measured
 from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.execute import REACH
+from agent.pipeline.guests import tensors_of
 from agent.pipeline.pieces import Piece
 from agent.pipeline.recording import Leaves, Recording
 from agent.pipeline.stage import Stage
@@ -136,10 +137,10 @@ class Chain:
         owners = [len(self._pieces) - 1] * len(self._whole.space.places)
         where = {id(t): e for e, t in enumerate(self._whole.space.tensors, start=1)}
         for stage in reversed(range(len(self._pieces))):
-            for tensor in _tensors(self._pieces[stage].module):
+            for tensor in tensors_of(self._pieces[stage].module):
                 if id(tensor) in where:
                     owners[where[id(tensor)]] = stage
-        used = {id(t) for piece in self._pieces for t in _tensors(piece.module)}
+        used = {id(t) for piece in self._pieces for t in tensors_of(piece.module)}
         self._unused = {entry for key, entry in where.items() if key not in used}
         return owners
 
@@ -153,7 +154,9 @@ class Chain:
         """The layers that a place of the chain keeps. What no stage uses stays with the last. A module that has
         nothing but buffers of no state is no layer that anybody could be asked for."""
         known = self._whole.holdings.layer_of
-        used = [{known[id(t)] for t in _tensors(p.module) if id(t) in known} for p in self._pieces]
+        used = [
+            {known[id(t)] for t in tensors_of(p.module) if id(t) in known} for p in self._pieces
+        ]
         every = self._whole.holdings.all
         kept = {REST} & every
         for stage, layers in enumerate(used):
@@ -431,11 +434,6 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
                 continue
         merged.append((source, target, size))
     return merged
-
-
-def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
 
 
 class Flat(Sequence[Leaves]):

@@ -15,7 +15,7 @@ from agent.crew.chain import Chain, How, Whole
 from agent.crew.deep import Deep
 from agent.owned.holdings import Holdings
 from agent.pipeline.channel import Exchange
-from agent.pipeline.cut import choose
+from agent.pipeline.cut import Sections
 from agent.pipeline.loss import record_loss
 from agent.pipeline.recording import Recording
 from agent.proof.digest import digests
@@ -60,7 +60,7 @@ class Played:
                 found = record_loss(
                     model, lambda b, m=model: loss(m, *b), batches(rows, 0, MICROBATCHES)
                 )
-                cuts = cuts or choose(found.graph, found.facts, found.example, depth)
+                cuts = cuts or Sections().choose(found.graph, found.facts, found.example, depth)
                 space = SumSpace({"model": model})
                 whole = Whole(
                     space,
