@@ -275,12 +275,14 @@ class Group(Crew):
             return None
         try:
             if not entered.layout.owned:
+                if self._reproduces(step):
+                    self.reproduced = self.evidence.computed
                 payload, present = self._redo.take(step)
                 return self.replica.summed(payload, present)
             chain = self._prepare_chain(step)
             self._redo.meet(step, entered.layout.replica_of(self.me).workers)
-            if step == entered.version - entered.redo and entered.proves is not None:
-                self._reproduce(chain, step, entered.proves)
+            if self._reproduces(step):
+                self._reproduce(chain, step)
             payload, present = self._redo.take(step, chain.spans)
             return chain.again(step, payload, present)
         except Interrupted:
@@ -290,7 +292,12 @@ class Group(Crew):
     compares = True
 
     def asked(self, phase: int) -> int | None:
-        return self._proving.microbatch(phase) if self._proving.going else None
+        if self._proving.going:
+            return self._proving.microbatch(phase)
+        entered = self.entered
+        if entered is None or entered.layout.owned or not self._reproduces(self.replica.version):
+            return None
+        return entered.proves
 
     def arrived(self, reached: Reached) -> None:
         """Tell it at once behind a snapshot, and with the step's first commit else."""
@@ -359,13 +366,21 @@ class Group(Crew):
             return sampled(after.first, after.count, step)
         return self._in_turn(replicas, replicas[-1].count // layout.depth)
 
-    def _reproduce(self, chain: Chain, step: int, microbatch: int) -> None:
+    def _reproduces(self, step: int) -> bool:
+        """Whether this is the first step that is applied again, and something is known of it."""
+        entered = self.entered
+        if entered is None or entered.proves is None or self._holds:
+            return False
+        return step == entered.version - entered.redo
+
+    def _reproduce(self, chain: Chain, step: int) -> None:
         """With the rest of the chain, compute a microbatch of a step that others have committed.
 
         It is done twice, because how the chain rounds shows then. The keeper hears of it before the chain commits anything.
         """
-        replica = self.replica
-        how = How(replica.seed_for, self.go_on, (microbatch,), thorough=True)
+        replica, entered = self.replica, self.entered
+        assert entered is not None and entered.proves is not None
+        how = How(replica.seed_for, self.go_on, (entered.proves,), thorough=True)
         for name in ("once", "again"):
             chain.compute_aside(f"{step}/{name}", replica.recorder.microbatches, how)
         self.reproduced = self.evidence.computed
@@ -515,7 +530,8 @@ class Group(Crew):
             self._snapshots.send()
 
     def check(self) -> None:
-        if self._proving.going:
+        # A newer layout is heard of when the sum of the step is waited for.
+        if self._proving.going or self._reproduces(self.replica.version):
             return
         self._stop_or_save()
         self._computed += 1

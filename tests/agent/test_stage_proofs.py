@@ -106,6 +106,14 @@ def test_a_chain_of_newcomers_reproduces_a_step(crew: Crew, hold: int) -> None:
     stopped(crew)
 
 
+def test_a_newcomer_with_all_layers_of_an_unbuilt_model_reproduces_a_step(crew: Crew) -> None:
+    workers = begin(crew, hazard(CALLED, unbuilt=True), 2, 2)
+    crew.kill(*workers)
+    crew.depth = crew.settle = 1
+    crew.start(1)
+    assert "is another on w3 than on" in stopped(crew)
+
+
 @pytest.mark.parametrize("changes", [NUMBER, CONSTANT])
 def test_the_recordings_of_a_chain_are_compared(
     crew: Crew, changes: tuple[tuple[str, str], ...]
