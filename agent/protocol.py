@@ -138,6 +138,7 @@ class Computed(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     gradients: tuple[Digest, ...] = ()
     machine: str = ""
+    graph: int = 0  # what was recorded of the loss, where a microbatch is computed in stages
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
@@ -393,8 +394,12 @@ class Enter(Message, frozen=True, kw_only=True):
     sums: bool = True
     # Those who are not among the holders have the state from the keeper all the same, and apply the `redo` sums.
     catch_up: bool = False
-    # Each worker of the layout has reproduced a committed step, or took part in one.
+    # The workers of the layout that are not `unproven` have reproduced a committed step, or took part in one.
     proven: bool = False
+    # Workers that hold only their own layers and have reproduced nothing yet: their chain does so together. With no holders it
+    # computes the microbatch `proves` of the first of the `redo` steps; else each chain computes one of another chain.
+    unproven: tuple[str, ...] = ()
+    proves: int | None = None
 
 
 class Commit(Message, frozen=True, kw_only=True):

@@ -37,7 +37,7 @@ from torch import nn
 from agent.instance.worker import keep_memory
 from agent.layout import Layout, Replica
 from agent.net.mesh import Mesh
-from agent.pipeline.cut import build, choose
+from agent.pipeline.cut import Sections, build
 from agent.pipeline.examine import examine
 from agent.pipeline.record import record
 from agent.pipeline.wires import MeshChannel
@@ -93,7 +93,7 @@ class Ours:
         graph = record(model(), loss_of, self.batches[0])
         facts = examine(graph, self.batches[0])
         if ("cuts", stages) not in links:
-            own = choose(graph, facts, self.batches[0], stages) if rank == 0 else ()
+            own = Sections().choose(graph, facts, self.batches[0], stages) if rank == 0 else ()
             links["cuts", stages] = told(own)
         pieces = build(graph, facts, links["cuts", stages])
         place = rank % depth

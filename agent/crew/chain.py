@@ -21,11 +21,13 @@ from agent.owned.holdings import Holdings
 from agent.owned.scaling import measured
 from agent.pipeline.channel import Channel, Parcel
 from agent.pipeline.execute import REACH
+from agent.pipeline.guests import tensors_of
 from agent.pipeline.pieces import Piece
 from agent.pipeline.recording import Leaves, Recording
 from agent.pipeline.stage import Stage
-from agent.pipeline.variants import Pieces
+from agent.pipeline.variants import Pieces, Variant
 from agent.pipeline.work import Phase, Worker
+from agent.proof.evidence import Staged
 from agent.store.layers import REST, block_of
 from agent.store.memory import copy_bytes
 from agent.tensors.numbers import Names, Numbers, decoded, encoded
@@ -33,11 +35,6 @@ from agent.tensors.shards import cut
 from agent.tensors.sums import Norm, Sum, Summed, SumSpace
 from agent.timeline import Notes
 
-# Of a microbatch, a generation and a stage; the microbatch, its numbers behind the last stage, gradients by name, and whether
-# as many layers are looked at as may be.
-Sample = Callable[
-    [tuple[int, int, int], object, Numbers | None, dict[str, torch.Tensor | None], bool], object
-]
 Span = tuple[int, int, int]  # from, to, how many bytes
 
 
@@ -49,7 +46,7 @@ class Whole(msgspec.Struct, frozen=True):
     total: Callable[[], Sum]
     scaler: torch.amp.GradScaler | None
     deterministic: bool
-    sample: Sample
+    sample: Callable[[Staged], object]
 
 
 class How(msgspec.Struct, frozen=True):
@@ -107,6 +104,7 @@ class Chain:
             piece_of=self._piece_of,
             deterministic=whole.deterministic,
         )
+        self.tried = False  # a microbatch was computed twice here
         self._unused: set[int] = set()
         self._owners = self._find_owners()
         self._entries = [self._entries_of(stage) for stage in range(len(self._pieces))]
@@ -139,10 +137,10 @@ class Chain:
         owners = [len(self._pieces) - 1] * len(self._whole.space.places)
         where = {id(t): e for e, t in enumerate(self._whole.space.tensors, start=1)}
         for stage in reversed(range(len(self._pieces))):
-            for tensor in _tensors(self._pieces[stage].module):
+            for tensor in tensors_of(self._pieces[stage].module):
                 if id(tensor) in where:
                     owners[where[id(tensor)]] = stage
-        used = {id(t) for piece in self._pieces for t in _tensors(piece.module)}
+        used = {id(t) for piece in self._pieces for t in tensors_of(piece.module)}
         self._unused = {entry for key, entry in where.items() if key not in used}
         return owners
 
@@ -156,7 +154,9 @@ class Chain:
         """The layers that a place of the chain keeps. What no stage uses stays with the last. A module that has
         nothing but buffers of no state is no layer that anybody could be asked for."""
         known = self._whole.holdings.layer_of
-        used = [{known[id(t)] for t in _tensors(p.module) if id(t) in known} for p in self._pieces]
+        used = [
+            {known[id(t)] for t in tensors_of(p.module) if id(t) in known} for p in self._pieces
+        ]
         every = self._whole.holdings.all
         kept = {REST} & every
         for stage, layers in enumerate(used):
@@ -212,13 +212,17 @@ class Chain:
             index = stage.piece.index
             entries = [e for e in self._entries[index] if e and self._is_param(e)]
             names, tensors = self._whole.space.names, self._whole.space.tensors
-            self._whole.sample(
-                (microbatch, self._layout.generation, index),
-                flat.given[microbatch],
-                numbers if stage.piece.last else None,
-                {names[entry - 1]: tensors[entry - 1].grad for entry in entries},
-                how.thorough,
+            one = Staged(
+                microbatch=microbatch,
+                generation=self._layout.generation,
+                stage=index,
+                given=flat.given[microbatch],
+                numbers=numbers if stage.piece.last else None,
+                gradients={names[entry - 1]: tensors[entry - 1].grad for entry in entries},
+                graph=flat.variants[microbatch].graph,
+                whole=how.thorough,
             )
+            self._whole.sample(one)
 
         scaler = self._whole.scaler
         scale = 1.0 if scaler is None else scaler.get_scale()
@@ -432,11 +436,6 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
     return merged
 
 
-def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
-    yield from module.parameters()
-    yield from module.buffers()
-
-
 class Flat(Sequence[Leaves]):
     """Microbatches as the graph takes them, each looked at when it is its turn."""
 
@@ -445,7 +444,9 @@ class Flat(Sequence[Leaves]):
     ) -> None:
         self._recording, self._batches, self._shown = recording, batches, shown
         self._found: dict[int, Leaves] = {}
-        self.given: dict[int, object] = {}  # those that are shown, as the script has them
+        # Those that are shown: as the script has them, and what is computed of them.
+        self.given: dict[int, object] = {}
+        self.variants: dict[int, Variant] = {}
 
     def __len__(self) -> int:
         return len(self._batches)
@@ -468,7 +469,7 @@ class Flat(Sequence[Leaves]):
         found = self._found.get(index)
         if found is None:
             given = self._batches[index]
-            if index in self._shown:
-                self.given[index] = given
             found = self._recording.flatten(given)
+            if index in self._shown:
+                self.given[index], self.variants[index] = given, found.variant
         return found

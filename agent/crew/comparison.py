@@ -73,9 +73,7 @@ class Comparison:
         assert entered is not None
         replicas = layout.replicas
         if entered.unproven and replica.version == entered.version and len(replicas) > 1:
-            after = replicas[
-                (replicas.index(layout.replica_of(self._crew.me)) + 1) % len(replicas)
-            ]
+            after = replicas[(replicas.index(layout.replica_of(self._crew.me)) + 1) % len(replicas)]
             return sampled(after.first, after.count, replica.step)
         return self._in_turn(replicas, replicas[-1].count // layout.depth)
 

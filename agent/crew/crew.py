@@ -11,7 +11,7 @@ from agent.net.link import Link
 from agent.net.mesh import Mesh
 from agent.net.wire import Connection
 from agent.proof.evidence import Evidence
-from agent.protocol import Enter, Part
+from agent.protocol import Computed, Enter, Part
 from agent.replica import Replica
 from agent.world import Interrupted, Left
 
@@ -31,6 +31,7 @@ class Crew:
     code = ""  # the checksum of the job's files
     link: Link
     evidence: Evidence  # of the session, once that has begun its loop
+    reproduced: tuple[Computed, ...] = ()  # of a step that others have committed
     order: Enter | None = None  # the newest that was heard of
     entered: Enter | None = None  # the one this worker is in
     over: int | None = None  # the version with which others have left their loops

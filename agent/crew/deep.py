@@ -11,7 +11,6 @@ from typing import Any
 
 import msgspec
 import torch
-from torch import fx
 
 from agent.crew.anew import Anew
 from agent.crew.chain import Chain, Whole
@@ -19,33 +18,10 @@ from agent.errors import Misuse
 from agent.faults import passing
 from agent.layout import Layout
 from agent.pipeline.channel import Channel, Parcel
-from agent.pipeline.cut import balance, build, measured, worth_cutting
-from agent.pipeline.examine import CutPoint, Facts, cut_points
+from agent.pipeline.cut import Sections
+from agent.pipeline.examine import Facts, cut_points
 from agent.pipeline.recording import Recording
 from agent.pipeline.wires import MeshChannel
-
-
-class Sections:
-    """Where a recording may be cut, and what lies between: measured once by whoever has to choose."""
-
-    def __init__(self) -> None:
-        self._graph: fx.GraphModule | None = None
-        self._points: tuple[CutPoint, ...] = ()
-        self._seconds: list[float] = []
-
-    def choose(self, recording: Recording, stages: int) -> tuple[int, ...]:
-        if self._graph is not recording.graph or stages > len(self._points) + 1:
-            self._measure(recording, stages)
-        chosen = balance(self._seconds, [point.nbytes for point in self._points], stages)
-        return tuple(self._points[index].after for index in chosen)
-
-    def _measure(self, recording: Recording, stages: int) -> None:
-        points = worth_cutting(recording.facts)
-        if stages > len(points) + 1:
-            points = cut_points(recording.facts)
-        pieces = build(recording.graph, recording.facts, [point.after for point in points])
-        self._seconds = measured(pieces, recording.example)
-        self._graph, self._points = recording.graph, points
 
 
 class Word(msgspec.Struct, frozen=True):
@@ -171,7 +147,10 @@ class Deep:
         known = {point.after for point in cut_points(recording.facts)}
         told = len(layout.cuts) == stages - 1 and known.issuperset(layout.cuts)
         if layout.workers[0] == self._me:
-            cuts = layout.cuts if told else self._sections.choose(recording, stages)
+            cuts = layout.cuts
+            if not told:
+                graph, facts = recording.graph, recording.facts
+                cuts = self._sections.choose(graph, facts, recording.example, stages)
             word.say(Word.of(recording, cuts))
             passing("morph: cuts told")
             return cuts

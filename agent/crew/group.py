@@ -155,11 +155,14 @@ class Group(Participant):
             return None
         try:
             if not entered.layout.owned:
+                if self._reproduces(step):
+                    self.reproduced = self.evidence.computed
                 payload, present = self._redo.take(step)
                 return self.replica.summed(payload, present)
             chain = self._stages.chain(step)
             self._redo.meet(step, entered.layout.replica_of(self.me).workers)
-            if step == entered.version - entered.redo and entered.proves is not None:
+            if self._reproduces(step):
+                assert entered.proves is not None
                 self._stages.reproduce(chain, step, entered.proves)
             payload, present = self._redo.take(step, chain.spans)
             return chain.again(step, payload, present)
@@ -168,7 +171,12 @@ class Group(Participant):
             raise Abandoned from None
 
     def asked(self, phase: int) -> int | None:
-        return self._proving.microbatch(phase) if self._proving.going else None
+        if self._proving.going:
+            return self._proving.microbatch(phase)
+        entered = self.entered
+        if entered is None or entered.layout.owned or not self._reproduces(self.replica.version):
+            return None
+        return entered.proves
 
     def arrived(self, reached: Reached) -> None:
         """Tell it at once behind a snapshot, and with the step's first commit else."""
@@ -197,6 +205,13 @@ class Group(Participant):
     @property
     def twice(self) -> int | None:
         return self._comparison.twice
+
+    def _reproduces(self, step: int) -> bool:
+        """Whether this is the first step that is applied again, and something is known of it."""
+        entered = self.entered
+        if entered is None or entered.proves is None or self._holds:
+            return False
+        return step == entered.version - entered.redo
 
     def _proven_sum(self) -> Summed:
         try:
@@ -288,7 +303,8 @@ class Group(Participant):
             self._snapshots.send()
 
     def check(self) -> None:
-        if self._proving.going:
+        # A newer layout is heard of when the sum of the step is waited for.
+        if self._proving.going or self._reproduces(self.replica.version):
             return
         self._stop_or_save()
         self._computed += 1

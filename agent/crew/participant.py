@@ -279,7 +279,8 @@ class Participant(Crew):
         before = set(self.order.addresses) if self.order is not None else set()
         self._complaints = [each for each in self._complaints if each.generation == generation]
         self.order = order
-        self._proven |= order.proven and self.me in order.layout.workers
+        let_in = self.me in order.layout.workers and self.me not in order.unproven
+        self._proven |= order.proven and let_in
         self._mesh.forget(before - set(order.addresses))
         self._mesh.want(order.addresses)
         self._snapshots.asked_at = order.version if order.snapshot else None

@@ -57,7 +57,7 @@ class Preparing:
             script_step=replica.step,
             phase=replica.phase,
             held=held,
-            computed=evidence.computed,
+            computed=(*self._crew.reproduced, *evidence.computed),
             reached=evidence.reached if replica.phase == 0 else None,
             told=self._told,
         )

@@ -247,18 +247,27 @@ def measured(
     return found
 
 
-def choose(
-    graph: fx.GraphModule, facts: Facts, example: Sequence[torch.Tensor], stages: int
-) -> tuple[int, ...]:
-    """Where to cut for so many stages, as even as measured times allow.
+class Sections:
+    """Where a graph may be cut, and what the sections between take: measured once for each graph.
 
-    One worker measures and all are told: times differ from worker to worker.
+    One worker measures and tells the others, because times differ from worker to worker.
     """
-    if stages == 1:
-        return ()
-    points = worth_cutting(facts)
-    if stages > len(points) + 1:
-        points = cut_points(facts)
-    seconds = measured(build(graph, facts, [point.after for point in points]), example)
-    chosen = balance(seconds, [point.nbytes for point in points], stages)
-    return tuple(points[index].after for index in chosen)
+
+    def __init__(self) -> None:
+        self._graph: fx.GraphModule | None = None
+        self._points: tuple[CutPoint, ...] = ()
+        self._seconds: list[float] = []
+
+    def choose(
+        self, graph: fx.GraphModule, facts: Facts, example: Sequence[torch.Tensor], stages: int
+    ) -> tuple[int, ...]:
+        """Choose where to cut for so many stages, as even as measured times allow."""
+        if stages == 1:
+            return ()
+        if self._graph is not graph or stages > len(self._points) + 1:
+            points = worth_cutting(facts)
+            self._points = points if stages <= len(points) + 1 else cut_points(facts)
+            pieces = build(graph, facts, [point.after for point in self._points])
+            self._graph, self._seconds = graph, measured(pieces, example)
+        chosen = balance(self._seconds, [point.nbytes for point in self._points], stages)
+        return tuple(self._points[index].after for index in chosen)

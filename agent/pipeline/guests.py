@@ -33,10 +33,10 @@ class Guest(torch.nn.Module):
 
     def forward(self, *args: object, **kwargs: object) -> object:
         (module,) = self.called
-        before = [version_of(tensor) for tensor in _tensors(module)]
+        before = [version_of(tensor) for tensor in tensors_of(module)]
         with torch.set_grad_enabled(self.enabled):
             out = module(*args, **kwargs)
-        if before != [version_of(tensor) for tensor in _tensors(module)]:
+        if before != [version_of(tensor) for tensor in tensors_of(module)]:
             raise CannotRecord(
                 f"loss_of asks a {type(module).__name__} that Session(...) does not know of, and its "
                 "forward writes to its buffers, which would be others on every worker: say eval() to it, or train with depth 1"
@@ -45,7 +45,7 @@ class Guest(torch.nn.Module):
 
     @property
     def shapes(self) -> list[tuple[int, ...]]:
-        return [tuple(tensor.shape) for tensor in _tensors(self.called[0])]
+        return [tuple(tensor.shape) for tensor in tensors_of(self.called[0])]
 
     def extra_repr(self) -> str:
         return repr(self.called)
@@ -54,10 +54,10 @@ class Guest(torch.nn.Module):
 def received(whole: torch.nn.Module, module: torch.nn.Module) -> str | None:
     """Where in `whole` a module that is none of its own is called as a guest. None for one that learns where it is asked, or
     shares something with `whole`, or has nothing of its own."""
-    tensors, enabled = list(_tensors(module)), torch.is_grad_enabled()
+    tensors, enabled = list(tensors_of(module)), torch.is_grad_enabled()
     if not tensors or (enabled and any(tensor.requires_grad for tensor in tensors)):
         return None
-    if {id(tensor) for tensor in tensors} & {id(tensor) for tensor in _tensors(whole)}:
+    if {id(tensor) for tensor in tensors} & {id(tensor) for tensor in tensors_of(whole)}:
         return None
     known = {name: each for name, each in whole.named_children() if isinstance(each, Guest)}
     for name, guest in known.items():
@@ -149,6 +149,6 @@ def _writes(node: fx.Node) -> bool:
     )
 
 
-def _tensors(module: torch.nn.Module) -> Iterator[torch.Tensor]:
+def tensors_of(module: torch.nn.Module) -> Iterator[torch.Tensor]:
     yield from module.parameters()
     yield from module.buffers()

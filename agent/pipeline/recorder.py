@@ -53,12 +53,12 @@ class Recorder:
         self._filled = Filled(models)
         self._entries: list[_Entry] = []
         self._loss_of: LossOf | None = None
-        self._microbatches: Sequence[object] = ()
+        self.microbatches: Sequence[object] = ()
         self._version = 0
 
     def asked(self, version: int, loss_of: LossOf, microbatches: Sequence[object]) -> None:
         """A call of `backward` begins: this is what it is to compute."""
-        self._version, self._loss_of, self._microbatches = version, loss_of, microbatches
+        self._version, self._loss_of, self.microbatches = version, loss_of, microbatches
 
     def computing(self, role: object) -> None:
         """Forwards begin; what these put into attributes of modules is no part of a recording."""
@@ -104,7 +104,7 @@ class Recorder:
         before = [
             each.recording for each in self._entries if each.recording.closure.of_same_function(now)
         ]
-        microbatches = self._microbatches
+        microbatches = self.microbatches
         if before and before[0].fixed:
             known = unflatten(before[0].example, before[0].spec)
             microbatches = [known, microbatches[0]]

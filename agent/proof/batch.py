@@ -24,13 +24,11 @@ DEPTH_MAX = 32
 _MASK = (1 << 64) - 1
 
 
-def digest_microbatch(microbatch: object) -> int:
-    """Digest the bits of a microbatch. What cannot be pickled counts for nothing."""
-    return batch_of(microbatch).bits
-
-
 def batch_of(microbatch: object) -> Digest:
-    """Digest a microbatch: its bits, and a norm of each of its tensors for those who round otherwise."""
+    """Digest a microbatch: its bits, and a norm of each of its tensors for those who round otherwise.
+
+    What cannot be pickled counts for nothing.
+    """
     reading = _Reading()
     reading.take(microbatch, 0)
     (tensors,) = digests({BATCH: reading.tensors}, budget_bytes=1 << 62)

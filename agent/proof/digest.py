@@ -66,17 +66,6 @@ class Rotation:
         return self._groups[turn % len(self._groups)]
 
 
-def rotating(sizes: Mapping[str, int], turn: int, budget_bytes: int = BUDGET_BYTES) -> list[str]:
-    """Name the layers of so many bytes each that are looked at in this turn."""
-    return Rotation({name: Size(size, 1) for name, size in sizes.items()}, budget_bytes).at(turn)
-
-
-def digest_of(tensors: Tensors) -> int:
-    """Digest the bits of these tensors, as of one layer."""
-    ((_, bits, _),) = _digests({"": tensors})
-    return bits
-
-
 def digests(
     layers: Mapping[str, Tensors], turn: int = 0, budget_bytes: int = BUDGET_BYTES
 ) -> tuple[Digest, ...]:

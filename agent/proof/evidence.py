@@ -8,9 +8,11 @@ from typing import Any
 import msgspec
 import numpy as np
 import torch
+from torch import fx
 
 from agent.errors import Misuse
 from agent.pipeline.flat import flatten, unflatten
+from agent.proof.graph import digest_of
 from agent.proof.samples import Samples
 from agent.protocol import Computed, Digest, Reached
 from agent.replica import Replica
@@ -26,6 +28,23 @@ UNSTEADY = (
     "the same microbatch rounds differently when it is computed twice, because some kernel of this script is not "
     "deterministic here: what workers compute is compared within {:g} of it, and not bit for bit"
 )
+
+
+class Staged(msgspec.Struct, frozen=True):
+    """A microbatch in a stage of a pipeline, whose `gradients` are by the names of parameters.
+
+    `numbers` are there if the stage is the last. `graph` is what was recorded of the loss, and `whole` asks for
+    as many layers as may be.
+    """
+
+    microbatch: int
+    generation: int
+    stage: int
+    given: object
+    numbers: Numbers | None
+    gradients: dict[str, torch.Tensor | None]
+    graph: fx.GraphModule
+    whole: bool
 
 
 class Evidence:
@@ -70,20 +89,11 @@ class Evidence:
         gradients = {name: param.grad for name, param in params.items()}
         return self._note((microbatch,), given, _number(float(numbers.loss)), gradients, whole)
 
-    def sample_stage(
-        self,
-        at: tuple[int, int, int],
-        given: object,
-        numbers: Numbers | None,
-        gradients: Mapping[str, torch.Tensor | None],
-        whole: bool,
-    ) -> Computed:
-        """Note what became of a microbatch in a stage: `at` has its number, and the stage's generation and index.
-
-        `numbers` are there where the stage is the last.
-        """
-        loss = None if numbers is None else _number(float(numbers.loss))
-        return self._note(at, given, loss, gradients, whole)
+    def sample_stage(self, one: Staged) -> Computed:
+        """Note what became of a microbatch in a stage."""
+        loss = None if one.numbers is None else _number(float(one.numbers.loss))
+        at = one.microbatch, one.generation, one.stage
+        return self._note(at, one.given, loss, one.gradients, one.whole, digest_of(one.graph))
 
     def _note(
         self,
@@ -92,9 +102,11 @@ class Evidence:
         loss: float | None,
         gradients: Mapping[str, torch.Tensor | None],
         whole: bool,
+        graph: int = 0,
     ) -> Computed:
         where_ = self._replica.version, self._replica.step, at[0]
         found = self._samples.computed(where_, given, loss, gradients, whole=whole)
+        found = msgspec.structs.replace(found, graph=graph)
         before = self._computed.get(at)
         if before is not None and not _same(before, found):
             self._differs(before, found)

@@ -40,8 +40,9 @@ UNPROVABLE = (
     "earlier software or for another script: the job goes on from there as from a beginning"
 )
 PARTLY = (
-    "{}: it holds only its own layers of the model and cannot reproduce a step alone: it is let in unproven, and compared "
-    "with the others from its first step on"
+    "{}: it holds only its own layers of the model and cannot reproduce a step alone: before its first commit its stage is "
+    "compared with the same stage of another chain, or its chain reproduces a step; in a single chain whose other workers "
+    "have the state only what was recorded of loss_of is compared"
 )
 
 
@@ -88,6 +89,13 @@ class Entrance:
     def blocks(self, layout: Layout | None) -> bool:
         """Whether a layout has somebody in it who has not proven itself yet."""
         return bool(self._unproven(layout))
+
+    def partly(self, layout: Layout) -> tuple[str, ...]:
+        """Name the workers of a layout that could not prove themselves alone, and have not done so with others."""
+        if self._history.version <= self.origin:
+            return ()
+        members = self._roster.members
+        return tuple(w for w in layout.workers if w in members and not members[w].proven)
 
     def _unproven(self, layout: Layout | None) -> list[Member]:
         members = self._roster.members

@@ -22,7 +22,7 @@ from agent.reliable.backup import Saved
 
 VERSIONS_MAX = 256
 FORMAT = 1
-BATCH, LOSS, GRADIENT = "batch", "loss", "gradient of layer "
+BATCH, LOSS, GRADIENT, GRAPH = "batch", "loss", "gradient of layer ", "recording of loss_of"
 SESSION_STATE = "session.state"
 
 NEAR_BATCH, NEAR_LOSS, NEAR_GRADIENT, NEAR_STATE = 1e-3, 1e-3, 1e-2, 1e-3
@@ -256,7 +256,8 @@ def _told(computed: Computed) -> list[Digest]:
     loss = [] if computed.loss is None else [_digest(computed.loss)]
     batch = msgspec.structs.replace(computed.batch, name=BATCH)
     named = (msgspec.structs.replace(one, name=GRADIENT + one.name) for one in computed.gradients)
-    return [batch, *loss, *named]
+    graph = [Digest(GRAPH, computed.graph)] if computed.graph else []
+    return [batch, *loss, *named, *graph]
 
 
 def _digest(loss: float) -> Digest:
@@ -401,7 +402,7 @@ def _advice(what: str, step: int) -> str:
             "Microbatches have to depend on the step only, not on what was drawn or counted before: a worker that joins "
             "later begins that anew"
         )
-    if what == LOSS:
+    if what in (LOSS, GRAPH):
         return (
             "loss_of goes by something that is neither in its microbatch nor in what is given to Session(...): a count, an "
             "average or a setting that the script keeps for itself belongs into session.state"

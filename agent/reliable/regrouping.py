@@ -188,19 +188,26 @@ class Regrouping:
         if snapshot:
             vault.ask(layout, self._history.version)
         sums |= vault.owes(self._history.version)
+        unproven = self._entrance.partly(layout)
+        if unproven and not holders:
+            vault.step_back()
+        redo = len(vault.redo) if catch_up or not holders else 0
+        proves = vault.asks_first if unproven and redo and not holders else None
         enter = Enter(
             layout=layout,
             version=self._history.version,
             holders=holders,
             addresses={w: m.mesh_address for w, m in members.items()},
             held={w: h.layers for w in holders if (h := members[w].held) is not None},
-            redo=len(vault.redo) if catch_up or not holders else 0,
+            redo=redo,
             catch_up=catch_up,
             snapshot=snapshot,
             record=self._roster.recorders.wanted(time.monotonic()),
             unled=self._unled(),
             sums=sums,
             proven=self._history.version > self._entrance.origin,
+            unproven=unproven,
+            proves=proves,
         )
         for worker in dict.fromkeys((*layout.workers, *holders)):
             member = members[worker]

@@ -325,8 +325,6 @@ class Vault:
         before, older = self._newest, self._older
         if older is None or not older.provable:
             older = before if before is not None and before.question is not None else older
-        elif older.question is not None:
-            del older.redo[older.question.commits :]
         redo, ahead = _leading(whole.version, (*self.redo, *self._ahead))
         self.backup, self.redo, self._ahead = whole, redo, ahead
         self._question, self._older = None, older
@@ -365,6 +363,21 @@ class Vault:
         if not noted or (base.provable and not self._noted_whole):
             self._noted, self._noted_whole = base.backup.version, base.provable
             self._lasting.note_state(base.saved(self._order))
+
+    def step_back(self) -> None:
+        """Go on from the state before the backup, where no step is committed behind that which could be proven."""
+        older = self._older
+        if older is not None and not self.redo and older.redo and older.reached == self.reached:
+            self.backup, self.redo, self._question = older.backup, older.redo, older.question
+            self._older = None
+
+    @property
+    def asks_first(self) -> int | None:
+        """Name a microbatch of the first step behind the backup of which something is known."""
+        question = None
+        if self.backup is not None:
+            question = self.proofs.question(self.backup.version, self.reached or 0)
+        return None if question is None else question.microbatches[0]
 
     def asked(self, *, partly: bool) -> Base | None:
         """The base from which a worker is to prove itself: where some steps have gone before, if there is one. `partly`

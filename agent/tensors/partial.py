@@ -7,10 +7,10 @@ happens, and holds a sum for each doubling of the microbatches. `Running` adds t
 from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Protocol, TypeVar
 
-from agent.tensors.canonical import Canonical
 from agent.tensors.numbers import Numbers
 from agent.tensors.running import Running
 from agent.tensors.sums import Sum, SumSpace
+from agent.tensors.tree import Canonical
 
 T = TypeVar("T")
 

@@ -12,81 +12,225 @@ is a handful of whole nodes: what a worker adds up alone.
 from collections.abc import Callable, Container, Mapping
 from typing import TypeVar
 
+from agent.tensors.device import CPU, settle
+from agent.tensors.numbers import Numbers
+from agent.tensors.sums import Contribution, Lent, Sum, SumSpace
+
 Node = tuple[int, int]
 T = TypeVar("T")
 
 
-def covers(node: Node, total: int) -> range:
-    level, index = node
-    return range(index << level, min((index + 1) << level, total))
+class Tree:
+    """The canonical tree of a step of so many microbatches."""
+
+    def __init__(self, total: int) -> None:
+        self._total = total
+        self.root = self.lowest(((total - 1).bit_length(), 0))
+
+    def covers(self, node: Node) -> range:
+        level, index = node
+        return range(index << level, min((index + 1) << level, self._total))
+
+    def halves(self, node: Node) -> tuple[Node, ...]:
+        """The halves of a node that have something in them."""
+        level, index = node
+        halves = ((level - 1, 2 * index), (level - 1, 2 * index + 1))
+        return halves if self.covers(halves[1]) else halves[:1]
+
+    def lowest(self, node: Node) -> Node:
+        """One name for nodes that cover the same microbatches: the one nearest to the leaves."""
+        while node[0] > 0 and len(halves := self.halves(node)) == 1:
+            node = halves[0]
+        return node
+
+    def nodes_of(self, first: int, count: int) -> tuple[Node, ...]:
+        """The fewest nodes that together cover exactly `first .. first + count - 1`."""
+        nodes = []
+        start, end = first, first + count
+        while start < end:
+            level = 0
+            while start % (2 << level) == 0 and min(start + (2 << level), self._total) <= end:
+                if start + (1 << level) >= self._total:
+                    break
+                level += 1
+            nodes.append((level, start >> level))
+            start += 1 << level
+        return tuple(nodes)
+
+    def missing(self, node: Node, held: Container[Node]) -> tuple[int, ...]:
+        """The microbatches of `node` that no held node inside it covers."""
+        node = self.lowest(node)
+        if node in held:
+            return ()
+        if node[0] == 0:
+            return (node[1],)
+        return tuple(leaf for half in self.halves(node) for leaf in self.missing(half, held))
+
+    def pair(self, node: Node, within: range) -> tuple[Node, Node] | None:
+        """What becomes of a node, and the other half that it is added to for that, if all of it lies within."""
+        while len(self.covers(node)) < self._total:
+            node, inner = (node[0] + 1, node[1] >> 1), self.lowest(node)
+            if len(halves := self.halves(node)) == 2:
+                covered = self.covers(node)
+                if covered.start not in within or covered[-1] not in within:
+                    return None
+                left, right = map(self.lowest, halves)
+                return node, right if left == inner else left
+        return None
+
+    def most(self, node: Node) -> int:
+        """How many sums there are at most while the microbatches of `node` are added one after the other, two beside
+        each other in one place."""
+        if len(self.covers(node)) <= 2:
+            return 1
+        left, right = self.halves(self.lowest(node))
+        return max(self.most(left), 1 + self.most(right))
+
+    def fold(self, node: Node, parts: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
+        """The sum at `node`, added in tree order from the parts that are there."""
+        node = self.lowest(node)
+        if node in parts:
+            return parts[node]
+        sums = [self.fold(half, parts, add) for half in self.halves(node)]
+        return add(sums[0], sums[1])
 
 
-def root(total: int) -> Node:
-    return lowest(((total - 1).bit_length(), 0), total)
+class Canonical:
+    """The sums of a step that this worker has so far, as nodes of the canonical tree.
 
+    They outlive a change of layout: a survivor computes only what nobody has computed for it yet. They lie on the
+    device that computes them; what others are told is a copy in host memory.
+    """
 
-def children(node: Node, total: int) -> tuple[Node, ...]:
-    """The halves of a node that have something in them."""
-    level, index = node
-    halves = ((level - 1, 2 * index), (level - 1, 2 * index + 1))
-    return halves if covers(halves[1], total) else halves[:1]
+    def __init__(self, space: SumSpace, microbatches: int) -> None:
+        self.space = space
+        self._tree, self._microbatches = Tree(microbatches), microbatches
+        self._held: dict[Node, Sum | Contribution] = {}
+        self._lent: Lent | None = None
+        self._spare: list[Sum] = []
+        self._copies: list[Sum] = []
+        self._copied = 0  # how many copies are in use
 
+    @property
+    def held(self) -> int:
+        most = self._tree.most(self._tree.root)
+        return max(most, min(self._microbatches, 2))  # of two both, until they are one
 
-def lowest(node: Node, total: int) -> Node:
-    """One name for nodes that cover the same microbatches: the one nearest to the leaves."""
-    while node[0] > 0 and len(halves := children(node, total)) == 1:
-        node = halves[0]
-    return node
+    def reserve(self) -> None:
+        """Have the memory of a sum before there is one."""
+        self._spare.append(self._room())
+        self._spare[-1].flat.zero_()
 
+    def clear(self) -> None:
+        self._spare += [held for held in self._held.values() if isinstance(held, Sum)]
+        self._held.clear()
+        self._lent, self._copied = None, 0
 
-def nodes_of(first: int, count: int, total: int) -> tuple[Node, ...]:
-    """The fewest nodes that together cover exactly `first .. first + count - 1`."""
-    nodes = []
-    start, end = first, first + count
-    while start < end:
-        level = 0
-        while start % (2 << level) == 0 and min(start + (2 << level), total) <= end:
-            if start + (1 << level) >= total:
-                break
-            level += 1
-        nodes.append((level, start >> level))
-        start += 1 << level
-    return tuple(nodes)
+    def let_go(self) -> None:
+        self.clear()
+        self._spare.clear()
+        self._copies.clear()
 
+    def missing(self, first: int, count: int) -> list[int]:
+        nodes = self.keys(first, count)
+        return [leaf for node in nodes for leaf in self._tree.missing(node, self._held)]
 
-def missing(node: Node, held: Container[Node], total: int) -> tuple[int, ...]:
-    """The microbatches of `node` that no held node inside it covers."""
-    node = lowest(node, total)
-    if node in held:
-        return ()
-    if node[0] == 0:
-        return (node[1],)
-    return tuple(leaf for half in children(node, total) for leaf in missing(half, held, total))
+    def lend(self, microbatch: int, first: int, count: int) -> None:
+        """Put what this one is to be added to into the model's gradients, if that lies apart: its backward adds to them as
+        it goes, and needs no memory for all of its own. Only for a backward that no script sees."""
+        pair = self._tree.pair((0, microbatch), range(first, first + count))
+        if pair is not None and isinstance(beside := self._held.get(pair[1]), Contribution):
+            del self._held[pair[1]]
+            self._lent = self.space.lend(beside)
 
+    def add(self, microbatch: int, numbers: Numbers, first: int, count: int) -> None:
+        """Take in what the model's gradients hold now, and add up what is complete by it."""
+        node, within = (0, microbatch), range(first, first + count)
+        one = self.space.take(numbers)
+        if self._lent is None or (pair := self._tree.pair(node, within)) is None:
+            self._held[node] = one
+        else:
+            node, _ = pair
+            self._held[node] = self._returned(self._lent, one)
+            self._lent = None
+        while (pair := self._tree.pair(node, within)) is not None and pair[1] in self._held:
+            left, right = self._held.pop(node), self._held.pop(pair[1])
+            if isinstance(left, Contribution) and isinstance(right, Contribution):
+                node, total = self._join_apart(pair[0], within, left, right)
+            else:
+                node, total = pair[0], self._join(left, right)
+            self._held[node] = total
 
-def family(node: Node, total: int) -> tuple[Node, Node, Node] | None:
-    """The parent in which `node` is added to its other half, then its left and right half."""
-    while len(covers(node, total)) < total:
-        node = (node[0] + 1, node[1] >> 1)
-        halves = children(node, total)
-        if len(halves) == 2:
-            return node, lowest(halves[0], total), lowest(halves[1], total)
-    return None
+    def _returned(self, lent: Lent, one: Contribution) -> Sum | Contribution:
+        """Two that were added up by a backward; in the room that lies there for the sum anyway, if it is not in use yet."""
+        both = self.space.returned(lent, one)
+        if not self._spare or any(isinstance(held, Sum) for held in self._held.values()):
+            return both
+        total = self._room()
+        self.space.write(total, both)
+        return total
 
+    def _join_apart(
+        self, node: Node, within: range, one: Contribution, other: Contribution
+    ) -> tuple[Node, Sum]:
+        """The sum of `node`; or that of its parent, if its sibling's is here: it then needs no room of its own."""
+        pair = self._tree.pair(node, within)
+        if pair is not None and isinstance(beside := self._held.get(pair[1]), Sum):
+            self.space.accumulate(beside, one, other)
+            del self._held[pair[1]]
+            return pair[0], beside
+        return node, self._join(one, other)
 
-def held(node: Node, total: int) -> int:
-    """How many sums there are at most while the microbatches of `node` are added one after the other, two beside each
-    other in one place."""
-    if len(covers(node, total)) <= 2:
-        return 1
-    left, right = children(lowest(node, total), total)
-    return max(held(left, total), 1 + held(right, total))
+    def _join(self, left: Sum | Contribution, right: Sum | Contribution) -> Sum:
+        """Into a half that is a sum already, if one is: a + b has the bits of b + a."""
+        if isinstance(left, Contribution) and isinstance(right, Contribution):
+            total = self._room()
+            self.space.join(total, left, right)
+            return total
+        if isinstance(left, Contribution):
+            left, right = right, left
+        assert isinstance(left, Sum)
+        if isinstance(right, Contribution):
+            self.space.accumulate(left, right)
+        else:
+            self.space.add(left, right)
+            self._spare.append(right)
+        return left
 
+    def _room(self) -> Sum:
+        return self._spare.pop() if self._spare else Sum(self.space, self.space.device)
 
-def fold(node: Node, parts: Mapping[Node, T], total: int, add: Callable[[T, T], T]) -> T:
-    """The sum at `node`, added in tree order from the parts that are there."""
-    node = lowest(node, total)
-    if node in parts:
-        return parts[node]
-    sums = [fold(half, parts, total, add) for half in children(node, total)]
-    return add(sums[0], sums[1])
+    def keys(self, first: int, count: int) -> tuple[Node, ...]:
+        return self._tree.nodes_of(first, count)
+
+    def fold(self, parts: Mapping[Node, T], add: Callable[[T, T], T]) -> T:
+        return self._tree.fold(self._tree.root, parts, add)
+
+    def nodes(self, first: int, count: int) -> list[Sum]:
+        """In host memory."""
+        sums = [self._whole(node) for node in self.keys(first, count)]
+        if self.space.device == CPU:
+            return sums
+        # On the stream that has added them up: there is nothing else for the device to do meanwhile.
+        while len(self._copies) < self._copied + len(sums):
+            self._copies.append(Sum(self.space))
+        found = self._copies[self._copied : self._copied + len(sums)]
+        self._copied += len(sums)
+        for copy, node in zip(found, sums, strict=True):
+            copy.copy_(node)
+        settle(self.space.device)
+        return found
+
+    def _whole(self, node: Node) -> Sum:
+        """The sum of a node; its halves may come from different layouts, and are added now."""
+        held = self._held.get(node)
+        if held is None:
+            left, right = map(self._tree.lowest, self._tree.halves(node))
+            held = self._join(self._whole(left), self._whole(right))
+            del self._held[left], self._held[right]
+        elif isinstance(held, Contribution):
+            total = self._room()
+            self.space.write(total, held)
+            held = total
+        self._held[node] = held
+        return held

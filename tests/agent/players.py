@@ -178,6 +178,7 @@ class Player:
         self.layout: Layout | None = None
         self.holds, self.redo_to = False, -1
         self.let_in = False  # a layout said that its workers have proven themselves
+        self.unproven: tuple[str, ...] = ()  # in the layout that it is in
         self.asked_at: int | None = None
         self.proving: Prove | None = None
         self.answers, self.proved = True, 0
@@ -289,6 +290,7 @@ class Player:
         self.layout = order.layout if self.name in order.layout.workers else None
         self.holds, self.redo_to, self.sums = self.name in order.holders, order.version, {}
         self.asked_at = order.version if order.snapshot else None
+        self.unproven = order.unproven
         if self.layout is None or self.holds:
             return
         if order.holders:

@@ -12,7 +12,7 @@ from torch import nn
 from agent import session
 from agent.layout import Layout, Replica
 from agent.pipeline.channel import Exchange, Key, Local, Parcel
-from agent.pipeline.cut import choose
+from agent.pipeline.cut import Sections
 from agent.pipeline.examine import examine
 from agent.pipeline.record import record
 from agent.pipeline.variants import Pieces, Variant, Variants
@@ -357,7 +357,7 @@ def together(
     workers = []
     chunks = 2 if name in schedules.MODULO else 1
     if cuts is None:
-        cuts = choose(*graph_of(factory, draw), depth * chunks)
+        cuts = Sections().choose(*graph_of(factory, draw), depth * chunks)
     for replica in layout.replicas:
         schedule: Schedule = schedules.make(name, depth, replica.count, recompute=recompute)
         for place, me in enumerate(replica.workers):

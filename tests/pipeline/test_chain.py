@@ -15,11 +15,13 @@ from agent.crew.chain import Chain, How, Whole
 from agent.crew.deep import Deep
 from agent.owned.holdings import Holdings
 from agent.pipeline.channel import Exchange
-from agent.pipeline.cut import choose
+from agent.pipeline.cut import Sections
 from agent.pipeline.loss import record_loss
 from agent.pipeline.recording import Recording
 from agent.proof.digest import digests
-from agent.tensors.numbers import Numbers, decoded
+from agent.proof.evidence import Staged
+from agent.proof.graph import digest_of
+from agent.tensors.numbers import decoded
 from agent.tensors.sums import Sum, Summed, SumSpace
 
 COUNTS, MICROBATCHES = (3, 1), 4
@@ -50,7 +52,7 @@ class Played:
         self._exchange, self._turn = Exchange(patience_s=10), threading.Lock()
         self.chains: dict[str, Chain] = {}
         self.step_ = 0
-        self.samples: dict[tuple[int, ...], tuple[float | None, list[str], int]] = {}
+        self.samples: dict[tuple[int, ...], tuple[float | None, int, list[str], int]] = {}
         cuts: tuple[int, ...] = ()
         for replica in layout.replicas:
             for me in replica.workers:
@@ -58,7 +60,7 @@ class Played:
                 found = record_loss(
                     model, lambda b, m=model: loss(m, *b), batches(rows, 0, MICROBATCHES)
                 )
-                cuts = cuts or choose(found.graph, found.facts, found.example, depth)
+                cuts = cuts or Sections().choose(found.graph, found.facts, found.example, depth)
                 space = SumSpace({"model": model})
                 whole = Whole(
                     space,
@@ -71,19 +73,12 @@ class Played:
                 channel = Turns(self._exchange.channel(me), self._turn)
                 self.chains[me] = Chain(self.layout, me, found, cuts, channel, whole)
 
-    def sample(
-        self,
-        at: tuple[int, int, int],
-        given: object,
-        numbers: Numbers | None,
-        gradients: dict[str, torch.Tensor | None],
-        whole: bool,
-    ) -> None:
+    def sample(self, one: Staged) -> None:
         """Every replica says the same of a microbatch in a stage."""
-        (found,) = digests({"": list(gradients.values())})
-        loss = None if numbers is None else float(numbers.loss)
-        said = loss, [*gradients], found.bits
-        assert self.samples.setdefault((self.step_, at[0], at[2]), said) == said
+        (found,) = digests({"": list(one.gradients.values())})
+        loss = None if one.numbers is None else float(one.numbers.loss)
+        said = loss, digest_of(one.graph), [*one.gradients], found.bits
+        assert self.samples.setdefault((self.step_, one.microbatch, one.stage), said) == said
 
     def at_once(self, play: Callable[[str, Chain], Summed]) -> dict[str, Summed]:
         found: dict[str, Summed] = {}

@@ -11,7 +11,7 @@ from test_witness import Library
 from torch import nn
 
 from agent.errors import CannotRecord
-from agent.pipeline.cut import build, choose
+from agent.pipeline.cut import Sections, build
 from agent.pipeline.examine import examine
 from agent.pipeline.guests import Guest, postpone
 from agent.pipeline.record import FIXED, record
@@ -133,7 +133,7 @@ def test_a_teacher_beside_a_student(monkeypatch, teacher, student, loss):
 
     graph, facts, example = playing.graph_of(factory, playing.words)
     assert bool(graph.meta.get(FIXED)) == (student == "a microbatch")
-    pieces = build(graph, facts, choose(graph, facts, example, 3))
+    pieces = build(graph, facts, Sections().choose(graph, facts, example, 3))
     where = [any(isinstance(each, Guest) for each in piece.module.children()) for piece in pieces]
     assert where == [False, False, True]
 

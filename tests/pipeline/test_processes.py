@@ -19,7 +19,7 @@ from playing import (
 
 from agent import session
 from agent.net.mesh import Mesh
-from agent.pipeline.cut import build, choose
+from agent.pipeline.cut import Sections, build
 from agent.pipeline.wires import MeshChannel
 from agent.pipeline.work import Worker
 from orchestrator.morph import schedules
@@ -66,7 +66,7 @@ def test_four_processes_are_one():
     """Two stages by two uneven replicas, four processes over TCP, end with the bits of one process."""
     factory, draw = MODELS["tied"]
     losses, expected, _ = alone(factory, draw, sum(COUNTS), STEPS)
-    cuts = choose(*graph_of(factory, draw), DEPTH)
+    cuts = Sections().choose(*graph_of(factory, draw), DEPTH)
     context = mp.get_context("fork")  # four imports of torch would be most of the test
     pipes, workers = {}, []
     for replica in layout_of(DEPTH, COUNTS).replicas:

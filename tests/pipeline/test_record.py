@@ -15,7 +15,7 @@ from torch.func import functional_call
 
 from agent.calibration.calibrate import key_of
 from agent.errors import CannotRecord, Misuse
-from agent.pipeline.cut import TooShort, balance, build, choose
+from agent.pipeline.cut import Sections, TooShort, balance, build
 from agent.pipeline.examine import cut_points, examine
 from agent.pipeline.record import record
 
@@ -442,7 +442,7 @@ def test_stages_own_their_parameters_only():
     model = made(factory)
     graph = record(model, loss_of, example)
     facts = examine(graph, example)
-    pieces = build(graph, facts, choose(graph, facts, example, 3))
+    pieces = build(graph, facts, Sections().choose(graph, facts, example, 3))
     held = [id(p) for piece in pieces for p in piece.module.parameters()]
     assert set(held) == {id(p) for p in model.parameters()}
     assert len(held) == len(set(held)) + 1
@@ -458,7 +458,7 @@ def test_what_is_fetched_and_not_used_belongs_to_no_cut():
     model.register_parameter("unused", nn.Parameter(torch.ones(2)))
     graph = record(model, with_shape, (X, Y))
     facts = examine(graph, (X, Y))
-    pieces = build(graph, facts, choose(graph, facts, (X, Y), 2))
+    pieces = build(graph, facts, Sections().choose(graph, facts, (X, Y), 2))
     assert [piece.tied for piece in pieces] == [{}, {}]
 
 

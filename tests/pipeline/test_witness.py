@@ -13,7 +13,7 @@ from torch import nn
 from torch.utils.checkpoint import checkpoint
 
 from agent.pipeline import modes
-from agent.pipeline.cut import build, choose
+from agent.pipeline.cut import Sections, build
 from agent.pipeline.examine import cut_points, examine
 from agent.pipeline.record import FIXED, LOOKS, record
 
@@ -184,7 +184,7 @@ def test_a_model_of_a_library_is_cut_between_its_blocks(shape):
     """It is no lump: four stages have blocks each, and no stage most of the parameters."""
     graph, facts, example = graph_of(*shape)
     assert graph.meta[FIXED]
-    pieces = build(graph, facts, choose(graph, facts, example, 4))
+    pieces = build(graph, facts, Sections().choose(graph, facts, example, 4))
     total = sum(param.numel() for param in graph.parameters())
     sizes = [sum(param.numel() for param in piece.module.parameters()) for piece in pieces]
     assert max(sizes) < 0.6 * total

@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 import torch
 
-from agent.proof.batch import batch_of, digest_microbatch
+from agent.proof.batch import batch_of
 
 Pair = namedtuple("Pair", "x y")
 
@@ -50,19 +50,19 @@ KINDS = [
 
 @pytest.mark.parametrize("make", KINDS)
 def test_the_same_is_the_same_and_another_is_another(make: object) -> None:
-    assert digest_microbatch(make(1)) == digest_microbatch(make(1))  # type: ignore[operator]
-    assert digest_microbatch(make(1)) != digest_microbatch(make(2))  # type: ignore[operator]
+    assert batch_of(make(1)).bits == batch_of(make(1)).bits  # type: ignore[operator]
+    assert batch_of(make(1)).bits != batch_of(make(2)).bits  # type: ignore[operator]
 
 
 def test_how_it_is_nested_counts() -> None:
     one, two = torch.ones(2), torch.zeros(2)
     nests = [(one, two), (two, one), [(one,), two], {"x": one, "y": two}, torch.cat([one, two])]
-    assert len({digest_microbatch(nest) for nest in nests}) == len(nests)
+    assert len({batch_of(nest).bits for nest in nests}) == len(nests)
 
 
 def test_what_cannot_be_pickled_counts_for_nothing() -> None:
-    assert digest_microbatch((Odd(), 1)) == digest_microbatch((Odd(), 1))
-    assert digest_microbatch((Odd(), 1)) != digest_microbatch((Odd(), 2))
+    assert batch_of((Odd(), 1)).bits == batch_of((Odd(), 1)).bits
+    assert batch_of((Odd(), 1)).bits != batch_of((Odd(), 2)).bits
 
 
 def test_norms_are_for_those_who_round_otherwise() -> None:
@@ -74,8 +74,8 @@ def test_norms_are_for_those_who_round_otherwise() -> None:
 def test_another_process_comes_to_the_same() -> None:
     """Whatever it hashes words to."""
     code = (
-        "from agent.proof.batch import digest_microbatch\n"
-        "print(digest_microbatch([{'a', 'b', 'c'}, {'x': 1.5}]))"
+        "from agent.proof.batch import batch_of\n"
+        "print(batch_of([{'a', 'b', 'c'}, {'x': 1.5}]).bits)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    assert int(done.stdout) == digest_microbatch([{"a", "b", "c"}, {"x": 1.5}])
+    assert int(done.stdout) == batch_of([{"a", "b", "c"}, {"x": 1.5}]).bits

@@ -3,6 +3,7 @@
 import random
 import subprocess
 import sys
+from collections.abc import Sequence
 from itertools import pairwise
 
 import pytest
@@ -11,7 +12,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from agent.proof import digest
-from agent.proof.digest import Rotation, Size, digest_of, digests, rotating
+from agent.proof.digest import Rotation, Size, digests
 
 DTYPES = [
     torch.float32,
@@ -27,6 +28,11 @@ DTYPES = [
 
 def some(dtype: torch.dtype, *shape: int) -> torch.Tensor:
     return torch.randint(0, 2, shape).to(dtype)
+
+
+def bits_of(tensors: Sequence[torch.Tensor | None]) -> int:
+    (found,) = digests({"": tensors})
+    return found.bits
 
 
 @pytest.mark.parametrize("dtype", DTYPES)
@@ -45,7 +51,7 @@ def test_the_same_numbers_in_another_order_or_layer_are_others() -> None:
     """And tensors that are not there."""
     one, two = torch.tensor([1.0, 2.0]), torch.tensor([2.0, 1.0])
     found = {
-        digest_of(tensors)
+        bits_of(tensors)
         for tensors in ([one], [two], [one, two], [two, one], [one, None], [None, one], [None], [])
     }
     assert len(found) == 8
@@ -69,22 +75,23 @@ def test_norms_are_those_of_the_tensors(sizes: list[int], seed: int) -> None:
 def test_what_is_not_contiguous_or_needs_a_gradient_is_read() -> None:
     weight = torch.randn(6, 4)
     turned = torch.nn.Parameter(weight.t())
-    assert digest_of([turned]) == digest_of([weight.t().contiguous()])
+    assert bits_of([turned]) == bits_of([weight.t().contiguous()])
 
 
 def test_every_layer_has_its_turn() -> None:
     """As many as fit into the budget at a time."""
-    sizes = {f"l{n}": random.Random(n).randrange(1, 50) for n in range(40)}
+    sizes = {f"l{n}": Size(random.Random(n).randrange(1, 50), 1) for n in range(40)}
+    rotation = Rotation(sizes, 100)
     seen: list[str] = []
     turns = 0
     while len(set(seen)) < len(sizes):
-        looked = rotating(sizes, turns, budget_bytes=100)
-        assert sum(sizes[name] for name in looked) <= 100
+        looked = rotation.at(turns)
+        assert sum(sizes[name].size_bytes for name in looked) <= 100
         seen += looked
         turns += 1
     assert sorted(seen) == sorted(sizes) and turns < 40
-    assert rotating(sizes, turns, 100) == rotating(dict(reversed(sizes.items())), 0, 100)
-    assert sorted(rotating(sizes, 7)) == sorted(sizes), "all of them, where they fit"
+    assert rotation.at(turns) == Rotation(dict(reversed(sizes.items())), 100).at(0)
+    assert sorted(Rotation(sizes).at(7)) == sorted(sizes), "all of them, where they fit"
 
 
 def test_a_layer_beyond_the_budget_is_looked_at_in_windows() -> None:
@@ -138,9 +145,9 @@ def test_a_large_tensor_has_the_digest_of_one_laid_end_to_end(
 
 def test_another_process_comes_to_the_same() -> None:
     code = (
-        "import torch\nfrom agent.proof.digest import digest_of\n"
-        "print(digest_of([torch.arange(1000.0), torch.ones(3, dtype=torch.int64)]))"
+        "import torch\nfrom agent.proof.digest import digests\n"
+        "print(digests({'': [torch.arange(1000.0), torch.ones(3, dtype=torch.int64)]})[0].bits)"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)
-    here = digest_of([torch.arange(1000.0), torch.ones(3, dtype=torch.int64)])
+    here = bits_of([torch.arange(1000.0), torch.ones(3, dtype=torch.int64)])
     assert int(done.stdout) == here

@@ -392,7 +392,13 @@ def test_who_holds_only_its_own_layers_is_let_in_and_that_is_said(house: House) 
     house.joins("b", unbuilt=unbuilt)
     house.joins("c", unbuilt=unbuilt)
     assert house.ready == ["a", "b", "c"]
-    assert len([line for line in house.said.said if "let in unproven" in line]) == 1
+    assert house.players["a"].unproven == ()
+    house.begins("a", "b")
+    assert house.players["a"].unproven == ("b",)
+    house.commits()
+    house.begins("a", "b", "c")
+    assert house.players["a"].unproven == ("c",)
+    assert len([line for line in house.said.said if "only its own layers" in line]) == 1
 
 
 def test_what_workers_say_is_compared_before_the_commit(house: House) -> None:

@@ -3,9 +3,9 @@
 import pytest
 import torch
 
-from agent.tensors.canonical import Canonical
 from agent.tensors.numbers import Numbers
 from agent.tensors.sums import PIECE_NUMBERS, Sum, SumSpace
+from agent.tensors.tree import Canonical
 
 
 class Counted(torch.nn.Module):

@@ -5,10 +5,9 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from agent.layout import data_parallel
-from agent.tensors import tree
-from agent.tensors.canonical import Canonical
 from agent.tensors.numbers import Numbers
 from agent.tensors.sums import Sum, SumSpace
+from agent.tensors.tree import Canonical, Tree
 
 
 def _space() -> SumSpace:
@@ -45,11 +44,11 @@ def _sum_of(space: SumSpace, partials: list[tuple[Canonical, int, int]], total: 
     """What `gather` does, without any wire between the workers."""
     parts = {}
     for partial, first, count in partials:
-        nodes = tree.nodes_of(first, count, total)
+        nodes = Tree(total).nodes_of(first, count)
         parts |= dict(zip(nodes, (s.flat for s in partial.nodes(first, count)), strict=True))
     whole = Sum(space)
     whole.flat.copy_(
-        tree.fold(tree.root(total), parts, total, lambda a, b: space.add_slices(a, b, 0))
+        Tree(total).fold(Tree(total).root, parts, lambda a, b: space.add_slices(a, b, 0))
     )
     return whole
 
@@ -110,8 +109,8 @@ def test_a_range_is_a_handful_of_nodes(total: int, data: st.DataObject) -> None:
     """The nodes of a range cover it exactly, in order, and are at most two per level."""
     first = data.draw(st.integers(0, total - 1))
     count = data.draw(st.integers(1, total - first))
-    nodes = tree.nodes_of(first, count, total)
-    covered = [leaf for node in nodes for leaf in tree.covers(node, total)]
+    nodes = Tree(total).nodes_of(first, count)
+    covered = [leaf for node in nodes for leaf in Tree(total).covers(node)]
     assert covered == list(range(first, first + count))
     assert len(nodes) <= 2 * total.bit_length()
 
