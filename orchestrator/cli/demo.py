@@ -25,12 +25,12 @@ from rich.table import Table
 from cloud.errors import CloudError
 from cloud.local.provider import Nodes
 from orchestrator.cli.command import INTERRUPTED, Command, no_interrupts
+from orchestrator.cli.logs import read_logs
 from orchestrator.cli.watch import Source, follow
 from orchestrator.client import Client, NotRunning, dashboard_address, local_cloud
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import JobSpec, JobSubmitted, ShutdownAsked
 from orchestrator.house import processes
-from orchestrator.house.house import HouseError, only_one
 from orchestrator.places import Places
 from orchestrator.view import JobView, View
 from orchestrator.wording import nth, pause, plural
@@ -68,14 +68,13 @@ class DemoFailed(OrchestratorError):  # noqa: N818 - it says what happened
     """The demo could not be shown; the message says where to look."""
 
 
-class Drill:
+class Drill(NamedTuple):
     """One loss of machines, due at a share of the run."""
 
-    def __init__(self, name: str, share: float, warning_s: float, nodes: Nodes) -> None:
-        self.name = name
-        self.share = share
-        self.warning_s = warning_s
-        self.nodes = nodes
+    name: str
+    share: float
+    warning_s: float
+    nodes: Nodes
 
 
 class Taken(NamedTuple):
@@ -202,7 +201,7 @@ def _show(client: Client, folder: Path, root: Path, console: Console) -> int:
         lonely = _final_loss(alone.wait_for_text())
     view = client.view()
     assert view is not None
-    ours = _final_loss("\n".join(line for _, _, line in _all_lines(client, job_id)))
+    ours = _final_loss("\n".join(line for _, _, line in read_logs(client, job_id)))
     _summary(console, view, job, director, (ours, lonely))
     good = job.status == "SUCCEEDED" and job.steps_lost == 0 and ours is not None and ours == lonely
     if not good:
@@ -271,6 +270,11 @@ def _end_what_is_left(folder: Path) -> None:
 
 
 def _lock_is_free(places: Places) -> bool:
+    from orchestrator.house.house import (  # it takes longer than all other imports
+        HouseError,
+        only_one,
+    )
+
     try:
         with only_one(places):
             return True
@@ -359,13 +363,6 @@ def _final_loss(text: str) -> str | None:
     """As printed, so that equal means equal to the last digit shown."""
     found = FINAL.findall(text)
     return found[-1] if found else None
-
-
-def _all_lines(client: Client, job_id: str) -> Iterator[tuple[str, str, str]]:
-    after = "0"
-    while lines := client.logs(job_id, after):
-        yield from lines
-        after = lines[-1][0]
 
 
 # --- the summary ---------------------------------------------------------------------------------

@@ -54,13 +54,21 @@ def init(command: Command) -> None:
     )
 
 
-class Finding(msgspec.Struct, frozen=True, kw_only=True):
+class Finding(msgspec.Struct, frozen=True):
     """One line of `orchestrator check`."""
 
     name: str
     ok: bool
     found: str
     remedy: str = ""
+
+
+def _good(name: str, found: str) -> Finding:
+    return Finding(name, True, found)
+
+
+def _bad(name: str, found: str, remedy: str) -> Finding:
+    return Finding(name, False, found, remedy)
 
 
 Check = Callable[[Config], Finding]
@@ -89,20 +97,19 @@ def _settings(command: Command) -> tuple[Finding, Config]:
         config = command.config
     except ConfigError as error:
         lines = str(error).splitlines()
-        return Finding(
-            name="settings", ok=False, found=lines[0],
-            remedy="correct it; the other lines are for the default settings",
-        ), Config()  # fmt: skip
+        return _bad(
+            "settings", lines[0], "correct it; the other lines are for the default settings"
+        ), Config()
     found = (
         str(command.config_path) if command.config_path else "no file: every setting is the default"
     )
-    return Finding(name="settings", ok=True, found=found), config
+    return _good("settings", found), config
 
 
 def _python(_: Config) -> Finding:
     found = ".".join(str(part) for part in sys.version_info[:3])
     good = sys.version_info >= (3, 11)
-    return Finding(name="python", ok=good, found=found, remedy="" if good else "use 3.11 or newer")
+    return Finding("python", good, found, "" if good else "use 3.11 or newer")
 
 
 def _torch(_: Config) -> Finding:
@@ -124,17 +131,19 @@ def _importable(package: str, words: str) -> Finding:
             [sys.executable, "-c", program], capture_output=True, text=True, timeout=IMPORT_S_MAX, check=False
         )  # fmt: skip
     except subprocess.TimeoutExpired:
-        return Finding(
-            name=package, ok=False, found=f"not imported after {IMPORT_S_MAX:.0f} s",
-            remedy="is the disk slow or the memory full?",
-        )  # fmt: skip
+        return _bad(
+            package,
+            f"not imported after {IMPORT_S_MAX:.0f} s",
+            "is the disk slow or the memory full?",
+        )
     if done.returncode == 0:
-        return Finding(name=package, ok=True, found=done.stdout.strip())
+        return _good(package, done.stdout.strip())
     said = done.stderr.strip().splitlines()
-    return Finding(
-        name=package, ok=False, found=said[-1] if said else f"exit code {done.returncode}",
-        remedy=f"{sys.executable} -m pip install --force-reinstall {package}",
-    )  # fmt: skip
+    return _bad(
+        package,
+        said[-1] if said else f"exit code {done.returncode}",
+        f"{sys.executable} -m pip install --force-reinstall {package}",
+    )
 
 
 def _redis(config: Config) -> Finding:
@@ -142,10 +151,10 @@ def _redis(config: Config) -> Finding:
     try:
         if url is not None:
             redis.Redis.from_url(url, socket_timeout=5).ping()
-            return Finding(name="redis", ok=True, found="manager.redis_url answers")
+            return _good("redis", "manager.redis_url answers")
         server = find_server()
         found = ".".join(str(part) for part in version(server))
-        return Finding(name="redis", ok=True, found=f"{found} at {server}")
+        return _good("redis", f"{found} at {server}")
     except (
         redis.RedisError,
         RedisUnavailable,
@@ -154,23 +163,18 @@ def _redis(config: Config) -> Finding:
         subprocess.SubprocessError,
     ) as error:
         remedy = "correct manager.redis_url" if url else "apt install redis-server"
-        return Finding(name="redis", ok=False, found=str(error).splitlines()[0], remedy=remedy)
+        return _bad("redis", str(error).splitlines()[0], remedy)
 
 
 def _ray_port(config: Config) -> Finding:
-    return _port(
-        "ray port",
-        config,
-        config.ray.head_address,
-        config.ray.port,
-        ("ray.head_address", "ray.port"),
-    )
+    ray = config.ray
+    return _port("ray port", config, ray.head_address, ray.port, ("ray.head_address", "ray.port"))
 
 
 def _dashboard_port(config: Config) -> Finding:
     board = config.dashboard
     if not board.enabled:
-        return Finding(name="dashboard port", ok=True, found="the dashboard is off")
+        return _good("dashboard port", "the dashboard is off")
     return _port(
         "dashboard port", config, board.host, board.port, ("dashboard.host", "dashboard.port")
     )
@@ -186,30 +190,30 @@ def _port(name: str, config: Config, host: str, port: int, keys: tuple[str, str]
             probe.listen()
         except OSError as error:
             if _runs(config):
-                return Finding(name=name, ok=True, found=f"{host}:{port} is held by our manager")
-            return Finding(
-                name=name, ok=False, found=f"{host}:{port}: {error.strerror}",
-                remedy=instead_of(error, *keys),
-            )  # fmt: skip
-    return Finding(name=name, ok=True, found=f"{host}:{port or 'any free one'}")
+                return _good(name, f"{host}:{port} is held by our manager")
+            return _bad(name, f"{host}:{port}: {error.strerror}", instead_of(error, *keys))
+    return _good(name, f"{host}:{port or 'any free one'}")
 
 
 def _state_dir(config: Config) -> Finding:
     """Ours to write in, or to make."""
-    place = config.state_dir
-    there = next(folder for folder in (place, *place.absolute().parents) if folder.exists())
+    place, there = config.state_dir, _existing(config.state_dir)
     if there.is_dir() and os.access(there, os.W_OK | os.X_OK):
-        return Finding(name="state_dir", ok=True, found=str(place))
-    return Finding(
-        name="state_dir", ok=False, found=f"{there} cannot be written",
-        remedy="set manager.state_dir to a folder of yours",
-    )  # fmt: skip
+        return _good("state_dir", str(place))
+    return _bad(
+        "state_dir",
+        f"{there} cannot be written",
+        "set manager.state_dir to a folder of yours",
+    )
+
+
+def _existing(place: Path) -> Path:
+    """The place itself, or the closest folder above it that is there."""
+    return next(folder for folder in (place, *place.absolute().parents) if folder.exists())
 
 
 def _disk(config: Config) -> Finding:
-    place = config.state_dir.absolute()
-    there = next(folder for folder in (place, *place.parents) if folder.exists())
-    free = shutil.disk_usage(there).free
+    free = shutil.disk_usage(_existing(config.state_dir)).free
     return _enough("disk", free, DISK_BYTES_MIN, "free some, or move manager.state_dir")
 
 
@@ -217,7 +221,7 @@ def _storage(config: Config) -> Finding:
     """Written to for real, as copies will be, and left as it was."""
     url = config.storage.checkpoint_url
     if url is None:
-        return Finding(name="storage", ok=True, found="off: nothing outlives this machine")
+        return _good("storage", "off: nothing outlives this machine")
     from agent.errors import CheckpointError
     from agent.reliable.offsite import open_place
 
@@ -227,20 +231,18 @@ def _storage(config: Config) -> Finding:
         sink.put(key, [b"checked"])
         sink.delete([key])
     except (CheckpointError, OSError) as error:
-        return Finding(
-            name="storage", ok=False, found=str(error).splitlines()[0],
-            remedy="correct storage.checkpoint_url, its keys in the environment, or what it leads to",
-        )  # fmt: skip
-    return Finding(name="storage", ok=True, found=url)
+        return _bad(
+            "storage",
+            str(error).splitlines()[0],
+            "correct storage.checkpoint_url, its keys in the environment, or what it leads to",
+        )
+    return _good("storage", url)
 
 
 def _limits(_: Config) -> Finding:
     narrow = processes.narrow()
-    return Finding(
-        name="limits",
-        ok=not narrow,
-        found=narrow or "wide enough",
-        remedy="ulimit -f unlimited" if narrow else "",
+    return (
+        _bad("limits", narrow, "ulimit -f unlimited") if narrow else _good("limits", "wide enough")
     )
 
 
@@ -256,16 +258,15 @@ def _shared_memory(_: Config) -> Finding:
 
 
 def _enough(name: str, bytes_free: int, bytes_min: int, remedy: str) -> Finding:
-    good = bytes_free >= bytes_min
     found = f"{bytes_free / GIB:.1f} GiB free"
-    need = f"{bytes_min / GIB:.2g} GiB are needed: {remedy}"
-    return Finding(name=name, ok=good, found=found, remedy="" if good else need)
+    if bytes_free >= bytes_min:
+        return _good(name, found)
+    return _bad(name, found, f"{bytes_min / GIB:.2g} GiB are needed: {remedy}")
 
 
 def _cores(_: Config) -> Finding:
     count = len(os.sched_getaffinity(0))
-    found = f"{count}" if count > 1 else "1: it works, slowly"
-    return Finding(name="cores", ok=True, found=found)
+    return _good("cores", f"{count}" if count > 1 else "1: it works, slowly")
 
 
 def _clock(config: Config) -> Finding:
@@ -275,22 +276,23 @@ def _clock(config: Config) -> Finding:
     newest_s = max(file.stat().st_mtime for file in files if file.exists())
     behind_s = newest_s - time.time()
     if behind_s <= CLOCK_SLACK_S:
-        return Finding(name="clock", ok=True, found=time.strftime("%F %T %Z"))
-    return Finding(
-        name="clock", ok=False, found=f"{behind_s:.0f} s behind the newest file",
-        remedy="set the clock: timedatectl set-ntp true",
-    )  # fmt: skip
+        return _good("clock", time.strftime("%F %T %Z"))
+    return _bad(
+        "clock",
+        f"{behind_s:.0f} s behind the newest file",
+        "set the clock: timedatectl set-ntp true",
+    )
 
 
 def _leftovers(config: Config) -> Finding:
     places = Places(config.state_dir)
     if _runs(config):
-        return Finding(name="manager", ok=True, found=f"running in {places.state_dir}")
+        return _good("manager", f"running in {places.state_dir}")
     left = processes.marked(places.identity)
     if left and not _locked(places):
         found = f"ended, but {len(left)} of its processes are left"
-        return Finding(name="manager", ok=False, found=found, remedy="orchestrator tools gc")
-    return Finding(name="manager", ok=True, found="not running")
+        return _bad("manager", found, "orchestrator tools gc")
+    return _good("manager", "not running")
 
 
 def _runs(config: Config) -> bool:

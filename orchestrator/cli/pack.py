@@ -6,6 +6,7 @@ lies elsewhere), and stands in that folder: the script runs there as `python SCR
 
 import ast
 import glob
+import hashlib
 import itertools
 import os
 import re
@@ -52,6 +53,11 @@ class Packed(msgspec.Struct, frozen=True, kw_only=True):
     payload: bytes
     files: dict[str, int]
     notes: tuple[str, ...] = ()
+
+    @property
+    def sha(self) -> str:
+        """What a job's script is known by."""
+        return hashlib.sha256(self.payload).hexdigest()
 
     def shown(self) -> list[Text]:
         texts = [Text(note, style="yellow") for note in self.notes]

@@ -1,6 +1,5 @@
 """Looking ahead: what would be bought for a script now, and the best layout on any machines."""
 
-import hashlib
 import re
 import shlex
 import time
@@ -81,7 +80,7 @@ def plan(  # noqa: PLR0913 - a parameter per option
     argv, words = tuple(arguments or ()), tuple(with_ or ())
     config = command.config
     spec = with_limits(job_spec(config, script, argv), budget, deadline)
-    sha = hashlib.sha256(pack(script, config, words, argv).payload).hexdigest()
+    sha = pack(script, config, words, argv).sha
     try:
         client = command.client()
     except NotRunning:

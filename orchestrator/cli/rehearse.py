@@ -1,6 +1,5 @@
 """Trying a script before any money is spent: see `orchestrator.rehearsal`."""
 
-import hashlib
 import time
 from contextlib import suppress
 from pathlib import Path
@@ -47,7 +46,7 @@ def rehearse(
     began_s = time.monotonic()
     verdict = _play(command, script, packed, argv, steps)
     took = duration(time.monotonic() - began_s)
-    note_rehearsed(command.config.state_dir, _sha(packed))
+    note_rehearsed(command.config.state_dir, packed.sha)
     tone, word = ("green", "it holds") if verdict.passed else ("red", "it does not hold")
     texts = [Text.assemble((f"{script}: {word}", tone), f": {verdict.line}")]
     if verdict.passed:
@@ -71,7 +70,7 @@ def _play(
     order = JobOrder(
         job="",
         script=str(script),
-        script_sha=_sha(packed),
+        script_sha=packed.sha,
         argv=argv,
         nan=job.nan,
         stop_at=steps,
@@ -118,7 +117,3 @@ def note_rehearsed(state_dir: Path, sha: str) -> None:
         places.state_dir.mkdir(mode=0o700, parents=True, exist_ok=True)
         with places.rehearsed.open("a") as file:
             file.write(f"{sha}\n")
-
-
-def _sha(packed: Packed) -> str:
-    return hashlib.sha256(packed.payload).hexdigest()

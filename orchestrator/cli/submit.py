@@ -289,10 +289,9 @@ def _say_end(command: Command, client: Client, job: JobView) -> None:
         texts.insert(0, Text(traceback))
     if job.export_uri:
         texts.append(Text(f"the trained model is in {job.export_uri}"))
-    then = {
-        0: "orchestrator cost",
-        SCRIPT_FAILED: f"orchestrator logs {job.id}",
-    }.get(code, f"orchestrator resume {job.id}")
+    then = {0: "orchestrator cost", SCRIPT_FAILED: f"orchestrator logs {job.id}"}.get(
+        code, f"orchestrator resume {job.id}"
+    )
     command.answer(
         {"job": job, "id": job.id, "exit_code": code, "traceback": traceback}, *texts, then=(then,)
     )

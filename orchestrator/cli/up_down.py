@@ -208,7 +208,12 @@ def down(
     left = _sweep_up(places)
     settled: list[str] = []
     if found.killed:
-        command.say(_was_killed(left))
+        command.say(
+            Text(
+                "the manager had ended before everything was given back; "
+                f"{len(left)} of its processes were left and are swept up"
+            )
+        )
         if not force:
             settled, found.view = _settle(command, places)
     _say_down(command, places, found, left, settled)
@@ -306,13 +311,6 @@ def _settle(command: Command, places: Places) -> tuple[list[str], View | None]:
         if one.ended_at_s is None or one.ended_at_s >= began_s
     ]
     return [one.id for one in held], view
-
-
-def _was_killed(left: list[int]) -> Text:
-    return Text(
-        "the manager had ended before everything was given back; "
-        f"{len(left)} of its processes were left and are swept up"
-    )
 
 
 def _wait_until_gone(

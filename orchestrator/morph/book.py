@@ -13,7 +13,7 @@ import msgspec
 import numpy as np
 
 from agent.profile import Profile
-from orchestrator.morph import costing, engine, schedules, search, simulator
+from orchestrator.morph import costing, schedules, search, simulator
 from orchestrator.morph.compiled import Codes, Reals
 from orchestrator.morph.costing import Firsts, Tables
 from orchestrator.morph.errors import DoesNotFit
@@ -183,12 +183,7 @@ def exact(tables: Tables, task: Task, plan: Plan) -> Plan:
     """The same plan with its price simulated in full: every share, no straight lines."""
     way, firsts = plan.way, plan.firsts
     like = costing.variant(way, task.per_instance, plan.width)
-    costs = engine.Costs(
-        costing.seconds(tables, firsts, way),
-        np.ones(way.depth),
-        costing.wires(tables, firsts, way, task.per_instance, like),
-        0,
-    )
+    costs = costing.costs(tables, firsts, way, task.per_instance, like)
     programs = schedules.pack(
         way.schedule, way.depth, plan.shares[0], recompute=way.recompute, chunks=way.chunks
     )

@@ -15,6 +15,7 @@ import msgspec
 import numpy as np
 
 from agent.profile import Link, Profile
+from orchestrator.morph import engine
 from orchestrator.morph.compiled import Codes, Reals
 from orchestrator.morph.plans import Way
 
@@ -156,6 +157,12 @@ def wires(tables: Tables, firsts: Firsts, way: Way, per_instance: int, width: in
     return wire
 
 
+def costs(tables: Tables, firsts: Firsts, way: Way, per_instance: int, width: int) -> engine.Costs:
+    """What the engine needs to play these stages on equal workers without jitter."""
+    wire = wires(tables, firsts, way, per_instance, width)
+    return engine.Costs(seconds(tables, firsts, way), np.ones(way.depth), wire, 0)
+
+
 def reduce_link(tables: Tables, way: Way, width: int, per_instance: int) -> tuple[Link, float]:
     """The slowest link of a stage's ring, and how many rings it carries at the same time."""
     network = tables.profile.network
@@ -211,11 +218,7 @@ def tails(
 
 
 def _overlapped(
-    tables: Tables,
-    edges: Codes,
-    way: Way,
-    widths: Reals,
-    links: list[tuple[Link, float]],
+    tables: Tables, edges: Codes, way: Way, widths: Reals, links: list[tuple[Link, float]]
 ) -> Reals:
     """The last backward goes from the last section to the first; each reduces as soon as it is done."""
     row = tables.size(way.microbatch_size)

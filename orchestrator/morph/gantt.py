@@ -7,11 +7,13 @@ from typing import NamedTuple
 
 import numpy as np
 
+from agent.layout import Replica
 from agent.profile import Profile
 from agent.schedule import Kind, Schedule
+from agent.timeline import Timeline
 from orchestrator.morph import costing, schedules
 from orchestrator.morph.engine import Costs
-from orchestrator.morph.plans import Plan
+from orchestrator.morph.plans import Plan, Way
 from orchestrator.morph.search import Task
 from orchestrator.morph.simulator import Bar, timeline
 
@@ -75,12 +77,7 @@ def picture(profile: Profile, task: Task, plan: Plan) -> str:
         way.schedule, way.depth, plan.shares[0], recompute=way.recompute, chunks=way.chunks
     )
     like = costing.variant(way, task.per_instance, plan.width)
-    costs = Costs(
-        costing.seconds(tables, plan.firsts, way),
-        np.ones(way.depth),
-        costing.wires(tables, plan.firsts, way, task.per_instance, like),
-        0,
-    )
+    costs = costing.costs(tables, plan.firsts, way, task.per_instance, like)
     width = np.array([float(plan.width)])
     tail_s = costing.tails(tables, plan.firsts, way, width, task.per_instance)[:, 0]
     return svg(schedule, costs, title=plan.because, tail_s=tail_s.tolist())
@@ -119,6 +116,70 @@ def panels(title: str, drawn: Sequence[Panel]) -> str:
         ]
         y += len(names) * ROW + FOOT + GAP
     return "\n".join([*_paper(TOP + y - GAP, title), *parts, "</svg>", ""])
+
+
+def measured(seen: Timeline, profile: Profile | None) -> str:
+    """A measured step below its prediction, replica by replica; without a profile nothing is predicted."""
+    layout = seen.layout
+    rows = {name: row for row, name in enumerate(layout.workers)}
+    bars = [
+        Bar(
+            worker=rows[name], kind=Kind(m.kind), stage=m.stage, microbatch=m.microbatch,
+            start_s=m.start_s, end_s=m.end_s,
+        )
+        for name, moments in seen.workers.items()
+        for m in moments
+    ]  # fmt: skip
+    drawn = [Panel("measured", tuple(bars), layout.workers)]
+    if profile is not None:
+        drawn.insert(0, Panel("predicted", tuple(predicted(seen, profile)), layout.workers))
+    return panels(f"step {seen.step} of {seen.job}: {layout.describe()}", drawn)
+
+
+def predicted(seen: Timeline, profile: Profile) -> list[Bar]:
+    """The same layout, played with the profile's costs."""
+    found, row, depth = [], 0, seen.layout.depth
+    for replica in seen.layout.replicas:
+        bars = _replica(seen, profile, replica)
+        found += [
+            Bar(
+                worker=row + bar.worker, kind=bar.kind, stage=bar.stage,
+                microbatch=replica.first + bar.microbatch, start_s=bar.start_s, end_s=bar.end_s,
+            )
+            for bar in bars
+        ]  # fmt: skip
+        row += depth
+    return found
+
+
+def _replica(seen: Timeline, profile: Profile, replica: Replica) -> list[Bar]:
+    layout, tables = seen.layout, costing.tables(profile)
+    schedule = layout.schedule_of(replica)
+    # Where the workers cut between two of the profile's sections, the nearest boundary after it is taken.
+    ends = [section.after if section.after >= 0 else 1 << 62 for section in profile.sections]
+    firsts = (0, *(1 + int(np.searchsorted(ends[:-1], cut)) for cut in seen.cuts))
+    if len(set(firsts)) < len(firsts) or firsts[-1] >= len(ends):
+        return []
+    way = Way(
+        schedule=schedule.name,
+        depth=layout.depth,
+        microbatch_size=profile.microbatch_sizes[0],
+        recompute=layout.recompute,
+        chunks=schedule.stages // layout.depth,
+    )
+    costs = costing.costs(tables, firsts, way, 1, layout.width)
+    bars = list(timeline(schedule, costs))
+    tail_s = costing.tails(tables, firsts, way, np.array([float(layout.width)]), 1)[:, 0]
+    for stage, seconds in enumerate(tail_s):
+        done_s = max(bar.end_s for bar in bars if bar.stage == stage)
+        host = schedule.host(stage, 0)
+        bars.append(
+            Bar(
+                worker=host, kind=Kind.REDUCE, stage=stage, microbatch=0,
+                start_s=done_s, end_s=done_s + float(seconds),
+            )
+        )  # fmt: skip
+    return bars
 
 
 def took(seconds: float, like_s: float) -> str:

@@ -121,10 +121,7 @@ def ways(task: Task, profile: Profile, workers: int) -> Iterator[Way]:
 
 
 def _ways(
-    task: Task,
-    profile: Profile,
-    placements: tuple[Placement, ...],
-    fixed: tuple[int, int, str],
+    task: Task, profile: Profile, placements: tuple[Placement, ...], fixed: tuple[int, int, str]
 ) -> Iterator[Way]:
     size, depth, name = fixed
     chunks = schedules.CHUNKS if name in schedules.MODULO and depth > 1 else 1
@@ -250,12 +247,7 @@ def curve(splitter: Splitter, way: Way, per_instance: int, among: Codes) -> Curv
     if firsts is None:
         return None
     tables = splitter.tables
-    costs = engine.Costs(
-        costing.seconds(tables, firsts, way),
-        np.ones(way.depth),
-        costing.wires(tables, firsts, way, per_instance, width),
-        0,
-    )
+    costs = costing.costs(tables, firsts, way, per_instance, width)
     ready, later = gradients_done(one, costs), gradients_done(two, costs)
     return Curve(
         way,

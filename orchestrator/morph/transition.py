@@ -160,10 +160,7 @@ def _pause_s(moves: Sequence[Move], pace: Pace) -> float:
         else:
             out[move.source] = out.get(move.source, 0.0) + move.size_bytes
     busiest = max([*out.values(), *into.values()], default=0.0)
-    sending_s = max(
-        busiest / pace.bandwidth_bytes_per_s,
-        backup / pace.backup_bytes_per_s,
-    )
+    sending_s = max(busiest / pace.bandwidth_bytes_per_s, backup / pace.backup_bytes_per_s)
     return pace.fixed_s + sending_s
 
 

@@ -17,13 +17,20 @@ DOCUMENTS = [
 ]
 
 
+def typed_in_blocks(text: str) -> list[str]:
+    """The lines of blocks that run the program."""
+    parts = re.split(r"(?m)^ *```.*$", text)  # every other part is a block
+    return [
+        line
+        for block in parts[1::2]
+        for line in block.splitlines()
+        if line.startswith("orchestrator ")
+    ]
+
+
 def commands(text: str) -> list[tuple[str, list[str]]]:
     """(command, options) of every line in a block and every `...` that runs the program; a tool's is `tools drill`."""
-    fenced = re.findall(r"(?ms)^```(\w*)\n(.*?)^```", text)
-    blocks = [block for language, block in fenced if not language]
-    typed = [
-        line for block in blocks for line in block.splitlines() if line.startswith("orchestrator ")
-    ]
+    typed = typed_in_blocks(text)
     typed += re.findall(r"`(orchestrator [^`]*)`", text)
     found = []
     for line in typed:

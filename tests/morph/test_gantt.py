@@ -8,7 +8,6 @@ from blocks import make_profile, uniform
 from agent.layout import Layout, Replica
 from agent.schedule import Kind
 from agent.timeline import Timeline
-from orchestrator.cli.tools import trace
 from orchestrator.morph import book, gantt, schedules, simulator
 from orchestrator.morph.search import Task
 
@@ -92,7 +91,7 @@ def test_what_is_predicted_of_each_replica_bears_the_numbers_of_its_own_microbat
         ),
     )
     seen = Timeline(job="j", step=3, at_s=0.0, layout=layout, cuts=(), workers={})
-    bars = [b for b in trace.predicted(seen, make_profile(12)) if b.kind == Kind.FORWARD]
+    bars = [b for b in gantt.predicted(seen, make_profile(12)) if b.kind == Kind.FORWARD]
     assert [(b.worker, b.microbatch) for b in bars] == [(0, 0), (0, 1), (1, 2), (1, 3)]
 
 

@@ -50,7 +50,7 @@ def gc(
     command.answer(
         {"dry_run": dry_run, "leftovers": found},
         *((made, Text(line)) if found else (Text(line),)),
-        then=("orchestrator gc",) if found and dry_run else (),
+        then=("orchestrator tools gc",) if found and dry_run else (),
     )
 
 
