@@ -53,11 +53,11 @@ def slots_by_pool(world: World, leases: Leases) -> Floats:
 
 
 @compiled
-def cheapest(world: World, plan: Plan, leases: Leases, t: int, per_work: bool) -> int:
+def cheapest(world: World, plan: Plan, t: int, per_work: bool) -> int:
     """The allowed spot pool with capacity that costs least, per machine-slot or per work."""
     best, lowest = NOTHING, np.inf
     for k in range(world.price.shape[0] - 1):
-        if plan.allowed[k] and world.capacity[k, t] > 0 and not is_shut(leases, k, t):
+        if plan.allowed[k] and world.capacity[k, t] > 0:
             p = world.price[k, t] / world.slots[k]
             if per_work:
                 p /= world.speed[k]
@@ -79,7 +79,7 @@ def only_on_demand(world: World, job: Job, leases: Leases) -> Orders:
 def standard(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
     """Spot Fleet's default: the lowest price now, bidding the on-demand price, held until it is lost."""
     orders = keep_all(world, leases)
-    k = cheapest(world, plan, leases, t, False)
+    k = cheapest(world, plan, t, False)
     missing = job.slots - slots_held(world, leases)
     if k != NOTHING and missing > 0:
         orders.buy[k] = missing // world.slots[k]
@@ -98,7 +98,7 @@ def on_demand_bid(world: World, plan: Plan, k: int) -> float:
 @compiled
 def greedy(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
     """Always all machines where work is cheapest at this moment, whatever a move costs."""
-    k = cheapest(world, plan, leases, t, True)
+    k = cheapest(world, plan, t, True)
     orders = keep_all(world, leases)
     if k == NOTHING:
         return orders
@@ -121,7 +121,7 @@ def study(world: World, job: Job, plan: Plan, leases: Leases, t: int) -> Orders:
     orders = keep_all(world, leases)
     missing = job.slots - slots_held(world, leases)
     if missing > 0:
-        k = cheapest(world, plan, leases, t, True)
+        k = cheapest(world, plan, t, True)
         if k != NOTHING:
             orders.buy[k] = missing // world.slots[k]
             orders.bid[k] = on_demand_bid(world, plan, k)
