@@ -23,7 +23,7 @@ check: $(READY)
 	$(BIN)/lint-imports
 
 bench: $(READY)
-	@for b in benchmarks/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
+	@for b in benchmarks/[a-z]*.py benchmarks/bidding/[a-z]*.py; do echo "== $$b"; $(BIN)/python $$b || exit 1; done
 
 format: $(READY)
 	$(BIN)/ruff format .
