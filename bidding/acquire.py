@@ -17,33 +17,29 @@ once costs more than losing some, a second walk puts at most half of the slots i
 
 import math
 from collections import Counter
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from itertools import groupby
 
 import msgspec
 import numpy as np
 
 from bidding.billing import HOUR_S, rule_of
-from bidding.compiled import Floats, Ints
-from bidding.core import (
-    BY_SECOND,
-    FIRST_HOUR,
-    HOURLY,
-    Best,
-    Bounds,
-    Units,
-    best_prefix,
-    differ,
-    horizon,
-    in_parts,
-    margin_of,
-    order_of,
-    outlook,
-    stalls_of,
-    walk,
-)
+from bidding.compiled import Flags, Floats, Ints
+from bidding.core import Best, Bounds, Units, code_of
 from bidding.deadline import MODES, SPOT, Mode, book, guarded, phase_of
-from bidding.expected import code_of
+from bidding.decision import (
+    ABOVE_LIMIT,
+    ANY_MODE,
+    FITS,
+    LOST_MAX,
+    RENEW_H,
+    Machines,
+    Need,
+    chosen,
+    planned,
+    price_of_work,
+    weighed,
+)
 from bidding.history import USD_PER_H_MAX
 from bidding.model import (
     Acquire,
@@ -62,32 +58,7 @@ from cloud.model import Market
 # What is left must pay a footprint this long; what ending it takes, the ledger reserves apart.
 RUNWAY_S = 120.0
 CONTROL_S = 300.0  # with a deadline, no more than this passes between two decisions
-RENEW_S = 300.0  # this shortly before a paid hour ends, the next one is weighed
 NOTHING_FITS = "waiting: no offer fits the limits"
-HAZARD_PER_H_MAX = 60.0
-SUNK_MARGIN = 0.22  # the start of a machine is paid, another's is not: that is won back within four or five starts
-
-
-class _Row(msgspec.Struct, frozen=True, kw_only=True):
-    """A lease, or the machines of an offer, with their outlook: one row of `core.Units`."""
-
-    what: Offer | Holding
-    hazard_per_h: float
-    expected_usd_per_h: float
-    share: float
-    machines: int = 1
-    bid_usd_per_h: float | None = None
-    pinned: bool = False
-    margin: float = 0.0
-    upfront_usd: float = 0.0
-
-    @property
-    def lease(self) -> str:
-        return self.what.lease if isinstance(self.what, Holding) else ""
-
-    @property
-    def reliable(self) -> bool:
-        return isinstance(self.what, Holding) and self.what.reliable
 
 
 class _Scene(msgspec.Struct, frozen=True, kw_only=True):
@@ -99,6 +70,13 @@ class _Scene(msgspec.Struct, frozen=True, kw_only=True):
     limits: Limits
     throughput: Throughput
     at_s: float
+
+
+class _Taken(msgspec.Struct, frozen=True):
+    """A machine that is held next, with its bid."""
+
+    what: Offer | Holding
+    bid_usd_per_h: float | None
 
 
 class _Footprint(msgspec.Struct, frozen=True, kw_only=True):
@@ -124,26 +102,27 @@ def decide(
         offers=sane, holdings=holdings, demand=demand, limits=limits, throughput=throughput, at_s=at_s
     )  # fmt: skip
     rows = sorted(_rows(scene), key=_name)
-    bound, free = [r for r in rows if r.reliable], [r for r in rows if not r.reliable]
-    mode, why, tight = _mode(scene, free)
+    machines, bids = _columns(rows, scene)
+    known = weighed(machines, _need(scene))
+    mode, why, tight = _mode(scene, rows, machines, known.units)
     if mode is not None:
-        free = _only(mode, free, limits, tight)
         limits = msgspec.structs.replace(limits, haste=math.inf)
-    units = _columns(free)
-    order = order_of(units, demand.recovery_s / HOUR_S)
+    bounds = _bounds(machines, known.units, demand, limits)
+    code = ANY_MODE if mode is None else MODES.index(mode)
+    walks = planned(machines, known, bounds, code, tight, len(rows))
     if mode is None:
-        nothing, why = _refusal(scene, bound, units, order, offers)
-        order = order[:0] if nothing else order
-    bounds = _bounds(bound, demand, limits)
-    best, steps, rates = _best(free, units, order, bounds, throughput)
-    target = steps[: best.taken]
-    parts = in_parts(units, order, target, bounds)
-    if differ(parts, target):
+        why = _refused(scene, walks.refusal, bounds, walks.units, offers)
+    choice = chosen(
+        walks, _rates(rows, walks.steps, throughput), _rates(rows, walks.spread, throughput),
+        bounds, len(rows),
+    )  # fmt: skip
+    if choice.unfinished:
         why = "; ".join(filter(None, (why, "a part is exchanged at a time")))
-    taken = [free[i] for i in parts]
+    taken = [_Taken(rows[i], bids[known.choice[i]]) for i in choice.rows]
     if not (taken or why):
         why = f"{NOTHING_FITS}: {_unfit(scene, offers)}"
-    purchase = _difference(scene, taken, _told(best, steps, units, rates, bounds), why)
+    told = _told(choice.best, choice.steps, walks.units, choice.rates_per_h, bounds)
+    purchase = _difference(scene, taken, told, why)
     if purchase.release and not taken and mode != "idle":
         return msgspec.structs.replace(purchase, for_now=_fits_soon(scene))
     return purchase
@@ -158,31 +137,6 @@ def _fits_soon(scene: _Scene) -> bool:
     return again.cost_usd_per_work is not None
 
 
-def _best(
-    free: Sequence[_Row], units: Units, order: Ints, bounds: Bounds, throughput: Throughput
-) -> tuple[Best, Ints, Floats]:
-    """The best footprint with the walk that it is a prefix of; spread out where that pays."""
-    shares = [bounds.slots_max]
-    if bounds.recovery_all_h > bounds.recovery_h and bounds.slots_max > 1:
-        shares.append(-(-bounds.slots_max // 2))
-    found = []
-    for slots_per_pool in shares:
-        steps = walk(units, order, bounds, len(free), slots_per_pool)
-        rates = _rates(free, steps, throughput)
-        best = best_prefix(units, steps, rates * HOUR_S, bounds, len(free))
-        found.append((best, steps, rates))
-    # Work is worth up to `haste` more than the cheapest, here as within a walk; else the smaller one would win by a hair.
-    # Where refunds pay more than machines cost, the cheapest is below zero.
-    lowest = min(best.usd_per_work for best, _, _ in found)
-    more = bounds.haste * abs(lowest) if 0 < abs(lowest) < math.inf else 0.0
-    fine = [f for f in found if f[0].usd_per_work <= lowest + more]
-    return max(fine, key=lambda f: (_work(f[0], f[2]), -f[0].usd_per_work))
-
-
-def _work(best: Best, rates: Floats) -> float:
-    return float(rates[best.taken - 1]) if best.taken else 0.0
-
-
 def _sane(o: Offer, limits: Limits) -> bool:
     """Offers outside the allowed regions or with an absurd price do not exist for us."""
     return (
@@ -192,35 +146,30 @@ def _sane(o: Offer, limits: Limits) -> bool:
     )
 
 
-def _name(row: _Row) -> tuple[int, str, tuple[str, str, str, str], str]:
+def _name(what: Offer | Holding) -> tuple[int, str, tuple[str, str, str, str], str]:
     """Leases that work, other leases, offers, each by name: the order of the arguments never matters."""
-    pool = row.what.pool
-    return (
-        2 if not isinstance(row.what, Holding) else int(row.what.doing != "works"),
-        row.what.market,
-        (pool.cloud, pool.region, pool.zone, pool.type),
-        row.lease,
-    )
+    pool = what.pool
+    place = (pool.cloud, pool.region, pool.zone, pool.type)
+    if isinstance(what, Holding):
+        return int(what.doing != "works"), what.market, place, what.lease
+    return 2, what.market, place, ""
 
 
-def _rows(scene: _Scene) -> Iterator[_Row]:
-    start_h = _start_h(scene)
-    horizon_h = horizon(_left_h(scene), start_h)
-    # For all that is held alike, so that of two that are held nothing changes: in a large footprint one always starts.
-    doing = [h.doing for h in scene.holdings if not (h.noticed or h.reliable)]
-    sunk = SUNK_MARGIN * doing.count("starts") / len(doing) if doing else 0.0
+def _rows(scene: _Scene) -> Iterator[Offer | Holding]:
+    """What may be held next: leases that are not about to go, and offers."""
     for h in scene.holdings:
         if h.reliable or not (h.noticed or _expires(h, scene)):
-            yield _held(h, scene, horizon_h, sunk)
-    for o in scene.offers:
-        if not o.blocked:
-            yield from _offered(o, scene, start_h, horizon_h)
+            yield h
+    yield from scene.offers
 
 
-def _start_h(scene: _Scene) -> float:
-    """What a newcomer does not work at first, and what its coming stalls."""
-    stalls = stalls_of(scene.limits.slots_max, bool(scene.holdings))
-    return (scene.demand.start_s + stalls * scene.demand.morph_s) / HOUR_S
+def _need(scene: _Scene) -> Need:
+    demand = scene.demand
+    return Need(
+        start_h=demand.start_s / HOUR_S, morph_h=demand.morph_s / HOUR_S,
+        recovery_h=demand.recovery_s / HOUR_S, left_h=_left_h(scene),
+        slots_max=scene.limits.slots_max, some_held=bool(scene.holdings),
+    )  # fmt: skip
 
 
 def _left_h(scene: _Scene) -> float:
@@ -245,53 +194,7 @@ def _expires(h: Holding, scene: _Scene) -> bool:
     """Some rules end every machine after a day: its successor must start before."""
     life_s = rule_of(h.billing, h.pool.cloud, h.market).life_max_s
     age_s = scene.at_s - h.started_at_s
-    return life_s is not None and age_s >= life_s - scene.demand.start_s - RENEW_S
-
-
-def _held(h: Holding, scene: _Scene, horizon_h: float, sunk: float) -> _Row:
-    hazard = _hazard(h.market, h.hazard_per_h)
-    age_s = max(0.0, scene.at_s - h.started_at_s)
-    start_h = max(0.0, scene.demand.start_s - age_s) / HOUR_S
-    code = _code(h)
-    left_s = -age_s % HOUR_S
-    pinned = code >= HOURLY and left_s > RENEW_S
-    age_h = (age_s + left_s if code >= HOURLY and not pinned else age_s) / HOUR_S
-    price = (h.price_usd_per_h, 0.0)
-    cost, share = outlook(code, price, hazard, age_h, start_h, horizon_h)
-    cost += h.disk_usd_per_h
-    return _Row(what=h, hazard_per_h=hazard, expected_usd_per_h=cost, margin=margin_of(age_s / HOUR_S) + sunk,
-                share=max(share, 1e-6) if pinned else share, pinned=pinned,
-                bid_usd_per_h=h.bid_usd_per_h)  # fmt: skip
-
-
-def _offered(o: Offer, scene: _Scene, start_h: float, horizon_h: float) -> Iterator[_Row]:
-    """One row per offer; where bids evict, with the bid that makes its work cheapest."""
-    rule = rule_of(o.billing, o.pool.cloud, o.market)
-    code, price = _code(o), (o.price_usd_per_h, o.egress_usd)
-    recovery_h = scene.demand.recovery_s / HOUR_S
-    choices: list[tuple[float | None, float]] = [(None, _hazard(o.market, o.hazard_per_h))]
-    if o.bids and o.market == "spot":
-        choices = [(b.bid_usd_per_h, -math.log1p(-min(b.evicted_in_1h, 0.999999))) for b in o.bids]
-    weighed = []
-    for bid, hazard in choices:
-        cost, share = outlook(code, price, hazard, 0.0, start_h, horizon_h)
-        cost += o.disk_usd_per_h
-        net = share - min(hazard, HAZARD_PER_H_MAX) * recovery_h
-        if net > 0:
-            weighed.append((cost / net, hazard, bid, cost, share))
-    machines = scene.limits.slots_max // o.type.slots
-    if o.machines_max is not None:
-        machines = min(machines, o.machines_max)
-    if weighed and machines > 0:
-        _, hazard, bid, cost, share = min(weighed, key=lambda x: x[:2])
-        yield _Row(what=o, hazard_per_h=hazard, expected_usd_per_h=cost, share=share, machines=machines,
-                   bid_usd_per_h=bid, upfront_usd=o.price_usd_per_h * rule.quantum_s / HOUR_S + o.egress_usd)  # fmt: skip
-
-
-def _code(what: Offer | Holding) -> int:
-    """The billing rule as the core knows it. A refund is hoped for only where machines were seen to go."""
-    code = code_of(rule_of(what.billing, what.pool.cloud, what.market))
-    return BY_SECOND if code == FIRST_HOUR and not what.losses_seen else code
+    return life_s is not None and age_s >= life_s - scene.demand.start_s - RENEW_H * HOUR_S
 
 
 def _hazard(market: Market, known_per_h: float | None) -> float:
@@ -305,33 +208,82 @@ def _usd_per_h(what: Offer | Holding) -> float:
     return what.price_usd_per_h + what.disk_usd_per_h
 
 
-def _columns(rows: Sequence[_Row]) -> Units:
-    """The rows as the core reads them; machines of one pool share a number."""
+def _columns(
+    rows: Sequence[Offer | Holding], scene: _Scene
+) -> tuple[Machines, Sequence[float | None]]:
+    """The rows as the decision reads them, and the bid of every choice.
+
+    Machines of one pool and market share a number, because they are lost together.
+    """
     pools: dict[object, int] = {}
     regions: dict[object, int] = {}
-    numbers = [pools.setdefault(r.what.pool, len(pools)) for r in rows]
-    places = [(r.what.pool.cloud, r.what.pool.region) for r in rows]
-    return Units(
-        usd_per_h=np.array([_usd_per_h(r.what) for r in rows], dtype=np.float64),
-        expected_usd_per_h=np.array([r.expected_usd_per_h for r in rows], dtype=np.float64),
-        share=np.array([r.share for r in rows], dtype=np.float64),
-        hazard_per_h=np.array([r.hazard_per_h for r in rows], dtype=np.float64),
-        slots=np.array([r.what.type.slots for r in rows], dtype=np.int64),
-        speed=np.array([r.what.type.speed for r in rows], dtype=np.float64),
-        machines=np.array([r.machines for r in rows], dtype=np.int64),
-        pool=np.array(numbers, dtype=np.int64),
-        region=np.array([regions.setdefault(p, len(regions)) for p in places], dtype=np.int64),
-        margin=np.array([r.margin for r in rows], dtype=np.float64),
-        held=np.array([bool(r.lease) for r in rows], dtype=np.bool_),
-        pinned=np.array([r.pinned for r in rows], dtype=np.bool_),
-        upfront_usd=np.array([r.upfront_usd for r in rows], dtype=np.float64),
-    )
+    rules = {key: rule_of(*key) for key in {(r.billing, r.pool.cloud, r.market) for r in rows}}
+    codes = {key: code_of(rule) for key, rule in rules.items()}
+    keys = [(r.billing, r.pool.cloud, r.market) for r in rows]
+    bids: list[float | None] = []
+    hazards: list[float] = []
+    first = [0]
+    for r in rows:
+        for bid, hazard in _choices(r):
+            bids.append(bid)
+            hazards.append(hazard)
+        first.append(len(bids))
+    leases = [r if isinstance(r, Holding) else None for r in rows]
+    offers = [r if isinstance(r, Offer) else None for r in rows]
+
+    def floats(values: Iterable[float]) -> Floats:
+        return np.array(list(values), dtype=np.float64)
+
+    def ints(values: Iterable[int]) -> Ints:
+        return np.array(list(values), dtype=np.int64)
+
+    def flags(values: Iterable[object]) -> Flags:
+        return np.array([bool(v) for v in values], dtype=np.bool_)
+
+    return Machines(
+        rule=ints(codes[key] for key in keys),
+        losses_seen=flags(r.losses_seen for r in rows),
+        price_usd_per_h=floats(r.price_usd_per_h for r in rows),
+        disk_usd_per_h=floats(r.disk_usd_per_h for r in rows),
+        egress_usd=floats(o.egress_usd if o else 0.0 for o in offers),
+        paid_ahead_h=floats(rules[key].quantum_s / HOUR_S for key in keys),
+        age_h=floats(max(0.0, scene.at_s - h.started_at_s) / HOUR_S if h else 0.0 for h in leases),
+        slots=ints(r.type.slots for r in rows),
+        speed=floats(r.type.speed for r in rows),
+        machines=ints(_count(o, scene.limits) if o else 1 for o in offers),
+        pool=ints(pools.setdefault((r.pool, r.market), len(pools)) for r in rows),
+        region=ints(regions.setdefault((r.pool.cloud, r.pool.region), len(regions)) for r in rows),
+        held=flags(leases),
+        starts=flags(h and h.doing == "starts" for h in leases),
+        fixed=flags(h and h.reliable for h in leases),
+        blocked=flags(o and o.blocked for o in offers),
+        on_demand=flags(r.market == "on_demand" for r in rows),
+        first=ints(first),
+        hazard_per_h=floats(hazards),
+    ), bids
 
 
-def _bounds(bound: Sequence[_Row], demand: Demand, limits: Limits) -> Bounds:
+def _choices(what: Offer | Holding) -> Iterator[tuple[float | None, float]]:
+    """(bid, hazard): one per bid that may be made, the bid of a lease, or none."""
+    if isinstance(what, Holding):
+        yield what.bid_usd_per_h, _hazard(what.market, what.hazard_per_h)
+    elif what.bids and what.market == "spot":
+        for b in what.bids:
+            yield b.bid_usd_per_h, -math.log1p(-min(b.evicted_in_1h, LOST_MAX))
+    else:
+        yield None, _hazard(what.market, what.hazard_per_h)
+
+
+def _count(o: Offer, limits: Limits) -> int:
+    most = limits.slots_max // o.type.slots
+    return most if o.machines_max is None else min(most, o.machines_max)
+
+
+def _bounds(machines: Machines, units: Units, demand: Demand, limits: Limits) -> Bounds:
     def most(x: float | None) -> float:
         return math.inf if x is None else float(x)
 
+    fixed = machines.fixed
     return Bounds(
         slots_min=limits.slots_min,
         slots_max=limits.slots_max,
@@ -342,51 +294,34 @@ def _bounds(bound: Sequence[_Row], demand: Demand, limits: Limits) -> Bounds:
         haste=float(limits.haste),
         recovery_h=demand.recovery_s / HOUR_S,
         recovery_all_h=(demand.recovery_all_s or demand.recovery_s) / HOUR_S,
-        bound_usd_per_h=float(sum(_usd_per_h(r.what) for r in bound)),
+        bound_usd_per_h=float(units.usd_per_h[fixed].sum()),
         bound_expected_usd_per_h=demand.manager_usd_per_h
-        + float(sum(r.expected_usd_per_h for r in bound)),
+        + float(units.expected_usd_per_h[fixed].sum()),
     )
 
 
-def _rates(free: Sequence[_Row], steps: Ints, throughput: Throughput) -> Floats:
-    """The planner's work per second after each machine of the walk."""
+def _rates(rows: Sequence[Offer | Holding], steps: Ints, throughput: Throughput) -> Floats:
+    """The planner's work per hour after each machine of the walk."""
     counts: Counter[str] = Counter()
     rates = np.empty(len(steps))
-    for j, i in enumerate(steps):
-        counts[free[i].what.type.name] += 1
-        rates[j] = throughput.work_per_s(counts)
+    for j, i in enumerate(steps.tolist()):
+        counts[rows[i].type.name] += 1
+        rates[j] = throughput.work_per_s(counts) * HOUR_S
     return rates
 
 
-def _refusal(
-    scene: _Scene, bound: Sequence[_Row], units: Units, order: Ints, asked: Sequence[Offer]
-) -> tuple[bool, str]:
-    """Should nothing be held now, and why: what stays is unaffordable, or waiting is cheaper."""
-    most = scene.limits.usd_per_h_max
-    fixed = sum(_usd_per_h(r.what) for r in bound)
-    if most is not None and fixed > most:
-        return True, (
-            f"the reliable machines alone cost ${fixed:.4f}/h, above the limit of ${most:.4f}/h: "
-            "nothing else is bought; raise the limit"
+def _refused(
+    scene: _Scene, refusal: int, bounds: Bounds, units: Units, asked: Sequence[Offer]
+) -> str:
+    """Why nothing is held now; empty where something may be."""
+    if refusal == ABOVE_LIMIT:
+        return (
+            f"the reliable machines alone cost ${bounds.bound_usd_per_h:.4f}/h, above the limit of "
+            f"${bounds.usd_per_h_max:.4f}/h: nothing else is bought; raise the limit"
         )
-    away = [o for o in scene.offers if o.blocked and o.market == "spot"]
-    if bool(units.held.any()):
-        return False, ""  # what works already works on until something better is there
-    if not away or not len(order):
-        return False, _waiting(scene, asked) if not len(order) else ""
-    start_h = _start_h(scene)
-    horizon_h = horizon(_left_h(scene), start_h)
-    # They would have to start as well: what is compared is the price of work, not that of machines.
-    soon = [row for o in away for row in _offered(o, scene, start_h, horizon_h)]
-    nearest = min(
-        (r.expected_usd_per_h / (r.share * r.what.type.slots * r.what.type.speed) for r in soon),
-        default=math.inf,
-    )
-    i = int(order[0])
-    here = units.expected_usd_per_h[i] / (units.share[i] * units.slots[i] * units.speed[i])
-    if here > (1 + scene.limits.haste) * nearest:
-        return True, _waiting(scene, asked)
-    return False, ""
+    if refusal != FITS or not (units.share > 0).any():
+        return _waiting(scene, asked)
+    return ""
 
 
 def _unfit(scene: _Scene, asked: Sequence[Offer]) -> str:
@@ -424,26 +359,22 @@ def _waiting(scene: _Scene, asked: Sequence[Offer]) -> str:
     return f"waiting for {cheapest.pool.key} at ${cheapest.price_usd_per_h:.4f}/h{why}"
 
 
-def _only(mode: Mode, free: Sequence[_Row], limits: Limits, tight: bool) -> list[_Row]:
-    """What the mode allows; with little time to spare nothing moves to a cheaper pool."""
-    wanted = {"spot": "spot", "on_demand": "on_demand"}.get(mode)
-    rows = [r for r in free if r.what.market == wanted]
-    held = [r for r in rows if r.lease]
-    enough = sum(r.what.type.slots for r in held) >= limits.slots_max
-    return held if tight and enough else rows
-
-
-def _mode(scene: _Scene, free: Sequence[_Row]) -> tuple[Mode | None, str, bool]:
+def _mode(
+    scene: _Scene, rows: Sequence[Offer | Holding], machines: Machines, units: Units
+) -> tuple[Mode | None, str, bool]:
     """With a deadline: spot, on-demand or idle, and why, and whether time is tight.
 
     `None` when nothing forces a mode.
     """
     demand, limits = scene.demand, scene.limits
-    on_demand = _cheapest(free, "on_demand")
-    if limits.finish_by_s is None or demand.work_left is None or on_demand is None:
+    if limits.finish_by_s is None or demand.work_left is None:
         return None, "", False
-    count = max(1, limits.slots_max // on_demand.what.type.slots)
-    rate = scene.throughput.work_per_s({on_demand.what.type.name: count})
+    on_demand, spot = (_cheapest(machines, units, reliable) for reliable in (True, False))
+    if on_demand is None:
+        return None, "", False
+    kind = rows[on_demand].type
+    count = max(1, limits.slots_max // kind.slots)
+    rate = scene.throughput.work_per_s({kind.name: count})
     if rate <= 0:
         return None, "", False
     need_s, left_s = demand.work_left / rate, limits.finish_by_s - scene.at_s
@@ -451,8 +382,9 @@ def _mode(scene: _Scene, free: Sequence[_Row]) -> tuple[Mode | None, str, bool]:
     now: Mode = "on_demand" if "on_demand" in held else "spot" if "spot" in held else "idle"
     overhead_s = demand.start_s + demand.morph_s
     margin_s = overhead_s + demand.recovery_s + CONTROL_S
-    spot = _cheapest(free, "spot")
-    price = 1 / 3 if spot is None else _price_of_work(spot) / _price_of_work(on_demand)
+    price = 1 / 3
+    if spot is not None:
+        price = price_of_work(units, spot) / price_of_work(units, on_demand)
     climate = demand.climate or _climate(scene.offers)
     table = book(climate, max(left_s, 1.0) / HOUR_S, price, overhead_s / HOUR_S)
     chosen = guarded(table, (left_s / HOUR_S, need_s / HOUR_S), (margin_s / HOUR_S, overhead_s / HOUR_S),
@@ -469,13 +401,11 @@ def _mode(scene: _Scene, free: Sequence[_Row]) -> tuple[Mode | None, str, bool]:
     return mode, why, spare_s <= overhead_s
 
 
-def _price_of_work(row: _Row) -> float:
-    return row.expected_usd_per_h / (row.share * row.what.type.slots * row.what.type.speed)
-
-
-def _cheapest(free: Sequence[_Row], market: Market) -> _Row | None:
-    some = [r for r in free if r.what.market == market and r.share > 0]
-    return min(some, key=lambda r: (_price_of_work(r), _name(r)), default=None)
+def _cheapest(machines: Machines, units: Units, on_demand: bool) -> int | None:
+    """The row of that market that sells the cheapest work, the first of equals."""
+    fine = (machines.on_demand == on_demand) & ~machines.blocked & ~machines.fixed
+    some = np.flatnonzero(fine & (units.share > 0) & (units.machines > 0)).tolist()
+    return min(some, key=lambda i: price_of_work(units, i), default=None)
 
 
 def _climate(offers: Sequence[Offer]) -> Climate:
@@ -491,7 +421,7 @@ def _climate(offers: Sequence[Offer]) -> Climate:
 
 
 def _told(
-    best: Best, steps: Ints, units: Units, rates: Floats, bounds: Bounds
+    best: Best, steps: Ints, units: Units, rates_per_h: Floats, bounds: Bounds
 ) -> tuple[_Footprint | None, _Footprint | None]:
     """The chosen footprint and the runner-up, in figures."""
 
@@ -499,7 +429,7 @@ def _told(
         if taken == 0:
             return None
         usd_per_h = bounds.bound_usd_per_h + float(np.sum(units.usd_per_h[steps[:taken]]))
-        return _Footprint(taken=taken, usd_per_h=usd_per_h, work_per_s=float(rates[taken - 1]),
+        return _Footprint(taken=taken, usd_per_h=usd_per_h, work_per_s=float(rates_per_h[taken - 1]) / HOUR_S,
                           usd_per_work=usd_per_work)  # fmt: skip
 
     return (
@@ -510,20 +440,23 @@ def _told(
 
 def _difference(
     scene: _Scene,
-    chosen: Sequence[_Row],
+    taken: Sequence[_Taken],
     told: tuple[_Footprint | None, _Footprint | None],
     why: str,
 ) -> Purchase:
     best, runner_up = told
     because = "; ".join(filter(None, (why, _sentence(best) if best or not why else "")))
-    kept = {r.lease for r in chosen if r.lease}
-    new = sorted((r for r in chosen if not r.lease), key=lambda r: (r.what.pool, r.what.market))
+    kept = {x.what.lease for x in taken if isinstance(x.what, Holding)}
+    new = sorted(
+        (x for x in taken if isinstance(x.what, Offer)),
+        key=lambda x: (x.what.pool, x.what.market),
+    )
     return Purchase(
         acquire=tuple(_bought(new, because)),
         release=tuple(
             Release(
                 lease=h.lease,
-                because=f"{h.pool.key} at ${h.price_usd_per_h:.4f}/h {'is no longer worth it' if h.doing == 'works' or not chosen else 'adds no work that is worth its price'}: {because}",
+                because=f"{h.pool.key} at ${h.price_usd_per_h:.4f}/h {'is no longer worth it' if h.doing == 'works' or not taken else 'adds no work that is worth its price'}: {because}",
             )
             for h in sorted(scene.holdings, key=lambda h: h.lease)
             if not h.reliable and not h.noticed and h.lease not in kept
@@ -534,7 +467,7 @@ def _difference(
     )
 
 
-def _bought(new: Sequence[_Row], because: str) -> Iterator[Acquire]:
+def _bought(new: Sequence[_Taken], because: str) -> Iterator[Acquire]:
     for (pool, market), group in groupby(new, key=lambda r: (r.what.pool, r.what.market)):
         same = list(group)
         first = same[0]

@@ -8,8 +8,8 @@ import numpy as np
 
 from bidding import clairvoyant
 from bidding.billing import HOUR_S
-from bidding.compiled import Floats, Ints, compiled
-from bidding.core import BY_SECOND
+from bidding.compiled import Flags, Floats, Ints, compiled
+from bidding.core import BY_SECOND, code_of
 from bidding.deadline import book
 from bidding.engine import (
     Job,
@@ -20,15 +20,15 @@ from bidding.engine import (
     carry_out,
     charge,
     evict,
+    granted,
     no_leases,
     owed_when_given_back,
     work_rate,
 )
 from bidding.errors import ConstraintError
-from bidding.expected import code_of
 from bidding.history import Series
 from bidding.market import PLENTY, Market
-from bidding.policies import orders_of, slots_by_pool, slots_held
+from bidding.policies import OURS, orders_of, slots_by_pool, slots_held
 from bidding.risk import CapacityRisk, climate_at, phases
 from bidding.strategies import STRATEGIES, WITH_DEADLINE, Strategy, plan_of
 
@@ -38,13 +38,15 @@ RESAMPLES = 400
 SLOTS_MAX = 100_000
 RATIO_MAX = 99.0  # a bound of next to nothing counts as this far away
 MTTF_PRIOR_H = 8.0  # before any loss was seen
+ORDERS_MAX = 4  # within a tick
 
 
 class Work(msgspec.Struct, frozen=True, kw_only=True):
     """The job of a backtest, and what changes cost it.
 
     `hours` is how long it takes at full size and speed one. `recovery_s` is what an eviction costs
-    all, steps lost included; `checkpoint_s` what writing a checkpoint takes where one is written.
+    all, steps lost included, `recovery_all_s` what it costs where no machine is left (the same, if
+    `None`); `checkpoint_s` what writing a checkpoint takes where one is written.
     """
 
     hours: float = 20.0
@@ -52,6 +54,7 @@ class Work(msgspec.Struct, frozen=True, kw_only=True):
     start_s: float = 120.0
     morph_s: float = 2.0
     recovery_s: float = 5.0
+    recovery_all_s: float | None = None
     checkpoint_s: float = 120.0
     manager_usd_per_h: float = 0.0
     scaling: float = 1.0
@@ -102,6 +105,7 @@ def run_one(
     """One job from a tick until it is done; after its patience the rest is done on demand."""
     begin, limit = span
     leases.machines[:] = 0
+    leases.shut_until[:], leases.refusals[:] = 0.0, 0
     cost = lost_h = free_h = spot_h = reliable_h = stall_h = unsaved_h = 0.0
     evictions = changes = losses = 0
     left, unfinished = job.work_h, False
@@ -115,10 +119,15 @@ def run_one(
             redo = min(unsaved_h, 0.5 * tau_h) * job.slots
             left, lost_h, unsaved_h = left + redo, lost_h + redo, 0.0
         if unfinished or due(world, job, plan, leases, (t, begin, gone)):
-            orders = orders_of(world, job, plan, leases, t, left)
-            unfinished = orders.unfinished
-            cost += owed_when_given_back(world, leases, orders, t)
-            changed = carry_out(world, leases, orders, t)
+            changed, tries, refused = 0, 0, True
+            while refused and tries < ORDERS_MAX:  # what is refused is ordered elsewhere, at once
+                orders = orders_of(world, job, plan, leases, t, left)
+                unfinished = orders.unfinished
+                tries += 1
+                holds_on = plan.policy >= OURS and tries < ORDERS_MAX
+                sold, refused = granted(world, leases, orders, t, holds_on)
+                cost += owed_when_given_back(world, leases, orders, t)
+                changed += carry_out(leases, orders, sold, t)
             changes += changed
             stall_h += job.morph_h if changed > 0 and t > begin else 0.0
         rate, spot, reliable = work_rate(world, job, leases, t)
@@ -192,7 +201,7 @@ def due(world: World, job: Job, plan: Plan, leases: Leases, at: tuple[int, int, 
 
 def _run_all(world: World, job: Job, plan: Plan, starts: Ints, ticks: int) -> Floats:
     """[column, start]"""
-    leases, no_trace = no_leases(), np.empty((0, HELD))
+    leases, no_trace = no_leases(len(world.slots)), np.empty((0, HELD))
     spans = [(b, min(b + ticks, world.price.shape[1])) for b in starts.tolist()]
     runs = [run_one(world, job, plan, leases, span, no_trace) for span in spans]
     return np.array(runs, dtype=np.float64).reshape(-1, len(COLUMNS)).T.copy()
@@ -203,7 +212,8 @@ def world_of(market: Market) -> World:
     per_work = market.on_demand_usd_per_h / (market.slots * market.speed)
     best = int(np.argmin(per_work))
     ticks = market.ticks
-    regions = {r: i for i, r in enumerate(dict.fromkeys(p.region for p in market.pools))}
+    places = [(p.cloud, p.region) for p in [*market.pools, market.pools[best]]]
+    regions = {place: i for i, place in enumerate(dict.fromkeys(places))}
     reliable = np.full((1, ticks), market.on_demand_usd_per_h[best])
     has = market.capacity > 0
     changes = np.any(np.diff(market.price, axis=1) != 0, axis=0)
@@ -212,10 +222,11 @@ def world_of(market: Market) -> World:
         price=np.ascontiguousarray(np.concatenate([market.price, reliable])),
         capacity=np.concatenate([market.capacity, np.full((1, ticks), PLENTY)]),
         hazard_per_h=np.concatenate([market.hazard_per_h, np.zeros((1, ticks))]),
+        losses_seen=np.concatenate([losses_seen(has), np.zeros((1, ticks), np.bool_)]),
         moved=np.concatenate([[True], changes]),
         slots=np.append(market.slots, market.slots[best]),
         speed=np.append(market.speed, market.speed[best]),
-        region=np.array([regions[p.region] for p in [*market.pools, market.pools[best]]], np.int64),
+        region=np.array([regions[place] for place in places], np.int64),
         deltas=market.deltas_usd_per_h,
         evicted_in_1h=market.evicted_in_1h,
         evicted_in_mood=market.evicted_in_mood,
@@ -226,10 +237,18 @@ def world_of(market: Market) -> World:
     )
 
 
+def losses_seen(has: Flags) -> Flags:
+    """[pool, tick]: whether the pool had taken all of its machines at some moment before."""
+    lost = np.zeros_like(has)
+    lost[:, 1:] = has[:, :-1] & ~has[:, 1:]
+    return np.asarray(np.logical_or.accumulate(lost, axis=1))
+
+
 def job_of(work: Work) -> Job:
     return Job(
         slots=work.slots, work_h=work.hours * work.slots**work.scaling, start_h=work.start_s / HOUR_S,
         morph_h=work.morph_s / HOUR_S, recovery_h=work.recovery_s / HOUR_S,
+        recovery_all_h=(work.recovery_all_s or work.recovery_s) / HOUR_S,
         manager_usd_per_h=work.manager_usd_per_h, scaling=work.scaling, begin_tick=0, finish_tick=0,
     )  # fmt: skip
 
@@ -300,7 +319,8 @@ def trace(market: Market, work: Work, strategy: Strategy, start: int) -> Floats:
     ticks = min(int(work.patience * work.hours * HOUR_S / market.tick_s), market.ticks - start)
     rows = np.full((ticks, HELD + len(market.pools) + 1), np.nan)
     plan = plan_of(strategy, market, work.checkpoint_s, work.haste)
-    run_one(world_of(market), job_of(work), plan, no_leases(), (start, start + ticks), rows)
+    leases = no_leases(len(market.pools) + 1)
+    run_one(world_of(market), job_of(work), plan, leases, (start, start + ticks), rows)
     return np.asarray(rows[~np.isnan(rows[:, DOLLARS])], dtype=np.float64)
 
 
@@ -382,7 +402,8 @@ def run_with_deadline(
 
 def _rush_one(world: World, job: Job, plan: Plan, begin: int, ticks: int) -> Outcome:
     timed = job._replace(begin_tick=begin, finish_tick=begin + ticks)
-    return run_one(world, timed, plan, no_leases(), (begin, begin + ticks), np.empty((0, HELD)))
+    leases = no_leases(len(world.slots))
+    return run_one(world, timed, plan, leases, (begin, begin + ticks), np.empty((0, HELD)))
 
 
 def _on_demand_usd(world: World, job: Job) -> float:

@@ -1,16 +1,17 @@
 """The arithmetic of one decision, compiled: what the manager runs and what the backtest runs.
 
-`bidding.acquire` puts offers and holdings into columns and its answer into sentences;
-`bidding.backtest` keeps columns all the way. Both ask the functions below.
+`bidding.decision` puts these functions together.
 """
 
 from typing import NamedTuple
 
 import numpy as np
 
+from bidding.billing import HOUR_S, BillingRule
 from bidding.compiled import Flags, Floats, Ints, compiled
 
 BY_SECOND, FIRST_HOUR, HOURLY, HOURLY_REFUND = 0, 1, 2, 3
+REFUNDS = {"none": BY_SECOND, "first_hour": FIRST_HOUR, "current_quantum": HOURLY_REFUND}
 KEEP_MARGIN = 0.005  # a held machine goes only for one this much cheaper: no flapping,
 YOUNG_MARGIN = 0.03  # least of all within its first hour
 # Of a footprint at once: what is exchanged one part at a time never fails as a whole.
@@ -72,6 +73,12 @@ class Best(NamedTuple):
     other_usd_per_work: float
 
 
+def code_of(rule: BillingRule) -> int:
+    """The billing rule as compiled functions know it."""
+    code = REFUNDS[rule.refund]
+    return HOURLY if rule.quantum_s >= HOUR_S and code == BY_SECOND else code
+
+
 @compiled
 def alive_h(hazard_per_h: float, hours: float) -> float:
     """A(H) = integral of exp(-h t) from 0 to H: the time a machine is expected to be had."""
@@ -102,9 +109,18 @@ def margin_of(age_h: float) -> float:
 def outlook(
     rule: int, price: tuple[float, float], h: float, age_h: float, start_h: float, horizon_h: float
 ) -> tuple[float, float]:
-    """(dollars, working time) per hour, for the stretch that makes the work cheapest; see `expected`.
+    """Weigh one machine: (dollars, working time) per hour of the stretch whose work is cheapest.
 
-    `price` is (dollars per hour, dollars once).
+    `price` is (dollars per hour, dollars once). With A(H) = integral of S(t) = exp(-h t) from 0 to
+    H, for a machine a hours old:
+    without refund      C(H) = p A(H),                                   W(H) = A(H) - start
+    first hour free, R = 1 - a of it left
+        H <= R          C(H) = p S(H) H - p (1 - S(H)) a
+        H >  R          C(H) = p (S(R) R + A(H) - A(R)) - p (1 - S(R)) a
+    hour by hour, refunded when evicted, R of the hour left (Proteus, 4.1)
+                        C(R) = S(R) p R,                                 W(R) = A(R) - start
+    What is paid once, such as egress, is added to C. The machine can always be given up at the end
+    of the refundable time, so the better stretch counts.
     """
     p, once_usd = price
     if rule >= HOURLY:

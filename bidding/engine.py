@@ -17,6 +17,7 @@ from bidding.deadline import Book
 
 LEASES_MAX = 192
 ANY_PRICE = 1_000_000.0  # a bid that nothing outbids
+PENALTY_H, DOUBLINGS_MAX = 0.05, 4  # how long the manager leaves a pool alone that refuses
 
 
 class World(NamedTuple):
@@ -25,6 +26,7 @@ class World(NamedTuple):
     price: Floats
     capacity: Ints
     hazard_per_h: Floats
+    losses_seen: Flags  # [pool, tick]: the pool had taken its machines before
     moved: Flags  # [tick]: some price or capacity is not what it was
     slots: Ints
     speed: Floats
@@ -44,6 +46,7 @@ class Job(NamedTuple):
     start_h: float
     morph_h: float
     recovery_h: float
+    recovery_all_h: float  # where no machine is left
     manager_usd_per_h: float
     scaling: float  # rate = power ** scaling
     begin_tick: int
@@ -72,6 +75,8 @@ class Leases(NamedTuple):
     bid: Floats
     hour_usd: Floats  # per machine: owed for the hour under way
     spent_usd: Floats  # per machine: owed since it began
+    shut_until: Floats  # [pool] tick: it refused, and is left alone until then
+    refusals: Ints  # [pool] in a row
 
 
 class Orders(NamedTuple):
@@ -98,7 +103,7 @@ class Outcome(NamedTuple):
     changes: float
 
 
-def no_leases() -> Leases:
+def no_leases(pools: int = LEASES_MAX) -> Leases:
     return Leases(
         pool=np.zeros(LEASES_MAX, np.int64),
         machines=np.zeros(LEASES_MAX, np.int64),
@@ -106,6 +111,8 @@ def no_leases() -> Leases:
         bid=np.zeros(LEASES_MAX),
         hour_usd=np.zeros(LEASES_MAX),
         spent_usd=np.zeros(LEASES_MAX),
+        shut_until=np.zeros(pools),
+        refusals=np.zeros(pools, np.int64),
     )
 
 
@@ -169,28 +176,65 @@ def refund(world: World, leases: Leases, row: int, t: int) -> tuple[float, float
 
 
 @compiled
-def carry_out(world: World, leases: Leases, orders: Orders, t: int) -> int:
+def is_shut(leases: Leases, pool: int, t: int) -> bool:
+    """Whether the pool refused lately, and is left alone for now as the manager would."""
+    return bool(t < leases.shut_until[pool])
+
+
+@compiled
+def granted(
+    world: World, leases: Leases, orders: Orders, t: int, holds_on: bool
+) -> tuple[Ints, bool]:
+    """How many machines each pool sells of what is ordered, and whether some pool sells less.
+
+    A pool that refuses is left alone, for longer each time in a row. A strategy that `holds_on`
+    gives nothing back for machines that were refused, as the manager does not: only machines of a
+    pool that sells some make room there.
+    """
+    pools = world.price.shape[0]
+    held, sold, refused = np.zeros(pools, np.int64), np.zeros(pools, np.int64), False
+    for row in range(LEASES_MAX):
+        held[leases.pool[row]] += min(leases.machines[row], orders.keep[row])
+    for k in range(pools):
+        wanted = orders.buy[k]
+        if wanted <= 0:
+            continue
+        if orders.bid[k] >= world.price[k, t]:
+            sold[k] = min(wanted, max(0, world.capacity[k, t] - held[k]))
+        if sold[k] < wanted:
+            refused = True
+            leases.refusals[k] = 1 if sold[k] > 0 else leases.refusals[k] + 1
+            wait_h = PENALTY_H * 2.0 ** min(leases.refusals[k] - 1, DOUBLINGS_MAX)
+            leases.shut_until[k] = t + max(1e-9, wait_h / world.tick_h)
+        else:
+            leases.refusals[k] = 0
+    if refused and holds_on:
+        for row in range(LEASES_MAX):
+            if sold[leases.pool[row]] == 0:
+                orders.keep[row] = leases.machines[row]
+    return sold, refused
+
+
+@compiled
+def carry_out(leases: Leases, orders: Orders, sold: Ints, t: int) -> int:
     """Give back and buy; says how many machines changed."""
     changed = 0
-    held = np.zeros(world.price.shape[0], np.int64)
     for row in range(LEASES_MAX):
         if leases.machines[row] > orders.keep[row]:
             changed += leases.machines[row] - orders.keep[row]
             leases.machines[row] = orders.keep[row]
-        held[leases.pool[row]] += leases.machines[row]
     row = 0
-    for k in range(len(held)):
-        n = min(orders.buy[k], max(0, world.capacity[k, t] - held[k]))
-        if n <= 0 or orders.bid[k] < world.price[k, t]:
+    for k in range(len(sold)):
+        if sold[k] <= 0:
             continue
         while row < LEASES_MAX and leases.machines[row] > 0:
             row += 1
         if row == LEASES_MAX:
             break
-        leases.pool[row], leases.machines[row] = k, n
+        leases.pool[row], leases.machines[row] = k, sold[k]
         leases.begun[row], leases.bid[row] = t, orders.bid[k]
         leases.hour_usd[row] = leases.spent_usd[row] = 0.0
-        changed += n
+        changed += sold[k]
     return changed
 
 

@@ -2,14 +2,19 @@
 
 import csv
 import math
-from collections.abc import Iterable
+import struct
+import tokenize
+import zipfile
+import zlib
+from collections.abc import Iterable, Mapping
 from pathlib import Path
 
 import msgspec
+import numpy as np
 
-from bidding import parquet
 from bidding.errors import HistoryError
 from bidding.history import (
+    POINTS_MAX,
     USD_PER_H_MAX,
     History,
     Repairs,
@@ -22,17 +27,19 @@ from bidding.history import (
     read_probe,
 )
 from bidding.market import Listing, paired
-from bidding.study import Sold, daily_lows
 from cloud.model import InstanceType, Pool
 
 FILES_MAX = 10_000
-SUFFIXES = (".json", ".csv", ".parquet")
+SUFFIXES = (".json", ".csv", ".npz")
+POOLS_MAX = 10_000
+STORED_BYTES_MAX = 1 << 30
+COLUMNS_KEPT = ("pools", "points", "at_s", "value")
 HEADER_MAX = 10_000
 COLUMNS = frozenset(("at", "cloud", "region", "zone", "type", "usd_per_h"))
 
 
 def read_prices(folder: Path) -> tuple[dict[Pool, Series], Repairs]:
-    """Every `.json` (describe-spot-price-history, Azure retail prices), `.csv` and `.parquet` below a folder
+    """Every `.json` (describe-spot-price-history, Azure retail prices), `.csv` and `.npz` below a folder
     as one history.
     """
     histories: list[History] = []
@@ -62,20 +69,64 @@ def _files(folder: Path) -> Iterable[Path]:
 
 
 def stored_prices(path: Path) -> History:
-    """What `write_prices` has stored there, and nothing else of the folder."""
-    return parquet.read(path.read_bytes())
+    """Read what `write_prices` has stored there, and nothing else of the folder."""
+    try:
+        with zipfile.ZipFile(path) as archive:
+            size = sum(entry.file_size for entry in archive.infolist())
+        with np.load(path, allow_pickle=False) as kept:
+            columns = {} if size > STORED_BYTES_MAX else {name: kept[name] for name in COLUMNS_KEPT}
+    except (ValueError, LookupError, zlib.error, EOFError, NotImplementedError, struct.error,
+            RuntimeError, SyntaxError, zipfile.BadZipFile, MemoryError, OverflowError, TypeError,
+            tokenize.TokenError) as e:  # fmt: skip
+        why = " ".join(str(e).split())
+        raise HistoryError(f"not prices that were stored here, or a damaged file: {why}") from e
+    if not columns:
+        raise HistoryError(
+            f"it unpacks to {size} bytes; at most {STORED_BYTES_MAX} are read: store fewer prices"
+        )
+    return _unpacked(columns)
+
+
+def _unpacked(columns: Mapping[str, "np.ndarray"]) -> History:
+    """Cut the columns into one series per pool; `points` says how long each is."""
+    try:
+        names = columns["pools"].tobytes()
+        pools = msgspec.json.decode(names, type=list[tuple[str, str, str, str]])
+        points = columns["points"].astype(np.int64).tolist()
+        at_s, value = (columns[name].astype(np.float64) for name in ("at_s", "value"))
+    except (ValueError, TypeError) as e:
+        raise HistoryError(f"its columns are not those of prices: {e}") from e
+    if (
+        len(points) != len(pools)
+        or min(points, default=1) < 1
+        or not sum(points) == len(at_s) == len(value)
+    ):
+        raise HistoryError("its columns are not of the same length: the file is damaged")
+    ends = np.cumsum(points)[:-1]
+    pieces = zip(pools, np.split(at_s, ends), np.split(value, ends), strict=True)
+    return {Pool(*names): Series(at_s=at, value=of) for names, at, of in pieces} if pools else {}
 
 
 def write_prices(path: Path, history: History) -> None:
-    """Store a history as Parquet, whole or not at all."""
+    """Store a history as .npz, whole or not at all; the newest points of the first pools."""
+    some = sorted(history.items())[:POOLS_MAX]
+    names = [(p.cloud, p.region, p.zone, p.type) for p, _ in some]
+    at_s = [series.at_s[-POINTS_MAX:] for _, series in some]
     beside = path.with_suffix(".part")
-    beside.write_bytes(parquet.write(history))
+    with beside.open("wb") as file:
+        np.savez_compressed(
+            file,
+            pools=np.frombuffer(msgspec.json.encode(names), dtype=np.uint8),
+            points=np.array([len(at) for at in at_s], dtype=np.int64),
+            at_s=np.concatenate([*at_s, np.empty(0)]),
+            value=np.concatenate([*(s.value[-POINTS_MAX:] for _, s in some), np.empty(0)]),
+        )
     beside.replace(path)
 
 
 def _read(path: Path) -> tuple[dict[Pool, Series], Repairs]:
-    if path.suffix == ".parquet":
-        return parquet.read(path.read_bytes()), Repairs()
+    if path.suffix == ".npz":
+        return dict(stored_prices(path)), Repairs()
     text = _text(path)
     if path.suffix == ".json":
         azure = '"Items"' in text and '"SpotPriceHistory"' not in text
@@ -118,36 +169,6 @@ AWS_ACCELERATORS = {
     "p3.8xlarge": ("v100", 4),
     "p3.16xlarge": ("v100", 8),
 }
-
-
-def read_sold(aws_region: Path, azure: Path) -> list[Sold]:
-    """The market of the pricing study: one AWS region, and the daily tables of Azure."""
-    aws, _ = read_prices(aws_region)
-    sold = [
-        Sold(cloud="aws", zone=pool.zone, accelerator=AWS_ACCELERATORS[pool.type][0],
-             accelerators=AWS_ACCELERATORS[pool.type][1], low_usd_per_h=daily_lows(series))
-        for pool, series in aws.items()
-    ]  # fmt: skip
-    kinds: dict[str, tuple[str, int]] = {}
-    for line in (azure / "instance_mapping.csv").read_text(encoding="utf-8").splitlines()[1:]:
-        name, kind, number = line.split(",")
-        kinds[name] = (kind.lower(), int(number))
-    days, _ = read_prices(azure)
-    for pool, series in days.items():
-        accelerator, count = kinds[pool.type]
-        sold.append(Sold(cloud="azure", zone=pool.zone, accelerator=accelerator,
-                         accelerators=count, low_usd_per_h=daily_lows(series)))  # fmt: skip
-    return sold
-
-
-def read_throughputs(path: Path) -> dict[str, dict[str, float]]:
-    """Steps per second alone, by model and accelerator."""
-    raw = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, dict[str, object]]])
-    alone: dict[str, dict[str, float]] = {}
-    for accelerator, models in raw.items():
-        for model, rows in models.items():
-            alone.setdefault(model, {})[accelerator] = float(str(rows["null"]))
-    return alone
 
 
 # What AWS asked on demand in 2020, per hour; a K80 does 0.15 of the work of a V100 (ResNet-18).
@@ -239,7 +260,7 @@ def read_markets(data: Path) -> tuple[dict[str, list[Listing]], Repairs]:
         said += [f"{repairs.other} were not of Linux in dollars per hour"] if repairs.other else []
         rows = f" ({', '.join(said)})" if said else ""
         raise HistoryError(
-            f"{data} holds no prices{rows}: give a folder with .json, .csv or .parquet price files"
+            f"{data} holds no prices{rows}: give a folder with .json, .csv or .npz price files"
         )
     return markets, repairs
 

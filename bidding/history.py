@@ -248,35 +248,6 @@ def read_probe(text: str) -> Series:
     return thin(np.arange(len(counts), dtype=np.float64) * gap_s, counts)
 
 
-def read_node_events(text: str) -> tuple[Series, Repairs]:
-    """Lines of `ms,add|remove,node`: how many nodes were held. A node counts once."""
-    held: set[str] = set()
-    at: dict[float, float] = {}
-    unreadable = duplicate = rows = 0
-    for line in text.splitlines():
-        rows += 1
-        try:
-            ms, what, node = line.strip().split(",")
-            at_s = float(ms) / 1000
-        except ValueError:
-            unreadable += 1
-            continue
-        if what == "add":
-            duplicate += node in held
-            held.add(node)
-        elif what == "remove":
-            duplicate += node not in held
-            held.discard(node)
-        else:
-            unreadable += 1
-            continue
-        at[at_s] = float(len(held))
-    if not at:
-        raise HistoryError("no line of the form `ms,add|remove,node` was found")
-    repairs = Repairs(rows=rows, duplicate=duplicate, unreadable=unreadable)
-    return _series(at), repairs
-
-
 def thin(at_s: Floats, value: Floats) -> Series:
     """The same step function without the points at which nothing changes."""
     keep = np.concatenate(([True], np.diff(value) != 0))

@@ -2,29 +2,16 @@
 
     orders(world, job, plan, leases, t, work_left) -> Orders
 
-`ours` is the manager's own arithmetic (`bidding.core`); `bidbrain` is Proteus as printed (equations
+`ours` is the manager's own decision (`bidding.decision`); `bidbrain` is Proteus as printed (equations
 4.1 to 4.4, bids over the market price, an hour at a time); the others are what people run today.
 """
 
 import numpy as np
 
 from bidding.compiled import Floats, Ints, compiled
-from bidding.core import (
-    BY_SECOND,
-    HOURLY,
-    Bounds,
-    Units,
-    best_prefix,
-    differ,
-    horizon,
-    in_parts,
-    margin_of,
-    order_of,
-    outlook,
-    stalls_of,
-    walk,
-)
+from bidding.core import BY_SECOND, HOURLY, Bounds
 from bidding.deadline import IDLE, ON_DEMAND, SPOT, guarded
+from bidding.decision import ANY_MODE, LOST_MAX, Machines, Need, chosen, planned, weighed
 from bidding.engine import (
     ANY_PRICE,
     LEASES_MAX,
@@ -34,11 +21,11 @@ from bidding.engine import (
     Plan,
     World,
     is_reliable,
+    is_shut,
 )
 
 ONLY_ON_DEMAND, STANDARD, GREEDY, STUDY, BIDBRAIN, OURS, SPOT_FIRST, UNIFORM = range(8)
 NOTHING = -1
-LOST_PER_H_MAX = 13.8  # one in a million is left after an hour
 
 
 @compiled
@@ -172,8 +159,8 @@ def hazard_of(world: World, k: int, bid: float, t: int) -> float:
     if outbids(world, delta):
         i = known_delta(world, delta)
         beta = world.evicted_in_mood[k, world.mood[k, t], i] if i >= 0 else 1.0
-        hazard += -np.log1p(-beta) if beta < 1.0 else LOST_PER_H_MAX
-    return float(min(hazard, LOST_PER_H_MAX))
+        hazard = min(hazard - np.log1p(-min(beta, LOST_MAX)), -np.log1p(-LOST_MAX))
+    return float(hazard)
 
 
 @compiled
@@ -248,158 +235,131 @@ def footprint_e(world: World, job: Job, leases: Leases, t: int, extra: int, bid:
 
 @compiled
 def ours(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float) -> Orders:
-    """The manager's decision: `bidding.core` over every lease and offer."""
-    units, bids, rows = units_of(
-        world, job, plan, leases, (t, ahead_h(world, job, leases, work_left))
-    )
+    """The manager's decision without a deadline."""
+    return decided(world, job, plan, leases, (t, work_left, int(ANY_MODE)), False)
+
+
+@compiled
+def decided(
+    world: World, job: Job, plan: Plan, leases: Leases, now: tuple[int, float, int], tight: bool
+) -> Orders:
+    """Ask the manager's decision (`bidding.decision`) with the columns of a market.
+
+    `now` is the tick, the work left and the mode that a deadline calls for.
+    """
+    t, work_left, mode = now
+    machines, rows = machines_of(world, job, plan, leases, t)
+    pools = world.price.shape[0]
+    haste = plan.haste if mode == ANY_MODE else np.inf
     bounds = Bounds(
-        1, job.slots, np.inf, np.inf, 0.0, work_left, plan.haste, job.recovery_h, job.recovery_h,
+        1, job.slots, np.inf, np.inf, 0.0, work_left, haste, job.recovery_h, job.recovery_all_h,
         job.manager_usd_per_h, job.manager_usd_per_h,
     )  # fmt: skip
-    order = order_of(units, job.recovery_h)
+    need = Need(
+        job.start_h, job.morph_h, job.recovery_h, needed_h(world, job, machines, t, work_left),
+        job.slots, slots_held(world, leases) > 0,
+    )  # fmt: skip
+    known = weighed(machines, need)
+    walks = planned(machines, known, bounds, mode, tight, pools)
+    rates = rates_of(machines, walks.steps, job)
+    choice = chosen(walks, rates, rates_of(machines, walks.spread, job), bounds, pools)
     orders = keep_all(world, leases)
     orders.keep[:] = 0
-    if waits(world, plan, units, order, t):
-        return orders
-    pools = world.price.shape[0]
-    steps = walk(units, order, bounds, pools, job.slots)
-    best = best_prefix(units, steps, rates_of(units, steps, job), bounds, pools)
-    target = steps[: best.taken]
-    parts = in_parts(units, order, target, bounds)
-    for i in parts:
-        if units.held[i]:
+    for i in choice.rows:
+        if machines.held[i]:
             orders.keep[rows[i]] += 1
         else:
-            orders.buy[units.pool[i]] += 1
-            orders.bid[units.pool[i]] = bids[i]
-    return Orders(orders.keep, orders.buy, orders.bid, differ(parts, target))
+            k = machines.pool[i]
+            orders.buy[k] += 1
+            if world.bids and not is_reliable(world, k):
+                delta = world.deltas[known.choice[i] - machines.first[i]]
+                orders.bid[k] = world.price[k, t] + delta
+    return Orders(orders.keep, orders.buy, orders.bid, choice.unfinished)
 
 
 @compiled
-def ahead_h(world: World, job: Job, leases: Leases, work_left: float) -> float:
-    """How far ahead to look: as long as the fastest machines need for the rest."""
-    rate = (job.slots * np.max(world.speed)) ** job.scaling
-    return float(horizon(work_left / rate, newcomer_h(job, slots_held(world, leases) > 0)))
+def needed_h(world: World, job: Job, machines: Machines, t: int, work_left: float) -> float:
+    """How long machines are needed: to the deadline, or as long as the fastest take for the rest."""
+    fastest = 0.0
+    for i in range(len(machines.slots)):
+        slots = job.slots // machines.slots[i] * machines.slots[i]
+        fastest = max(fastest, slots * machines.speed[i])
+    hours = work_left / fastest**job.scaling if fastest > 0 else np.inf
+    return min(hours, (job.finish_tick - t) * world.tick_h) if job.finish_tick > 0 else hours
 
 
 @compiled
-def newcomer_h(job: Job, held: bool) -> float:
-    """What a newcomer does not work at first, and what its coming stalls."""
-    return job.start_h + stalls_of(job.slots, held) * job.morph_h
-
-
-@compiled
-def rates_of(units: Units, steps: Ints, job: Job) -> Floats:
+def rates_of(machines: Machines, steps: Ints, job: Job) -> Floats:
     """Throughput per hour after each machine of the walk."""
     rates, power = np.empty(len(steps)), 0.0
     for j in range(len(steps)):
-        power += units.slots[steps[j]] * units.speed[steps[j]]
+        power += machines.slots[steps[j]] * machines.speed[steps[j]]
         rates[j] = power**job.scaling
     return rates
 
 
 @compiled
-def waits(world: World, plan: Plan, units: Units, order: Ints, t: int) -> bool:
-    """Waiting is better when a pool that sells nothing now sells far cheaper work."""
-    away = np.inf
-    for k in range(world.price.shape[0] - 1):
-        if plan.allowed[k] and world.capacity[k, t] <= 0:
-            away = min(away, world.price[k, t] / (world.slots[k] * world.speed[k]))
-    if len(order) == 0:
-        return False
-    i = order[0]
-    here = units.expected_usd_per_h[i] / (units.share[i] * units.slots[i] * units.speed[i])
-    return bool(here > (1.0 + plan.haste) * away)
+def machines_of(
+    world: World, job: Job, plan: Plan, leases: Leases, t: int
+) -> tuple[Machines, Ints]:
+    """A market at one tick as the decision reads it, and which lease each row is."""
+    pools = world.price.shape[0]
+    held, offered = rows_held(world, job, leases, t), pools_offered(plan)
+    n, begins = len(held) + len(offered), len(held)
+    deltas = len(world.deltas) if world.bids else 1
+    pool, lease = np.empty(n, np.int64), np.full(n, NOTHING)
+    lease[:begins] = held
+    pool[:begins] = leases.pool[held]
+    pool[begins:] = offered
+    first, hazards = np.zeros(n + 1, np.int64), np.empty(n * deltas)
+    age_h, count, blocked = np.zeros(n), np.empty(n, np.int64), np.zeros(n, np.bool_)
+    reliable = pool == pools - 1
+    for i in range(n):
+        k, row = pool[i], lease[i]
+        many = row == NOTHING and world.bids and not reliable[i]
+        first[i + 1] = first[i] + (deltas if many else 1)
+        for j in range(first[i], first[i + 1]):
+            above = world.price[k, t] + world.deltas[j - first[i]] if many else ANY_PRICE
+            bid = above if row == NOTHING else leases.bid[row]
+            hazards[j] = hazard_of(world, k, bid, t)
+        count[i] = job.slots // world.slots[k] if row == NOTHING else leases.machines[row]
+        if row == NOTHING:
+            blocked[i] = world.capacity[k, t] <= 0 or is_shut(leases, k, t)
+        else:
+            age_h[i] = (t - leases.begun[row]) * world.tick_h
+    is_held = lease != NOTHING
+    on_demand_rule = HOURLY if world.rule >= HOURLY else BY_SECOND  # nothing is refunded there
+    rule = np.where(reliable, on_demand_rule, world.rule)
+    machines = Machines(
+        rule, world.losses_seen[:, t][pool], world.price[:, t][pool], np.zeros(n), np.zeros(n),
+        np.where(rule >= HOURLY, 1.0, 0.0), age_h, world.slots[pool], world.speed[pool], count,
+        pool, world.region[pool], is_held, is_held & (age_h < job.start_h - 1e-9),
+        np.zeros(n, np.bool_), blocked, reliable, first, hazards[: first[n]],
+    )  # fmt: skip
+    return machines, lease
 
 
 @compiled
-def units_of(
-    world: World, job: Job, plan: Plan, leases: Leases, now: tuple[int, float]
-) -> tuple[Units, Floats, Ints]:
-    """Columns for the core: leases first, then the offers; with the bid and the row of each.
-
-    `now` is the tick, and how many hours to look ahead.
-    """
-    t, ahead = now
+def rows_held(world: World, job: Job, leases: Leases, t: int) -> Ints:
+    """Rows of leases in the order of the decision: those that work first, then by the pool."""
     pools = world.price.shape[0]
-    most = LEASES_MAX + pools
-    units = Units(
-        np.empty(most), np.empty(most), np.empty(most), np.empty(most), np.empty(most, np.int64),
-        np.empty(most), np.empty(most, np.int64), np.empty(most, np.int64), np.empty(most, np.int64),
-        np.zeros(most), np.zeros(most, np.bool_), np.zeros(most, np.bool_), np.zeros(most),
-    )  # fmt: skip
-    bids, rows = np.full(most, ANY_PRICE), np.full(most, NOTHING)
-    held = slots_held(world, leases) > 0
-    n = 0  # handed on through int(): for a number that it knows, numba would compile once more
+    rows, keys = np.empty(LEASES_MAX, np.int64), np.empty(LEASES_MAX, np.int64)
+    n = 0
     for row in range(LEASES_MAX):
         if leases.machines[row] > 0:
-            fill_lease(world, job, leases, row, (t, int(n), ahead), units)
-            rows[n] = row
+            starts = (t - leases.begun[row]) * world.tick_h < job.start_h - 1e-9
+            k = leases.pool[row]
+            rows[n], keys[n] = row, (pools if starts else 0) + (k + 1) % pools
             n += 1
-    for k in range(pools):
-        if plan.allowed[k] and world.capacity[k, t] > 0:
-            bids[n] = fill_offer(world, job, k, (t, int(n), ahead), units, held)
-            n += 1
-    cut = Units(
-        units.usd_per_h[:n], units.expected_usd_per_h[:n], units.share[:n], units.hazard_per_h[:n],
-        units.slots[:n], units.speed[:n], units.machines[:n], units.pool[:n], units.region[:n],
-        units.margin[:n], units.held[:n], units.pinned[:n], units.upfront_usd[:n],
-    )  # fmt: skip
-    return cut, bids, rows
+    return rows[:n][np.argsort(keys[:n], kind="mergesort")]
 
 
 @compiled
-def fill_lease(
-    world: World, job: Job, leases: Leases, row: int, at: tuple[int, int, float], units: Units
-) -> None:
-    t, n, ahead = at
-    k = leases.pool[row]
-    age_h = (t - leases.begun[row]) * world.tick_h
-    rule = BY_SECOND if is_reliable(world, k) else world.rule
-    hazard = hazard_of(world, k, leases.bid[row], t)
-    left_h = max(0.0, job.start_h - age_h)
-    cost, share = outlook(rule, (world.price[k, t], 0.0), hazard, age_h, left_h, ahead)
-    into_h = age_h - np.floor(age_h + 1e-9)
-    pinned = rule >= HOURLY and into_h > 1e-9
-    share = max(share, 1e-6) if pinned else share
-    put(units, n, (world.price[k, t], cost, share, hazard), k, leases.machines[row])
-    units.slots[n], units.speed[n] = world.slots[k], world.speed[k]
-    units.region[n], units.margin[n] = world.region[k], margin_of(age_h)
-    units.held[n], units.pinned[n] = True, pinned
-
-
-@compiled
-def fill_offer(
-    world: World, job: Job, k: int, at: tuple[int, int, float], units: Units, held: bool
-) -> float:
-    """One row per offer; where bids evict, with the bid that makes its work cheapest."""
-    t, n, ahead = at
-    p = world.price[k, t]
-    rule = BY_SECOND if is_reliable(world, k) else world.rule
-    start_h = newcomer_h(job, held)
-    choices = len(world.deltas) if world.bids and not is_reliable(world, k) else 1
-    lowest, best_bid = np.inf, ANY_PRICE
-    for d in range(choices):
-        bid = p + world.deltas[d] if choices > 1 else ANY_PRICE
-        hazard = hazard_of(world, k, bid, t)
-        cost, share = outlook(rule, (p, 0.0), hazard, 0.0, start_h, ahead)
-        net = share - min(hazard, 60.0) * job.recovery_h
-        if d == 0 or (net > 0 and cost / net < lowest):
-            put(units, n, (p, cost, share, hazard), k, job.slots // world.slots[k])
-            lowest = cost / net if net > 0 else np.inf
-            best_bid = bid
-    units.slots[n], units.speed[n] = world.slots[k], world.speed[k]
-    units.region[n] = world.region[k]
-    return best_bid
-
-
-@compiled
-def put(
-    units: Units, n: int, seen: tuple[float, float, float, float], pool: int, machines: int
-) -> None:
-    units.usd_per_h[n], units.expected_usd_per_h[n] = seen[0], seen[1]
-    units.share[n], units.hazard_per_h[n] = seen[2], seen[3]
-    units.pool[n], units.machines[n] = pool, machines
+def pools_offered(plan: Plan) -> Ints:
+    """The pools that may be bought from, on demand first."""
+    pools = len(plan.allowed)
+    order = (np.arange(pools) + pools - 1) % pools
+    return order[plan.allowed[order]]
 
 
 @compiled
@@ -423,54 +383,17 @@ def time_and_work(world: World, job: Job, t: int, work_left: float) -> tuple[flo
 
 
 @compiled
-def in_mode(
-    world: World, job: Job, plan: Plan, leases: Leases, at: tuple[int, float], mode: int
-) -> Orders:
-    """Everything in one mode: nothing, all on demand, or the spot machines that `ours` chooses."""
-    t, work_left = at
-    last = world.price.shape[0] - 1
-    if mode == SPOT:
-        spot = Plan(
-            plan.policy,
-            plan.allowed.copy(),
-            0,
-            0.0,
-            np.inf,
-            plan.bid_on_demand,
-            plan.book,
-            plan.phase,
-        )
-        spot.allowed[last] = False
-        orders = ours(world, job, spot, leases, t, work_left)
-    else:
-        orders = keep_all(world, leases)
-    held = 0
-    for row in range(LEASES_MAX):
-        reliable = is_reliable(world, leases.pool[row])
-        if leases.machines[row] > 0 and reliable != (mode == ON_DEMAND):
-            orders.keep[row] = 0
-        if reliable:
-            held += orders.keep[row] * world.slots[last]
-    if mode == ON_DEMAND:
-        orders.buy[last] = max(0, job.slots - held) // world.slots[last]
-    return orders
-
-
-@compiled
 def with_deadline(
     world: World, job: Job, plan: Plan, leases: Leases, t: int, work_left: float
 ) -> Orders:
-    """The manager's decision with a deadline: the mode from the table, behind its guard."""
-    now = mode_now(world, leases)
+    """The manager's decision with a deadline: the mode from the table, inside its guard."""
     left_h = time_and_work(world, job, t, work_left)
     margin_h = job.start_h + job.morph_h + job.recovery_h + world.tick_h
     start_h = job.start_h + job.morph_h
+    now = mode_now(world, leases)
     mode = guarded(plan.book, left_h, (margin_h, start_h), plan.phase[t], now)
-    orders = in_mode(world, job, plan, leases, (t, work_left), mode)
-    tight = left_h[0] - left_h[1] <= margin_h + start_h
-    if mode == SPOT and tight and slots_held(world, leases) >= job.slots:
-        return keep_all(world, leases)  # a move to a cheaper pool would use up the spare time
-    return orders
+    tight = bool(left_h[0] - left_h[1] <= margin_h + start_h)
+    return decided(world, job, plan, leases, (t, work_left, mode), tight)
 
 
 @compiled
@@ -483,7 +406,7 @@ def spot_first(
     mode = SPOT if plan.phase[t] < 2 else IDLE
     if time_h - need_h <= d or mode_now(world, leases) == ON_DEMAND:
         mode = ON_DEMAND
-    return in_mode(world, job, plan, leases, (t, work_left), mode)
+    return decided(world, job, plan, leases, (t, work_left, mode), False)
 
 
 @compiled
@@ -506,7 +429,7 @@ def uniform(world: World, job: Job, plan: Plan, leases: Leases, t: int, work_lef
         mode = ON_DEMAND
     if time_h - need_h <= d:
         mode = ON_DEMAND
-    return in_mode(world, job, plan, leases, (t, work_left), mode)
+    return decided(world, job, plan, leases, (t, work_left, mode), False)
 
 
 @compiled

@@ -52,33 +52,6 @@ class Gamma(msgspec.Struct, frozen=True, kw_only=True):
 HAZARD_PRIOR = Gamma(events=0.5, hours=4.0)  # wide: one loss in eight hours, soon overruled
 RETURN_PRIOR = Gamma(events=0.5, hours=1.0)
 
-# Interruption buckets as the advisor prints them (share of machines lost in a month), as hourly
-# hazards, each worth a day of watching.
-ADVISOR_H = 24.0
-ADVISOR_SHARES = {"<5%": 0.025, "5-10%": 0.075, "10-15%": 0.125, "15-20%": 0.175, ">20%": 0.3}
-REBALANCE_PRECISION = 0.3  # one hint in three is followed by a loss (public log, 30 hints)
-
-
-def informed_prior(
-    advisor: str | None = None, placement_score: int | None = None, rebalance: bool = False
-) -> Gamma:
-    """The prior of a pool before it was ever held, from what the cloud says about it."""
-    prior = HAZARD_PRIOR
-    if advisor is not None:
-        if advisor not in ADVISOR_SHARES:
-            raise ValueError(f"advisor bucket {advisor!r} is not one of {sorted(ADVISOR_SHARES)}")
-        per_h = -math.log1p(-ADVISOR_SHARES[advisor]) / (30 * 24)
-        prior = Gamma(events=per_h * ADVISOR_H, hours=ADVISOR_H)
-    if placement_score is not None:
-        if not 1 <= placement_score <= 10:
-            raise ValueError(f"placement score {placement_score} must be 1..10")
-        scale = 2.0 ** ((5 - placement_score) / 2.5)  # four points are about a factor of three
-        prior = Gamma(events=prior.events * scale, hours=prior.hours)
-    if rebalance:
-        lost = -math.log1p(-REBALANCE_PRECISION)
-        prior = Gamma(events=prior.events + lost, hours=prior.hours)
-    return prior
-
 
 @compiled
 def _first_above(values: Floats, at_s: Floats, samples_s: Floats, delta: float) -> Floats:

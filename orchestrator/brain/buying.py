@@ -160,7 +160,6 @@ def think(state: State, job: Job) -> Purchase:
         start_s=start_s,
         morph_s=job.times.typical_s("morph_s", settings.morph_s),
         recovery_s=recovery_s,
-        recovery_all_s=recovery_s + start_s,  # nobody works until a machine has started
         manager_usd_per_h=settings.manager_usd_per_h / max(1, sharers),
     )
     limits = Limits(

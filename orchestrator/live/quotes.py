@@ -1,4 +1,4 @@
-"""The prices that were seen, kept as Parquet beside the state: bounded, and read by the backtest too.
+"""The prices that were seen, kept beside the state: bounded, and read by the backtest too.
 
 The manager decides when something is kept (`buying.keep_quotes`); the worlds carry it out with the store below.
 What bids would have meant is worked out here as well, where markets ask for bids: it takes the whole past.
@@ -20,7 +20,7 @@ from cloud.model import InstanceType, Pool, Quote
 from orchestrator.actions import KeepQuotes
 from orchestrator.events import Odds, QuotesKept
 
-FILE, BROKEN = "prices.parquet", ".broken"
+FILE, BROKEN = "prices.npz", ".broken"
 K = TypeVar("K")
 V = TypeVar("V")
 POINTS_KEPT = 20_000  # per pool, the newest

@@ -1,75 +1,17 @@
-"""The backtest runs the manager's decision, and its books balance."""
+"""The books of a backtest balance, and what cannot be run is refused."""
 
 import msgspec
 import numpy as np
 import pytest
 
 from bidding import backtest
-from bidding.acquire import decide
 from bidding.billing import AWS_TODAY, AZURE, cost_usd
 from bidding.engine import evict, no_leases
 from bidding.errors import ConstraintError, HistoryError
 from bidding.market import build
-from bidding.model import Demand, Holding, Limits, Offer
-from bidding.policies import ours
-from bidding.strategies import STRATEGIES, plan_of
+from bidding.strategies import STRATEGIES
 
 WORK = backtest.Work(hours=4.0, slots=4)
-
-
-class Linear:
-    """Work per second as the sum of the slots."""
-
-    def work_per_s(self, counts):
-        return float(sum(counts.values()))
-
-
-def as_offers(market, t):
-    """Tick t of a market as the manager sees it."""
-    offers = [
-        Offer(pool=p, type=k, market="spot", price_usd_per_h=float(market.price[i, t]),
-              blocked=bool(market.capacity[i, t] <= 0), hazard_per_h=float(market.hazard_per_h[i, t]))
-        for i, (p, k) in enumerate(zip(market.pools, market.types, strict=True))
-    ]  # fmt: skip
-    cheapest = int(np.argmin(market.on_demand_usd_per_h))
-    kind = market.types[cheapest]
-    last = msgspec.structs.replace(offers[cheapest], market="on_demand", blocked=False,
-                                   price_usd_per_h=kind.on_demand_usd_per_h)  # fmt: skip
-    return [*offers, last]
-
-
-def held_in(market, k, t, age):
-    """A machine of pool k that began so many ticks ago."""
-    return Holding(lease=str(k), pool=market.pools[k], type=market.types[k], market="spot",
-                   price_usd_per_h=float(market.price[k, t]), bid_usd_per_h=None,
-                   started_at_s=float((t - age) * market.tick_s),
-                   hazard_per_h=float(market.hazard_per_h[k, t]))  # fmt: skip
-
-
-def test_the_backtest_decides_as_the_manager_does(today_market):
-    """On a hundred moments, with machines held and none held, both buy the same and keep the same."""
-    market = today_market(AWS_TODAY)
-    world, job = backtest.world_of(market), backtest.job_of(WORK)
-    plan = plan_of(STRATEGIES[-1], market, WORK.checkpoint_s, WORK.haste)
-    demand = Demand(work_left=None, start_s=WORK.start_s, morph_s=WORK.morph_s,
-                    recovery_s=WORK.recovery_s)  # fmt: skip
-    limits = Limits(slots_min=1, slots_max=WORK.slots, haste=WORK.haste)
-    rng = np.random.default_rng(0)
-    for t in rng.integers(500, market.ticks - 1, 100):
-        leases, holdings = no_leases(), []
-        there = np.flatnonzero(market.capacity[:, t] > 0)
-        for row, k in enumerate(rng.permutation(there)[: rng.integers(0, 3)]):
-            age = int(rng.integers(1, 40))
-            leases.pool[row], leases.machines[row], leases.begun[row] = k, 1, t - age
-            leases.bid[row] = 1e6
-            holdings.append(held_in(market, int(k), int(t), age))
-        orders = ours(world, job, plan, leases, int(t), np.inf)
-        said = decide(
-            as_offers(market, t), holdings, demand, limits, Linear(), float(t * market.tick_s)
-        )
-        bought = {a.pool: a.count for a in said.acquire}
-        assert bought == {market.pools[k]: n for k, n in enumerate(orders.buy[:-1]) if n > 0}
-        assert len(said.release) == len(holdings) - int(orders.keep.sum())
 
 
 def test_without_evictions_a_job_costs_its_price(today_market):
@@ -180,33 +122,6 @@ def test_what_cannot_be_run_is_refused(today_market):
         build([], start_s=0.0, end_s=100.0)
     with pytest.raises(ConstraintError, match="hours=-1"):
         backtest.Work(hours=-1.0)
-
-
-@pytest.mark.parametrize("left_h", [0.02, 0.2, 2.0])
-def test_near_the_end_of_a_job_both_look_as_far_ahead(today_market, left_h):
-    """With little work left, and machines held, the manager and the backtest buy and keep the same."""
-    market = today_market(AWS_TODAY)
-    work = msgspec.structs.replace(WORK, start_s=30.0, morph_s=60.0)
-    world, job = backtest.world_of(market), backtest.job_of(work)
-    plan = plan_of(STRATEGIES[-1], market, work.checkpoint_s, work.haste)
-    demand = Demand(work_left=left_h * 4 * 3600, start_s=work.start_s, morph_s=work.morph_s,
-                    recovery_s=work.recovery_s)  # fmt: skip
-    limits = Limits(slots_min=1, slots_max=work.slots, haste=work.haste)
-    rng = np.random.default_rng(1)
-    for t in rng.integers(500, market.ticks - 1, 60):
-        leases, holdings = no_leases(), []
-        for row, k in enumerate(np.flatnonzero(market.capacity[:, t] > 0)[:2]):
-            age = int(rng.integers(1, 40))
-            leases.pool[row], leases.machines[row], leases.begun[row] = k, 1, t - age
-            leases.bid[row] = 1e6
-            holdings.append(held_in(market, int(k), int(t), age))
-        orders = ours(world, job, plan, leases, int(t), left_h * 4)
-        said = decide(
-            as_offers(market, t), holdings, demand, limits, Linear(), float(t * market.tick_s)
-        )
-        bought = {a.pool: a.count for a in said.acquire if a.market == "spot"}
-        assert bought == {market.pools[k]: n for k, n in enumerate(orders.buy[:-1]) if n > 0}
-        assert len(said.release) == len(holdings) - int(orders.keep.sum())
 
 
 def test_the_cloud_takes_the_newest_machines_first(today_market):

@@ -18,7 +18,6 @@ from bidding.history import (
     read_azure_daily,
     read_azure_retail,
     read_csv,
-    read_node_events,
     read_probe,
 )
 from cloud.model import Pool
@@ -131,15 +130,6 @@ def test_probes_hold_counts_and_say_their_gap():
         read_probe('{"metadata": {}, "data": [1]}')
     with pytest.raises(HistoryError):
         read_probe('{"metadata": {"gap_seconds": 30}, "data": []}')
-
-
-def test_node_events_count_each_node_once():
-    """Adding a node twice or removing an unknown one changes nothing and is counted."""
-    series, repairs = read_node_events(
-        "0,add,a\n0,add,b\n1000,add,a\n2000,remove,c\n3000,remove,a\nx\n"
-    )
-    assert series.value.tolist() == [2, 2, 2, 1]
-    assert (repairs.duplicate, repairs.unreadable) == (2, 1)
 
 
 @given(st.lists(st.tuples(st.integers(0, 50), st.floats(0.01, 10)), min_size=1, max_size=40))

@@ -18,7 +18,6 @@ from bidding.risk import (
     bid_table,
     calibrate,
     climate_at,
-    informed_prior,
     moods,
 )
 
@@ -75,17 +74,6 @@ def test_bayes_moves_from_the_prior_to_what_was_seen():
     assert HAZARD_PRIOR.seen(0, 100).per_h < HAZARD_PRIOR.per_h / 20
     with pytest.raises(ValueError, match="negative"):
         Gamma(events=1, hours=1).seen(-1, 0)
-
-
-def test_what_the_cloud_says_moves_the_prior():
-    """A worse advisor bucket, a lower score and a hint each raise the hazard; nonsense is refused."""
-    assert informed_prior(advisor=">20%").per_h > informed_prior(advisor="<5%").per_h
-    assert informed_prior(placement_score=2).per_h > informed_prior(placement_score=9).per_h
-    assert informed_prior(rebalance=True).per_h > informed_prior().per_h
-    with pytest.raises(ValueError, match="advisor bucket"):
-        informed_prior(advisor="often")
-    with pytest.raises(ValueError, match=r"1\.\.10"):
-        informed_prior(placement_score=11)
 
 
 def test_many_moments_at_once_are_each_moment_alone():

@@ -74,7 +74,7 @@ def test_the_history_of_a_pool_is_bounded(tmp_path: Path, monkeypatch: Any) -> N
     assert series.at_s.tolist() == [15.0, 16.0, 17.0, 18.0, 19.0]
 
 
-@pytest.mark.parametrize("junk", [b"", b"PAR1", b"PAR1 no parquet PAR1", bytes(range(256)) * 40])
+@pytest.mark.parametrize("junk", [b"", b"PK\x03\x04", b"PK no archive PK", bytes(range(256)) * 40])
 def test_a_history_that_cannot_be_read_is_put_aside_in_one_line(
     tmp_path: Path, junk: bytes
 ) -> None:
@@ -148,8 +148,8 @@ def test_quotes_go_into_the_history_every_few_minutes_at_most(hand: Any) -> None
     assert 2 <= len(sent) <= 3
     assert sum(len(action.quotes) for action in sent) + len(h.state.unkept) == 4 * 61
     assert {kind.name for kind in sent[0].types} == {"small", "large"}
-    h.see(QuotesKept(at_s=h.at_s, error="prices.parquet: not a Parquet file"))
-    assert "not a Parquet file" in h.state.sentences[-1].because
+    h.see(QuotesKept(at_s=h.at_s, error="prices.npz: a damaged file"))
+    assert "a damaged file" in h.state.sentences[-1].because
 
 
 def test_the_chosen_bid_is_in_the_launch_where_bids_are_taken_and_nowhere_else(hand: Any) -> None:

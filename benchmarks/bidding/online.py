@@ -1,6 +1,6 @@
 """How much of the gap to the clairvoyant bound could any buyer close who does not know the future?
 
-    bidding_online.py [starts] [part of a market's name]
+    online.py [starts] [part of a market's name]
 
 A Markov chain of each zone is fitted to the very series that are replayed: what a loss and a return depend on is
 the age of the stretch and whether the stretch with capacity before it was short. In that chain a dynamic programme
@@ -34,6 +34,7 @@ from bidding.engine import (
     carry_out,
     charge,
     evict,
+    granted,
     no_leases,
     work_rate,
 )
@@ -212,7 +213,8 @@ def run_policy(
             )  # fmt: skip
             if action != STOP:
                 orders.buy[last if action == STAY_RELIABLE else action - BUY] = 1
-            changed = carry_out(world, leases, orders, t)
+            sold, _ = granted(world, leases, orders, t, False)
+            changed = carry_out(leases, orders, sold, t)
             stall_h += job.morph_h if changed > 0 and t > begin else 0.0
         rate, _, _ = work_rate(world, job, leases, t)
         useful = 1.0 - (min(stall_h, world.tick_h) / world.tick_h if rate > 0 else 0.0)

@@ -1,9 +1,7 @@
 """Does the pricing study come out of its raw logs? Its bars, its gains by duration, its table 6.2."""
 
 from _bidding import data, show
-
-from bidding.files import read_sold, read_throughputs
-from bidding.study import STRATEGIES, egress_usd, mean_cost_usd, run
+from _study import STRATEGIES, egress_usd, mean_cost_usd, read_sold, read_throughputs, run
 
 PRINTED = {
     "A3C": (1, 1.32, 1.71, 3.10, 3.53),

@@ -1,6 +1,6 @@
 """How close is our cost to that of a buyer who knows the future, and to the best other strategy?
 
-bidding_cost.py [starts]
+cost.py [starts]
 """
 
 import sys

@@ -1,6 +1,6 @@
 """Are deadlines kept, and at which cost? Beside our reading of Uniform Progress.
 
-bidding_deadlines.py [starts in all, per deadline]
+deadlines.py [starts in all, per deadline]
 """
 
 import sys

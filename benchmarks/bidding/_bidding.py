@@ -12,7 +12,7 @@ from bidding.billing import AWS_2016, AWS_TODAY, BillingRule
 from bidding.files import read_markets
 from bidding.market import Listing, Market, build, fitting
 
-DATA = Path(__file__).parents[2] / "shared" / "data"
+DATA = Path(__file__).parents[3] / "shared" / "data"
 TICK_S = 300.0
 
 

@@ -1,6 +1,6 @@
 """Proteus' comparison on auction markets: ours, standard bidding, checkpoints and tiers.
 
-    bidding_auctions.py [starts]
+    auctions.py [starts]
 
 Paper (2 h and 20 h, 64 machines): 83-85 % cheaper than on demand, 42-47 % cheaper and 32-43 % faster
 than standard bidding with checkpoints, 32 % of the machine hours free; tiers alone 18-20 %.

@@ -1,6 +1,6 @@
 """How long does one decision take, and a thousand starts under every strategy?
 
-bidding_speed.py [starts]
+speed.py [starts]
 """
 
 import random

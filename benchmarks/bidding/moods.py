@@ -1,6 +1,6 @@
 """What is it worth to know how long a price has stood still, where bids evict?
 
-    bidding_moods.py [starts]
+    moods.py [starts]
 
 The same decision over the same starts, with beta by the mood of the price and with one beta for all moods; and
 BidBrain as printed beside both. All markets are under the rule of 2016; hazards are learned from what was before the starts.

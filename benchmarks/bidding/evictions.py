@@ -1,6 +1,6 @@
 """How much work do evictions cost? A recorded trace replayed, and a fleet at steady eviction rates.
 
-bidding_evictions.py [start_s morph_s recovery_s]
+evictions.py [start_s morph_s recovery_s]
 """
 
 import sys
@@ -8,12 +8,26 @@ import sys
 import numpy as np
 from _bidding import data, show
 
-from bidding.history import Series, read_node_events
+from bidding.history import Series
 
 START_S, MORPH_S, RECOVERY_S = 30.0, 2.0, 5.0
 STALLS_S = (0.5, 1.0, 2.0, 5.0, 10.0, 20.0, 40.0, 80.0)
 RATES_PER_H = (0.01, 0.05, 0.10, 0.20, 0.33, 0.50)
 BAMBOO = "0.57-0.64"
+
+
+def read_node_events(text: str) -> Series:
+    """Count the nodes that were held, from lines of `ms,add|remove,node`; a node counts once."""
+    held: set[str] = set()
+    at: dict[float, float] = {}
+    for line in text.splitlines():
+        ms, what, node = line.strip().split(",")
+        if what == "add":
+            held.add(node)
+        else:
+            held.discard(node)
+        at[float(ms) / 1000] = float(len(held))
+    return Series(at_s=np.array(sorted(at)), value=np.array([at[t] for t in sorted(at)]))
 
 
 def replay(
@@ -67,7 +81,7 @@ def main() -> None:
     start_s, morph_s, recovery_s = times
     rows = []
     for name in ("p3-trace", "g4dn-trace"):
-        held, _ = read_node_events((data() / f"availability/bamboo/{name}.csv").read_text())
+        held = read_node_events((data() / f"availability/bamboo/{name}.csv").read_text())
         rows += [
             [f"{name}, depth {d}", f"{replay(held, start_s, morph_s, recovery_s, d):.3f}",
              *(f"{replay(held, start_s, s, s, d):.3f}" for s in STALLS_S)]

@@ -1,6 +1,6 @@
 """Where does the gap to the clairvoyant bound come from? The manager's decision, told more and more.
 
-    bidding_foresight.py [starts [part of a market's name]]
+    foresight.py [starts [part of a market's name]]
 
 The bound knows which machines the cloud will take within their free hour. Here the same decision is
 given better hazards than it can have: those by age of the whole series (hindsight), and the truth

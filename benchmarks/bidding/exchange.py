@@ -1,6 +1,6 @@
 """Does it pay to exchange machines whose free first hour is over? The whole loop, half a day at a time.
 
-bidding_exchange.py [seeds] [slots]
+exchange.py [seeds] [slots]
 
 Both managers live on the same simulated market and are billed by today's rule from the cloud's own books; one of
 them knows nothing of refunds and exchanges nothing for them.

@@ -7,12 +7,14 @@ the rest of the work is billed at the last price. Each strategy adds one freedom
 """
 
 from collections.abc import Mapping, Sequence
+from pathlib import Path
 from typing import Literal
 
 import msgspec
 import numpy as np
 
 from bidding.errors import HistoryError
+from bidding.files import AWS_ACCELERATORS, read_prices
 from bidding.history import Series
 
 Strategy = Literal["1xV100", "+gpu type", "+multi-gpu", "+multi-cloud", "+dynamic"]
@@ -136,3 +138,33 @@ def mean_cost_usd(
 def egress_usd(gigabytes: float, usd_per_gb: float = 0.09) -> float:
     """Moving bytes out of a cloud: the first gigabyte is free (table 6.2)."""
     return max(0.0, gigabytes - FREE_EGRESS_GB) * usd_per_gb
+
+
+def read_sold(aws_region: Path, azure: Path) -> list[Sold]:
+    """The market of the pricing study: one AWS region, and the daily tables of Azure."""
+    aws, _ = read_prices(aws_region)
+    sold = [
+        Sold(cloud="aws", zone=pool.zone, accelerator=AWS_ACCELERATORS[pool.type][0],
+             accelerators=AWS_ACCELERATORS[pool.type][1], low_usd_per_h=daily_lows(series))
+        for pool, series in aws.items()
+    ]  # fmt: skip
+    kinds: dict[str, tuple[str, int]] = {}
+    for line in (azure / "instance_mapping.csv").read_text(encoding="utf-8").splitlines()[1:]:
+        name, kind, number = line.split(",")
+        kinds[name] = (kind.lower(), int(number))
+    days, _ = read_prices(azure)
+    for pool, series in days.items():
+        accelerator, count = kinds[pool.type]
+        sold.append(Sold(cloud="azure", zone=pool.zone, accelerator=accelerator,
+                         accelerators=count, low_usd_per_h=daily_lows(series)))  # fmt: skip
+    return sold
+
+
+def read_throughputs(path: Path) -> dict[str, dict[str, float]]:
+    """Steps per second alone, by model and accelerator."""
+    raw = msgspec.json.decode(path.read_bytes(), type=dict[str, dict[str, dict[str, object]]])
+    alone: dict[str, dict[str, float]] = {}
+    for accelerator, models in raw.items():
+        for model, rows in models.items():
+            alone.setdefault(model, {})[accelerator] = float(str(rows["null"]))
+    return alone

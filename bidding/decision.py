@@ -1,0 +1,300 @@
+"""The decision: what is kept and what is bought, compiled, for the manager and for the backtest.
+
+`bidding.acquire` fills the columns from offers and leases, `bidding.policies` from a market on a
+grid. Both then ask, in this order:
+    weighed(machines, need)           every row with its outlook over the horizon
+    planned(machines, weighed, ...)   whether anything is held at all, and the walks over the rows
+    chosen(walks, rates, ...)         the best footprint, and the part of it that is next
+The rates between the last two are the caller's: the planner's in the manager, a power law in the
+backtest. Nothing else may differ, so a figure of the backtest is a figure of the manager's rule.
+"""
+
+from typing import NamedTuple
+
+import numpy as np
+
+from bidding.compiled import Flags, Floats, Ints, compiled
+from bidding.core import (
+    BY_SECOND,
+    FIRST_HOUR,
+    HOURLY,
+    Best,
+    Bounds,
+    Units,
+    best_prefix,
+    differ,
+    horizon,
+    in_parts,
+    margin_of,
+    order_of,
+    outlook,
+    stalls_of,
+    walk,
+)
+from bidding.deadline import IDLE, ON_DEMAND
+
+ANY_MODE = -1  # else a mode of `bidding.deadline`
+FITS, ABOVE_LIMIT, WAITS = 0, 1, 2
+RENEW_H = 1 / 12  # this shortly before a paid hour ends, the next one is weighed
+LOST_PER_H_MAX = 60.0
+LOST_MAX = 0.999999  # a bid that loses for sure loses within seconds, not at once
+# The start of a machine is paid and another's is not: that is won back within four or five starts.
+SUNK_MARGIN = 0.22
+ROUNDING = 1e-9
+
+
+class Machines(NamedTuple):
+    """What is held and what is on offer, one row per lease or offer, leases first.
+
+    The order of the rows decides between equals, so both callers sort them alike: leases that
+    work, leases that start, offers; on-demand before spot; then by the name of the pool.
+    """
+
+    rule: Ints  # of billing
+    losses_seen: Flags  # a refund is hoped for only where machines were seen to go
+    price_usd_per_h: Floats
+    disk_usd_per_h: Floats
+    egress_usd: Floats  # paid once per machine
+    paid_ahead_h: Floats  # hours that are owed as soon as the machine is bought
+    age_h: Floats
+    slots: Ints
+    speed: Floats
+    machines: Ints
+    pool: Ints
+    region: Ints
+    held: Flags
+    starts: Flags  # held, and has not worked yet
+    fixed: Flags  # held, and stays whatever it costs
+    blocked: Flags  # an offer that is left alone for now
+    on_demand: Flags
+    first: Ints  # [row + 1]: where the choices of a row begin, one per bid
+    hazard_per_h: Floats  # [choice]
+
+
+class Need(NamedTuple):
+    """What the job asks of a machine. `left_h` is how long machines are needed."""
+
+    start_h: float
+    morph_h: float
+    recovery_h: float
+    left_h: float
+    slots_max: int
+    some_held: bool
+
+
+class Weighed(NamedTuple):
+    """Every row with its outlook, and which of its choices (bids) is meant."""
+
+    units: Units
+    choice: Ints
+
+
+class Walks(NamedTuple):
+    """Machines one by one, cheapest work first; each prefix is a footprint.
+
+    `spread` is the walk with at most half of the slots in any pool. It has no steps where it cannot
+    pay, or where it is the same walk.
+    """
+
+    refusal: int
+    units: Units
+    order: Ints
+    steps: Ints
+    spread: Ints
+
+
+class Choice(NamedTuple):
+    """The rows that are held next, once per machine, and the footprint that they lead to.
+
+    `unfinished`: a part is exchanged now and the rest waits.
+    """
+
+    rows: Ints
+    steps: Ints
+    rates_per_h: Floats
+    best: Best
+    unfinished: bool
+
+
+@compiled
+def _rule(machines: Machines, i: int) -> int:
+    hopeless = machines.rule[i] == FIRST_HOUR and not machines.losses_seen[i]
+    return BY_SECOND if hopeless else int(machines.rule[i])
+
+
+@compiled
+def weighed(machines: Machines, need: Need) -> Weighed:
+    """Every row with what it costs and does over the hours that the job needs it."""
+    n = len(machines.rule)
+    newcomer_h = need.start_h + stalls_of(need.slots_max, need.some_held) * need.morph_h
+    ahead_h = horizon(need.left_h, newcomer_h)
+    units = Units(
+        machines.price_usd_per_h + machines.disk_usd_per_h, np.zeros(n), np.zeros(n), np.zeros(n),
+        machines.slots, machines.speed, machines.machines.copy(), machines.pool, machines.region,
+        np.zeros(n), machines.held.copy(), np.zeros(n, np.bool_), np.zeros(n),
+    )  # fmt: skip
+    choice = np.zeros(n, np.int64)
+    sunk = _sunk_margin(machines)
+    for i in range(n):
+        if machines.held[i]:
+            _weigh_lease(machines, need, i, ahead_h, units)
+            units.margin[i] += sunk
+            choice[i] = machines.first[i]
+        else:
+            choice[i] = _weigh_offer(machines, need, i, (newcomer_h, ahead_h), units)
+    return Weighed(units, choice)
+
+
+@compiled
+def _sunk_margin(machines: Machines) -> float:
+    """The same for all that is held, so that a start never decides between two held machines.
+
+    It grows with the share of machines that start: in a large footprint one nearly always starts.
+    """
+    total, starting = 0, 0
+    for i in range(len(machines.rule)):
+        if machines.held[i] and not machines.fixed[i]:
+            total += machines.machines[i]
+            starting += machines.machines[i] if machines.starts[i] else 0
+    return SUNK_MARGIN * starting / total if total > 0 else 0.0
+
+
+@compiled
+def _weigh_lease(machines: Machines, need: Need, i: int, ahead_h: float, units: Units) -> None:
+    age_h, rule = machines.age_h[i], _rule(machines, i)
+    hazard = machines.hazard_per_h[machines.first[i]]
+    pinned, weighed_at_h = False, age_h
+    if rule >= HOURLY:
+        left_h = -age_h % 1.0
+        left_h = 0.0 if left_h > 1.0 - ROUNDING else left_h
+        pinned = left_h > RENEW_H + ROUNDING
+        weighed_at_h = age_h if pinned else np.round(age_h + left_h)
+    cost, share = outlook(
+        rule, (machines.price_usd_per_h[i], 0.0), hazard, weighed_at_h,
+        max(0.0, need.start_h - age_h), ahead_h,
+    )  # fmt: skip
+    units.expected_usd_per_h[i] = cost + machines.disk_usd_per_h[i]
+    units.share[i] = max(share, 1e-6) if pinned else share
+    units.hazard_per_h[i], units.margin[i], units.pinned[i] = hazard, margin_of(age_h), pinned
+
+
+@compiled
+def _weigh_offer(
+    machines: Machines, need: Need, i: int, hours: tuple[float, float], units: Units
+) -> int:
+    """With the bid that makes its work cheapest; an offer that never works gets no share."""
+    newcomer_h, ahead_h = hours
+    price = machines.price_usd_per_h[i]
+    units.upfront_usd[i] = price * machines.paid_ahead_h[i] + machines.egress_usd[i]
+    lowest, best = np.inf, machines.first[i]
+    for j in range(machines.first[i], machines.first[i + 1]):
+        hazard = machines.hazard_per_h[j]
+        cost, share = outlook(
+            _rule(machines, i), (price, machines.egress_usd[i]), hazard, 0.0, newcomer_h, ahead_h
+        )
+        cost += machines.disk_usd_per_h[i]
+        net = share - min(hazard, LOST_PER_H_MAX) * need.recovery_h
+        if net <= 0:
+            continue
+        per_work = cost / net
+        safer = per_work == lowest and hazard < units.hazard_per_h[i]
+        if per_work < lowest or safer:
+            lowest, best = per_work, j
+            units.expected_usd_per_h[i], units.share[i] = cost, share
+            units.hazard_per_h[i] = hazard
+    return int(best)
+
+
+@compiled
+def price_of_work(units: Units, i: int) -> float:
+    """Dollars per hour of one slot at speed one; infinite where nothing is worked."""
+    power = units.share[i] * units.slots[i] * units.speed[i]
+    return units.expected_usd_per_h[i] / power if power > 0 else np.inf
+
+
+@compiled
+def planned(
+    machines: Machines, weighed: Weighed, bounds: Bounds, mode: int, tight: bool, pools: int
+) -> Walks:
+    """Walk over what may be held; with a deadline there is a mode, and time may be tight."""
+    units = _candidates(machines, weighed.units, bounds, mode, tight)
+    order = order_of(units, bounds.recovery_h)
+    refusal = FITS
+    if mode == ANY_MODE:
+        refusal = _refusal(machines, weighed.units, units, order, bounds)
+        order = order if refusal == FITS else order[:0]
+    steps = walk(units, order, bounds, pools, bounds.slots_max)
+    spread = steps[:0]
+    if bounds.recovery_all_h > bounds.recovery_h and bounds.slots_max > 1:
+        spread = walk(units, order, bounds, pools, (bounds.slots_max + 1) // 2)
+        if not differ(spread, steps):
+            spread = steps[:0]
+    return Walks(refusal, units, order, steps, spread)
+
+
+@compiled
+def _candidates(machines: Machines, all_: Units, bounds: Bounds, mode: int, tight: bool) -> Units:
+    """The rows that the mode allows. With little time to spare nothing moves to a cheaper pool."""
+    n = len(machines.rule)
+    fine = np.zeros(n, np.bool_)
+    held_slots = 0
+    for i in range(n):
+        wanted = mode == ANY_MODE or (mode != IDLE and (mode == ON_DEMAND) == machines.on_demand[i])
+        fine[i] = wanted and not machines.fixed[i] and not machines.blocked[i]
+        if fine[i] and machines.held[i]:
+            held_slots += machines.machines[i] * machines.slots[i]
+    if mode != ANY_MODE and tight and held_slots >= bounds.slots_max:
+        fine &= machines.held
+    return Units(
+        all_.usd_per_h, all_.expected_usd_per_h, np.where(fine, all_.share, 0.0), all_.hazard_per_h,
+        all_.slots, all_.speed, np.where(fine, all_.machines, 0), all_.pool, all_.region,
+        all_.margin, all_.held & fine, all_.pinned & fine, all_.upfront_usd,
+    )  # fmt: skip
+
+
+@compiled
+def _refusal(machines: Machines, all_: Units, units: Units, order: Ints, bounds: Bounds) -> int:
+    """Whether nothing is held: what is fixed costs too much already, or waiting is cheaper.
+
+    Waiting is cheaper where nothing is held and an offer that is left alone for now sells far
+    cheaper work. Its machines would have to start as well, so prices of work are compared.
+    """
+    if bounds.bound_usd_per_h > bounds.usd_per_h_max:
+        return ABOVE_LIMIT
+    if units.held.any() or len(order) == 0:
+        return FITS  # what works already works until something better is there
+    away = np.inf
+    for i in range(len(machines.rule)):
+        if machines.blocked[i] and not machines.on_demand[i] and machines.machines[i] > 0:
+            away = min(away, price_of_work(all_, i))
+    here = price_of_work(units, order[0])
+    return WAITS if here > (1.0 + bounds.haste) * away else FITS
+
+
+@compiled
+def chosen(
+    walks: Walks, rates_per_h: Floats, spread_per_h: Floats, bounds: Bounds, pools: int
+) -> Choice:
+    """The best footprint of either walk, and what of it is held next.
+
+    Work is worth up to `haste` more than the cheapest, between the walks as within one; otherwise
+    the smaller footprint would win by a hair. Refunds can make the cheapest price negative.
+    """
+    best = best_prefix(walks.units, walks.steps, rates_per_h, bounds, pools)
+    steps, rates = walks.steps, rates_per_h
+    if len(walks.spread) > 0:
+        other = best_prefix(walks.units, walks.spread, spread_per_h, bounds, pools)
+        lowest = min(best.usd_per_work, other.usd_per_work)
+        most = lowest
+        if 0 < abs(lowest) < np.inf:
+            most += bounds.haste * abs(lowest)
+        mine = rates[best.taken - 1] if best.taken > 0 else 0.0
+        its = spread_per_h[other.taken - 1] if other.taken > 0 else 0.0
+        alike = abs(its - mine) <= ROUNDING * mine
+        cheaper = lowest < best.usd_per_work - ROUNDING * abs(best.usd_per_work)
+        better = cheaper if alike else its > mine
+        if other.usd_per_work <= most and (best.usd_per_work > most or better):
+            best, steps, rates = other, walks.spread, spread_per_h
+    target = steps[: best.taken]
+    rows = in_parts(walks.units, walks.order, target, bounds)
+    return Choice(rows, steps, rates, best, differ(rows, target))
