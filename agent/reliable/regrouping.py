@@ -109,7 +109,7 @@ class Regrouping:
 
         Those who are in this layout and have come back know whether their connections to the others are broken, and say so. As
         long as none is, the others live, and come as soon as they can. It is no longer than usual if the next layout is asked
-        for, because somebody knows more.
+        for, because the manager knows more.
         """
         roster, layout = self._roster, self._roster.layout
         if all(roster.is_gone(worker) for worker in roster.absent()):
@@ -234,7 +234,7 @@ class Regrouping:
             return
         logged = self._vault.logged(asked.step)
         if logged is None and self._recalling:
-            return  # it was told of the layout by an earlier keeper, and hears of ours when all is read
+            return  # an earlier keeper announced the layout; ours is announced when all is read
         if logged is None:
             raise WireError(
                 f"{member.worker} asked for the sum of step {asked.step}, which is gone"
