@@ -26,7 +26,7 @@ DISK, OBJECT = "local disk", "object storage"
 
 
 class Shelf(msgspec.Struct, frozen=True):
-    """An archive, and where it is, as the manager is told."""
+    """An archive, and the name of its place for the manager."""
 
     place: str
     archive: Archive
@@ -87,7 +87,7 @@ def newest(
 
 
 def _because(version: int, redo: int, committed: int, place: str, places: Sequence[Shelf]) -> str:
-    """Say from where and what is lost; what was newer and is damaged cost somebody money, so it is named."""
+    """Say from where and what is lost; what was newer and is damaged cost money, so it is named."""
     text = f"version {version} from {place}"
     if redo:
         text += f", up to {redo} steps applied again from their sums"

@@ -109,13 +109,15 @@ class Regrouping:
         """Return how long those who have not come back are waited for.
 
         Those who are in this layout and have come back know whether their connections to the others are broken, and say so. As
-        long as none is, the others live, and come as soon as they can.
+        long as none is, the others live, and come as soon as they can. It is no longer than usual if the next layout is asked
+        for, because the manager knows more.
         """
         roster, layout = self._roster, self._roster.layout
         if all(roster.is_gone(worker) for worker in roster.absent()):
             return 0.0
         back = layout and any(m.generation == layout.generation for m in roster.inside())
-        return SILENT_EARLY_S if back else roster.patient(RECONNECT_S)
+        known = back and roster.pending is None
+        return SILENT_EARLY_S if known else roster.patient(RECONNECT_S)
 
     def joined(self) -> None:
         """Carry on if this worker was the last that a restarted keeper waited for."""
@@ -241,7 +243,7 @@ class Regrouping:
             return
         logged = self._vault.logged(asked.step)
         if logged is None and self._recalling:
-            return  # it was told of the layout by an earlier keeper, and hears of ours when all is read
+            return  # an earlier keeper announced the layout; ours is announced when all is read
         if logged is None:
             raise WireError(
                 f"{member.worker} asked for the sum of step {asked.step}, which is gone"

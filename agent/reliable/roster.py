@@ -33,7 +33,7 @@ HANGS = "it hangs: for {:.0f} s nothing has happened there, where it waits for n
 class Suspicions:
     """Who is lost of two whose connection broke: each says so of the other, and only one of them can be gone.
 
-    It is the one with most broken connections, whoever told of them, once the oldest complaint has had its time: a worker that died
+    It is the one with most broken connections, once the oldest complaint has had its time: a worker that died
     is found by its own connection to the keeper before that. A worker that reaches nobody complains of everybody, and maybe nobody
     of it. Of those with as many it is the one that most complain about. What the lost one said, and what was said of it, is dropped.
     """

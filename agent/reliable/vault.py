@@ -232,7 +232,7 @@ class Vault:
     def takes_sums(self, copies: int) -> bool:
         """Return whether every step waits for its sum to come here, where so many machines could go on alone.
 
-        With it nothing is lost whoever dies. Two machines seldom go at once, so a large sum may stay with them: then the
+        With it no loss of workers costs a step. Two machines seldom go at once, so a large sum may stay with them: then the
         steps since the newest state are computed again.
         """
         policy = self._order.sums

@@ -33,7 +33,7 @@ from agent.messages import (
     WorkerLost,
     WorkerReady,
 )
-from agent.reliable import watch
+from agent.reliable import roster
 
 HERE = Path(__file__).parent
 STEPS = 240
@@ -343,7 +343,7 @@ def test_the_keeper_finds_who_hangs(
 ) -> None:
     """One after the other hangs in a hand-over, or between a step's sum and the next step, and says that it is alive. It
     is given up, and nobody else; the others commit on."""
-    monkeypatch.setattr(watch, "HUNG_S", 1.0)
+    monkeypatch.setattr(roster, "HUNG_S", 1.0)
     job = Job(trial, depth, backup_every_steps=2)
     job.hangs_are_found = True
     due = UNAIDED if depth > 1 else (*UNAIDED, *BETWEEN)

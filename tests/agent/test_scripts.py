@@ -15,7 +15,7 @@ from agent.messages import (
     WorkerFailed,
     WorkerLost,
 )
-from agent.reliable import watch
+from agent.reliable import roster
 
 pytestmark = pytest.mark.processes
 
@@ -37,7 +37,7 @@ for step in session.steps(4):
 @pytest.fixture(autouse=True)
 def patient(monkeypatch: pytest.MonkeyPatch) -> None:
     """Who is alone has nobody to go on without it: a busy machine may keep a worker from its core for a second."""
-    monkeypatch.setattr(watch, "SILENT_S", watch.SILENT_EARLY_S)
+    monkeypatch.setattr(roster, "SILENT_S", roster.SILENT_EARLY_S)
 
 
 def failed(crew: Crew, script: str) -> WorkerFailed:

@@ -12,7 +12,7 @@ from crews import Crew, until
 from agent.messages import WorkerLost
 from agent.net import stuck
 from agent.net.stuck import Stuck
-from agent.reliable import watch
+from agent.reliable import roster
 
 BEATS = 20
 
@@ -128,7 +128,7 @@ def test_a_script_may_take_long_for_its_state(
 ) -> None:
     """It loads what comes, and says what it has, as long as it likes, and does not use the processor for that. Who waits for
     it meanwhile is not given up either."""
-    monkeypatch.setattr(watch, "HUNG_S", 0.5)
+    monkeypatch.setattr(roster, "HUNG_S", 0.5)
     out = tmp_path / "out.pt"
     toy = Path(__file__).parents[1].joinpath("toy.py").read_text()
     made = "session = Session(model, optimizer, scheduler,"
