@@ -139,8 +139,23 @@ def on_worker_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
 
 def on_worker_lost(state: State, out: list[AnyAction], event: WorkerLost) -> None:
     worker, job = state.workers.get(event.worker), state.jobs.get(event.job)
-    if job is None or (worker is None and not event.owed_state):
-        return
+    if job is not None and event.signal:
+        _on_crash(state, out, event)
+    elif job is not None and (worker is not None or event.owed_state):
+        _on_loss(state, out, event, job)
+
+
+def _on_crash(state: State, out: list[AnyAction], event: WorkerLost) -> None:
+    """Its connection may have broken before: then the job goes on without it already."""
+    worker, job = state.workers.get(event.worker), state.jobs[event.job]
+    if worker is not None:
+        _lose_worker(state, out, worker, f"crashed with {event.signal}", event.cause)
+        want_layout(state, job)
+    jobs.on_crash(state, out, event)
+
+
+def _on_loss(state: State, out: list[AnyAction], event: WorkerLost, job: Job) -> None:
+    worker = state.workers.get(event.worker)
     if worker is not None:
         detail = f": {event.detail}" if event.detail else ""
         _lose_worker(state, out, worker, f"lost ({event.cause}{detail})", event.cause)

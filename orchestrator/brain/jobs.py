@@ -18,6 +18,7 @@ from agent.messages import (
     Rewound,
     SumsKept,
     WorkerFailed,
+    WorkerLost,
 )
 from bidding.billing import HOUR_S
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
@@ -53,6 +54,7 @@ DAMAGED = (
     "resume, which goes on from {}"
 )
 STORED_S = 600.0  # a person who is told can make room; machines that have nothing to compute cost money meanwhile
+NEAR_STEPS, NEAR_S = 10.0, 2.0
 WHY_CHARS_MAX = 500  # of an exception: its traceback has all of it
 RESUME = "resume continues from the last committed step"  # which one, the keeper knows at the end
 
@@ -337,18 +339,37 @@ def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) ->
     worker = state.workers.get(event.worker)
     if worker is None:
         return
-    job = state.jobs[worker.job]
-    again = worker.started_at_s > job.failed_at_s or job.step > job.failed_step
+    job, lease = state.jobs[worker.job], state.leases[worker.token]
     workers.stop(state, out, worker, f"the script failed ({event.kind})")
     if not job.active:
         return
+    what = _failure(job, event)
+    if event.kind in FATAL_KINDS:
+        job.failures += _is_new_failure(job, worker.started_at_s)
+        finish(state, out, job, "FAILED", what)
+        return
+    repeats = event.kind in ("exception", "exit")
+    if _count_failure(state, out, job, what, worker.started_at_s, repeats=repeats):
+        delay_s = 2.0 ** min(job.failures, 6)
+        lease.slot_free_at_s[worker.slot] = state.now_s + delay_s
+        set_alarm(state, state.now_s + delay_s, "staff", lease.token)
+        want_layout(state, job)
+
+
+def _is_new_failure(job: Job, started_at_s: float) -> bool:
+    """Whether the worker began after the last failure, or the job has come further since."""
+    return started_at_s > job.failed_at_s or job.step > job.failed_step
+
+
+def _count_failure(
+    state: State, out: list[AnyAction], job: Job, what: str, started_at_s: float, *, repeats: bool
+) -> bool:
+    """One more failure of the script; whether it is tried again. `repeats`: before any step it would only repeat."""
+    again = _is_new_failure(job, started_at_s)
     if again:
         job.failures += 1
         job.failed_at_s, job.failed_step = state.now_s, job.step
-    what = _failure(job, event)
-    if event.kind in FATAL_KINDS:
-        finish(state, out, job, "FAILED", what)
-    elif job.failures > job.spec.max_failures:
+    if job.failures > job.spec.max_failures:
         most = job.spec.max_failures
         finish(
             state,
@@ -357,16 +378,50 @@ def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) ->
             "FAILED",
             f"{what} (the {nth(job.failures)} failure, and max_failures allows {most})",
         )
-    elif job.step == 0 and event.kind in ("exception", "exit"):
+    elif job.step == 0 and repeats:
         finish(state, out, job, "FAILED", f"{what} (no step was committed: it would only repeat)")
+    elif again:
+        _tried_again(state, out, job, what)
+    return job.active
+
+
+def on_crash(state: State, out: list[AnyAction], event: WorkerLost) -> None:
+    """A worker's process crashed while its machine lives. Twice near the same step on different machines it is the
+    script, and counts as one of its failures; until then it may be the machine, and another one is tried.
+    """
+    job, lease = state.jobs[event.job], leases.lease_of(state, event.machine_id)
+    if not job.active:
+        return
+    if job.crash_step < 0 or abs(job.step - job.crash_step) > _near_steps(job):
+        job.crashes = {}
+    job.crash_step = job.step
+    job.crashes[event.machine_id] = job.crashes.get(event.machine_id, 0) + 1
+    if lease is not None:
+        lease.deaths = lease.crashes = 0  # it is not the machine's fault as far as is known
+    if len(job.crashes) > 1:
+        what = _crash(job, event)
+        _count_failure(state, out, job, what, state.now_s - event.lived_s, repeats=True)
+    elif job.crashes[event.machine_id] > 1 and lease is not None:
+        why = (
+            f"{event.signal} twice near step {job.step}: another machine shows if it is the script"
+        )
+        leases.give_back(state, out, lease, why)
+        job.thought_at_s = -1.0
     else:
-        lease = state.leases[worker.token]
-        delay_s = 2.0 ** min(job.failures, 6)
-        lease.slot_free_at_s[worker.slot] = state.now_s + delay_s
-        set_alarm(state, state.now_s + delay_s, "staff", lease.token)
-        if again:
-            _tried_again(state, out, job, what)
-        want_layout(state, job)
+        note(out, event.machine_id, f"{event.worker} crashed there: {_crash(job, event)}")
+
+
+def _near_steps(job: Job) -> float:
+    """How far apart two crashes may be and be of the same step: reports of steps come late."""
+    return max(NEAR_STEPS, NEAR_S / job.step_s) if job.step_s else NEAR_STEPS
+
+
+def _crash(job: Job, event: WorkerLost) -> str:
+    many = f" on {plural(len(job.crashes), 'machine')}" if len(job.crashes) > 1 else ""
+    where = f" at {event.detail}" if event.detail else ""
+    said = " / ".join(event.printed)[-WHY_CHARS_MAX:]
+    last = f"; it printed last: {said}" if said else ""
+    return f"the process crashed with {event.signal} near step {job.step}{many}{where}{last}"
 
 
 def _failure(job: Job, event: WorkerFailed) -> str:
@@ -414,6 +469,7 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
     job.forgiven = job.preemptions
     job.lain_s += state.now_s - (job.ended_at_s or state.now_s)
     job.failed_at_s, job.failed_step, job.ended_at_s = -1.0, -1, None
+    job.crash_step, job.crashes = -1, {}
     job.unstored_at_s = None
     move_job(state, out, job, "PENDING", f"resumed by {event.by} from step {job.step}")
     state.live_jobs[job.id] = None

@@ -166,13 +166,14 @@ class _People:
         if world.alive:
             raise Breach(f"the manager has stopped and {sorted(world.alive)} still run")
         for stranger in self._strangers:
-            if world.cloud.machine(stranger).state != "running":
+            if world.cloud.machine(stranger).state not in ("pending", "running"):
                 raise Breach(f"{stranger} is not ours and has been touched")
         self._the_bill_is_as_expected(state)
         scenario, budget = self._scenario, self._scenario.settings.budget_usd
         for job in state.jobs.values():
             poor = "budget" in job.because and (job.spec.budget_usd or budget) is not None
             faulty = "exception" in job.because and scenario.faults.script_fails_per_h > 0
+            faulty |= "crashed" in job.because and scenario.crashes_at_step is not None
             if job.status == "FAILED" and not poor and not faulty:
                 raise Breach(f"{job.id} failed without need: {job.because}")
             if job.status == "SUCCEEDED" and job.step != scenario.steps:
