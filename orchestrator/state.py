@@ -279,7 +279,7 @@ class Job(msgspec.Struct, kw_only=True):
     output_files: int = 0
     output_bytes: int = 0
     waiting: str = ""  # what it waits for, while it holds too little to run
-    thought_at_s: float = -1.0
+    think_at_s: float = 0.0  # when the bidder is asked again, whatever happens until then
     short_since_s: float | None = (
         None  # since when it holds too little, and more is refused for now
     )
@@ -341,6 +341,8 @@ class State(msgspec.Struct, kw_only=True):
     unsettled: dict[
         str, None
     ] = {}  # jobs whose layout is thought about when the event has been seen
+    # Jobs for which the bidder is asked when the event has been seen.
+    considered: dict[str, None] = {}
     workers: dict[str, Worker] = {}
     account: Account = msgspec.field(default_factory=Account)
     unkept: list[Quote] = []  # prices that are not in the history yet
@@ -391,6 +393,11 @@ def move_job(state: State, out: list[AnyAction], job: Job, to: JobStatus, becaus
 def want_layout(state: State, job: Job) -> None:
     """Something has changed. The layout is thought about once, when all that an event brings has been seen."""
     state.unsettled[job.id] = None
+
+
+def consider(state: State, job: Job) -> None:
+    """The event may call for a purchase: the bidder is asked when all that the event brings has been seen."""
+    state.considered[job.id] = None
 
 
 def newcomer(state: State, job: Job) -> None:

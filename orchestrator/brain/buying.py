@@ -112,18 +112,30 @@ def on_quotes_kept(state: State, out: list[AnyAction], event: QuotesKept) -> Non
         note(out, "quotes", event.error)
 
 
-def shop(state: State, out: list[AnyAction]) -> None:
-    """Ask the bidder for every job that lacks something, and now and then for the others."""
+def buy_if_due(state: State, out: list[AnyAction]) -> None:
+    """Ask the bidder for every job that lacked something, and now and then for the others.
+
+    A price that arrives is only stored: it is looked at here, once in a period.
+    """
     _doubt_old_quotes(state, out)
     for job in [state.jobs[j] for j in state.live_jobs]:
-        if not job.active or state.stopping:
-            continue
-        age_s = state.now_s - job.thought_at_s
-        if job.thought_at_s >= 0 and age_s < state.settings.rethink_s:
-            continue
-        job.thought_at_s = state.now_s
-        _think_again(state, job)
-        _carry_out(state, out, job, think(state, job))
+        if state.now_s >= job.think_at_s:
+            _buy(state, out, job)
+
+
+def buy_for_considered(state: State, out: list[AnyAction]) -> None:
+    """At the end of every event: for the jobs for which it made that necessary."""
+    considered, state.considered = state.considered, {}
+    for job in [state.jobs[job_id] for job_id in considered if job_id in state.jobs]:
+        _buy(state, out, job)
+
+
+def _buy(state: State, out: list[AnyAction], job: Job) -> None:
+    if not job.active or state.stopping:
+        return
+    job.think_at_s = state.now_s + state.settings.rethink_s
+    _think_again(state, job)
+    _carry_out(state, out, job, think(state, job))
 
 
 def _think_again(state: State, job: Job) -> None:
@@ -378,7 +390,7 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
         for release in purchase.release:
             state.leases[release.lease].leaving = f"{ends}{release.because}"
     if bought < sum(part.count for part in purchase.acquire):
-        job.thought_at_s = -1.0
+        job.think_at_s = state.now_s
     let_go(state, out, job)
     _say_if_waiting(state, out, job, purchase)
 
@@ -394,7 +406,7 @@ def _holds_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
         note(out, job.id, f"keeps what it holds for up to {patience_s:.0f} s: {purchase.because}")
     if state.now_s >= job.short_since_s + patience_s:
         return False
-    job.thought_at_s = -1.0
+    job.think_at_s = state.now_s
     return True
 
 

@@ -32,6 +32,7 @@ from orchestrator.state import (
     Job,
     State,
     Worker,
+    consider,
     leases_of,
     move_job,
     move_lease,
@@ -589,7 +590,8 @@ def _say_unfit(state: State, out: list[AnyAction], job: Job, why: str, *, forced
     """Nothing fits: it waits, and says what would do. A layout that runs goes on."""
     if forced:
         job.progress_at_s = state.now_s
-        job.thought_at_s = -1.0 if why != job.unfit else job.thought_at_s
+        if why != job.unfit:
+            consider(state, job)
     if why != job.unfit:
         note(out, job.id, why)
     job.unfit = why

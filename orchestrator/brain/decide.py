@@ -78,6 +78,8 @@ def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
         _ring(state, out, alarm, key)
     _handle(state, out, event)
     crews.regroup(state, out)
+    buying.buy_for_considered(state, out)
+    crews.regroup(state, out)  # what was bought may make way for others
     state.wake_at_s = (state.alarms[0][0] if state.alarms else state.now_s) - state.skew_s
     remember(state, out)
     return state, out
@@ -237,7 +239,7 @@ def _control(state: State, out: list[AnyAction]) -> None:
         if job.active and workers.staying(state, job) < job.workers_max:
             for lease in leases_of(state, job):
                 workers.staff(state, out, lease)
-    buying.shop(state, out)
+    buying.buy_if_due(state, out)
     buying.keep_quotes(state, out)
 
 

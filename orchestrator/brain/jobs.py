@@ -30,6 +30,7 @@ from orchestrator.state import (
     Lease,
     Moved,
     State,
+    consider,
     leases_of,
     move_job,
     note,
@@ -198,7 +199,7 @@ def admit(state: State, out: list[AnyAction]) -> None:
         out.append(OpenJob(order=order_of(job), because=f"{job.id} may start"))
         job.progress_at_s = state.now_s
         set_alarm(state, state.now_s + pacing.stall_s(state, job), "stall", job.id)
-        job.thought_at_s = -1.0
+        consider(state, job)
 
 
 def _to_buy(job: Job) -> str:
@@ -406,7 +407,7 @@ def on_crash(state: State, out: list[AnyAction], event: WorkerLost) -> None:
             f"{event.signal} twice near step {job.step}: another machine shows if it is the script"
         )
         leases.give_back(state, out, lease, why)
-        job.thought_at_s = -1.0
+        consider(state, job)
     else:
         note(out, event.machine_id, f"{event.worker} crashed there: {_crash(job, event)}")
 

@@ -17,6 +17,7 @@ from orchestrator.state import (
     PoolState,
     ProviderState,
     State,
+    consider,
     move_lease,
     next_serial,
     note,
@@ -145,7 +146,7 @@ def keep_within_hour(state: State, out: list[AnyAction]) -> None:
         if lease.state in ("intended", "ending"):
             continue
         more_usd -= lease.usd_per_h
-        state.jobs[lease.job].thought_at_s = -1.0
+        consider(state, state.jobs[lease.job])
         why = f"all machines cost ${state.account.usd_per_h:.4f}/h now, above the limit of ${most:.4f}/h"
         give_back(state, out, lease, why)
 
@@ -220,7 +221,7 @@ def end(
     else:
         note(out, lease.token, f"not bought: {because}")
     job = state.jobs[lease.job]
-    job.thought_at_s = -1.0
+    consider(state, job)
     del state.leases[lease.token]
     del job.leases[lease.token]
     known = state.pools[lease.pool.key]

@@ -15,6 +15,7 @@ from orchestrator.state import (
     Lease,
     ProviderState,
     State,
+    consider,
     move_lease,
     newcomer,
     note,
@@ -113,7 +114,7 @@ def lose(state: State, out: list[AnyAction], lease: Lease, at_s: float, because:
     if job.active:
         _count_preemption(state, out, job)
     if job.active:
-        job.thought_at_s = -1.0
+        consider(state, job)
         want_layout(state, job)
 
 
@@ -308,7 +309,7 @@ def on_agent_lost(state: State, out: list[AnyAction], event: AgentLost) -> None:
     note(out, lease.machine_id, why)
     set_alarm(state, state.now_s + state.settings.rejoin_s, "boot", lease.token)
     job = state.jobs[lease.job]
-    job.thought_at_s = -1.0
+    consider(state, job)
     want_layout(state, job)
 
 
@@ -346,7 +347,7 @@ def on_notice(state: State, out: list[AnyAction], event: NoticeSeen) -> None:
     note(out, notice.machine_id, why)
     margin_s = state.settings.notice_margin_s + state.settings.morph_s
     set_alarm(state, notice.deadline_s - margin_s, "notice", lease.token)
-    state.jobs[lease.job].thought_at_s = -1.0
+    consider(state, state.jobs[lease.job])
 
 
 def on_notice_alarm(state: State, out: list[AnyAction], token: str) -> None:

@@ -62,7 +62,7 @@ class Hand:
         self.at_s = 1000.0
         self.said: list[AnyAction] = []
         self.machines: dict[str, Machine] = {}
-        self.served = 0
+        self.served = self.waited = 0
         self.stages = 1  # into which the script can be cut
         self.steps_total = 100
 
@@ -96,12 +96,13 @@ class Hand:
         return out
 
     def wait(self, seconds: float) -> list[AnyAction]:
-        """Ticks as the world gives them, until so much time has passed."""
-        end_s, out = self.at_s + seconds, []
+        """Ticks as the world gives them, until so much time has passed; what was said since the last of them."""
+        end_s = self.at_s + seconds
         while self.state.wake_at_s <= end_s:
             self.at_s = max(self.at_s, self.state.wake_at_s)
-            out += self.see(Tick(at_s=self.at_s))
+            self.see(Tick(at_s=self.at_s))
         self.at_s = end_s
+        out, self.waited = self.said[self.waited :], len(self.said)
         return out
 
     def submit(self, job: str = "job", **spec: Any) -> list[AnyAction]:

@@ -1062,12 +1062,13 @@ def test_a_job_whose_script_ran_before_buys_no_more_slots_than_it_has_microbatch
     h.wait(30.0)
     h.serve()
     assert h.leases == []
-    out = h.submit("again", slots_max=12) + h.wait(3.0)
-    bought = h.only(out, Launch)
+    h.wait(0.0)
+    h.submit("again", slots_max=12)
+    bought = h.only(h.wait(3.0), Launch)
     slots = sum(h.state.types[launch.request.pool.type].slots for launch in bought)
     assert slots == 8
-    other = h.submit("other", slots_max=12, argv=("--wide",)) + h.wait(3.0)
-    assert len(h.only(other, Launch)) > len(bought)
+    h.submit("other", slots_max=12, argv=("--wide",))
+    assert len(h.only(h.wait(3.0), Launch)) > len(bought)
 
 
 def test_a_job_that_wants_more_workers_than_can_compute_trains_with_those_that_can(

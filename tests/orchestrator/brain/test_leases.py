@@ -457,3 +457,13 @@ def test_what_is_promised_never_falls_below_nothing_however_long_machines_take_t
             assert committed_usd(account, h.at_s) >= -1e-9
     assert all(lease.drained and lease.draining_usd_per_h == 0.0 for lease in h.leases)
     assert h.state.account.draining_usd_per_h == pytest.approx(0.0, abs=1e-12)
+
+
+def test_loss_buys_its_replacement_in_the_same_turn(hand: Any) -> None:
+    """Not up to a period later: the loss is why it is needed."""
+    h = hand(on_demand_allowed=False).running(slots_min=2, slots_max=2)
+    lost = h.leases[0].machine_id
+    out = h.notice(lost, 120.0)
+    assert len(h.only(out, Launch)) == 1
+    h.serve()
+    assert h.only(h.taken(h.leases[-1].machine_id), Launch)
