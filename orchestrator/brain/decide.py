@@ -266,7 +266,9 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
         machines.ask_for_list(state, out, provider, "the manager restarted: what is there?")
     for job_id in state.live_jobs:
         job = state.jobs[job_id]
-        job.heard_at_s = min(job.heard_at_s, event.at_s)  # the keeper's clock may be behind, too
+        job.progress.heard_at_s = min(
+            job.progress.heard_at_s, event.at_s
+        )  # the keeper's clock may be behind, too
         if job.active or job.status == "DRAINING":
             why = "the manager restarted: the keeper may not have been told"
             out.append(OpenJob(order=jobs.order_of(job), because=why))

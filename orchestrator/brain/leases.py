@@ -59,7 +59,7 @@ def egress_usd(state: State, job: Job, pool: Pool, home: str | None) -> float:
     """What bringing the job's state to a machine there costs."""
     if home is None or pool.region == home:
         return 0.0
-    return state.settings.egress_usd_per_gb * job.state_bytes / 1e9
+    return state.settings.egress_usd_per_gb * job.layouts.state_bytes / 1e9
 
 
 # --- buying --------------------------------------------------------------------------------------------

@@ -119,8 +119,8 @@ def lose(state: State, out: list[AnyAction], lease: Lease, at_s: float, because:
 
 
 def _count_preemption(state: State, out: list[AnyAction], job: Job) -> None:
-    job.preemptions += 1
-    most, found = job.spec.max_preemptions, job.preemptions - job.forgiven
+    job.market.preemptions += 1
+    most, found = job.spec.max_preemptions, job.market.preemptions - job.market.forgiven
     if most is not None and found > most:
         were = "was" if found == 1 else "were"
         why = f"{plural(found, 'machine')} {were} taken away and max_preemptions is {most}"

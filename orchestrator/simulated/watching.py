@@ -79,11 +79,11 @@ class Watcher:
         rewound = [event for event, _ in self._turns if isinstance(event, Rewound)]
         for job in state.jobs.values():
             step, checkpoint = self._steps.get(job.id, (0, 0))
-            if job.step < step:
+            if job.progress.step < step:
                 to = [r.to_step for r in rewound if r.job == job.id and r.to_step >= checkpoint]
-                if job.step not in to:
-                    raise Breach(f"job {job.id} went from step {step} back to {job.step}")
-            self._steps[job.id] = (job.step, job.checkpoint_step)
+                if job.progress.step not in to:
+                    raise Breach(f"job {job.id} went from step {step} back to {job.progress.step}")
+            self._steps[job.id] = (job.progress.step, job.progress.checkpoint_step)
 
     def _money_suffices(self, state: State) -> None:
         accounts = [("everything", state.account)]
@@ -200,14 +200,14 @@ def _layout_is_sound(state: State, action: Regroup) -> None:
     if any(len(replica.workers) != layout.depth for replica in layout.replicas):
         raise Breach(f"{name}: unequal depths")
     given = [m for r in layout.replicas for m in range(r.first, r.first + r.count)]
-    if given != list(range(job.microbatches)):
-        raise Breach(f"{name}: the shares are {given} of {job.microbatches} microbatches")
+    if given != list(range(job.layouts.microbatches)):
+        raise Breach(f"{name}: the shares are {given} of {job.layouts.microbatches} microbatches")
     if any(replica.count < 1 for replica in layout.replicas):
         raise Breach(f"{name}: a replica has nothing to do")
-    if job.uncuttable and layout.depth > 1:
-        raise Breach(f"{name}: depth {layout.depth}, but {job.uncuttable}")
-    plan, profile = job.plan, job.profile
-    if layout != job.layout or plan is None or profile is None:
+    if job.layouts.uncuttable and layout.depth > 1:
+        raise Breach(f"{name}: depth {layout.depth}, but {job.layouts.uncuttable}")
+    plan, profile = job.layouts.plan, job.layouts.profile
+    if layout != job.layouts.current or plan is None or profile is None:
         return
     if (plan.way.depth, plan.shares) != (layout.depth, tuple(r.count for r in layout.replicas)):
         raise Breach(f"{name}: it is not what was planned: {plan.describe()}")

@@ -92,7 +92,7 @@ class Hand:
         while self.at_s < end_s:
             out += self.wait(min(10.0, end_s - self.at_s))
             self.serve()
-            out += self.committed(self.job.step + 1, step_s=step_s)
+            out += self.committed(self.job.progress.step + 1, step_s=step_s)
         return out
 
     def wait(self, seconds: float) -> list[AnyAction]:
@@ -195,13 +195,13 @@ class Hand:
 
     def paced(self, **slow: float) -> list[AnyAction]:
         """A microbatch takes a second on every worker of the layout, and so many times that on these."""
-        each = {worker: slow.get(worker, 1.0) for worker in self.job.layout.workers}
-        generation = self.job.generation
+        each = {worker: slow.get(worker, 1.0) for worker in self.job.layouts.current.workers}
+        generation = self.job.layouts.generation
         return self.see(Paced(at_s=self.at_s, job="job", generation=generation, microbatch_s=each))
 
     def committed(self, step: int, job: str = "job", step_s: float = 0.5) -> list[AnyAction]:
         """The newest layout has committed so many steps."""
-        generation = self.state.jobs[job].generation
+        generation = self.state.jobs[job].layouts.generation
         out = self.see(
             Regrouped(at_s=self.at_s, job=job, generation=generation, step=step, pause_s=0.1)
         )

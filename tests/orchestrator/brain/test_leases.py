@@ -187,7 +187,7 @@ def test_a_machine_that_nobody_heard_of_has_a_bill(hand: Any, ended_s: Any, says
     assert says in h.words(out)
     assert launch.request.token not in h.state.leases
     assert h.state.ended_leases[-1].machine_id == stray.id
-    assert h.job.preemptions == 1
+    assert h.job.market.preemptions == 1
     assert not h.only(out, Terminate)
     assert h.only(h.wait(4.0), Launch)
 
@@ -210,7 +210,7 @@ def test_without_any_capacity_it_waits_says_so_once_and_asks_ever_less(hand: Any
     waits = [n for n in h.only(h.said, Note) if "looks again every period" in n.because]
     assert 1 <= len(waits) <= 3
     assert h.job.status == "PROVISIONING"
-    while not h.job.layout:
+    while not h.job.layouts.current:
         h.wait(2.0)
         h.serve()
     h.committed(1)
@@ -325,7 +325,7 @@ def test_what_the_cloud_takes_counts_as_a_preemption_and_not_as_a_failure(hand: 
     h = hand().running(slots_max=1)
     (old,) = h.leases
     out = h.taken(old.machine_id)
-    assert (h.job.preemptions, h.job.failures) == (1, 0)
+    assert (h.job.market.preemptions, h.job.trouble.failures) == (1, 0)
     assert "was taken by the provider" in h.words(out)
     assert "for $" in h.words(out)
     assert h.job.status == "RECOVERING"
@@ -390,7 +390,7 @@ def test_an_impossible_move_raises_with_the_history(hand: Any) -> None:
 def test_a_clock_that_is_set_back_stops_nothing(hand: Any) -> None:
     """The manager restarts an hour in the past: time goes on from where it was, at the same pace."""
     h = hand().running(slots_max=1)
-    before_s, step = h.state.now_s, h.job.step
+    before_s, step = h.state.now_s, h.job.progress.step
     h.at_s -= 3600.0
     h.start(epoch=2)
     assert h.state.now_s == before_s
@@ -401,7 +401,7 @@ def test_a_clock_that_is_set_back_stops_nothing(hand: Any) -> None:
     assert h.only(h.said[-10:], ListMachines)
     h.see(Tick(at_s=h.at_s - 500.0))
     assert h.state.now_s == pytest.approx(before_s + 10.0)
-    assert h.job.step == step
+    assert h.job.progress.step == step
 
 
 def test_a_jump_forward_takes_what_was_due_and_goes_on(hand: Any) -> None:
@@ -412,7 +412,7 @@ def test_a_jump_forward_takes_what_was_due_and_goes_on(hand: Any) -> None:
     h.listed()
     h.committed(50)
     assert h.job.status in ("RUNNING", "RECOVERING")
-    assert h.job.step == 50
+    assert h.job.progress.step == 50
     assert h.state.wake_at_s <= h.at_s + h.settings.control_period_s
 
 
@@ -424,7 +424,7 @@ def test_a_wrong_clock_of_an_instance_moves_nothing(hand: Any) -> None:
     h.committed(7)
     h.at_s = real_s
     assert h.state.now_s <= now_s + 5 * h.settings.control_period_s
-    assert h.job.step == 7
+    assert h.job.progress.step == 7
 
 
 def test_a_state_that_was_saved_decides_as_before(hand: Any) -> None:
