@@ -323,6 +323,19 @@ def short_of_one(hand: Any) -> Any:
     return h
 
 
+def test_catalogue_without_prices_buys_nothing_yet(hand: Any) -> None:
+    """A job that waits for the first catalogue waits for the first prices as well: on demand is dear."""
+    other, h = hand(), hand()
+    other.start()
+    h.see(ManagerStarted(at_s=h.at_s, epoch=1, settings=h.settings))
+    h.submit(slots_max=1)
+    assert not h.only(h.see(catalogue(other, *sold(other))), Launch)
+    assert h.job.status == "PROVISIONING"
+    h.price(0.03, 0.06, 0.04, 0.07)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    assert launch.request.market == "spot"
+
+
 def test_a_call_that_is_refused_for_a_moment_costs_no_machine_that_is_left(hand: Any) -> None:
     """All four slots are needed and one is lost. The launch is throttled once: the others are kept meanwhile."""
     h = short_of_one(hand)
