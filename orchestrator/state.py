@@ -22,8 +22,10 @@ from orchestrator.settings import Settings
 from orchestrator.view import JobStatus, Sentence
 
 LeaseState = Literal[
-    "intended", "pending", "booting", "ready", "working", "noticed", "ending", "ended"
+    "intended", "pending", "booting", "ready", "working", "noticed", "leaving", "ending", "ended"
 ]
+# Of a machine's agent, as the machine is held: it has yet to join, it is there, or it has fallen silent.
+AgentState = Literal["awaited", "there", "silent"]
 Alarm = Literal[
     "control",
     "boot",
@@ -49,8 +51,9 @@ LEASE_MOVES: dict[LeaseState, tuple[LeaseState, ...]] = {
     "pending": ("booting", "ready", "noticed", "ending", "ended"),
     "booting": ("ready", "noticed", "ending", "ended"),
     "ready": ("working", "booting", "noticed", "ending", "ended"),
-    "working": ("ready", "booting", "noticed", "ending", "ended"),
-    "noticed": ("booting", "ready", "ending", "ended"),
+    "working": ("ready", "booting", "noticed", "leaving", "ending", "ended"),
+    "noticed": ("booting", "ready", "leaving", "ending", "ended"),
+    "leaving": ("working", "booting", "ready", "ending", "ended"),
     "ending": ("ended",),
     "ended": (),
 }
@@ -94,7 +97,11 @@ class Account(msgspec.Struct, kw_only=True):
 
 
 class Lease(msgspec.Struct, kw_only=True):
-    """A machine that we intend to hold, hold, or held. The token is its name from the first thought."""
+    """A machine that we intend to hold, hold, or held. The token is its name from the first thought.
+
+    It is `noticed` when the cloud has said that it goes, and works on; `leaving` when its workers are kept out of
+    layouts, since it goes soon or is released and can be done without; `ending` when it is given back.
+    """
 
     token: str
     provider: str
@@ -110,12 +117,12 @@ class Lease(msgspec.Struct, kw_only=True):
     why_ended: str = ""
     machine_id: str = ""
     known_at_s: float = 0.0
-    joined: bool = False
-    leaving: str = ""  # why it shall be given back as soon as the job can do without it
-    doomed: bool = False  # its workers are kept out of layouts
-    deadline_s: float | None = None
+    agent: AgentState = "awaited"
+    # Why it shall be given back as soon as the job can do without it.
+    released: str = ""
+    # When it goes, as far as is known: by the cloud's notice, or since its agent is silent.
+    goes_at_s: float | None = None
     worked_at_s: float | None = None
-    lost_at_s: float | None = None
     workers: dict[int, str] = {}
     slot_free_at_s: dict[int, float] = {}
     deaths: int = 0  # of all its workers at once, without a step between them
@@ -154,12 +161,22 @@ class Lease(msgspec.Struct, kw_only=True):
     @property
     def stays(self) -> bool:
         """Nothing is known that would end it."""
-        return not (self.leaving or self.doomed) and self.state not in ("noticed", "ending")
+        return not self.released and self.state not in ("noticed", "leaving", "ending")
+
+    @property
+    def joined(self) -> bool:
+        """Its agent is there."""
+        return self.agent == "there"
+
+    @property
+    def announced(self) -> bool:
+        """The cloud has said when it takes it."""
+        return self.state in ("noticed", "leaving") and self.goes_at_s is not None
 
     @property
     def usable(self) -> bool:
         """Its slots may get workers and its workers may be in layouts."""
-        return self.joined and not self.doomed and self.state in ("ready", "working", "noticed")
+        return self.joined and self.state in ("ready", "working", "noticed")
 
 
 class Worker(msgspec.Struct, kw_only=True):

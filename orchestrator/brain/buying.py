@@ -7,7 +7,7 @@ from bidding.model import Purchase
 from orchestrator.actions import AnyAction, KeepQuotes
 from orchestrator.brain import crews, leases, ledger, situation
 from orchestrator.events import CatalogueSeen, QuotesKept, QuotesSeen
-from orchestrator.state import Job, Lease, State, leases_of, note, want_layout
+from orchestrator.state import Job, Lease, State, leases_of, move_lease, note, want_layout
 from orchestrator.validity import is_time
 
 LAUNCHES_PER_PERIOD_MAX = 64
@@ -117,8 +117,8 @@ def _buy(state: State, out: list[AnyAction], job: Job) -> None:
 def _think_again(state: State, job: Job) -> None:
     """What shall leave once it is replaced may stay after all: its replacement may have been refused."""
     for lease in leases_of(state, job):
-        if lease.leaving and lease.state == "working" and not lease.doomed:
-            lease.leaving = ""
+        if lease.state == "working":
+            lease.released = ""
 
 
 def _doubt_old_quotes(state: State, out: list[AnyAction]) -> None:
@@ -156,7 +156,7 @@ def _carry_out(state: State, out: list[AnyAction], job: Job, purchase: Purchase)
     if not _holds_out(state, out, job, purchase):
         ends = "the job ends before its layout may change; " if crews.settled(state, job) else ""
         for release in purchase.release:
-            state.leases[release.lease].leaving = f"{ends}{release.because}"
+            state.leases[release.lease].released = f"{ends}{release.because}"
     if bought < sum(part.count for part in purchase.acquire):
         job.market.think_at_s = state.now_s
     let_go(state, out, job)
@@ -192,26 +192,26 @@ def let_go(state: State, out: list[AnyAction], job: Job) -> None:
     """Machines that shall leave do so when those that replace them can work, or at once if they idle."""
     held = leases_of(state, job)
     staying = [lease for lease in held if lease.stays]
-    going = [lease for lease in held if lease.leaving and lease.state not in ("ending", "noticed")]
+    going = [e for e in held if e.released and not e.announced and e.state != "ending"]
     changed = False
     for lease in going:
-        if lease.state in ("pending", "booting", "ready") or (
-            lease.state == "working" and not staying
-        ):
-            leases.give_back(state, out, lease, lease.leaving)
+        unmissed = ("working", "leaving") if not staying else ()
+        if lease.state in ("pending", "booting", "ready", *unmissed):
+            leases.give_back(state, out, lease, lease.released)
     able = sum(_able(state, job, lease) for lease in staying)
     spare = able - sum(
         w in job.layouts.serving for lease in staying for w in lease.workers.values()
     )
     coming = any(_able(state, job, e) < len(e.workers) or not e.workers for e in staying)
-    left = able + sum(_able(state, job, e) for e in going if e.state == "working" and not e.doomed)
+    left = able + sum(_able(state, job, e) for e in going if e.state == "working")
     for lease in going:
         slots = _able(state, job, lease)
-        if lease.state != "working" or lease.doomed or left - slots < situation.slots_least(job):
+        if lease.state != "working" or left - slots < situation.slots_least(job):
             continue
         if coming and spare < slots:
             continue  # who replaces it cannot work yet
-        lease.doomed = changed = True
+        move_lease(lease, "leaving", state.now_s, lease.released)
+        changed = True
         left, spare = left - slots, spare - slots
     if changed:
         want_layout(state, job)

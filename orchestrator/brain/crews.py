@@ -346,8 +346,11 @@ def _keep_the_leaving(state: State, job: Job) -> None:
     Whether they shall leave after all, the bidder says next time.
     """
     for lease in leases_of(state, job):
-        if lease.doomed and lease.leaving and lease.state == "working":
-            lease.doomed, lease.leaving = False, ""
+        if lease.state == "leaving" and not lease.announced:
+            move_lease(
+                lease, "working", state.now_s, "a worker is lost, and this machine can compute"
+            )
+            lease.released = ""
 
 
 def _same(layout: Layout, asked: Question, choice: Choice) -> bool:
@@ -429,7 +432,7 @@ def _seat(state: State, job: Job, worker: Worker) -> Seat:
 
 def _excluded(state: State, worker: Worker) -> bool:
     lease = state.leases[worker.token]
-    return lease.doomed or not lease.joined
+    return lease.state == "leaving" or not lease.joined
 
 
 def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
@@ -531,9 +534,11 @@ def _mark_working(state: State, job: Job) -> None:
 
 def _release_the_leaving(state: State, out: list[AnyAction], job: Job) -> None:
     """Machines that are out of the layout that works now can go."""
+    inside = dict.fromkeys(job.layouts.current.workers if job.layouts.current else ())
     for lease in leases_of(state, job):
-        if lease.leaving and lease.doomed and lease.state == "ready":
-            leases.give_back(state, out, lease, lease.leaving)
+        busy = any(w in inside for w in lease.workers.values())
+        if lease.state == "leaving" and not lease.announced and not busy:
+            leases.give_back(state, out, lease, lease.released)
 
 
 # --- is a change worth it? -----------------------------------------------------------------------
@@ -654,7 +659,7 @@ def _send_home(state: State, out: list[AnyAction], job: Job) -> None:
     """On a machine that the cloud takes soon nobody has anything left to do: it may go early."""
     assert job.layouts.current is not None
     for lease in leases_of(state, job):
-        if lease.doomed and lease.state == "noticed":
+        if lease.state == "leaving" and lease.announced:
             for worker_id in [
                 w for w in lease.workers.values() if w not in job.layouts.current.workers
             ]:

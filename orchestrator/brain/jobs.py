@@ -281,7 +281,7 @@ def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because:
 
 def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
     """To the first job that waits for machines, if it is any good; else back to the cloud."""
-    if lease.usable and lease.state != "noticed" and not lease.leaving:
+    if lease.usable and lease.state != "noticed" and not lease.released:
         for job_id in state.live_jobs:
             heir = state.jobs[job_id]
             spared = _spared(state, heir, lease)

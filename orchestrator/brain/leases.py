@@ -45,7 +45,7 @@ def home_of(state: State, job: Job) -> str | None:
     regions = Counter(
         lease.pool.region
         for token in job.leases
-        if (lease := state.leases[token]).state in ("working", "noticed")
+        if (lease := state.leases[token]).state in ("working", "noticed", "leaving")
     )
     return min(regions, key=lambda r: (-regions[r], r)) if regions else None
 
@@ -154,14 +154,14 @@ def keep_within_hour(state: State, out: list[AnyAction]) -> None:
 def _dearness(lease: Lease) -> tuple[bool, float, str]:
     """What shall leave goes first, then what pays most for its work."""
     power = lease.type.slots * lease.type.speed
-    return bool(lease.leaving or lease.deadline_s), lease.usd_per_h / power, lease.token
+    return bool(lease.released) or lease.announced, lease.usd_per_h / power, lease.token
 
 
 def give_back(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
     """Terminate a machine. An intent without a machine yet is given back as soon as it is one."""
     ledger.start_draining(state, lease)
     if lease.state == "intended":
-        lease.leaving = because
+        lease.released = because
         return
     if lease.state == "ending":
         return

@@ -213,7 +213,7 @@ def holdings(state: State, job: Job) -> list[Holding]:
             price_usd_per_h=lease.price_usd_per_h,
             bid_usd_per_h=lease.request.bid_usd_per_h,
             started_at_s=lease.intended_at_s,
-            noticed=lease.state == "noticed" or lease.lost_at_s is not None,
+            noticed=lease.state in ("noticed", "leaving") or lease.goes_at_s is not None,
             doing=_doing(state, job, lease),
             hazard_per_h=_hazard_per_h(state, lease),
             losses_seen=_losses_seen(state, state.pools[lease.pool.key]),
@@ -221,7 +221,7 @@ def holdings(state: State, job: Job) -> list[Holding]:
             disk_usd_per_h=lease.disk_usd_per_h,
         )
         for token in job.leases
-        if not (lease := state.leases[token]).leaving and lease.state != "ending"
+        if not (lease := state.leases[token]).released and lease.state != "ending"
     ]
 
 
@@ -264,6 +264,6 @@ def _usd_per_h_left(state: State, job: Job) -> float | None:
     others += everything.intended_usd_per_h - own.intended_usd_per_h
     own_leases = leases_of(state, job)
     others += sum(
-        lease.usd_per_h for lease in own_leases if lease.lost_at_s is not None or not lease.stays
+        lease.usd_per_h for lease in own_leases if lease.goes_at_s is not None or not lease.stays
     )
     return max(0.0, most - others)

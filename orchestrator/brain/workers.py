@@ -16,7 +16,7 @@ from orchestrator.state import (
 def staff(state: State, out: list[AnyAction], lease: Lease) -> None:
     """Start a worker in every free slot of the machine that the job has use for."""
     job = state.jobs[lease.job]
-    if not (lease.usable and lease.state != "noticed" and job.active) or lease.leaving:
+    if not (lease.usable and lease.state != "noticed" and job.active) or lease.released:
         return
     free = [slot for slot in range(lease.type.slots) if slot not in lease.workers]
     room = job.workers_max - staying(state, job) if free else 0

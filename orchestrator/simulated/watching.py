@@ -116,7 +116,7 @@ class Watcher:
                     raise Breach(f"job {job.id} became {job.status} and nobody was told")
                 self._statuses[job.id] = job.status
         now: dict[str, LeaseState] = {lease.token: lease.state for lease in state.leases.values()}
-        quiet = ({"working", "ready"}, {"ready"})
+        quiet = ({"working", "ready"}, {"ready"}, {"working", "leaving"}, {"noticed", "leaving"})
         for token in {**self._leases, **now}:
             before, after = self._leases.get(token, ""), now.get(token, "ended")
             if before == after or {before, after} in quiet:
@@ -175,14 +175,13 @@ class Watcher:
         until the bidder has looked again.
         """
         staying = leases_of(state, job)
-        self._made_way_s |= {e.token: state.now_s for e in staying if e.leaving}
+        self._made_way_s |= {e.token: state.now_s for e in staying if e.released}
         called_back_s = state.now_s - CALLED_BACK_S_MAX
         kept = [
             lease.type.slots
             for lease in staying
-            if not lease.leaving
-            and lease.lost_at_s is None
-            and lease.state not in ("noticed", "ending")
+            if lease.stays
+            and lease.goes_at_s is None
             and _undisturbed(lease)
             and self._made_way_s.get(lease.token, -math.inf) < called_back_s
         ]

@@ -57,7 +57,7 @@ def test_with_room_in_the_budget_a_dearer_machine_is_reserved_for_anew(hand: Any
     (lease,) = h.leases
     before = committed_usd(h.job.account, h.at_s)
     h.price(0.06, 0.12, 0.08, 0.14)
-    assert not lease.leaving
+    assert not lease.released
     assert lease.ceiling_usd_per_h >= 0.06
     assert committed_usd(h.job.account, h.at_s) > before
 
@@ -92,7 +92,7 @@ def test_a_pool_that_is_no_longer_sold_is_not_bought_from(hand: Any) -> None:
     h.see(catalogue(h, *left))
     h.wait(4.0)
     assert lease.token in h.state.leases
-    assert not lease.leaving
+    assert not lease.released
     h.taken(lease.machine_id)
     launches = h.only(h.wait(4.0), Launch)
     assert launches

@@ -62,7 +62,7 @@ def test_a_refused_replacement_leaves_what_was_to_be_replaced_in_place(hand: Any
     h.price(0.05, 0.9, 0.045, 0.9)
     goes_on(h, 30, refusing="east-b")
     assert {lease.token for lease in h.leases} == before
-    assert not any(lease.leaving or lease.doomed for lease in h.leases)
+    assert not any(lease.released for lease in h.leases)
 
 
 def test_machines_that_make_way_stay_if_who_replaces_them_is_lost(hand: Any) -> None:
@@ -71,7 +71,7 @@ def test_machines_that_make_way_stay_if_who_replaces_them_is_lost(hand: Any) -> 
     h.train(4000.0)
     before = {lease.token for lease in h.leases}
     h.price(0.034, 0.067, 0.02, 0.035)
-    while not any(lease.doomed for lease in h.leases):
+    while not any(lease.state == "leaving" for lease in h.leases):
         h.wait(1.0)
         h.serve()
     for lease in [e for e in h.leases if e.token not in before and e.machine_id]:
