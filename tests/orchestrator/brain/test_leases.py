@@ -467,3 +467,11 @@ def test_loss_buys_its_replacement_in_the_same_turn(hand: Any) -> None:
     assert len(h.only(out, Launch)) == 1
     h.serve()
     assert h.only(h.taken(h.leases[-1].machine_id), Launch)
+
+
+def test_state_of_another_version_is_refused_in_one_line(hand: Any) -> None:
+    """What an older one lacks would be read as nothing: steps, failures, layouts."""
+    data = encode_state(hand().running(slots_max=1).state)
+    for other in (data.replace(b'{"version":2,', b"{", 1), data.replace(b":2,", b":1,", 1)):
+        with pytest.raises(msgspec.DecodeError, match="not of version 2 of its format"):
+            decode_state(other)
