@@ -118,13 +118,21 @@ class WorkerProving(Report, frozen=True, kw_only=True):
 
 
 class WorkerLost(Report, frozen=True, kw_only=True):
-    """The worker is gone through no fault of the script."""
+    """The worker is gone.
+
+    `signal`: its process crashed by it, while its machine lives; `detail` is the script's own line where it
+    happened, `printed` what the script printed last, and `lived_s` how long it had run.
+    """
 
     job: str
     worker: str
     cause: LossCause
     detail: str = ""
     owed_state: bool = False  # it was outside the layout, which waits for the state that it held
+    machine_id: str = ""
+    signal: str = ""
+    printed: tuple[str, ...] = ()
+    lived_s: float = 0.0
 
 
 class WorkerFailed(Report, frozen=True, kw_only=True):

@@ -20,7 +20,7 @@ from cloud.market import LOCAL, SpotMarket
 from cloud.model import InstanceType, Market, Pool, Quote
 from cloud.replay import read_prices
 from cloud.simulated import SimulatedCloud
-from orchestrator.brain import crews, forecast, layouts, pacing
+from orchestrator.brain import crews, forecast, layouts, leases, pacing
 from orchestrator.brain.buying import think
 from orchestrator.brain.decide import decide
 from orchestrator.brain.jobs import Least, least_of
@@ -251,18 +251,20 @@ def ask_the_brain(
         JobSubmitted(at_s=now_s, spec=spec),
     ):
         state, _ = decide(state, event)
+    for lease in list(state.leases.values()):
+        leases.drop(state, [], lease, "it is only planned")
     job = state.jobs[spec.job]
     if model is not None:
-        job.microbatches, job.stages_max = model.microbatches, model.stages_max
-        job.uncuttable = model.uncuttable
+        job.layouts.microbatches, job.layouts.stages_max = model.microbatches, model.stages_max
+        job.layouts.uncuttable = model.uncuttable
         pacing.believe(job, model.profile, _narrowest(state, model.profile))
-        job.profile = _as_shown(job, work)
+        job.layouts.profile = _as_shown(job, work)
         if work.known and work.step_s is not None:
-            job.steps_total, job.step_s = work.steps or 0, work.step_s
+            job.progress.steps_total, job.progress.step_s = work.steps or 0, work.step_s
     elif work.steps is not None and work.step_s is not None:
         one = Replica(workers=("w",), first=0, count=1)
-        job.steps_total, job.step_s = work.steps, work.step_s
-        job.layout = Layout(generation=0, microbatches=1, replicas=(one,))
+        job.progress.steps_total, job.progress.step_s = work.steps, work.step_s
+        job.layouts.current = Layout(generation=0, microbatches=1, replicas=(one,))
     return state, job
 
 
@@ -275,9 +277,11 @@ def _narrowest(state: State, profile: Profile) -> InstanceType | None:
 
 def _as_shown(job: Job, work: Work) -> Profile:
     """The profile with its times scaled, so that a step takes what was told or was seen to be the case."""
-    assert job.profile is not None
-    profile = job.profile
-    task = layouts.task_of(profile, job.microbatches, job.spec.depth, job.stages_max, 1)
+    assert job.layouts.profile is not None
+    profile = job.layouts.profile
+    task = layouts.task_of(
+        profile, job.layouts.microbatches, job.spec.depth, job.layouts.stages_max, 1
+    )
     plans = layouts.book_of(profile, task, job.workers_max).plans
     least = next((plan for plan in plans if plan is not None), None)
     if least is None or work.step_s is None:
@@ -290,7 +294,7 @@ def _question(state: State, job: Job, purchase: Purchase) -> Question | None:
     seats = []
     for part in purchase.acquire:
         kind = state.types[part.pool.type]
-        pace = forecast.pace_of(state.types, job.profile, kind)
+        pace = forecast.pace_of(state.types, job.layouts.profile, kind)
         for n in range(part.count * kind.slots):
             machine = f"{part.pool.key}/{n // kind.slots}"
             seats.append(
@@ -349,7 +353,7 @@ def considered(state: State, job: Job, work: Work, chosen: Purchase) -> list[Con
         alone = think(_only(state, pool, market), job)
         cost, took_s = expectation(state, job, alone, work)
         per_work = alone.cost_usd_per_work
-        counted = work.known or job.profile is not None
+        counted = work.known or job.layouts.profile is not None
         work_s = work.step_s if counted and work.step_s else 1.0  # slot-seconds in one work
         rows.append(
             Considered(

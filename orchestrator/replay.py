@@ -13,7 +13,7 @@ from orchestrator import loop
 from orchestrator.actions import AnyAction
 from orchestrator.events import AnyEvent
 from orchestrator.state import State
-from orchestrator.world import Diverged, Entry, Journal, encode_state, read_journal
+from orchestrator.world import Diverged, Entry, Journal, decode_state, encode_state, read_journal
 
 SHOWN_MAX = 400
 
@@ -21,7 +21,7 @@ SHOWN_MAX = 400
 class Beginning(msgspec.Struct, frozen=True, kw_only=True):
     """The first line of an incident whose journal does not reach back to the first event."""
 
-    state: State
+    state: msgspec.Raw
 
 
 class ReplayWorld:
@@ -109,6 +109,7 @@ def read_incident(path: Path) -> tuple[State | None, list[Entry]]:
         return None, read_journal(path)
     try:
         beginning = msgspec.json.decode(first, type=Beginning)
+        state = decode_state(bytes(beginning.state))
     except msgspec.DecodeError as error:
         raise ValueError(f"{path}:1: not the state of a manager: {error}") from error
-    return beginning.state, read_journal(path, after=1)
+    return state, read_journal(path, after=1)

@@ -49,8 +49,8 @@ def _held(state: State, tokens: Iterable[str]) -> int:
 
 
 def job_view(state: State, job: Job, at_s: float) -> JobView:
-    layout, account = job.layout, job.account
-    left = job.steps_total - job.step
+    layout, account = job.layouts.current, job.account
+    left = job.progress.steps_total - job.progress.step
     spent, on_demand = ledger.spent_usd(account, at_s), ledger.on_demand_usd(account, at_s)
     return JobView(
         id=job.id,
@@ -58,18 +58,22 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         script_sha=job.spec.script_sha,
         argv=job.spec.argv,
         status=job.status,
-        because="; ".join(why for why in (job.because, job.waiting, job.unfit, job.unread) if why),
-        step=job.step,
-        steps_total=job.steps_total,
-        loss=job.loss,
-        step_s=job.step_s,
-        slot_step_s=job.slot_step_s,
+        because="; ".join(
+            why
+            for why in (job.because, job.market.waiting, job.layouts.unfit, job.trouble.unread)
+            if why
+        ),
+        step=job.progress.step,
+        steps_total=job.progress.steps_total,
+        loss=job.progress.loss,
+        step_s=job.progress.step_s,
+        slot_step_s=job.progress.slot_step_s,
         layout=layout.describe() if layout is not None else "",
-        generation=job.generation,
+        generation=job.layouts.generation,
         workers=sum(worker in state.workers for worker in layout.workers) if layout else 0,
-        preemptions=job.preemptions,
-        failures=job.failures,
-        steps_lost=job.steps_lost,
+        preemptions=job.market.preemptions,
+        failures=job.trouble.failures,
+        steps_lost=job.progress.steps_lost,
         machines=_held(state, job.leases),
         spent_usd=spent,
         reserved_usd=ledger.committed_usd(account, at_s),
@@ -80,20 +84,22 @@ def job_view(state: State, job: Job, at_s: float) -> JobView:
         submitted_at_s=job.submitted_at_s,
         ended_at_s=job.ended_at_s,
         took_s=(job.ended_at_s or at_s) - job.submitted_at_s - job.lain_s,
-        eta_s=left * job.step_s if job.status == "RUNNING" and job.step_s else None,
-        recoveries_s=tuple(job.recoveries_s),
-        backup_step=job.backup_step,
-        sums_kept=job.sums_kept,
-        checkpoint_step=job.checkpoint_step,
-        export_uri=job.export_uri,
-        microbatches=job.microbatches,
-        stages_max=job.stages_max,
-        uncuttable=job.uncuttable,
-        logged=job.logged,
-        logged_step=job.logged_step,
-        output=job.output,
-        output_files=job.output_files,
-        output_bytes=job.output_bytes,
+        eta_s=left * job.progress.step_s
+        if job.status == "RUNNING" and job.progress.step_s
+        else None,
+        recoveries_s=tuple(job.layouts.recoveries_s),
+        backup_step=job.progress.backup_step,
+        sums_kept=job.progress.sums_kept,
+        checkpoint_step=job.progress.checkpoint_step,
+        export_uri=job.progress.export_uri,
+        microbatches=job.layouts.microbatches,
+        stages_max=job.layouts.stages_max,
+        uncuttable=job.layouts.uncuttable,
+        logged=job.progress.logged,
+        logged_step=job.progress.logged_step,
+        output=job.progress.output,
+        output_files=job.progress.output_files,
+        output_bytes=job.progress.output_bytes,
     )
 
 

@@ -23,8 +23,10 @@ from orchestrator.settings import Settings
 from orchestrator.view import JobStatus, Sentence
 
 LeaseState = Literal[
-    "intended", "pending", "booting", "ready", "working", "noticed", "ending", "ended"
+    "intended", "pending", "booting", "ready", "working", "noticed", "leaving", "ending", "ended"
 ]
+# Of a machine's agent, as the machine is held: it has yet to join, it is there, or it has fallen silent.
+AgentState = Literal["awaited", "there", "silent"]
 Alarm = Literal[
     "control",
     "boot",
@@ -40,6 +42,8 @@ Alarm = Literal[
     "stall",
 ]
 
+# Of the form in which a state is stored; higher with every change that an older one cannot be read as.
+STATE_VERSION = 2
 HISTORY_MAX = 32
 SENTENCES_MAX = 200
 
@@ -48,8 +52,9 @@ LEASE_MOVES: dict[LeaseState, tuple[LeaseState, ...]] = {
     "pending": ("booting", "ready", "noticed", "ending", "ended"),
     "booting": ("ready", "noticed", "ending", "ended"),
     "ready": ("working", "booting", "noticed", "ending", "ended"),
-    "working": ("ready", "booting", "noticed", "ending", "ended"),
-    "noticed": ("booting", "ready", "ending", "ended"),
+    "working": ("ready", "booting", "noticed", "leaving", "ending", "ended"),
+    "noticed": ("booting", "ready", "leaving", "ending", "ended"),
+    "leaving": ("working", "booting", "ready", "ending", "ended"),
     "ending": ("ended",),
     "ended": (),
 }
@@ -93,7 +98,11 @@ class Account(msgspec.Struct, kw_only=True):
 
 
 class Lease(msgspec.Struct, kw_only=True):
-    """A machine that we intend to hold, hold, or held. The token is its name from the first thought."""
+    """A machine that we intend to hold, hold, or held. The token is its name from the first thought.
+
+    It is `noticed` when the cloud has said that it goes, and works on; `leaving` when its workers are kept out of
+    layouts, since it goes soon or is released and can be done without; `ending` when it is given back.
+    """
 
     token: str
     provider: str
@@ -109,12 +118,12 @@ class Lease(msgspec.Struct, kw_only=True):
     why_ended: str = ""
     machine_id: str = ""
     known_at_s: float = 0.0
-    joined: bool = False
-    leaving: str = ""  # why it shall be given back as soon as the job can do without it
-    doomed: bool = False  # its workers are kept out of layouts
-    deadline_s: float | None = None
+    agent: AgentState = "awaited"
+    # Why it shall be given back as soon as the job can do without it.
+    released: str = ""
+    # When it goes, as far as is known: by the cloud's notice, or since its agent is silent.
+    goes_at_s: float | None = None
     worked_at_s: float | None = None
-    lost_at_s: float | None = None
     workers: dict[int, str] = {}
     slot_free_at_s: dict[int, float] = {}
     deaths: int = 0  # of all its workers at once, without a step between them
@@ -153,12 +162,22 @@ class Lease(msgspec.Struct, kw_only=True):
     @property
     def stays(self) -> bool:
         """Nothing is known that would end it."""
-        return not (self.leaving or self.doomed) and self.state not in ("noticed", "ending")
+        return not self.released and self.state not in ("noticed", "leaving", "ending")
+
+    @property
+    def joined(self) -> bool:
+        """Its agent is there."""
+        return self.agent == "there"
+
+    @property
+    def announced(self) -> bool:
+        """The cloud has said when it takes it."""
+        return self.state in ("noticed", "leaving") and self.goes_at_s is not None
 
     @property
     def usable(self) -> bool:
         """Its slots may get workers and its workers may be in layouts."""
-        return self.joined and not self.doomed and self.state in ("ready", "working", "noticed")
+        return self.joined and self.state in ("ready", "working", "noticed")
 
 
 class Worker(msgspec.Struct, kw_only=True):
@@ -206,84 +225,141 @@ class ProviderState(msgspec.Struct, kw_only=True):
     orphans: dict[str, float] = {}
 
 
+class Progress(msgspec.Struct, kw_only=True):
+    """How far a job is, as its keeper says, and what is kept of that."""
+
+    step: int = 0
+    steps_total: int = 0
+    loss: float | None = None
+    step_s: float = 0.0
+    # The same on one slot; known after the end too.
+    slot_step_s: float = 0.0
+    # When a step was committed last.
+    at_s: float = 0.0
+    trained_from_s: float | None = None
+    # By the keeper's clock: its newest report of a commit.
+    heard_at_s: float = -1.0
+    # Reports of generations up to this one are from before a rewind.
+    fence_generation: int = -1
+    rewound: list[tuple[float, int, int]] = []
+    steps_lost: int = 0
+    backup_step: int = 0
+    checkpoint_step: int = 0
+    # The step when it began to drain: a checkpoint of an earlier one was on its way before.
+    drained_from: int = 0
+    # Gradients are on the manager's machine: they lead on from the backup.
+    sums_kept: bool = True
+    export_uri: str = ""
+    # What its script has logged last; None is not finite.
+    logged: dict[str, float | None] = {}
+    logged_step: int = -1
+    # The newest files that it has written, the newest first.
+    output: tuple[OutputFile, ...] = ()
+    output_files: int = 0
+    output_bytes: int = 0
+
+
+class Market(msgspec.Struct, kw_only=True):
+    """What a job wants of the market, and what it has met there."""
+
+    # When the bidder is asked again, whatever happens until then.
+    think_at_s: float = 0.0
+    # Since when it holds too little, and more is refused for now.
+    short_since_s: float | None = None
+    # What it waits for, while it holds too little to run.
+    waiting: str = ""
+    preemptions: int = 0
+    # Of these, those before the last resume: `max_preemptions` does not count them.
+    forgiven: int = 0
+    # What changes really took.
+    times: Times = Times()
+
+
+class LayoutState(msgspec.Struct, kw_only=True):
+    """The layout of a job, what is known of its model, and what a change of layout costs."""
+
+    generation: int = 0
+    # The one asked for last, and since when there is one.
+    current: Layout | None = None
+    begun_at_s: float | None = None
+    # The newest generation that committed a step.
+    acknowledged: int = 0
+    # Generations that were asked for because of a loss, and have committed nothing yet.
+    mending: list[int] = []
+    # Workers whose loss stops the step that is being computed.
+    serving: dict[str, None] = {}
+    # A worker that was serving is gone, and no layout without it was asked for.
+    urgent: bool = False
+    settle_at_s: float | None = None
+    microbatches: int = 0
+    state_bytes: int = 0
+    # What a model takes that is built where its layers are kept.
+    unbuilt: Unbuilt | None = None
+    # Why the model cannot be cut into stages; empty if it can.
+    uncuttable: str = UNRECORDED
+    stages_max: int = 1
+    # It was cut, and a step came that was not as recorded.
+    taken_back: bool = False
+    profile: Profile | None = None
+    # The network as it was measured, whatever it is scaled to since.
+    told: Network | None = None
+    # What the newest layout is predicted to take, and why it was chosen.
+    plan: Plan | None = None
+    chosen: str = ""
+    watch: Watch = Watch()
+    refitted_at_s: float = 0.0
+    # What is missing as long as no layout fits.
+    unfit: str = ""
+    # Changes that nobody forced, what they took, and the one that was not worth it.
+    morphs: int = 0
+    morph_pauses_s: list[float] = []
+    refused: str = ""
+    recoveries_s: list[float] = []
+
+
+class Trouble(msgspec.Struct, kw_only=True):
+    """What has gone wrong in a job, as far as it decides whether it is tried again."""
+
+    failures: int = 0
+    failed_at_s: float = -1.0
+    failed_step: int = -1
+    # Near which step its process crashed last, and how often there, by machine.
+    crash_step: int = -1
+    crashes: dict[str, int] = {}
+    # Times without a commit, without a step between them, and how often all workers were started afresh.
+    stalls: int = 0
+    refreshed: int = 0
+    # What a worker gets to be ready, once the usual was not enough.
+    ready_s: float = 0.0
+    # Machines on which workers kept dying, without a step between them, and the first of them.
+    worn: int = 0
+    worn_at_s: float = 0.0
+    # What is stored and cannot be read, as long as it is waited for.
+    unread: str = ""
+    # Since when the trained model has nowhere to go.
+    unstored_at_s: float | None = None
+
+
 class Job(msgspec.Struct, kw_only=True):
+    """What a person asked for, what became of it, and what it holds."""
+
     spec: JobSpec
     status: JobStatus
     because: str
     history: list[Moved]
     submitted_at_s: float
-    account: Account
     ended_at_s: float | None = None
-    lain_s: float = 0.0  # how long it had ended, until it was resumed
+    # How long it had ended, until it was resumed.
+    lain_s: float = 0.0
+    # What it becomes when it has drained.
+    ending: tuple[JobStatus, str] | None = None
+    account: Account
     leases: dict[str, None] = {}
     workers: dict[str, None] = {}
-    generation: int = 0
-    begun_at_s: float | None = None  # since when it has a layout
-    layout: Layout | None = None  # the one asked for last
-    acknowledged: int = 0  # the newest generation that committed a step
-    mending: list[
-        int
-    ] = []  # generations that were asked for because of a loss, and have committed nothing yet
-    serving: dict[str, None] = {}  # workers whose loss stops the step that is being computed
-    urgent: bool = False  # who was serving is gone, and no layout without them was asked for
-    settle_at_s: float | None = None
-    microbatches: int = 0
-    steps_total: int = 0
-    state_bytes: int = 0
-    unbuilt: Unbuilt | None = None  # it is built where it is kept
-    uncuttable: str = UNRECORDED  # why its model cannot be cut into stages; empty if it can
-    stages_max: int = 1
-    taken_back: bool = False  # it was cut, and a step came that was not as recorded
-    profile: Profile | None = None
-    told: Network | None = None  # the network as it was measured, whatever it is scaled to since
-    plan: Plan | None = None  # what the newest layout is predicted to take
-    chosen: str = ""  # why it is that layout, and what the next best would be
-    watch: Watch = Watch()
-    refitted_at_s: float = 0.0
-    unfit: str = ""  # what is missing as long as no layout fits
-    trained_from_s: float | None = None
-    morphs: int = 0  # that nobody forced
-    morph_pauses_s: list[float] = []
-    refused: str = ""  # the layout that would be better, but not by enough
-    step: int = 0
-    loss: float | None = None
-    step_s: float = 0.0
-    slot_step_s: float = 0.0  # the same on one slot; known after the end too
-    progress_at_s: float = 0.0
-    heard_at_s: float = -1.0  # by the keeper's clock: its newest report of a commit
-    fence_generation: int = -1  # reports of generations up to this one are from before a rewind
-    rewound: list[tuple[float, int, int]] = []
-    preemptions: int = 0
-    forgiven: int = 0  # of these: what `max_preemptions` counts begins anew with a resume
-    failures: int = 0
-    failed_at_s: float = -1.0
-    failed_step: int = -1
-    stalls: int = 0  # without a step between them
-    unread: str = ""  # what is stored and cannot be read, as long as it is waited for
-    worn: int = 0  # machines on which workers kept dying, without a step between them
-    worn_at_s: float = 0.0  # the first of them
-    unstored_at_s: float | None = None  # since when the trained model has nowhere to go
-    refreshed: int = 0  # how often all of its workers were started afresh
-    ready_s: float = 0.0  # what a worker gets to be ready, once that was not enough
-    steps_lost: int = 0
-    recoveries_s: list[float] = []
-    times: Times = Times()  # what changes really took
-    backup_step: int = 0
-    sums_kept: bool = True  # on the manager's machine: they lead on from the backup
-    checkpoint_step: int = 0
-    export_uri: str = ""
-    logged: dict[str, float | None] = {}  # what its script has logged last; None is not finite
-    logged_step: int = -1
-    output: tuple[OutputFile, ...] = ()  # the newest files that it has written, the newest first
-    output_files: int = 0
-    output_bytes: int = 0
-    waiting: str = ""  # what it waits for, while it holds too little to run
-    thought_at_s: float = -1.0
-    short_since_s: float | None = (
-        None  # since when it holds too little, and more is refused for now
-    )
-    ending: tuple[JobStatus, str] | None = None  # what it becomes when it has drained
-    drained_from: int = 0  # its step then: a checkpoint of an earlier one was on its way before
+    progress: Progress = msgspec.field(default_factory=Progress)
+    market: Market = msgspec.field(default_factory=Market)
+    layouts: LayoutState = msgspec.field(default_factory=LayoutState)
+    trouble: Trouble = msgspec.field(default_factory=Trouble)
 
     @property
     def id(self) -> str:
@@ -302,12 +378,13 @@ class Job(msgspec.Struct, kw_only=True):
     def workers_max(self) -> int:
         """More workers than microbatches would have nothing to do."""
         most = self.spec.slots_max
-        if not self.microbatches:
+        known = self.layouts
+        if not known.microbatches:
             return most
-        depth = self.stages_max if self.profile is not None else 1
+        depth = known.stages_max if known.profile is not None else 1
         if self.spec.depth is not None:
-            depth = min(self.spec.depth, self.stages_max)
-        return min(most, self.microbatches * depth)
+            depth = min(self.spec.depth, known.stages_max)
+        return min(most, known.microbatches * depth)
 
     @property
     def workers_min(self) -> int:
@@ -315,7 +392,7 @@ class Job(msgspec.Struct, kw_only=True):
         return min(self.spec.slots_min, self.workers_max)
 
 
-class State(msgspec.Struct, kw_only=True):
+class State(msgspec.Struct, kw_only=True, tag_field="version", tag=STATE_VERSION):
     """Everything that decisions rest on. Only `decide` changes it."""
 
     settings: Settings = Settings()
@@ -341,6 +418,8 @@ class State(msgspec.Struct, kw_only=True):
     unsettled: dict[
         str, None
     ] = {}  # jobs whose layout is thought about when the event has been seen
+    # Jobs for which the bidder is asked when the event has been seen.
+    considered: dict[str, None] = {}
     workers: dict[str, Worker] = {}
     account: Account = msgspec.field(default_factory=Account)
     unkept: list[Quote] = []  # prices that are not in the history yet
@@ -393,9 +472,14 @@ def want_layout(state: State, job: Job) -> None:
     state.unsettled[job.id] = None
 
 
+def consider(state: State, job: Job) -> None:
+    """The event may call for a purchase: the bidder is asked when all that the event brings has been seen."""
+    state.considered[job.id] = None
+
+
 def newcomer(state: State, job: Job) -> None:
     """Wait a moment for others, so that one layout takes them all in."""
     soon_s = state.now_s + state.settings.settle_s
-    if job.settle_at_s is None or job.settle_at_s > soon_s:
-        job.settle_at_s = soon_s
-        set_alarm(state, job.settle_at_s, "settle", job.id)
+    if job.layouts.settle_at_s is None or job.layouts.settle_at_s > soon_s:
+        job.layouts.settle_at_s = soon_s
+        set_alarm(state, soon_s, "settle", job.id)

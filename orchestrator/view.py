@@ -27,7 +27,9 @@ class MachineView(msgspec.Struct, frozen=True, kw_only=True):
     job: str  # whose work it does, and who pays for it
     pool: str
     market: str
-    state: str  # intended | pending | booting | ready | working | noticed | ending | ended
+    state: (
+        str  # intended | pending | booting | ready | working | noticed | leaving | ending | ended
+    )
     price_usd_per_h: float
     on_demand_usd_per_h: float
     cost_usd: float

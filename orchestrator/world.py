@@ -9,7 +9,7 @@ import msgspec
 from orchestrator.actions import AnyAction
 from orchestrator.errors import OrchestratorError
 from orchestrator.events import AnyEvent
-from orchestrator.state import State
+from orchestrator.state import STATE_VERSION, State
 
 
 class Superseded(OrchestratorError):  # noqa: N818 - it names what happened
@@ -132,6 +132,7 @@ def read_journal(path: Path, after: int = 0) -> list[Entry]:
 
 _state_decoder: msgspec.json.Decoder[State] = msgspec.json.Decoder(State)
 _state_encoder = msgspec.json.Encoder()
+_STATE_HEAD = b'{"version":%d,' % STATE_VERSION
 
 
 def encode_state(state: State) -> bytes:
@@ -139,5 +140,10 @@ def encode_state(state: State) -> bytes:
 
 
 def decode_state(data: bytes) -> State:
-    """The same state: it decides exactly as the one that was encoded."""
+    """The same state: it decides exactly as the one that was encoded.
+
+    Raises DecodeError for a state of another version: what it lacks would be read as nothing.
+    """
+    if not data.startswith(_STATE_HEAD):
+        raise msgspec.DecodeError(f"the state is not of version {STATE_VERSION} of its format")
     return _state_decoder.decode(data)

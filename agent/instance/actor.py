@@ -13,6 +13,7 @@ from typing import Any
 import msgspec
 
 from agent.errors import WireError
+from agent.instance.crashes import Crash, crash_of
 from agent.instance.notices import URL_VARIABLE, Watcher
 from agent.layout import Layout
 from agent.messages import (
@@ -172,6 +173,7 @@ class _Running(msgspec.Struct, frozen=True):
     order: WorkerOrder
     actor: Any
     result: Any
+    began_s: float
 
 
 class AgentActor:
@@ -221,7 +223,7 @@ class AgentActor:
         with self._lock:
             actor = self._warm.pop(order.slot, None) or self._spare()
             result = actor.run.remote(msgspec.json.encode(known), self._host)
-            self._running[order.worker] = _Running(order, actor, result)
+            self._running[order.worker] = _Running(order, actor, result, CLOCK.now_s())
         self._changed.set()
 
     def stop_worker(self, worker: str) -> None:
@@ -229,6 +231,9 @@ class AgentActor:
             running = self._running.pop(worker, None)
             if running is not None:
                 self._replace(running)
+        # The keeper may have seen its connection break before we saw its process end.
+        if running is not None and (crash := crash_of(running.order)) is not None:
+            self._telling.tell(_lost(running, "", crash))
 
     def _spare(self) -> Any:
         """A worker's process in waiting, pinned to this machine."""
@@ -266,23 +271,17 @@ class AgentActor:
         """A worker's process is through with its script, or gone."""
         import ray
 
-        lost = None
+        error = ""
         try:
             ray.get(running.result)
-        except ray.exceptions.RayError as error:
-            lost = WorkerLost(
-                at_s=CLOCK.now_s(),
-                job=running.order.job,
-                worker=running.order.worker,
-                cause="exited",
-                detail=str(error).strip().rpartition("\n")[2][:500],
-            )
+        except ray.exceptions.RayError as died:
+            error = str(died).strip().rpartition("\n")[2][:500] or "it died"
         with self._lock:
             ours = self._running.pop(running.order.worker, None) is not None
             if ours:
                 self._replace(running)
-        if ours and lost is not None:
-            self._telling.tell(lost)
+        if ours and error:
+            self._telling.tell(_lost(running, error, crash_of(running.order)))
 
     def _tell_notice(self, notice: Notice) -> None:
         self._telling.tell(NoticeSeen(at_s=CLOCK.now_s(), notice=notice))
@@ -290,6 +289,21 @@ class AgentActor:
     def _idle(self) -> bool:
         """No worker is left here, and whatever was told has been heard: the machine is not needed."""
         return not self._running and not self._telling.waiting()
+
+
+def _lost(running: _Running, detail: str, crash: Crash | None) -> WorkerLost:
+    order, at_s = running.order, CLOCK.now_s()
+    return WorkerLost(
+        at_s=at_s,
+        job=order.job,
+        worker=order.worker,
+        machine_id=order.machine_id,
+        cause="exited",
+        detail=detail if crash is None else crash.where,
+        signal="" if crash is None else crash.signal,
+        printed=() if crash is None else crash.printed,
+        lived_s=max(0.0, at_s - running.began_s),
+    )
 
 
 def _facts() -> tuple[str, int]:

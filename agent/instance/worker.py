@@ -11,10 +11,9 @@ import ctypes
 import os
 import runpy
 import sys
-import tempfile
 import threading
-from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from collections.abc import Callable, Iterator
+from contextlib import closing, contextmanager, suppress
 from pathlib import Path
 from typing import Literal, NoReturn
 
@@ -24,6 +23,7 @@ import torch
 from agent import session
 from agent.crew.group import Group
 from agent.errors import CannotRecord, Misuse, NotFinite, ParcelError, WireError
+from agent.instance.crashes import Record, disk
 from agent.instance.output import LeaderOnly, Lines, Stream
 from agent.instance.scratch import scratch
 from agent.messages import FailureKind, JobOrder, WorkerOrder
@@ -41,7 +41,6 @@ from agent.world import Left
 
 GOODBYE_S = 5.0
 MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
-DISK_VARIABLE = "SPOT_TEMP_DIR"
 DETAIL_CHARS_MAX = 60_000
 RAYS_OWN = "ray_terminate_msg"  # at its SystemExit upon SIGTERM, which no script asked for
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
@@ -94,7 +93,7 @@ def run(order: WorkerOrder, host: str) -> Outcome:
     group = Group(order, host, ended)
     job, payload = group.start()
     lines = Lines(lambda batch: group.link.send(LinesMessage(lines=batch)))
-    failure = _perform(job, payload, group, lines)
+    failure = _perform(order, job, payload, group, lines)
     lines.close()
     over.set()
     group.link.send(Ended() if failure is None else failure)
@@ -103,7 +102,9 @@ def run(order: WorkerOrder, host: str) -> Outcome:
     return "ended" if failure is None else "failed"
 
 
-def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> Failed | None:
+def _perform(
+    order: WorkerOrder, job: JobOrder, payload: bytes, group: Group, lines: Lines
+) -> Failed | None:
     if job.script_sha and group.code != job.script_sha:
         return Failed(kind="setup", detail=f"{job.script}: what arrived is not what was submitted")
     try:
@@ -113,15 +114,19 @@ def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> Faile
     if taken := parcel.taken_names(came):
         return Failed(kind="setup", detail=f"{taken[0]}: {TAKEN}")
     # On the machine's own disk: what a killed worker leaves goes with the machine, or with the next worker.
-    disk = Path(os.environ.get(DISK_VARIABLE) or tempfile.gettempdir()).absolute()
-    with scratch("worker-", disk) as folder:
+    with scratch("worker-", disk()) as folder:
         path = parcel.unpack(came, folder)
         group.output = _output_in(folder, came, job, group, lines)
         session.join(group)
         device.take(group.slot)
         out = LeaderOnly(lines, lambda: group.leads)
-        streams = Stream(out.add), Stream(lines.add)
-        with parcel.at_home(folder, path), _as_script(path, job.argv, streams):
+        record = Record(order, folder)
+        streams = Stream(_both(record.add, out.add)), Stream(_both(record.add, lines.add))
+        with (
+            closing(record),
+            parcel.at_home(folder, path),
+            _as_script(path, job.argv, streams),
+        ):
             failure = _execute(path, group, streams[1])
         group.output.finish(_step(), leads=bool(group.leads))
         # What a script said before it failed may help to see why.
@@ -135,6 +140,14 @@ def _perform(job: JobOrder, payload: bytes, group: Group, lines: Lines) -> Faile
             detail=detail.encode(errors="backslashreplace").decode(),
             step=next((each.replica.inside for each in session.made()), None),
         )
+
+
+def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callable[[str], None]:
+    def add(line: str) -> None:
+        first(line)
+        second(line)
+
+    return add
 
 
 def _output_in(

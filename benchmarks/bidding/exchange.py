@@ -49,7 +49,7 @@ def half_day(rule: str, seed: int, slots: int) -> tuple[float, int, int]:
     state = loop.run_now(loop.run(world, DigestJournal(), State()))
     entries = world.cloud.books(world.end_s).entries
     given_back = sum(entry.machine.ended_by == "user" for entry in entries)
-    return bill_usd(world.cloud, TODAY, world.end_s), state.jobs["job-0"].step, given_back
+    return bill_usd(world.cloud, TODAY, world.end_s), state.jobs["job-0"].progress.step, given_back
 
 
 def main() -> None:

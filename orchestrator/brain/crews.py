@@ -32,6 +32,7 @@ from orchestrator.state import (
     Job,
     State,
     Worker,
+    consider,
     leases_of,
     move_job,
     move_lease,
@@ -71,24 +72,31 @@ def on_worker_ready(state: State, out: list[AnyAction], event: WorkerReady) -> N
         return
     job = state.jobs[worker.job]
     known = (event.uncuttable, event.stages_max)
-    told = event.uncuttable != UNRECORDED and known != (job.uncuttable, job.stages_max)
-    if told and not (job.taken_back and not event.uncuttable):
-        job.uncuttable, job.stages_max = known
-        if job.uncuttable and job.layout is not None and job.layout.depth > 1:
+    told = event.uncuttable != UNRECORDED and known != (
+        job.layouts.uncuttable,
+        job.layouts.stages_max,
+    )
+    if told and not (job.layouts.taken_back and not event.uncuttable):
+        job.layouts.uncuttable, job.layouts.stages_max = known
+        if (
+            job.layouts.uncuttable
+            and job.layouts.current is not None
+            and job.layouts.current.depth > 1
+        ):
             _uncut(state, out, job)
         else:
             newcomer(state, job)  # it may be cut now; another newcomer would not know
     if worker.ready or not job.active:
         return
     worker.ready = True
-    first = not job.steps_total
-    job.microbatches = event.microbatches
-    job.steps_total = event.steps_total
+    first = not job.progress.steps_total
+    job.layouts.microbatches = event.microbatches
+    job.progress.steps_total = event.steps_total
     if first and job.workers_min < job.spec.slots_min:
         note(out, job.id, _too_many(job))
-    job.state_bytes, job.unbuilt = event.state_bytes, event.unbuilt
+    job.layouts.state_bytes, job.layouts.unbuilt = event.state_bytes, event.unbuilt
     newcomer(state, job)
-    if not job.serving:
+    if not job.layouts.serving:
         want_layout(state, job)
 
 
@@ -101,16 +109,16 @@ def on_worker_proving(state: State, event: WorkerProving) -> None:
 
 def _uncut(state: State, out: list[AnyAction], job: Job) -> None:
     """A recording is not of the step in flight: nobody can play that step in stages, and all wait."""
-    job.taken_back = True
+    job.layouts.taken_back = True
     if job.status == "RUNNING":
-        move_job(state, out, job, "RECOVERING", f"it is cut no more: {job.uncuttable}")
-    job.urgent = True
+        move_job(state, out, job, "RECOVERING", f"it is cut no more: {job.layouts.uncuttable}")
+    job.layouts.urgent = True
     want_layout(state, job)
 
 
 def _too_many(job: Job) -> str:
     return (
-        f"slots_min is {job.spec.slots_min}, but a step has {job.microbatches} microbatch{'es' * (job.microbatches != 1)}, "
+        f"slots_min is {job.spec.slots_min}, but a step has {job.layouts.microbatches} microbatch{'es' * (job.layouts.microbatches != 1)}, "
         f"so no more than {plural(job.workers_max, 'worker')} can compute: it trains with so many; "
         "lower slots_min, or cut the batch into more microbatches"
     )
@@ -118,8 +126,12 @@ def _too_many(job: Job) -> str:
 
 def on_settle_alarm(state: State, job_id: str) -> None:
     job = state.jobs.get(job_id)
-    if job is not None and job.settle_at_s is not None and state.now_s >= job.settle_at_s:
-        job.settle_at_s = None
+    if (
+        job is not None
+        and job.layouts.settle_at_s is not None
+        and state.now_s >= job.layouts.settle_at_s
+    ):
+        job.layouts.settle_at_s = None
         want_layout(state, job)
 
 
@@ -128,9 +140,9 @@ def on_worker_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
     worker = state.workers.get(worker_id)
     if worker is not None and not worker.ready and not worker.proving:
         job, had_s = state.jobs[worker.job], state.now_s - worker.started_at_s
-        job.ready_s = min(max(workers.ready_s(state, job), 2 * had_s), READY_S_MAX)
+        job.trouble.ready_s = min(max(workers.ready_s(state, job), 2 * had_s), READY_S_MAX)
         why = f"not ready after {had_s:.0f} s: its script has not come to session.steps"
-        if had_s >= READY_S_MAX and not job.step:
+        if had_s >= READY_S_MAX and not job.progress.step:
             what = f"{worker.id} was {why}; it hangs, or has to load for longer than that"
             jobs.finish(state, out, job, "FAILED", f"{what}: try it alone")
         else:
@@ -139,13 +151,30 @@ def on_worker_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
 
 def on_worker_lost(state: State, out: list[AnyAction], event: WorkerLost) -> None:
     worker, job = state.workers.get(event.worker), state.jobs.get(event.job)
-    if job is None or (worker is None and not event.owed_state):
-        return
+    if job is not None and event.signal:
+        _on_crash(state, out, event)
+    elif job is not None and (worker is not None or event.owed_state):
+        _on_loss(state, out, event, job)
+
+
+def _on_crash(state: State, out: list[AnyAction], event: WorkerLost) -> None:
+    """Its connection may have broken before: then the job goes on without it already."""
+    worker, job = state.workers.get(event.worker), state.jobs[event.job]
+    if worker is not None:
+        _lose_worker(state, out, worker, f"crashed with {event.signal}", event.cause)
+        want_layout(state, job)
+    jobs.on_crash(state, out, event)
+
+
+def _on_loss(state: State, out: list[AnyAction], event: WorkerLost, job: Job) -> None:
+    worker = state.workers.get(event.worker)
     if worker is not None:
         detail = f": {event.detail}" if event.detail else ""
         _lose_worker(state, out, worker, f"lost ({event.cause}{detail})", event.cause)
-    if event.owed_state and job.serving:
-        job.urgent = True  # who is in the layout waits for nobody: only a new one wakes them
+    if event.owed_state and job.layouts.serving:
+        job.layouts.urgent = (
+            True  # who is in the layout waits for nobody: only a new one wakes them
+        )
     want_layout(state, job)
 
 
@@ -157,23 +186,23 @@ def _lose_worker(
     """
     lease, job = state.leases[worker.token], state.jobs[worker.job]
     why = f"{worker.id} on {lease.machine_id} {because}"
-    worked = lease.state == "working" and job.step > lease.died_step
+    worked = lease.state == "working" and job.progress.step > lease.died_step
     workers.stop(state, out, worker, because)
     if not (job.active and lease.usable) or finished_computing(job):
         return
-    if job.urgent and job.status == "RUNNING":
+    if job.layouts.urgent and job.status == "RUNNING":
         move_job(state, out, job, "RECOVERING", why)
     if worked or worker.started_at_s >= lease.died_at_s:
         earlier = (0, 0) if worked else (lease.deaths, lease.crashes)
         lease.deaths, lease.crashes = earlier[0] + 1, earlier[1] + (cause in CRASHES)
         lease.died_at_s = state.now_s
-    lease.died_step = job.step
+    lease.died_step = job.progress.step
     backoff_s = BACKOFF_S * 2 ** min(lease.deaths - 1, BACKOFF_DOUBLINGS_MAX)
     lease.slot_free_at_s[worker.slot] = state.now_s + backoff_s
     if lease.deaths >= DEATHS_MAX:
         leases.penalise(state, out, lease.pool, f"workers keep dying on {lease.machine_id}")
         leases.give_back(state, out, lease, f"workers keep dying there: {why}")
-        job.worn += cause != "machine"
+        job.trouble.worn += cause != "machine"
         _wear(state, out, job, why, crashed=lease.crashes == lease.deaths)
         return
     note(out, lease.machine_id, f"{why}; a fresh one starts in {backoff_s:.0f} s")
@@ -184,21 +213,25 @@ def _wear(state: State, out: list[AnyAction], job: Job, why: str, *, crashed: bo
     """One more machine that has outlived its workers. Where it was the processes themselves that went, each time, and
     no step was ever made, it is the script, and waiting helps nobody.
     """
-    if job.worn <= 1:
-        job.worn_at_s = state.now_s
-    if job.step == 0 and crashed and job.worn >= WORN_UNTRIED_MAX:
-        many = f"its processes died {DEATHS_MAX} times on each of {job.worn} machines before the first step"
+    if job.trouble.worn <= 1:
+        job.trouble.worn_at_s = state.now_s
+    if job.progress.step == 0 and crashed and job.trouble.worn >= WORN_UNTRIED_MAX:
+        many = f"its processes died {DEATHS_MAX} times on each of {job.trouble.worn} machines before the first step"
         hint = "the script crashes, ends itself, or needs more memory than there is"
         jobs.finish(state, out, job, "FAILED", f"{many}, the last: {why}; {hint}: try it alone")
-    elif job.worn >= WORN_MAX and state.now_s >= job.worn_at_s + WORN_S:
-        many = f"workers kept dying on {job.worn} machines without a step between"
+    elif job.trouble.worn >= WORN_MAX and state.now_s >= job.trouble.worn_at_s + WORN_S:
+        many = f"workers kept dying on {job.trouble.worn} machines without a step between"
         jobs.finish(state, out, job, "FAILED", f"{many}, the last: {why}; {jobs.RESUME}")
 
 
 def finished_computing(job: Job) -> bool:
     """The last step is committed, and all who have done it are there to bring the trained model."""
-    workers = job.layout.workers if job.layout is not None else ()
-    return 0 < job.steps_total <= job.step and bool(workers) and job.workers.keys() >= {*workers}
+    workers = job.layouts.current.workers if job.layouts.current is not None else ()
+    return (
+        0 < job.progress.steps_total <= job.progress.step
+        and bool(workers)
+        and job.workers.keys() >= {*workers}
+    )
 
 
 # --- layouts -------------------------------------------------------------------------------------
@@ -218,16 +251,16 @@ def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
     """
     if not job.active or finished_computing(job):
         return
-    if job.urgent:
+    if job.layouts.urgent:
         _keep_the_leaving(state, job)
     seats = _seats(state, job)
-    if job.urgent and job.status == "RUNNING":
+    if job.layouts.urgent and job.status == "RUNNING":
         move_job(state, out, job, "RECOVERING", "a worker of the running step is gone")
     if len(seats) < job.workers_min:
         return
     able = {seat.worker for seat in seats}
-    current = job.layout.workers if job.layout is not None else ()
-    forced = job.urgent or not job.serving or any(w not in able for w in current)
+    current = job.layouts.current.workers if job.layouts.current is not None else ()
+    forced = job.layouts.urgent or not job.layouts.serving or any(w not in able for w in current)
     forced = forced or any(_was_waiting(state, job, w) for w in able if w not in current)
     asked = question_of(state, job, seats)
     try:
@@ -238,27 +271,31 @@ def _regroup(state: State, out: list[AnyAction], job: Job) -> None:
             _say_unfit(state, out, job, str(error), forced=forced)
             return
         choice = found
-        if str(error) not in job.chosen:
+        if str(error) not in job.layouts.chosen:
             note(out, job.id, str(error))
-    job.unfit = ""
-    if not job.urgent and job.layout is not None and _same(job.layout, asked, choice):
-        job.plan, job.chosen, job.refused = choice.plan, choice.because, ""
+    job.layouts.unfit = ""
+    if (
+        not job.layouts.urgent
+        and job.layouts.current is not None
+        and _same(job.layouts.current, asked, choice)
+    ):
+        job.layouts.plan, job.layouts.chosen, job.layouts.refused = choice.plan, choice.because, ""
         return
     if not forced and not _pays(state, out, job, choice, seats):
-        job.plan = job.plan or _explained(asked, job)
+        job.layouts.plan = job.layouts.plan or _explained(asked, job)
         return
     _ask_for(state, out, job, asked, choice)
 
 
 def _was_waiting(state: State, job: Job, worker_id: str) -> bool:
     """Whether this worker was there when the job began, and has come later only because it had to prove itself."""
-    worker, begun_at_s = state.workers[worker_id], job.begun_at_s
+    worker, begun_at_s = state.workers[worker_id], job.layouts.begun_at_s
     return worker.proving and begun_at_s is not None and worker.started_at_s <= begun_at_s
 
 
 def _without_a_plan(job: Job, asked: Question, why: str) -> Choice | None:
     """For a job that has run without one already: the profile is wrong about what fits."""
-    if not job.step or job.plan is not None or job.profile is None:
+    if not job.progress.step or job.layouts.plan is not None or job.layouts.profile is None:
         return None
     try:
         choice = layouts.choose(msgspec.structs.replace(asked, profile=None))
@@ -271,36 +308,36 @@ def _explained(asked: Question, job: Job) -> Plan | None:
     """Of a layout that began before anything was measured, and stays: what more machines would do is predicted
     from it. Without one they count in full.
     """
-    assert job.layout is not None
+    assert job.layouts.current is not None
     with suppress(MorphError):
-        return layouts.plan_of(asked, job.layout)
+        return layouts.plan_of(asked, job.layouts.current)
     return None
 
 
 def _ask_for(state: State, out: list[AnyAction], job: Job, asked: Question, choice: Choice) -> None:
-    current = job.layout.workers if job.layout is not None else ()
+    current = job.layouts.current.workers if job.layouts.current is not None else ()
     workers = [worker for replica in choice.replicas for worker in replica.workers]
     lost = sum(w not in job.workers for w in current)
     joined = sum(w not in current for w in workers)
-    when: When = "now" if job.urgent or not job.serving else "boundary"
+    when: When = "now" if job.layouts.urgent or not job.layouts.serving else "boundary"
     moving = f"; {choice.moving}" if current else ""
-    because = f"{choice.because}; {joined} new, {lost} lost, step {job.step}{moving}"
-    job.generation += 1
-    if job.begun_at_s is None:
-        job.begun_at_s = state.now_s
+    because = f"{choice.because}; {joined} new, {lost} lost, step {job.progress.step}{moving}"
+    job.layouts.generation += 1
+    if job.layouts.begun_at_s is None:
+        job.layouts.begun_at_s = state.now_s
     for seat in asked.seats:
         state.workers[seat.worker].proving = False
-    if job.status == "RECOVERING" and job.urgent:
-        job.mending = [*job.mending[1 - RECOVERIES_MAX :], job.generation]
-    job.layout = layouts.laid_out(job.generation, asked, choice)
-    job.plan, job.chosen, job.refused = choice.plan, choice.because, ""
+    if job.status == "RECOVERING" and job.layouts.urgent:
+        job.layouts.mending = [*job.layouts.mending[1 - RECOVERIES_MAX :], job.layouts.generation]
+    job.layouts.current = layouts.laid_out(job.layouts.generation, asked, choice)
+    job.layouts.plan, job.layouts.chosen, job.layouts.refused = choice.plan, choice.because, ""
     serving = dict.fromkeys(workers)
-    job.serving = serving if when == "now" else job.serving | serving
-    job.urgent = False
-    job.progress_at_s = state.now_s
+    job.layouts.serving = serving if when == "now" else job.layouts.serving | serving
+    job.layouts.urgent = False
+    job.progress.at_s = state.now_s
     if job.status == "PROVISIONING":
-        job.because = f"layout {job.layout.describe()} begins its first step"
-    out.append(Regroup(job=job.id, layout=job.layout, when=when, because=because))
+        job.because = f"layout {job.layouts.current.describe()} begins its first step"
+    out.append(Regroup(job=job.id, layout=job.layouts.current, when=when, because=because))
     pacing.laid_out(state, out, job, choice.left_out)
 
 
@@ -309,8 +346,11 @@ def _keep_the_leaving(state: State, job: Job) -> None:
     Whether they shall leave after all, the bidder says next time.
     """
     for lease in leases_of(state, job):
-        if lease.doomed and lease.leaving and lease.state == "working":
-            lease.doomed, lease.leaving = False, ""
+        if lease.state == "leaving" and not lease.announced:
+            move_lease(
+                lease, "working", state.now_s, "a worker is lost, and this machine can compute"
+            )
+            lease.released = ""
 
 
 def _same(layout: Layout, asked: Question, choice: Choice) -> bool:
@@ -319,33 +359,33 @@ def _same(layout: Layout, asked: Question, choice: Choice) -> bool:
 
 def question_of(state: State, job: Job, seats: tuple[Seat, ...]) -> Question:
     return Question(
-        microbatches=job.microbatches,
+        microbatches=job.layouts.microbatches,
         seats=seats,
         workers_max=job.workers_max,
         seats_min=job.workers_min,
-        profile=job.profile,
+        profile=job.layouts.profile,
         depth=job.spec.depth,
-        stages_max=job.stages_max,
-        uncuttable=job.uncuttable,
-        state_bytes=job.state_bytes,
-        training_bytes=0.0 if job.unbuilt is None else job.unbuilt.training_bytes,
+        stages_max=job.layouts.stages_max,
+        uncuttable=job.layouts.uncuttable,
+        state_bytes=job.layouts.state_bytes,
+        training_bytes=0.0 if job.layouts.unbuilt is None else job.layouts.unbuilt.training_bytes,
         room_bytes=_room_bytes(state, job, seats),
-        before=job.layout,
-        before_plan=job.plan,
+        before=job.layouts.current,
+        before_plan=job.layouts.plan,
         morph_s=_pause_s(state, job),
     )
 
 
 def _room_bytes(state: State, job: Job, seats: tuple[Seat, ...]) -> float:
     """Of the worker that has the least, as its machine is sold; or as it is seen there, where that is too little."""
-    if job.unbuilt is None:
+    if job.layouts.unbuilt is None:
         return 0.0
     sold, seen = [], []
     for kind in (state.leases[state.workers[seat.worker].token].type for seat in seats):
         shared = kind.accelerator == "cpu"  # all that a machine has is seen by each of its workers
-        seen.append(job.unbuilt.room_bytes / (kind.slots if shared else 1))
+        seen.append(job.layouts.unbuilt.room_bytes / (kind.slots if shared else 1))
         sold.append(min(seen[-1], kind.memory_bytes / kind.slots) if shared else seen[-1])
-    enough = min(sold) * job.workers_max >= layouts.UNEVEN * job.unbuilt.training_bytes
+    enough = min(sold) * job.workers_max >= layouts.UNEVEN * job.layouts.unbuilt.training_bytes
     return min(sold) if enough else min(seen)
 
 
@@ -353,7 +393,7 @@ def questions(state: State) -> tuple[Question, ...]:
     """What would be asked of the planner now, for every job that it knows something about."""
     found = []
     for job in state.jobs.values():
-        if job.active and job.profile is not None and job.microbatches:
+        if job.active and job.layouts.profile is not None and job.layouts.microbatches:
             seats = _seats(state, job)
             if seats:
                 found.append(question_of(state, job, seats))
@@ -367,7 +407,9 @@ def _seats(state: State, job: Job) -> tuple[Seat, ...]:
         for worker_id in job.workers
         if state.workers[worker_id].ready and not _excluded(state, state.workers[worker_id])
     }
-    staying = [] if job.layout is None else [w for w in job.layout.workers if w in able]
+    staying = (
+        [] if job.layouts.current is None else [w for w in job.layouts.current.workers if w in able]
+    )
     for worker_id in staying:
         del able[worker_id]
     coming = [_seat(state, job, state.workers[worker_id]) for worker_id in able]
@@ -383,75 +425,88 @@ def _seat(state: State, job: Job, worker: Worker) -> Seat:
         machine=lease.machine_id,
         zone=lease.pool.zone,
         slots=lease.type.slots,
-        pace=worker.slow * forecast.pace_of(state.types, job.profile, lease.type),
+        pace=worker.slow * forecast.pace_of(state.types, job.layouts.profile, lease.type),
         eased=worker.eased > 0 and worker.slow > 1,
     )
 
 
 def _excluded(state: State, worker: Worker) -> bool:
     lease = state.leases[worker.token]
-    return lease.doomed or not lease.joined
+    return lease.state == "leaving" or not lease.joined
 
 
 def on_regrouped(state: State, out: list[AnyAction], event: Regrouped) -> None:
     job = state.jobs.get(event.job)
     if job is None or job.ended or not _is_current(job, event.generation):
         return
-    mended = [generation for generation in job.mending if generation <= event.generation]
-    del job.mending[: len(mended)]
-    if event.generation > job.acknowledged and job.status in ("RUNNING", "RECOVERING"):
-        idle_s = max(0.0, event.pause_s - job.step_s)  # one step was done in it
-        job.times = job.times.saw("recovery_s" if mended else "morph_s", idle_s)
+    mended = [generation for generation in job.layouts.mending if generation <= event.generation]
+    del job.layouts.mending[: len(mended)]
+    if event.generation > job.layouts.acknowledged and job.status in ("RUNNING", "RECOVERING"):
+        idle_s = max(0.0, event.pause_s - job.progress.step_s)  # one step was done in it
+        job.market.times = job.market.times.saw("recovery_s" if mended else "morph_s", idle_s)
     if mended:
-        job.recoveries_s.append(event.pause_s)
-        del job.recoveries_s[:-RECOVERIES_MAX]
-    elif event.generation > job.acknowledged and job.step_s:
-        job.morph_pauses_s.append(max(event.pause_s - job.step_s, 0.0))  # it holds a whole step
-        del job.morph_pauses_s[:-PAUSES_MAX]
-    job.heard_at_s = max(job.heard_at_s, event.at_s)
+        job.layouts.recoveries_s.append(event.pause_s)
+        del job.layouts.recoveries_s[:-RECOVERIES_MAX]
+    elif event.generation > job.layouts.acknowledged and job.progress.step_s:
+        job.layouts.morph_pauses_s.append(
+            max(event.pause_s - job.progress.step_s, 0.0)
+        )  # it holds a whole step
+        del job.layouts.morph_pauses_s[:-PAUSES_MAX]
+    job.progress.heard_at_s = max(job.progress.heard_at_s, event.at_s)
     _acknowledge(state, out, job, event.generation, event.step)
 
 
 def _is_current(job: Job, generation: int) -> bool:
     """Whether the layout was asked for, and not before a rewind."""
-    return job.fence_generation < generation <= job.generation
+    return job.progress.fence_generation < generation <= job.layouts.generation
 
 
 def on_progress(state: State, out: list[AnyAction], event: Progress) -> None:
     job = state.jobs.get(event.job)
     if job is None or job.ended or not _is_current(job, event.generation):
         return
-    if event.step < job.step:
+    if event.step < job.progress.step:
         return
-    job.loss, job.step_s = event.loss, event.step_s or _reckoned_s(job, event.generation)
-    if job.layout is not None and event.generation == job.layout.generation and event.step_s:
-        job.slot_step_s = event.step_s * len(job.layout.workers)
-    job.heard_at_s = max(job.heard_at_s, event.at_s)
-    job.steps_total = event.steps_total
+    job.progress.loss, job.progress.step_s = (
+        event.loss,
+        event.step_s or _reckoned_s(job, event.generation),
+    )
+    if (
+        job.layouts.current is not None
+        and event.generation == job.layouts.current.generation
+        and event.step_s
+    ):
+        job.progress.slot_step_s = event.step_s * len(job.layouts.current.workers)
+    job.progress.heard_at_s = max(job.progress.heard_at_s, event.at_s)
+    job.progress.steps_total = event.steps_total
     _acknowledge(state, out, job, event.generation, event.step)
     pacing.observe(state, out, job, event)
 
 
 def _reckoned_s(job: Job, generation: int) -> float:
     """What a step takes in this layout, of which no whole one has been seen."""
-    if job.plan is None or generation != job.generation:
-        return job.step_s
-    return job.plan.step_s
+    if job.layouts.plan is None or generation != job.layouts.generation:
+        return job.progress.step_s
+    return job.layouts.plan.step_s
 
 
 def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, step: int) -> None:
     """A step was committed under this generation."""
-    if step > job.step:
-        job.step, job.stalls, job.worn, job.unread = step, 0, 0, ""
-        job.progress_at_s = state.now_s
-    if generation <= job.acknowledged or generation < job.generation or job.layout is None:
+    if step > job.progress.step:
+        job.progress.step, job.trouble.stalls, job.trouble.worn, job.trouble.unread = step, 0, 0, ""
+        job.progress.at_s = state.now_s
+    if (
+        generation <= job.layouts.acknowledged
+        or generation < job.layouts.generation
+        or job.layouts.current is None
+    ):
         return
-    job.acknowledged = generation
-    if job.trained_from_s is None:
-        job.trained_from_s = state.now_s
-    job.serving = dict.fromkeys(w for w in job.layout.workers if w in job.workers)
-    works = f"layout {job.chosen or job.layout.describe()}; it works at step {job.step}"
-    if job.status in ("PROVISIONING", "RECOVERING") and not job.urgent:
+    job.layouts.acknowledged = generation
+    if job.progress.trained_from_s is None:
+        job.progress.trained_from_s = state.now_s
+    job.layouts.serving = dict.fromkeys(w for w in job.layouts.current.workers if w in job.workers)
+    works = f"layout {job.layouts.chosen or job.layouts.current.describe()}; it works at step {job.progress.step}"
+    if job.status in ("PROVISIONING", "RECOVERING") and not job.layouts.urgent:
         move_job(state, out, job, "RUNNING", works)
     elif job.status == "RUNNING":
         job.because = works  # the change of layout has been told already
@@ -461,8 +516,8 @@ def _acknowledge(state: State, out: list[AnyAction], job: Job, generation: int, 
 
 
 def _mark_working(state: State, job: Job) -> None:
-    assert job.layout is not None
-    inside = dict.fromkeys(job.layout.workers)
+    assert job.layouts.current is not None
+    inside = dict.fromkeys(job.layouts.current.workers)
     for token in job.leases:
         lease = state.leases[token]
         busy = any(w in inside for w in lease.workers.values())
@@ -470,16 +525,20 @@ def _mark_working(state: State, job: Job) -> None:
             move_lease(lease, "working", state.now_s, "its workers are in the layout")
             if lease.worked_at_s is None:
                 lease.worked_at_s = state.now_s
-                job.times = job.times.saw("start_s", state.now_s - lease.intended_at_s)
+                job.market.times = job.market.times.saw(
+                    "start_s", state.now_s - lease.intended_at_s
+                )
         elif not busy and lease.state == "working":
             move_lease(lease, "ready", state.now_s, "its workers are not in the layout")
 
 
 def _release_the_leaving(state: State, out: list[AnyAction], job: Job) -> None:
     """Machines that are out of the layout that works now can go."""
+    inside = dict.fromkeys(job.layouts.current.workers if job.layouts.current else ())
     for lease in leases_of(state, job):
-        if lease.leaving and lease.doomed and lease.state == "ready":
-            leases.give_back(state, out, lease, lease.leaving)
+        busy = any(w in inside for w in lease.workers.values())
+        if lease.state == "leaving" and not lease.announced and not busy:
+            leases.give_back(state, out, lease, lease.released)
 
 
 # --- is a change worth it? -----------------------------------------------------------------------
@@ -489,42 +548,48 @@ def _pays(
     state: State, out: list[AnyAction], job: Job, choice: Choice, seats: tuple[Seat, ...]
 ) -> bool:
     """Rubick's gate for a change that nobody forces; what it refuses is thought about again later."""
-    assert job.layout is not None
-    newcomers = any(w not in job.layout.workers for r in choice.replicas for w in r.workers)
-    wished = job.spec.depth is not None and len(choice.replicas[0].workers) != job.layout.depth
+    assert job.layouts.current is not None
+    newcomers = any(
+        w not in job.layouts.current.workers for r in choice.replicas for w in r.workers
+    )
+    wished = (
+        job.spec.depth is not None and len(choice.replicas[0].workers) != job.layouts.current.depth
+    )
     if wished or (choice.plan is None and newcomers):
         return True
-    if not job.step_s or job.trained_from_s is None:
+    if not job.progress.step_s or job.progress.trained_from_s is None:
         return True
     if choice.step_s is None:
         shorter = layouts.drawn_out(choice.replicas, seats)
-        shorter /= layouts.drawn_out(job.layout.replicas, seats)
-        step_s = job.step_s * shorter
+        shorter /= layouts.drawn_out(job.layouts.current.replicas, seats)
+        step_s = job.progress.step_s * shorter
     else:
-        step_s = choice.step_s * (job.watch.narrow if job.layout.width == 1 else job.watch.wide)
+        step_s = choice.step_s * (
+            job.layouts.watch.narrow if job.layouts.current.width == 1 else job.layouts.watch.wide
+        )
     verdict = transition.worthwhile(
         Situation(
-            steps_per_s=1 / job.step_s,
+            steps_per_s=1 / job.progress.step_s,
             steps_per_s_after=1 / step_s / GAIN_MIN,
             pause_s=choice.pause_s,
             calm_s=_calm_s(state, job),
-            trained_s=state.now_s - job.trained_from_s,
-            morphs=job.morphs,
+            trained_s=state.now_s - job.progress.trained_from_s,
+            morphs=job.layouts.morphs,
         )
     )
     if verdict.go:
-        job.morphs += 1
+        job.layouts.morphs += 1
         return True
-    if job.settle_at_s is None:
-        job.settle_at_s = state.now_s + RETHINK_S
-        set_alarm(state, job.settle_at_s, "settle", job.id)
+    if job.layouts.settle_at_s is None:
+        job.layouts.settle_at_s = state.now_s + RETHINK_S
+        set_alarm(state, job.layouts.settle_at_s, "settle", job.id)
     shape = f"{len(choice.replicas[0].workers)}x{len(choice.replicas)}"
-    if shape != job.refused:
+    if shape != job.layouts.refused:
         spare = sum(lease.state == "ready" and lease.stays for lease in leases_of(state, job))
         idle = f"; {plural(spare, 'machine')} {'has' if spare == 1 else 'have'} nothing to do until then"
         why = f"{verdict.because}{idle if verdict.later and spare else ''}"
         note(out, job.id, f"stays as it is instead of {shape}: {why}")
-    job.refused = shape
+    job.layouts.refused = shape
     return False
 
 
@@ -532,15 +597,22 @@ def settled(state: State, job: Job) -> bool:
     """Whether its last step comes before the gate would let anybody in who is not in the layout now. Nothing is
     believed of its pace in the first seconds.
     """
-    layout, since_s = job.layout, job.trained_from_s
-    if layout is None or since_s is None or job.status != "RUNNING" or job.profile is None:
+    layout, since_s = job.layouts.current, job.progress.trained_from_s
+    if layout is None or since_s is None or job.status != "RUNNING" or job.layouts.profile is None:
         return False
-    if job.acknowledged != job.generation or not job.step_s or not job.steps_total:
+    if (
+        job.layouts.acknowledged != job.layouts.generation
+        or not job.progress.step_s
+        or not job.progress.steps_total
+    ):
         return False
-    if job.urgent or job.spec.depth not in (None, layout.depth):
+    if job.layouts.urgent or job.spec.depth not in (None, layout.depth):
         return False
-    trained_s, left_s = state.now_s - since_s, (job.steps_total - job.step) * job.step_s
-    opens_s = transition.opens_s(job.morphs, _pause_s(state, job))
+    trained_s, left_s = (
+        state.now_s - since_s,
+        (job.progress.steps_total - job.progress.step) * job.progress.step_s,
+    )
+    opens_s = transition.opens_s(job.layouts.morphs, _pause_s(state, job))
     return trained_s >= state.settings.doubt_s and trained_s + left_s <= opens_s
 
 
@@ -549,7 +621,7 @@ def slots_serving(state: State, job: Job) -> int:
     inside = [
         lease.type.slots
         for lease in leases_of(state, job)
-        if any(w in job.serving for w in lease.workers.values())
+        if any(w in job.layouts.serving for w in lease.workers.values())
     ]
     return sum(inside)
 
@@ -561,31 +633,36 @@ def _calm_s(state: State, job: Job) -> float:
         for token in job.leases
         if (lease := state.leases[token]).request.market == "spot"
     )
-    left_s = (job.steps_total - job.step) * job.step_s
+    left_s = (job.progress.steps_total - job.progress.step) * job.progress.step_s
     return min(left_s, HOUR_S / hazard_per_h) if hazard_per_h > 0 else left_s
 
 
 def _pause_s(state: State, job: Job) -> float:
     """What a change costs besides what moves: as it was lately, or as the settings say."""
-    return median(job.morph_pauses_s) if job.morph_pauses_s else state.settings.morph_s
+    return (
+        median(job.layouts.morph_pauses_s) if job.layouts.morph_pauses_s else state.settings.morph_s
+    )
 
 
 def _say_unfit(state: State, out: list[AnyAction], job: Job, why: str, *, forced: bool) -> None:
     """Nothing fits: it waits, and says what would do. A layout that runs goes on."""
     if forced:
-        job.progress_at_s = state.now_s
-        job.thought_at_s = -1.0 if why != job.unfit else job.thought_at_s
-    if why != job.unfit:
+        job.progress.at_s = state.now_s
+        if why != job.layouts.unfit:
+            consider(state, job)
+    if why != job.layouts.unfit:
         note(out, job.id, why)
-    job.unfit = why
+    job.layouts.unfit = why
 
 
 def _send_home(state: State, out: list[AnyAction], job: Job) -> None:
     """On a machine that the cloud takes soon nobody has anything left to do: it may go early."""
-    assert job.layout is not None
+    assert job.layouts.current is not None
     for lease in leases_of(state, job):
-        if lease.doomed and lease.state == "noticed":
-            for worker_id in [w for w in lease.workers.values() if w not in job.layout.workers]:
+        if lease.state == "leaving" and lease.announced:
+            for worker_id in [
+                w for w in lease.workers.values() if w not in job.layouts.current.workers
+            ]:
                 worker = state.workers[worker_id]
                 workers.stop(
                     state, out, worker, "the layout works without it, and its machine will be taken"
@@ -601,23 +678,26 @@ def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
     if job is None or not job.active:
         return
     patience_s = pacing.stall_s(state, job)
-    due_s = job.progress_at_s + patience_s
+    due_s = job.progress.at_s + patience_s
     early = state.now_s < due_s
     set_alarm(state, due_s if early else state.now_s + patience_s, "stall", job_id)
-    if job.layout is None or not job.serving or early:
+    if job.layouts.current is None or not job.layouts.serving or early:
         return
-    silent_s = state.now_s - job.progress_at_s
+    silent_s = state.now_s - job.progress.at_s
     if finished_computing(job) or (
-        job.unfit and (job.urgent or job.acknowledged != job.generation)
+        job.layouts.unfit
+        and (job.layouts.urgent or job.layouts.acknowledged != job.layouts.generation)
     ):
         return
-    job.urgent = True
+    job.layouts.urgent = True
     note(out, job_id, f"nothing was committed for {silent_s:.0f} s")
-    if any(worker not in job.workers for worker in job.layout.workers):
+    if any(worker not in job.workers for worker in job.layouts.current.workers):
         want_layout(state, job)  # it waits for machines
         return
-    job.stalls += 1
-    if job.stalls == STALLS_MAX * FRESH_MAX or (job.unread and not job.step):
+    job.trouble.stalls += 1
+    if job.trouble.stalls == STALLS_MAX * FRESH_MAX or (
+        job.trouble.unread and not job.progress.step
+    ):
         times = f"though its workers were started afresh {FRESH_MAX - 1} times"
         hangs = f"{times}: its script hangs, or a step takes longer than that"
         jobs.finish(
@@ -625,12 +705,12 @@ def on_stall_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
             out,
             job,
             "FAILED",
-            f"nothing was committed for {silent_s:.0f} s, {job.unread or hangs}; {jobs.RESUME}",
+            f"nothing was committed for {silent_s:.0f} s, {job.trouble.unread or hangs}; {jobs.RESUME}",
         )
         return
-    if job.stalls % STALLS_MAX == 0:
-        job.refreshed += 1
-        for worker in [] if job.unread else [state.workers[w] for w in job.workers]:
+    if job.trouble.stalls % STALLS_MAX == 0:
+        job.trouble.refreshed += 1
+        for worker in [] if job.trouble.unread else [state.workers[w] for w in job.workers]:
             workers.stop(state, out, worker, "no step was committed for too long")
         for lease in leases_of(state, job):
             workers.staff(state, out, lease)
@@ -646,7 +726,11 @@ def repeat_orders(state: State, out: list[AnyAction], job: Job) -> None:
             out.append(
                 workers.start_order(worker, lease, "the manager restarted: it may not have started")
             )
-    if job.layout is not None and job.serving and job.acknowledged < job.generation:
-        layout: Layout = job.layout
+    if (
+        job.layouts.current is not None
+        and job.layouts.serving
+        and job.layouts.acknowledged < job.layouts.generation
+    ):
+        layout: Layout = job.layouts.current
         why = "the manager restarted: the layout may not have been told"
         out.append(Regroup(job=job.id, layout=layout, when="now", because=why))

@@ -78,6 +78,8 @@ def decide(state: State, event: AnyEvent) -> tuple[State, list[AnyAction]]:
         _ring(state, out, alarm, key)
     _handle(state, out, event)
     crews.regroup(state, out)
+    buying.buy_for_considered(state, out)
+    crews.regroup(state, out)  # what was bought may make way for others
     state.wake_at_s = (state.alarms[0][0] if state.alarms else state.now_s) - state.skew_s
     remember(state, out)
     return state, out
@@ -237,7 +239,7 @@ def _control(state: State, out: list[AnyAction]) -> None:
         if job.active and workers.staying(state, job) < job.workers_max:
             for lease in leases_of(state, job):
                 workers.staff(state, out, lease)
-    buying.shop(state, out)
+    buying.buy_if_due(state, out)
     buying.keep_quotes(state, out)
 
 
@@ -264,7 +266,9 @@ def _take_over(state: State, out: list[AnyAction], event: ManagerStarted) -> Non
         machines.ask_for_list(state, out, provider, "the manager restarted: what is there?")
     for job_id in state.live_jobs:
         job = state.jobs[job_id]
-        job.heard_at_s = min(job.heard_at_s, event.at_s)  # the keeper's clock may be behind, too
+        job.progress.heard_at_s = min(
+            job.progress.heard_at_s, event.at_s
+        )  # the keeper's clock may be behind, too
         if job.active or job.status == "DRAINING":
             why = "the manager restarted: the keeper may not have been told"
             out.append(OpenJob(order=jobs.order_of(job), because=why))

@@ -72,15 +72,19 @@ def pace_of(
 
 def speed_of(state: State, job: Job) -> BookSpeed | None:
     """None as long as nothing is measured, or where the book cannot answer for what runs or has run."""
-    if job.profile is None or not job.microbatches:
+    if job.layouts.profile is None or not job.layouts.microbatches:
         return None
-    if job.plan is None and job.layout is not None and job.acknowledged == job.generation:
+    if (
+        job.layouts.plan is None
+        and job.layouts.current is not None
+        and job.layouts.acknowledged == job.layouts.generation
+    ):
         return None  # it runs in a shape that no plan explains: what is measured counts
     speed = BookSpeed(
-        profile=job.profile,
-        microbatches=job.microbatches,
+        profile=job.layouts.profile,
+        microbatches=job.layouts.microbatches,
         depth=job.spec.depth,
-        stages_max=job.stages_max,
+        stages_max=job.layouts.stages_max,
         types=state.types,
         slots_max=job.workers_max,
         scale=_scale(job),
@@ -88,7 +92,9 @@ def speed_of(state: State, job: Job) -> BookSpeed | None:
     try:
         speed.work_per_s(dict.fromkeys(list(state.types)[:1], 1))
         slots = min((kind.slots for kind in state.types.values()), default=1)
-        ran_without = job.step > 0 and not any(_book_of(job, job.profile, slots).plans)
+        ran_without = job.progress.step > 0 and not any(
+            _book_of(job, job.layouts.profile, slots).plans
+        )
     except MorphError:
         return None
     return None if ran_without else speed
@@ -96,24 +102,34 @@ def speed_of(state: State, job: Job) -> BookSpeed | None:
 
 def fits(job: Job, slots: int) -> bool:
     """Whether the profile has room for what runs; or for anything at all, where nothing runs without a plan."""
-    if job.profile is None or not job.microbatches:
+    if job.layouts.profile is None or not job.layouts.microbatches:
         return True
     try:
-        book = _book_of(job, job.profile, slots)
+        book = _book_of(job, job.layouts.profile, slots)
     except MorphError:
         return True
-    if job.layout is None or job.plan is not None or job.acknowledged != job.generation:
+    if (
+        job.layouts.current is None
+        or job.layouts.plan is not None
+        or job.layouts.acknowledged != job.layouts.generation
+    ):
         return any(book.plans)
-    return book.plans[min(len(job.layout.workers), book.workers_max)] is not None
+    return book.plans[min(len(job.layouts.current.workers), book.workers_max)] is not None
 
 
 def _book_of(job: Job, profile: Profile, slots: int) -> Book:
-    task = layouts.task_of(profile, job.microbatches, job.spec.depth, job.stages_max, slots)
+    task = layouts.task_of(
+        profile, job.layouts.microbatches, job.spec.depth, job.layouts.stages_max, slots
+    )
     return layouts.book_of(profile, task, job.workers_max)
 
 
 def _scale(job: Job) -> float:
     """Over what it takes: above one if steps are faster than predicted."""
-    if job.plan is None or not job.step_s or job.acknowledged != job.generation:
+    if (
+        job.layouts.plan is None
+        or not job.progress.step_s
+        or job.layouts.acknowledged != job.layouts.generation
+    ):
         return 1.0
-    return min(max(job.plan.step_s / job.step_s, 1 / SCALE_MAX), SCALE_MAX)
+    return min(max(job.layouts.plan.step_s / job.progress.step_s, 1 / SCALE_MAX), SCALE_MAX)

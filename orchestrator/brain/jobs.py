@@ -18,6 +18,7 @@ from agent.messages import (
     Rewound,
     SumsKept,
     WorkerFailed,
+    WorkerLost,
 )
 from bidding.billing import HOUR_S
 from orchestrator.actions import AnyAction, CloseJob, OpenJob, WriteCheckpoint
@@ -26,9 +27,11 @@ from orchestrator.events import JobCancelled, JobResumed, JobSpec, JobSubmitted
 from orchestrator.state import (
     Account,
     Job,
+    LayoutState,
     Lease,
     Moved,
     State,
+    consider,
     leases_of,
     move_job,
     note,
@@ -54,6 +57,7 @@ DAMAGED = (
     "resume, which goes on from {}"
 )
 STORED_S = 600.0  # a person who is told can make room; machines that have nothing to compute cost money meanwhile
+NEAR_STEPS, NEAR_S = 10.0, 2.0
 WHY_CHARS_MAX = 500  # of an exception: its traceback has all of it
 RESUME = "resume continues from the last committed step"  # which one, the keeper knows at the end
 
@@ -78,7 +82,7 @@ def on_submitted(state: State, out: list[AnyAction], event: JobSubmitted) -> Non
         history=[Moved(state.now_s, "PENDING", because)],
         submitted_at_s=state.now_s,
         account=Account(cap_usd=spec.budget_usd, at_s=state.now_s),
-        microbatches=_microbatches_before(state, spec),
+        layouts=LayoutState(microbatches=_microbatches_before(state, spec)),
     )
     state.jobs[spec.job] = job
     state.live_jobs[spec.job] = None
@@ -95,8 +99,8 @@ def _microbatches_before(state: State, spec: JobSpec) -> int:
     """As the newest job of the very same script had them: nobody buys more slots than can compute."""
     for job in reversed(state.jobs.values()):
         same = (job.spec.script_sha, job.spec.argv) == (spec.script_sha, spec.argv)
-        if same and spec.script_sha and job.microbatches:
-            return job.microbatches
+        if same and spec.script_sha and job.layouts.microbatches:
+            return job.layouts.microbatches
     return 0
 
 
@@ -136,7 +140,11 @@ def _too_poor(state: State, job: Job, account: Account, name: str) -> str | None
     least = least_of(state, job, account)
     if least is None or least.usd <= left:
         return None
-    step_s = f"one of {job.step_s:.2f} s" if job.step_s else "the first, of unknown length"
+    step_s = (
+        f"one of {job.progress.step_s:.2f} s"
+        if job.progress.step_s
+        else "the first, of unknown length"
+    )
     return (
         f"budget: {name} is too small for one step ({step_s}): it has to be {least.because}; "
         f"${left:.4f} are left"
@@ -195,13 +203,13 @@ def admit(state: State, out: list[AnyAction]) -> None:
         taken += job.spec.slots_max
         move_job(state, out, job, "PROVISIONING", f"its turn has come: {_to_buy(job)}")
         out.append(OpenJob(order=order_of(job), because=f"{job.id} may start"))
-        job.progress_at_s = state.now_s
+        job.progress.at_s = state.now_s
         set_alarm(state, state.now_s + pacing.stall_s(state, job), "stall", job.id)
-        job.thought_at_s = -1.0
+        consider(state, job)
 
 
 def _to_buy(job: Job) -> str:
-    if job.microbatches or job.spec.slots_max == 1:
+    if job.layouts.microbatches or job.spec.slots_max == 1:
         return "machines are bought for it"
     return f"machines for {plural(job.spec.slots_max, 'slot')} are bought; its first worker tells how many it can use"
 
@@ -231,16 +239,16 @@ def drain(state: State, out: list[AnyAction], job: Job, to: JobStatus, because: 
     """Save what there is, then end. Without anything to save the end comes at once."""
     if job.ended or job.status == "DRAINING":
         return
-    if job.status in ("PENDING", "PROVISIONING") or job.layout is None:
+    if job.status in ("PENDING", "PROVISIONING") or job.layouts.current is None:
         finish(state, out, job, to, because)
         return
-    job.ending, job.drained_from = (to, because), job.step
+    job.ending, job.progress.drained_from = (to, because), job.progress.step
     move_job(state, out, job, "DRAINING", because)
     out.append(WriteCheckpoint(job=job.id, because=f"before it ends: {because}"))
     for token in job.leases:
         ledger.start_draining(state, state.leases[token])
     # Without the sums a state has to come first, and what is behind the last one is lost if it does not.
-    part = 0.25 if job.sums_kept else 0.75
+    part = 0.25 if job.progress.sums_kept else 0.75
     set_alarm(state, state.now_s + part * state.settings.drain_s, "drain", job.id)
 
 
@@ -254,13 +262,19 @@ def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because:
     """The end: the keeper closes it, its workers stop, its machines go to who waits, or back."""
     started = job.status != "PENDING"
     move_job(state, out, job, to, because)
-    job.ending, job.ended_at_s, job.waiting, job.unfit = None, state.now_s, "", ""
+    job.ending, job.ended_at_s, job.market.waiting, job.layouts.unfit = None, state.now_s, "", ""
     state.live_jobs.pop(job.id, None)
     if started:
         out.append(CloseJob(job=job.id, because=f"{to}: {because}"))
     for worker in [state.workers[w] for w in job.workers]:
         workers.stop(state, out, worker, f"{job.id} has ended")
-    job.layout, job.plan, job.serving, job.urgent, job.settle_at_s = None, None, {}, False, None
+    (
+        job.layouts.current,
+        job.layouts.plan,
+        job.layouts.serving,
+        job.layouts.urgent,
+        job.layouts.settle_at_s,
+    ) = None, None, {}, False, None
     admit(state, out)
     for lease in leases_of(state, job):
         _pass_on(state, out, lease, f"{job.id} has ended and nobody needs it")
@@ -268,7 +282,7 @@ def finish(state: State, out: list[AnyAction], job: Job, to: JobStatus, because:
 
 def _pass_on(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
     """To the first job that waits for machines, if it is any good; else back to the cloud."""
-    if lease.usable and lease.state != "noticed" and not lease.leaving:
+    if lease.usable and lease.state != "noticed" and not lease.released:
         for job_id in state.live_jobs:
             heir = state.jobs[job_id]
             spared = _spared(state, heir, lease)
@@ -315,19 +329,23 @@ def on_completed(state: State, out: list[AnyAction], event: JobCompleted) -> Non
     job = state.jobs.get(event.job)
     if job is None or job.ended:
         return
-    job.step, job.loss, job.export_uri = max(job.step, event.step), event.loss, event.export_uri
+    job.progress.step, job.progress.loss, job.progress.export_uri = (
+        max(job.progress.step, event.step),
+        event.loss,
+        event.export_uri,
+    )
     finish(state, out, job, "SUCCEEDED", _done(job, event))
 
 
 def _done(job: Job, event: JobCompleted) -> str:
-    if 0 < job.steps_total < event.step:
+    if 0 < job.progress.steps_total < event.step:
         return (
             f"nothing was left to do: what it began from has {plural(event.step, 'step')}, and its script asks for "
-            f"{job.steps_total}"
+            f"{job.progress.steps_total}"
         )
-    if event.step < job.steps_total:
+    if event.step < job.progress.steps_total:
         return (
-            f"its script left the loop by itself after {event.step} of {plural(job.steps_total, 'step')}: all that were "
+            f"its script left the loop by itself after {event.step} of {plural(job.progress.steps_total, 'step')}: all that were "
             f"trained are committed, loss {loss(event.loss)}"
         )
     return f"all of {plural(event.step, 'step')} committed, loss {loss(event.loss)}"
@@ -338,36 +356,93 @@ def on_worker_failed(state: State, out: list[AnyAction], event: WorkerFailed) ->
     worker = state.workers.get(event.worker)
     if worker is None:
         return
-    job = state.jobs[worker.job]
-    again = worker.started_at_s > job.failed_at_s or job.step > job.failed_step
+    job, lease = state.jobs[worker.job], state.leases[worker.token]
     workers.stop(state, out, worker, f"the script failed ({event.kind})")
     if not job.active:
         return
-    if again:
-        job.failures += 1
-        job.failed_at_s, job.failed_step = state.now_s, job.step
     what = _failure(job, event)
     if event.kind in FATAL_KINDS:
+        job.trouble.failures += _is_new_failure(job, worker.started_at_s)
         finish(state, out, job, "FAILED", what)
-    elif job.failures > job.spec.max_failures:
+        return
+    repeats = event.kind in ("exception", "exit")
+    if _count_failure(state, out, job, what, worker.started_at_s, repeats=repeats):
+        delay_s = 2.0 ** min(job.trouble.failures, 6)
+        lease.slot_free_at_s[worker.slot] = state.now_s + delay_s
+        set_alarm(state, state.now_s + delay_s, "staff", lease.token)
+        want_layout(state, job)
+
+
+def _is_new_failure(job: Job, started_at_s: float) -> bool:
+    """Whether the worker began after the last failure, or the job has come further since."""
+    return started_at_s > job.trouble.failed_at_s or job.progress.step > job.trouble.failed_step
+
+
+def _count_failure(
+    state: State, out: list[AnyAction], job: Job, what: str, started_at_s: float, *, repeats: bool
+) -> bool:
+    """One more failure of the script; whether it is tried again. `repeats`: before any step it would only repeat."""
+    again = _is_new_failure(job, started_at_s)
+    if again:
+        job.trouble.failures += 1
+        job.trouble.failed_at_s, job.trouble.failed_step = state.now_s, job.progress.step
+    if job.trouble.failures > job.spec.max_failures:
         most = job.spec.max_failures
         finish(
             state,
             out,
             job,
             "FAILED",
-            f"{what} (the {nth(job.failures)} failure, and max_failures allows {most})",
+            f"{what} (the {nth(job.trouble.failures)} failure, and max_failures allows {most})",
         )
-    elif job.step == 0 and event.kind in ("exception", "exit"):
+    elif job.progress.step == 0 and repeats:
         finish(state, out, job, "FAILED", f"{what} (no step was committed: it would only repeat)")
+    elif again:
+        _tried_again(state, out, job, what)
+    return job.active
+
+
+def on_crash(state: State, out: list[AnyAction], event: WorkerLost) -> None:
+    """A worker's process crashed while its machine lives. Twice near the same step on different machines it is the
+    script, and counts as one of its failures; until then it may be the machine, and another one is tried.
+    """
+    job, lease = state.jobs[event.job], leases.lease_of(state, event.machine_id)
+    if not job.active:
+        return
+    if job.trouble.crash_step < 0 or abs(job.progress.step - job.trouble.crash_step) > _near_steps(
+        job
+    ):
+        job.trouble.crashes = {}
+    job.trouble.crash_step = job.progress.step
+    job.trouble.crashes[event.machine_id] = job.trouble.crashes.get(event.machine_id, 0) + 1
+    if lease is not None:
+        lease.deaths = lease.crashes = 0  # it is not the machine's fault as far as is known
+    if len(job.trouble.crashes) > 1:
+        what = _crash(job, event)
+        _count_failure(state, out, job, what, state.now_s - event.lived_s, repeats=True)
+    elif job.trouble.crashes[event.machine_id] > 1 and lease is not None:
+        why = f"{event.signal} twice near step {job.progress.step}: another machine shows if it is the script"
+        leases.give_back(state, out, lease, why)
+        consider(state, job)
     else:
-        lease = state.leases[worker.token]
-        delay_s = 2.0 ** min(job.failures, 6)
-        lease.slot_free_at_s[worker.slot] = state.now_s + delay_s
-        set_alarm(state, state.now_s + delay_s, "staff", lease.token)
-        if again:
-            _tried_again(state, out, job, what)
-        want_layout(state, job)
+        note(out, event.machine_id, f"{event.worker} crashed there: {_crash(job, event)}")
+
+
+def _near_steps(job: Job) -> float:
+    """How far apart two crashes may be and be of the same step: reports of steps come late."""
+    return max(NEAR_STEPS, NEAR_S / job.progress.step_s) if job.progress.step_s else NEAR_STEPS
+
+
+def _crash(job: Job, event: WorkerLost) -> str:
+    many = (
+        f" on {plural(len(job.trouble.crashes), 'machine')}" if len(job.trouble.crashes) > 1 else ""
+    )
+    where = f" at {event.detail}" if event.detail else ""
+    said = " / ".join(event.printed)[-WHY_CHARS_MAX:]
+    last = f"; it printed last: {said}" if said else ""
+    return (
+        f"the process crashed with {event.signal} near step {job.progress.step}{many}{where}{last}"
+    )
 
 
 def _failure(job: Job, event: WorkerFailed) -> str:
@@ -375,14 +450,18 @@ def _failure(job: Job, event: WorkerFailed) -> str:
     last = event.detail.strip().rpartition("\n")[2][:WHY_CHARS_MAX]
     if event.step is not None:
         return f"{event.kind} in step {event.step} (the {nth(event.step + 1)}): {last}"
-    outside = f" outside of the loop, {plural(job.step, 'step')} committed" if job.step else ""
+    outside = (
+        f" outside of the loop, {plural(job.progress.step, 'step')} committed"
+        if job.progress.step
+        else ""
+    )
     return f"{event.kind}{outside}: {last}"
 
 
 def _tried_again(state: State, out: list[AnyAction], job: Job, what: str) -> None:
     """As long as the job stands still for it, its line says so."""
-    because = f"failure {job.failures} of {job.spec.max_failures} allowed: {what}"
-    if job.status == "RUNNING" and job.urgent:
+    because = f"failure {job.trouble.failures} of {job.spec.max_failures} allowed: {what}"
+    if job.status == "RUNNING" and job.layouts.urgent:
         move_job(state, out, job, "RECOVERING", because)
         return
     if job.status != "RUNNING":
@@ -411,12 +490,13 @@ def on_resumed(state: State, out: list[AnyAction], event: JobResumed) -> None:
     if state.stopping:
         note(out, job.id, "not resumed: the manager is shutting down")
         return
-    job.failures, job.stalls, job.worn, job.unread = 0, 0, 0, ""
-    job.forgiven = job.preemptions
+    job.trouble.failures, job.trouble.stalls, job.trouble.worn, job.trouble.unread = 0, 0, 0, ""
+    job.market.forgiven = job.market.preemptions
     job.lain_s += state.now_s - (job.ended_at_s or state.now_s)
-    job.failed_at_s, job.failed_step, job.ended_at_s = -1.0, -1, None
-    job.unstored_at_s = None
-    move_job(state, out, job, "PENDING", f"resumed by {event.by} from step {job.step}")
+    job.trouble.failed_at_s, job.trouble.failed_step, job.ended_at_s = -1.0, -1, None
+    job.trouble.crash_step, job.trouble.crashes = -1, {}
+    job.trouble.unstored_at_s = None
+    move_job(state, out, job, "PENDING", f"resumed by {event.by} from step {job.progress.step}")
     state.live_jobs[job.id] = None
     admit(state, out)
 
@@ -462,29 +542,29 @@ def shut_down(state: State, out: list[AnyAction], by: str) -> None:
 def on_backup_held(state: State, event: BackupHeld) -> None:
     job = state.jobs.get(event.job)
     if job is not None:
-        job.backup_step = max(job.backup_step, event.step)
+        job.progress.backup_step = max(job.progress.backup_step, event.step)
 
 
 def on_logged(state: State, event: Logged) -> None:
     """A step that is done again counts as it was done last."""
     job = state.jobs.get(event.job)
     if job is not None:
-        job.logged, job.logged_step = event.numbers, event.step
+        job.progress.logged, job.progress.logged_step = event.numbers, event.step
 
 
 def on_output_kept(state: State, event: OutputKept) -> None:
     """Also behind the job's end: the last files may come with it."""
     job = state.jobs.get(event.job)
     if job is not None:
-        job.output, job.output_files = event.newest, event.files
-        job.output_bytes = event.total_bytes
+        job.progress.output, job.progress.output_files = event.newest, event.files
+        job.progress.output_bytes = event.total_bytes
 
 
 def on_sums_kept(state: State, out: list[AnyAction], event: SumsKept) -> None:
     job = state.jobs.get(event.job)
-    if job is None or job.ended or job.sums_kept == event.kept:
+    if job is None or job.ended or job.progress.sums_kept == event.kept:
         return
-    job.sums_kept = event.kept
+    job.progress.sums_kept = event.kept
     if event.kept:
         few = ("no machine that stays has the model", "one machine has the model")
         why = few[event.copies] if event.copies < len(few) else "their size is not known yet"
@@ -503,13 +583,13 @@ def on_checkpoint_written(state: State, out: list[AnyAction], event: CheckpointW
     job = state.jobs.get(event.job)
     if job is None:
         return
-    job.checkpoint_step = max(job.checkpoint_step, event.step)
+    job.progress.checkpoint_step = max(job.progress.checkpoint_step, event.step)
     if job.ended or job.status == "DRAINING":  # steps went on until the keeper closed it
-        job.step = max(job.step, event.step)
+        job.progress.step = max(job.progress.step, event.step)
     if (
         job.status == "DRAINING"
         and job.ending is not None
-        and event.step >= job.drained_from
+        and event.step >= job.progress.drained_from
         and event.at_s + state.skew_s >= job.history[-1].at_s
     ):
         finish(state, out, job, *job.ending)
@@ -519,7 +599,7 @@ def on_checkpoint_failed(state: State, out: list[AnyAction], event: CheckpointFa
     job = state.jobs.get(event.job)
     if job is None:
         return
-    if job.active and 0 < job.steps_total <= event.step:
+    if job.active and 0 < job.progress.steps_total <= event.step:
         _unstored(state, out, job, event.error)
         return
     note(
@@ -529,12 +609,12 @@ def on_checkpoint_failed(state: State, out: list[AnyAction], event: CheckpointFa
 
 def _unstored(state: State, out: list[AnyAction], job: Job, error: str) -> None:
     """Nothing is left to compute, and nobody may let go of the result: the keeper goes on to hold it when the job has ended."""
-    what = f"all of {plural(job.steps_total, 'step')} are done, but the trained model cannot be stored: {error}"
-    if job.unstored_at_s is None:
-        job.unstored_at_s = state.now_s
+    what = f"all of {plural(job.progress.steps_total, 'step')} are done, but the trained model cannot be stored: {error}"
+    if job.trouble.unstored_at_s is None:
+        job.trouble.unstored_at_s = state.now_s
         job.because = f"{what}; it is tried again for {STORED_S / 60:.0f} min"
         note(out, job.id, job.because)
-    elif state.now_s >= job.unstored_at_s + STORED_S:
+    elif state.now_s >= job.trouble.unstored_at_s + STORED_S:
         kept = "its last state stays in the memory of the manager's machine"
         finish(state, out, job, "FAILED", f"{what}; {kept}: see that it can be stored, then resume")
 
@@ -563,7 +643,7 @@ def on_recall_failed(state: State, out: list[AnyAction], event: RecallFailed) ->
 
 def _set_unread(state: State, job_id: str, why: str) -> None:
     if job := state.jobs.get(job_id):
-        job.unread = why
+        job.trouble.unread = why
 
 
 def on_records_damaged(state: State, out: list[AnyAction], event: RecordsDamaged) -> None:
@@ -571,10 +651,13 @@ def on_records_damaged(state: State, out: list[AnyAction], event: RecordsDamaged
     job = state.jobs.get(event.job)
     if job is None or job.ended:
         return
-    saved = job.checkpoint_step
+    saved = job.progress.checkpoint_step
     where = f"the checkpoint of step {saved}" if saved else "step 0, as there is no checkpoint yet"
-    job.steps_lost += max(0, job.step - saved)
-    job.step, job.backup_step = min(job.step, saved), min(job.backup_step, saved)
+    job.progress.steps_lost += max(0, job.progress.step - saved)
+    job.progress.step, job.progress.backup_step = (
+        min(job.progress.step, saved),
+        min(job.progress.backup_step, saved),
+    )
     finish(state, out, job, "FAILED", DAMAGED.format(event.error, where))
 
 
@@ -592,22 +675,22 @@ def on_rewound(state: State, out: list[AnyAction], event: Rewound) -> None:
     """
     job = state.jobs.get(event.job)
     mark = (event.at_s, event.from_step, event.to_step)
-    if job is None or job.ended or mark in job.rewound or event.to_step >= event.from_step:
+    if job is None or job.ended or mark in job.progress.rewound or event.to_step >= event.from_step:
         return
-    if job.step > event.from_step or job.heard_at_s > event.at_s:
+    if job.progress.step > event.from_step or job.progress.heard_at_s > event.at_s:
         return
-    job.rewound.append(mark)
-    del job.rewound[:-REWINDS_KEPT]
-    lost, saved = event.from_step - event.to_step, job.checkpoint_step
-    job.steps_lost += lost
-    job.step = min(job.step, event.to_step)
-    job.backup_step = min(job.backup_step, event.to_step)
-    job.checkpoint_step = min(job.checkpoint_step, event.to_step)
-    job.drained_from = min(job.drained_from, event.to_step)
-    job.fence_generation = job.generation
-    job.urgent = job.urgent or bool(job.serving)
+    job.progress.rewound.append(mark)
+    del job.progress.rewound[:-REWINDS_KEPT]
+    lost, saved = event.from_step - event.to_step, job.progress.checkpoint_step
+    job.progress.steps_lost += lost
+    job.progress.step = min(job.progress.step, event.to_step)
+    job.progress.backup_step = min(job.progress.backup_step, event.to_step)
+    job.progress.checkpoint_step = min(job.progress.checkpoint_step, event.to_step)
+    job.progress.drained_from = min(job.progress.drained_from, event.to_step)
+    job.progress.fence_generation = job.layouts.generation
+    job.layouts.urgent = job.layouts.urgent or bool(job.layouts.serving)
     kept = "what the keeper had in memory or on its disk"
-    lost_with = kept if job.sums_kept else "all machines that had the model"
+    lost_with = kept if job.progress.sums_kept else "all machines that had the model"
     note(
         out,
         job.id,

@@ -17,6 +17,7 @@ from orchestrator.state import (
     PoolState,
     ProviderState,
     State,
+    consider,
     move_lease,
     next_serial,
     note,
@@ -44,7 +45,7 @@ def home_of(state: State, job: Job) -> str | None:
     regions = Counter(
         lease.pool.region
         for token in job.leases
-        if (lease := state.leases[token]).state in ("working", "noticed")
+        if (lease := state.leases[token]).state in ("working", "noticed", "leaving")
     )
     return min(regions, key=lambda r: (-regions[r], r)) if regions else None
 
@@ -58,7 +59,7 @@ def egress_usd(state: State, job: Job, pool: Pool, home: str | None) -> float:
     """What bringing the job's state to a machine there costs."""
     if home is None or pool.region == home:
         return 0.0
-    return state.settings.egress_usd_per_gb * job.state_bytes / 1e9
+    return state.settings.egress_usd_per_gb * job.layouts.state_bytes / 1e9
 
 
 # --- buying --------------------------------------------------------------------------------------------
@@ -155,7 +156,7 @@ def keep_within_hour(state: State, out: list[AnyAction]) -> None:
         if lease.state in ("intended", "ending"):
             continue
         more_usd -= lease.usd_per_h
-        state.jobs[lease.job].thought_at_s = -1.0
+        consider(state, state.jobs[lease.job])
         why = f"all machines cost ${state.account.usd_per_h:.4f}/h now, above the limit of ${most:.4f}/h"
         give_back(state, out, lease, why)
 
@@ -163,14 +164,14 @@ def keep_within_hour(state: State, out: list[AnyAction]) -> None:
 def _dearness(lease: Lease) -> tuple[bool, float, str]:
     """What shall leave goes first, then what pays most for its work."""
     power = lease.type.slots * lease.type.speed
-    return bool(lease.leaving or lease.deadline_s), lease.usd_per_h / power, lease.token
+    return bool(lease.released) or lease.announced, lease.usd_per_h / power, lease.token
 
 
 def give_back(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
     """Terminate a machine. An intent without a machine yet is given back as soon as it is one."""
     ledger.start_draining(state, lease)
     if lease.state == "intended":
-        lease.leaving = because
+        lease.released = because
         return
     if lease.state == "ending":
         return
@@ -230,7 +231,7 @@ def end(
     else:
         note(out, lease.token, f"not bought: {because}")
     job = state.jobs[lease.job]
-    job.thought_at_s = -1.0
+    consider(state, job)
     del state.leases[lease.token]
     del job.leases[lease.token]
     known = state.pools[lease.pool.key]

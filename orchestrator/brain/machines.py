@@ -15,6 +15,7 @@ from orchestrator.state import (
     Lease,
     ProviderState,
     State,
+    consider,
     move_lease,
     newcomer,
     note,
@@ -42,9 +43,9 @@ def adopt(state: State, out: list[AnyAction], lease: Lease, machine: Machine) ->
     """The intent has become a machine."""
     _begin(state, out, lease, machine)
     if not state.jobs[lease.job].active or state.stopping:
-        lease.leaving = lease.leaving or "nobody needs it any more"
-    if lease.leaving:
-        leases.give_back(state, out, lease, lease.leaving)
+        lease.released = lease.released or "nobody needs it any more"
+    if lease.released:
+        leases.give_back(state, out, lease, lease.released)
         return
     if not ledger.covered(state, lease):
         leases.give_back(state, out, lease, "it started at a price that the budget has no room for")
@@ -113,13 +114,13 @@ def lose(state: State, out: list[AnyAction], lease: Lease, at_s: float, because:
     if job.active:
         _count_preemption(state, out, job)
     if job.active:
-        job.thought_at_s = -1.0
+        consider(state, job)
         want_layout(state, job)
 
 
 def _count_preemption(state: State, out: list[AnyAction], job: Job) -> None:
-    job.preemptions += 1
-    most, found = job.spec.max_preemptions, job.preemptions - job.forgiven
+    job.market.preemptions += 1
+    most, found = job.spec.max_preemptions, job.market.preemptions - job.market.forgiven
     if most is not None and found > most:
         were = "was" if found == 1 else "were"
         why = f"{plural(found, 'machine')} {were} taken away and max_preemptions is {most}"
@@ -272,13 +273,14 @@ def on_agent_joined(state: State, out: list[AnyAction], event: AgentJoined) -> N
             del state.strangers[next(iter(state.strangers))]
         for provider in state.providers.values():
             provider.listing_wanted = True
-    elif not lease.joined and lease.state in ("pending", "booting", "noticed"):
+    elif not lease.joined and lease.state in ("pending", "booting", "noticed", "leaving"):
         _join(state, out, lease, event.slots)
 
 
 def _join(state: State, out: list[AnyAction], lease: Lease, slots: int) -> None:
-    lease.joined, lease.lost_at_s = True, None
-    if lease.state != "noticed":
+    lease.agent = "there"
+    if not lease.announced:
+        lease.goes_at_s = None
         took_s = state.now_s - lease.intended_at_s
         why = f"{lease.machine_id} joined with {plural(slots, 'slot')} {took_s:.0f} s after it was asked for"
         move_lease(lease, "ready", state.now_s, why)
@@ -297,18 +299,20 @@ def on_agent_lost(state: State, out: list[AnyAction], event: AgentLost) -> None:
     if not lease.joined or lease.state == "ending":
         return
     leases.provider_of(state, lease.provider).listing_wanted = True
-    if lease.deadline_s is not None and state.now_s >= lease.deadline_s:
+    if lease.announced and state.now_s >= (lease.goes_at_s or 0.0):
         lose(state, out, lease, state.now_s, f"{lease.machine_id} was taken as announced")
         return
     why = f"{lease.machine_id} is silent: {event.why}"
-    lease.joined, lease.lost_at_s = False, state.now_s
+    waits_until_s, announced = state.now_s + state.settings.rejoin_s, lease.announced
+    lease.agent = "silent"
+    lease.goes_at_s = min(waits_until_s, lease.goes_at_s or waits_until_s)
     workers.abandon(state, out, lease, why)
-    if lease.state in ("ready", "working"):
+    if lease.state in ("ready", "working") or (lease.state == "leaving" and not announced):
         move_lease(lease, "booting", state.now_s, why)
     note(out, lease.machine_id, why)
-    set_alarm(state, state.now_s + state.settings.rejoin_s, "boot", lease.token)
+    set_alarm(state, waits_until_s, "boot", lease.token)
     job = state.jobs[lease.job]
-    job.thought_at_s = -1.0
+    consider(state, job)
     want_layout(state, job)
 
 
@@ -317,8 +321,8 @@ def on_boot_alarm(state: State, out: list[AnyAction], token: str) -> None:
     lease = state.leases.get(token)
     if lease is None or lease.joined or lease.state in ("intended", "ending"):
         return
-    if lease.lost_at_s is not None:
-        if state.now_s >= lease.lost_at_s + state.settings.rejoin_s:
+    if lease.agent == "silent":
+        if lease.goes_at_s is not None and state.now_s >= lease.goes_at_s:
             leases.give_back(state, out, lease, f"{lease.machine_id} did not come back")
     elif state.now_s >= lease.known_at_s + state.settings.boot_timeout_s:
         patience_s = state.settings.boot_timeout_s
@@ -336,34 +340,37 @@ def on_notice(state: State, out: list[AnyAction], event: NoticeSeen) -> None:
     if notice.kind == "rebalance":
         note(out, notice.machine_id, "the cloud says that it may be taken soon; it works on")
         return
-    if lease.state == "noticed" and lease.deadline_s == notice.deadline_s:
+    if lease.announced and lease.goes_at_s == notice.deadline_s:
         return
     left_s = notice.deadline_s - state.now_s
     why = f"{notice.machine_id} will be taken in {left_s:.0f} s"
-    lease.deadline_s = notice.deadline_s
-    if lease.state != "noticed":
+    silent = lease.agent == "silent" and lease.goes_at_s is not None
+    lease.goes_at_s = (
+        min(lease.goes_at_s or 0.0, notice.deadline_s) if silent else notice.deadline_s
+    )
+    if lease.state not in ("noticed", "leaving"):
         move_lease(lease, "noticed", state.now_s, why)
     note(out, notice.machine_id, why)
     margin_s = state.settings.notice_margin_s + state.settings.morph_s
     set_alarm(state, notice.deadline_s - margin_s, "notice", lease.token)
-    state.jobs[lease.job].thought_at_s = -1.0
+    consider(state, state.jobs[lease.job])
 
 
 def on_notice_alarm(state: State, out: list[AnyAction], token: str) -> None:
     """Leave the machine out shortly before its deadline; take it back if nobody came for it."""
     lease = state.leases.get(token)
-    if lease is None or lease.state != "noticed" or lease.deadline_s is None:
+    if lease is None or not lease.announced or lease.goes_at_s is None:
         return
     margin_s = state.settings.notice_margin_s + state.settings.morph_s
-    if state.now_s < lease.deadline_s - margin_s:
+    if state.now_s < lease.goes_at_s - margin_s:
         return
-    if state.now_s < lease.deadline_s + state.settings.rejoin_s:
-        set_alarm(state, lease.deadline_s + state.settings.rejoin_s, "notice", token)
-        if not lease.doomed:
-            lease.doomed = True
+    if state.now_s < lease.goes_at_s + state.settings.rejoin_s:
+        set_alarm(state, lease.goes_at_s + state.settings.rejoin_s, "notice", token)
+        if lease.state == "noticed":
+            move_lease(lease, "leaving", state.now_s, "it will be taken in a moment")
             want_layout(state, state.jobs[lease.job])
         return
-    lease.doomed, lease.deadline_s = False, None
+    lease.goes_at_s = None
     back: tuple[str, str] = ("ready", "its deadline has passed and it is still there")
     move_lease(lease, "ready" if lease.joined else "booting", state.now_s, back[1])
     note(out, lease.machine_id, back[1])

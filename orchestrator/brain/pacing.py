@@ -34,21 +34,21 @@ def on_profiled(state: State, out: list[AnyAction], event: JobProfiled) -> None:
     job = state.jobs.get(event.job)
     if job is None or job.ended:
         return
-    profile, before, told = event.profile, job.profile, job.told
+    profile, before, told = event.profile, job.layouts.profile, job.layouts.told
     worker = state.workers.get(event.worker)
     if before is not None and profile.key and profile.key == before.key:
         # Compared with what was told: what layouts reckon with may be scaled to what was seen since.
-        if profile.network == (job.told or before.network):
+        if profile.network == (job.layouts.told or before.network):
             return
-        job.told = profile.network
-        job.profile = msgspec.structs.replace(
+        job.layouts.told = profile.network
+        job.layouts.profile = msgspec.structs.replace(
             before, network=profile.network, network_from=profile.network_from
         )
     else:
         believe(job, profile, None if worker is None else state.leases[worker.token].type)
-    assert job.profile is not None
-    job.watch = drift.Watch()
-    note(out, job.id, _measured(job.profile, before, told, event.worker))
+    assert job.layouts.profile is not None
+    job.layouts.watch = drift.Watch()
+    note(out, job.id, _measured(job.layouts.profile, before, told, event.worker))
     newcomer(state, job)
 
 
@@ -63,9 +63,9 @@ def believe(job: Job, profile: Profile, kind: InstanceType | None) -> None:
             seen_bytes /= slots
             room = min(room, kind.memory_bytes / slots)
         profile = msgspec.structs.replace(profile, instance_type=kind.name, memory_bytes=room)
-    job.profile, job.told = profile, profile.network
+    job.layouts.profile, job.layouts.told = profile, profile.network
     if seen_bytes > profile.memory_bytes and not forecast.fits(job, slots):
-        job.profile = msgspec.structs.replace(profile, memory_bytes=seen_bytes)
+        job.layouts.profile = msgspec.structs.replace(profile, memory_bytes=seen_bytes)
 
 
 def _measured(profile: Profile, before: Profile | None, told: Network | None, worker: str) -> str:
@@ -95,7 +95,7 @@ def _link(link: Link) -> str:
 
 def on_paced(state: State, out: list[AnyAction], event: Paced) -> None:
     job = state.jobs.get(event.job)
-    if job is None or not job.active or event.generation != job.acknowledged:
+    if job is None or not job.active or event.generation != job.layouts.acknowledged:
         return
     for worker_id, microbatch_s in event.microbatch_s.items():
         if worker_id in job.workers and microbatch_s > 0:
@@ -114,13 +114,13 @@ def on_pace_alarm(state: State, out: list[AnyAction], job_id: str) -> None:
 
 def _look(state: State, out: list[AnyAction], job: Job) -> bool:
     """Compare every worker with its peers at the same stage; whether layouts have to reckon anew."""
-    if job.layout is None or job.acknowledged != job.generation:
+    if job.layouts.current is None or job.layouts.acknowledged != job.layouts.generation:
         return False
     changed = False
-    for stage in range(job.layout.depth):
+    for stage in range(job.layouts.current.depth):
         peers = [
             state.workers[replica.workers[stage]]
-            for replica in job.layout.replicas
+            for replica in job.layouts.current.replicas
             if replica.workers[stage] in job.workers
         ]
         each = {w.id: w.microbatch_s * _speed(state, w) for w in peers if w.microbatch_s > 0}
@@ -172,12 +172,12 @@ def _speed(state: State, worker: Worker) -> float:
 
 def laid_out(state: State, out: list[AnyAction], job: Job, left_out: tuple[str, ...]) -> None:
     """Remember who got fewer and who was left out, and when to think about them again."""
-    assert job.layout is not None
-    for worker_id in job.layout.workers:
+    assert job.layouts.current is not None
+    for worker_id in job.layouts.current.workers:
         worker = state.workers[worker_id]
         worker.benched_at_s = None
         if worker.slow > 1 and not worker.eased:
-            worker.eased = job.layout.generation
+            worker.eased = job.layouts.current.generation
             set_alarm(state, state.now_s + state.settings.ease_s, "pace", job.id)
     for worker_id in left_out:
         worker = state.workers[worker_id]
@@ -210,32 +210,35 @@ def on_probe_alarm(state: State, out: list[AnyAction], worker_id: str) -> None:
 
 def observe(state: State, out: list[AnyAction], job: Job, event: Progress) -> None:
     """A committed step against its prediction; a profile that has drifted is refitted, and so is the book."""
-    plan, layout = job.plan, job.layout
-    if plan is None or layout is None or job.profile is None or event.step_s <= 0:
+    plan, layout = job.layouts.plan, job.layouts.current
+    if plan is None or layout is None or job.layouts.profile is None or event.step_s <= 0:
         return
-    if event.generation != job.generation or job.acknowledged != job.generation:
+    if (
+        event.generation != job.layouts.generation
+        or job.layouts.acknowledged != job.layouts.generation
+    ):
         return
     if any(state.workers[w].doubted_at_s is not None for w in layout.workers if w in job.workers):
         return  # it is a worker that is off, not the profile
-    job.watch = drift.observe(job.watch, plan, event.step_s)
-    verdict = drift.judge(job.watch)
+    job.layouts.watch = drift.observe(job.layouts.watch, plan, event.step_s)
+    verdict = drift.judge(job.layouts.watch)
     if verdict.advice == "keep":
         return
-    if state.now_s < job.refitted_at_s + REFIT_S:
+    if state.now_s < job.layouts.refitted_at_s + REFIT_S:
         return
     because = verdict.because
     if verdict.advice == "refit":
         busy_s = _busy_s(state, layout)
-        found = drift.apart(plan, job.profile.overhead_s, verdict.factor, busy_s)
-        job.profile = drift.refit(job.profile, *found)
-        job.plan = drift.believed(plan, verdict.factor, found[0])
+        found = drift.apart(plan, job.layouts.profile.overhead_s, verdict.factor, busy_s)
+        job.layouts.profile = drift.refit(job.layouts.profile, *found)
+        job.layouts.plan = drift.believed(plan, verdict.factor, found[0])
         if found[0] != verdict.factor:
             because = _besides(verdict.factor, *found)
     else:
-        job.profile = drift.refit_ring(job.profile, plan, job.watch.wide)
-        job.plan = drift.believed(plan, job.watch.wide, 1.0, ring=True)
+        job.layouts.profile = drift.refit_ring(job.layouts.profile, plan, job.layouts.watch.wide)
+        job.layouts.plan = drift.believed(plan, job.layouts.watch.wide, 1.0, ring=True)
     # The running layout may stay though another is better now: it is not found off by the same factor again.
-    job.watch, job.refitted_at_s = drift.Watch(), state.now_s
+    job.layouts.watch, job.layouts.refitted_at_s = drift.Watch(), state.now_s
     note(out, job.id, because)
     # Laid out in a moment: until then the world makes the new book beside the loop.
     newcomer(state, job)
@@ -261,13 +264,13 @@ def _besides(factor: float, computing: float, overhead_s: float) -> str:
 def stall_s(state: State, job: Job) -> float:
     """Patience is a multiple of what a step takes, and more once that has not been enough. A state on its way to all
     of them, at worst by one link, is not to be broken off: it would begin again."""
-    patience_s = max(state.settings.stall_s, 20 * job.step_s) + _sending_s(job)
-    return patience_s * 2.0 ** min(job.refreshed, PATIENCE_DOUBLINGS_MAX)
+    patience_s = max(state.settings.stall_s, 20 * job.progress.step_s) + _sending_s(job)
+    return patience_s * 2.0 ** min(job.trouble.refreshed, PATIENCE_DOUBLINGS_MAX)
 
 
 def _sending_s(job: Job) -> float:
-    layout = job.layout
+    layout = job.layouts.current
     if layout is None:
         return 0.0
     copies = layout.width if layout.owned else len(layout.workers)
-    return copies * job.state_bytes / layouts.bandwidth(job.profile)
+    return copies * job.layouts.state_bytes / layouts.bandwidth(job.layouts.profile)

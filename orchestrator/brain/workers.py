@@ -16,7 +16,7 @@ from orchestrator.state import (
 def staff(state: State, out: list[AnyAction], lease: Lease) -> None:
     """Start a worker in every free slot of the machine that the job has use for."""
     job = state.jobs[lease.job]
-    if not (lease.usable and lease.state != "noticed" and job.active) or lease.leaving:
+    if not (lease.usable and lease.state != "noticed" and job.active) or lease.released:
         return
     free = [slot for slot in range(lease.type.slots) if slot not in lease.workers]
     room = job.workers_max - staying(state, job) if free else 0
@@ -66,7 +66,7 @@ def on_staff_alarm(state: State, out: list[AnyAction], token: str) -> None:
 
 def ready_s(state: State, job: Job) -> float:
     """A script may have to load a lot: each time that this was too short, the next worker gets twice as long."""
-    return job.ready_s or state.settings.worker_timeout_s
+    return job.trouble.ready_s or state.settings.worker_timeout_s
 
 
 def stop(state: State, out: list[AnyAction], worker: Worker, because: str) -> None:
@@ -90,8 +90,8 @@ def forget(state: State, worker: Worker) -> None:
     del state.workers[worker.id]
     del job.workers[worker.id]
     del lease.workers[worker.slot]
-    if worker.id in job.serving:
-        job.urgent = True
+    if worker.id in job.layouts.serving:
+        job.layouts.urgent = True
 
 
 def abandon(state: State, out: list[AnyAction], lease: Lease, because: str) -> None:
@@ -102,5 +102,5 @@ def abandon(state: State, out: list[AnyAction], lease: Lease, because: str) -> N
         forget(state, worker)
     if gone and lease.state == "ending":
         want_layout(state, job)
-    if job.urgent and job.status == "RUNNING":
+    if job.layouts.urgent and job.status == "RUNNING":
         move_job(state, out, job, "RECOVERING", because)

@@ -35,7 +35,7 @@ LINE_EVERY_S = 5.0
 SENTENCES_SHOWN = 5
 TONES = {
     "RUNNING": "cyan", "SUCCEEDED": "green", "FAILED": "red", "CANCELLED": "magenta",
-    "working": "green", "ready": "green", "noticed": "red", "ended": "dim",
+    "working": "green", "ready": "green", "noticed": "red", "leaving": "red", "ended": "dim",
 }  # fmt: skip
 
 

@@ -29,7 +29,7 @@ from cloud.clock import CLOCK
 from cloud.model import InstanceType, Pool
 from cloud.provider import Provider
 from orchestrator.brain import layouts
-from orchestrator.brain.buying import SlotSpeed
+from orchestrator.brain.situation import SlotSpeed
 from orchestrator.config import Config, load
 from orchestrator.events import ManagerStarted
 from orchestrator.journal import RedisJournal

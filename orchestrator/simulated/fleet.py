@@ -28,7 +28,7 @@ class SimulatedMachine:
         self.id = machine.id
         self.slots = slots
         self.workers: dict[str, str] = {}  # worker -> job
-        self.started: dict[str, None] = {}  # every worker id that was ever asked for
+        self.started: dict[str, float] = {}  # when each worker that was ever asked for began
 
 
 class Fleet:
@@ -90,7 +90,7 @@ class Fleet:
         machine = self.machines.get(order.machine_id)
         if machine is None or order.worker in machine.started:
             return
-        machine.started[order.worker] = None
+        machine.started[order.worker] = self._timeline.now_s
         machine.workers[order.worker] = order.job
         self._timeline.after(
             self._pace.worker_start_s * self._luck.random.uniform(0.7, 1.5),
@@ -151,6 +151,26 @@ class Fleet:
             lost = WorkerLost(at_s=0.0, job=job.id, worker=worker, cause=cause)
             self._inbox.report(lost, self._pace.detect_s)
 
+    def _crash(self, worker: str) -> None:
+        """Its connection breaks, and then the agent finds out why."""
+        machine = next((m for m in self.machines.values() if worker in m.workers), None)
+        if machine is None:
+            return
+        job = self.jobs[machine.workers[worker]]
+        self._worker_dies(machine, worker, "connection")
+        lost = WorkerLost(
+            at_s=0.0,
+            job=job.id,
+            worker=worker,
+            machine_id=machine.id,
+            cause="exited",
+            signal="SIGABRT",
+            detail="train.py, line 9 in <module>",
+            printed=("about to crash",),
+            lived_s=self._timeline.now_s - machine.started[worker],
+        )
+        self._inbox.report(lost, self._pace.detect_s)
+
     def stop_worker(self, worker: str, machine_id: str) -> None:
         machine = self.machines.get(machine_id)
         if machine is not None and worker in machine.workers:
@@ -176,6 +196,7 @@ class Fleet:
             action.order,
             self._scenario,
             (self._timeline, self._inbox),
+            self._crash,
         )
 
     def regroup(self, action: Regroup) -> None:

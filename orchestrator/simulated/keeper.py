@@ -1,5 +1,7 @@
 """A job as the keeper has it: commits go on at a pace as long as the whole layout is there."""
 
+from collections.abc import Callable
+
 from agent.layout import Layout
 from agent.messages import (
     BackupHeld,
@@ -26,9 +28,12 @@ class SimulatedJob:
         order: JobOrder,
         scenario: Scenario,
         around: tuple[Timeline, Inbox],
+        crash: Callable[[str], None],
     ) -> None:
+        """`crash` takes the process of a worker down."""
         self.id = order.job
         self.steps_total = scenario.steps
+        self._crash, self._crashes_at = crash, scenario.crashes_at_step
         self.microbatches = scenario.microbatches
         self.present: dict[str, str] = {}  # worker -> machine
         self.slow: dict[str, float] = {}  # worker -> how many times as long it takes
@@ -127,7 +132,8 @@ class SimulatedJob:
         now_s = self._timeline.now_s
         if self._began_s is None or now_s <= self._began_s:
             return
-        steps = min(int((now_s - self._began_s) / self._step_s), self.steps_total - self.step)
+        last = self.steps_total if self._crashes_at is None else self._crashes_at
+        steps = min(int((now_s - self._began_s) / self._step_s), last - self.step)
         self.step += steps
         self._began_s += steps * self._step_s
 
@@ -146,8 +152,21 @@ class SimulatedJob:
         left_s = (self.steps_total - self.step) * self._step_s
         first_s = self._began_s + self._step_s * 1.001
         told_s = pause_s + self._step_s
+        if self._crashes_at is not None:
+            self._crash_in(version, (self._crashes_at - self.step + 0.5) * self._step_s + pause_s)
+            if self.step == self._crashes_at:
+                return
         self._timeline.at(first_s, lambda: self._first_commit(version, layout.generation, told_s))
         self._timeline.at(self._began_s + left_s + 1e-3, lambda: self._last_commit(version))
+
+    def _crash_in(self, version: int, delay_s: float) -> None:
+        """Whoever computes the step crashes, and the running step with it."""
+
+        def crash() -> None:
+            if self._version == version and self._layout is not None:
+                self._crash(self._layout.workers[0])
+
+        self._timeline.after(delay_s, crash)
 
     def _step_of(self, layout: Layout) -> float:
         """A chain fills once, then its slowest stage sets the pace; the slowest chain ends the step."""

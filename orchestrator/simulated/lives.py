@@ -161,22 +161,25 @@ class _People:
         """What must be true when the simulation is over."""
         world = self._world
         if not state.stopped:
-            jobs = {j.id: f"{j.status}: {j.because}; {j.waiting}" for j in state.jobs.values()}
+            jobs = {
+                j.id: f"{j.status}: {j.because}; {j.market.waiting}" for j in state.jobs.values()
+            }
             raise Breach(f"it did not end, although capacity returned: {jobs}")
         if world.alive:
             raise Breach(f"the manager has stopped and {sorted(world.alive)} still run")
         for stranger in self._strangers:
-            if world.cloud.machine(stranger).state != "running":
+            if world.cloud.machine(stranger).state not in ("pending", "running"):
                 raise Breach(f"{stranger} is not ours and has been touched")
         self._the_bill_is_as_expected(state)
         scenario, budget = self._scenario, self._scenario.settings.budget_usd
         for job in state.jobs.values():
             poor = "budget" in job.because and (job.spec.budget_usd or budget) is not None
             faulty = "exception" in job.because and scenario.faults.script_fails_per_h > 0
+            faulty |= "crashed" in job.because and scenario.crashes_at_step is not None
             if job.status == "FAILED" and not poor and not faulty:
                 raise Breach(f"{job.id} failed without need: {job.because}")
-            if job.status == "SUCCEEDED" and job.step != scenario.steps:
-                raise Breach(f"{job.id} succeeded at step {job.step} of {scenario.steps}")
+            if job.status == "SUCCEEDED" and job.progress.step != scenario.steps:
+                raise Breach(f"{job.id} succeeded at step {job.progress.step} of {scenario.steps}")
 
     def _the_bill_is_as_expected(self, state: State) -> None:
         """The cloud asks for what we think it does, as long as our clock was right, and never too much."""

@@ -96,6 +96,7 @@ class Scenario(msgspec.Struct, frozen=True, kw_only=True):
     steps: int = 1000
     microbatches: int = 64
     sections: int = 0  # of the model, which is measured at the first step; 0: nobody measures it
+    crashes_at_step: int | None = None  # the script takes its process down in it, every time
     misjudged: float = 1.0  # what steps take over what the measurement says
     room: float = 4.0  # memory of an accelerator over what the whole model takes
     budget_usd: float | None = None

@@ -79,11 +79,11 @@ class Watcher:
         rewound = [event for event, _ in self._turns if isinstance(event, Rewound)]
         for job in state.jobs.values():
             step, checkpoint = self._steps.get(job.id, (0, 0))
-            if job.step < step:
+            if job.progress.step < step:
                 to = [r.to_step for r in rewound if r.job == job.id and r.to_step >= checkpoint]
-                if job.step not in to:
-                    raise Breach(f"job {job.id} went from step {step} back to {job.step}")
-            self._steps[job.id] = (job.step, job.checkpoint_step)
+                if job.progress.step not in to:
+                    raise Breach(f"job {job.id} went from step {step} back to {job.progress.step}")
+            self._steps[job.id] = (job.progress.step, job.progress.checkpoint_step)
 
     def _money_suffices(self, state: State) -> None:
         accounts = [("everything", state.account)]
@@ -116,7 +116,7 @@ class Watcher:
                     raise Breach(f"job {job.id} became {job.status} and nobody was told")
                 self._statuses[job.id] = job.status
         now: dict[str, LeaseState] = {lease.token: lease.state for lease in state.leases.values()}
-        quiet = ({"working", "ready"}, {"ready"})
+        quiet = ({"working", "ready"}, {"ready"}, {"working", "leaving"}, {"noticed", "leaving"})
         for token in {**self._leases, **now}:
             before, after = self._leases.get(token, ""), now.get(token, "ended")
             if before == after or {before, after} in quiet:
@@ -175,14 +175,13 @@ class Watcher:
         until the bidder has looked again.
         """
         staying = leases_of(state, job)
-        self._made_way_s |= {e.token: state.now_s for e in staying if e.leaving}
+        self._made_way_s |= {e.token: state.now_s for e in staying if e.released}
         called_back_s = state.now_s - CALLED_BACK_S_MAX
         kept = [
             lease.type.slots
             for lease in staying
-            if not lease.leaving
-            and lease.lost_at_s is None
-            and lease.state not in ("noticed", "ending")
+            if lease.stays
+            and lease.goes_at_s is None
             and _undisturbed(lease)
             and self._made_way_s.get(lease.token, -math.inf) < called_back_s
         ]
@@ -200,14 +199,14 @@ def _layout_is_sound(state: State, action: Regroup) -> None:
     if any(len(replica.workers) != layout.depth for replica in layout.replicas):
         raise Breach(f"{name}: unequal depths")
     given = [m for r in layout.replicas for m in range(r.first, r.first + r.count)]
-    if given != list(range(job.microbatches)):
-        raise Breach(f"{name}: the shares are {given} of {job.microbatches} microbatches")
+    if given != list(range(job.layouts.microbatches)):
+        raise Breach(f"{name}: the shares are {given} of {job.layouts.microbatches} microbatches")
     if any(replica.count < 1 for replica in layout.replicas):
         raise Breach(f"{name}: a replica has nothing to do")
-    if job.uncuttable and layout.depth > 1:
-        raise Breach(f"{name}: depth {layout.depth}, but {job.uncuttable}")
-    plan, profile = job.plan, job.profile
-    if layout != job.layout or plan is None or profile is None:
+    if job.layouts.uncuttable and layout.depth > 1:
+        raise Breach(f"{name}: depth {layout.depth}, but {job.layouts.uncuttable}")
+    plan, profile = job.layouts.plan, job.layouts.profile
+    if layout != job.layouts.current or plan is None or profile is None:
         return
     if (plan.way.depth, plan.shares) != (layout.depth, tuple(r.count for r in layout.replicas)):
         raise Breach(f"{name}: it is not what was planned: {plan.describe()}")

@@ -19,7 +19,7 @@ import redis
 from agent import messages
 from agent.crew import anew
 from agent.faults import VARIABLE
-from agent.instance.worker import DISK_VARIABLE
+from agent.instance.crashes import DISK_VARIABLE
 from agent.layout import Layout, data_parallel
 from agent.messages import UNRECORDED, AnyReport, JobOrder, WorkerOrder
 from agent.net.wire import job_secret

@@ -41,9 +41,9 @@ def test_the_manager_has_workers_keep_their_own_stages_where_the_whole_does_not_
     hold.write_text(str(HELD_AT))
     tight.submit(WIDE.read_text(), str(STEPS), str(out), slots_min=2, slots_max=3)
     job = until("a measured job", lambda: _measured(tight), PATIENCE_S)
-    assert job.profile.memory_bytes == tight.kind.memory_bytes
-    until("the held step", lambda: tight.managed_job.step >= HELD_AT, PATIENCE_S)
-    os.kill(tight.pids[job.layout.workers[1]], signal.SIGKILL)
+    assert job.layouts.profile.memory_bytes == tight.kind.memory_bytes
+    until("the held step", lambda: tight.managed_job.progress.step >= HELD_AT, PATIENCE_S)
+    os.kill(tight.pids[job.layouts.current.workers[1]], signal.SIGKILL)
     until("owned stages", lambda: tight.layouts[-1].layout.owned, PATIENCE_S)
     assert tight.layouts[-1].layout.depth > 1
     assert "each keeps its own stages only" in tight.layouts[-1].because
@@ -56,4 +56,4 @@ def test_the_manager_has_workers_keep_their_own_stages_where_the_whole_does_not_
 
 def _measured(crew: Managed):
     job = crew.managed_job
-    return job if job.profile is not None and job.layout is not None else None
+    return job if job.layouts.profile is not None and job.layouts.current is not None else None

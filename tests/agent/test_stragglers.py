@@ -29,9 +29,9 @@ PATIENCE_S = 180.0  # with workers that wait for a core
 def share_of(crew: Managed, worker: str) -> int | None:
     """Its microbatches in the layout that works; None if it is left out."""
     job = crew.managed_job
-    if job.layout is None or job.acknowledged != job.generation:
+    if job.layouts.current is None or job.layouts.acknowledged != job.layouts.generation:
         return None
-    return next((r.count for r in job.layout.replicas if worker in r.workers), 0)
+    return next((r.count for r in job.layouts.current.replicas if worker in r.workers), 0)
 
 
 def test_a_stuttering_worker_gets_fewer_is_left_out_and_comes_back(
@@ -46,7 +46,7 @@ def test_a_stuttering_worker_gets_fewer_is_left_out_and_comes_back(
         STUTTER.read_text(), str(STEPS), str(PAUSE_S), str(out), slots_min=2, slots_max=3
     )
     until("three workers", lambda: _all_in(managed), PATIENCE_S)
-    slow = managed.managed_job.layout.workers[1]
+    slow = managed.managed_job.layouts.current.workers[1]
     slow_file.write_text(f"{managed.pids[slow]} 4")
     until("fewer microbatches", lambda: share_of(managed, slow) in (1, 2), PATIENCE_S)
     slow_file.write_text(f"{managed.pids[slow]} 30")
@@ -61,8 +61,8 @@ def test_a_stuttering_worker_gets_fewer_is_left_out_and_comes_back(
 
 
 def _all_in(crew: Managed) -> bool:
-    layout = crew.managed_job.layout if crew.job in crew.state.jobs else None
-    if layout is None or crew.managed_job.acknowledged != layout.generation:
+    layout = crew.managed_job.layouts.current if crew.job in crew.state.jobs else None
+    if layout is None or crew.managed_job.layouts.acknowledged != layout.generation:
         return False
     return len(layout.replicas) == 3
 

@@ -237,7 +237,7 @@ def test_the_manager_asks_for_a_layout_that_fits_from_the_start(
     assert first.layout.owned
     assert first.layout.depth == 2
     assert "each builds and keeps its own stages only" in first.because
-    assert tight.managed_job.profile is not None
+    assert tight.managed_job.layouts.profile is not None
     assert tight.printed() == alone[0]
     assert out.read_bytes() == alone[1]
 

@@ -62,7 +62,7 @@ class Hand:
         self.at_s = 1000.0
         self.said: list[AnyAction] = []
         self.machines: dict[str, Machine] = {}
-        self.served = 0
+        self.served = self.waited = 0
         self.stages = 1  # into which the script can be cut
         self.steps_total = 100
 
@@ -92,16 +92,17 @@ class Hand:
         while self.at_s < end_s:
             out += self.wait(min(10.0, end_s - self.at_s))
             self.serve()
-            out += self.committed(self.job.step + 1, step_s=step_s)
+            out += self.committed(self.job.progress.step + 1, step_s=step_s)
         return out
 
     def wait(self, seconds: float) -> list[AnyAction]:
-        """Ticks as the world gives them, until so much time has passed."""
-        end_s, out = self.at_s + seconds, []
+        """Ticks as the world gives them, until so much time has passed; what was said since the last of them."""
+        end_s = self.at_s + seconds
         while self.state.wake_at_s <= end_s:
             self.at_s = max(self.at_s, self.state.wake_at_s)
-            out += self.see(Tick(at_s=self.at_s))
+            self.see(Tick(at_s=self.at_s))
         self.at_s = end_s
+        out, self.waited = self.said[self.waited :], len(self.said)
         return out
 
     def submit(self, job: str = "job", **spec: Any) -> list[AnyAction]:
@@ -194,13 +195,13 @@ class Hand:
 
     def paced(self, **slow: float) -> list[AnyAction]:
         """A microbatch takes a second on every worker of the layout, and so many times that on these."""
-        each = {worker: slow.get(worker, 1.0) for worker in self.job.layout.workers}
-        generation = self.job.generation
+        each = {worker: slow.get(worker, 1.0) for worker in self.job.layouts.current.workers}
+        generation = self.job.layouts.generation
         return self.see(Paced(at_s=self.at_s, job="job", generation=generation, microbatch_s=each))
 
     def committed(self, step: int, job: str = "job", step_s: float = 0.5) -> list[AnyAction]:
         """The newest layout has committed so many steps."""
-        generation = self.state.jobs[job].generation
+        generation = self.state.jobs[job].layouts.generation
         out = self.see(
             Regrouped(at_s=self.at_s, job=job, generation=generation, step=step, pause_s=0.1)
         )

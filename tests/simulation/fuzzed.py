@@ -139,7 +139,7 @@ class Fuzzer:
         dice = self._dice
         if name in ("step", "to_step", "from_step", "generation") and state.jobs:
             job = state.jobs[dice.choice(list(state.jobs))]
-            near = job.generation if name == "generation" else job.step
+            near = job.layouts.generation if name == "generation" else job.progress.step
             return max(0, near + dice.choice((-1, 0, 0, 1, 5)))
         if name == "steps_total":
             return dice.choice((60, 400, 1500))

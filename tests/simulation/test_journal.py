@@ -78,7 +78,7 @@ def test_a_journal_replays_to_identical_actions(tmp_path: Path) -> None:
     assert len(entries) > 500
     state = replay(entries)
     assert state.epoch == 1
-    assert state.jobs["job-0"].step > 0
+    assert state.jobs["job-0"].progress.step > 0
 
 
 def test_a_changed_decision_is_named(tmp_path: Path) -> None:

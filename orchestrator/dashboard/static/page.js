@@ -58,7 +58,7 @@ const TONE = {
   RUNNING: "busy", SUCCEEDED: "good", FAILED: "bad", CANCELLED: "", RECOVERING: "wait",
   PENDING: "wait", PROVISIONING: "wait", DRAINING: "wait",
   intended: "wait", pending: "wait", booting: "wait", ready: "good", working: "good",
-  noticed: "bad", ending: "wait", ended: "",
+  noticed: "bad", leaving: "bad", ending: "wait", ended: "",
 };
 
 // The name of a pool may break after its slashes, and nowhere else if that is enough.

@@ -10,7 +10,7 @@ from agent.messages import JobCompleted
 from agent.profile import Link
 from cloud.model import Pool, Quote
 from orchestrator.actions import Launch, Terminate
-from orchestrator.brain import buying
+from orchestrator.brain import situation
 from orchestrator.brain.ledger import committed_usd, spent_usd
 from orchestrator.events import CatalogueSeen, ManagerStarted, QuotesSeen
 from orchestrator.showing import view_of
@@ -57,7 +57,7 @@ def test_with_room_in_the_budget_a_dearer_machine_is_reserved_for_anew(hand: Any
     (lease,) = h.leases
     before = committed_usd(h.job.account, h.at_s)
     h.price(0.06, 0.12, 0.08, 0.14)
-    assert not lease.leaving
+    assert not lease.released
     assert lease.ceiling_usd_per_h >= 0.06
     assert committed_usd(h.job.account, h.at_s) > before
 
@@ -92,7 +92,7 @@ def test_a_pool_that_is_no_longer_sold_is_not_bought_from(hand: Any) -> None:
     h.see(catalogue(h, *left))
     h.wait(4.0)
     assert lease.token in h.state.leases
-    assert not lease.leaving
+    assert not lease.released
     h.taken(lease.machine_id)
     launches = h.only(h.wait(4.0), Launch)
     assert launches
@@ -143,7 +143,7 @@ def test_moving_the_state_to_another_region_is_part_of_the_price(hand: Any) -> N
     h = hand(egress_usd_per_gb=0.02).running(slots_max=1)
     abroad = Pool(cloud="local", region="west", zone="west-a", type="small")
     h.see(catalogue(h, *sold(h, abroad)))
-    egress = {o.pool.region: o.egress_usd for o in buying.offers(h.state, h.job)}
+    egress = {o.pool.region: o.egress_usd for o in situation.offers(h.state, h.job)}
     assert egress == {"east": 0.0, "west": pytest.approx(0.02 * (1 << 20) / 1e9)}
 
 
@@ -160,9 +160,9 @@ def test_what_changes_take_is_learned_from_our_own(hand: Any) -> None:
     h.serve()
     h.wait(2.0)
     h.committed(1)
-    (took_s,) = h.job.times.start_s
+    (took_s,) = h.job.market.times.start_s
     assert 40.0 <= took_s <= 50.0
-    assert h.job.times.typical_s("start_s", 600.0) == pytest.approx((took_s + 600.0) / 2)
+    assert h.job.market.times.typical_s("start_s", 600.0) == pytest.approx((took_s + 600.0) / 2)
     assert not h.only(h.wait(2.0), Terminate)
 
 
@@ -182,7 +182,7 @@ def test_disks_are_charged_line_by_line_and_no_refund_covers_them(hand: Any) -> 
     h = hand(disk_usd_per_h=0.36, billing="aws_today", on_demand_allowed=False)
     h.running(slots_max=1)
     (lease,) = h.leases
-    assert {o.disk_usd_per_h for o in buying.offers(h.state, h.job)} == {0.36}
+    assert {o.disk_usd_per_h for o in situation.offers(h.state, h.job)} == {0.36}
     h.wait(100.0)
     spent, machines, disks = lines(h)
     assert spent == pytest.approx(machines)
@@ -316,17 +316,30 @@ def short_of_one(hand: Any) -> Any:
     h.steps_total = 10**6
     h.running(slots_min=4, slots_max=4)
     h.train(600.0)
-    worker = h.state.workers[h.job.layout.workers[-1]]
+    worker = h.state.workers[h.job.layouts.current.workers[-1]]
     lost = h.state.leases[worker.token].machine_id
     h.taken(lost)
     del h.machines[lost]
     return h
 
 
+def test_catalogue_without_prices_buys_nothing_yet(hand: Any) -> None:
+    """A job that waits for the first catalogue waits for the first prices as well: on demand is dear."""
+    other, h = hand(), hand()
+    other.start()
+    h.see(ManagerStarted(at_s=h.at_s, epoch=1, settings=h.settings))
+    h.submit(slots_max=1)
+    assert not h.only(h.see(catalogue(other, *sold(other))), Launch)
+    assert h.job.status == "PROVISIONING"
+    h.price(0.03, 0.06, 0.04, 0.07)
+    (launch,) = h.only(h.wait(2.0), Launch)
+    assert launch.request.market == "spot"
+
+
 def test_a_call_that_is_refused_for_a_moment_costs_no_machine_that_is_left(hand: Any) -> None:
     """All four slots are needed and one is lost. The launch is throttled once: the others are kept meanwhile."""
     h = short_of_one(hand)
-    left = {lease.token for lease in h.leases}
+    left = {lease.token for lease in h.leases if lease.machine_id}
     launches = h.only(h.wait(4.0), Launch)
     for launch in launches:
         h.refused(launch, "Throttled")
@@ -375,9 +388,10 @@ def test_a_machine_far_from_a_jobs_state_is_not_handed_to_it(hand: Any) -> None:
         h.serve()
         h.wait(2.0)
         h.committed(1)
-        h.job.state_bytes = 10**11
+        h.job.layouts.state_bytes = 10**11
         lost = next(lease.machine_id for lease in h.leases if lease.job == "job")
-        h.taken(lost)
+        for launch in h.only(h.taken(lost), Launch):
+            h.refused(launch, "Throttled")
         del h.machines[lost]
         end = JobCompleted(at_s=h.at_s, job="a", step=100, loss=1.0, export_uri="", weights_sha="")
         h.see(end)

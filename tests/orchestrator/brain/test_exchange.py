@@ -29,8 +29,8 @@ def goes_on(h: Any, periods: int, refusing: str = "") -> None:
             if isinstance(action, Launch) and action.request.pool.zone == refusing:
                 h.refused(action)
         h.serve()
-        if h.job.serving and all(w in h.job.workers for w in h.job.layout.workers):
-            h.committed(h.job.step + 1)
+        if h.job.layouts.serving and all(w in h.job.workers for w in h.job.layouts.current.workers):
+            h.committed(h.job.progress.step + 1)
 
 
 def running(hand: Any, prices: tuple[float, ...], **spec: Any) -> Any:
@@ -52,7 +52,7 @@ def test_all_machines_of_a_job_are_exchanged_and_the_old_ones_go(hand: Any, leas
     goes_on(h, 20)
     assert not before & {lease.token for lease in h.leases}
     assert [lease.state for lease in h.leases] == ["working", "working"]
-    assert len(h.job.layout.workers) == 2
+    assert len(h.job.layouts.current.workers) == 2
 
 
 def test_a_refused_replacement_leaves_what_was_to_be_replaced_in_place(hand: Any) -> None:
@@ -62,7 +62,7 @@ def test_a_refused_replacement_leaves_what_was_to_be_replaced_in_place(hand: Any
     h.price(0.05, 0.9, 0.045, 0.9)
     goes_on(h, 30, refusing="east-b")
     assert {lease.token for lease in h.leases} == before
-    assert not any(lease.leaving or lease.doomed for lease in h.leases)
+    assert not any(lease.released for lease in h.leases)
 
 
 def test_machines_that_make_way_stay_if_who_replaces_them_is_lost(hand: Any) -> None:
@@ -71,13 +71,13 @@ def test_machines_that_make_way_stay_if_who_replaces_them_is_lost(hand: Any) -> 
     h.train(4000.0)
     before = {lease.token for lease in h.leases}
     h.price(0.034, 0.067, 0.02, 0.035)
-    while not any(lease.doomed for lease in h.leases):
+    while not any(lease.state == "leaving" for lease in h.leases):
         h.wait(1.0)
         h.serve()
     for lease in [e for e in h.leases if e.token not in before and e.machine_id]:
         h.taken(lease.machine_id)
         del h.machines[lease.machine_id]
-    assert set(h.job.layout.workers) == {w for e in h.leases for w in e.workers.values()}
+    assert set(h.job.layouts.current.workers) == {w for e in h.leases for w in e.workers.values()}
     goes_on(h, 30, refusing="east-b")
     assert before == {lease.token for lease in h.leases}
     assert h.job.status == "RUNNING"
@@ -103,8 +103,8 @@ def test_all_that_is_held_during_an_exchange_is_within_the_limit_per_hour(
             assert account.usd_per_h + account.intended_usd_per_h <= most * (1 + 1e-9)
         if n % 20 == 19:
             h.serve()
-            h.committed(h.job.step + 1)
-        assert len(h.job.layout.workers) >= 2
+            h.committed(h.job.progress.step + 1)
+        assert len(h.job.layouts.current.workers) >= 2
     dear = [lease for lease in h.leases if lease.pool.zone == "east-a"]
     assert not dear or least == 4
     assert h.job.status == "RUNNING"
@@ -176,7 +176,7 @@ class Half:
         for spec in jobs_of(scenario):
             self.world.say(JobSubmitted(at_s=0.0, spec=spec))
         state = loop.run_now(loop.run(self.world, DigestJournal(), State()))
-        self.steps = state.jobs["job-0"].step
+        self.steps = state.jobs["job-0"].progress.step
 
     def _look(self, state: State) -> None:
         held = [lease for lease in state.leases.values() if lease.machine_id]

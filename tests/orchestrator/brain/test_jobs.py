@@ -214,7 +214,7 @@ def test_a_job_that_begins_behind_its_last_step_says_so(hand: Any) -> None:
 def test_a_lost_worker_is_regrouped_around_at_once_and_replaced(hand: Any) -> None:
     """The next layout comes in the same turn, with a new generation, and a fresh worker soon after."""
     h = hand().running(slots_max=2)
-    layout = h.job.layout
+    layout = h.job.layouts.current
     out = h.lost(layout.workers[0])
     (regroup,) = h.only(out, Regroup)
     assert regroup.when == "now"
@@ -229,7 +229,7 @@ def test_a_lost_worker_is_regrouped_around_at_once_and_replaced(hand: Any) -> No
 def test_a_newcomer_waits_for_a_boundary(hand: Any) -> None:
     """Nobody stops for who joins: the layout with it holds from the next step boundary on."""
     h = hand().running(slots_max=2)
-    h.lost(h.job.layout.workers[0])
+    h.lost(h.job.layouts.current.workers[0])
     h.committed(2)
     h.wait(2.0)
     h.serve()
@@ -245,26 +245,26 @@ def test_growing_again_after_a_loss_is_no_recovery(hand: Any) -> None:
     """
     h = hand().running(slots_max=2)
     h.committed(10)
-    h.lost(h.job.layout.workers[0])
-    mending = h.job.generation
+    h.lost(h.job.layouts.current.workers[0])
+    mending = h.job.layouts.generation
     h.wait(2.0)
     h.serve()
     h.wait(1.0)
-    growing = h.job.generation
+    growing = h.job.layouts.generation
     assert (h.job.status, growing > mending) == ("RECOVERING", True)
     for generation, step, pause_s in ((mending, 11, 0.1), (growing, 20, 7.0)):
         h.see(Regrouped(at_s=h.at_s, job="job", generation=generation, step=step, pause_s=pause_s))
     (shown,) = view_of(h.state, h.at_s).jobs
     assert (shown.status, shown.recoveries_s) == ("RUNNING", (0.1,))
-    assert h.job.morph_pauses_s[-1] > 6.0
+    assert h.job.layouts.morph_pauses_s[-1] > 6.0
 
 
 def test_nothing_is_committed_for_long_and_it_is_asked_again(hand: Any) -> None:
     """Silence leads to a new generation, then to fresh workers; it is said how long nothing came."""
     h = hand(stall_s=30.0).running(slots_max=1)
-    generation = h.job.generation
+    generation = h.job.layouts.generation
     out = h.wait(65.0)
-    assert h.job.generation > generation
+    assert h.job.layouts.generation > generation
     assert "nothing was committed for" in h.words(out)
     assert h.only(h.wait(120.0), StopWorker)
 
@@ -272,13 +272,13 @@ def test_nothing_is_committed_for_long_and_it_is_asked_again(hand: Any) -> None:
 def test_a_large_state_on_its_way_is_not_broken_off(hand: Any) -> None:
     """84 GB take 84 s where nothing was measured, and twice that to two by one link."""
     h = hand(stall_s=30.0).running(slots_max=2)
-    h.job.state_bytes = 84 * 10**9
-    copies = len(h.job.layout.workers)
-    generation = h.job.generation
+    h.job.layouts.state_bytes = 84 * 10**9
+    copies = len(h.job.layouts.current.workers)
+    generation = h.job.layouts.generation
     h.wait(84.0 * copies)
-    assert h.job.generation == generation
+    assert h.job.layouts.generation == generation
     h.wait(150.0)
-    assert h.job.generation > generation
+    assert h.job.layouts.generation > generation
 
 
 def test_a_step_that_takes_longer_than_patience_gets_there(hand: Any) -> None:
@@ -466,7 +466,7 @@ def test_deaths_with_steps_between_them_end_nothing(hand: Any) -> None:
         h.wait(70.0)
         h.serve()
         h.wait(2.0)
-        h.committed(h.job.step + 1)
+        h.committed(h.job.progress.step + 1)
     assert h.job.status == "RUNNING"
     assert len({lease.machine_id for lease in h.leases}) == 1
 
@@ -474,7 +474,7 @@ def test_deaths_with_steps_between_them_end_nothing(hand: Any) -> None:
 def test_the_line_of_a_job_says_who_was_lost_and_how(hand: Any) -> None:
     """Who looks at a job that recovers again and again sees why, without reading all that happened."""
     h = hand().running(slots_max=2)
-    worker = next(iter(h.job.serving))
+    worker = next(iter(h.job.layouts.serving))
     lost = WorkerLost(at_s=h.at_s, job="job", worker=worker, cause="exited", detail="signal 11")
     h.see(lost)
     assert h.job.status == "RECOVERING"
@@ -485,7 +485,7 @@ def test_the_line_of_a_job_says_who_was_lost_and_how(hand: Any) -> None:
 def test_a_lost_holder_outside_the_layout_has_it_asked_for_again(hand: Any) -> None:
     """Its machine was known to be gone; those who wait for its state are told to go on without it."""
     h = hand().running(slots_max=2)
-    layout = h.job.layout
+    layout = h.job.layouts.current
     gone = WorkerLost(at_s=h.at_s, job="job", worker="w99", cause="connection", owed_state=True)
     (regroup,) = h.only(h.see(gone), Regroup)
     assert (regroup.when, regroup.layout.workers) == ("now", layout.workers)
@@ -502,23 +502,23 @@ def test_reports_of_old_generations_and_ended_jobs_change_nothing(hand: Any) -> 
     )
     assert not h.see(old)
     assert not h.see(msgspec.structs.replace(old, job="never-heard-of"))
-    assert h.job.step == 40
+    assert h.job.progress.step == 40
     h.see(completed(h))
     assert not h.see(completed(h))
     assert not h.see(msgspec.structs.replace(old, generation=99, step=500))
     again = Regrouped(at_s=h.at_s, job="job", generation=99, step=500, pause_s=1.0)
     assert not h.see(again)
-    assert (h.job.status, h.job.step) == ("SUCCEEDED", 100)
+    assert (h.job.status, h.job.progress.step) == ("SUCCEEDED", 100)
 
 
 def test_the_same_loss_twice_counts_once(hand: Any) -> None:
     """The worker is forgotten with the first report; the second finds nobody."""
     h = hand().running(slots_max=2)
-    worker = h.job.layout.workers[0]
+    worker = h.job.layouts.current.workers[0]
     h.lost(worker)
-    generation, deaths = h.job.generation, [lease.deaths for lease in h.leases]
+    generation, deaths = h.job.layouts.generation, [lease.deaths for lease in h.leases]
     assert not h.lost(worker)
-    assert (h.job.generation, [lease.deaths for lease in h.leases]) == (generation, deaths)
+    assert (h.job.layouts.generation, [lease.deaths for lease in h.leases]) == (generation, deaths)
 
 
 # --- failing ---------------------------------------------------------------------------------
@@ -533,16 +533,16 @@ def test_failures_of_the_script_are_counted_apart_from_preemptions(hand: Any) ->
         h.wait(5.0)
         h.serve()
         h.wait(2.0)
-        h.committed(h.job.step + 1)
-    assert (h.job.preemptions, h.job.failures) == (3, 0)
+        h.committed(h.job.progress.step + 1)
+    assert (h.job.market.preemptions, h.job.trouble.failures) == (3, 0)
     assert h.job.status == "RUNNING"
-    h.failed(h.job.layout.workers[0])
-    assert (h.job.preemptions, h.job.failures) == (3, 1)
+    h.failed(h.job.layouts.current.workers[0])
+    assert (h.job.market.preemptions, h.job.trouble.failures) == (3, 1)
     h.wait(5.0)
     h.serve()
     h.wait(2.0)
-    h.committed(h.job.step + 1)
-    out = h.failed(h.job.layout.workers[0])
+    h.committed(h.job.progress.step + 1)
+    out = h.failed(h.job.layouts.current.workers[0])
     assert h.job.status == "FAILED"
     assert "bad batch (the 2nd failure, and max_failures allows 1)" in h.job.because
     assert h.only(out, Terminate)
@@ -553,7 +553,7 @@ def test_while_a_failure_is_tried_again_the_jobs_line_names_it(hand: Any) -> Non
     """What and where, until the job runs again; a step by the script's own count, and by that of those committed."""
     h = hand().running(slots_max=2, max_failures=3)
     h.committed(8)
-    for worker in h.job.layout.workers:
+    for worker in h.job.layouts.current.workers:
         h.failed(worker, step=7)
     why = "failure 1 of 3 allowed: exception in step 7 (the 8th): ValueError: bad batch"
     assert (h.job.status, h.job.because) == ("RECOVERING", why)
@@ -577,7 +577,7 @@ def test_an_exception_of_many_words_is_cut_in_the_reason(hand: Any) -> None:
         WorkerFailed(
             at_s=h.at_s,
             job="job",
-            worker=h.job.layout.workers[0],
+            worker=h.job.layouts.current.workers[0],
             kind="exception",
             detail="ValueError: " + "7" * 60_000,
         )
@@ -606,7 +606,7 @@ def test_the_limit_of_preemptions_begins_anew_when_a_job_is_resumed(hand: Any) -
     assert h.job.active
     h.taken(h.leases[-1].machine_id)
     assert h.job.because == "preempted: 1 machine was taken away and max_preemptions is 0"
-    assert h.job.preemptions == 2
+    assert h.job.market.preemptions == 2
 
 
 def test_the_time_in_which_a_job_lay_cancelled_is_none_that_it_took(hand: Any) -> None:
@@ -628,9 +628,9 @@ def test_the_same_fault_on_every_worker_counts_once(hand: Any) -> None:
     """Four workers raise at the same step: one failure, not four."""
     h = hand().running(slots_max=4, max_failures=1)
     h.committed(10)
-    for worker in h.job.layout.workers:
+    for worker in h.job.layouts.current.workers:
         h.failed(worker)
-    assert h.job.failures == 1
+    assert h.job.trouble.failures == 1
     assert h.job.status != "FAILED"
 
 
@@ -638,7 +638,7 @@ def test_the_same_fault_on_every_worker_counts_once(hand: Any) -> None:
 def test_what_would_only_repeat_fails_at_once(hand: Any, kind: str) -> None:
     """A NaN loss under the policy `fail`, or a script that never calls the session: no second try."""
     h = hand().running(slots_max=1)
-    out = h.failed(h.job.layout.workers[0], kind)
+    out = h.failed(h.job.layouts.current.workers[0], kind)
     assert h.job.status == "FAILED"
     assert h.job.because.startswith(kind)
     assert h.only(out, Terminate)
@@ -716,20 +716,20 @@ def test_only_the_loss_of_the_keepers_memory_takes_steps_back(hand: Any) -> None
     h = hand().running(slots_max=1)
     h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
     h.committed(50)
-    old = h.job.generation
+    old = h.job.layouts.generation
     h.wait(1.0)
     event = rewound(h, 52, 30)
     out = h.see(event)
-    assert (h.job.step, h.job.steps_lost) == (30, 22)
+    assert (h.job.progress.step, h.job.progress.steps_lost) == (30, 22)
     assert h.only(out, Regroup)
     assert not h.see(event)
     late = Progress(
         at_s=h.at_s, job="job", generation=old, step=51, steps_total=100, loss=1.0, step_s=0.5
     )
     h.see(late)
-    assert h.job.step == 30
+    assert h.job.progress.step == 30
     h.committed(31)
-    assert (h.job.step, h.job.status) == (31, "RUNNING")
+    assert (h.job.progress.step, h.job.status) == (31, "RUNNING")
 
 
 def test_a_keeper_whose_memory_reaches_further_than_redis_loses_nothing(hand: Any) -> None:
@@ -737,7 +737,7 @@ def test_a_keeper_whose_memory_reaches_further_than_redis_loses_nothing(hand: An
     h = hand().running(slots_max=1)
     h.committed(50)
     assert h.see(rewound(h, 50, 52)) == []
-    assert (h.job.step, h.job.steps_lost) == (50, 0)
+    assert (h.job.progress.step, h.job.progress.steps_lost) == (50, 0)
 
 
 def test_steps_that_are_lost_are_not_laid_on_a_memory_that_was_none(hand: Any) -> None:
@@ -782,7 +782,7 @@ def test_a_restarted_keeper_has_sums_sent_until_it_knows_their_size(hand: Any) -
     h.see(kept)
     said = h.words(h.see(SumsKept(at_s=h.at_s, job="job", kept=True, copies=2)))
     assert "with every step again: their size is not known yet" in said
-    assert h.job.sums_kept
+    assert h.job.progress.sums_kept
 
 
 def test_who_has_asked_for_it_is_told_so(hand: Any) -> None:
@@ -797,11 +797,11 @@ def test_nobody_pays_for_all_of_it_again_unasked(hand: Any) -> None:
     resumes it wants that, also from step 0. Where none had been stored, it begins anew by itself."""
     h = hand().running(slots_max=1)
     h.see(rewound(h, 9, 0))
-    assert (h.job.step, h.job.status) == (0, "RECOVERING")
+    assert (h.job.progress.step, h.job.status) == (0, "RECOVERING")
     h.committed(31)
     h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
     out = h.see(rewound(h, 31, 0))
-    assert (h.job.step, h.job.status) == (0, "FAILED")
+    assert (h.job.progress.step, h.job.status) == (0, "FAILED")
     assert "a checkpoint of step 30 was stored" in h.words(out)
     assert h.only(out, CloseJob)
     assert h.only(out, Terminate)
@@ -818,7 +818,7 @@ def test_what_redis_has_of_a_job_is_damaged(hand: Any) -> None:
     h.see(CheckpointWritten(at_s=h.at_s, job="job", step=20, state_bytes=9, uri="x"))
     damaged = RecordsDamaged(at_s=h.at_s, job="job", error="orch:commit:job in Redis is gone")
     out = h.see(damaged)
-    assert (h.job.step, h.job.steps_lost, h.job.status) == (20, 11, "FAILED")
+    assert (h.job.progress.step, h.job.progress.steps_lost, h.job.status) == (20, 11, "FAILED")
     assert "orch:commit:job in Redis is gone" in h.words(out)
     assert "resume, which goes on from the checkpoint of step 20" in h.words(out)
     assert h.only(out, Terminate)
@@ -833,7 +833,7 @@ def test_a_loss_that_has_been_overtaken_takes_nothing_back(hand: Any) -> None:
     h.wait(5.0)
     h.committed(25)
     assert not h.see(event)
-    assert h.job.step == 25
+    assert h.job.progress.step == 25
 
 
 def test_the_keeper_is_heard_although_its_clock_was_set_back(hand: Any) -> None:
@@ -844,7 +844,7 @@ def test_the_keeper_is_heard_although_its_clock_was_set_back(hand: Any) -> None:
     h.at_s -= 3600.0
     h.start(epoch=2)
     h.see(rewound(h, 50, 30))
-    assert h.job.step == 30
+    assert h.job.progress.step == 30
     h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
     h.see(CheckpointWritten(at_s=h.at_s, job="job", step=30, state_bytes=9, uri="x"))
     assert h.job.status == "CANCELLED"
@@ -868,12 +868,12 @@ def test_cancel_saves_then_gives_back_and_resume_goes_on(hand: Any) -> None:
     assert h.job.status == "CANCELLED"
     assert "cancelled by ann; resume continues from the last committed step" in h.job.because
     h.see(CheckpointWritten(at_s=h.at_s, job="job", step=44, state_bytes=9, uri="y"))
-    assert h.job.step == 44, "two more were committed before the keeper closed it"
+    assert h.job.progress.step == 44, "two more were committed before the keeper closed it"
     assert h.only(out, Terminate)
     h.serve()
     assert not h.see(JobCancelled(at_s=h.at_s, job="job", by="ann"))
     h.see(JobResumed(at_s=h.at_s, job="job", by="bob"))
-    assert (h.job.status, h.job.step) == ("PROVISIONING", 44)
+    assert (h.job.status, h.job.progress.step) == ("PROVISIONING", 44)
     assert "resumed by bob from step 44" in h.words(h.said)
     assert h.only(h.wait(2.0), Launch)
 
@@ -897,7 +897,7 @@ def test_a_budget_ends_the_job_while_it_can_still_pay_for_the_end(hand: Any) -> 
         h.serve()
         if h.job.ended:
             break
-        h.committed(h.job.step)
+        h.committed(h.job.progress.step)
     assert h.job.status == "FAILED"
     assert re.match(r"budget: \$0\.0\d+ of \$0\.0300 are spent", h.job.because)
     assert not h.state.leases
@@ -1027,14 +1027,14 @@ def test_machines_lost_together_cost_one_layout(hand: Any) -> None:
     first, *gone = sorted(h.machines)
     assert len(gone) > 2
     left = set(h.state.leases[h.state.machines[first]].workers.values())
-    before = h.job.generation
+    before = h.job.layouts.generation
     for machine_id in gone[1:]:
         h.machines[machine_id] = msgspec.structs.replace(
             h.machines[machine_id], state="terminated", ended_by="provider", ended_at_s=h.at_s
         )
     (regroup,) = h.only(h.taken(gone[0]), Regroup)
     assert (regroup.when, set(regroup.layout.workers)) == ("now", left)
-    assert h.job.generation == before + 1
+    assert h.job.layouts.generation == before + 1
     assert h.state.unsettled == {}
 
 
@@ -1050,12 +1050,13 @@ def test_a_job_whose_script_ran_before_buys_no_more_slots_than_it_has_microbatch
     h.wait(30.0)
     h.serve()
     assert h.leases == []
-    out = h.submit("again", slots_max=12) + h.wait(3.0)
-    bought = h.only(out, Launch)
+    h.wait(0.0)
+    h.submit("again", slots_max=12)
+    bought = h.only(h.wait(3.0), Launch)
     slots = sum(h.state.types[launch.request.pool.type].slots for launch in bought)
     assert slots == 8
-    other = h.submit("other", slots_max=12, argv=("--wide",)) + h.wait(3.0)
-    assert len(h.only(other, Launch)) > len(bought)
+    h.submit("other", slots_max=12, argv=("--wide",))
+    assert len(h.only(h.wait(3.0), Launch)) > len(bought)
 
 
 def test_a_job_that_wants_more_workers_than_can_compute_trains_with_those_that_can(
@@ -1065,7 +1066,7 @@ def test_a_job_that_wants_more_workers_than_can_compute_trains_with_those_that_c
     h = hand(on_demand_allowed=False)
     h.running(slots_min=12, slots_max=16)
     h.train(120.0)
-    assert (h.job.status, len(h.job.layout.workers)) == ("RUNNING", 8)
+    assert (h.job.status, len(h.job.layouts.current.workers)) == ("RUNNING", 8)
     said = h.words(h.said)
     assert said.count("slots_min is 12, but a step has 8 microbatches") == 1
     assert "lower slots_min" in said

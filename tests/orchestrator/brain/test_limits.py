@@ -29,8 +29,8 @@ def happens(h: Any, move: Any) -> None:
             h.price(*move)
         case "served":
             h.serve()
-        case "committed" if h.job.layout is not None and h.job.active:
-            h.committed(h.job.step + 1)
+        case "committed" if h.job.layouts.current is not None and h.job.active:
+            h.committed(h.job.progress.step + 1)
         case "taken" if h.machines:
             machine_id = next(iter(h.machines))
             h.taken(machine_id)

@@ -41,7 +41,7 @@ def slow_for(hand: Any, seconds: float, **slow: float) -> list[Any]:
 def test_a_slow_worker_gets_fewer_microbatches_once_it_has_lasted(hand: Any) -> None:
     """One of four takes three times as long: not at once, but after a while its share is cut, and it is told."""
     h = trained(hand, slots_max=4)
-    slow = h.job.layout.workers[1]
+    slow = h.job.layouts.current.workers[1]
     assert not h.only(h.paced(**{slow: 3.0}), Regroup)
     out = slow_for(h, DOUBT_S, **{slow: 3.0})
     (regroup,) = h.only(out, Regroup)
@@ -54,7 +54,7 @@ def test_a_slow_worker_gets_fewer_microbatches_once_it_has_lasted(hand: Any) -> 
 def test_a_moment_of_slowness_and_noise_change_nothing(hand: Any) -> None:
     """What does not last, and what is within the noise, is not acted upon."""
     h = trained(hand, slots_max=4)
-    slow = h.job.layout.workers[1]
+    slow = h.job.layouts.current.workers[1]
     out = [*h.paced(**{slow: 3.0}), *h.wait(1.0), *h.paced(), *h.train(60.0)]
     for factor in (1.2, 0.85, 1.25):
         out += slow_for(h, 20.0, **{slow: factor})
@@ -64,9 +64,9 @@ def test_a_moment_of_slowness_and_noise_change_nothing(hand: Any) -> None:
 def test_between_two_thresholds_it_stays_what_it_was(hand: Any) -> None:
     """Hysteresis: what became slow at a factor of 2 is still slow at 1.6, and well again at 1.0."""
     h = trained(hand, slots_max=4)
-    slow = h.job.layout.workers[1]
+    slow = h.job.layouts.current.workers[1]
     slow_for(h, 6.0, **{slow: 2.0})
-    h.committed(h.job.step + 1)
+    h.committed(h.job.progress.step + 1)
     reckoned = h.state.workers[slow].slow
     assert reckoned == pytest.approx(1.95, rel=0.01)
     slow_for(h, 6.0, **{slow: 1.6})
@@ -74,38 +74,38 @@ def test_between_two_thresholds_it_stays_what_it_was(hand: Any) -> None:
     out = slow_for(h, 6.0)
     assert h.state.workers[slow].slow == 1.0
     assert "it gets its share" in h.words(out)
-    assert set(shares(h.job.layout).values()) == {2}
+    assert set(shares(h.job.layouts.current).values()) == {2}
 
 
 def test_it_is_left_out_later_tried_again_and_taken_back(hand: Any) -> None:
     """Six times slower: first fewer, then out with the reason, then probed; recovered, it is in for good."""
     h = trained(hand, slots_max=4)
-    slow = h.job.layout.workers[2]
+    slow = h.job.layouts.current.workers[2]
     slow_for(h, 6.0, **{slow: 6.0})
-    assert shares(h.job.layout)[slow] == 1
+    assert shares(h.job.layouts.current)[slow] == 1
     out = h.train(EASE_S, step_s=1.2)
-    assert slow not in h.job.layout.workers
+    assert slow not in h.job.layouts.current.workers
     assert f"{slow} is left out, it takes 6.0 times as long" in h.words(out)
     out = h.train(PROBE_S, step_s=0.7)
-    assert slow in h.job.layout.workers
+    assert slow in h.job.layouts.current.workers
     assert f"{slow} is tried again" in h.words(out)
     out = slow_for(h, 2 * DOUBT_S)
     assert f"{slow} is as fast as its peers again" in h.words(out)
     h.train(600.0)
-    assert slow in h.job.layout.workers
+    assert slow in h.job.layouts.current.workers
     assert h.state.workers[slow].eased == 0
 
 
 def test_a_probe_that_fails_is_repeated_ever_more_seldom(hand: Any) -> None:
     """Still slow when it is tried again: out at once, and the next try comes twice as late."""
     h = trained(hand, slots_max=4)
-    slow = h.job.layout.workers[2]
+    slow = h.job.layouts.current.workers[2]
     slow_for(h, 6.0, **{slow: 6.0})
     h.train(EASE_S, step_s=1.2)
     h.train(PROBE_S, step_s=0.7)
-    h.committed(h.job.step + 1, step_s=2.0)
+    h.committed(h.job.progress.step + 1, step_s=2.0)
     out = slow_for(h, 6.0, **{slow: 6.0})
-    assert slow not in h.job.layout.workers
+    assert slow not in h.job.layouts.current.workers
     assert f"it is tried again in {2 * PROBE_S:.0f} s" in h.words(out)
 
 
@@ -114,12 +114,12 @@ def test_a_profile_changes_the_layout_if_that_pays_and_says_why(hand: Any, profi
     h = trained(hand, stages=4, slots_max=4)
     h.profiled(profile(4, memory=0.6 * 4 / 3 * (1 << 20)))
     out = h.wait(2.0)
-    out += h.lost(h.job.layout.workers[0])
+    out += h.lost(h.job.layouts.current.workers[0])
     regroup = h.only(out, Regroup)[-1]
     assert regroup.layout.depth >= 2
     assert " on 3 workers: " in regroup.because
     assert "pause about" in regroup.because
-    h.committed(h.job.step + 1)
+    h.committed(h.job.progress.step + 1)
     assert "a step; next best" in h.job.because
 
 
@@ -130,14 +130,14 @@ def test_a_change_that_does_not_win_back_its_pause_waits_and_a_forced_one_does_n
     h = trained(hand, slots_max=2)
     h.profiled(profile(1))
     h.train(20.0)
-    gone, alone = h.job.layout.workers
+    gone, alone = h.job.layouts.current.workers
     h.lost(gone)
     h.committed(h.steps_total - 2, step_s=0.7)
     h.wait(3.0)
     h.serve()
     h.wait(3.0)
     assert len(h.job.workers) == 2
-    assert h.job.layout.workers == (alone,)
+    assert h.job.layouts.current.workers == (alone,)
     assert "stays as it is instead of 1x2: " in h.words(h.said)
     (regroup,) = h.only(h.lost(alone), Regroup)
     assert (regroup.when, regroup.layout.width) == ("now", 1)
@@ -151,9 +151,11 @@ def test_nothing_fits_and_the_job_waits_and_says_what_would_do(hand: Any, profil
     h.wait(2.0)
     h.serve()
     h.profiled(profile(1, memory=1e5))
-    out = h.lost(h.job.layout.workers[0]) + h.wait(200.0)
+    h.wait(0.0)
+    h.lost(h.job.layouts.current.workers[0])
+    out = h.wait(200.0)
     assert not h.only(out, Regroup)
-    assert "the least that would do is" in h.job.unfit
+    assert "the least that would do is" in h.job.layouts.unfit
     assert sum("the least that would do" in note.because for note in h.only(out, Note)) <= 1
 
 
@@ -163,7 +165,7 @@ def test_what_has_run_fits_whatever_a_profile_says(hand: Any, profile: Any) -> N
     h.profiled(profile(1, memory=1e5))
     h.train(60.0)
     assert len(h.job.workers) == 2
-    (regroup,) = h.only(h.lost(h.job.layout.workers[0]), Regroup)
+    (regroup,) = h.only(h.lost(h.job.layouts.current.workers[0]), Regroup)
     assert regroup.layout.describe() == "1x1"
 
 
@@ -172,10 +174,10 @@ def test_a_drifted_profile_is_refitted_and_the_layout_stays(hand: Any, profile: 
     h = trained(hand, slots_max=2)
     h.profiled(profile(1))
     h.wait(2.0)
-    predicted = h.job.plan.step_s
+    predicted = h.job.layouts.plan.step_s
     h.train(10.0 * (WINDOW + 1), step_s=2 * predicted)
     assert "steps take 2.00 times what was predicted" in h.words(h.said)
-    assert h.job.plan.step_s == pytest.approx(2 * predicted, rel=0.1)
+    assert h.job.layouts.plan.step_s == pytest.approx(2 * predicted, rel=0.1)
     assert not h.only(h.wait(10.0), Regroup)
 
 
@@ -186,19 +188,19 @@ def test_a_step_that_waits_for_something_else_is_not_taken_for_slow_computing(
     h = trained(hand, slots_max=2)
     h.profiled(profile(1))
     h.wait(2.0)
-    before, each = h.job.plan, 0.1
-    compute_s = h.job.profile.sections[0].forward_s
+    before, each = h.job.layouts.plan, 0.1
+    compute_s = h.job.layouts.profile.sections[0].forward_s
     h.see(
         Paced(
-            at_s=h.at_s, job="job", generation=h.job.generation,
-            microbatch_s=dict.fromkeys(h.job.layout.workers, each),
+            at_s=h.at_s, job="job", generation=h.job.layouts.generation,
+            microbatch_s=dict.fromkeys(h.job.layouts.current.workers, each),
         )
     )  # fmt: skip
     h.train(10.0 * (WINDOW + 1), step_s=2 * before.step_s)
     assert "and microbatches 1.00 times: computing is scaled by that" in h.words(h.said)
-    assert h.job.profile.sections[0].forward_s == pytest.approx(compute_s, rel=1e-3)
-    assert h.job.profile.overhead_s == pytest.approx(before.step_s, rel=0.05)
-    assert h.job.plan.step_s == pytest.approx(2 * before.step_s, rel=0.05)
+    assert h.job.layouts.profile.sections[0].forward_s == pytest.approx(compute_s, rel=1e-3)
+    assert h.job.layouts.profile.overhead_s == pytest.approx(before.step_s, rel=0.05)
+    assert h.job.layouts.plan.step_s == pytest.approx(2 * before.step_s, rel=0.05)
 
 
 def test_the_first_step_of_a_layout_says_nothing_of_how_long_one_takes(
@@ -208,11 +210,11 @@ def test_the_first_step_of_a_layout_says_nothing_of_how_long_one_takes(
     h = trained(hand, slots_max=2)
     h.profiled(profile(1))
     h.wait(2.0)
-    h.train(5.0, step_s=h.job.plan.step_s)
-    seen, watch = h.job.slot_step_s, h.job.watch
-    h.committed(h.job.step + 1, step_s=0.0)
-    assert (h.job.step_s, h.job.slot_step_s) == (h.job.plan.step_s, seen)
-    assert h.job.watch == watch
+    h.train(5.0, step_s=h.job.layouts.plan.step_s)
+    seen, watch = h.job.progress.slot_step_s, h.job.layouts.watch
+    h.committed(h.job.progress.step + 1, step_s=0.0)
+    assert (h.job.progress.step_s, h.job.progress.slot_step_s) == (h.job.layouts.plan.step_s, seen)
+    assert h.job.layouts.watch == watch
 
 
 def test_a_measured_network_takes_the_place_of_the_assumed_and_times_stay_refitted(
@@ -223,8 +225,8 @@ def test_a_measured_network_takes_the_place_of_the_assumed_and_times_stay_refitt
     measured = profile(1, key="model")
     h.profiled(measured)
     h.wait(2.0)
-    h.train(10.0 * (WINDOW + 1), step_s=2 * h.job.plan.step_s)
-    refitted = h.job.profile.sections
+    h.train(10.0 * (WINDOW + 1), step_s=2 * h.job.layouts.plan.step_s)
+    refitted = h.job.layouts.profile.sections
     assert refitted != measured.sections
     slow = msgspec.structs.replace(
         measured.network.inter, bandwidth_bytes_per_s=2e8, latency_s=1e-4
@@ -232,8 +234,8 @@ def test_a_measured_network_takes_the_place_of_the_assumed_and_times_stay_refitt
     network = msgspec.structs.replace(measured.network, inter=slow, reduce_inter=slow)
     again = msgspec.structs.replace(measured, network=network, network_from="between")
     out = h.profiled(again)
-    assert h.job.profile.network == network
-    assert h.job.profile.sections == refitted
+    assert h.job.layouts.profile.network == network
+    assert h.job.layouts.profile.sections == refitted
     assert "the network was measured by w0, 0.2 GB/s after 100 us between" in h.words(out)
     assert h.profiled(again) == []
     within = msgspec.structs.replace(network, intra=slow)
@@ -250,28 +252,31 @@ def test_a_ring_that_is_slower_than_measured_is_told_from_machines_that_are(
     h = trained(hand, slots_max=2)
     h.profiled(profile(1))
     h.wait(2.0)
-    h.lost(h.job.layout.workers[0])
-    h.committed(h.job.step + 1, step_s=h.job.plan.step_s)
+    h.lost(h.job.layouts.current.workers[0])
+    h.committed(h.job.progress.step + 1, step_s=h.job.layouts.plan.step_s)
     h.state.settings = msgspec.structs.replace(h.state.settings, settle_s=1e6)  # nobody comes in
-    assert h.job.layout.width == 1
-    compute_s, ring = h.job.profile.sections[0].forward_s, h.job.profile.network.reduce_inter
+    assert h.job.layouts.current.width == 1
+    compute_s, ring = (
+        h.job.layouts.profile.sections[0].forward_s,
+        h.job.layouts.profile.network.reduce_inter,
+    )
     for _ in range(2 * WINDOW):
         h.at_s += 1.0
-        h.committed(h.job.step + 1, step_s=h.job.plan.step_s)
-    assert h.job.profile.sections[0].forward_s == compute_s
+        h.committed(h.job.progress.step + 1, step_s=h.job.layouts.plan.step_s)
+    assert h.job.layouts.profile.sections[0].forward_s == compute_s
     h.state.settings = msgspec.structs.replace(h.state.settings, settle_s=1.0)
     h.wait(10.0)
     h.serve()
     h.wait(20.0)
-    h.committed(h.job.step + 1, step_s=h.job.plan.step_s)
-    assert h.job.layout.width == 2
-    predicted = h.job.plan.step_s
+    h.committed(h.job.progress.step + 1, step_s=h.job.layouts.plan.step_s)
+    assert h.job.layouts.current.width == 2
+    predicted = h.job.layouts.plan.step_s
     for _ in range(WINDOW + 1):
         h.at_s += 5.0
-        h.committed(h.job.step + 1, step_s=1.5 * predicted)
+        h.committed(h.job.progress.step + 1, step_s=1.5 * predicted)
     assert "with a reduction: the ring is scaled" in h.words(h.said)
-    assert h.job.profile.sections[0].forward_s == compute_s
-    slower = h.job.profile.network.reduce_inter
+    assert h.job.layouts.profile.sections[0].forward_s == compute_s
+    slower = h.job.layouts.profile.network.reduce_inter
     assert slower.bandwidth_bytes_per_s < ring.bandwidth_bytes_per_s / 2
 
 
@@ -299,7 +304,7 @@ def test_a_plan_believes_of_a_machines_room_what_the_manager_believes(
         sold = preview.Sold(types=types, pools=pools, quotes=quotes, source="")
         spec = JobSpec(job="job", script="train.py", script_sha="0" * 64)
         _, job = preview.ask_the_brain(Config(), sold, spec, preview.Work(), model)
-        assert job.profile.memory_bytes == room
+        assert job.layouts.profile.memory_bytes == room
 
 
 def test_a_profile_that_is_looked_up_again_leaves_the_network_as_it_was_seen(
@@ -310,14 +315,14 @@ def test_a_profile_that_is_looked_up_again_leaves_the_network_as_it_was_seen(
     measured = profile(4, key="key", network_from="measured")
     h.profiled(measured)
     h.train(30.0)
-    h.job.profile = scaled = refit_ring(h.job.profile, h.job.plan, 1.5)
+    h.job.layouts.profile = scaled = refit_ring(h.job.layouts.profile, h.job.layouts.plan, 1.5)
     assert not h.profiled(measured)
-    assert h.job.profile == scaled
+    assert h.job.layouts.profile == scaled
     link = Link(bandwidth_bytes_per_s=1e9)
     network = Network(intra=link, inter=link, reduce_intra=link, reduce_inter=link)
     out = h.profiled(msgspec.structs.replace(measured, network=network))
     assert "the network was measured" in h.words(out)
-    assert h.job.profile.network == network
+    assert h.job.layouts.profile.network == network
 
 
 def test_the_bidder_is_told_the_books_speed_scaled_by_what_is_measured(
@@ -329,9 +334,9 @@ def test_the_bidder_is_told_the_books_speed_scaled_by_what_is_measured(
     assert speed_of(h.state, h.job) is None
     h.profiled(profile(1))
     h.wait(2.0)
-    h.committed(h.job.step + 1, step_s=2 * h.job.plan.step_s)
+    h.committed(h.job.progress.step + 1, step_s=2 * h.job.layouts.plan.step_s)
     speed = speed_of(h.state, h.job)
-    assert speed.work_per_s({"small": 4}) == pytest.approx(1 / (2 * h.job.plan.step_s))
+    assert speed.work_per_s({"small": 4}) == pytest.approx(1 / (2 * h.job.layouts.plan.step_s))
     assert speed.work_per_s({"small": 9}) == speed.work_per_s({"small": 4})
     assert speed.work_per_s({"small": 2}) == speed.work_per_s({"large": 1})
     assert speed.work_per_s({}) == 0.0
@@ -347,16 +352,16 @@ def test_a_job_that_has_run_goes_on_after_a_loss_though_no_layout_fits_its_profi
     h.profiled(profile(4, memory=1e5))
     held = {lease.token for lease in h.leases}
     h.train(60.0)
-    h.lost(h.job.layout.workers[0])
+    h.lost(h.job.layouts.current.workers[0])
     h.train(60.0)
     assert {lease.token for lease in h.leases} == held
-    assert (h.job.status, len(h.job.layout.workers)) == ("RUNNING", 4)
+    assert (h.job.status, len(h.job.layouts.current.workers)) == ("RUNNING", 4)
     h.see(JobCancelled(at_s=h.at_s, job="job", by="me"))
     h.wait(60.0)
     h.serve()
     h.see(JobResumed(at_s=h.at_s, job="job", by="me"))
     h.train(60.0)
-    assert (h.job.status, len(h.job.layout.workers)) == ("RUNNING", 4)
+    assert (h.job.status, len(h.job.layouts.current.workers)) == ("RUNNING", 4)
 
 
 def test_what_was_measured_counts_where_a_machine_holds_more_than_it_is_sold_as(
@@ -374,35 +379,35 @@ def test_what_was_measured_counts_where_a_machine_holds_more_than_it_is_sold_as(
         )
         worker = next(
             w
-            for w in h.job.layout.workers
+            for w in h.job.layouts.current.workers
             if h.state.leases[h.state.workers[w].token].type.slots == 1
         )
         made = msgspec.structs.replace(made, sections=sections)
         h.see(JobProfiled(at_s=h.at_s, job="job", worker=worker, profile=made))
-        assert h.job.profile.memory_bytes == room
+        assert h.job.layouts.profile.memory_bytes == room
         h.train(60.0)
-        assert h.job.plan is not None
+        assert h.job.layouts.plan is not None
 
 
 def test_a_change_during_a_change_ends_in_the_newest_layout(hand: Any) -> None:
     """A loss while a slower change is on its way: the newest generation is without the lost, and works."""
     h = trained(hand, slots_max=4)
-    first, slow = h.job.layout.workers[:2]
+    first, slow = h.job.layouts.current.workers[:2]
     slow_for(h, 6.0, **{slow: 3.0})
-    assert h.job.acknowledged < h.job.generation
+    assert h.job.layouts.acknowledged < h.job.layouts.generation
     (regroup,) = h.only(h.lost(first), Regroup)
-    assert (regroup.when, regroup.layout.generation) == ("now", h.job.generation)
+    assert (regroup.when, regroup.layout.generation) == ("now", h.job.layouts.generation)
     assert first not in regroup.layout.workers
-    h.committed(h.job.step + 1)
-    assert h.job.acknowledged == h.job.generation
+    h.committed(h.job.progress.step + 1)
+    assert h.job.layouts.acknowledged == h.job.layouts.generation
 
 
 def test_a_chain_that_cannot_play_the_step_in_flight_is_ended_at_once(hand: Any) -> None:
     """Such a step ends in no layout of this depth, so no boundary is waited for; and it is cut no more."""
     h = trained(hand, 4, slots_max=4, depth=2)
-    assert h.job.layout.depth == 2
+    assert h.job.layouts.current.depth == 2
     why = "a microbatch of [[3]], and the loop could be recorded for [[4]] only"
-    worker = h.state.workers[h.job.layout.workers[1]]
+    worker = h.state.workers[h.job.layouts.current.workers[1]]
     taken_back = WorkerReady(
         at_s=h.at_s,
         job="job",
@@ -418,12 +423,12 @@ def test_a_chain_that_cannot_play_the_step_in_flight_is_ended_at_once(hand: Any)
     assert (regroup.when, regroup.layout.depth, regroup.layout.width) == ("now", 1, 4)
     assert why in regroup.because
     assert h.job.status == "RECOVERING"
-    h.committed(h.job.step + 1)
+    h.committed(h.job.progress.step + 1)
     assert h.job.status == "RUNNING"
     h.see(msgspec.structs.replace(taken_back, uncuttable="", stages_max=4))  # a newcomer's word
     h.wait(600.0)
-    assert h.job.layout.depth == 1
-    assert h.job.uncuttable == why
+    assert h.job.layouts.current.depth == 1
+    assert h.job.layouts.uncuttable == why
 
 
 def alone(hand: Any, steps: int, profile: Profile) -> tuple[Any, StartWorker]:
@@ -479,10 +484,10 @@ def test_machines_are_kept_for_a_change_of_layout_only_if_it_may_come_before_the
         h.committed(step, step_s=0.8)
     held = [lease.token for lease in h.leases]
     assert (len(held), len(h.only(h.said, Launch))) == (bought if kept else 1, bought)
-    assert h.job.layout.workers == (first.worker,)
+    assert h.job.layouts.current.workers == (first.worker,)
     assert ("the job ends before its layout may change" in h.words(h.said)) is not kept
     for step in range(30, 60 if kept else 30):
         h.wait(0.8)
         h.serve()
         h.committed(step, step_s=0.8)
-    assert len(h.job.layout.workers) == (4 if kept else 1)
+    assert len(h.job.layouts.current.workers) == (4 if kept else 1)

@@ -15,7 +15,7 @@ from cloud.model import InstanceType, Pool, Quote
 from cloud.simulated import SimulatedCloud
 from orchestrator import loop
 from orchestrator.actions import KeepQuotes, Launch
-from orchestrator.brain import buying
+from orchestrator.brain import situation
 from orchestrator.events import JobSubmitted, Odds, QuotesKept
 from orchestrator.live import quotes
 from orchestrator.live.quotes import BROKEN, FILE, QuoteStore, odds_of
@@ -183,7 +183,7 @@ def test_the_chosen_bid_is_in_the_launch_where_bids_are_taken_and_nowhere_else(h
         today.submit(slots_max=1)
         (launch,) = today.only(today.wait(2.0), Launch)
         assert launch.request.bid_usd_per_h is None
-        assert not any(offer.bids for offer in buying.offers(today.state, today.job))
+        assert not any(offer.bids for offer in situation.offers(today.state, today.job))
 
 
 def test_a_price_above_the_bid_ends_the_machine_and_the_hour_is_refunded() -> None:

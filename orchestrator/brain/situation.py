@@ -1,0 +1,268 @@
+"""Everything that one purchase is decided on, gathered in one place: the question for the bidder."""
+
+import math
+from collections.abc import Mapping
+from typing import Literal
+
+import msgspec
+
+from bidding.billing import BillingRule, rule_of
+from bidding.model import Acquire, Bid, Demand, Holding, Limits, Offer, Throughput
+from bidding.risk import HAZARD_PRIOR
+from cloud.model import InstanceType, Market
+from orchestrator.brain import crews, forecast, leases, ledger
+from orchestrator.state import Job, Lease, PoolState, State, leases_of
+
+LOST_MAX = 0.999999  # what is lost for sure is lost within seconds, not at once
+ROUNDING_USD = 1e-12
+MARKETS: tuple[Market, ...] = ("spot", "on_demand")
+
+
+class Situation(msgspec.Struct, frozen=True, kw_only=True):
+    """What is sold, what the job holds, what it needs and what it may, and how fast machines are for it."""
+
+    offers: list[Offer]
+    holdings: list[Holding]
+    demand: Demand
+    limits: Limits
+    speed: Throughput
+    at_s: float
+
+
+class SlotSpeed(msgspec.Struct, frozen=True, kw_only=True):
+    """Work per second as long as there is no profile: the sum of the slots' speeds.
+
+    `work_per_slot_s` is measured when it can be.
+    """
+
+    types: dict[str, InstanceType]
+    slots_max: int
+    work_per_slot_s: float = 1.0
+
+    def work_per_s(self, counts: Mapping[str, int]) -> float:
+        slots = sum(n * self.types[name].slots for name, n in counts.items())
+        speed = sum(
+            n * self.types[name].slots * self.types[name].speed for name, n in counts.items()
+        )
+        share = min(1.0, self.slots_max / slots) if slots else 0.0
+        return speed * share * self.work_per_slot_s
+
+
+def situation_of(state: State, job: Job) -> Situation:
+    """As it is for this job now."""
+    speed = forecast.speed_of(state, job) or SlotSpeed(
+        types=state.types, slots_max=job.workers_max, work_per_slot_s=_pace(job)
+    )
+    steps_left = job.progress.steps_total - job.progress.step if job.progress.steps_total else None
+    settings, deadline_s = state.settings, job.spec.deadline_s
+    start_s = job.market.times.typical_s("start_s", settings.start_s)
+    recovery_s = job.market.times.typical_s("recovery_s", settings.recovery_s)
+    sharers = sum(state.jobs[j].active for j in state.live_jobs)
+    demand = Demand(
+        work_left=None if steps_left is None or not job.progress.step_s else float(steps_left),
+        start_s=start_s,
+        morph_s=job.market.times.typical_s("morph_s", settings.morph_s),
+        recovery_s=recovery_s,
+        manager_usd_per_h=settings.manager_usd_per_h / max(1, sharers),
+    )
+    limits = Limits(
+        slots_min=slots_least(job),
+        slots_max=_slots_most(state, job),
+        budget_left_usd=_budget_left_usd(state, job),
+        usd_per_h_max=_usd_per_h_left(state, job),
+        finish_by_s=None if deadline_s is None else deadline_s + state.skew_s,
+        on_demand_allowed=settings.on_demand_allowed,
+        haste=job.spec.haste,
+        regions=settings.regions or None,
+    )
+    return Situation(
+        offers=offers(state, job),
+        holdings=holdings(state, job),
+        demand=demand,
+        limits=limits,
+        speed=speed,
+        at_s=state.now_s,
+    )
+
+
+def slots_least(job: Job) -> int:
+    """Fewer would cost money and could not train."""
+    least = max(job.workers_min, min(job.spec.depth or 1, job.layouts.stages_max))
+    return min(least, job.workers_max)
+
+
+def _slots_most(state: State, job: Job) -> int:
+    """As many as it has use for; near its end, those of the machines that work."""
+    most = job.workers_max
+    if crews.settled(state, job):
+        most = min(most, crews.slots_serving(state, job))
+    return max(most, slots_least(job))
+
+
+def offers(state: State, job: Job) -> list[Offer]:
+    """What is sold at a price that can be trusted, less what the job could not pay the reserve of."""
+    found: list[Offer] = []
+    home = leases.home_of(state, job)
+    for known in state.pools.values():
+        provider = state.providers[known.pool.cloud]
+        waits = state.now_s < max(known.blocked_until_s, provider.slow_until_s)
+        shut = state.now_s < known.blocked_until_s
+        why = known.blocked_because if shut else provider.slow_because if waits else ""
+        if not known.sold:
+            continue
+        hazard_per_h = known.record.hazard_per_h(state.now_s)
+        return_per_h = known.record.return_per_h(state.now_s)
+        losses_seen = _losses_seen(state, known)
+        for market in MARKETS:
+            price = _price_usd_per_h(state, known, market)
+            if price is None:
+                continue
+            found.append(
+                Offer(
+                    pool=known.pool,
+                    type=state.types[known.pool.type],
+                    market=market,
+                    price_usd_per_h=price,
+                    blocked=waits,
+                    blocked_because=why,
+                    hazard_per_h=hazard_per_h,
+                    bids=_bids(state, known, market),
+                    losses_seen=losses_seen,
+                    return_per_h=return_per_h,
+                    billing=state.settings.billing,
+                    egress_usd=leases.egress_usd(state, job, known.pool, home),
+                    disk_usd_per_h=state.settings.disk_usd_per_h,
+                )
+            )
+    purses = ledger.purses(state, job)
+    return [o for o in found if ledger.pays(purses, _needed_usd(state, o))] if purses else found
+
+
+def _needed_usd(state: State, offer: Offer) -> float:
+    """The least that must be there to buy one machine of it."""
+    ceiling = ceiling_of(state, offer)
+    return ledger.needed_usd(state.settings, ceiling) + offer.egress_usd
+
+
+def _price_usd_per_h(state: State, known: PoolState, market: Market) -> float | None:
+    """What it costs there now; None where it is not sold so, not allowed, or not known well enough."""
+    if market == "on_demand":
+        kind = state.types[known.pool.type]
+        return kind.on_demand_usd_per_h if state.settings.on_demand_allowed else None
+    return None if state.providers[known.pool.cloud].stale else known.spot_usd_per_h
+
+
+def rule_at(state: State, cloud: str, market: Market) -> BillingRule:
+    return rule_of(state.settings.billing, cloud, market)
+
+
+def _bids(state: State, known: PoolState, market: Market) -> tuple[Bid, ...]:
+    """What may be bid there, and what each bid means. Before that is known, the on-demand price is bid.
+
+    Where a bid may be left out, it is: what a price limit ends, we end ourselves, and at the same price.
+    """
+    price = known.spot_usd_per_h
+    if price is None or rule_at(state, known.pool.cloud, market).bid != "required":
+        return ()
+    if not known.odds:
+        most = max(price, state.types[known.pool.type].on_demand_usd_per_h)
+        lost = -math.expm1(-known.record.hazard_per_h(state.now_s))
+        return (Bid(bid_usd_per_h=most, evicted_in_1h=lost),)
+    return tuple(
+        Bid(bid_usd_per_h=price + odds.above_usd_per_h, evicted_in_1h=odds.evicted_in_1h)
+        for odds in known.odds
+    )
+
+
+def _losses_seen(state: State, known: PoolState) -> bool:
+    """Whether its hazard rests more on what was seen there lately than on what is assumed of all."""
+    return known.record.losses_at(state.now_s) > HAZARD_PRIOR.events
+
+
+def _hazard_per_h(state: State, lease: Lease) -> float:
+    """How fast a held machine is lost: with a bid, by how far the price is below it; else by the pool's record."""
+    known, bid = state.pools[lease.pool.key], lease.request.bid_usd_per_h
+    if bid is None or not known.odds:
+        return known.record.hazard_per_h(state.now_s)
+    price = lease.price_usd_per_h if known.spot_usd_per_h is None else known.spot_usd_per_h
+    above = bid - price
+    within = [odds for odds in known.odds if odds.above_usd_per_h <= above + ROUNDING_USD]
+    return -math.log1p(-min(within[-1].evicted_in_1h if within else 1.0, LOST_MAX))
+
+
+def ceiling_of(state: State, offer: Offer | Acquire) -> float:
+    """The most that a machine of the offer may cost before we think again."""
+    known = state.pools[offer.pool.key]
+    return ledger.ceiling_usd_per_h(
+        state.types[offer.pool.type],
+        offer.market,
+        known.spot_usd_per_h,
+        state.settings.disk_usd_per_h,
+    )
+
+
+def holdings(state: State, job: Job) -> list[Holding]:
+    """What the job holds and keeps. What is about to go counts as noticed: it is replaced now."""
+    return [
+        Holding(
+            lease=token,
+            pool=lease.pool,
+            type=lease.type,
+            market=lease.request.market,
+            price_usd_per_h=lease.price_usd_per_h,
+            bid_usd_per_h=lease.request.bid_usd_per_h,
+            started_at_s=lease.intended_at_s,
+            noticed=lease.state in ("noticed", "leaving") or lease.goes_at_s is not None,
+            doing=_doing(state, job, lease),
+            hazard_per_h=_hazard_per_h(state, lease),
+            losses_seen=_losses_seen(state, state.pools[lease.pool.key]),
+            billing=lease.billing,
+            disk_usd_per_h=lease.disk_usd_per_h,
+        )
+        for token in job.leases
+        if not (lease := state.leases[token]).released and lease.state != "ending"
+    ]
+
+
+def _doing(state: State, job: Job, lease: Lease) -> Literal["starts", "works", "idles"]:
+    """Where nothing has trained yet, all start. Who does not work by the time that a start may take is left out."""
+    if any(worker in job.layouts.serving for worker in lease.workers.values()):
+        return "works"
+    since_s = lease.intended_at_s
+    if job.progress.trained_from_s is None:
+        since_s = max(since_s, job.history[-1].at_s)
+    elif lease.worked_at_s is not None:
+        return "idles"
+    patience_s = state.settings.boot_timeout_s + state.settings.worker_timeout_s
+    return "starts" if state.now_s <= since_s + patience_s else "idles"
+
+
+def _pace(job: Job) -> float:
+    """Steps per second and slot: on the layout that runs, or as last measured; one until they were."""
+    if job.progress.step_s and job.layouts.current is not None:
+        return 1.0 / (job.progress.step_s * len(job.layouts.current.workers))
+    return 1.0 / job.progress.slot_step_s if job.progress.slot_step_s else 1.0
+
+
+def _budget_left_usd(state: State, job: Job) -> float | None:
+    lefts = [
+        account.cap_usd - ledger.spent_usd(account, state.now_s)
+        for account in (state.account, job.account)
+        if account.cap_usd is not None
+    ]
+    return min(lefts, default=None)
+
+
+def _usd_per_h_left(state: State, job: Job) -> float | None:
+    """What this job may cost per hour: the limit less what others, the manager and its own that go cost."""
+    most = state.settings.usd_per_h_max
+    if most is None:
+        return None
+    everything, own = state.account, job.account
+    others = everything.usd_per_h - own.usd_per_h
+    others += everything.intended_usd_per_h - own.intended_usd_per_h
+    own_leases = leases_of(state, job)
+    others += sum(
+        lease.usd_per_h for lease in own_leases if lease.goes_at_s is not None or not lease.stays
+    )
+    return max(0.0, most - others)
