@@ -15,10 +15,10 @@ from typing import Any, ClassVar
 import explain
 import msgspec
 import redis
+from injection import VARIABLE
 
 from agent import messages
 from agent.crew import anew
-from agent.faults import VARIABLE
 from agent.instance.crashes import DISK_VARIABLE
 from agent.layout import Layout, data_parallel
 from agent.messages import UNRECORDED, AnyReport, JobOrder, WorkerOrder

@@ -7,6 +7,7 @@ import sys
 import threading
 
 import explain
+import injection  # noqa: F401 - arms this process
 
 from agent.instance.actor import KeeperActor
 

@@ -8,9 +8,9 @@ import signal
 import sys
 
 import explain
+import injection
 import msgspec
 
-from agent import faults
 from agent.instance import worker
 from agent.messages import WorkerOrder
 
@@ -31,7 +31,7 @@ def main() -> None:
             signal.signal(signal.SIGCHLD, signal.SIG_DFL)
             explain.listen()
             if birth.faults:
-                faults.arm(birth.faults)
+                injection.arm(birth.faults)
             code = 0
             try:
                 worker.run(birth.order, birth.host)

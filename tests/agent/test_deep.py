@@ -7,8 +7,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from crews import Crew, ends_alike, played_alone, until
+from injection import Fault, Plan
 
-from agent.faults import Fault, Plan
 from agent.messages import BackupHeld, WorkerFailed, WorkerLost, WorkerReady
 from orchestrator.morph import schedules
 

@@ -15,14 +15,15 @@ import sys
 from collections.abc import Iterator
 from pathlib import Path
 
+import injection
 import msgspec
 import pytest
 from crews import Crew, KeeperProcess, Nursery, RedisProcess, until
 from explain import state_of
+from injection import Fault, Kind, Line, Plan
 
 import agent
 from agent import faults
-from agent.faults import Fault, Kind, Line, Plan
 from agent.messages import (
     AnyReport,
     CheckpointFailed,
@@ -50,7 +51,7 @@ pytestmark = pytest.mark.timeout(400, func_only=True)
 HANDED = ("morph: hand-over begun", "morph: part sent")  # passed when yet another one joins
 BESIDE = ("save: share sent",)  # on a thread beside the script's
 REDUCED = ("step: sums sent", "step: sums taken")  # among the replicas of a stage
-PHASES = (faults.STEP, faults.MORPH, faults.SAVE)
+PHASES = (injection.STEP, injection.MORPH, injection.SAVE)
 NOT_PASSED = {
     1: {"step: stage played", "morph: cuts told"},
     2: {"step: microbatch computed"},
@@ -63,7 +64,7 @@ PLACES = {
 SILENT: tuple[Kind, ...] = ("stop", "term", "hang", "corrupt", "reset", "exception", "memory")
 # Where nobody else is needed, and no code of the script's or of torch's runs.
 UNAIDED = (
-    *(point for point in faults.MORPH if point != "morph: cuts told"),
+    *(point for point in injection.MORPH if point != "morph: cuts told"),
     "step: prepared",
     "step: commit heard",
     "step: installed",
@@ -388,7 +389,7 @@ def test_a_keeper_that_fails(
         job.ends_alike(alone)
     finally:
         trial.close()
-    assert {line.point for line in job.happened()} == set(faults.KEEPER)
+    assert {line.point for line in job.happened()} == set(injection.KEEPER)
 
 
 def _keeper_suffers(job: Job, keeper: KeeperProcess, suffered: int, due: list[Fault]) -> int:
@@ -438,25 +439,26 @@ def test_every_point_is_in_a_test_and_in_the_code() -> None:
     """
     places = {point for points in PLACES.values() for point in points}
     keepers = {fault.point for fault in keeper_faults()}
-    assert places | keepers | {*faults.SURVEY} == set(faults.POINTS)
-    assert len(set(faults.POINTS)) == len(faults.POINTS)
+    assert places | keepers | {*injection.SURVEY} == set(injection.POINTS)
+    assert len(set(injection.POINTS)) == len(injection.POINTS)
     passed = set()
     for path in Path(agent.__path__[0]).rglob("*.py"):
         for node in ast.walk(ast.parse(path.read_text())):
             if isinstance(node, ast.Call) and getattr(node.func, "id", "") == "passing":
                 words = [n.value for n in ast.walk(node) if isinstance(n, ast.Constant)]
                 passed |= {word for word in words if isinstance(word, str) and ": " in word}
-    assert passed == set(faults.POINTS)
+    assert passed == set(injection.POINTS)
 
 
 def test_what_is_not_armed_does_nothing() -> None:
     """In a process that nobody has armed, points are passed and nothing happens."""
-    for point in faults.POINTS:
+    for point in injection.POINTS:
         faults.passing(point)
 
 
 STOPS = """
 import threading
+import injection
 from agent import faults
 
 def run():
@@ -477,8 +479,8 @@ def test_who_is_stopped_at_a_point_does_not_run_on(tmp_path: Path) -> None:
     )
     for number in range(5):
         plan = Plan(who=str(number), ledger=str(tmp_path / str(number)), faults=(stop, kill))
-        armed = {**os.environ, faults.VARIABLE: msgspec.json.encode(plan).decode()}
-        stopped = subprocess.Popen([sys.executable, "-c", STOPS], env=armed)
+        armed = {**os.environ, injection.VARIABLE: msgspec.json.encode(plan).decode()}
+        stopped = subprocess.Popen([sys.executable, "-c", STOPS], env=armed, cwd=HERE)
         until("it to be stopped", lambda pid=stopped.pid: state_of(pid) in "TZ")
         assert state_of(stopped.pid) == "T"
         stopped.send_signal(signal.SIGCONT)

@@ -6,8 +6,8 @@ from pathlib import Path
 import msgspec
 import pytest
 from crews import Crew, ends_alike, played_alone, until
+from injection import Fault, Plan
 
-from agent.faults import Fault, Plan
 from agent.keys import OPEN_JOBS
 from agent.messages import CheckpointWritten, Recalled, Rewound, WorkerLost, WorkerReady
 from agent.reliable.keeper import OpenJob

@@ -10,9 +10,9 @@ import huge
 import msgspec
 import pytest
 from crews import Crew, ends_alike, played_alone, until
+from injection import Fault, Plan
 from managed import Managed
 
-from agent.faults import Fault, Plan
 from agent.messages import BackupHeld, WorkerFailed, WorkerLost
 
 pytestmark = [pytest.mark.processes, pytest.mark.timeout(300)]

@@ -11,13 +11,14 @@ import pytest
 import torch
 
 pytest.register_assert_rewrite("crews")
-sys.path.insert(0, str(Path(__file__).parents[1] / "agent"))
+AGENT = Path(__file__).parents[1] / "agent"
+sys.path.insert(0, str(AGENT))
 
 import late  # noqa: E402
 import msgspec  # noqa: E402
 from crews import Crew, RedisProcess  # noqa: E402
+from injection import VARIABLE  # noqa: E402
 
-from agent.faults import VARIABLE  # noqa: E402
 from agent.messages import WorkerOrder  # noqa: E402
 
 
@@ -52,7 +53,7 @@ class Births:
 
     def start(self, order: WorkerOrder, host: str = "127.0.0.1", faults: str = "") -> int:
         worker = subprocess.Popen(
-            [sys.executable, "-m", "agent.instance.worker", "--host", host],
+            [sys.executable, str(AGENT / "armed_worker.py"), "--host", host],
             env={**self._env, VARIABLE: faults} if faults else self._env,
             stdin=subprocess.PIPE,
         )

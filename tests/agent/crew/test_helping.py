@@ -9,9 +9,9 @@ import msgspec
 import pytest
 from crews import Crew, played_alone, until
 from deep_toy import Tied
+from injection import Fault, Kind, Line, Plan
 from test_unbuilt import unbuilt_toy
 
-from agent.faults import Fault, Kind, Line, Plan
 from agent.messages import JobProfiled, WorkerLost
 from agent.profile import Profile
 

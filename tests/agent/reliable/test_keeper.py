@@ -16,10 +16,10 @@ import pytest
 import redis
 from backups import disk, saved
 from crews import SECRET, Crew, Nursery, RedisProcess, played_alone, until
+from injection import Fault, Plan
 from redis.backoff import NoBackoff
 from redis.retry import Retry
 
-from agent.faults import Fault, Plan
 from agent.keys import (
     INBOX,
     KEPT_JOBS,

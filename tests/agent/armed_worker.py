@@ -1,0 +1,10 @@
+"""A worker in a process of its own, which can be armed: see `injection`."""
+
+import sys
+
+import injection  # noqa: F401 - arms this process
+
+from agent.instance import worker
+
+if __name__ == "__main__":
+    sys.exit(worker.main())
