@@ -21,7 +21,7 @@ from agent.protocol import Arrived, Computed, Digest, Prepared, Proved, Reached
 from agent.reliable.backup import Saved
 
 VERSIONS_MAX = 256
-FORMAT = 1
+FORMAT = 2  # by another digest than 1
 BATCH, LOSS, GRADIENT, GRAPH = "batch", "loss", "gradient of layer ", "recording of loss_of"
 SESSION_STATE = "session.state"
 
