@@ -231,7 +231,9 @@ def end(
     else:
         note(out, lease.token, f"not bought: {because}")
     job = state.jobs[lease.job]
-    consider(state, job)
+    job.market.think_at_s = (
+        state.now_s
+    )  # with the next look at the market; a loss is answered at once
     del state.leases[lease.token]
     del job.leases[lease.token]
     known = state.pools[lease.pool.key]
