@@ -29,6 +29,8 @@ from agent.protocol import OutputTaken, Strayed
 FLUSH_S = 20.0  # the keeper waits a little longer for a script's end
 SETTLE_S = 2.0  # others may wait for this worker meanwhile
 FILES_PER_LOOK = 20  # some microseconds each
+# A stray file is reported once, so it may be found some steps late; a look takes 0.1 ms.
+STRAYS_EARLY, STRAYS_EVERY = 4, 16
 LEFT_OUT = "session.output: {}; it is not kept"
 
 
@@ -112,7 +114,8 @@ class Output:
         """
         self._log.ended(step, leads=leads)
         self._leads = leads
-        if leads and self._strays is not None and self._send is not None:
+        look = last or step < STRAYS_EARLY or step % STRAYS_EVERY == 0
+        if look and leads and self._strays is not None and self._send is not None:
             stray = self._strays.look(self._place if self._used else None)
             if stray:
                 self._send(Strayed(path=stray))
