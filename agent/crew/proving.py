@@ -1,14 +1,14 @@
-"""The step that a joining worker reproduces before it counts: see `agent.reliable.entrance`.
+"""The step that a joining worker reproduces before it counts (`agent.reliable.entrance`).
 
-    hear(message, payload)      on the link's thread, with the crew's lock: `Prove`, and `State` and `Redo` of `PROVING`
-    asked                       a question waits: whatever waits for a layout goes to a boundary and calls `load`
-    load(replica)               at a boundary: take over the state that the step begins with
-    going                       from then on until it is answered; no layout is entered meanwhile
-    microbatch(phase)           in `backward`: what is to be computed and sampled, if anything
-    sum(phase)                  behind that: the sum of the phase, to be applied; or `Abandoned`, where it ends here
-    answer()                    at the next boundary: tell the keeper what came of it
+    hear(message, payload)   on the link's thread, with the crew's lock: `Prove`, and `State` and `Redo` of `PROVING`
+    asked                    a question waits: each wait for a layout goes to a boundary and calls `load`
+    load(replica)            at a boundary: take over the state that the step begins with
+    going                    from then on until it is answered; no layout is entered meanwhile
+    microbatch(phase)        in `backward`: the microbatch to compute and sample, if any
+    sum(phase)               after that: the sum of the phase, to be applied, or `Abandoned` at the end
+    answer()                 at the next boundary: report the result to the keeper
 
-A question is dropped when another comes, because it was asked by a connection that is no more.
+A question is dropped when a newer one comes, because its connection is gone.
 """
 
 from agent.crew.crew import Crew
@@ -87,7 +87,10 @@ class Proving:
         return asked[phase] if phase < len(asked) else None
 
     def sum(self, phase: int) -> Payload:
-        """The sum of this phase. Behind the last that is asked for the script's body runs out for nothing."""
+        """Return the sum of this phase; raise `Abandoned` after the last one asked for.
+
+        Then the rest of the script's body counts for nothing.
+        """
         question = self._begun
         assert question is not None
         prove, version = question.prove, question.prove.version + phase
@@ -109,7 +112,7 @@ class Proving:
         self._computed += wanted
 
     def answer(self) -> None:
-        """Tell what came of it; of a question that nobody waits for any more, nothing."""
+        """Send the result to the keeper, unless the question is old and no answer is awaited."""
         question, self._begun = self._begun, None
         if question is None or self._is_old(question):
             return

@@ -1,4 +1,4 @@
-"""Layers of a version, asked for by workers that lack them, sent by workers that have them.
+"""Layers of a version, asked for by workers that lack them and sent by those with them.
 
 A worker asks for exactly the layers that it needs, each in shares from all workers that have it.
 Answers come from live memory, on a separate thread. That is safe because a version does not change
