@@ -1,4 +1,4 @@
-"""The digest of what was recorded of a loss, by which workers of a pipeline find out whether they compute the same."""
+"""The digest of a recorded loss, which shows pipeline workers whether theirs is the same."""
 
 import hashlib
 
