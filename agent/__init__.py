@@ -1,1 +1,1 @@
-"""What runs on every instance: the training session, its workers, and the reliable tier's keeper."""
+"""The code on every instance: the session and its workers; also the keeper's reliable tier."""

@@ -47,7 +47,7 @@ class ParcelError(AgentError):
 
 
 class Fenced(AgentError):  # noqa: N818
-    """Somebody newer writes the commits of this job."""
+    """A newer writer has taken over the commits of this job."""
 
 
 class RecordError(AgentError):

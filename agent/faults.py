@@ -1,6 +1,7 @@
-"""Points with names in each phase of a step, of a morph and of a save, where a test may let something go wrong.
+"""Named points in each phase of a step, a morph and a save, where a test may inject a fault.
 
-As long as no test has armed the process, passing one costs a call and a comparison. No torch here.
+As long as no test has armed the process, passing a point costs a call and a comparison. No torch
+here.
 """
 
 from collections.abc import Callable, Mapping
@@ -12,6 +13,6 @@ trap: Any = None
 
 
 def passing(point: str, params: Mapping[str, Any] | None = None) -> None:
-    """This thread is at `point`. `params` are those whose gradients are there."""
+    """Pass `point` on this thread. `params` are those whose gradients are there."""
     if passed is not None and (happens := passed(point, params)) is not None:
-        happens()  # here, so that what hangs hangs in code of ours
+        happens()  # called here, so that a hang is in code of ours

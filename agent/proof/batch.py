@@ -26,7 +26,7 @@ _MASK = (1 << 64) - 1
 
 
 def batch_of(microbatch: object) -> Digest:
-    """Digest a microbatch: its bits, and norms of its tensors for workers that round otherwise.
+    """Digest a microbatch: its bits, and norms of its tensors where workers round differently.
 
     What cannot be pickled counts for nothing.
     """

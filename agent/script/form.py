@@ -26,7 +26,7 @@ class _Part:
         self.looks = _looks(module)
         kept = {key for key in module._buffers if key not in module._non_persistent_buffers_set}
         self.buffers = {key: _form(module._buffers[key]) for key in kept}
-        # Held, so that nothing new can have the identity of one that is gone.
+        # Held, so that no new object can have the identity of one that is gone.
         self._held = [*module._modules.values(), *module._parameters.values()]
 
     @property
@@ -44,7 +44,7 @@ class _Part:
 
 
 class Form:
-    """The form of all models when this was made. `summed` are the parameters in a step's sum, by identity."""
+    """The form of all models at its making. `summed` are the parameters in a step's sum, by id."""
 
     def __init__(self, models: Models, summed: Container[int]) -> None:
         self._models = models

@@ -1,4 +1,4 @@
-"""A script's own values, which travel with the job: `session.state`."""
+"""Script-defined values that travel with the job: `session.state`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -15,7 +15,7 @@ class ScriptState(dict[Any, Any]):
     """
 
     def check(self, step: int) -> None:
-        """Refuse what cannot be saved, by its place."""
+        """Refuse a value that cannot be saved, and say where it is."""
         self._packed(f"step {step}: ")
 
     def state_dict(self) -> dict[str, Any]:
