@@ -1,1 +1,1 @@
-"""The code on every instance: the session and its workers; also the keeper's reliable tier."""
+"""The code on every instance: session and workers; also the keeper of the reliable tier."""

@@ -1,4 +1,4 @@
-"""Named points in each phase of a step, a morph and a save, where a test may inject a fault.
+"""Named points in each phase of a step, a morph and a save, where tests inject faults.
 
 As long as no test has armed the process, passing a point costs a call and a comparison. No torch
 here.
@@ -7,7 +7,8 @@ here.
 from collections.abc import Callable, Mapping
 from typing import Any
 
-# What an armed process does at a point, if anything, and what it does to the next message that goes out.
+# What an armed process does at a point, if anything, and what it does to the next message that it
+# sends.
 passed: Callable[[str, Mapping[str, Any] | None], Callable[[], object] | None] | None = None
 trap: Any = None
 

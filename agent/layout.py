@@ -1,8 +1,8 @@
-"""Who computes what: a layout is a value that every part of the system can read. No torch here.
+"""A layout: who computes what, as a value that every part of the system can read.
 
-A layout has a generation; every message of a worker carries it, and an older one is refused. A
-*replica* is a chain of workers, one per pipeline stage; plain data parallelism is chains of one.
-Each replica computes a contiguous range of the step's microbatches, so that the sum over
+No torch here. A layout has a generation; every message of a worker carries it, and an older one is
+refused. A *replica* is a chain of workers, one per pipeline stage; plain data parallelism is chains
+of one. Each replica computes a contiguous range of the step's microbatches, so that the sum over
 microbatches can follow one canonical tree whatever the layout.
 """
 
@@ -14,7 +14,7 @@ from agent.schedule import Schedule, one_f_one_b
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """A chain of workers that computes microbatches `first .. first + count - 1` of every step."""
+    """A chain of workers that computes microbatches `first .. first + count - 1` of a step."""
 
     workers: tuple[str, ...]
     first: int
@@ -30,14 +30,16 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
     The other fields say how chains of several workers are played. Chains of one need none of them.
 
-        cuts       nodes of the recorded graph after which it is cut, one less than there are stages. If they are
-                   empty or not of this graph, the first worker measures, balances, and sends cuts to the others.
-        schedule   its name, for people
-        recompute  for each stage, whether its forwards keep only their inputs (the last one's never do); empty for none
-        owned      a worker keeps only the layers of its stages, because all of them do not fit. Each copy less is
-                   one that cannot be recovered from, so this is for models that need it.
-        schedules  the programs, one for each number of microbatches that a replica has. A replica that finds
-                   none plays 1F1B.
+    cuts       nodes of the recorded graph after which it is cut, one less than there are stages.
+               If they are empty or not of this graph, the first worker measures, balances, and
+               sends cuts to the others.
+    schedule   its name, for people
+    recompute  for each stage, whether its forwards keep only their inputs (the last one's never
+               do); empty for none
+    owned      a worker keeps only the layers of its stages, because all of them do not fit. Each
+               copy less is one that cannot be recovered from, so this is for models that need it.
+    schedules  the programs, one for each number of microbatches that a replica has. A replica that
+               finds none plays 1F1B.
     """
 
     generation: int

@@ -121,7 +121,7 @@ class Loop:
         replica.stage = "summed"
         return self._result
 
-    # --- one step -----------------------------------------------------------------------------------
+    # --- one step ---------------------------------------------------------------------------------
 
     def arrive(self) -> bool:
         """Come to the start of a step; return False if there is none."""
@@ -190,7 +190,7 @@ class Loop:
         replica.stage = "ended"
 
     def _close_step(self) -> None:
-        """Check and end a step, once the script has also ended its epoch if it is the last."""
+        """Check and end a finished step, after the script's code at the end of an epoch."""
         replica = self.replica
         if replica.stage == "ended":
             step = replica.step - 1
@@ -211,7 +211,7 @@ class Loop:
             self.replica.take_up()
             self._open()
 
-    # --- the others ---------------------------------------------------------------------------------
+    # --- the others -------------------------------------------------------------------------------
 
     def _know(self, microbatches: int) -> Step:
         """Take note of how many microbatches a step has, and return the steps' `Step`."""

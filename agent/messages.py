@@ -24,8 +24,8 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What the keeper and every worker of a job need to know about it.
 
     If the job goes on from an earlier job's versions, they lie at `from_url`. The job begins with
-    `begins_with` workers, if that is not 0; the next one joins as a newcomer, so that joining is
-    tried early. Its loop ends after step `stop_at` at the latest, if that is not 0.
+    `begins_with` workers, if that is not 0; the next one joins as a newcomer, so that the script is
+    tried with a newcomer early. Its loop ends after step `stop_at` at the latest, if that is not 0.
     """
 
     job: str
@@ -81,8 +81,9 @@ class NoticeSeen(Report, frozen=True, kw_only=True):
 
 
 class Unbuilt(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is built where its layers are kept: the bytes that training it takes and has.
+    """A model that is built where its layers are kept.
 
+    `training_bytes` is what training it takes, and `room_bytes` what the worker has room for.
     `mark` is the same on all workers that would give it the same initial values.
     """
 
@@ -173,7 +174,10 @@ class Regrouped(Report, frozen=True, kw_only=True):
 
 
 class JobProfiled(Report, frozen=True, kw_only=True):
-    """What `worker` measured of the job's model. `microbatch_sizes[0]` is the script's own size."""
+    """The measurements by `worker` of the job's model.
+
+    `microbatch_sizes[0]` is the script's own size.
+    """
 
     job: str
     worker: str
@@ -276,7 +280,7 @@ class Rewound(Report, frozen=True, kw_only=True):
 class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a script's output folder, as it was after `step`.
 
-    `marks` are its step, size and checksum after earlier steps, since it was last replaced as a whole.
+    `marks` are its step, size and checksum after earlier steps, since it was last replaced whole.
     """
 
     path: str

@@ -24,7 +24,7 @@ class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="m", tag=True
     """Base of everything on the wire."""
 
 
-# --- handshake: both sides prove that they know the secret -----------------------------------------
+# --- handshake: both sides prove that they know the secret ----------------------------------------
 
 
 class Challenge(Message, frozen=True, kw_only=True):
@@ -47,7 +47,7 @@ class Confirmed(Message, frozen=True, kw_only=True):
     """The caller was still connected when it was accepted."""
 
 
-# --- worker to keeper ------------------------------------------------------------------------------
+# --- worker to keeper -----------------------------------------------------------------------------
 
 
 class Held(msgspec.Struct, frozen=True):
@@ -306,11 +306,11 @@ class OutputSent(Message, frozen=True, kw_only=True):
 
     The payload begins at `at` of `size`.
 
-        begun     it was there before the first step, and counts if the job has no such file
-        whole     it was replaced
-        append    bytes were added at its end
-        lines     it was made by these steps on this worker, and goes on with the lines that others wrote before
-        gone      it was deleted
+    begun     it was there before the first step, and counts if the job has no such file
+    whole     it was replaced
+    append    bytes were added at its end
+    lines     these steps made it on this worker, and it continues lines that others wrote before
+    gone      it was deleted
 
     If `again` is set, a different worker led in these steps, so only what the storage lacks counts.
     """
@@ -352,7 +352,7 @@ class Ended(Message, frozen=True, kw_only=True):
     """The script ran to its end."""
 
 
-# --- agent to keeper, and back ---------------------------------------------------------------------
+# --- agent to keeper, and back --------------------------------------------------------------------
 
 
 class AgentHello(Message, frozen=True, kw_only=True):
@@ -374,7 +374,7 @@ class Heard(Message, frozen=True, kw_only=True):
     serial: int
 
 
-# --- keeper to worker ------------------------------------------------------------------------------
+# --- keeper to worker -----------------------------------------------------------------------------
 
 
 class Welcome(Message, frozen=True, kw_only=True):
@@ -397,7 +397,7 @@ class Dismissal(Message, frozen=True, kw_only=True):
 
 
 class Peers(Message, frozen=True, kw_only=True):
-    """Where the workers of the job listen, so that connections are made before they are needed."""
+    """The addresses of the job's workers, so that they connect before they need to."""
 
     addresses: dict[str, str]
 
@@ -536,7 +536,7 @@ class Over(Message, frozen=True, kw_only=True):
     version: int
 
 
-# --- worker to worker ------------------------------------------------------------------------------
+# --- worker to worker -----------------------------------------------------------------------------
 
 
 class PeerHello(Message, frozen=True, kw_only=True):

@@ -1,8 +1,8 @@
-"""What a worker holds of a job: its objects at one version, and the ways in and out of them.
+"""A worker's part of a job: its objects at one version, and the ways in and out of them.
 
-A version counts commits. A script's step begins at a boundary; every call of `session.backward` in it is a
-phase, which ends with one commit. Only at a boundary can a state be saved, or handed to a joining worker,
-because a script cannot be begun in the middle of its step.
+A version counts commits. A script's step begins at a boundary; every call of `session.backward` in
+it is a phase, which ends with one commit. Only at a boundary can a state be saved, or handed to a
+joining worker, because a script cannot be begun in the middle of its step.
 """
 
 import hashlib
@@ -42,9 +42,9 @@ BEFORE, AFTER = -1, -2
 # boundary  between two steps of the script
 # open      in a step, before a call of `backward`
 # computing in a call of `backward`
-# summed    behind one: the gradients of the phase are here
-# ended     behind the step, in what the script does at the end of its epoch
-# aside     the script ends an epoch that the others have left, and its state is put by
+# summed    after such a call: the gradients of the phase are here
+# ended     after the step, in the script's code at the end of its epoch
+# aside     the script ends an epoch that the others have left, and its state is put aside
 # over      the loop is over
 Stage = Literal["made", "boundary", "open", "computing", "summed", "ended", "aside", "over"]
 
@@ -84,7 +84,7 @@ class Replica:
         self.version, self.step, self.phase = 0, 0, 0
         self.played = False  # the script has done the step that led to this version
         self.loaded = False  # whether the state here ever came from other workers
-        self._lost = False  # the job has gone on without what this worker does in its step
+        self._lost = False  # whether the job has gone on without this worker's step
         self.given = -1  # the newest version whose gradients the script has got
         self.unborn, self.unbuilt = unborn, bool(unborn)
         self.birth_mark = "-".join(each.mark for each in unborn)
@@ -159,7 +159,7 @@ class Replica:
         random.seed(number)
         np.random.seed(number & 0xFFFFFFFF)
 
-    # --- the sum of a phase -------------------------------------------------------------------------
+    # --- the sum of a phase -----------------------------------------------------------------------
 
     def total(self) -> Sum:
         """Return room for the sum of a whole step, which not every worker needs."""
@@ -186,7 +186,7 @@ class Replica:
         self._arena = arena
 
     def install(self, summed: Summed, prior: Sequence[torch.Tensor | None]) -> None:
-        """Put the gradients of a phase into the model, added to those that the step had before it."""
+        """Put the gradients of a phase into the model, added to those that the step had before."""
         self.given = self.version
         if summed.held is not None:
             self._keep(summed.held)
@@ -204,7 +204,7 @@ class Replica:
         added = [id(param) for param, before in pairs if before is not None and before.any()]
         self.holdings.hear(summed.norms if useful else {}, added)
 
-    # --- the state at a boundary --------------------------------------------------------------------
+    # --- the state at a boundary ------------------------------------------------------------------
 
     @property
     def state_bytes(self) -> int:
@@ -314,7 +314,7 @@ class Replica:
         self.still.forget()
         self.holdings.forget()
 
-    # --- layers that are elsewhere ------------------------------------------------------------------
+    # --- layers that are elsewhere ----------------------------------------------------------------
 
     def _keep(self, layers: frozenset[str]) -> None:
         """Keep only these layers; the rest is fetched if a script uses it outside of the step."""

@@ -7,9 +7,11 @@ The *program* of a worker is what it computes, in order: packed actions, eight b
 Communication is not listed, because it follows from the programs by one rule, written down once in
 `unfold`:
 
-* an activation goes to the host of the next stage as soon as its forward is done, a gradient to the host
-  of the previous stage as soon as its backward (or input-gradient) is done, and neither blocks the sender;
-* gradients of a stage are reduced when its worker has done the last backward of an update, then applied.
+* an activation goes to the host of the next stage as soon as its forward is done, a gradient to
+  the host of the previous stage as soon as its backward (or input-gradient) is done, and neither
+  blocks the sender;
+* gradients of a stage are reduced when its worker has done the last backward of an update, then
+  applied.
 """
 
 import itertools
@@ -73,9 +75,9 @@ def unpack(code: int) -> Action:
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """The programs of one pipeline for `microbatches` microbatches.
 
-    Worker `hosts[s][i % len(hosts[s])]` computes microbatch `i` of stage `s`. The program of worker `w` is
-    `codes[8 * offsets[w] : 8 * offsets[w + 1]]`, little-endian. Weights are updated after every
-    `update_every` microbatches; with a flush that is all of them.
+    Worker `hosts[s][i % len(hosts[s])]` computes microbatch `i` of stage `s`. The program of worker
+    `w` is `codes[8 * offsets[w] : 8 * offsets[w + 1]]`, little-endian. Weights are updated after
+    every `update_every` microbatches; with a flush that is all of them.
     """
 
     name: str

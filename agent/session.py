@@ -1,4 +1,4 @@
-"""What a training script sees of us: one object; its loop stays its own.
+"""The one object that a training script sees of us; the loop stays in the script.
 
     session = Session(model, optimizer, scheduler)
     for step in session.steps(400):
@@ -101,7 +101,7 @@ class Session:
         self._loop = Loop(world, replica, found, microbatches)
         _sessions.append(self)
 
-    # --- what a script uses -------------------------------------------------------------------------
+    # --- what a script uses -----------------------------------------------------------------------
 
     @property
     def leader(self) -> bool:
@@ -181,9 +181,10 @@ class Session:
         return found
 
     def epochs(self, count: int, data: Sized | None = None) -> Iterator[int]:
-        """Go through the epochs that are still to do; `for microbatches in data` goes through the steps of one.
+        """Go through the epochs that are still to do.
 
-        A worker that joins in the middle of an epoch begins with the code at the start of that epoch.
+        `for microbatches in data` goes through the steps of one. A worker that joins in the middle
+        of an epoch begins with the code at the start of that epoch.
         """
         found = self._loop.data
         if data is None and len(found) != 1:
@@ -194,19 +195,21 @@ class Session:
         return self._loop.epochs(count, len(found[0] if data is None else data))
 
     def steps_of_epoch(self, data: Sized) -> Iterator[int]:
-        """Go through the steps of the epoch that the loop over `epochs` is in, counted through all epochs.
+        """Go through the steps of the present epoch, counted through all epochs.
 
-        `for microbatches in data` does it for what `session.data(...)` returned. For data of the script's, whose length
-        is the number of steps in an epoch, give the same as to `epochs`.
+        The epoch is the one that the loop over `epochs` is in. `for microbatches in data` does the
+        same for what `session.data(...)` returned. For script-defined data, whose length is the
+        number of steps in an epoch, give the same as to `epochs`.
         """
         return self._loop.steps_of_epoch(len(data))
 
     def backward(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Result:
-        """Put the gradients of a whole step into the model, and return the means over its microbatches.
+        """Put the gradients of a step into the model; return the means over its microbatches.
 
-        This worker computes its share: `loss_of(microbatch)` is a loss, or a loss and a dict of numbers beside it.
-        What is trained on is the mean over all microbatches. Called again in the same step it adds to the gradients,
-        as torch does; gradients do not outlive the step.
+        This worker computes its share: `loss_of(microbatch)` is a loss, or a loss and a dict of
+        numbers beside it. The loss that is trained on is the mean over all microbatches. Called
+        again in the same step, this adds to the gradients, as torch does; gradients do not outlive
+        the step.
         """
         return self._loop.backward(loss_of, microbatches)
 
@@ -232,7 +235,7 @@ class Session:
             return [given]
         return [*self.replica.space.params.values()] if given is None else [*given]
 
-    # --- what the worker's process uses -------------------------------------------------------------
+    # --- what the worker's process uses -----------------------------------------------------------
 
     @property
     def _world(self) -> World:

@@ -1,12 +1,12 @@
-"""One call of `session.backward`: a phase of a step, from the microbatches to gradients in the model.
+"""One call of `session.backward`: a phase, from microbatches to gradients in the model.
 
     prepare    this worker has computed its share, and has the sum of the phase over all workers
-    promise    it has said so to the keeper: it can apply the sum
+    promise    it has told the keeper so: it can apply the sum
     commit     the keeper has written down that all have promised
     install    the gradients are in the model
 
-A layout that changes before the commit interrupts the phase, which is prepared again under the new layout. What was
-computed already is used again there.
+A layout that changes before the commit interrupts the phase, which is prepared again under the new
+layout. The results computed already are used again there.
 """
 
 import math
@@ -108,7 +108,7 @@ def check_call(replica: Replica, loss_of: object, microbatches: object, expected
 
 
 class Step:
-    """The phases of the steps of one session. It is made when the number of microbatches is known."""
+    """The phases of a session's steps; made when the number of microbatches is known."""
 
     def __init__(
         self,
@@ -130,7 +130,7 @@ class Step:
         replica.sums_held, replica.reserve = self._partial.held, self._partial.reserve
         self.evidence = Evidence(replica)
         self.kept_versions: list[int] = []
-        """Of the state that the step began with."""
+        """The versions of the state that the step began with."""
         self._scale = 1.0
         # Whether the first microbatch was computed twice, and whether loss_of writes into it.
         self._tried = self._copies = False
@@ -163,7 +163,7 @@ class Step:
         return [None if param.grad is None else param.grad.clone() for param in params]
 
     def blank(self) -> Result:
-        """Put zeros into the gradients, and return no-number means for the rest of the body.
+        """Set the gradients to zero, and return not-a-number means for the rest of the body.
 
         What the rest of the body does will be overwritten. No optimizer sees the zeros, because it
         would change the state by them while other workers may be asking for it.
@@ -172,7 +172,7 @@ class Step:
         self._replica.space.blank()
         return VOID
 
-    # --- before the sum -----------------------------------------------------------------------------
+    # --- before the sum ---------------------------------------------------------------------------
 
     def _begin(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
         replica = self._replica
@@ -295,7 +295,7 @@ class Step:
         """
         return self._replica.scaler is not None and self._scale >= 1.0
 
-    # --- behind the commit --------------------------------------------------------------------------
+    # --- after the commit -------------------------------------------------------------------------
 
     def _install(self, summed: Summed, prior: list[Any]) -> Result:
         """Put the gradients into the model, and return the means."""
@@ -319,7 +319,7 @@ class Step:
                 passing("step: installed")
         return result
 
-    # --- what is compared with others' --------------------------------------------------------------
+    # --- what is compared with others' ------------------------------------------------------------
 
     def _prove(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
         """Compute the microbatch by which this worker shows that it computes as the job does."""

@@ -43,11 +43,11 @@ class World(Protocol):
 
     nan: NanPolicy
     stop_at: int
-    """The loop ends behind so many steps, however many the script asks for; 0 is no bound."""
+    """The loop ends after so many steps, however many the script asks for; 0 is no bound."""
     evidence: "Evidence"
-    """What this worker can show of its steps."""
+    """The samples that this worker can show of its steps."""
     output: Output
-    """What the script writes and logs."""
+    """The files and numbers that the script writes and logs."""
 
     @property
     def proves(self) -> bool:
@@ -88,14 +88,14 @@ class World(Protocol):
         """Return the sum of a commit that was made already, to be applied again."""
 
     def asked(self, phase: int) -> int | None:
-        """Return the microbatch by which this worker has to prove that it computes as the job does."""
+        """Return the microbatch by which this worker proves that it computes as the job does."""
 
     def share(self) -> tuple[int, int]:
         """Return the first of this worker's microbatches, and their number."""
 
     @property
     def twice(self) -> int | None:
-        """A microbatch of another worker that this one computes as well in this step, to be compared."""
+        """A microbatch of another worker that this one computes as well, for comparison."""
 
     @property
     def deep(self) -> bool:

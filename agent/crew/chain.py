@@ -1,6 +1,6 @@
 """A worker of a layout whose chains have several workers; `agent.pipeline` plays the step.
 
-    schedule on own stages -> reduce each over its replicas -> tell the chain -> the sum of the whole step
+    schedule on own stages -> reduce each over its replicas -> send to the chain -> sum of the step
 
 Every worker ends with the same sum as in a layout of chains of one, bit for bit where sums are
 canonical. So the keeper, the commit, a newcomer's catching up and what the script does with its
@@ -132,7 +132,7 @@ class Chain:
         for span in self._worker.executor.spans:
             notes.add(span.action, span.start_s, span.end_s)
 
-    # --- who has what -------------------------------------------------------------------------------
+    # --- who has what -----------------------------------------------------------------------------
 
     def _find_owners(self) -> list[int]:
         """Return for each entry the stage that has its whole gradient.
@@ -186,7 +186,7 @@ class Chain:
         assert self.held is not None
         return block_of(name) in self.held
 
-    # --- the step -----------------------------------------------------------------------------------
+    # --- the step ---------------------------------------------------------------------------------
 
     def play(self, step: int, batches: Sequence[object], how: How) -> Summed:
         """Compute the step, and return its sum."""
@@ -391,7 +391,7 @@ class Chain:
             elif start < end:
                 yield start, memoryview(bytes(end - start))
 
-    # --- where the numbers lie ----------------------------------------------------------------------
+    # --- where the numbers lie --------------------------------------------------------------------
 
     def _index(self, space: SumSpace) -> dict[int, int]:
         """Return the index in `space` of each entry of the whole that `space` has."""

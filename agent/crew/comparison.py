@@ -84,7 +84,10 @@ class Comparison:
         return self._in_turn(replicas, replicas[-1].count // layout.depth)
 
     def _in_turn(self, replicas: Sequence[Chained], count: int) -> int | None:
-        """Let the first and the last replica compute a microbatch of each other's, once in so many of theirs."""
+        """Return a microbatch of the first or last replica for the other of them to compute.
+
+        They take turns, once in so many of their microbatches. Return None for every other replica.
+        """
         step = self._crew.replica.step
         turn = turn_of(step, count)
         if turn is None or len(replicas) == 1:

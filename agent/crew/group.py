@@ -50,7 +50,7 @@ class Group(Participant):
         self._began_s, self._computed = 0.0, 0  # of this share: its start, and microbatches so far
         self._told_to_lead = False  # since the last boundary; the script may have kept it
 
-    # --- what the session uses ----------------------------------------------------------------------
+    # --- what the session uses --------------------------------------------------------------------
 
     @property
     def leads(self) -> bool | None:

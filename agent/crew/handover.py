@@ -57,7 +57,7 @@ class Handover:
     def _others(self) -> Having:
         return {worker: held for worker, held in self.having.items() if worker != self._crew.me}
 
-    # --- layers -------------------------------------------------------------------------------------
+    # --- layers -----------------------------------------------------------------------------------
 
     def pull(self, layers: frozenset[str]) -> None:
         """Get these layers, in the version that the session is at."""
@@ -143,7 +143,7 @@ class Handover:
             return True
         return False
 
-    # --- what is told -------------------------------------------------------------------------------
+    # --- what the keeper hears --------------------------------------------------------------------
 
     def held(self, replica: Replica) -> Held | None:
         """Return which layers are here; None means all, as it does for a model still unmade."""
@@ -162,7 +162,7 @@ class Handover:
             )
         )
 
-    # --- a whole state ------------------------------------------------------------------------------
+    # --- a whole state ----------------------------------------------------------------------------
 
     def hand_over(self, order: Enter) -> None:
         """Send this worker's slice of the state to every worker of the layout that has none."""

@@ -1,10 +1,10 @@
 """Workers that would wait for the leader's measurement of the model, and measure with it.
 
-    the leader of a layout                              another worker
-    Call   what, and for which kind of machine    ->    records its own loop, if its machine is of that kind
-                                                  <-    ask: here I am; later: what was found, and what is next?
-    Work   a task, and where to cut               ->    measures
-    Over                                          ->    goes on with its step
+    the leader of a layout                          another worker
+    Call   what, for which kind of machine    ->    records its own loop, on such a machine
+                                              <-    asks for work; later: sends results, asks on
+    Work   a task, and where to cut           ->    measures
+    Over                                      ->    goes on with its step
 
 In a layout whose workers are to find out (`Enter.record`) each begins its first share here, and the
 leader says `Over` to each in any case. Nothing else is waited for: the leader measures itself what

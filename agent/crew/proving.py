@@ -1,11 +1,13 @@
 """The step that a joining worker reproduces before it counts (`agent.reliable.entrance`).
 
-    hear(message, payload)   on the link's thread, with the crew's lock: `Prove`, and `State` and `Redo` of `PROVING`
-    asked                    a question waits: each wait for a layout goes to a boundary and calls `load`
+    hear(message, payload)   take in `Prove`, or `State` and `Redo` of `PROVING`; called on the
+                             link's thread, with the crew's lock
+    asked                    a question waits, so each wait for a layout goes to a boundary and
+                             calls `load`
     load(replica)            at a boundary: take over the state that the step begins with
     going                    from then on until it is answered; no layout is entered meanwhile
     microbatch(phase)        in `backward`: the microbatch to compute and sample, if any
-    sum(phase)               after that: the sum of the phase, to be applied, or `Abandoned` at the end
+    sum(phase)               after that: the sum of the phase, to be applied, or `Abandoned`
     answer()                 at the next boundary: report the result to the keeper
 
 A question is dropped when a newer one comes, because its connection is gone.
@@ -37,7 +39,7 @@ class Proving:
         self._computed: list[Computed] = []
         self._reached: list[Reached] = []
 
-    # --- what arrives -------------------------------------------------------------------------------
+    # --- what arrives -----------------------------------------------------------------------------
 
     def hear(self, message: Prove | State | Redo, payload: memoryview) -> None:
         if isinstance(message, Prove):
@@ -57,7 +59,7 @@ class Proving:
     def going(self) -> bool:
         return self._begun is not None
 
-    # --- what the script's thread does --------------------------------------------------------------
+    # --- what the script's thread does ------------------------------------------------------------
 
     def load(self, replica: Replica) -> None:
         """Take over the state of the newest question."""

@@ -89,7 +89,10 @@ class Stages:
             self._apart = True
 
     def play(self, step: int, batches: Sequence[object], check: Callable[[], None]) -> Played:
-        """Compute this worker's stages, and sum them over all. `check` is called between the pieces of work."""
+        """Compute this worker's stages, and sum them over all workers.
+
+        `check` is called between the pieces of work.
+        """
         replica, layout, chain = self._crew.replica, self._crew.layout, self.chain(step)
         mine = layout.replica_of(self._crew.me)
         shown = {sampled(mine.first, mine.count, replica.step)}

@@ -46,7 +46,7 @@ def keeper_options(
     secret_path: Path,
     storage: Storage | None,
 ) -> dict[str, Any]:
-    """The arguments of `KeeperActor`."""
+    """Return the arguments of `KeeperActor`."""
     return {
         "redis_url": redis_url,
         "checkpoints_dir": str(checkpoints_dir),

@@ -1,9 +1,10 @@
 """One worker: a process that runs a person's script once, its session being one of many.
 
-    python -m agent.instance.worker --host 127.0.0.1 < order.json      (or as a Ray actor: see `agent.instance.actor`)
+    python -m agent.instance.worker --host 127.0.0.1 < order.json
 
-Slow imports are done before the order comes, so a process that waits for its order is warm. The
-process ends with the script; a worker that is no longer wanted ends at once.
+It may also run as a Ray actor: see `agent.instance.actor`. Slow imports are done before the order
+comes, so a process that waits for its order is warm. The process ends with the script; a worker
+that is no longer wanted ends at once.
 """
 
 import argparse

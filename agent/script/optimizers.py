@@ -1,7 +1,7 @@
-"""Check that the parameters of a session are trained with the optimizers and schedules that it was given.
+"""Check that a session's parameters are trained with its own optimizers and schedules.
 
-A joining worker makes them as the script begins, and gets their state from the other workers. The session cannot hand
-on the state of an optimizer or schedule that it does not know.
+A joining worker makes them as the script begins, and gets their state from the other workers. The
+session cannot hand on the state of an optimizer or schedule that it does not know.
 """
 
 import inspect
@@ -21,7 +21,10 @@ from agent.tensors.shards import Stateful
 def twin_of(
     optimizer: torch.optim.Optimizer, params: Sequence[torch.Tensor], **instead: bool
 ) -> torch.optim.Optimizer:
-    """Make an optimizer with the same settings, in the same mode (some have `optimizer.train()`)."""
+    """Make an optimizer with the same settings and in the same mode.
+
+    Some optimizers have `optimizer.train()`.
+    """
     known = inspect.signature(type(optimizer)).parameters
     settings = {key: value for key, value in optimizer.defaults.items() if key in known}
     settings |= {key: value for key, value in instead.items() if key in settings}

@@ -50,7 +50,10 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def registered(objects: Sequence[object]) -> Registered:
-    """Name the objects. The first module is the model; the order of the others is part of their names."""
+    """Name the objects.
+
+    The first module is the model; the order of the others is part of their names.
+    """
     given = [thing for thing in objects if thing is not None]
     first = next((thing for thing in given if isinstance(thing, torch.nn.Module)), None)
     if first is None:

@@ -8,10 +8,12 @@ from agent.store.plain import Unsavable, packed, unpacked
 
 
 class ScriptState(dict[Any, Any]):
-    """A dict of numbers, strings, None, tensors, NumPy arrays, and lists, tuples, dicts and sets of them, nested.
+    """A dict of plain values, nested, that comes back exactly.
 
-    It comes back exactly: tuples as tuples, True as True, each number with its bits, a list in two places as one list.
-    The one exception is a NumPy float64, which comes back as the Python number that it is.
+    Its values are numbers, strings, None, tensors, NumPy arrays, and lists, tuples, dicts and sets
+    of them. Tuples come back as tuples, True as True, each number with its bits, a list in two
+    places as one list. The one exception is a NumPy float64, which comes back as the Python number
+    that it is.
     """
 
     def check(self, step: int) -> None:
