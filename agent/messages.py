@@ -307,7 +307,7 @@ class Logged(Report, frozen=True, kw_only=True):
 
     job: str
     step: int
-    numbers: dict[str, float | None]  # None is not finite
+    numbers: dict[str, float | None]  # None stands for a number that is not finite
 
 
 class JobCompleted(Report, frozen=True, kw_only=True):

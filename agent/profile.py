@@ -95,7 +95,7 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     network: Network
     network_from: NetworkFrom = "assumed"
     memory_bytes: float  # of one accelerator, usable
-    reserved_bytes: float = 0.0  # of it, what the libraries and the largest work space take
+    reserved_bytes: float = 0.0  # the part of it that libraries and the largest work space take
     # how many gradients a worker holds at most, until they are the sum of the step
     sums: float = 0.0
     apply_s_per_byte: float = 0.0  # of parameters

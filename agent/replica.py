@@ -50,7 +50,7 @@ Stage = Literal["made", "boundary", "open", "computing", "summed", "ended", "asi
 
 
 class Position:
-    """Where the script is in its loop, as part of the state."""
+    """The script's place in its loop, as part of the state."""
 
     def __init__(self, replica: "Replica") -> None:
         self._replica = replica

@@ -105,7 +105,7 @@ class Session:
 
     @property
     def leader(self) -> bool:
-        """True on exactly one worker: the one that prints."""
+        """True on exactly one worker, the one that prints."""
         if self.replica.stage == "made":
             raise Misuse(
                 "session.leader is asked before the loop over session.steps(...), where nobody leads yet; another worker "

@@ -64,7 +64,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class _Nothing(dict[str, float]):
-    """The metrics of a step that the job went on without: each is not-a-number."""
+    """The metrics of a step that the job went on without; each is not-a-number."""
 
     def __missing__(self, name: str) -> float:
         return math.nan

@@ -15,7 +15,7 @@ MOMENTS_MAX = 20_000  # moments of one worker
 
 
 class Moment(msgspec.Struct, frozen=True, array_like=True):
-    """`kind` is one of `agent.schedule.Kind`."""
+    """An action and its time; `kind` is one of `agent.schedule.Kind`."""
 
     kind: int
     stage: int

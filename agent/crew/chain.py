@@ -36,11 +36,11 @@ from agent.tensors.shards import cut
 from agent.tensors.sums import Norm, Sum, Summed, SumSpace
 from agent.timeline import Notes
 
-Span = tuple[int, int, int]  # from, to, how many bytes
+Span = tuple[int, int, int]  # source offset, target offset, number of bytes
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """What a session trains, in one piece."""
+    """The parts of a session that a chain works on."""
 
     space: SumSpace
     holdings: Holdings

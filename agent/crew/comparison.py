@@ -14,7 +14,7 @@ class Comparison:
     def __init__(self, crew: Crew, proving: Proving) -> None:
         self._crew, self._proving = crew, proving
         self.proven_from = -2
-        """The step after the newest snapshot, which workers that join reproduce."""
+        """The step after the newest snapshot, which joining workers reproduce."""
         self.joins = False
         """Whether this worker was in no commit since it got its state."""
 

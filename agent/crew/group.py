@@ -277,9 +277,9 @@ class Group(Participant):
 
         Every worker calls this at the same place of the script; a worker that does not call it
         waits for those that do. If it fails, the script goes on for nothing, with values that are
-        no numbers, which a leading script would show or save. Here this worker may hear of a new
-        layout, and then asks that layout's workers. It enters the layout later, because the state
-        of an unfinished step cannot be handed over.
+        not-a-number. A leading script would show or save these, so the leader raises `WireError`
+        instead. Here this worker may hear of a new layout, and then asks that layout's workers. It
+        enters the layout later, because the state of an unfinished step cannot be handed over.
         """
         if not self.astray and self._handover.look(self._counted_among):
             return
@@ -287,8 +287,7 @@ class Group(Participant):
         self._holds = False
         self.replica.go_astray()
         if leads:
-            # Before its commit a step is led by the worker that leads when it is done, like any
-            # other.
+            # A step that is not committed is done again, and led by the worker that leads then.
             if replica.stage != "open":
                 self.link.send(Unled(step=replica.next_version - 1))
             raise WireError(UNLED.format(replica.inside))

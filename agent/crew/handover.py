@@ -84,8 +84,8 @@ class Handover:
     def pull_whole(self) -> None:
         """Get the whole state if every worker keeps it, else what the layout lacks.
 
-        In a sharded layout this takes in what lies outside of the layout and has to go to the
-        keeper. Without a backup there would be no commit, and so no later moment to ask for it.
+        In an `owned` layout this takes in the layers that lie outside of it and have to go to the
+        keeper. Without a backup there would be no commit, and so no later moment to ask for them.
         """
         replica, entered = self._crew.replica, self._crew.entered
         assert entered is not None

@@ -1,9 +1,9 @@
-"""A second process of this worker, which proves that the script keeps no state outside.
+"""A second process of this worker, to prove that all the script's state is registered.
 
 See `agent.reliable.trial`. The process runs the script from its first line, beside this worker and
 on the same device. So it is started only if there is memory for it: on the machine twice what this
 process takes, and on the device as much as this process has reserved there. It has a low priority
-and ends with this process, and what it prints is dropped.
+and ends with this process, and its output is dropped.
 """
 
 import os
@@ -56,7 +56,7 @@ class Second:
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
                 return
-            # The process ends with the thread that has started it.
+            # The process ends with the thread that starts it, so a thread is kept for it.
             self._thread = threading.Thread(target=self._run, name="second", daemon=True)
             self._thread.start()
 

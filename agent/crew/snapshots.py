@@ -42,7 +42,7 @@ class Snapshots:
     def settle(self) -> None:
         """Return when no part of the state is being copied, so that it may change."""
         if self._copying is not None:
-            with self._crew.link.stuck.aided():  # by the thread that copies, or by a device
+            with self._crew.link.stuck.aided():  # waits for the copying thread, or for a device
                 self._copying.let_change()
             self._copying = None
 

@@ -107,7 +107,7 @@ class Survey:
         except CannotRecord as error:
             points, why = (), str(error)
         except Misuse:
-            raise  # its numbers would depend on who computes what, cut or not
+            raise  # its numbers would depend on which worker computes what, cut or not
         except Exception as error:
             # The script is right as long as it is not cut, so it trains on in one piece.
             log.exception("the loop could not be recorded")

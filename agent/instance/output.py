@@ -95,7 +95,8 @@ class Stream(io.TextIOBase):
         return True
 
     def write(self, text: str, /) -> int:
-        sayable = text.encode(errors="backslashreplace").decode()  # also a name that is no UTF-8
+        # the text may hold a file name that is not UTF-8
+        sayable = text.encode(errors="backslashreplace").decode()
         *whole, self._begun = (self._begun + sayable).split("\n")
         for line in whole:
             self._pass_on(line.rpartition("\r")[2] or line.strip("\r"))

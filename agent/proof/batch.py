@@ -81,7 +81,7 @@ class _Reading:
         self._say(type(value).__qualname__)
         if id(value) not in self._met:
             self._met.add(id(value))
-            # A copy may have been given its attributes in another order.
+            # A copy may have been given its attributes in a different order.
             named = sorted(vars(value).items(), key=lambda pair: str(pair[0]))
             self._take_all((each for pair in named for each in pair), depth)
 

@@ -176,7 +176,7 @@ def _sum_of(flat: torch.Tensor, start: int) -> int:
 
 def _norm_of(flat: torch.Tensor) -> float:
     numbers = flat if flat.dtype in (torch.float32, torch.float64) else flat.to(torch.float32)
-    # An infinite norm is one that can be compared.
+    # An infinite norm is allowed, because it can be compared.
     return math.sqrt(float(torch.dot(numbers, numbers)))
 
 
@@ -252,7 +252,7 @@ def _norms_here(flat: torch.Tensor, plan: "_Plan") -> npt.NDArray[Any]:
     if numbers.dtype not in (torch.float32, torch.float64):
         numbers = numbers.to(torch.float32)
     array: npt.NDArray[Any] = numbers.numpy()
-    # An infinite norm is one that can be compared.
+    # An infinite norm is allowed, because it can be compared.
     with np.errstate(over="ignore", invalid="ignore"):
         return np.sqrt(np.add.reduceat(array * array, plan.tensors))
 
