@@ -1,1 +1,1 @@
-"""What runs on every instance: the training session, its workers, and the reliable tier's keeper."""
+"""The code on every instance: session and workers; also the keeper of the reliable tier."""

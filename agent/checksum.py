@@ -1,4 +1,4 @@
-"""One checksum for whatever travels or is stored. No torch here."""
+"""One checksum for everything that travels or is stored. No torch here."""
 
 from fastcrc import crc32
 
@@ -6,5 +6,8 @@ Buffer = bytes | bytearray | memoryview
 
 
 def crc32c(crc: int, piece: Buffer) -> int:
-    """Of what was summed so far and `piece` behind it. Other threads go on meanwhile."""
+    """Return the checksum of the bytes summed so far, followed by `piece`.
+
+    Other threads run meanwhile.
+    """
     return crc32.iscsi(piece, crc)

@@ -8,7 +8,7 @@ AgentError
 ├── WireError                a connection broke, or what came over it makes no sense
 │   └── Refused              the other side knows us and does not want us
 ├── ParcelError              what travels with a script makes no sense
-├── Fenced                   somebody newer writes the commits of this job
+├── Fenced                   a newer writer has taken over the commits of this job
 ├── RecordError              what Redis has of a job is damaged, or gone
 └── CheckpointError          a checkpoint is torn, or could not be written
 """
@@ -23,7 +23,10 @@ class Misuse(AgentError):  # noqa: N818 - it names what happened
 
 
 class CannotRecord(AgentError):  # noqa: N818
-    """The model's code cannot be turned into a graph, which is our limit; the message names the line."""
+    """The model's code cannot be turned into a graph, which is our limit.
+
+    The message names the line.
+    """
 
 
 class NotFinite(AgentError):  # noqa: N818
@@ -47,7 +50,7 @@ class ParcelError(AgentError):
 
 
 class Fenced(AgentError):  # noqa: N818
-    """Somebody newer writes the commits of this job."""
+    """A newer writer has taken over the commits of this job."""
 
 
 class RecordError(AgentError):

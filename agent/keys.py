@@ -1,7 +1,7 @@
 """Every key in Redis, with its type and how long it lives. No torch here.
 
-"Overwritten" means that there is one, for ever. "Forgotten" means that the keys of a job go when
-1500 jobs were closed after it (`agent.reliable.forgetting`).
+"Overwritten" means that there is one key, for ever. "Forgotten" means that the keys of a job are
+removed when 1500 jobs were closed after it (`agent.reliable.forgetting`).
 """
 
 # --- the manager's journal ----------------------------------------------------------------------
@@ -30,13 +30,13 @@ EVENTS = "orch:events"
 
 # --- scripts ------------------------------------------------------------------------------------
 
-# Sorted set of checksums by when they were submitted. Above 2000 or 256 MiB the oldest go that
-# no job needs, each with its `submitted_key`.
+# Sorted set of checksums by when they were submitted. Above 2000 scripts or 256 MiB the oldest that
+# no job needs are removed, each with its `submitted_key`.
 SCRIPTS = "orch:scripts"
 
 
 def submitted_key(sha: str) -> str:
-    """Bytes: a script with what goes along, as long as its checksum is in `SCRIPTS`."""
+    """Bytes: a script with its files, as long as its checksum is in `SCRIPTS`."""
     return f"orch:script:{sha}"
 
 
@@ -57,12 +57,12 @@ OPEN_JOBS = "orch:jobs:open"
 KEPT_JOBS = "orch:jobs:kept"
 # Sorted set: jobs by when they were closed; at most 1500.
 CLOSED_JOBS = "orch:jobs:closed"
-# Set: jobs of which a step is to be noted down, until it is.
+# Set: jobs whose timeline of a step was asked for, until it is recorded.
 TRACES_ASKED = "orch:trace:asked"
 
 
 def outbox_key(outbox: str) -> str:
-    """Integer: the last batch that this outbox delivered; a month after that it goes."""
+    """Integer: the last batch that this outbox delivered; removed a month after that."""
     return f"orch:outbox:{outbox}"
 
 
@@ -90,7 +90,7 @@ def manifest_key(job: str) -> str:
 
 
 def timeline_key(job: str) -> str:
-    """JSON: the newest step that was noted down; for a day."""
+    """JSON: the newest step that was recorded; for a day."""
     return f"orch:timeline:{job}"
 
 
@@ -100,12 +100,12 @@ def job_profile_key(job: str) -> str:
 
 
 def profile_key(profile: str) -> str:
-    """JSON: what was measured of a model, by what it depends on; for a month."""
+    """JSON: what was measured of a model, by a key of what it depends on; for a month."""
     return f"orch:profile:{profile}"
 
 
 def forgotten_keys(job: str) -> tuple[str, ...]:
-    """What goes when a job is forgotten."""
+    """Return the keys that are removed when a job is forgotten."""
     return (
         commit_key(job),
         log_key(job),

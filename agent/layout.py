@@ -1,8 +1,8 @@
-"""Who computes what: a layout is a value that every part of the system can read. No torch here.
+"""A layout: who computes what, as a value that every part of the system can read.
 
-A layout has a generation; everything that a worker sends carries it, and anything older is refused.
-A *replica* is a chain of workers, one per pipeline stage; plain data parallelism is chains of one.
-Each replica computes a contiguous range of the step's microbatches, so that the sum over
+No torch here. A layout has a generation; every message of a worker carries it, and an older one is
+refused. A *replica* is a chain of workers, one per pipeline stage; plain data parallelism is chains
+of one. Each replica computes a contiguous range of the step's microbatches, so that the sum over
 microbatches can follow one canonical tree whatever the layout.
 """
 
@@ -14,7 +14,7 @@ from agent.schedule import Schedule, one_f_one_b
 
 
 class Replica(msgspec.Struct, frozen=True, kw_only=True):
-    """A chain of workers that computes microbatches `first .. first + count - 1` of every step."""
+    """A chain of workers that computes microbatches `first .. first + count - 1` of a step."""
 
     workers: tuple[str, ...]
     first: int
@@ -26,18 +26,20 @@ class Replica(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
-    """P x D and who holds what, under one generation.
+    """P x D and which worker has which place, under one generation.
 
-    The rest says how chains of several are played. Chains of one need none of it.
+    The other fields say how chains of several workers are played. Chains of one need none of them.
 
-    cuts       nodes of the recorded graph behind which it is cut, one less than there are stages. Empty, or
-               not of this graph: the first worker measures, balances, and tells the others.
+    cuts       nodes of the recorded graph after which it is cut, one less than there are stages.
+               If they are empty or not of this graph, the first worker measures, balances, and
+               sends cuts to the others.
     schedule   its name, for people
-    recompute  of each stage, whether its forwards keep only their inputs (the last one's never do); of none if empty
-    owned      a worker keeps the layers of its stages only, because all of them do not fit. Every copy less is
-               one that cannot be recovered from, so this is for models that need it.
-    schedules  the programs, one for each number of microbatches that a replica has. A replica that finds
-               none plays 1F1B.
+    recompute  for each stage, whether its forwards keep only their inputs (the last one's never
+               do); empty for none
+    owned      a worker keeps only the layers of its stages, because all of them do not fit. Each
+               copy less is one that cannot be recovered from, so this is for models that need it.
+    schedules  the programs, one for each number of microbatches that a replica has. A replica that
+               finds none plays 1F1B.
     """
 
     generation: int
@@ -100,7 +102,7 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
         return next(replica for replica in self.replicas if worker in replica.workers)
 
     def schedule_of(self, replica: Replica) -> Schedule:
-        """What this chain plays."""
+        """Return the schedule that this chain plays."""
         for schedule in self.schedules:
             if schedule.microbatches == replica.count:
                 return schedule
@@ -111,9 +113,10 @@ class Layout(msgspec.Struct, frozen=True, kw_only=True, dict=True):
 
 
 def data_parallel(generation: int, microbatches: int, workers: tuple[str, ...]) -> Layout:
-    """Chains of one, the microbatches shared out as evenly as they go, in the order given.
+    """Return a layout of chains of one, with the microbatches divided as evenly as possible.
 
-    Workers beyond the number of microbatches would have nothing to do and are left out.
+    Workers keep the order given. Workers beyond the number of microbatches would have nothing to do
+    and are left out.
     """
     used = workers[:microbatches]
     replicas = []

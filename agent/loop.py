@@ -1,6 +1,6 @@
-"""The script's loop over its steps: what is done between them, and before the first and after the last.
+"""The script's loop over its steps: what happens between, before and after them.
 
-arrive     come to the boundary of the next step, with the state that all go on from
+arrive     come to the boundary of the next step, with the state that all workers go on from
 one_step   the script's body of one step
 backward   a phase in it: see `agent.step`
 """
@@ -42,12 +42,12 @@ class Loop:
         self._outside = Outside({id(p) for model in models for p in model.parameters()})
         # Made as soon as the number of microbatches is known.
         self._step: Step | None = None
-        # Whether the others know of this session.
+        # Whether the other workers know of this session.
         self._bound = False
         self._result = VOID
 
     def begin(self, total: int) -> None:
-        """Begin to go through so many steps."""
+        """Begin a loop of `total` steps."""
         if self.replica.stage != "made":
             raise Misuse(
                 "session.steps() was called twice; a script has one training loop, over the steps of all epochs: "
@@ -64,12 +64,12 @@ class Loop:
             yield from self._one_step()
 
     def epochs(self, count: int, length: int) -> Iterator[int]:
-        """Go through the epochs that are still to do, of so many steps each."""
+        """Go through the epochs that are still to do, each of `length` steps."""
         self.begin(count * length)
         while self.arrive():
             epoch, place = divmod(self.replica.step, length)
             if place:
-                # What the script does at an epoch's start was done in this one already.
+                # The script's code at the start of this epoch was done already.
                 self._set_aside()
             yield epoch
             if self.replica.stage not in ("ended", "aside", "over"):
@@ -95,15 +95,16 @@ class Loop:
             if not self.arrive():
                 return
             if self.replica.step // length != epoch:
-                # The script ends its epoch on what is here, and has its state back at the next one.
+                # The script ends its epoch on the state here, and gets its own back at the next
+                # one.
                 self._set_aside()
                 return
 
     def backward(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Result:
-        """Do one phase of the step, or let it run out if the job has gone on without this worker."""
+        """Do one phase of the step; let it run out if the job has gone on without this worker."""
         replica = self.replica
         check_call(replica, loss_of, microbatches, self.microbatches)
-        # Of a step that the job went on without, no call counts.
+        # In a step that the job went on without, no call counts.
         astray = replica.astray
         if replica.stage == "summed":
             replica.version, replica.phase = replica.version + 1, replica.phase + 1
@@ -120,10 +121,10 @@ class Loop:
         replica.stage = "summed"
         return self._result
 
-    # --- one step -----------------------------------------------------------------------------------
+    # --- one step ---------------------------------------------------------------------------------
 
     def arrive(self) -> bool:
-        """Be at the start of a step; False if there is none."""
+        """Come to the start of a step; return False if there is none."""
         self._take_up()
         stage = self.replica.stage
         return stage == "open" or (stage != "over" and self._next_step())
@@ -138,7 +139,7 @@ class Loop:
         self._end_step()
 
     def _next_step(self) -> bool:
-        """Come to the boundary of the next step; False if there is none."""
+        """Come to the boundary of the next step; return False if there is none."""
         replica, total = self.replica, self.facts.steps_total
         self._close_step()
         while True:
@@ -160,7 +161,7 @@ class Loop:
         return True
 
     def _show_state(self) -> None:
-        """Say what state the script has come to, which others can compare with theirs."""
+        """Report the script's state, which others can compare with theirs."""
         if self._step is None:
             return
         evidence, shown = self._step.evidence, self.world.state_shown
@@ -170,7 +171,7 @@ class Loop:
             self.world.arrived(evidence.look(whole=shown == "all"))
 
     def _open(self) -> None:
-        """The script's step begins."""
+        """Begin the script's step."""
         replica = self.replica
         self._kept_versions = replica.collected().versions()
         if self._step is not None:
@@ -189,7 +190,7 @@ class Loop:
         replica.stage = "ended"
 
     def _close_step(self) -> None:
-        """The script is through with its step, and with what it does at the end of an epoch."""
+        """Check and end a finished step, after the script's code at the end of an epoch."""
         replica = self.replica
         if replica.stage == "ended":
             step = replica.step - 1
@@ -198,7 +199,10 @@ class Loop:
             self.world.end_step(step)
 
     def _set_aside(self) -> None:
-        """What the script does until `_take_up` is for nothing: it is not where the job is."""
+        """Put the state aside; what the script does until `_take_up` counts for nothing.
+
+        The script is not where the job is.
+        """
         self.world.settle()
         self.replica.set_aside()
 
@@ -207,10 +211,10 @@ class Loop:
             self.replica.take_up()
             self._open()
 
-    # --- the others ---------------------------------------------------------------------------------
+    # --- the others -------------------------------------------------------------------------------
 
     def _know(self, microbatches: int) -> Step:
-        """Now it is known of how many microbatches a step is made."""
+        """Take note of how many microbatches a step has, and return the steps' `Step`."""
         if self._step is None:
             self.microbatches = microbatches
             self.facts = msgspec.structs.replace(self.facts, microbatches=microbatches)
@@ -228,12 +232,12 @@ class Loop:
         return self._step
 
     def _bind(self) -> bool:
-        """Join the others from within the first step; False if they are further than that."""
+        """Join the others from within the first step; return False if they are past it."""
         self._bound = True
         return self.world.bind(self.replica, self.facts)
 
     def close(self) -> None:
-        """End with the script. If it left its loop early, what it has now is the end."""
+        """End with the script; if it left its loop early, its present state is the final one."""
         replica = self.replica
         if replica.stage == "made":
             raise Misuse("the script made a session, but never looped over session.steps(...)")
@@ -248,7 +252,7 @@ class Loop:
             self.leave()
 
     def leave(self) -> None:
-        """End before the last step, as the script has, or as others have: with the version that there is."""
+        """End before the last step, with the present version, as the script or the others have."""
         self.replica.stage, self.replica.phase = "over", 0
         if not self._finished():
             raise WireError(SENT_BACK)

@@ -1,7 +1,7 @@
-"""What the instances and the keeper tell the manager, and what they are told. No torch here.
+"""The reports of instances and keeper to the manager, and its orders. No torch here.
 
-Everything is a value that encodes to JSON with its type in the field `type`, so that a journal of
-them can be read by a person and replayed by a program. Times are seconds since the epoch.
+Each is a value that encodes to JSON with its type in the field `type`, so that a journal of them
+can be read by a person and replayed by a program. Times are seconds since the epoch.
 """
 
 from typing import Literal
@@ -23,9 +23,9 @@ UNRECORDED = "its loop has not been recorded yet"
 class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
     """What the keeper and every worker of a job need to know about it.
 
-    `from_url` is where the versions of an earlier job lie that this one goes on from. The job begins with
-    `begins_with` workers, if that is not 0; the next one joins as a newcomer, so that the script is tried early.
-    Its loop ends behind step `stop_at` at the latest, if that is not 0.
+    If the job goes on from an earlier job's versions, they lie at `from_url`. The job begins with
+    `begins_with` workers, if that is not 0; the next one joins as a newcomer, so that the script is
+    tried with a newcomer early. Its loop ends after step `stop_at` at the latest, if that is not 0.
     """
 
     job: str
@@ -44,9 +44,10 @@ class JobOrder(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class WorkerOrder(msgspec.Struct, frozen=True, kw_only=True):
-    """Start one worker: a fresh id each time, so that a ghost of an earlier one is recognised.
+    """The order to start one worker.
 
-    A `prover` reproduces a step of the job, and is no worker of it.
+    Its id is fresh each time, so that a ghost of an earlier worker is recognised. A `prover`
+    reproduces a step of the job, and is not a worker of it.
     """
 
     job: str
@@ -80,8 +81,9 @@ class NoticeSeen(Report, frozen=True, kw_only=True):
 
 
 class Unbuilt(msgspec.Struct, frozen=True, kw_only=True):
-    """A model that is built where its layers are kept: what training it takes, and what the worker has room for.
+    """A model that is built where its layers are kept.
 
+    `training_bytes` is what training it takes, and `room_bytes` what the worker has room for.
     `mark` is the same on all workers that would give it the same initial values.
     """
 
@@ -93,8 +95,9 @@ class Unbuilt(msgspec.Struct, frozen=True, kw_only=True):
 class WorkerReady(Report, frozen=True, kw_only=True):
     """The script reached its session: the worker has built its model and waits for a layout.
 
-    Told again when its loop has been recorded; `uncuttable` says why it cannot be cut into stages, if so,
-    and `stages_max` into how many at most. `exact`: its numbers do not depend on the layout.
+    Sent again when its loop has been recorded. `uncuttable` says why the loop cannot be cut into
+    stages, if so, and `stages_max` into how many at most. `exact` says that its numbers do not
+    depend on the layout.
     """
 
     job: str
@@ -110,7 +113,7 @@ class WorkerReady(Report, frozen=True, kw_only=True):
 
 
 class WorkerProving(Report, frozen=True, kw_only=True):
-    """The script reached its session, and the worker shows that it does what the job does before it is ready."""
+    """The script reached its session, and the worker proves a step before it is ready."""
 
     job: str
     worker: str
@@ -120,8 +123,9 @@ class WorkerProving(Report, frozen=True, kw_only=True):
 class WorkerLost(Report, frozen=True, kw_only=True):
     """The worker is gone.
 
-    `signal`: its process crashed by it, while its machine lives; `detail` is the script's own line where it
-    happened, `printed` what the script printed last, and `lived_s` how long it had run.
+    If `signal` is set, its process crashed by that signal while its machine lives. Then `detail` is
+    the script's own line where it happened, `printed` what the script printed last, and `lived_s`
+    how long it had run.
     """
 
     job: str
@@ -142,13 +146,15 @@ class WorkerFailed(Report, frozen=True, kw_only=True):
     worker: str
     kind: FailureKind
     detail: str
-    step: int | None = None  # that the script was in, as its loop counts; None outside of it
+    step: int | None = None  # the step that the script's loop was in; None outside of it
 
 
 class Progress(Report, frozen=True, kw_only=True):
     """The newest committed step. Sent at most a few times a second, whatever the step rate.
 
-    `step_s` is 0 until a whole step of the layout has been seen: the first one has the change before it in it."""
+    `step_s` is 0 until a whole step of the layout has been seen, because the first one includes the
+    change of layout before it.
+    """
 
     job: str
     generation: int
@@ -168,7 +174,10 @@ class Regrouped(Report, frozen=True, kw_only=True):
 
 
 class JobProfiled(Report, frozen=True, kw_only=True):
-    """What `worker` measured of the job's model. `microbatch_sizes[0]` is the script's own size."""
+    """The measurements by `worker` of the job's model.
+
+    `microbatch_sizes[0]` is the script's own size.
+    """
 
     job: str
     worker: str
@@ -176,7 +185,10 @@ class JobProfiled(Report, frozen=True, kw_only=True):
 
 
 class Paced(Report, frozen=True, kw_only=True):
-    """What one microbatch took lately on each worker of the layout. Sent when that has changed, and seldom."""
+    """How long a microbatch took lately on each worker of the layout.
+
+    Sent when that has changed, and seldom.
+    """
 
     job: str
     generation: int
@@ -192,8 +204,11 @@ class BackupHeld(Report, frozen=True, kw_only=True):
 
 
 class SumsKept(Report, frozen=True, kw_only=True):
-    """From now on the keeper gets the sum of every step before its commit, or no more. So many machines could go on alone;
-    the bytes are 0 where none has come yet."""
+    """Whether the keeper, from now on, gets the sum of every step before its commit.
+
+    `copies` is the number of machines that could go on alone. `sum_bytes` is 0 if no sum has come
+    yet.
+    """
 
     job: str
     kept: bool
@@ -215,7 +230,7 @@ class CheckpointFailed(Report, frozen=True, kw_only=True):
 
 
 class CheckpointCopied(Report, frozen=True, kw_only=True):
-    """A version lies in the storage that outlives the manager's machine."""
+    """A version is in the storage that outlives the manager's machine."""
 
     job: str
     step: int
@@ -230,7 +245,7 @@ class CopyFailed(Report, frozen=True, kw_only=True):
 
 
 class Recalled(Report, frozen=True, kw_only=True):
-    """Nobody held the job's state in memory, and it was found elsewhere; `because` says where."""
+    """The job's state was in no memory, and was found elsewhere; `because` says where."""
 
     job: str
     step: int
@@ -238,21 +253,24 @@ class Recalled(Report, frozen=True, kw_only=True):
 
 
 class RecallFailed(Report, frozen=True, kw_only=True):
-    """What is stored of the job could not be read; it is tried again."""
+    """The stored state of the job could not be read; the keeper tries again."""
 
     job: str
     error: str
 
 
 class RecordsDamaged(Report, frozen=True, kw_only=True):
-    """What Redis has of the job cannot be gone on from; `error` names the key."""
+    """The job cannot go on from its records in Redis; `error` names the key."""
 
     job: str
     error: str
 
 
 class Rewound(Report, frozen=True, kw_only=True):
-    """State newer than `to_step` was lost with the keeper's memory, or is damaged on its disk; the steps are done again."""
+    """State newer than `to_step` is lost or damaged, so its steps are done again.
+
+    It was lost with the keeper's memory, or is damaged on its disk.
+    """
 
     job: str
     from_step: int
@@ -262,7 +280,7 @@ class Rewound(Report, frozen=True, kw_only=True):
 class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
     """A file of a script's output folder, as it was after `step`.
 
-    `marks` are its step, size and checksum after earlier steps, since it was last replaced as a whole.
+    `marks` are its step, size and checksum after earlier steps, since it was last replaced whole.
     """
 
     path: str
@@ -273,7 +291,10 @@ class OutputFile(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class OutputKept(Report, frozen=True, kw_only=True):
-    """What the job's storage has of its output: how much, and the newest files. Sent as often as `Progress`."""
+    """The job's stored output: how much it is, and the newest files.
+
+    Sent as often as `Progress`.
+    """
 
     job: str
     files: int
@@ -286,7 +307,7 @@ class Logged(Report, frozen=True, kw_only=True):
 
     job: str
     step: int
-    numbers: dict[str, float | None]  # None is not finite
+    numbers: dict[str, float | None]  # None stands for a number that is not finite
 
 
 class JobCompleted(Report, frozen=True, kw_only=True):

@@ -1,8 +1,9 @@
-"""What a calibration found out: the costs of a model on one type of instance. No torch here.
+"""The result of a calibration: a model's costs on one type of instance. No torch here.
 
-A *section* is what lies between two neighbouring cut-points; a stage is a run of sections. Everything is
-independent of the number of workers, so one profile answers for every footprint. Times are given for each
-of `microbatch_sizes`; bytes per sample grow with the microbatch, the others do not.
+A *section* is the part of a model between two neighbouring cut-points; a stage is a run of
+sections. Everything is independent of the number of workers, so one profile answers for every
+footprint. Times are given for each of `microbatch_sizes`; bytes per sample grow with the
+microbatch, the others do not.
 
 The file is JSON with one section a line, so that a person can read it and a diff shows what moved.
 """
@@ -26,9 +27,9 @@ TIMES = (
 
 
 class Link(msgspec.Struct, frozen=True, kw_only=True):
-    """A message takes bytes / bandwidth on the link, then the latency and, on average, the jitter.
+    """A message takes bytes / bandwidth on the link, then the latency and the mean jitter.
 
-    So many `lanes` can be used at the same time at full speed; more than that share them.
+    `lanes` messages can use it at the same time at full speed; more than that share it.
     """
 
     bandwidth_bytes_per_s: float
@@ -56,7 +57,10 @@ class Network(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Section(msgspec.Struct, frozen=True, kw_only=True):
-    """The costs of one section. A neighbour awaits `input_gradient_s`; what is not measured is estimated."""
+    """The costs of one section.
+
+    A neighbour waits for `input_gradient_s`; a cost that is not measured is estimated.
+    """
 
     name: str
     forward_s: tuple[float, ...]
@@ -64,12 +68,12 @@ class Section(msgspec.Struct, frozen=True, kw_only=True):
     input_gradient_s: tuple[float, ...] = ()
     weight_gradient_s: tuple[float, ...] = ()  # both halves together may take more than the whole
     untraced_s: tuple[float, ...] = ()  # a forward that keeps nothing: it will be recomputed
-    fresh_s: tuple[float, ...] = ()  # what a forward takes longer on memory that nobody used before
+    fresh_s: tuple[float, ...] = ()  # what a forward takes longer on memory not used before
     activation_bytes: float  # sent on, per sample
     stash_bytes: float = 0.0  # kept for the backward, per sample
     parameter_bytes: float
     optimizer_bytes: float = 0.0
-    after: int = -1  # the node of the recorded graph behind which it ends; -1 at the model's end
+    after: int = -1  # the node of the recorded graph after which it ends; -1 at the model's end
 
     def __post_init__(self) -> None:
         where = f"section {self.name}"
@@ -91,8 +95,9 @@ class Profile(msgspec.Struct, frozen=True, kw_only=True):
     network: Network
     network_from: NetworkFrom = "assumed"
     memory_bytes: float  # of one accelerator, usable
-    reserved_bytes: float = 0.0  # of it, what the libraries and the largest work space take
-    sums: float = 0.0  # so many times the gradients a worker holds at most, until they are the sum of the step
+    reserved_bytes: float = 0.0  # the part of it that libraries and the largest work space take
+    # how many gradients a worker holds at most, until they are the sum of the step
+    sums: float = 0.0
     apply_s_per_byte: float = 0.0  # of parameters
     overhead_s: float = 0.0  # of a step, whatever the layout
     send_s: float = 0.0  # of a worker's own time, for every message that comes
@@ -130,7 +135,7 @@ def _require(name: str, value: float, *, above_zero: bool = False) -> None:
 
 
 def render(profile: Profile) -> str:
-    """The profile as text, one field and one section a line."""
+    """Return the profile as text, one field and one section a line."""
     fields = msgspec.to_builtins(profile)
     sections = fields.pop("sections")
     lines = [f" {_text(name)}: {_text(value)}," for name, value in fields.items()]
@@ -139,7 +144,7 @@ def render(profile: Profile) -> str:
 
 
 def parse(text: str) -> Profile:
-    """The profile in a text; a ValueError says what is wrong with it."""
+    """Return the profile in a text; raise ValueError with what is wrong with it."""
     version = msgspec.json.decode(text, type=dict[str, object]).get("version")
     if version != VERSION:
         raise ValueError(f"written in format {version}, this is format {VERSION}")

@@ -1,8 +1,9 @@
-"""What a worker and the keeper say to each other, and what workers say among themselves.
+"""The messages between a worker and the keeper, and those among workers.
 
 Every message is small and travels in front of its payload, if it has one: see `agent.net.wire`.
 `step` counts from 0 and names the work; `version` counts committed steps and names the state, so
-step s turns version s into version s + 1. Whatever belongs to a layout carries its generation.
+step s turns version s into version s + 1. Every message that belongs to a layout carries its
+generation.
 """
 
 from typing import Literal
@@ -16,14 +17,14 @@ from agent.store.format import Layer
 from agent.store.shares import Extent
 from agent.timeline import Moment
 
-PROVING = -2  # the generation of what is sent to be proven: no layout has it
+PROVING = -2  # the generation of messages for a proof; no layout has it
 
 
 class Message(msgspec.Struct, frozen=True, kw_only=True, tag_field="m", tag=True):
     """Base of everything on the wire."""
 
 
-# --- handshake: both sides prove that they know the secret -----------------------------------------
+# --- handshake: both sides prove that they know the secret ----------------------------------------
 
 
 class Challenge(Message, frozen=True, kw_only=True):
@@ -31,7 +32,7 @@ class Challenge(Message, frozen=True, kw_only=True):
 
 
 class Proof(Message, frozen=True, kw_only=True):
-    """Who is calling (`hello` is an encoded message) and the proof that the secret is known."""
+    """The caller's name (`hello` is an encoded message) and proof that it knows the secret."""
 
     hello: bytes
     nonce: bytes
@@ -43,26 +44,27 @@ class Accepted(Message, frozen=True, kw_only=True):
 
 
 class Confirmed(Message, frozen=True, kw_only=True):
-    """The caller was still there when it was accepted."""
+    """The caller was still connected when it was accepted."""
 
 
-# --- worker to keeper ------------------------------------------------------------------------------
+# --- worker to keeper -----------------------------------------------------------------------------
 
 
 class Held(msgspec.Struct, frozen=True):
-    """The layers that a worker has, where that is not all of them; and how many there are."""
+    """The layers that a worker has, if it does not have all; and how many there are in all."""
 
     layers: tuple[str, ...]
     of: int
 
 
 class Hello(Message, frozen=True, kw_only=True):
-    """`version` is None for a worker that holds no state yet; `generation` is the one it is in.
+    """A worker introduces itself, at first and after every reconnect.
 
-    `held` is of that version, `promised` of the next one: what this worker keeps once it hears that the step for
-    which it is prepared is committed. With version `left` its script has left its loop. `proven` says that it took
-    part in a committed step, or reproduced one. A `prover`
-    reproduces a step, and does nothing else.
+    `version` is None for a worker that holds no state yet; `generation` is the one it is in. `held`
+    belongs to that version. `promised` belongs to the next one: it is what this worker keeps once
+    it hears that the step for which it is prepared is committed. `left` is the version with which
+    its script left its loop. `proven` says that it took part in a committed step, or reproduced
+    one. A `prover` reproduces a step, and does nothing else.
     """
 
     job: str
@@ -80,9 +82,9 @@ class Hello(Message, frozen=True, kw_only=True):
 
 
 class Ready(Message, frozen=True, kw_only=True):
-    """The script reached its loop; said again when its loop has been recorded.
+    """The script reached its loop; sent again when its loop has been recorded.
 
-    `exact`: its numbers do not depend on the layout.
+    `exact` says that its numbers do not depend on the layout.
     """
 
     microbatches: int
@@ -95,8 +97,11 @@ class Ready(Message, frozen=True, kw_only=True):
 
 
 class Beat(Message, frozen=True, kw_only=True):
-    """Alive; how long a microbatch took lately (0 if none was computed), the step that it is in the middle of, and for
-    how long its script's thread has done nothing: see `agent.net.stuck`."""
+    """A sign of life from a worker.
+
+    It carries the recent duration of a microbatch (0 if none was computed), the step that the
+    worker is in, and for how long its script's thread has done nothing: see `agent.net.stuck`.
+    """
 
     microbatch_s: float = 0.0
     step: int = -1
@@ -113,7 +118,7 @@ class Slice(Message, frozen=True, kw_only=True):
 
 
 class Digest(msgspec.Struct, frozen=True, array_like=True):
-    """One thing that workers have to have alike: a sum over its bits, and a norm of each of its tensors.
+    """A value that has to be alike on all workers: a sum over its bits, a norm of each tensor.
 
     Bits are compared where both sides round alike, the norms where they do not.
     """
@@ -126,10 +131,10 @@ class Digest(msgspec.Struct, frozen=True, array_like=True):
 class Computed(msgspec.Struct, frozen=True, kw_only=True):
     """One microbatch of a commit, as a worker computed it.
 
-    `gradients` has the layers that are looked at in this version: see `agent.proof.digest`. A worker of a pipeline has
-    the layers of its stage, and a loss if that stage is the last.
-    `machine` says how the worker rounds: those that have the same word there compute the same bits. It is empty where
-    nobody knows that, and where a script's kernels are not deterministic.
+    `gradients` has the layers that are looked at in this version: see `agent.proof.digest`. A
+    worker of a pipeline has the layers of its stage, and a loss if that stage is the last.
+    `machine` says how the worker rounds, so workers with the same `machine` compute the same bits.
+    It is empty where this is not known, and where a script's kernels are not deterministic.
     """
 
     version: int
@@ -138,11 +143,11 @@ class Computed(msgspec.Struct, frozen=True, kw_only=True):
     loss: float | None
     gradients: tuple[Digest, ...] = ()
     machine: str = ""
-    graph: int = 0  # what was recorded of the loss, where a microbatch is computed in stages
+    graph: int = 0  # the recorded graph of the loss, if computed in stages
 
 
 class Reached(msgspec.Struct, frozen=True, kw_only=True):
-    """The state of a version at which a step of the script begins, in the layers that are looked at there."""
+    """The state of a version at which a script's step begins, in the layers looked at there."""
 
     version: int
     layers: tuple[Digest, ...]
@@ -150,10 +155,11 @@ class Reached(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Prepared(Message, frozen=True, kw_only=True):
-    """This worker holds the sum of the step, of its own layers if not of all, and can apply it.
+    """This worker holds the sum of the step, of its own layers or of all, and can apply it.
 
-    `script_step` is what the script's own loop counts, and `phase` which of its calls of `backward` in that step this is.
-    `reached` is the state that the script's step began with; it comes with phase 0.
+    `script_step` is the count of the script's own loop, and `phase` says which of its calls of
+    `backward` in that step this is. `reached` is the state that the script's step began with; it
+    comes with phase 0.
     """
 
     generation: int
@@ -165,11 +171,14 @@ class Prepared(Message, frozen=True, kw_only=True):
     held: Held | None = None
     computed: tuple[Computed, ...] = ()
     reached: Reached | None = None
-    told: bool = True  # the keeper has, or gets, what there is of the sum here
+    told: bool = True  # the keeper has this worker's part of the sum, or is being sent it
 
 
 class Arrived(Message, frozen=True, kw_only=True):
-    """This worker's script begins a step behind a snapshot: so whoever joins need not wait for the end of it."""
+    """This worker's script begins a step after a snapshot.
+
+    It is sent at once, so that a joining worker need not wait for the end of the step.
+    """
 
     generation: int
     script_step: int
@@ -177,10 +186,11 @@ class Arrived(Message, frozen=True, kw_only=True):
 
 
 class Proved(Message, frozen=True, kw_only=True):
-    """What this worker made of a step that it was asked to reproduce: see `Prove`.
+    """The result of a step that this worker was asked to reproduce: see `Prove`.
 
-    `reached` has the state that the step began with, and the state behind it if that was asked for. Of the former the
-    same layers are told as of the latter, too: how much these changed says how near is near.
+    `reached` has the state that the step began with, and the state after it if that was asked for.
+    The former then also shows the layers that are shown of the latter, because the amount by which
+    they changed says how close two results have to be.
     """
 
     version: int
@@ -189,7 +199,10 @@ class Proved(Message, frozen=True, kw_only=True):
 
 
 class Untried(Message, frozen=True, kw_only=True):
-    """The second process of this worker has ended, or could not be started; `final`: nor could another one."""
+    """The second process of this worker has ended, or could not be started.
+
+    `final` says that a different process could not be started either.
+    """
 
     why: str
     final: bool = False
@@ -210,7 +223,7 @@ class LoopLeft(Message, frozen=True, kw_only=True):
 
 
 class Unled(Message, frozen=True, kw_only=True):
-    """What the leader does in this step, which is committed, was not done to its end."""
+    """A leader's side effects in a committed step (printing, saving) were not finished."""
 
     step: int
 
@@ -231,14 +244,17 @@ class Snapshot(Message, frozen=True, kw_only=True):
 
 
 class LayersAsked(Message, frozen=True, kw_only=True):
-    """A worker that keeps its own layers only, which nobody has, knows by now which ones it needs of the backup."""
+    """A worker that keeps only its own layers asks for those that it needs of the backup.
+
+    No worker has them any more, and by now this one knows which layers it needs.
+    """
 
     generation: int
     layers: tuple[str, ...]
 
 
 class RedoAsked(Message, frozen=True, kw_only=True):
-    """A worker that catches up has room for the sum of this committed step, or for these bytes of it."""
+    """A worker that catches up has room for this committed step's sum, or these bytes of it."""
 
     generation: int
     step: int
@@ -251,13 +267,19 @@ class PeerBroken(Message, frozen=True, kw_only=True):
 
 
 class ProfileAsked(Message, frozen=True, kw_only=True):
-    """Has anybody measured this? See `agent.calibration.calibrate.key_of`."""
+    """A worker asks whether a profile with this key exists already.
+
+    See `agent.calibration.calibrate.key_of`.
+    """
 
     key: str
 
 
 class Recording(Message, frozen=True, kw_only=True):
-    """This worker begins to record the script's loop. If it is lost now, it may be of that."""
+    """This worker begins to record the script's loop.
+
+    If it is lost now, recording may be the cause.
+    """
 
 
 class Measured(Message, frozen=True, kw_only=True):
@@ -267,7 +289,7 @@ class Measured(Message, frozen=True, kw_only=True):
 
 
 class Traced(Message, frozen=True, kw_only=True):
-    """What this worker did in a step that was asked for."""
+    """What this worker did in a step whose timeline was asked for."""
 
     generation: int
     step: int
@@ -280,15 +302,17 @@ class Lines(Message, frozen=True, kw_only=True):
 
 
 class OutputSent(Message, frozen=True, kw_only=True):
-    """What the steps from `since` to `step` made of a file of the script's output; the payload begins at `at` of `size`.
+    """A change of one output file by the steps from `since` to `step`.
+
+    The payload begins at `at` of `size`.
 
     begun     it was there before the first step, and counts if the job has no such file
     whole     it was replaced
     append    bytes were added at its end
-    lines     it was made by these steps on this worker, and goes on with the lines that others wrote before
+    lines     these steps made it on this worker, and it continues lines that others wrote before
     gone      it was deleted
 
-    `again`: another worker led in these steps, so only what the storage lacks counts.
+    If `again` is set, a different worker led in these steps, so only what the storage lacks counts.
     """
 
     serial: int
@@ -303,13 +327,16 @@ class OutputSent(Message, frozen=True, kw_only=True):
 
 
 class Strayed(Message, frozen=True, kw_only=True):
-    """The script has written this file where nobody keeps it."""
+    """The script has written this file in a place that is not kept."""
 
     path: str
 
 
 class Numbers(Message, frozen=True, kw_only=True):
-    """What the script has logged in some steps, the newest last; `again` by who begins to lead, and has it as well."""
+    """What the script has logged in some steps, the newest last.
+
+    `again` is set by a worker that begins to lead and has these numbers as well.
+    """
 
     steps: tuple[tuple[int, dict[str, float]], ...]
     again: bool = False
@@ -318,14 +345,14 @@ class Numbers(Message, frozen=True, kw_only=True):
 class Failed(Message, frozen=True, kw_only=True):
     kind: FailureKind
     detail: str
-    step: int | None = None  # that the script was in; None outside of its loop
+    step: int | None = None  # the step that the script was in; None outside of its loop
 
 
 class Ended(Message, frozen=True, kw_only=True):
     """The script ran to its end."""
 
 
-# --- agent to keeper, and back ---------------------------------------------------------------------
+# --- agent to keeper, and back --------------------------------------------------------------------
 
 
 class AgentHello(Message, frozen=True, kw_only=True):
@@ -335,23 +362,28 @@ class AgentHello(Message, frozen=True, kw_only=True):
 
 
 class Told(Message, frozen=True, kw_only=True):
-    """Something for the manager. It is told again until it was heard."""
+    """A report for the manager; it is sent again until the manager has it."""
 
     serial: int
     report: AnyReport
 
 
 class Heard(Message, frozen=True, kw_only=True):
-    """Everything up to `serial` lies in the manager's inbox."""
+    """Every report up to `serial` is in the manager's inbox."""
 
     serial: int
 
 
-# --- keeper to worker ------------------------------------------------------------------------------
+# --- keeper to worker -----------------------------------------------------------------------------
 
 
 class Welcome(Message, frozen=True, kw_only=True):
-    """The payload is the script with what goes along, as in `agent.source.parcel`, for who has not begun it. `state_bytes` are what a newcomer will be sent of the state; 0 if that is not known."""
+    """The keeper's answer to a worker that it accepts.
+
+    The payload is the script with the files that go along, as in `agent.source.parcel`, for a
+    worker that has not begun it. `state_bytes` is the size of the state that a newcomer will be
+    sent; 0 if it is not known.
+    """
 
     order: JobOrder
     state_bytes: int = 0
@@ -359,13 +391,13 @@ class Welcome(Message, frozen=True, kw_only=True):
 
 
 class Dismissal(Message, frozen=True, kw_only=True):
-    """You are not wanted (any more)."""
+    """The worker is not needed, or not any more."""
 
     why: str
 
 
 class Peers(Message, frozen=True, kw_only=True):
-    """Where the workers of the job listen, so that connections are made before they are needed."""
+    """The addresses of the job's workers, so that they connect before they need to."""
 
     addresses: dict[str, str]
 
@@ -373,13 +405,14 @@ class Peers(Message, frozen=True, kw_only=True):
 class Enter(Message, frozen=True, kw_only=True):
     """A new generation begins at `version`.
 
-    `holders` have that version and send it to those of the layout that have not, in slices; where some have
-    only the layers in `held`, or shall have no more than their own, each asks for what it lacks. With no
-    holders the keeper sends its own copy, of which each asks for its layers where it shall have no more; and the
-    `redo` sums behind it are asked for. `snapshot` and `sums` are as in
-    `Commit`. `record` asks the first worker whether the script can be cut, since nobody has said so yet; the others
-    begin their first share by waiting for its word (`agent.crew.helping`). `unled` is the committed step that the first
-    worker leads once more when it applies it again.
+    `holders` have that version and send it, in slices, to the workers of the layout that have not.
+    If some holders have only the layers in `held`, or workers are to keep only their own layers,
+    each worker asks for what it lacks. If there are no holders, the keeper sends its own copy, or
+    the layers that a worker asks for if it is to keep only its own; and each worker asks for the
+    `redo` sums after that copy. `snapshot` and `sums` are as in `Commit`. `record` asks the first
+    worker whether the script can be cut, because that is not known yet; the others begin their
+    first share by waiting for its word (`agent.crew.helping`). `unled` is the committed step that
+    the first worker leads once more when it applies it again.
     """
 
     layout: Layout
@@ -392,12 +425,15 @@ class Enter(Message, frozen=True, kw_only=True):
     record: bool = False
     unled: int | None = None
     sums: bool = True
-    # Those who are not among the holders have the state from the keeper all the same, and apply the `redo` sums.
+    # Workers that are not holders get the state from the keeper even if there are holders, and
+    # apply the `redo` sums.
     catch_up: bool = False
-    # The workers of the layout that are not `unproven` have reproduced a committed step, or took part in one.
+    # Whether the workers of the layout outside `unproven` have reproduced a committed step, or took
+    # part in one.
     proven: bool = False
-    # Workers that hold only their own layers and have reproduced nothing yet: their chain does so together. With no holders it
-    # computes the microbatch `proves` of the first of the `redo` steps; else each chain computes one of another chain.
+    # Workers that hold only their own layers and have reproduced nothing yet; their chain does so
+    # together. With no holders it computes the microbatch `proves` of the first of the `redo`
+    # steps; else each chain computes a microbatch of a different chain.
     unproven: tuple[str, ...] = ()
     proves: int | None = None
 
@@ -405,8 +441,8 @@ class Enter(Message, frozen=True, kw_only=True):
 class Commit(Message, frozen=True, kw_only=True):
     """Version `version` is committed.
 
-    `snapshot` asks for its state in the background, `trace` for a timeline of the step that begins now, and `sums` for
-    the sum of that step.
+    `snapshot` asks for its state in the background, `trace` for a timeline of the step that begins
+    now, and `sums` for the sum of that step.
     """
 
     generation: int
@@ -417,7 +453,7 @@ class Commit(Message, frozen=True, kw_only=True):
 
 
 class State(Message, frozen=True, kw_only=True):
-    """A state, or the layers of it that were asked for: the payload is these layers, end to end."""
+    """A state, or the layers asked for; the payload is these layers, end to end."""
 
     generation: int
     version: int
@@ -425,7 +461,7 @@ class State(Message, frozen=True, kw_only=True):
 
 
 class Redo(Message, frozen=True, kw_only=True):
-    """The sum of a committed step that was asked for, to be applied again."""
+    """The sum of a committed step, sent on request, to be applied again."""
 
     generation: int
     step: int
@@ -433,11 +469,13 @@ class Redo(Message, frozen=True, kw_only=True):
 
 
 class Prove(Message, frozen=True, kw_only=True):
-    """Reproduce a committed step before you count: the script's step `script_step`, which begins with `version`.
+    """A worker has to reproduce a committed step before it counts.
 
-    Behind it come the `State` of that version, and a `Redo` for each of so many `commits` of the step, all of generation
-    `PROVING`. `microbatches` has one for each phase that is to be computed; where it is None, nothing is. `reaches` asks for
-    the state behind the step as well; else the step is left as soon as the last of them is computed.
+    The step is the script's step `script_step`, which begins with `version`. After this message
+    come the `State` of that version, and a `Redo` for each of the `commits` of the step, all of
+    generation `PROVING`. `microbatches` has an entry for each phase that is to be played: the
+    microbatch to compute, or None to compute none. `reaches` asks for the state after the step as
+    well; without it, the step is left as soon as the last microbatch is computed.
     """
 
     version: int
@@ -458,9 +496,9 @@ class Noticed(Message, frozen=True, kw_only=True):
 
 
 class ProfileKnown(Message, frozen=True, kw_only=True):
-    """Whether a profile with this key is known: if so, it need not be measured.
+    """Whether a profile with this key is known; if so, it need not be measured.
 
-    It comes along if its network is not measured yet.
+    The profile comes along if its network is not measured yet.
     """
 
     key: str
@@ -486,27 +524,30 @@ class OutputTaken(Message, frozen=True, kw_only=True):
 
 
 class Done(Message, frozen=True, kw_only=True):
-    """The final state is in safe hands; the script may go on behind its loop."""
+    """The final state is stored safely, so the script may go on after its loop."""
 
 
 class Over(Message, frozen=True, kw_only=True):
-    """With this version the script of others has left its loop, and this worker is in the step behind it."""
+    """The other workers' scripts left their loop with this version.
+
+    This worker is in the step after it.
+    """
 
     version: int
 
 
-# --- worker to worker ------------------------------------------------------------------------------
+# --- worker to worker -----------------------------------------------------------------------------
 
 
 class PeerHello(Message, frozen=True, kw_only=True):
-    """`serial` grows from one dial of this worker to the next."""
+    """A worker introduces itself to a peer; `serial` grows with each of its connections."""
 
     worker: str
     serial: int
 
 
 class Part(Message, frozen=True, kw_only=True):
-    """Something of a step for a peer: `tag` says what, the payload is it."""
+    """A piece of a step for a peer: `tag` says which, and the payload holds it."""
 
     generation: int
     step: int

@@ -1,8 +1,8 @@
-"""What a worker holds of a job: its objects at one version, and the ways in and out of them.
+"""A worker's part of a job: its objects at one version, and the ways in and out of them.
 
-A version counts commits. A script's step begins at a boundary; every call of `session.backward` in it is a
-phase, which ends with one commit. Only at a boundary can a state be saved, or handed to a joining worker,
-because a script cannot be begun in the middle of its step.
+A version counts commits. A script's step begins at a boundary; every call of `session.backward` in
+it is a phase, which ends with one commit. Only at a boundary can a state be saved, or handed to a
+joining worker, because a script cannot be begun in the middle of its step.
 """
 
 import hashlib
@@ -42,15 +42,15 @@ BEFORE, AFTER = -1, -2
 # boundary  between two steps of the script
 # open      in a step, before a call of `backward`
 # computing in a call of `backward`
-# summed    behind one: the gradients of the phase are here
-# ended     behind the step, in what the script does at the end of its epoch
-# aside     the script ends an epoch that the others have left, and its state is put by
+# summed    after such a call: the gradients of the phase are here
+# ended     after the step, in the script's code at the end of its epoch
+# aside     the script ends an epoch that the others have left, and its state is put aside
 # over      the loop is over
 Stage = Literal["made", "boundary", "open", "computing", "summed", "ended", "aside", "over"]
 
 
 class Position:
-    """Where the script is in its loop, as part of the state."""
+    """The script's place in its loop, as part of the state."""
 
     def __init__(self, replica: "Replica") -> None:
         self._replica = replica
@@ -79,17 +79,17 @@ class Replica:
         }
         self.models, self.state = registered.models, registered.state
         self.seed, self.deterministic = seed, deterministic
-        self.microbatches = 0  # of a step; 0 as long as nobody knows
+        self.microbatches = 0  # of a step; 0 as long as it is not known
         self.stage: Stage = "made"
         self.version, self.step, self.phase = 0, 0, 0
         self.played = False  # the script has done the step that led to this version
-        self.loaded = False  # what is here came from others once
-        self._lost = False  # the job has gone on without what this worker does in its step
+        self.loaded = False  # whether the state here ever came from other workers
+        self._lost = False  # whether the job has gone on without this worker's step
         self.given = -1  # the newest version whose gradients the script has got
         self.unborn, self.unbuilt = unborn, bool(unborn)
         self.birth_mark = "-".join(each.mark for each in unborn)
         for each in unborn:
-            # Until all is made: whoever asks for a state here is no script.
+            # Until all is made, because a request for a state here is not the script's.
             each.used = lambda: None
         self.space = SumSpace(self.models, registered.trained)
         self.holdings = Holdings(self.objects, unborn)
@@ -104,7 +104,7 @@ class Replica:
         self.recorder = Recorder(lambda: self.model, [*self.models.values()], self.scaler)
         self._total: Sum | None = None
         self._kept: Collected | None = None
-        self._arena = Arena()  # where optimizer state goes that there is no memory for yet
+        self._arena = Arena()  # the memory for optimizer state that has none yet
         self._aside: tuple[Share, memoryview] | None = None
         self._watched: set[int] = set()
         # Where there is only the CPU, `torch.manual_seed` takes 0.1 ms to ask for other devices.
@@ -128,7 +128,7 @@ class Replica:
 
     @property
     def at_boundary(self) -> bool:
-        """Whether the state of `version` is here as others could load it."""
+        """Whether the state of `version` is here in a form that others could load."""
         return self.phase == 0 and self.stage not in ("summed", "ended", "aside")
 
     @property
@@ -138,7 +138,7 @@ class Replica:
 
     @property
     def astray(self) -> bool:
-        """Whether what the script does until the next boundary counts for nothing.
+        """Whether the script's actions until the next boundary count for nothing.
 
         The job has gone on without its step, or the script ends an epoch that others have left.
         """
@@ -148,7 +148,7 @@ class Replica:
         self._lost = True
 
     def rejoin(self) -> None:
-        """From this boundary on it counts again."""
+        """Let the script's actions count again from this boundary on."""
         self._lost = False
 
     def seed_for(self, stream: int) -> None:
@@ -159,10 +159,10 @@ class Replica:
         random.seed(number)
         np.random.seed(number & 0xFFFFFFFF)
 
-    # --- the sum of a phase -------------------------------------------------------------------------
+    # --- the sum of a phase -----------------------------------------------------------------------
 
     def total(self) -> Sum:
-        """Room for the sum of a whole step, which not every worker needs."""
+        """Return room for the sum of a whole step, which not every worker needs."""
         self._total = self._total or Sum(self.space)
         return self._total
 
@@ -174,9 +174,10 @@ class Replica:
         return self.space.summed(total)
 
     def warm(self, arena: Arena) -> None:
-        """Take the memory of a step ahead, and `arena` for the optimizer state that will be loaded.
+        """Allocate the memory of a step ahead; `arena` is for the optimizer state to be loaded.
 
-        What is freed here is what the first backward finds: see `agent.instance.worker.keep_memory`.
+        The first backward reuses the memory that is freed here: see
+        `agent.instance.worker.keep_memory`.
         """
         self.total().flat.zero_()
         self.reserve()
@@ -185,7 +186,7 @@ class Replica:
         self._arena = arena
 
     def install(self, summed: Summed, prior: Sequence[torch.Tensor | None]) -> None:
-        """Put the gradients of a phase into the model, added to those that the step had before it."""
+        """Put the gradients of a phase into the model, added to those that the step had before."""
         self.given = self.version
         if summed.held is not None:
             self._keep(summed.held)
@@ -203,38 +204,41 @@ class Replica:
         added = [id(param) for param, before in pairs if before is not None and before.any()]
         self.holdings.hear(summed.norms if useful else {}, added)
 
-    # --- the state at a boundary --------------------------------------------------------------------
+    # --- the state at a boundary ------------------------------------------------------------------
 
     @property
     def state_bytes(self) -> int:
         return sum(collect(self.objects).sizes().values())
 
     def begin_boundary(self) -> None:
-        """The script is between two steps: what was looked at in the last one is of an old version."""
+        """Take note that the script is between two steps.
+
+        Borrowed weights are given back, because they are of an old version.
+        """
         self.stage, self.phase, self._kept = "boundary", 0, None
         self.holdings.give_back()
 
     def forget_arena(self) -> None:
-        """The state has been loaded, if it was to be."""
+        """Release the arena, because a state that was to be loaded has been loaded."""
         self._arena = Arena()
 
     @property
     def kept(self) -> Collected | None:
-        """The state as it was when the step began, as far as it is here; None where it is gone."""
+        """The state when the step began, as far as it is here; None if it is gone."""
         return self._kept if self.at_boundary else None
 
     def collected(self) -> Collected:
-        """The state at the step's boundary.
+        """Return the state at the step's boundary.
 
-        It can be had until the step's first sum is installed: its tensors do not change before, and what
-        else the script has set for the step already is not in it.
+        It is available until the step's first sum is installed, because its tensors do not change
+        before. Other values that the script has set for the step already are not in it.
         """
         if self._kept is None:
             self._kept = self.snapshot()
         return self._kept
 
     def drop_collected(self) -> None:
-        """The script is about to change its state."""
+        """Drop the collected state, because the script is about to change its state."""
         self._kept = None
 
     def snapshot(self) -> Collected:
@@ -243,7 +247,7 @@ class Replica:
             try:
                 state, here = collect(self.objects), self.holdings.here
             except StateError:
-                # The form says in better words what has become of the model.
+                # The form explains better what has become of the model.
                 self.form.check(self.step)
                 raise
         return state if here is None else state.only(here)
@@ -253,7 +257,7 @@ class Replica:
 
     @contextmanager
     def _unseen(self) -> Iterator[None]:
-        """Asking for a state_dict is not the script's looking at its model."""
+        """Hide a request for a state_dict from the check of whether the script uses its model."""
         stage, self.stage = self.stage, "boundary"
         try:
             yield
@@ -261,7 +265,7 @@ class Replica:
             self.stage = stage
 
     def load(self, gathered: Gathered, version: int, only: frozenset[str] | None = None) -> None:
-        """Take a state over. Of what is not in `only`, nothing is here afterwards."""
+        """Take over a state; layers that are not in `only` are not here afterwards."""
         self._forget()
         self._kept = None
         if only is None:
@@ -279,7 +283,8 @@ class Replica:
     def add(self, gathered: Gathered, layers: frozenset[str]) -> None:
         """Take over layers that were not here, of the version that the others have.
 
-        What is set for an optimizer is here since the state was loaded, and the script may have changed it since.
+        Settings of optimizers are left alone, because they came when the state was loaded, and the
+        script may have changed them since.
         """
         self._forget()
         self.holdings.make_room(layers)
@@ -293,26 +298,26 @@ class Replica:
             self.space.begin()
 
     def set_aside(self) -> None:
-        """Put the state of the boundary by, because the script is not where it can go on with it."""
+        """Put the boundary's state aside, because the script is not where it can go on with it."""
         share, pieces = share_of(self.settled(), 1, 0)
         self._aside = share, memoryview(b"".join(here(pieces)))
         self.stage, self._kept = "aside", None
 
     def take_up(self) -> None:
-        """Have the state that was put by, whatever the script has done to its objects since."""
+        """Restore the state that was put aside, whatever the script has done to its objects."""
         assert self._aside is not None
         gathered, self._aside = _gathered(*self._aside), None
         self.load(gathered, self.version, self.holdings.here)
 
     def _forget(self) -> None:
-        """What is here has come from others."""
+        """Drop what was noted of the state, because it is replaced by others' state."""
         self.still.forget()
         self.holdings.forget()
 
-    # --- layers that are elsewhere ------------------------------------------------------------------
+    # --- layers that are elsewhere ----------------------------------------------------------------
 
     def _keep(self, layers: frozenset[str]) -> None:
-        """Keep only these layers; a script that uses the rest beside the step has it fetched."""
+        """Keep only these layers; the rest is fetched if a script uses it outside of the step."""
         self.holdings.keep(layers)
         for module in self.models.values():
             if id(module) not in self._watched:
@@ -320,7 +325,7 @@ class Replica:
                 watch(module, self.look)
 
     def look(self) -> None:
-        """The script is about to use its whole model."""
+        """Fetch the missing layers, because the script is about to use its whole model."""
         if self.holdings.here is None:
             return
         if self.stage in ("made", "over") and self.unbuilt:
@@ -333,21 +338,22 @@ class Replica:
             self.fetch()
 
     def borrow(self, gathered: Gathered, layers: frozenset[str]) -> None:
-        """Have weights to look at until the next step begins."""
+        """Take over weights to look at until the next step begins."""
         self.holdings.borrow(layers)
         with self._unseen():
             fill(gathered.layers.values(), gathered.read, self.models, layers)
 
     @property
     def newborn(self) -> bool:
-        """Whether what is not here can be made here, because no step has changed it yet.
+        """Whether missing layers can be made here, because no step has changed them yet.
 
-        A worker that was sent back to the beginning has had steps, and what these have made of buffers is here.
+        A worker that was sent back to the beginning has done steps, and its buffers have changed in
+        them.
         """
         return self.unbuilt and not self.loaded and self.next_version == 0
 
     def bear(self, layers: frozenset[str]) -> None:
-        """Have these layers with their initial values, and no others that can be made again."""
+        """Make these layers with their initial values; drop others that can be made again."""
         self._forget()
         self.holdings.unbear(layers)
         self.holdings.bear(layers)
@@ -356,7 +362,7 @@ class Replica:
             self._kept = self.snapshot()
 
     def bear_to_look(self) -> None:
-        """Have all weights until the step begins."""
+        """Make all missing weights, until the step begins."""
         lacking = self.holdings.lacking(self.holdings.all)
         self.holdings.bear(lacking)
         self.holdings.borrowed |= lacking

@@ -1,14 +1,17 @@
-"""A schedule is data that two interpreters read: the simulator with measured costs, the executor with
-tensors, so that the two cannot drift apart. No torch here.
+"""The programs of a pipeline, as data that two interpreters read. No torch here.
 
-A *stage* is a run of consecutive sections of the model; a worker hosts one stage, several (interleaved,
-modulo placement), or shares one with replicas that take microbatches in turn. What a worker computes,
-and in which order, is its *program*: packed actions, eight bytes each. Communication is not listed; it
-follows from the programs by one rule, written down once in `unfold`:
+The simulator reads them with measured costs and the executor with tensors, so that the two cannot
+drift apart. A *stage* is a run of consecutive sections of the model; a worker hosts one stage,
+several (interleaved, modulo placement), or shares one with replicas that take microbatches in turn.
+The *program* of a worker is what it computes, in order: packed actions, eight bytes each.
+Communication is not listed, because it follows from the programs by one rule, written down once in
+`unfold`:
 
-* an activation goes to the host of the next stage as soon as its forward is done, a gradient to the host
-  of the previous stage as soon as its backward (or input-gradient) is done, and neither blocks the sender;
-* gradients of a stage are reduced when its worker has done the last backward of an update, then applied.
+* an activation goes to the host of the next stage as soon as its forward is done, a gradient to
+  the host of the previous stage as soon as its backward (or input-gradient) is done, and neither
+  blocks the sender;
+* gradients of a stage are reduced when its worker has done the last backward of an update, then
+  applied.
 """
 
 import itertools
@@ -21,7 +24,7 @@ import msgspec
 
 
 class Kind(IntEnum):
-    """What a worker can do. The first five are computed; the others follow by the rule above."""
+    """A kind of action. The first five are computed; the others follow by the rule above."""
 
     FORWARD = 0
     BACKWARD = 1  # input-gradient and weight-gradient in one
@@ -49,7 +52,10 @@ MICROBATCH_MASK, STAGE_MASK = (1 << 32) - 1, (1 << 24) - 1
 
 
 class Action(msgspec.Struct, frozen=True):
-    """One thing that a worker does for a stage; `microbatch` is the last one of a REDUCE or APPLY."""
+    """One action of a worker for a stage.
+
+    For a REDUCE or APPLY, `microbatch` is the last one.
+    """
 
     kind: Kind
     stage: int
@@ -60,7 +66,7 @@ class Action(msgspec.Struct, frozen=True):
 
 
 def unpack(code: int) -> Action:
-    """The inverse of `Action.pack`."""
+    """Return the action that `Action.pack` has packed."""
     return Action(
         Kind(code >> KIND_SHIFT), code >> STAGE_SHIFT & STAGE_MASK, code & MICROBATCH_MASK
     )
@@ -69,9 +75,9 @@ def unpack(code: int) -> Action:
 class Schedule(msgspec.Struct, frozen=True, kw_only=True):
     """The programs of one pipeline for `microbatches` microbatches.
 
-    Worker `hosts[s][i % len(hosts[s])]` computes microbatch `i` of stage `s`. The program of worker `w` is
-    `codes[8 * offsets[w] : 8 * offsets[w + 1]]`, little-endian. Weights are updated after every
-    `update_every` microbatches; with a flush that is all of them.
+    Worker `hosts[s][i % len(hosts[s])]` computes microbatch `i` of stage `s`. The program of worker
+    `w` is `codes[8 * offsets[w] : 8 * offsets[w + 1]]`, little-endian. Weights are updated after
+    every `update_every` microbatches; with a flush that is all of them.
     """
 
     name: str
@@ -105,22 +111,22 @@ class Schedule(msgspec.Struct, frozen=True, kw_only=True):
         return hosts[microbatch % len(hosts)]
 
     def program(self, worker: int) -> tuple[Action, ...]:
-        """What this worker computes, in order."""
+        """Return what this worker computes, in order."""
         view = memoryview(self.codes)[8 * self.offsets[worker] : 8 * self.offsets[worker + 1]]
         return tuple(unpack(code) for code in view.cast("q"))
 
 
 def recomputing(stages: int, said: tuple[bool, ...] = ()) -> tuple[bool, ...]:
-    """Which stages do, by what is said of each, or of none. The last never does."""
+    """Return which stages recompute, as `said` for each, or none; the last never does."""
     return (*(said[:-1] or [False] * (stages - 1)), False)
 
 
 @lru_cache(maxsize=CACHED_SCHEDULES)
 def one_f_one_b(workers: int, microbatches: int, *, recompute: tuple[bool, ...] = ()) -> Schedule:
-    """1F1B with a flush: what a chain plays when it is told nothing else.
+    """Return 1F1B with a flush, which a chain plays by default.
 
-    Worker s starts with min(P - 1 - s, M) forwards; from then on a backward follows each forward, behind a
-    recompute where that is said of s.
+    Worker s starts with min(P - 1 - s, M) forwards. From then on a backward follows each forward,
+    after a recompute if `recompute` says so of s.
     """
     programs: list[list[Action]] = []
     for stage, again in enumerate(recomputing(workers, recompute)):
@@ -163,7 +169,7 @@ def _packed(
 
 
 def unfold(schedule: Schedule, worker: int) -> Iterator[Action]:
-    """The program of a worker with every send, receive, reduce and apply in its place."""
+    """Yield a worker's program with every send, receive, reduce and apply in its place."""
     program = schedule.program(worker)
     closing = _last_backwards(schedule, program)
     for position, action in enumerate(program):
@@ -186,7 +192,7 @@ def unfold(schedule: Schedule, worker: int) -> Iterator[Action]:
 
 
 def _last_backwards(schedule: Schedule, program: tuple[Action, ...]) -> frozenset[int]:
-    """Where in a program the gradients of a stage are complete for an update."""
+    """Return where in a program the gradients of a stage are complete for an update."""
     last: dict[tuple[int, int], int] = {}
     for position, action in enumerate(program):
         if action.kind in (Kind.BACKWARD, Kind.WEIGHT_GRADIENT):

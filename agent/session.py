@@ -1,4 +1,4 @@
-"""What a training script sees of us: one object, and its own loop left in its hands.
+"""The one object that a training script sees of us; the loop stays in the script.
 
     session = Session(model, optimizer, scheduler)
     for step in session.steps(400):
@@ -6,10 +6,11 @@
         optimizer.step()
         scheduler.step()
 
-Alone, with no manager anywhere, the session is a world of one. In a job it is one of many, and whatever happens to
-the others, the numbers are the same: the global batch, its order, the random streams (torch, numpy and Python, seeded
-for every microbatch) and the order of additions depend on the step only. With `deterministic=False` the order of
-additions is free: gradients take the memory of one, and numbers differ by rounding where the layout does.
+Alone, with no manager anywhere, the session is a world of one. In a job it is one of many, and the
+numbers are the same whatever happens to the others, because the global batch, its order, the random
+streams (torch, numpy and Python, seeded for every microbatch) and the order of additions depend on
+the step only. With `deterministic=False` the order of additions is free. Then gradients take the
+memory of one set, and numbers differ by rounding where the layout does.
 
 `docs/script.md` is the whole contract.
 """
@@ -46,11 +47,11 @@ _unborn: list[Unborn[Any]] = []
 
 
 def unbuilt(factory: Callable[[], Model]) -> Model:
-    """Return the model that `factory` builds, of which in a job no worker needs to have room for all.
+    """Return the model that `factory` builds; in a job no worker needs room for all of it.
 
-    The values of a layer are made on the workers that keep it, and are those that a single process would have made.
-    Whatever gives or changes values (initialisers, `.to(dtype)`) belongs into `factory`, and so does, last,
-    `.to(device)`. Alone it is simply called.
+    The values of a layer are made on the workers that keep it, and are those that a single process
+    would have made. Everything that gives or changes values (initialisers, `.to(dtype)`) belongs
+    into `factory`, and so does, last, `.to(device)`. Alone, `factory` is simply called.
     """
     if _world is None or isinstance(_world, Alone):
         return factory()
@@ -60,18 +61,18 @@ def unbuilt(factory: Callable[[], Model]) -> Model:
 
 
 def made() -> list["Session"]:
-    """The sessions that the script has made so far."""
+    """Return the sessions that the script has made so far."""
     return _sessions
 
 
 def join(world: World) -> None:
-    """Sessions made in this process from now on belong to `world`."""
+    """Let sessions made in this process from now on belong to `world`."""
     global _world  # noqa: PLW0603 - the script makes its session itself; there is no other way in
     _world = world
 
 
 class Session:
-    """One per script. What it is given is what must survive: models, optimizers, schedules, a scaler."""
+    """One per script. It is given what must survive: models, optimizers, schedules, a scaler."""
 
     def __init__(
         self,
@@ -84,7 +85,8 @@ class Session:
         if _sessions:
             raise Misuse("the script made a second session; one holds everything that is trained")
         world = _world if _world is not None else Alone()
-        # How many threads share an operation is part of its rounding, so it is fixed for all.
+        # The number of threads that share an operation affects its rounding, so it is fixed for
+        # all.
         torch.set_num_threads(threads)
         found = registered(objects)
         check_modules(found.models, built=not _unborn)
@@ -99,11 +101,11 @@ class Session:
         self._loop = Loop(world, replica, found, microbatches)
         _sessions.append(self)
 
-    # --- what a script uses -------------------------------------------------------------------------
+    # --- what a script uses -----------------------------------------------------------------------
 
     @property
     def leader(self) -> bool:
-        """True on exactly one worker: the one that prints."""
+        """True on exactly one worker, the one that prints."""
         if self.replica.stage == "made":
             raise Misuse(
                 "session.leader is asked before the loop over session.steps(...), where nobody leads yet; another worker "
@@ -118,16 +120,19 @@ class Session:
 
     @property
     def output(self) -> Path:
-        """A folder whose files outlive the machine: in a job they are gathered in its storage, behind every step."""
+        """A folder whose files outlive the machine.
+
+        In a job they are gathered in the job's storage after every step.
+        """
         return self._world.output.folder
 
     @property
     def objects(self) -> Mapping[str, Any]:
-        """What was registered, by name."""
+        """The registered objects, by name."""
         return self.replica.objects
 
     def log(self, /, **numbers: Any) -> None:
-        """Tell numbers of this step to dashboards, once however often the step is done."""
+        """Send numbers of this step to dashboards, once however often the step is done."""
         step = self.replica.inside
         if step is not None:
             self._world.output.log(step, numbers)
@@ -135,12 +140,15 @@ class Session:
             raise Misuse("session.log(...) belongs into the loop over session.steps(...)")
 
     def save(self, path: str | PathLike[str], thing: object = None) -> Path:
-        """Write the model's weights, or `thing`, to session.output / path, whole and once. Every worker calls it."""
+        """Write the model's weights, or `thing`, to session.output / path, whole and once.
+
+        Every worker calls it.
+        """
         return save(self, path, thing)
 
     @property
     def state(self) -> ScriptState:
-        """A dict of the script's own values, which travels with the job."""
+        """A dict of script-defined values, which travels with the job."""
         return self.replica.state
 
     @property
@@ -173,9 +181,10 @@ class Session:
         return found
 
     def epochs(self, count: int, data: Sized | None = None) -> Iterator[int]:
-        """Go through the epochs that are still to do; `for microbatches in data` goes through the steps of one.
+        """Go through the epochs that are still to do.
 
-        A worker that joins in the middle of an epoch begins with the code at the start of that epoch.
+        `for microbatches in data` goes through the steps of one. A worker that joins in the middle
+        of an epoch begins with the code at the start of that epoch.
         """
         found = self._loop.data
         if data is None and len(found) != 1:
@@ -186,19 +195,21 @@ class Session:
         return self._loop.epochs(count, len(found[0] if data is None else data))
 
     def steps_of_epoch(self, data: Sized) -> Iterator[int]:
-        """Go through the steps of the epoch that the loop over `epochs` is in, counted through all epochs.
+        """Go through the steps of the present epoch, counted through all epochs.
 
-        `for microbatches in data` does it for what `session.data(...)` returned. For data of the script's, whose length
-        is the number of steps in an epoch, give the same as to `epochs`.
+        The epoch is the one that the loop over `epochs` is in. `for microbatches in data` does the
+        same for what `session.data(...)` returned. For script-defined data, whose length is the
+        number of steps in an epoch, give the same as to `epochs`.
         """
         return self._loop.steps_of_epoch(len(data))
 
     def backward(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Result:
-        """Put the gradients of a whole step into the model, and return the means over its microbatches.
+        """Put the gradients of a step into the model; return the means over its microbatches.
 
-        This worker computes its share: `loss_of(microbatch)` is a loss, or a loss and a dict of numbers beside it.
-        What is trained on is the mean over all microbatches. Called again in the same step it adds to the gradients,
-        as torch does; gradients do not outlive the step.
+        This worker computes its share: `loss_of(microbatch)` is a loss, or a loss and a dict of
+        numbers beside it. The loss that is trained on is the mean over all microbatches. Called
+        again in the same step, this adds to the gradients, as torch does; gradients do not outlive
+        the step.
         """
         return self._loop.backward(loss_of, microbatches)
 
@@ -208,7 +219,7 @@ class Session:
         norm_type: float = 2.0,
         parameters: torch.Tensor | Sequence[torch.Tensor] | None = None,
     ) -> torch.Tensor:
-        """Clip by the norm of all gradients, whichever worker has them; return that norm."""
+        """Clip by the norm of all gradients, on whichever workers they are; return that norm."""
         return clip_grad_norm_(self.replica.holdings, self._params(parameters), max_norm, norm_type)
 
     def clip_grad_value_(
@@ -224,16 +235,16 @@ class Session:
             return [given]
         return [*self.replica.space.params.values()] if given is None else [*given]
 
-    # --- what the worker's process uses -------------------------------------------------------------
+    # --- what the worker's process uses -----------------------------------------------------------
 
     @property
     def _world(self) -> World:
         return self._loop.world
 
     def close(self) -> None:
-        """End with the script. If it left its loop early, what it has now is the end."""
+        """End with the script; if it left its loop early, its present state is the final one."""
         self._loop.close()
 
     def leave(self) -> None:
-        """End before the last step, because others have: with the version that there is."""
+        """End before the last step, with the present version, because others have."""
         self._loop.leave()

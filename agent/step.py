@@ -1,12 +1,12 @@
-"""One call of `session.backward`: a phase of a step, from the microbatches to gradients in the model.
+"""One call of `session.backward`: a phase, from microbatches to gradients in the model.
 
     prepare    this worker has computed its share, and has the sum of the phase over all workers
-    promise    it has said so to the keeper: it can apply the sum
+    promise    it has told the keeper so: it can apply the sum
     commit     the keeper has written down that all have promised
     install    the gradients are in the model
 
-A layout that changes before the commit interrupts the phase, which is prepared again under the new layout. What was
-computed already is used again there.
+A layout that changes before the commit interrupts the phase, which is prepared again under the new
+layout. The results computed already are used again there.
 """
 
 import math
@@ -45,7 +45,7 @@ class Result(msgspec.Struct, frozen=True):
     metrics: Mapping[str, float]
 
     def item(self) -> float:
-        """The loss, as a tensor of one number gives it."""
+        """Return the loss, as a tensor of one number does."""
         return self.loss
 
     __float__ = item
@@ -64,7 +64,7 @@ class Result(msgspec.Struct, frozen=True):
 
 
 class _Nothing(dict[str, float]):
-    """The metrics of a step that the job went on without: each is not-a-number."""
+    """The metrics of a step that the job went on without; each is not-a-number."""
 
     def __missing__(self, name: str) -> float:
         return math.nan
@@ -74,7 +74,10 @@ VOID = Result(math.nan, _Nothing())
 
 
 def check_call(replica: Replica, loss_of: object, microbatches: object, expected: int) -> None:
-    """Refuse arguments of `backward` that have no meaning; `expected` is 0 as long as nobody knows their number."""
+    """Refuse arguments of `backward` that have no meaning.
+
+    `expected` is 0 as long as their number is not known.
+    """
     if replica.stage == "computing":
         raise Misuse(f"{WHERE} was called by loss_of itself; loss_of returns its loss instead")
     if replica.stage not in ("open", "summed"):
@@ -105,7 +108,7 @@ def check_call(replica: Replica, loss_of: object, microbatches: object, expected
 
 
 class Step:
-    """The phases of the steps of one session. It is made when the number of microbatches is known."""
+    """The phases of a session's steps; made when the number of microbatches is known."""
 
     def __init__(
         self,
@@ -127,11 +130,11 @@ class Step:
         replica.sums_held, replica.reserve = self._partial.held, self._partial.reserve
         self.evidence = Evidence(replica)
         self.kept_versions: list[int] = []
-        """Of the state that the step began with."""
+        """The versions of the state that the step began with."""
         self._scale = 1.0
         # Whether the first microbatch was computed twice, and whether loss_of writes into it.
         self._tried = self._copies = False
-        # Whether a loss of this phase has shown what it was made of.
+        # Whether a loss of this phase has been searched for unregistered parameters.
         self._seen = False
 
     def run(self, loss_of: LossOf, microbatches: Sequence[Any], prior: list[Any]) -> Result:
@@ -160,15 +163,16 @@ class Step:
         return [None if param.grad is None else param.grad.clone() for param in params]
 
     def blank(self) -> Result:
-        """Let the rest of the body run out on zeros, because what it does is overwritten then.
+        """Set the gradients to zero, and return not-a-number means for the rest of the body.
 
-        No optimizer sees them: it would change the state by them, and others may be asking for it just now.
+        What the rest of the body does will be overwritten. No optimizer sees the zeros, because it
+        would change the state by them while other workers may be asking for it.
         """
         self._make_scale()
         self._replica.space.blank()
         return VOID
 
-    # --- before the sum -----------------------------------------------------------------------------
+    # --- before the sum ---------------------------------------------------------------------------
 
     def _begin(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
         replica = self._replica
@@ -191,7 +195,7 @@ class Step:
         self._make_scale()
 
     def _make_scale(self) -> None:
-        """A scaler makes its scale when it is first asked, and a worker that computes nothing would not ask."""
+        """Make the scaler's scale, which a worker that computes nothing would not ask for."""
         scaler = self._replica.scaler
         if scaler is not None:
             device = next(iter(self._replica.space.params.values())).device
@@ -199,7 +203,7 @@ class Step:
             self._scale = scaler.get_scale()
 
     def _prepare(self, loss_of: LossOf, microbatches: Sequence[Any]) -> Summed:
-        """Compute this worker's share, and sum it over all."""
+        """Compute this worker's share, and sum it over all workers."""
         replica, recorder = self._replica, self._replica.recorder
         first, count = self._world.share()
         passing("step: share opened")
@@ -227,7 +231,7 @@ class Step:
         before = [] if kept is None else kept.updates()
         missing = self._partial.missing(first, count)
         if missing:
-            # The last one has no others before it here, and all of them when it counts.
+            # The last one is computed first here, and after all the others when it counts.
             self._try_twice(loss_of, microbatches, [missing[-1], missing[0]])
         other = self._world.twice
         if other is not None and not evidence.has(other):
@@ -272,7 +276,10 @@ class Step:
         return returned.numbers(self._scale)
 
     def _check_finite(self, summed: Summed) -> None:
-        """Before the commit, so that a job that fails on it can be resumed from before it."""
+        """Refuse a sum that is not finite, before the commit.
+
+        So a job that fails on it can be resumed from the version before it.
+        """
         if self._world.nan != "fail" or summed.finite or self._overflows():
             return
         loss = summed.total.loss / self._microbatches
@@ -281,14 +288,14 @@ class Step:
         )
 
     def _overflows(self) -> bool:
-        """Whether it is the scale of the loss that was too large.
+        """Return whether the loss's scale was too large.
 
-        The scaler sees that in the sum, which is the same everywhere, skips the step and takes a smaller scale. A
-        scale below 1 has made nothing larger.
+        The scaler sees that in the sum, which is the same on all workers, skips the step and takes
+        a smaller scale. A scale below 1 has made nothing larger.
         """
         return self._replica.scaler is not None and self._scale >= 1.0
 
-    # --- behind the commit --------------------------------------------------------------------------
+    # --- after the commit -------------------------------------------------------------------------
 
     def _install(self, summed: Summed, prior: list[Any]) -> Result:
         """Put the gradients into the model, and return the means."""
@@ -297,23 +304,25 @@ class Step:
             replica.seed_for(AFTER)
             metrics = {name: value / count for name, value in total.metrics.items()}
             result = Result(total.loss / count, metrics)
-            # Of the first phase by their names; a later one may have a loss of its own.
+            # Numbers of the first phase have plain names; a later phase may have a loss function of
+            # its own, so its names end with the phase.
             end = f".{replica.phase}" if replica.phase else ""
             numbers = {"loss": result.loss} | metrics
             self._world.output.log(
                 replica.step, {f"{key}{end}": one for key, one in numbers.items()}
             )
             replica.install(summed, prior)
-            # Of an overflow the scaler makes no use, and so does whoever skips what is not finite.
+            # A scaler does not use gradients that overflow, nor does a script that skips what is
+            # not finite.
             self._optimizers.unused = summed.finite
             if not self._world.proves:
                 passing("step: installed")
         return result
 
-    # --- what is compared with others' --------------------------------------------------------------
+    # --- what is compared with others' ------------------------------------------------------------
 
     def _prove(self, loss_of: LossOf, microbatches: Sequence[Any]) -> None:
-        """Compute the microbatch by which this worker shows that it does what the job does."""
+        """Compute the microbatch by which this worker shows that it computes as the job does."""
         asked = self._world.asked(self._replica.phase)
         if asked is not None:
             self._try_twice(loss_of, microbatches, [asked])
@@ -325,16 +334,21 @@ class Step:
     def _show_late(
         self, loss_of: LossOf, microbatches: Sequence[Any], first: int, count: int
     ) -> None:
-        """Compute one of this worker's again if a snapshot was asked for after they were: someone has to prove this step."""
+        """Compute a microbatch of this worker again if it has to be shown and was not.
+
+        A snapshot may be asked for after the microbatches were computed, and then this step will
+        have to be proven.
+        """
         own = range(first, first + count)
         if own and self._world.batch_shown == "all" and not any(map(self.evidence.has, own)):
             again = sampled(first, count, self._replica.step)
             self._compute_aside(loss_of, self._given(microbatches, again), again)
 
     def _try_twice(self, loss_of: LossOf, microbatches: Sequence[Any], tried: list[int]) -> None:
-        """Compute these microbatches of a process's first step once before, to see whether they come out the same.
+        """Compute these microbatches of a process's first step once before, to compare results.
 
-        They are copies, because loss_of may write into its microbatch; if it does it gets a copy each time.
+        They are copies, because loss_of may write into its microbatch; if it does, it gets a copy
+        each time.
         """
         if self._tried:
             return
@@ -347,7 +361,7 @@ class Step:
         self._copies, self._tried = writes, True
 
     def _compute_aside(self, loss_of: LossOf, given: Any, microbatch: int) -> None:
-        """Compute a microbatch whose gradients are looked at, and dropped."""
+        """Compute a microbatch whose gradients are looked at, and then dropped."""
         numbers = self._compute_one(loss_of, given, microbatch)
         self._show(microbatch, given, numbers)
         self._replica.space.take(numbers)

@@ -1,7 +1,7 @@
-"""One step as it happened: what each worker did, and from when to when. No torch here.
+"""One step as it happened: what each worker did, and when. No torch here.
 
-Seconds count from the moment at which the worker was let into the step, which is when it heard of the commit
-before: the same for all but for the way of a message.
+Seconds count from the moment at which the worker was let into the step, when it received the commit
+before. That moment is the same for all workers, apart from the time that a message takes.
 """
 
 import time
@@ -11,11 +11,11 @@ import msgspec
 from agent.layout import Layout
 from agent.schedule import Action, Kind
 
-MOMENTS_MAX = 20_000  # of one worker
+MOMENTS_MAX = 20_000  # moments of one worker
 
 
 class Moment(msgspec.Struct, frozen=True, array_like=True):
-    """`kind` is one of `agent.schedule.Kind`."""
+    """An action and its time; `kind` is one of `agent.schedule.Kind`."""
 
     kind: int
     stage: int
@@ -25,7 +25,7 @@ class Moment(msgspec.Struct, frozen=True, array_like=True):
 
 
 class Timeline(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of a job, played by all workers of its layout. `cuts` are those that they played, if deep."""
+    """A step of a job, played by all workers of its layout; `cuts` are theirs, if deep."""
 
     job: str
     step: int
@@ -36,18 +36,18 @@ class Timeline(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Notes:
-    """What one worker does in one step, lap by lap; held by whoever was asked for it."""
+    """The actions of one worker in one step, lap by lap, if its timeline was asked for."""
 
     def __init__(self) -> None:
         self._start_s = self._lap_s = time.perf_counter()
         self.moments: list[Moment] = []
 
     def skip(self) -> None:
-        """What was done since the last lap is nothing that is shown."""
+        """Leave out the time since the last lap."""
         self._lap_s = time.perf_counter()
 
     def lap(self, kind: Kind, microbatch: int) -> None:
-        """This was done since the last lap."""
+        """Record what was done since the last lap."""
         self.add(Action(kind, 0, microbatch), self._lap_s, time.perf_counter())
 
     def add(self, action: Action, start_s: float, end_s: float) -> None:

@@ -1,4 +1,4 @@
-"""Those who train together, as a session sees them: many, or nobody else."""
+"""The workers that train together, as a session sees them: many, or this one alone."""
 
 from collections.abc import Sequence
 from contextlib import AbstractContextManager, nullcontext
@@ -20,38 +20,38 @@ if TYPE_CHECKING:
 
 
 class Interrupted(Exception):  # noqa: N818 - it says what happened, and is no error
-    """The layout changed while a step was in flight: the step goes on under the new one."""
+    """The layout changed while a step was in flight, so the step goes on in the new one."""
 
 
 class Abandoned(Exception):  # noqa: N818
-    """The job went on without this worker: the step in flight here has no meaning any more."""
+    """The job went on without this worker, so its step in flight has no meaning any more."""
 
 
 class Left(BaseException):
-    """The others' scripts have left their loops where this worker came in: it has no step to do."""
+    """The others' scripts left their loops where this worker came in, so it has no step to do."""
 
 
 class Facts(msgspec.Struct, frozen=True):
-    """What the others need to know about a session."""
+    """What the other workers need to know about a session."""
 
     microbatches: int
     steps_total: int
 
 
 class World(Protocol):
-    """Those who train together. A version is a count of commits."""
+    """The workers that train together. A version is a count of commits."""
 
     nan: NanPolicy
     stop_at: int
-    """The loop ends behind so many steps, however many the script asks for; 0 is no bound."""
+    """The loop ends after so many steps, however many the script asks for; 0 is no bound."""
     evidence: "Evidence"
-    """What this worker can show of its steps."""
+    """The samples that this worker can show of its steps."""
     output: Output
-    """What the script writes and logs."""
+    """The files and numbers that the script writes and logs."""
 
     @property
     def proves(self) -> bool:
-        """Whether this is a step that the job has done, and that is done again for nothing but a proof."""
+        """Whether this step was done by the job already and is repeated only for a proof."""
 
     @property
     def state_shown(self) -> Shown:
@@ -62,11 +62,11 @@ class World(Protocol):
         """How much is shown of a microbatch that this worker computes in this step."""
 
     def arrived(self, reached: "Reached") -> None:
-        """Hear what state the script's step begins with."""
+        """Take note of the state that the script's step begins with."""
 
     @property
     def microbatches(self) -> int:
-        """Of how many microbatches a step is made, if the others know; else 0."""
+        """The number of microbatches of a step if the others know it, else 0."""
 
     @property
     def leader(self) -> bool: ...
@@ -75,68 +75,69 @@ class World(Protocol):
     def notice_s(self) -> float | None: ...
 
     def boundary(self, replica: Replica, facts: Facts) -> None:
-        """Return when `replica.version` is the version that everyone goes on from."""
+        """Return when `replica.version` is the version that every worker goes on from."""
 
     def bind(self, replica: Replica, facts: Facts) -> bool:
-        """As `boundary`, from within the first step: only now the script has said how many microbatches it has.
+        """Join as in `boundary`, from within the first step.
 
-        False if the job is further than that: what the script does until its next step counts for nothing.
+        Only then has the script said how many microbatches it has. Return False if the job is past
+        that step; then what the script does until its next step counts for nothing.
         """
 
     def logged(self, version: int) -> Summed | None:
-        """The sum of a commit that was made already, to be applied again."""
+        """Return the sum of a commit that was made already, to be applied again."""
 
     def asked(self, phase: int) -> int | None:
-        """The microbatch by which this worker has to prove that it computes what the job computes."""
+        """Return the microbatch by which this worker proves that it computes as the job does."""
 
     def share(self) -> tuple[int, int]:
-        """The first and the number of this worker's microbatches."""
+        """Return the first of this worker's microbatches, and their number."""
 
     @property
     def twice(self) -> int | None:
-        """A microbatch of another worker that this one computes as well in this step, to be compared."""
+        """A microbatch of another worker that this one computes as well, for comparison."""
 
     @property
     def deep(self) -> bool:
         """Whether chains of several workers compute a microbatch."""
 
     def play(self, version: int, microbatches: Sequence[object]) -> Summed:
-        """Compute the share and sum it over everyone, where the layout is deep."""
+        """Compute the share and sum it over all workers, where the layout is deep."""
 
     def fetch(self) -> None:
-        """Get the layers that are not here from those who have them, for the script to use."""
+        """Get the layers that are not here from workers that have them, for the script to use."""
 
     def check(self) -> None:
         """Raise `Interrupted` if the step cannot go on as it began."""
 
     def all_reduce(self, version: int, partial: Partial, total: Sum) -> None:
-        """Sum over everyone into `total`."""
+        """Sum over all workers into `total`."""
 
     def promise(self, version: int, summed: Summed) -> None:
-        """Say that this worker has the sum, and can apply it."""
+        """Tell the others that this worker has the sum, and can apply it."""
 
     def commit(self, version: int) -> None:
-        """Return when it is committed: from here on nobody goes back behind it."""
+        """Return when it is committed; from then on no worker goes back before it."""
 
     def unaided(self) -> AbstractContextManager[None]:
-        """Inside nobody else is needed, and nothing of the script's is done."""
+        """Return a context in which no other worker is needed, and no code of the script runs."""
 
     def end_step(self, step: int) -> None:
-        """The script's code of this step is through, and nothing of it is undone."""
+        """Take note that the script's code of this step is finished; none of it will be undone."""
 
     def settle(self) -> None:
-        """Return when nobody reads the state any more: the script is about to change it, or it is loaded."""
+        """Return when the state is not being read, so that the script or a load may change it."""
 
     def finish(self, replica: Replica, facts: Facts) -> bool:
-        """The loop is over: put the final state into safe hands.
+        """Store the final state safely, as the loop is over.
 
-        False if this worker was sent back instead, because what only others had was lost with them: its last
-        steps are to be done again.
+        Return False if this worker was sent back instead, because state that only other workers had
+        was lost with them; then its last steps are to be done again.
         """
 
 
 class Alone:
-    """A world of one: nothing to agree on."""
+    """A world of one worker, which has nothing to agree on."""
 
     nan: NanPolicy = "fail"
     evidence: "Evidence"
@@ -172,7 +173,7 @@ class Alone:
         return self._share
 
     def play(self, version: int, microbatches: Sequence[object]) -> Summed:
-        raise NotImplementedError  # nobody is deep alone
+        raise NotImplementedError  # a world of one is never deep
 
     def fetch(self) -> None:
         return None

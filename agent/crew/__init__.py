@@ -1,1 +1,1 @@
-"""A worker among others: its side of the step's transaction, of a change of layout, and of what one finds out for all."""
+"""A worker among others: steps, changes of layout, and surveys, from its side."""

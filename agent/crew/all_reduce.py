@@ -17,9 +17,10 @@ from agent.tensors.sums import Sum, union
 def all_reduce(
     crew: Crew, step: int, partial: Partial, total: Sum, reduced: Callable[[Sum], None]
 ) -> None:
-    """Sum over everyone into `total`.
+    """Sum over all workers into `total`.
 
-    `reduced` is called when this worker's slice is there and on its way to others, whose slices it need not wait for.
+    `reduced` is called when this worker's slice is complete and on its way to the others, whose
+    slices it need not wait for.
     """
     layout = crew.layout
     peers = [worker for worker in layout.workers if worker != crew.me]
@@ -54,7 +55,7 @@ def all_reduce(
 def _parts(
     crew: Crew, step: int, partial: Partial, size: int, own: bytes
 ) -> tuple[dict[Hashable, torch.Tensor], list[bytes]]:
-    """Everyone's sums for my slice, by node; and what each contributed to."""
+    """Return all workers' sums for this worker's slice, by node, and each one's marks."""
     parts: dict[Hashable, torch.Tensor] = {}
     masks = [own]
     for replica in crew.layout.replicas:

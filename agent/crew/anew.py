@@ -1,4 +1,4 @@
-"""Says in the job's log that a loss is recorded anew in each step, which nobody would see otherwise."""
+"""A warning in the job's log if a loss is recorded again in each step, which costs time."""
 
 import sys
 import time
@@ -15,7 +15,7 @@ SAID = f"loss_of was recorded anew in each of the last {STEPS_MIN} steps"
 
 class Anew:
     def __init__(self) -> None:
-        # Those of the last recordings: a step may have several phases.
+        # The closures of the last recordings; several, because a step may have several phases.
         self._known = deque[Closure](maxlen=KNOWN_MAX)
         self._last, self._row, self._took_s = -2, 0, 0.0
 

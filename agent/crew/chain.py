@@ -1,13 +1,14 @@
-"""A worker of a layout whose chains have several workers: the step is played by `agent.pipeline`.
+"""A worker of a layout whose chains have several workers; `agent.pipeline` plays the step.
 
-    schedule on own stages -> reduce each over its replicas -> tell the chain -> the sum of the whole step
+    schedule on own stages -> reduce each over its replicas -> send to the chain -> sum of the step
 
-Every worker ends with the same sum as in a layout of chains of one, bit for bit where sums are canonical; the keeper, the commit, what
-the script does with its gradients, and a newcomer's catching up do not know the difference. Where the layout
-is `owned`, a worker ends with the sums of the layers that it keeps, and the keeper gets each from its owner.
+Every worker ends with the same sum as in a layout of chains of one, bit for bit where sums are
+canonical. So the keeper, the commit, a newcomer's catching up and what the script does with its
+gradients are the same for every layout. Where the layout is `owned`, a worker ends with the sums of
+the layers that it keeps, and the keeper gets each sum from its owner.
 
-Everything here belongs to one generation. A newer one interrupts whatever is waited for, and what was in
-flight is dropped: the step is computed again in the new layout.
+Everything here belongs to one generation. A newer generation interrupts every wait and drops what
+was in flight, because the step is computed again in the new layout.
 """
 
 from collections.abc import Callable, Collection, Iterable, Iterator, Sequence
@@ -35,11 +36,11 @@ from agent.tensors.shards import cut
 from agent.tensors.sums import Norm, Sum, Summed, SumSpace
 from agent.timeline import Notes
 
-Span = tuple[int, int, int]  # from, to, how many bytes
+Span = tuple[int, int, int]  # source offset, target offset, number of bytes
 
 
 class Whole(msgspec.Struct, frozen=True):
-    """What a session trains, in one piece."""
+    """The parts of a session that a chain works on."""
 
     space: SumSpace
     holdings: Holdings
@@ -50,7 +51,7 @@ class Whole(msgspec.Struct, frozen=True):
 
 
 class How(msgspec.Struct, frozen=True):
-    """What is done around each microbatch: see `agent.pipeline.work.Phase`."""
+    """The calls around each microbatch: see `agent.pipeline.work.Phase`."""
 
     open: Callable[[int], None]
     check: Callable[[], None]
@@ -59,9 +60,10 @@ class How(msgspec.Struct, frozen=True):
 
 
 class Told(msgspec.Struct, frozen=True):
-    """Of a stage's sum, what all want to know: entries and gradients in the order of the whole.
+    """What all workers of a chain need to know of one stage's sum.
 
-    Of the last stage, also the sums of the loss and of the metrics, and what these are called.
+    Entries and gradients are in the order of the whole sum. The last stage adds the sums of the
+    loss and of the metrics, and their names.
     """
 
     numbers: tuple[float, ...]
@@ -72,7 +74,7 @@ class Told(msgspec.Struct, frozen=True):
 
 
 class Chain:
-    """This worker's stages in one layout of one recording, and the way to the sum that it ends up with."""
+    """This worker's stages in one layout of one recording, and the exchange up to its sum."""
 
     def __init__(
         self,
@@ -104,7 +106,7 @@ class Chain:
             piece_of=self._piece_of,
             deterministic=whole.deterministic,
         )
-        self.tried = False  # a microbatch was computed twice here
+        self.tried = False  # whether a microbatch was computed twice here
         self._unused: set[int] = set()
         self._owners = self._find_owners()
         self._entries = [self._entries_of(stage) for stage in range(len(self._pieces))]
@@ -117,23 +119,26 @@ class Chain:
         self._way_back = list[Span]() if self.held is None else self._from_whole()
 
     def _piece_of(self, stage: int, batch: Leaves) -> Piece:
-        """What a stage is for this microbatch."""
+        """Return the piece that computes a stage for this microbatch."""
         return self._variants.of(batch.variant)[stage]
 
     @property
     def busy_s(self) -> float:
-        """What one microbatch of the last step took here."""
+        """Return the seconds that one microbatch of the last step took here."""
         return self._worker.executor.busy_s / self._worker.replica.count
 
     def note(self, notes: Notes) -> None:
-        """What was done here in the last step. Microbatches are counted within the replica."""
+        """Record what this worker did in the last step. Microbatches count within the replica."""
         for span in self._worker.executor.spans:
             notes.add(span.action, span.start_s, span.end_s)
 
-    # --- who has what -------------------------------------------------------------------------------
+    # --- who has what -----------------------------------------------------------------------------
 
     def _find_owners(self) -> list[int]:
-        """The stage that has the whole gradient of each entry: the first that uses it; of none, the last."""
+        """Return for each entry the stage that has its whole gradient.
+
+        That is the first stage that uses it, or the last stage if none does.
+        """
         owners = [len(self._pieces) - 1] * len(self._whole.space.places)
         where = {id(t): e for e, t in enumerate(self._whole.space.tensors, start=1)}
         for stage in reversed(range(len(self._pieces))):
@@ -145,14 +150,17 @@ class Chain:
         return owners
 
     def _entries_of(self, stage: int) -> list[int]:
-        """Its entries, as they lie in the sum of the whole."""
+        """Return the entries of a stage, in the order of the whole sum."""
         places = self._whole.space.places
         mine = [entry for entry, owner in enumerate(self._owners) if owner == stage]
         return sorted(mine, key=lambda entry: places[entry][0])
 
     def _kept(self, place: int) -> frozenset[str]:
-        """The layers that a place of the chain keeps. What no stage uses stays with the last. A module that has
-        nothing but buffers of no state is no layer that anybody could be asked for."""
+        """Return the layers that a place of the chain keeps.
+
+        Layers that no stage uses stay with the last stage. A module that has only buffers outside
+        the state is not a layer, because no worker could be asked for it.
+        """
         known = self._whole.holdings.layer_of
         used = [
             {known[id(t)] for t in tensors_of(p.module) if id(t) in known} for p in self._pieces
@@ -167,7 +175,7 @@ class Chain:
         return frozenset(kept)
 
     def keepers(self) -> dict[str, frozenset[str]]:
-        """The layers of everyone in the layout, behind a step in which each keeps its own only."""
+        """Return what each worker of the layout keeps after a step, by its own stages only."""
         return {
             worker: self.kept[place]
             for replica in self._layout.replicas
@@ -178,10 +186,10 @@ class Chain:
         assert self.held is not None
         return block_of(name) in self.held
 
-    # --- the step -----------------------------------------------------------------------------------
+    # --- the step ---------------------------------------------------------------------------------
 
     def play(self, step: int, batches: Sequence[object], how: How) -> Summed:
-        """Compute the step, up to its sum."""
+        """Compute the step, and return its sum."""
         flat = Flat(self.recording, batches, how.shown)
         flat.look(range(self._replica.first, self._replica.first + self._replica.count))
         self._worker.compute(step, self._phase(flat, how))
@@ -202,7 +210,10 @@ class Chain:
         return self._put_together(total, told)
 
     def compute_aside(self, name: str, batches: Sequence[object], how: How) -> None:
-        """Compute microbatches that are compared, and added to nothing; all of the chain do so."""
+        """Compute microbatches for comparison only; all workers of the chain take part.
+
+        Their gradients are added to no sum.
+        """
         phase = self._phase(Flat(self.recording, batches, how.shown), how)
         for microbatch in how.shown:
             self._worker.compute_aside(f"{name}/{microbatch}", microbatch, phase)
@@ -230,12 +241,13 @@ class Chain:
 
     @property
     def spans(self) -> tuple[tuple[int, int], ...]:
-        """The bytes of a sum of the whole that this worker wants to have, from where to where."""
+        """Return the byte ranges (from, to) of the whole sum that this worker needs."""
         return tuple((source, source + size) for source, _, size in self._way_back)
 
     def again(self, step: int, payload: memoryview, marks: bytes) -> Summed:
-        """A step that is committed already, from those bytes of its sum. What all have to know of it, each finds
-        out about its own stages.
+        """Return the sum of a committed step, made from the bytes of `spans`.
+
+        Each worker describes its own stages to the others, because all need to know every stage.
         """
         present, names = decoded(marks, len(self._whole.space.tensors))
         total, at = self._total or self._make_total(), 0
@@ -265,7 +277,7 @@ class Chain:
         return total
 
     def _describe(self, stage: int, found: Sum) -> Told:
-        """What everybody needs to know of a stage's sum."""
+        """Return what every worker needs to know of a stage's sum."""
         index = self._index(found.space)
         entries = [entry for entry in self._entries[stage] if entry]
         at = [index.get(entry) for entry in entries]
@@ -278,7 +290,8 @@ class Chain:
                 for entry, i, one in zip(entries, at, present, strict=True)
                 if i and one and self._is_param(entry)
             ]
-            # Where one process takes them: they may round otherwise here.
+            # Measured on the device that a single process would use, because rounding may differ
+            # here.
             norms = measured(found.space.near(views), self._whole.scaler)
             finite = found.space.finite(found)
         last, names = stage == len(self._pieces) - 1, found.names or ()
@@ -286,7 +299,7 @@ class Chain:
         return Told(tuple(numbers), names if last else (), finite, present, norms)
 
     def _tell(self, step: int, stage: int, found: Sum, told: Told) -> None:
-        """To the other workers of this chain: what each keeps of it."""
+        """Send each other worker of this chain the part of the sum that it keeps."""
         for place, peer in enumerate(self._replica.workers):
             if place == self._place:
                 continue
@@ -308,7 +321,10 @@ class Chain:
         return msgspec.convert(parcel.plain, Told)
 
     def _ours(self) -> Sum | None:
-        """The sum of our one stage, if that is all that is kept here: then it need not be there twice."""
+        """Return the sum of our only stage, if it is all that is kept here; else None.
+
+        Such a sum is used in place, so it need not be in memory twice.
+        """
         one = next(iter(self._totals.values()))
         if self.held is None or len(self._totals) > 1:
             return None
@@ -343,9 +359,10 @@ class Chain:
         return Summed(total, finite, marks, self.held, norms)
 
     def slices(self) -> list[tuple[int, list[memoryview]]]:
-        """For the keeper: our part of the sum of the whole, as offsets and what lies there.
+        """Return this worker's part of the whole sum for the keeper, as offsets and bytes.
 
-        The replicas of a stage share it out; every byte of the whole, gaps too, is somebody's.
+        The replicas of a stage divide the stage's sum among them. Every byte of the whole, also of
+        a gap, belongs to one worker.
         """
         found: list[tuple[int, list[memoryview]]] = []
         for stage, total in self._totals.items():
@@ -365,7 +382,7 @@ class Chain:
         return found
 
     def _pieces_of(self, stage: int, total: Sum) -> Iterator[tuple[int, memoryview]]:
-        """The bytes of a stage's entries, each up to where the next one of the whole begins."""
+        """Yield the bytes of a stage's entries, each up to where the next of the whole begins."""
         index = {0: 0, **self._index(total.space)}
         for entry in self._entries[stage]:
             start, end = self._whole.space.slot(entry)
@@ -374,16 +391,19 @@ class Chain:
             elif start < end:
                 yield start, memoryview(bytes(end - start))
 
-    # --- where the numbers lie ----------------------------------------------------------------------
+    # --- where the numbers lie --------------------------------------------------------------------
 
     def _index(self, space: SumSpace) -> dict[int, int]:
-        """Where entries of the whole are in a space that has some of them."""
+        """Return the index in `space` of each entry of the whole that `space` has."""
         where = {id(tensor): entry for entry, tensor in enumerate(space.tensors, start=1)}
         whole = enumerate(self._whole.space.tensors, start=1)
         return {entry: where[id(tensor)] for entry, tensor in whole if id(tensor) in where}
 
     def _way(self, stage: int, place: int, source: SumSpace | None) -> list[Span]:
-        """From a stage's sum into the one that a place keeps. Who only hears it does not ask from where."""
+        """Return the spans to copy from a stage's sum into the sum that a place keeps.
+
+        A receiver has no source space, because it needs only the targets.
+        """
         if (stage, place) not in self._ways:
             there = self._index(source) if source is not None else None
             here = self._index(self._space) if place == self._place else None
@@ -407,7 +427,7 @@ class Chain:
         return from_, to, end - start
 
     def _from_whole(self) -> list[Span]:
-        """From a sum of the whole into the one that is kept here."""
+        """Return the spans to copy from a sum of the whole into the sum that is kept here."""
         here, ways = self._space.places, list[Span]()
         for entry, index in {0: 0, **self._index(self._space)}.items():
             start, end = self._whole.space.slot(entry)
@@ -424,7 +444,7 @@ class Chain:
 
 
 def _merged(spans: Iterable[Span]) -> list[Span]:
-    """Neighbours that stay neighbours are copied together."""
+    """Join spans adjacent in both source and target, so that they are copied together."""
     merged: list[Span] = []
     for source, target, size in spans:
         if merged:
@@ -437,14 +457,15 @@ def _merged(spans: Iterable[Span]) -> list[Span]:
 
 
 class Flat(Sequence[Leaves]):
-    """Microbatches as the graph takes them, each looked at when it is its turn."""
+    """Microbatches as the graph takes them; each is flattened when it is first read."""
 
     def __init__(
         self, recording: Recording, batches: Sequence[object], shown: Collection[int] = ()
     ) -> None:
         self._recording, self._batches, self._shown = recording, batches, shown
         self._found: dict[int, Leaves] = {}
-        # Those that are shown: as the script has them, and what is computed of them.
+        # For the microbatches in `shown`: the script's own form of each, and the graph that
+        # computes it.
         self.given: dict[int, object] = {}
         self.variants: dict[int, Variant] = {}
 
@@ -452,8 +473,11 @@ class Flat(Sequence[Leaves]):
         return len(self._batches)
 
     def look(self, numbers: Iterable[int]) -> None:
-        """At these already now, if they are there: to record another graph takes as long as a forward of the whole model, and all do it at
-        once so."""
+        """Flatten these microbatches now, if they are there already.
+
+        Recording a further graph takes as long as a forward of the whole model, so all workers do
+        it at the same time.
+        """
         if self._recording.fixed and isinstance(self._batches, list | tuple):
             self._found = {number: self[number] for number in numbers}
 

@@ -1,4 +1,4 @@
-"""What a worker of a crew shows of a step, and which microbatch of another worker it computes as well."""
+"""What a worker shows of a step, and which microbatch of another worker it repeats."""
 
 from collections.abc import Sequence
 
@@ -9,12 +9,12 @@ from agent.proof.turns import Shown, is_shown, sampled, turn_of
 
 
 class Comparison:
-    """The choices of one worker. They follow from the step and the layout, so that all make the same."""
+    """The choices of one worker, the same on all as they follow from step and layout."""
 
     def __init__(self, crew: Crew, proving: Proving) -> None:
         self._crew, self._proving = crew, proving
         self.proven_from = -2
-        """The step after the newest snapshot, which workers that join reproduce."""
+        """The step after the newest snapshot, which joining workers reproduce."""
         self.joins = False
         """Whether this worker was in no commit since it got its state."""
 
@@ -33,7 +33,10 @@ class Comparison:
 
     @property
     def _shows_some(self) -> bool:
-        """Besides the steps that are always shown, the first in a layout, and those in which one is computed twice."""
+        """Whether some of this step is shown although it is not a step that is always shown.
+
+        That holds for the first step in a layout, and for steps with a microbatch computed twice.
+        """
         replica, entered = self._crew.replica, self._crew.entered
         if entered is None or entered.version == replica.version or is_shown(replica.step):
             return True
@@ -42,11 +45,13 @@ class Comparison:
 
     @property
     def twice(self) -> int | None:
-        """A microbatch of another worker that this one computes as well, to be compared before the commit.
+        """A microbatch of another worker that this one computes as well, for comparison.
 
-        A worker that joins does so in its first step, because its proof may be of a step long ago, and one of the
-        others does it for the one there that has nothing before it. Else the first and the last worker do it in turn:
-        one of them only, so that what counts microbatches counts others on it.
+        They are compared before the commit. A joining worker does so in its first step, because its
+        proof may be of a step long ago. In that step one of the other workers repeats a microbatch
+        of the first joining worker. Else the first and the last worker do it in turn. Only one of
+        them does, because a script that counts microbatches then counts differently on that worker,
+        which shows.
         """
         layout, entered, me = self._crew.layout, self._crew.entered, self._crew.me
         assert entered is not None
@@ -63,10 +68,11 @@ class Comparison:
         return self._in_turn(replicas, replicas[-1].count)
 
     def of_other_chain(self) -> int | None:
-        """Return a microbatch of another chain that this one computes as well, to be compared before the commit.
+        """Return a microbatch of another chain that this one computes as well, for comparison.
 
-        Where a worker has proven nothing yet, each chain does so for the next: thus every stage is compared with the same
-        stage of others. A microbatch goes through a chain alone, so this is done the more rarely the longer chains are.
+        They are compared before the commit. If a worker has proven nothing yet, each chain does so
+        for the next, so every stage is compared with the same stage of others. A microbatch goes
+        through a chain alone, so the longer the chains are, the more rarely this is done.
         """
         layout, entered = self._crew.layout, self._crew.entered
         replica = self._crew.replica
@@ -78,7 +84,10 @@ class Comparison:
         return self._in_turn(replicas, replicas[-1].count // layout.depth)
 
     def _in_turn(self, replicas: Sequence[Chained], count: int) -> int | None:
-        """Let the first and the last replica compute a microbatch of each other's, once in so many of theirs."""
+        """Return a microbatch of the first or last replica for the other of them to compute.
+
+        They take turns, once in so many of their microbatches. Return None for every other replica.
+        """
         step = self._crew.replica.step
         turn = turn_of(step, count)
         if turn is None or len(replicas) == 1:

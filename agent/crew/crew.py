@@ -1,4 +1,4 @@
-"""Where a worker is among others, and its one way to wait for them."""
+"""A worker's place among others, and its one way to wait for them."""
 
 import threading
 from collections.abc import Callable
@@ -25,15 +25,18 @@ ENDS = (
 
 
 class Crew:
-    """All of this is the script's thread's, but for `link`, `order`, and the mesh, whose threads wake it."""
+    """What the parts of a worker share; all belongs to the script's thread, with exceptions.
+
+    The exceptions are `link`, `order` and the mesh, whose threads wake the script's thread.
+    """
 
     me: str
     code = ""  # the checksum of the job's files
     link: Link
-    evidence: Evidence  # of the session, once that has begun its loop
-    reproduced: tuple[Computed, ...] = ()  # of a step that others have committed
-    order: Enter | None = None  # the newest that was heard of
-    entered: Enter | None = None  # the one this worker is in
+    evidence: Evidence  # of the session, once its loop has begun
+    reproduced: tuple[Computed, ...] = ()  # of a step that others have committed, as computed here
+    order: Enter | None = None  # the newest layout that is known
+    entered: Enter | None = None  # the layout that this worker is in
     over: int | None = None  # the version with which others have left their loops
     _mesh: Mesh
     _replica: Replica | None = None
@@ -56,13 +59,17 @@ class Crew:
         return self.entered.layout.generation if self.entered is not None else -1
 
     def superseded(self, generation: int | None = None) -> bool:
-        """Whether a newer layout was heard of than this; if none is named, than the one entered."""
+        """Return whether a newer layout is known than `generation`, by default the entered one."""
         order = self.order
         since = self.generation if generation is None else generation
         return order is not None and order.layout.generation > since
 
     def go_on(self, generation: int | None = None) -> None:
-        """Raise `Interrupted` if there is another way to go, and what else there is if there is none."""
+        """Return if this worker can go on, else raise why not.
+
+        `Interrupted` means that there is a newer layout. If the others have left their loops here,
+        it is `Left` for a worker that has not done the step before, else `Misuse`.
+        """
         if self.over is not None and self.over <= self.link.step:
             if self.replica.played:
                 raise Misuse(ENDS.format(self.over))
@@ -84,21 +91,24 @@ class Crew:
                 return
 
     def unaided(self) -> AbstractContextManager[None]:
-        """Inside nobody else is needed, but where this waits or sends: see `agent.net.stuck`."""
+        """Return a context in which no other worker is needed, except to wait or send.
+
+        See `agent.net.stuck`.
+        """
         return self.link.stuck.unaided()
 
     @property
     def lock(self) -> threading.Condition:
-        """Held while what arrives is taken in."""
+        """The lock that is held while an arriving message is taken in."""
         return self._changed
 
     def wake(self) -> None:
-        """Have the script's thread look again."""
+        """Make the script's thread look again."""
         with self._changed:
             self._changed.notify_all()
 
     def has(self, peer: str, step: int, tag: str) -> bool:
-        """Whether `take` would not wait."""
+        """Return whether `take` would return without waiting."""
         return (peer, self.generation, step, tag) in self._mesh.mailbox
 
     def take(
@@ -114,7 +124,7 @@ class Crew:
         interruptible: bool = True,
         generation: int | None = None,
     ) -> T:
-        """The one place where the script's thread waits: until `look` finds something."""
+        """Wait until `look` finds something; the only place where the script's thread waits."""
         with self.link.stuck.aided(), self._changed:
             while True:
                 found = look()

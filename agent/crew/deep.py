@@ -1,9 +1,10 @@
-"""Where a worker is in a layout of deep chains, and what of that outlives a layout.
+"""A worker's place in a layout of deep chains, and what of it outlives the layout.
 
-A chain is made anew for each layout, and for each graph that the script's loss turns out to have; each loss function of
-a script has one, so that a step of several phases has several. Who is first
-in the layout chooses where the graph is cut, if the layout does not say so, and tells the others; with that goes what
-it has found out about the graph, so that whoever records the loss later does not run it for that.
+A chain is made for each layout, and for each graph that the script's loss turns out to have. Each
+loss function of a script has a chain, so a step of several phases uses several. The first worker of
+the layout chooses where the graph is cut, if the layout does not say so, and sends the cuts to the
+others. It sends its facts about the graph too, so that a worker that records the loss later does
+not have to run it to find them.
 """
 
 from collections.abc import Callable
@@ -25,12 +26,13 @@ from agent.pipeline.wires import MeshChannel
 
 
 class Word(msgspec.Struct, frozen=True):
-    """What the first worker of a layout has to say of its recording: which graph it is, and where it is cut."""
+    """The first worker's word on its recording: which graph it is, and where it is cut."""
 
     mark: str
     cuts: tuple[int, ...]
     facts: Facts
-    # Of the microbatch that it was recorded with, if others may make another graph.
+    # The leaves of the microbatch that it was recorded with, in case others record a different
+    # graph.
     numbers: tuple[bool | int | float | None, ...] = ()
     tensors: tuple[torch.Tensor | None, ...] = ()
 
@@ -48,14 +50,15 @@ class Word(msgspec.Struct, frozen=True):
 
 
 class FirstWord:
-    """... on its way to the others, once in a chain."""
+    """The `Word` of the first worker on its way to the others, sent once in a chain."""
 
     def __init__(self, channel: Channel, workers: tuple[str, ...], tag: str) -> None:
         self._channel, self._workers, self._tag = channel, workers, tag
         self._word: Word | None = None
 
     def say(self, word: Word) -> None:
-        plain = msgspec.msgpack.encode(msgspec.structs.replace(word, tensors=()))  # once for all
+        # Encoded once for all peers.
+        plain = msgspec.msgpack.encode(msgspec.structs.replace(word, tensors=()))
         parcel = Parcel(tensors=word.tensors, plain=plain)
         for peer in self._workers[1:]:
             self._channel.send(peer, self._tag, parcel)
@@ -69,14 +72,14 @@ class FirstWord:
         return self._word
 
     def facts(self, mark: str) -> Facts | None:
-        """What is known of this graph, if it has come already: nobody waits for that."""
+        """Return the facts about this graph if they have arrived already; never wait for them."""
         if self._word is None and not self._channel.ready(self._workers[0], self._tag):
             return None
         return self.heard().facts if self.heard().mark == mark else None
 
 
 class Deep:
-    """What a worker keeps of deep layouts, from one to the next."""
+    """What a worker keeps from one deep layout to the next."""
 
     def __init__(self, me: str) -> None:
         self._me = me
@@ -87,7 +90,7 @@ class Deep:
         self._chains: list[Chain] = []  # one for each loss function, the last used first
 
     def leave(self) -> None:
-        """The layout is not the one any more: nothing more of it is sent."""
+        """Stop sending in the layout that has ended, and drop its chains."""
         if self._channel is not None:
             self._channel.break_off("the layout has changed")
         self._channel, self._chains, self._entering = None, [], True
@@ -101,7 +104,7 @@ class Deep:
         whole: Whole,
         channel: Callable[[], MeshChannel],
     ) -> Chain:
-        """The chain of this layout; another one if the script computes something else now."""
+        """Return the chain of this layout, a different one if the script's computation changed."""
         if self._generation != layout.generation:
             self.leave()
             self._generation = layout.generation
@@ -109,7 +112,8 @@ class Deep:
             self._channel = channel()
         word = FirstWord(self._channel, layout.workers, f"recorded/{step}")
         recording = self._anew.recorded(step, lambda: to_play(word.facts, entered=self._entering))
-        # Numbers that the loss closes over and that are not in its graph make another recording of the same graph.
+        # A recording with other numbers in the loss's closure, which are not in the graph, has the
+        # same graph.
         found = [each for each in self._chains if each.recording.graph is recording.graph]
         self._entering = self._entering and not found
         if not found:
@@ -120,7 +124,7 @@ class Deep:
         return found[0]
 
     def keepers(self) -> dict[str, frozenset[str] | None]:
-        """Who has what, behind a step of a layout in which each keeps its own."""
+        """Return which layers each worker has after a step in which each keeps its own."""
         return dict(self._chains[0].keepers())
 
     def _begun_alike(
@@ -130,7 +134,10 @@ class Deep:
         word: FirstWord,
         adopt: Callable[[Recording], None],
     ) -> Recording:
-        """Cuts are places in one graph: where others may compute other microbatches, everyone begins with that of the first worker."""
+        """Return a recording that begins with the first worker's graph, so that the cuts fit.
+
+        Cuts are places in one graph, and workers may compute microbatches of different graphs.
+        """
         if not recording.fixed or layout.workers[0] == self._me:
             return recording
         heard = word.heard()
@@ -142,7 +149,7 @@ class Deep:
     def _cuts(
         self, layout: Layout, step: int, recording: Recording, word: FirstWord
     ) -> tuple[int, ...]:
-        """Those of the layout, if they are of this graph; else the first worker chooses for all."""
+        """Return the layout's cuts if they fit this graph, else those the first worker chooses."""
         stages = layout.schedule_of(layout.replica_of(self._me)).stages
         known = {point.after for point in cut_points(recording.facts)}
         told = len(layout.cuts) == stages - 1 and known.issuperset(layout.cuts)

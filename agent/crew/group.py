@@ -1,11 +1,11 @@
-"""A worker among others, as its session sees it: what `agent.step` and `agent.loop` ask of a world.
+"""A worker among others, as its session sees it: the world that a step and a loop use.
 
-    all_reduce    sum over everyone; this worker's slice goes to all, and to the keeper
+    all_reduce    sum over all workers; this worker's slice goes to all, and to the keeper
     promise       tell the keeper that this worker can apply the sum
     commit        wait until the keeper has written it down
 
-The script's thread does everything here and waits in one place only (`Crew.wait`). State moves between steps, and never
-into a script's unfinished step.
+The script's thread does everything here and waits in one place only (`Crew.wait`). State moves
+between steps, and never into a script's unfinished step.
 """
 
 import time
@@ -46,15 +46,15 @@ class Group(Participant):
 
     def __init__(self, order: WorkerOrder, host: str, ended: Callable[[str], None]) -> None:
         super().__init__(order, host, ended)
-        self._last: Reached | None = None  # the state behind the last step
-        self._began_s, self._computed = 0.0, 0  # of this share: since when, and microbatches so far
-        self._told_to_lead = False  # and the script may have kept that, until the next boundary
+        self._last: Reached | None = None  # the state after the last step
+        self._began_s, self._computed = 0.0, 0  # of this share: its start, and microbatches so far
+        self._told_to_lead = False  # since the last boundary; the script may have kept it
 
-    # --- what the session uses ----------------------------------------------------------------------
+    # --- what the session uses --------------------------------------------------------------------
 
     @property
     def leads(self) -> bool | None:
-        """As `leader`; None as long as this worker was in no layout at all."""
+        """Return what `leader` returns, or None as long as this worker was in no layout at all."""
         if self._proving.going:
             return False
         return None if self.entered is None else self._leads
@@ -115,7 +115,10 @@ class Group(Participant):
             self.output.scan(step, leads=self._leads)
 
     def _check(self, replica: Replica) -> None:
-        """Refuse what the script has made of a part of the layers; what is here for nothing is not looked at."""
+        """Refuse what the script computed from only a part of the layers.
+
+        Nothing is checked while this worker is astray, because its step counts for nothing.
+        """
         if not self.astray:
             replica.holdings.check(replica.step - 1)
 
@@ -128,7 +131,11 @@ class Group(Participant):
         self._told_to_lead = False
 
     def bind(self, replica: Replica, facts: Facts) -> bool:
-        """A layout of version 0 is entered in the middle of step 0; a later one only at the next boundary."""
+        """Enter a layout of version 0 in the middle of step 0; a later one needs a boundary.
+
+        Return False, and go astray, if the job is past version 0 or has ended, or if it asks this
+        worker for a proof.
+        """
         self._introduce(replica, facts)
         while True:
             self.wait(self._called, interruptible=False)
@@ -179,7 +186,7 @@ class Group(Participant):
         return entered.proves
 
     def arrived(self, reached: Reached) -> None:
-        """Tell it at once behind a snapshot, and with the step's first commit else."""
+        """Report this state at once after a snapshot, else with the step's first commit."""
         over = self.replica.stage == "over"
         self._last = reached if over else None
         reproduces = bool(self.reproduced) and not self._holds
@@ -207,7 +214,7 @@ class Group(Participant):
         return self._comparison.twice
 
     def _reproduces(self, step: int) -> bool:
-        """Whether this is the first step that is applied again, and something is known of it."""
+        """Return whether `step` is the first one applied again, and a microbatch proves it."""
         entered = self.entered
         if entered is None or entered.proves is None or self._holds:
             return False
@@ -235,9 +242,10 @@ class Group(Participant):
 
     @unaided
     def _change_in_step(self) -> None:
-        """In the middle of a step: go on with it in the new layout, or give it up.
+        """Go on with the step in flight in the new layout, or give it up.
 
-        Who is left out in the first step of a model that is being born is no worse than a newcomer, and waits.
+        A worker that is left out in the first step of an unbuilt model waits, because it is no
+        worse off than a newcomer.
         """
         self._enter()
         while self.replica.newborn and self._holds and self.me not in self.layout.workers:
@@ -259,17 +267,19 @@ class Group(Participant):
             summed, cuts = self._stages.play(step, batches, self._stop_or_save)
         except CannotRecord as error:
             if self.layout.owned or not self._survey.take_back(str(error)):
-                raise  # owned: nobody has room for the whole model
+                raise  # owned: no worker has room for the whole model
             return self.wait(lambda: None)  # for the next layout, which is of depth 1
         self._noting.tell(step, cuts)
         return summed
 
     def fetch(self) -> None:
-        """Everyone does at the same place of the script, or who does not waits for those who do.
+        """Get the layers that are not here, so that the script goes on with a whole model.
 
-        The script goes on with a whole model, or for nothing: with what is no number in it, which a script that leads
-        would show or save. A new layout is heard of here, and its workers are asked; it is entered later, for the
-        state of an unfinished step is not one to hand over.
+        Every worker calls this at the same place of the script; a worker that does not call it
+        waits for those that do. If it fails, the script goes on for nothing, with values that are
+        not-a-number. A leading script would show or save these, so the leader raises `WireError`
+        instead. Here this worker may hear of a new layout, and then asks that layout's workers. It
+        enters the layout later, because the state of an unfinished step cannot be handed over.
         """
         if not self.astray and self._handover.look(self._counted_among):
             return
@@ -277,18 +287,19 @@ class Group(Participant):
         self._holds = False
         self.replica.go_astray()
         if leads:
-            # Before its commit a step is led like any other by whoever does it.
+            # A step that is not committed is done again, and led by the worker that leads then.
             if replica.stage != "open":
                 self.link.send(Unled(step=replica.next_version - 1))
             raise WireError(UNLED.format(replica.inside))
 
     def _counted_among(self, order: Enter | None) -> Having | None:
-        """Who has what of the state that is looked at; None where it is not the job's any more."""
+        """Return who has which layers of the state at hand, or None if the job left that state."""
         if order is not None and order is not self.entered:
             return having(order) if self.me in order.holders else None
         if self._holds:
             return self._handover.having
-        # A committed step is applied again: those of our chain are at the same one, others may be ahead.
+        # A committed step is applied again: the workers of our chain are at the same one, others
+        # may be ahead.
         chain = self.layout.replica_of(self.me).workers
         return {one: held for one, held in self._handover.having.items() if one in chain}
 
@@ -303,7 +314,7 @@ class Group(Participant):
             self._snapshots.send()
 
     def check(self) -> None:
-        # A newer layout is heard of when the sum of the step is waited for.
+        # This worker notices a newer layout when it waits for the sum of the step.
         if self._proving.going or self._reproduces(self.replica.version):
             return
         self._stop_or_save()
@@ -362,7 +373,8 @@ class Group(Participant):
                     self._left = None
                     return False
                 if self._last is not None and self._holds:
-                    # Ahead of the state itself, which is put together of what all have.
+                    # Sent before the state itself, which is put together from what all workers
+                    # have.
                     self._say_arrived(self._last)
                 if self.layout.owned:
                     self._gather_behind(replica)
@@ -380,7 +392,11 @@ class Group(Participant):
 
     @unaided
     def _gather_behind(self, replica: Replica) -> None:
-        """What comes behind the loop may use all of the model, unless nobody has room for that."""
+        """Get the whole model for the script's code after its loop, if there is room for it.
+
+        With an unbuilt model this worker takes only its share of the layers that no worker of the
+        layout has.
+        """
         self._handover.pulling.offer(replica.version, replica.snapshot())
         if replica.unbuilt:
             self._handover.take_in()

@@ -1,8 +1,9 @@
-"""Who has what of the state, and how a worker comes by what it lacks.
+"""Who has which layers of the state, and how a worker gets those that it lacks.
 
-From the others: all of it in slices where everyone keeps all, else layer by layer (`agent.crew.pulling`). From the
-keeper, where nobody has it any more. From nobody, if the model was handed over unbuilt and no step has changed it:
-then a layer is made wherever it is wanted, everyone counts as having everything, and nothing is sent.
+They come from other workers: all of the state in slices where every worker keeps all, else layer by
+layer (`agent.crew.pulling`). They come from the keeper if no worker has them any more. If the model
+was handed over unbuilt and no step has changed it, a layer is made wherever it is needed, so every
+worker counts as having everything, and nothing is sent.
 """
 
 from collections.abc import Callable
@@ -21,18 +22,19 @@ from agent.tensors.device import settle
 from agent.tensors.staging import here
 from agent.world import Interrupted
 
-Having = dict[str, frozenset[str] | None]  # None is all
+Having = dict[str, frozenset[str] | None]  # None means all layers
 
 
 class Handover:
-    """One worker's view of it, in the layout that it is in."""
+    """One worker's view of who has which layers, in its present layout."""
 
     def __init__(self, crew: Crew, pulling: Pulling) -> None:
         self._crew, self.pulling = crew, pulling
         self.having: Having = {}
-        self.promised: Held | None = None  # what is here once the step in flight is committed
+        # what this worker holds once the step in flight is committed
+        self.promised: Held | None = None
         self.state: tuple[State, memoryview] | None = None  # what the keeper sent
-        # Layers that nobody in the layout has, and who of them gets which.
+        # Layers that no worker of the layout has, and which worker of it gets which.
         self._orphans: dict[str, frozenset[str]] = {}
 
     def enter(self, order: Enter, *, born: bool) -> None:
@@ -40,11 +42,11 @@ class Handover:
         self.having = {} if born else having(order)
 
     def keep(self, keepers: Having) -> None:
-        """Each has its own from now on."""
+        """Take note of which layers each worker keeps from now on."""
         self.having, self._orphans = keepers, {}
 
     def shares(self) -> Having:
-        """What those of the layout have between them, where somebody wants it from them."""
+        """Return what each worker of the layout is asked for, orphaned layers included."""
         workers = self._crew.layout.workers
         found = {worker: self.having.get(worker, frozenset()) for worker in workers}
         for worker, orphans in self._orphans.items():
@@ -55,20 +57,21 @@ class Handover:
     def _others(self) -> Having:
         return {worker: held for worker, held in self.having.items() if worker != self._crew.me}
 
-    # --- layers -------------------------------------------------------------------------------------
+    # --- layers -----------------------------------------------------------------------------------
 
     def pull(self, layers: frozenset[str]) -> None:
-        """Have these layers, of the version that the session is at."""
+        """Get these layers, in the version that the session is at."""
         replica = self._crew.replica
         lacking = replica.holdings.lacking(layers)
         if replica.newborn:
-            with self._crew.link.stuck.aided():  # it is the script's model
+            with self._crew.link.stuck.aided():  # the script's own model code runs here
                 replica.bear(layers)
         elif lacking:
             gathered = self._found(lacking)
             self._settle()
             replica.add(gathered, lacking)
-            # Before anybody knows of it: who asks in the next layout may ask before we are in it.
+            # Offer before announcing, because a worker of the next layout may ask before we are in
+            # it.
             self.pulling.offer(replica.version, replica.collected())
             self.say_held()
 
@@ -79,8 +82,10 @@ class Handover:
         return self.pulling.pull(lacking, self._crew.replica.version, self._others())
 
     def pull_whole(self) -> None:
-        """Have all of the state, where everyone keeps it; or where some of it lies outside of the layout and
-        is to go to the keeper: without a backup there would be no commit, and so no moment to ask for it again.
+        """Get the whole state if every worker keeps it, else what the layout lacks.
+
+        In an `owned` layout this takes in the layers that lie outside of it and have to go to the
+        keeper. Without a backup there would be no commit, and so no later moment to ask for them.
         """
         replica, entered = self._crew.replica, self._crew.entered
         assert entered is not None
@@ -90,7 +95,11 @@ class Handover:
             self.take_in()
 
     def take_in(self) -> None:
-        """Have between all of the layout what none of them has: all of it each, if that may be."""
+        """Get the layers that no worker of the layout has.
+
+        If the model was handed over unbuilt, each worker takes a share of them; else each takes the
+        whole state.
+        """
         replica, shares = self._crew.replica, self.shares()
         if covers(shares, replica.holdings.all):
             return
@@ -102,8 +111,10 @@ class Handover:
             self.having |= dict.fromkeys(self._crew.layout.workers)
 
     def look(self, counted: Callable[[Enter | None], Having | None]) -> bool:
-        """Fetch the weights that are not here, for the script to look at. `counted` says who else has what, if
-        the job goes on from what is here; False if it does not.
+        """Fetch the weights that are not here, for the script to read; return whether it worked.
+
+        `counted` says who else has what, or None if the job does not go on from the state here. The
+        result is False in that case.
         """
         replica = self._crew.replica
         held, version = replica.holdings, replica.next_version
@@ -120,22 +131,22 @@ class Handover:
             try:
                 if known:
                     gathered = self.pulling.look(layers, version, others, order.layout.generation)
-                else:  # all begin with the backup, and have not fetched their layers of it yet
+                else:  # every worker starts from the backup, and none has fetched its layers yet
                     gathered, _ = self._from_backup(tuple(sorted(layers)))
             except Interrupted:
                 continue
             except Changed:
                 if self._crew.me in order.layout.workers:
                     raise
-                return False  # nobody waits for who is left out: they have gone on
+                return False  # we are left out: the others have gone on and do not wait for us
             replica.borrow(gathered, layers)
             return True
         return False
 
-    # --- what is told -------------------------------------------------------------------------------
+    # --- what the keeper hears --------------------------------------------------------------------
 
     def held(self, replica: Replica) -> Held | None:
-        """Which layers are here; None is all, and so is what can be born."""
+        """Return which layers are here; None means all, as it does for a model still unmade."""
         layers = replica.holdings.here
         if layers is None or replica.newborn:
             return None
@@ -151,10 +162,10 @@ class Handover:
             )
         )
 
-    # --- a whole state ------------------------------------------------------------------------------
+    # --- a whole state ----------------------------------------------------------------------------
 
     def hand_over(self, order: Enter) -> None:
-        """My slice of the state, to everyone in the layout who has none."""
+        """Send this worker's slice of the state to every worker of the layout that has none."""
         replica = self._crew.replica
         if order.catch_up:
             return
@@ -176,14 +187,17 @@ class Handover:
             tag=STATE,
             extra=msgspec.msgpack.encode(share),
         )
-        with self._crew.link.stuck.aided():  # behind what the script has told a device
+        with self._crew.link.stuck.aided():  # after what the script has queued on a device
             lying = here(pieces)
         for receiver in receivers:
             self._crew.send(receiver, part, lying)
             passing("morph: part sent")
 
     def receive(self, order: Enter) -> None:
-        """The state that the layout begins with; in layouts in which each keeps its own, what all need of it."""
+        """Receive the state that the layout begins with.
+
+        In a layout in which each worker keeps its own layers, receive only what all of them need.
+        """
         replica = self._crew.replica
         self.pulling.clear()
         self._settle()
@@ -197,15 +211,18 @@ class Handover:
             passing("morph: state received")
 
     def _settle(self) -> None:
-        """What comes to a device comes behind what the script has told it."""
+        """Wait for what the script queued on the device; received data must come after it."""
         with self._crew.link.stuck.aided():
             settle(self._crew.replica.space.device)
 
     def _from_backup(self, layers: tuple[str, ...] = ()) -> tuple[Gathered, int]:
-        """What the keeper has, and of which version; these layers of it, where nobody is sent more."""
+        """Return the keeper's state and its version; only these layers, if any are named.
+
+        Layers are named where the keeper sends no worker more than it asks for.
+        """
         generation = self._crew.generation
         if layers:
-            # What came of another question is dropped.
+            # Drop the answer to an earlier question.
             self._crew.wait(lambda: (self._take_state(generation),))
             self._crew.link.send(LayersAsked(generation=generation, layers=layers))
         state, payload = self._crew.wait(lambda: self._take_state(generation))
@@ -214,7 +231,10 @@ class Handover:
         return gathered, state.version
 
     def _take_state(self, generation: int) -> tuple[State, memoryview] | None:
-        """What came for a newer layout, into which we shall be called, stays for that one. The lock is held."""
+        """Return the state that came for this generation, if any. The lock must be held.
+
+        A state for a newer layout, which this worker will be called into, stays for that layout.
+        """
         came = self.state
         if came is None or came[0].generation > generation:
             return None
@@ -222,8 +242,9 @@ class Handover:
         return came if came[0].generation == generation else None
 
     def _start_with(self, order: Enter) -> None:
-        """What belongs to no stage, and what optimizers are set to. Layers are asked for when it is known which
-        ones are needed.
+        """Load what belongs to no stage, and the settings of optimizers.
+
+        Other layers are asked for when it is known which ones are needed.
         """
         replica = self._crew.replica
         every = replica.holdings.all
@@ -244,13 +265,13 @@ class Handover:
 
 
 def having(order: Enter) -> Having:
-    """Which layers each holder has."""
+    """Return which layers each holder has."""
     held = order.held
     return {one: frozenset(held[one]) if one in held else None for one in order.holders}
 
 
 def _shared_out(shares: Having, every: frozenset[str]) -> dict[str, frozenset[str]]:
-    """The layers that none of these has, each to one of them: everyone comes to the same answer."""
+    """Divide the layers that no worker has among them; every worker computes the same answer."""
     found = [held for held in shares.values() if held is not None]
     orphans = sorted(every.difference(*found))
     return {worker: frozenset(orphans[index :: len(shares)]) for index, worker in enumerate(shares)}

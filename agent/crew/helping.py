@@ -1,16 +1,17 @@
-"""Workers that would wait for the one who measures the model, and measure with it.
+"""Workers that would wait for the leader's measurement of the model, and measure with it.
 
-    the leader of a layout                              another one
-    Call   what, and for which kind of machine    ->    records its own loop, if its machine is of that kind
-                                                  <-    ask: here I am; later: what was found, and what is next?
-    Work   a task, and where to cut               ->    measures
-    Over                                          ->    goes on with its step
+    the leader of a layout                          another worker
+    Call   what, for which kind of machine    ->    records its own loop, on such a machine
+                                              <-    asks for work; later: sends results, asks on
+    Work   a task, and where to cut           ->    measures
+    Over                                      ->    goes on with its step
 
-In a layout whose workers are to find out (`Enter.record`) each begins its first share here, and the leader says `Over` to
-each in any case. Nothing else is waited for: the leader measures itself what does not come, and a newer layout ends
-every wait. A worker whose machine is of another kind goes on at once, since a profile is of one kind.
+In a layout whose workers are to find out (`Enter.record`) each begins its first share here, and the
+leader says `Over` to each in any case. Nothing else is waited for: the leader measures itself what
+does not come, and a newer layout ends every wait. A worker whose machine is of a different kind
+goes on at once, since a profile is of one kind.
 
-Every word has the same tag, so of two the later counts: none needs the one before it.
+Every word has the same tag, so a later word replaces an earlier one, which is not needed any more.
 """
 
 import threading
@@ -54,13 +55,13 @@ _decode_found = msgspec.msgpack.Decoder(Found).decode
 
 
 class Helpers:
-    """As the leader has them. Those who ask are answered on threads of the mesh."""
+    """The helpers, as the leader sees them; threads of the mesh answer their questions."""
 
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
-        self.waiting = False  # for a word, all of the layout
+        self.waiting = False  # whether the workers of the layout wait for a word
         self._lock = threading.Lock()
-        self._early: list[str] | None = None  # who asked before there was anything to hand out
+        self._early: list[str] | None = None  # workers that asked before there was a task
         self._desk: tuple[Plan, Board, Patience] | None = None
 
     def call(self, instance_type: str, key: str) -> None:
@@ -72,7 +73,7 @@ class Helpers:
             self._say(peer, Call(instance_type, key))
 
     def open(self, plan: Plan, board: Board) -> None:
-        """Those who were called get something to do."""
+        """Give tasks to the workers that were called."""
         if not self.waiting:
             return
         with self._lock:
@@ -96,7 +97,7 @@ class Helpers:
                 self._early.append(peer)
                 return
         found = _decode_found(part.extra)
-        with suppress(Interrupted):  # so is whoever asked
+        with suppress(Interrupted):  # then the asking worker is interrupted too
             self._say(peer, self._next(peer, found), part)
 
     def _next(self, peer: str, found: Found) -> Word:
@@ -128,17 +129,17 @@ class Helpers:
 
 
 class Helping:
-    """One who helps the leader of the layout that it is in."""
+    """A worker that helps the leader of its layout."""
 
     def __init__(self, crew: Crew) -> None:
         entered = crew.entered
         assert entered is not None
         self._crew, self._leader = crew, entered.layout.workers[0]
-        self._step = entered.version  # that which all of the layout begin with
+        self._step = entered.version  # the step that the whole layout begins with
         self.able = False
 
     def help(self) -> None:
-        """Until there is nothing left to do."""
+        """Measure until there is no task left."""
         word = self._hear()
         kind = measuring.machine_kind(self._crew.replica.space.device)
         if not isinstance(word, Call) or word.instance_type != kind:

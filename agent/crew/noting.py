@@ -1,4 +1,4 @@
-"""The timeline of a step on one worker, noted down when somebody asked for it."""
+"""The timeline of a step on one worker, recorded when it was asked for."""
 
 from agent.crew.crew import Crew
 from agent.protocol import Traced
@@ -9,7 +9,7 @@ from agent.timeline import Notes
 class Noting:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
-        self.asked_at: int | None = None  # the step that is to be noted down
+        self.asked_at: int | None = None  # the step to record
 
     def begin(self) -> None:
         replica = self._crew.replica

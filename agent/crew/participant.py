@@ -1,7 +1,8 @@
-"""A worker's connection to keeper and peers, and its way into the layouts that the keeper tells of.
+"""A worker's connection to keeper and peers, and its way into the layouts that it is sent.
 
-The threads of the mesh and of the link leave what arrives here and wake the script's thread. A new layout (`Enter`)
-interrupts every wait that belongs to an older one; the script's thread enters it where it may.
+The threads of the mesh and of the link leave what arrives here and wake the script's thread. A new
+layout (`Enter`) interrupts every wait that belongs to an older one; the script's thread enters it
+where it may.
 """
 
 import hashlib
@@ -58,7 +59,7 @@ from agent.tensors.device import CPU
 
 
 class Participant(Crew):
-    """One worker among others, as these see it. `Group` is the same worker as its session sees it."""
+    """One worker among others, as they see it; `Group` is how its own session sees it."""
 
     nan: NanPolicy = "fail"
     stop_at = 0
@@ -77,7 +78,7 @@ class Participant(Crew):
         self._landing = Landing()
         self._mesh.place = self._landing.place
         self._survey = Survey(self, order.job, self._mesh.address)
-        self._complaints: list[PeerBroken] = []  # in the newest layout that was heard of
+        self._complaints: list[PeerBroken] = []  # in the newest layout that is known
         self.link = Link(
             order.keeper_address,
             order.secret,
@@ -95,7 +96,7 @@ class Participant(Crew):
         self._left: int | None = None  # the version with which the script left its loop
         self._redo, self._noting, self._proving = Redoing(self), Noting(self), Proving(self)
         self._comparison = Comparison(self, self._proving)
-        # This worker took part in a committed step, or the keeper has let it in because it reproduced one.
+        # Whether this worker took part in a committed step, or reproduced one and was let in.
         self._proven = False
         self._done = False
         self._notice_at_s: float | None = None
@@ -103,13 +104,13 @@ class Participant(Crew):
         self._stages = Stages(
             self, self._mesh, self._deep, self._handover, self._preparing, self._comparison
         )
-        # Whether the state has come from others since the output folder was told.
+        # Whether the state has come from others since the output folder was last notified.
         self._fresh = True
 
     # --- the connection ---------------------------------------------------------------------------
 
     def start(self) -> tuple[JobOrder, bytes]:
-        """Connect to the keeper; the order, and the script with what goes along."""
+        """Connect to the keeper; return the order, and the script with its files."""
         self.link.start()
         self._greeting, payload = self.wait(lambda: self._welcome)
         self._welcome = None
@@ -126,7 +127,7 @@ class Participant(Crew):
 
     @unaided
     def _come_in(self, replica: Replica) -> None:
-        """At a boundary: be in the newest layout, with its state (or on the way there by redo)."""
+        """Enter the newest layout at a boundary, with its state or on the way there by redo."""
         while True:
             if self._proving.asked:
                 self._proving.load(replica)
@@ -141,11 +142,11 @@ class Participant(Crew):
                 return
 
     def _called(self) -> bool:
-        """Whether there is something else to do than to wait for a layout."""
+        """Return whether there is something to do other than to wait for a layout."""
         return self.superseded() or self._done or self._proving.asked
 
     def _take_part(self, replica: Replica) -> bool:
-        """Have the state of the layout that was entered; False if this worker is not in it."""
+        """Get the state of the layout that was entered; False if this worker is not in it."""
         entered = self.entered
         if self._needs_state and entered is not None:
             self._handover.receive(entered)
@@ -166,7 +167,7 @@ class Participant(Crew):
         self._mesh.enter(order.layout.generation)
         self._deep.leave()
         inside, holder = self.me in order.layout.workers, self.me in order.holders
-        # Where some have been sent their layers, these are had from them.
+        # If holders have layers already, this worker gets layers from them instead of making them.
         born = replica.newborn and order.version == 0 and bool(order.holders) and not order.held
         self._holds, self._needs_state = holder or born, inside and not (holder or born)
         self.entered = order
@@ -268,7 +269,10 @@ class Participant(Crew):
             self._changed.notify_all()
 
     def _hear(self, order: Enter) -> None:
-        """A keeper that was restarted may tell again of a layout that we have heard of, and not entered yet."""
+        """Take note of a new layout.
+
+        A restarted keeper may send again a layout that is known here and not entered yet.
+        """
         generation = order.layout.generation
         if self.order is not None and generation < self.order.layout.generation:
             return
@@ -285,13 +289,16 @@ class Participant(Crew):
         self._mesh.want(order.addresses)
         self._snapshots.asked_at = order.version if order.snapshot else None
         self._preparing.wanted = order.sums
-        # Not more: who slept while others did a step is told the version, and not that its own was committed.
+        # At most lower it: a worker that slept while others did a step hears that version, and its
+        # own step may not have been committed.
         self._committed = min(self._committed, order.version)
         self._redo.clear()
 
     def _peer_broke(self, peer: str) -> None:
-        """Of the newest layout that was heard of, or of who hands its state over to it: what breaks before it is
-        entered is lacking in it."""
+        """Report a broken connection to a worker, or a holder, of the newest known layout.
+
+        A connection that breaks before that layout is entered will be missing in it.
+        """
         order = self.order
         if order is not None and peer in (*order.layout.workers, *order.holders):
             complaint = PeerBroken(generation=order.layout.generation, peer=peer)
@@ -299,6 +306,6 @@ class Participant(Crew):
             self.link.send(complaint)
 
     def _complain_again(self) -> None:
-        """The keeper may not have heard it, or has forgotten it: it was restarted."""
+        """Report broken connections again, because a restarted keeper may not know of them."""
         for complaint in list(self._complaints):
             self.link.send(complaint)

@@ -1,5 +1,6 @@
-"""What a worker tells the keeper of a step before the commit: its slice of the sum, where that is wanted, and that it can
-apply all of it.
+"""A worker's messages to the keeper before the commit of a step.
+
+It sends its slice of the sum, if that is wanted, and the promise that it can apply all of the sum.
 """
 
 from agent.crew.crew import Crew
@@ -12,25 +13,26 @@ from agent.tensors.sums import Sum, Summed
 class Preparing:
     def __init__(self, crew: Crew) -> None:
         self._crew = crew
-        self.wanted = True  # the sums of steps that begin now
-        self._told = True  # that of this step
+        self.wanted = True  # whether the keeper wants the sums of steps that begin now
+        self._told = True  # whether the keeper gets the sum of this step
         self._sliced_at = 0  # the connection to the keeper by which the sum was sent
         self._promise: Prepared | None = None
-        self._slices: list[tuple[int, list[memoryview]]] = []  # what the keeper got of the sum
+        # the part of the sum that the keeper got
+        self._slices: list[tuple[int, list[memoryview]]] = []
 
     @property
     def forgotten(self) -> bool:
-        """Whether the keeper was restarted since, and does not know of it."""
+        """Whether the keeper was restarted since the slices were sent, and so lacks them."""
         return self._crew.link.connects != self._sliced_at
 
     def slice(self, step: int, total: Sum) -> None:
-        """Where everyone has the whole sum, each sends as much of it."""
+        """Send an equal part of the sum, in a layout where every worker has the whole sum."""
         workers = self._crew.layout.workers
         start, end = cut(total.space.total_bytes, len(workers), workers.index(self._crew.me))
         self.send(step, [(start, [total.memory(start, end)])])
 
     def send(self, step: int, slices: list[tuple[int, list[memoryview]]]) -> None:
-        """As offsets, and what lies there."""
+        """Send slices of the sum, each as an offset and the bytes there, if they are wanted."""
         self._told = self.wanted
         self._tell(step, slices if self._told else [])
 
@@ -47,7 +49,10 @@ class Preparing:
         passing("step: slice sent")
 
     def promise(self, step: int, summed: Summed, held: Held | None) -> None:
-        """Tell the keeper that this worker can apply the sum. `held` is what will be here after the step, if not all."""
+        """Tell the keeper that this worker can apply the sum.
+
+        `held` is what will be here after the step, if that is not all.
+        """
         layout, replica, evidence = self._crew.layout, self._crew.replica, self._crew.evidence
         self._promise = Prepared(
             generation=layout.generation,
@@ -65,7 +70,7 @@ class Preparing:
         passing("step: prepared")
 
     def promise_again(self) -> None:
-        """A keeper that was restarted has neither the slices nor the promise."""
+        """Send slices and promise again, because a restarted keeper has neither."""
         assert self._promise is not None
         self._tell(self._promise.step, self._slices)
         self._crew.link.send(self._promise)

@@ -1,14 +1,16 @@
-"""The step that a joining worker reproduces before it counts: see `agent.reliable.entrance`.
+"""The step that a joining worker reproduces before it counts (`agent.reliable.entrance`).
 
-    hear(message, payload)      on the link's thread, with the crew's lock: `Prove`, and `State` and `Redo` of `PROVING`
-    asked                       a question waits: whatever waits for a layout goes to a boundary and calls `load`
-    load(replica)               at a boundary: take over the state that the step begins with
-    going                       from then on until it is answered; no layout is entered meanwhile
-    microbatch(phase)           in `backward`: what is to be computed and sampled, if anything
-    sum(phase)                  behind that: the sum of the phase, to be applied; or `Abandoned`, where it ends here
-    answer()                    at the next boundary: tell the keeper what came of it
+    hear(message, payload)   take in `Prove`, or `State` and `Redo` of `PROVING`; called on the
+                             link's thread, with the crew's lock
+    asked                    a question waits, so each wait for a layout goes to a boundary and
+                             calls `load`
+    load(replica)            at a boundary: take over the state that the step begins with
+    going                    from then on until it is answered; no layout is entered meanwhile
+    microbatch(phase)        in `backward`: the microbatch to compute and sample, if any
+    sum(phase)               after that: the sum of the phase, to be applied, or `Abandoned`
+    answer()                 at the next boundary: report the result to the keeper
 
-A question is dropped when another comes, because it was asked by a connection that is no more.
+A question is dropped when a newer one comes, because its connection is gone.
 """
 
 from agent.crew.crew import Crew
@@ -37,7 +39,7 @@ class Proving:
         self._computed: list[Computed] = []
         self._reached: list[Reached] = []
 
-    # --- what arrives -------------------------------------------------------------------------------
+    # --- what arrives -----------------------------------------------------------------------------
 
     def hear(self, message: Prove | State | Redo, payload: memoryview) -> None:
         if isinstance(message, Prove):
@@ -57,7 +59,7 @@ class Proving:
     def going(self) -> bool:
         return self._begun is not None
 
-    # --- what the script's thread does --------------------------------------------------------------
+    # --- what the script's thread does ------------------------------------------------------------
 
     def load(self, replica: Replica) -> None:
         """Take over the state of the newest question."""
@@ -87,7 +89,10 @@ class Proving:
         return asked[phase] if phase < len(asked) else None
 
     def sum(self, phase: int) -> Payload:
-        """The sum of this phase. Behind the last that is asked for the script's body runs out for nothing."""
+        """Return the sum of this phase; raise `Abandoned` after the last one asked for.
+
+        Then the rest of the script's body counts for nothing.
+        """
         question = self._begun
         assert question is not None
         prove, version = question.prove, question.prove.version + phase
@@ -109,7 +114,7 @@ class Proving:
         self._computed += wanted
 
     def answer(self) -> None:
-        """Tell what came of it; of a question that nobody waits for any more, nothing."""
+        """Send the result to the keeper, unless the question is old and no answer is awaited."""
         question, self._begun = self._begun, None
         if question is None or self._is_old(question):
             return

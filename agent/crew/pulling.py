@@ -1,14 +1,16 @@
-"""Layers of a version, asked for by whoever lacks them and answered by those who have them.
+"""Layers of a version, asked for by workers that lack them and sent by those with them.
 
-Asked for are exactly the layers that are needed, each in shares from all who have it. Answers come from live
-memory, on a thread of their own: a version does not change in memory before everyone in the layout has prepared
-the next, so before whoever asks has been answered. A version that the script has changed all the same is
-refused. Who was left out of the layout is waited for by nobody: so each answer is followed by a word that nothing
-changed while it was sent, and without that word it is not used; and who asks for a version that the layout is past
-is told so.
+A worker asks for exactly the layers that it needs, each in shares from all workers that have it.
+Answers come from live memory, on a separate thread. That is safe because a version does not change
+in memory before every worker of the layout has prepared the next one, so before the asking worker
+has been answered. A version that the script has changed all the same is refused. No worker waits
+for one that was left out of the layout. So each answer is followed by a confirmation that nothing
+changed while it was sent, and an answer without it is not used; and a worker that asks for a
+version that the layout has passed is notified of that.
 
-Who only looks at weights may have them from the middle of a script's step, as soon as they are right. A state
-is whole at the step's boundary only: what a schedule or an optimizer is set to may still change behind a look.
+A worker that only reads weights may get them in the middle of a script's step, as soon as they are
+right. A state is whole only at the step's boundary, because a schedule's or an optimizer's settings
+may still change after such a read.
 """
 
 import threading
@@ -29,15 +31,18 @@ from agent.tensors.staging import Piece, here
 OFFERS_MAX = 2
 LOOK_AGAIN_S = 0.05
 
-Known = Mapping[str, frozenset[str] | None]  # who has which layers; None is all
+Known = Mapping[str, frozenset[str] | None]  # which layers each worker has; None is all
 
 
 class Changed(Misuse):
-    """What was asked for is not there any more, as it was."""
+    """What was asked for is not there any more, or has changed."""
 
 
 class Ask(msgspec.Struct, frozen=True):
-    """Layers, and which share of how many; the answer is marked with `serial`. Who looks wants weights only."""
+    """A request for layers, with which share of how many; the answer is marked with `serial`.
+
+    `look` asks for weights only.
+    """
 
     serial: int
     wanted: tuple[tuple[str, int, int], ...]
@@ -51,7 +56,7 @@ class Offer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Crew(Protocol):
-    """What is needed of the group that this worker is in."""
+    """What `Pulling` needs of the group that this worker is in."""
 
     @property
     def generation(self) -> int: ...
@@ -61,10 +66,10 @@ class Crew(Protocol):
     def take(self, peer: str, step: int, tag: str, generation: int) -> tuple[bytes, memoryview]: ...
 
     def now(self) -> tuple[int, Collected | None]:
-        """The version that the session is at, and its state as it was when that began."""
+        """Return the version that the session is at, and its state as it was at its beginning."""
 
     def past(self, version: int) -> bool:
-        """Whether the script may be changing that version, or has."""
+        """Return whether the script may be changing that version, or has changed it."""
 
 
 class Pulling:
@@ -72,11 +77,12 @@ class Pulling:
         self._crew, self._mesh, self._changed = crew, mesh, changed
         self._offers: dict[int, Offer] = {}
         self._shown: Offer | None = None
-        self._past = (-1, 0)  # in this layout nobody needs a version before this one
+        # generation and version: no worker of this layout needs an earlier version
+        self._past = (-1, 0)
         self._serial = 0
 
     def offer(self, version: int, state: Collected) -> None:
-        """Whoever asks for this version may have it."""
+        """Let every worker that asks for this version have it."""
         with self._changed:
             self._offers[version] = _offer(version, state)
             for old in sorted(self._offers)[:-OFFERS_MAX]:
@@ -84,31 +90,37 @@ class Pulling:
             self._changed.notify_all()
 
     def show(self, version: int, state: Collected) -> None:
-        """Whoever looks at this version may have its weights; it is not offered as a state."""
+        """Let every worker that reads this version have its weights; do not offer it as a state."""
         with self._changed:
             self._shown = _offer(version, state)
             self._changed.notify_all()
 
     def clear(self) -> None:
-        """What is here is given up for a state of any version, an earlier one maybe, and will have these once more."""
+        """Withdraw all offers, because a different state replaces the one that is here.
+
+        Its version may be earlier, so the versions that were offered will occur again.
+        """
         with self._changed:
             self._offers, self._shown = {}, None
 
     def forget(self, version: int) -> None:
-        """Nobody in the layout asks for older ones any more; what they hold in memory may go."""
+        """Drop offers of older versions, so that their memory is freed.
+
+        No worker of the layout asks for them any more.
+        """
         with self._changed:
             self._past = (self._crew.generation, version)
             self._offers = {v: offer for v, offer in self._offers.items() if v >= version}
             self._changed.notify_all()
 
     def pull(self, layers: Collection[str], version: int, known: Known) -> Gathered:
-        """The state of these layers, from those who are known to have them."""
+        """Return the state of these layers, from the workers that are known to have them."""
         return self._ask(layers, version, known, self._crew.generation, look=False)
 
     def look(
         self, layers: Collection[str], version: int, known: Known, generation: int
     ) -> Gathered:
-        """Their weights; in a layout that need not be entered yet."""
+        """Return the weights of these layers, in a layout that need not be entered yet."""
         return self._ask(layers, version, known, generation, look=True)
 
     def _ask(
@@ -145,7 +157,10 @@ class Pulling:
         return gathered
 
     def answer(self, peer: str, part: Part) -> None:
-        """On a thread of its own: wait until we are at that version, and send what is asked for."""
+        """Wait until this worker is at that version, and send what is asked for.
+
+        Each question is answered on a separate thread.
+        """
         ask = msgspec.msgpack.decode(part.extra, type=Ask)
         with self._changed:
             while (found := self._find(part.step, look=ask.look)) is None:
@@ -160,7 +175,7 @@ class Pulling:
         try:
             self._reply(connection, part, ask, found)
         except Exception as error:
-            self._mesh().drop(peer, connection)  # whoever asked would wait for ever
+            self._mesh().drop(peer, connection)  # else the asking worker would wait for ever
             if not isinstance(error, WireError | MemoryError):
                 raise
 
@@ -178,7 +193,7 @@ class Pulling:
             reply = msgspec.structs.replace(reply, tag=f"{reply.tag}/so")
             so = self._is_as_it_was(found)
         if not so and self._crew.generation > part.generation:
-            return  # we are steps ahead, in a layout that whoever asks has not heard of
+            return  # we are steps ahead, in a layout that the asking worker has not heard of
         connection.send(msgspec.structs.replace(reply, extra=b"so" if so else b""))
 
     def _is_as_it_was(self, offer: Offer) -> bool:
@@ -199,7 +214,7 @@ def _offer(version: int, state: Collected) -> Offer:
 
 
 def covers(having: Known, every: Collection[str]) -> bool:
-    """Whether these have all layers between them."""
+    """Return whether these workers together have all layers."""
     together: set[str] = set()
     for held in having.values():
         if held is None:
@@ -209,7 +224,7 @@ def covers(having: Known, every: Collection[str]) -> bool:
 
 
 def share_among(live: Iterable[LiveLayer], having: Known, me: str) -> tuple[Share, list[Piece]]:
-    """What one of those who have them sends of these layers."""
+    """Return the part of these layers that `me`, one of the workers that have them, sends."""
     found = []
     for layer in live:
         peers = [w for w, held in having.items() if held is None or layer.form.name in held]

@@ -1,8 +1,9 @@
-"""A second process of this worker, which proves that the script keeps nothing to itself: see `agent.reliable.trial`.
+"""A second process of this worker, to prove that all the script's state is registered.
 
-It runs the script from its first line, beside this worker and on the same device, and so it is started only if there is
-memory for it: of the machine's as much again as this process has, twice over, and of the device's as much as it has there.
-It has the lowest of priorities, ends with this process, and what it prints is dropped.
+See `agent.reliable.trial`. The process runs the script from its first line, beside this worker and
+on the same device. So it is started only if there is memory for it: on the machine twice what this
+process takes, and on the device as much as this process has reserved there. It has a low priority
+and ends with this process, and its output is dropped.
 """
 
 import os
@@ -30,7 +31,11 @@ LACKING = "{} has {:.2f} GB free, and it would take {:.2f} GB"
 
 
 class Second:
-    """`tell` sends to the keeper, and `device` is where the script trains. `start` may be called on any thread."""
+    """Starts the second process of this worker, and reports how it ended.
+
+    `tell` sends to the keeper, and `device` is where the script trains. `start` may be called on
+    any thread.
+    """
 
     def __init__(
         self,
@@ -41,17 +46,17 @@ class Second:
     ) -> None:
         self._order = msgspec.structs.replace(order, worker=f"{order.worker}-proof", prover=True)
         self._host, self._tell, self._device = host, tell, device
-        # As it is before the script has changed any of it.
+        # The environment before the script has changed any of it.
         self._env = dict(os.environ)
         self._lock = threading.Lock()
         self._thread: threading.Thread | None = None
 
     def start(self) -> None:
-        """Unless one is there: a keeper that was restarted may ask again."""
+        """Start the process unless it runs, because a restarted keeper may ask again."""
         with self._lock:
             if self._thread is not None and self._thread.is_alive():
                 return
-            # The process ends with the thread that has started it.
+            # The process ends with the thread that starts it, so a thread is kept for it.
             self._thread = threading.Thread(target=self._run, name="second", daemon=True)
             self._thread.start()
 
@@ -64,7 +69,7 @@ class Second:
         except OSError as error:
             self._tell(Untried(why=f"it could not be started: {error.strerror or error}"))
             return
-        # Behind its answer nobody asks any more.
+        # If the process has answered, the keeper ignores this.
         self._tell(Untried(why=f"it ended without an answer, with status {ended}"))
 
     def _play(self) -> int:
@@ -82,7 +87,7 @@ class Second:
 
 
 def lacking(device: torch.device) -> str:
-    """Why there is no room for a second process, in words; nothing if there is."""
+    """Return why there is no room for a second process, in words; empty if there is room."""
     free, takes = _free_bytes(), HOST_FACTOR * _resident_bytes()
     if free is not None and free < takes:
         return LACKING.format("this machine", free / GB, takes / GB)
@@ -106,7 +111,7 @@ def _resident_bytes() -> int:
 
 
 def _free_bytes() -> int | None:
-    """Of the machine, or of the container that this process is in; None where nobody says."""
+    """Return the free memory of the machine or this process's container; None if unknown."""
     found = [each for each in (_free_of_machine(), _free_of_group()) if each is not None]
     return min(found, default=None)
 
@@ -120,7 +125,7 @@ def _free_of_machine() -> int | None:
 
 
 def _free_of_group() -> int | None:
-    """Files that are kept in memory make room when it is needed."""
+    """Return the free memory of the container; cached files count, as they can be dropped."""
     try:
         own = next(
             line.split("::/", 1)[1] for line in GROUP.read_text().splitlines() if "::/" in line

@@ -1,7 +1,8 @@
-"""What a worker sends the keeper of the state: its share, copied and sent while the next step computes.
+"""A worker's share of a snapshot, copied and sent while the next step computes.
 
-Between two updates of an optimizer nothing writes to the state (buffers are copied when it is collected): forward and
-backward only read it. So the script waits only for what is not copied yet when it is about to get its gradients.
+Between two updates of an optimizer nothing writes to the state (buffers are copied when it is
+collected), because forward and backward only read it. So the script waits only when it is about to
+get its gradients, and only for what is not copied yet.
 """
 
 import queue
@@ -26,7 +27,7 @@ from agent.world import Interrupted
 
 Shared = tuple[Share, list[Piece]]
 
-CHUNK_BYTES = 1 << 20  # so that what is urgent can pass in between
+CHUNK_BYTES = 1 << 20  # so that urgent messages can pass in between
 
 
 class Snapshots:
@@ -35,19 +36,21 @@ class Snapshots:
         self.asked_at: int | None = None  # the version that the keeper wants
         self._copying: Copying | None = None
         self._again = Again()
-        self.failed = False  # on a thread beside the script's, with the last state of all
-        self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []  # threads that are through
+        self.failed = False  # whether the final state could not be sent
+        self._idle: list[queue.SimpleQueue[Callable[[], None]]] = []  # threads that have finished
 
     def settle(self) -> None:
-        """Return when nothing of the state is being copied any more: it is about to change."""
+        """Return when no part of the state is being copied, so that it may change."""
         if self._copying is not None:
-            with self._crew.link.stuck.aided():  # by the thread that copies, or by a device
+            with self._crew.link.stuck.aided():  # waits for the copying thread, or for a device
                 self._copying.let_change()
             self._copying = None
 
     def due(self) -> bool:
-        """What is asked for with a new layout is sent under that layout, not under the one before; and not before
-        those of the layout have all of it between them.
+        """Return whether the snapshot that the keeper asked for can be sent now.
+
+        A snapshot asked for with a new layout is sent in that layout, not in the one before; and
+        not before the workers of the layout have all layers between them.
         """
         replica = self._crew.replica
         unborn = replica.newborn and self._crew.layout.owned and not self._handover.having
@@ -59,13 +62,17 @@ class Snapshots:
         self.send_state(replica.collected(), replica.version, final=False)
 
     def send_state(self, state: Collected, version: int, *, final: bool) -> None:
-        """Copy my share and send it, on a thread of its own. The script behind its loop may do anything."""
+        """Copy this worker's share of the state and send it on a separate thread.
+
+        The final state is copied before this returns, because a script may do anything after its
+        loop.
+        """
         layout = self._crew.layout
         shared = self._shared(final=final)
         if shared is None:
-            return  # whoever has the rest is not in the layout: we will be asked again
+            return  # the rest is outside of the layout: the keeper will ask again
         self.settle()
-        shares = list[Share]()  # mine, as soon as it is known
+        shares = list[Share]()  # this worker's share, as soon as it is known
 
         def sources() -> list[Piece]:
             share, pieces = shared(state.finish())
@@ -100,7 +107,10 @@ class Snapshots:
         )
 
     def _shared(self, *, final: bool) -> Callable[[list[LiveLayer]], Shared] | None:
-        """What my share of a state is, as it is shared out now."""
+        """Return how to take this worker's share of a state, as the state is divided now.
+
+        Return None if the workers of the layout do not have all layers.
+        """
         replica, layout, me = self._crew.replica, self._crew.layout, self._crew.me
         if layout.owned and (replica.unbuilt or not final):
             having = self._handover.shares()
@@ -110,7 +120,7 @@ class Snapshots:
         return partial(share_of, holders=len(layout.workers), index=layout.workers.index(me))
 
     def _beside(self, stream: Callable[[], None]) -> None:
-        """On a thread that is there already, if one is: the script would wait for a new one to begin."""
+        """Run `stream` on an idle thread if there is one, as the script waits for a new one."""
         if self._idle:
             self._idle.pop().put(stream)
             return
@@ -131,11 +141,11 @@ class Snapshots:
         except Interrupted:
             return
         except Exception:
-            # Of others the keeper sees that they do not come, and asks again.
+            # A lost snapshot that is not the final one is noticed by the keeper, which asks again.
             self.failed |= begun.final
             self._crew.wake()
             raise
-        # Where room is short, none is held for the next.
+        # Where memory is short, none is held for the next snapshot.
         if not self._crew.replica.unbuilt:
             self._again.give(copying.whole)
 

@@ -1,4 +1,4 @@
-"""The step in a layout of deep chains: this worker's stages, and the way from them to the sum."""
+"""The step in a layout of deep chains: from this worker's stages to the sum."""
 
 import threading
 from collections.abc import Callable, Sequence
@@ -28,7 +28,7 @@ SEVERAL = (
 
 
 class Stages:
-    """Those of one worker. What of them outlives a layout is in `deep`."""
+    """The stages of one worker; what of them outlives a layout is in `deep`."""
 
     def __init__(
         self,
@@ -41,7 +41,7 @@ class Stages:
     ) -> None:
         self._crew, self._mesh, self._deep = crew, mesh, deep
         self._handover, self._preparing, self._comparison = handover, preparing, comparison
-        # Whether optimizers were tried on layers apart.
+        # Whether it was checked that the optimizers can update layers apart.
         self._apart = False
 
     def chain(self, step: int) -> Chain:
@@ -67,7 +67,7 @@ class Stages:
                 self._crew.lock,
                 layout.generation,
                 device=replica.space.device,
-                patience_s=threading.TIMEOUT_MAX / 2,  # the keeper says when it is over
+                patience_s=threading.TIMEOUT_MAX / 2,  # the keeper ends the wait
                 check=self._crew.go_on,
             ),
         )
@@ -75,25 +75,31 @@ class Stages:
             self._try_apart(replica)
             with self._crew.unaided():
                 self._handover.pull(chain.held)
-            if not self._handover.having:  # nobody had anything, and now each has its own
+            if not self._handover.having:  # no worker had a layer, and now each has its own
                 self._handover.keep(self._deep.keepers())
         return chain
 
     def _try_apart(self, replica: Replica) -> None:
-        """Refuse optimizers that need all gradients: each worker may have those of its own layers only from now on."""
+        """Refuse optimizers that need all gradients.
+
+        From now on each worker may have only the gradients of its own layers.
+        """
         if not self._apart:
             separable.refuse(replica.objects.values())
             self._apart = True
 
     def play(self, step: int, batches: Sequence[object], check: Callable[[], None]) -> Played:
-        """Compute this worker's stages, and sum them over all. `check` is called between the pieces of work."""
+        """Compute this worker's stages, and sum them over all workers.
+
+        `check` is called between the pieces of work.
+        """
         replica, layout, chain = self._crew.replica, self._crew.layout, self.chain(step)
         mine = layout.replica_of(self._crew.me)
         shown = {sampled(mine.first, mine.count, replica.step)}
         # A snapshot may be asked for later in this step, and then a joining worker reproduces it.
         how = How(replica.seed_for, check, shown, thorough=True)
         if (other := self._comparison.of_other_chain()) is not None:
-            # How the chain rounds shows in a microbatch that it computes twice.
+            # A microbatch that is computed twice shows how the chain rounds.
             aside = (*(() if chain.tried else shown), other)
             chain.compute_aside(f"{step}/aside", batches, msgspec.structs.replace(how, shown=aside))
             chain.tried = True
@@ -108,9 +114,10 @@ class Stages:
         return summed, chain.cuts
 
     def reproduce(self, chain: Chain, step: int, microbatch: int) -> None:
-        """With the rest of the chain, compute a microbatch of a step that others have committed.
+        """Compute a microbatch of a committed step, together with the rest of the chain.
 
-        It is done twice, because how the chain rounds shows then. The keeper hears of it before the chain commits anything.
+        It is computed twice, because that shows how the chain rounds. The keeper gets the result
+        before the chain commits anything.
         """
         crew, replica = self._crew, self._crew.replica
         how = How(replica.seed_for, crew.go_on, (microbatch,), thorough=True)

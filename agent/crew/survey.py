@@ -1,7 +1,8 @@
-"""What one worker finds out for all: whether the script can be cut, what its model takes, what the network takes.
+"""What one worker finds out for all: whether the script can be cut, and what is measured.
 
-The step waits for it, so it has to be short, and others help with what can be measured side by side. Whatever goes wrong,
-the job trains on without knowing.
+Measured are the costs of the model and the network. The step waits for it, so it has to be short,
+and other workers help with what can be measured side by side. If any of it fails, the job trains on
+without the answer.
 """
 
 import logging
@@ -25,7 +26,10 @@ log = logging.getLogger(__name__)
 
 
 class Survey:
-    """Of one worker's script. `addresses` are where others are; the first is this worker's own."""
+    """The survey of one worker's script, as this worker leads it or helps with it.
+
+    `addresses` are where others are; the first is this worker's own.
+    """
 
     def __init__(self, crew: Crew, job: str, address: str) -> None:
         self._crew, self._job, self._address = crew, job, address
@@ -35,14 +39,14 @@ class Survey:
         self.addresses: Mapping[str, str] = {}
         self.known: ProfileKnown | None = None  # what the keeper answered last
         self._steps_total = 0
-        self._unmeasured = False  # the script can be cut, and nobody has measured it yet
-        # Whose network has not been measured with all kinds of peers.
+        self._unmeasured = False  # the script can be cut, and is not measured yet
+        # A profile whose network has not been measured with all kinds of peers.
         self._unprobed: Profile | None = None
-        self._taken_back = False  # it could be cut, and a later step could not
-        self._probed_at = -1  # the generation in which it was tried
+        self._taken_back = False  # the script could be cut, and a later step could not
+        self._probed_at = -1  # the generation in which the network was last measured
 
     def introduce(self, facts: Facts) -> None:
-        """Once: this worker waits for a layout."""
+        """Report once that the script is ready and waits for a layout."""
         self._steps_total = facts.steps_total
         if self.ready is None:
             replica = self._crew.replica
@@ -58,7 +62,7 @@ class Survey:
             self._crew.link.send(self.ready)
 
     def look(self) -> None:
-        """As the leader of the layout: find out what nobody knows yet."""
+        """Find out what is not known yet, as the leader of the layout."""
         self.helpers.waiting = self._others_wait()
         if self.helpers.waiting:
             self._tell_recorded()
@@ -69,14 +73,14 @@ class Survey:
             self._probe(self._unprobed)
 
     def help(self) -> None:
-        """As another one: measure what the leader hands out, before one's own share of the first step."""
+        """Measure what the leader hands out, before this worker's share of the first step."""
         if not self._others_wait():
             return
         helping = Helping(self._crew)
         try:
             helping.help()
         except Interrupted:
-            self._unmeasured |= helping.able  # whoever leads now may not know of it
+            self._unmeasured |= helping.able  # the present leader may not know of it
             raise
         except (Misuse, CannotRecord):
             raise
@@ -84,7 +88,7 @@ class Survey:
             self._say(f"could not help to measure the model: {error!r}")
 
     def _others_wait(self) -> bool:
-        """Whether everyone begins this layout with finding out, and this is its first share."""
+        """Return whether all workers begin this layout with the survey, and this is its start."""
         entered, generation = self._crew.entered, self._crew.generation
         if entered is None or not entered.record or self._helped_at == generation:
             return False
@@ -92,7 +96,7 @@ class Survey:
         return True
 
     def _tell_recorded(self) -> None:
-        """Whether the script could be cut, once it is known."""
+        """Record the script's loop and report whether it can be cut, if that is not known."""
         assert self.ready is not None
         if self.ready.uncuttable != UNRECORDED:
             return
@@ -103,9 +107,9 @@ class Survey:
         except CannotRecord as error:
             points, why = (), str(error)
         except Misuse:
-            raise  # its numbers would depend on who computes what, cut or not
+            raise  # its numbers would depend on which worker computes what, cut or not
         except Exception as error:
-            # What the script does is right as long as nobody cuts it: it trains on in one piece.
+            # The script is right as long as it is not cut, so it trains on in one piece.
             log.exception("the loop could not be recorded")
             points, why = (), f"recording its loop failed: {type(error).__name__}: {error}"
         self.ready = msgspec.structs.replace(self.ready, uncuttable=why, stages_max=len(points) + 1)
@@ -113,7 +117,10 @@ class Survey:
         self._unmeasured = not why
 
     def take_back(self, why: str) -> bool:
-        """It was recorded, and this step computes something else. False if it never could be: who asks for depth then is wrong."""
+        """Report that the script cannot be cut any more, because a step computes something else.
+
+        Return False if it never could be cut; then the layout that asks for depth is wrong.
+        """
         assert self.ready is not None
         if self.ready.uncuttable not in ("", UNRECORDED) and not self._taken_back:
             return False
@@ -123,7 +130,7 @@ class Survey:
         return True
 
     def _measure(self) -> None:
-        """Unless it was measured before."""
+        """Measure the model, unless it was measured before."""
         replica = self._crew.replica
         recording = replica.recorder.recording()
         key = measuring.key_of(recording, self._crew.code, replica.sums_held)
@@ -140,7 +147,7 @@ class Survey:
                 try:
                     self.helpers.dismiss()
                     self._unprobed = self._with_network(profile)
-                finally:  # who is called away has still measured the model
+                finally:  # an interrupted worker has still measured the model
                     self._crew.link.send(Measured(profile=self._unprobed))
             except Interrupted:
                 raise
@@ -152,7 +159,7 @@ class Survey:
         self._unmeasured = False
 
     def _say(self, what: str) -> None:
-        sys.stderr.write(f"{what}\n")  # which is told in the job's log, under the worker's name
+        sys.stderr.write(f"{what}\n")  # shown in the job's log, under the worker's name
 
     def _measured_before(self, key: str) -> bool:
         link = self._crew.link
@@ -165,20 +172,23 @@ class Survey:
                 return found.known
 
     def _answer(self, key: str, asked_at: int) -> ProfileKnown | bool:
-        """The keeper's answer; or that it was restarted, and has to be asked again."""
+        """Return the keeper's answer, or True if the keeper was restarted and must be asked again.
+
+        Return False as long as there is neither.
+        """
         if self.known is not None and self.known.key == key:
             return self.known
         return self._crew.link.connects != asked_at
 
     def _probe(self, profile: Profile) -> None:
-        """When there are neighbours of a kind that there was none of before."""
+        """Measure the network once per layout, as a new layout may have new kinds of neighbours."""
         if self._probed_at == self._crew.generation:
             return
         try:
             found = self._with_network(profile)
         except Interrupted:
             raise
-        except Exception as error:  # nor does it need to know the network
+        except Exception as error:  # a job trains without knowing the network too
             self._unprobed = None
             self._say(f"the network was not measured: {error!r}")
             return

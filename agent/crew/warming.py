@@ -1,7 +1,8 @@
-"""What a newcomer to a running job does before it says that it is ready: it takes the memory of its first step.
+"""A newcomer takes the memory of its first step before it reports that it is ready.
 
-The first touch of a page costs more than what is then done with it, and most of all on a virtual machine that never had
-that page before. In the first step of a layout everybody waits for the last, so it is touched while the others train on.
+The first touch of a page costs more than what is then done with it, and most of all on a virtual
+machine that never had that page before. In the first step of a layout every worker waits for the
+slowest, so the memory is touched while the others train on.
 """
 
 import threading
@@ -12,14 +13,17 @@ from agent.protocol import Part
 from agent.replica import Replica
 from agent.store.memory import ALIGN_BYTES, Arena, fresh, touch
 
-SHARES_MAX = 1024  # of a state, each of which begins aligned
+SHARES_MAX = 1024  # shares of a state, each of which begins aligned
 MEMORY = Path("/proc/meminfo")
-RESERVE = 8  # memory is touched in advance while one of so many parts of it stays free
+RESERVE = 8  # touch memory in advance only while 1/RESERVE of it stays free
 STEP_FACTOR = 4  # a step holds gradients of two microbatches and two sums
 
 
 class Landing:
-    """Where shares of a state arrive. No byte of it is used twice, so what comes late of an older layout does no harm."""
+    """The memory where shares of a state arrive.
+
+    No byte of it is used twice, so a late share of an older layout does no harm.
+    """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
@@ -43,8 +47,11 @@ class Landing:
 
 
 def warm(replica: Replica, landing: Landing, state_bytes: int) -> None:
-    """Get ready for a state of so many bytes, if the machine has memory to spare. Of 0 bytes nothing is known."""
-    beside = max(state_bytes - replica.state_bytes, 0)  # what an optimizer has beside the weights
+    """Prepare memory for a state of `state_bytes`, if the machine has memory to spare.
+
+    0 bytes mean that the size is not known.
+    """
+    beside = max(state_bytes - replica.state_bytes, 0)  # what an optimizer holds beside the weights
     needed = state_bytes + beside + STEP_FACTOR * replica.space.total_bytes
     if not state_bytes or replica.unbuilt or not has_room(needed):
         return
@@ -53,7 +60,7 @@ def warm(replica: Replica, landing: Landing, state_bytes: int) -> None:
 
 
 def has_room(count: int) -> bool:
-    """Return whether the machine has memory to spare with so many bytes less; yes if it does not say."""
+    """Return whether memory would remain to spare with `count` bytes less; yes if unknown."""
     try:
         lines = dict(line.split(":", 1) for line in MEMORY.read_text().splitlines())
         available, total = (int(lines[name].split()[0]) for name in ("MemAvailable", "MemTotal"))

@@ -1,1 +1,1 @@
-"""What is started on a machine: its agent, the workers in its slots, and what these print."""
+"""The processes on a machine: its agent, the workers in its slots, and their output."""

@@ -1,7 +1,7 @@
-"""The Ray actors of the training side: the keeper's, one agent per instance, one worker per slot.
+"""The Ray actors: one keeper, an agent per instance, and a worker per slot.
 
-They are plain classes; whoever creates them wraps them with `ray.remote`. Instances speak with the keeper
-over its own TCP port only: nothing else of the manager's machine needs to be reachable for them.
+They are plain classes; their creator wraps them with `ray.remote`. Instances speak with the keeper
+over its own TCP port only, so nothing else of the manager's machine needs to be reachable for them.
 """
 
 import os
@@ -46,7 +46,7 @@ def keeper_options(
     secret_path: Path,
     storage: Storage | None,
 ) -> dict[str, Any]:
-    """The arguments of `KeeperActor`."""
+    """Return the arguments of `KeeperActor`."""
     return {
         "redis_url": redis_url,
         "checkpoints_dir": str(checkpoints_dir),
@@ -58,7 +58,7 @@ def keeper_options(
 
 
 class KeeperActor:
-    """Every order may come twice."""
+    """The keeper as an actor; any of its orders may come twice."""
 
     def __init__(
         self,
@@ -70,7 +70,7 @@ class KeeperActor:
         *,
         lasting: bool = False,
     ) -> None:
-        """What a `lasting` one holds outlives it, as long as the machine lives."""
+        """Start the keeper; what a `lasting` keeper holds outlives it, if the machine lives."""
         from agent.reliable.keeper import Keeper, connect
         from agent.reliable.memory_log import root_of
         from agent.reliable.vault import Place
@@ -84,7 +84,7 @@ class KeeperActor:
         self._keeper = Keeper(connect(redis_url), place, host, secret)
 
     def ping(self) -> int:
-        """The process that answers."""
+        """Return the id of the process that answers."""
         return os.getpid()
 
     def address(self) -> str:
@@ -117,7 +117,7 @@ class WorkerActor:
 
 
 class Telling:
-    """Reports on their way to the manager: told again after every reconnect until they were heard."""
+    """Reports on their way to the manager, sent again after a reconnect until they were heard."""
 
     def __init__(self, machine_id: str, keeper_address: str, secret: str) -> None:
         self._lock = threading.Lock()
@@ -154,7 +154,7 @@ class Telling:
             self._link.start()
         except WireError:
             if not self._closed:
-                os._exit(1)  # an agent that nobody hears is of no use
+                os._exit(1)  # an agent that cannot reach the keeper is of no use
 
     def _tell_again(self) -> None:
         with self._lock:
@@ -177,7 +177,7 @@ class _Running(msgspec.Struct, frozen=True):
 
 
 class AgentActor:
-    """One per instance: starts and stops its workers, and tells of notices and of exits."""
+    """One per instance: starts and stops its workers, and reports notices and exits."""
 
     def __init__(self, machine_id: str, keeper_address: str, secret: str) -> None:
         self._machine_id = machine_id
@@ -205,7 +205,7 @@ class AgentActor:
             ).start()
 
     def ping(self) -> int:
-        """The process that answers."""
+        """Return the id of the process that answers."""
         return os.getpid()
 
     def start_worker(self, data: bytes) -> None:
@@ -236,7 +236,7 @@ class AgentActor:
             self._telling.tell(_lost(running, "", crash))
 
     def _spare(self) -> Any:
-        """A worker's process in waiting, pinned to this machine."""
+        """Start a worker's process in waiting, pinned to this machine."""
         import ray
 
         options = {
@@ -247,7 +247,10 @@ class AgentActor:
         return ray.remote(WorkerActor).options(**options).remote()
 
     def _replace(self, running: _Running) -> None:
-        """Its process has seen a script and is not used again; the next one warms up right away."""
+        """End a worker's process and start the next, which warms up right away.
+
+        The old process has run a script and is not used again.
+        """
         import ray
 
         ray.kill(running.actor)
@@ -268,7 +271,7 @@ class AgentActor:
                 self._over(results[result])
 
     def _over(self, running: _Running) -> None:
-        """A worker's process is through with its script, or gone."""
+        """Take note that a worker's process has finished its script, or is gone."""
         import ray
 
         error = ""
@@ -287,7 +290,10 @@ class AgentActor:
         self._telling.tell(NoticeSeen(at_s=CLOCK.now_s(), notice=notice))
 
     def _idle(self) -> bool:
-        """No worker is left here, and whatever was told has been heard: the machine is not needed."""
+        """Return whether no worker is left here and every report was heard.
+
+        Then the machine is not needed.
+        """
         return not self._running and not self._telling.waiting()
 
 
@@ -307,7 +313,7 @@ def _lost(running: _Running, detail: str, crash: Crash | None) -> WorkerLost:
 
 
 def _facts() -> tuple[str, int]:
-    """This machine's own address, and how many workers it has room for."""
+    """Return this machine's own address, and how many workers it has room for."""
     import ray
 
     node_id = ray.get_runtime_context().get_node_id()

@@ -1,7 +1,8 @@
-"""What a worker's process leaves when it crashes: the signal, where its script was, what it printed last.
+"""The record of a crashed worker: signal, place in the script, last lines printed.
 
-Only the process itself knows: for the machine's agent it has merely ended, and for the keeper its connection has
-broken. `faulthandler` writes into a file even in the middle of a crash; what the script prints stands there before.
+Only the process itself knows them: the machine's agent sees only that it ended, and the keeper that
+its connection broke. `faulthandler` writes into a file even in the middle of a crash; what the
+script prints is written there before.
 """
 
 import faulthandler
@@ -33,7 +34,7 @@ SIGNALS = {
 
 
 class Crash(msgspec.Struct, frozen=True, kw_only=True):
-    """How a process ended that its script took down. `where` is the script's own innermost line."""
+    """The end of a process that its script crashed; `where` is the script's innermost line."""
 
     signal: str
     where: str
@@ -41,12 +42,12 @@ class Crash(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def disk() -> Path:
-    """Where a worker keeps its files: the machine's own disk."""
+    """Return where a worker keeps its files: the machine's own disk."""
     return Path(os.environ.get(DISK_VARIABLE) or tempfile.gettempdir()).absolute()
 
 
 class Record:
-    """The file of one worker, as long as its process lives."""
+    """The file of one worker, which lives as long as its process."""
 
     def __init__(self, order: WorkerOrder, folder: Path) -> None:
         """`folder` holds the script's files."""
@@ -55,7 +56,7 @@ class Record:
         self._last: list[str] = []
         self._begin()
         faulthandler.enable(self._file, all_threads=False)
-        # A crash of what the script forks is not the worker's.
+        # A crash of a process that the script forks is not the worker's.
         os.register_at_fork(after_in_child=_crash_to_stderr)
 
     def add(self, line: str) -> None:
@@ -87,7 +88,7 @@ def _crash_to_stderr() -> None:
 
 
 def crash_of(order: WorkerOrder) -> Crash | None:
-    """How the worker's process crashed, if it did; its file is gone after that."""
+    """Return how the worker's process crashed, or None if it did not; remove its file."""
     path = _path_of(order)
     try:
         with path.open("rb") as file:

@@ -1,15 +1,16 @@
-"""The notice watcher of a machine: asks the metadata service, in the words of EC2 and of Azure.
+"""The notice watcher of a machine: it asks the metadata service of EC2 or of Azure.
 
-EC2 (instance metadata service version 2): a session token by PUT, then `spot/instance-action` (the machine
-goes) and `events/recommendations/rebalance` (it may go); 404 means that there is nothing to say.
-Azure (Scheduled Events): a list of events, of which `Preempt` and `Terminate` take the machine; an event
-may be acknowledged, and is then not waited for. Azure names every machine of a set, so events that do
-not name this one are left out. Azure asks for a first call right after the boot: it switches the
-service on, which takes up to two minutes.
+EC2 (instance metadata service version 2): a session token by PUT, then `spot/instance-action` (the
+machine goes) and `events/recommendations/rebalance` (it may go); 404 means that there is nothing to
+say. Azure (Scheduled Events): a list of events, of which `Preempt` and `Terminate` take the
+machine; an event may be acknowledged, and then Azure does not wait for it. Azure names every
+machine of a set, so events that do not name this one are left out. Azure asks for a first call
+right after the boot, because it switches the service on, which takes up to two minutes.
 
-Both clouds answer at the same address, so the watcher finds out which one it is on. Both give notices by
-best effort only. So does the watcher: a service that is silent, slow, refuses or talks nonsense is
-counted in `failures` and asked again, and never raises. Whoever needs a guarantee has the commits.
+Both clouds answer at the same address, so the watcher finds out which one it is on. Both give
+notices by best effort only. So does the watcher: a service that is silent, slow, refuses or talks
+nonsense is counted in `failures` and asked again, and never raises. The guarantee that no work is
+lost comes from the commits, not from notices.
 """
 
 import http.client
@@ -69,10 +70,10 @@ class _Events(msgspec.Struct, frozen=True, rename="pascal"):
 
 
 class Watcher:
-    """What the cloud says about the future of one machine.
+    """What the cloud announces about one machine.
 
-    `machine_id` is what the cloud calls the machine (on Azure its VM name). One thread at a time may
-    use a watcher.
+    `machine_id` is the cloud's name for the machine (on Azure its VM name). Only one thread at a
+    time may use a watcher.
     """
 
     def __init__(
@@ -99,12 +100,12 @@ class Watcher:
 
     @classmethod
     def of_this_machine(cls, environment: Mapping[str, str] = os.environ) -> "Watcher":
-        """The watcher of the machine that this process runs on."""
+        """Return the watcher of the machine that this process runs on."""
         url = environment.get(URL_VARIABLE) or METADATA_URL
         return cls(environment.get(MACHINE_VARIABLE, ""), url)
 
     def poll(self) -> Notice | None:
-        """A notice that was not told before, or a new deadline of one that was. Never raises.
+        """Return a new notice, or a new deadline of an earlier one; never raise.
 
         `failures` counts the polls without a usable answer since the last one that had it.
         """
@@ -123,9 +124,10 @@ class Watcher:
         poll_s: float = POLL_S,
         idle: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Poll until told to stop; ends within a poll and its time-outs of `stop`.
+        """Poll until `stop` is set; end within a poll and its time-outs after that.
 
-        A machine that is announced to go and is `idle` is given up at once, where the cloud listens.
+        A machine that is announced to go and is `idle` is given up at once, if the cloud takes
+        acknowledgements.
         """
         while not stop.is_set():
             if (notice := self.poll()) is not None:
@@ -135,7 +137,10 @@ class Watcher:
             stop.wait(poll_s)
 
     def acknowledge(self) -> bool:
-        """Say that the machine is ready to go now. Only Azure listens; says whether it was heard."""
+        """Tell the cloud that the machine is ready to go now; return whether it accepted.
+
+        Only Azure takes acknowledgements.
+        """
         if not self._event_id:
             return False
         body = msgspec.json.encode({"StartRequests": [{"EventId": self._event_id}]})
@@ -147,7 +152,7 @@ class Watcher:
             self._acknowledged_id = self._event_id
         return status == 200
 
-    # How it is asked
+    # How the service is asked
 
     def _ask(self) -> Notice | None:
         if self.dialect is None:
@@ -155,7 +160,7 @@ class Watcher:
         return self._ask_ec2() if self.dialect == "ec2" else self._ask_azure()
 
     def _find_dialect(self) -> Dialect:
-        """EC2 gives a token; what refuses, but knows Azure's path, is Azure."""
+        """Return which cloud this is: EC2 gives a token, Azure refuses and has Azure's path."""
         try:
             self._renew_token()
         except _Silence:
@@ -175,7 +180,7 @@ class Watcher:
         return None
 
     def _ec2(self, path: str) -> bytes | None:
-        """What a path says; None for nothing to say. A token that has expired is renewed once."""
+        """Return the answer of a path, or None for nothing to say; renew an expired token once."""
         for _ in range(2):
             status, said = self._call("GET", path, {"X-aws-ec2-metadata-token": self._token})
             if status == 200:
@@ -207,7 +212,7 @@ class Watcher:
         return None
 
     def _news(self, kind: NoticeKind, key: str, deadline_s: float | None) -> Notice | None:
-        """A notice, if it is new. One whose time is blank or unreadable has its deadline now."""
+        """Return a notice if it is new; without a readable time, its deadline is now."""
         if self._told.get(kind) == key:
             return None
         self._told[kind] = key
@@ -217,7 +222,7 @@ class Watcher:
     def _call(
         self, method: str, path: str, headers: dict[str, str], body: bytes | None = None
     ) -> tuple[int, bytes]:
-        """One request, never through a proxy: the metadata service is on the machine itself."""
+        """Send one request, never through a proxy, as the metadata service is local."""
         connection = http.client.HTTPConnection(self._host, self._port, timeout=self._timeout_s)
         try:
             connection.request(method, path, body, headers)

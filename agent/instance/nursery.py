@@ -1,8 +1,9 @@
-"""Starts workers in milliseconds: one process has imported everything, and forks.
+"""A process that starts workers in milliseconds: it has imported everything, and forks.
 
     python -m agent.instance.nursery PARENT < orders, one on each line > the pid of each
 
-All of them end with the process PARENT, which has started this one. What they say goes to standard error.
+All of them end with the process PARENT, which has started this one. Their output goes to standard
+error.
 """
 
 import os
@@ -21,7 +22,7 @@ HOST = "127.0.0.1"
 
 def main() -> None:
     tie(int(sys.argv[1]))
-    # Nobody asks how a worker has ended.
+    # Exit statuses of workers are not read, so the kernel may drop them.
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)
     worker.warm_up()
     nursery = os.getpid()

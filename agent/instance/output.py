@@ -1,8 +1,8 @@
-"""What a script prints, line by line, on its way to the keeper.
+"""The output of a script, line by line, on its way to the keeper.
 
-All workers run the same script, so what it prints to its standard output is taken from one of them, the
-leader: the job's log reads as if the script had run alone. What is printed before it is known who
-leads is held until then. Standard error is taken from everyone.
+All workers run the same script, so its standard output is taken from one of them, the leader. Then
+the job's log reads as if the script had run alone. Lines printed before it is known which worker
+leads are held until then. Standard error is taken from every worker.
 """
 
 import io
@@ -57,7 +57,7 @@ class Lines:
 
 
 class LeaderOnly:
-    """Lets lines pass while this worker leads; None means that nobody knows yet."""
+    """A filter that passes lines while this worker leads; None means that it is not known yet."""
 
     def __init__(self, lines: Lines, leads: Callable[[], bool | None]) -> None:
         self._lines, self._leads = lines, leads
@@ -74,7 +74,7 @@ class LeaderOnly:
             self._lines.add(line)
 
     def settle(self, *, passes: bool) -> None:
-        """Those who turn out not to lead have printed nothing."""
+        """Pass on or drop the held lines; a worker that turns out not to lead printed nothing."""
         held, self._held = self._held, []
         for line in held if passes else ():
             self._lines.add(line)
@@ -89,13 +89,14 @@ class Stream(io.TextIOBase):
     def __init__(self, add: Callable[[str], None]) -> None:
         self._add = add
         self._begun = ""
-        self.last = ""  # line that holds a word: what comes behind it may be the edge of a frame
+        self.last = ""  # the last line with a word in it; later lines may be the edge of a frame
 
     def writable(self) -> bool:
         return True
 
     def write(self, text: str, /) -> int:
-        sayable = text.encode(errors="backslashreplace").decode()  # also a name that is no UTF-8
+        # the text may hold a file name that is not UTF-8
+        sayable = text.encode(errors="backslashreplace").decode()
         *whole, self._begun = (self._begun + sayable).split("\n")
         for line in whole:
             self._pass_on(line.rpartition("\r")[2] or line.strip("\r"))
@@ -108,25 +109,25 @@ class Stream(io.TextIOBase):
 
     @property
     def buffer(self) -> io.BufferedIOBase:
-        """For scripts that write bytes."""
+        """A stream for scripts that write bytes."""
         return _Bytes(self)
 
     def fileno(self) -> int:
-        """The worker's own: `faulthandler` wants one, and processes that the script starts."""
+        """Return the worker's own descriptor, for `faulthandler` and processes of the script."""
         return STDERR
 
     def reconfigure(self, **_: object) -> None:
-        """Scripts ask for line buffering, which this is."""
+        """Accept the request for line buffering, which this stream has anyway."""
 
     def finish(self) -> None:
-        """What was begun is a line, too."""
+        """Pass on a line that was begun and not ended."""
         if self._begun:
             self._pass_on(self._begun)
             self._begun = ""
 
 
 class _Bytes(io.BufferedIOBase):
-    """What is written as bytes, on its way to a stream of text."""
+    """A stream of bytes in front of a stream of text."""
 
     def __init__(self, stream: Stream) -> None:
         self._stream = stream

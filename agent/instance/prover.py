@@ -1,8 +1,8 @@
-"""A worker's second process: it proves a step of the job, and ends with the worker.
+"""A worker's second process, which proves a step of the job and ends with the worker.
 
     python -m agent.instance.prover PID_OF_THE_WORKER HOST < order.json
 
-What it imports takes long, so it steps back before that: whoever trains goes first.
+It lowers its priority before its imports, which take long, so that the training worker goes first.
 """
 
 import os

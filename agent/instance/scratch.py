@@ -1,7 +1,8 @@
-"""A folder for as long as this process lives, also if it is killed: whoever makes the next one throws it away.
+"""A folder that lives as long as its process; the next process removes a killed one's.
 
-A folder is locked by the process that it belongs to, and the kernel lets go of the lock when the process and all
-that it has forked are gone. So what can be locked is nobody's. The very young may not be locked yet.
+A folder is locked by the process that it belongs to, and the kernel releases the lock when the
+process and all that it has forked are gone. So a folder that can be locked belongs to no process,
+unless it is so young that it may not be locked yet.
 """
 
 import fcntl
@@ -14,12 +15,12 @@ from contextlib import contextmanager, suppress
 from pathlib import Path
 
 YOUNG_S = 60.0
-SWEPT_MAX = 100  # at one go: whoever comes next sweeps on
+SWEPT_MAX = 100  # removed at one go; the next process removes more
 
 
 @contextmanager
 def scratch(prefix: str, disk: Path) -> Iterator[Path]:
-    """A new folder below `disk`, once those that others have left there are gone."""
+    """Make a new folder below `disk`, after removing abandoned ones there."""
     sweep(prefix, disk)
     with tempfile.TemporaryDirectory(prefix=prefix, dir=disk) as name:
         handle = os.open(name, os.O_RDONLY)
@@ -31,7 +32,10 @@ def scratch(prefix: str, disk: Path) -> Iterator[Path]:
 
 
 def sweep(prefix: str, disk: Path) -> None:
-    """Throw away what belongs to nobody any more. What cannot be, is no reason not to begin."""
+    """Remove folders that belong to no process any more.
+
+    A folder that cannot be removed is no reason not to begin, so errors are ignored.
+    """
     old = [path for path in disk.glob(f"{prefix}*") if _is_old(path)]
     for path in old[:SWEPT_MAX]:
         with suppress(OSError):

@@ -8,7 +8,10 @@ PR_SET_PDEATHSIG = 1
 
 
 def tie(parent: int) -> None:
-    """From now on this process is killed when the thread that has started it ends; at once if `parent` is gone by now."""
+    """Have this process killed when the thread that started it ends.
+
+    It ends at once if `parent` is gone already.
+    """
     ctypes.CDLL(None).prctl(PR_SET_PDEATHSIG, signal.SIGKILL)
     if os.getppid() != parent:
         os._exit(1)

@@ -1,9 +1,10 @@
-"""One worker: a process that runs a person's script, once, with a session that is one of many.
+"""One worker: a process that runs a person's script once, its session being one of many.
 
-    python -m agent.instance.worker --host 127.0.0.1 < order.json      (or as a Ray actor: see `agent.instance.actor`)
+    python -m agent.instance.worker --host 127.0.0.1 < order.json
 
-Everything that takes long is imported before the order is there, so a process that waits for its order
-is warm. The process ends with the script; a worker that is no longer wanted ends at once.
+It may also run as a Ray actor: see `agent.instance.actor`. Slow imports are done before the order
+comes, so a process that waits for its order is warm. The process ends with the script; a worker
+that is no longer wanted ends at once.
 """
 
 import argparse
@@ -42,7 +43,7 @@ from agent.world import Left
 GOODBYE_S = 5.0
 MALLOC = {-1: 1 << 30, -2: 1 << 26, -3: 1 << 25}  # M_TRIM_THRESHOLD, M_TOP_PAD, M_MMAP_THRESHOLD
 DETAIL_CHARS_MAX = 60_000
-RAYS_OWN = "ray_terminate_msg"  # at its SystemExit upon SIGTERM, which no script asked for
+RAYS_OWN = "ray_terminate_msg"  # marks Ray's SystemExit on SIGTERM, which no script asked for
 ASTRAY = "the job went on without this worker, and its script ended in what was left of the step"
 TAKEN = (
     "a worker has another module of that name in use, which the script would get: rename this one"
@@ -54,9 +55,10 @@ Outcome = Literal["ended", "failed"]
 
 
 def warm_up() -> None:
-    """Train a trifle, so that all that torch imports and allocates at first use is there before.
+    """Train a tiny model, so that torch has imported and allocated its first-use parts.
 
-    Nothing in it is shared out among the threads of OpenMP: what a script forks behind their start waits for them in vain.
+    None of it may use the threads of OpenMP, because a process that the script forks after they
+    have started waits for them in vain.
     """
     keep_memory()
     model = torch.nn.PReLU(4)
@@ -69,9 +71,10 @@ def warm_up() -> None:
 
 
 def keep_memory() -> None:
-    """Let freed memory stay ours: a step frees what the next one takes, and a page taken anew is zeroed first.
+    """Keep freed memory, because a step frees what the next one takes again.
 
-    glibc's own settings give the end of the heap back at 128 KiB, and map whatever is large. See mallopt(3).
+    Otherwise each page taken again is zeroed first. glibc's own settings give the end of the heap
+    back at 128 KiB, and map every large allocation. See mallopt(3).
     """
     mallopt = getattr(ctypes.CDLL(None), "mallopt", None)
     if mallopt is not None:  # another C library has none
@@ -80,7 +83,7 @@ def keep_memory() -> None:
 
 
 def run(order: WorkerOrder, host: str) -> Outcome:
-    """Run the job's script in this process. Only once: the script may leave anything behind."""
+    """Run the job's script in this process, once only, as it may leave anything behind."""
     over, goodbye = threading.Event(), threading.Event()
 
     def ended(why: str) -> None:
@@ -113,7 +116,8 @@ def _perform(
         return Failed(kind="setup", detail=f"{job.script}: {error}")
     if taken := parcel.taken_names(came):
         return Failed(kind="setup", detail=f"{taken[0]}: {TAKEN}")
-    # On the machine's own disk: what a killed worker leaves goes with the machine, or with the next worker.
+    # On the machine's own disk, because there the folder of a killed worker goes with the machine,
+    # or with the next worker.
     with scratch("worker-", disk()) as folder:
         path = parcel.unpack(came, folder)
         group.output = _output_in(folder, came, job, group, lines)
@@ -129,7 +133,7 @@ def _perform(
         ):
             failure = _execute(path, group, streams[1])
         group.output.finish(_step(), leads=bool(group.leads))
-        # What a script said before it failed may help to see why.
+        # Output of a script before it failed may help to see why.
         out.settle(passes=failure is not None or bool(group.leads))
         if failure is None:
             return None
@@ -153,7 +157,7 @@ def _both(first: Callable[[str], None], second: Callable[[str], None]) -> Callab
 def _output_in(
     folder: Path, came: parcel.Parcel, job: JobOrder, group: Group, lines: Lines
 ) -> Output:
-    """`session.output` beside the script's files, by a name that none of them has."""
+    """Make `session.output` beside the script's files, under a name that none of them has."""
     name = "output"
     while any(file.partition("/")[0] == name for file in came.files):
         name += "_"
@@ -175,7 +179,8 @@ def _step() -> int:
 def _execute(path: Path, group: Group, errors: Stream) -> Failed | None:
     failure = _play(path, group, errors)
     if group.astray:
-        # There were no gradients there, or no whole model: nobody can ask a script to bear that.
+        # The script ran without gradients or without the whole model, and cannot be expected to
+        # survive that.
         raise WireError(ASTRAY if failure is None else f"{ASTRAY}: {failure.detail}")
     return failure
 
@@ -212,7 +217,7 @@ def _play(path: Path, group: Group, errors: Stream) -> Failed | None:
 
 
 def _run(path: Path) -> None:
-    """What the script forks and lets come to its end is no worker, and ends like any other process."""
+    """Run the script; a process that it forks ends like any other process, not as a worker."""
     worker, code = os.getpid(), None
     try:
         with _exits_heard(worker):
@@ -228,8 +233,10 @@ def _run(path: Path) -> None:
 
 @contextmanager
 def _exits_heard(worker: int) -> Iterator[None]:
-    """A process that ends without a word looks as if somebody had killed it, and is started again: what the script
-    ends so ends as by `sys.exit`. Elsewhere, in a thread or in what it has forked, nobody would catch that.
+    """Turn the script's `os._exit` into `sys.exit`, because a silent end looks like a kill.
+
+    The worker of a killed process is started again. Elsewhere, in a thread or in a forked process,
+    the exception would not be caught, so there the process ends at once.
     """
 
     def end(status: int) -> NoReturn:
@@ -246,7 +253,10 @@ def _exits_heard(worker: int) -> Iterator[None]:
 
 
 def _of_exit(end: SystemExit, errors: Stream) -> Failed:
-    """As Python has it: what is no number goes to standard error, and the number is 1."""
+    """Return the failure of an exit as Python treats it.
+
+    A code that is no number goes to standard error, and counts as 1.
+    """
     code = end.code
     if not isinstance(code, int):
         errors.write(f"{code}\n")
@@ -268,7 +278,7 @@ def _of_script(error: BaseException, group: Group) -> Failed:
 
 @contextmanager
 def _as_script(path: Path, argv: tuple[str, ...], streams: tuple[Stream, Stream]) -> Iterator[None]:
-    """The process looks to the script as if it had been started by hand."""
+    """Make the process look to the script as if it had been started by hand."""
     before = sys.argv, sys.stdout, sys.stderr
     sys.argv = [str(path), *argv]
     sys.stdout, sys.stderr = streams

@@ -1,1 +1,1 @@
-"""What a worker makes of a step, in a few numbers that others can compare."""
+"""The results of a worker's step, in a few numbers that others can compare."""

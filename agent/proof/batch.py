@@ -1,7 +1,8 @@
-"""The digest of a microbatch: any nest of tensors, arrays, numbers, strings, and of what can be pickled.
+"""The digest of a microbatch: any nest of tensors, arrays, numbers and strings.
 
-What a worker feeds its model has to be the same on all of them. Of large tensors some parts are looked at, because it may
-take no longer than a small part of computing with them.
+Other objects count by their attributes, or pickled. What a script feeds its model has to be the
+same on all workers. Only some parts of large tensors are looked at, because a digest may take no
+longer than a small part of computing with them.
 """
 
 import dataclasses
@@ -18,14 +19,14 @@ import torch
 from agent.proof.digest import digests
 from agent.protocol import Digest
 
-LEAF_BYTES = 1 << 20  # of one tensor; of more, some rows
+LEAF_BYTES = 1 << 20  # of a tensor; of a larger one some rows are looked at
 BATCH = "batch"
 DEPTH_MAX = 32
 _MASK = (1 << 64) - 1
 
 
 def batch_of(microbatch: object) -> Digest:
-    """Digest a microbatch: its bits, and a norm of each of its tensors for those who round otherwise.
+    """Digest a microbatch: its bits, and norms of its tensors where workers round differently.
 
     What cannot be pickled counts for nothing.
     """
@@ -37,7 +38,7 @@ def batch_of(microbatch: object) -> Digest:
 
 
 class _Reading:
-    """What was found in a microbatch: its tensors, and a hash of all else and of how it is nested."""
+    """The tensors found in a microbatch, and a hash of everything else and of the nesting."""
 
     def __init__(self) -> None:
         self.tensors: list[torch.Tensor] = []
@@ -73,11 +74,14 @@ class _Reading:
             self._take_pickled(value)
 
     def _take_attributes(self, value: Any, depth: int) -> None:
-        """An object of the script's own. Pickled, its tensors would be named by where they lie."""
+        """Take a script-defined object by its attributes.
+
+        Pickled, its tensors would be named by their addresses.
+        """
         self._say(type(value).__qualname__)
         if id(value) not in self._met:
             self._met.add(id(value))
-            # A copy may have been given its attributes in another order.
+            # A copy may have been given its attributes in a different order.
             named = sorted(vars(value).items(), key=lambda pair: str(pair[0]))
             self._take_all((each for pair in named for each in pair), depth)
 
@@ -106,12 +110,12 @@ class _Reading:
     def _take_pickled(self, value: Any) -> None:
         try:
             self.text.update(pickle.dumps(value, protocol=4))
-        except Exception:  # whatever it is that an object of somebody's says
+        except Exception:  # an object may raise anything when pickled
             self._say(type(value).__qualname__)
 
 
 def _some(tensor: torch.Tensor) -> torch.Tensor:
-    """All of it, or of a large one some rows, evenly."""
+    """Return all of a tensor, or evenly spaced rows of a large one."""
     if tensor.nbytes <= LEAF_BYTES or not tensor.dim():
         return tensor
     flat = tensor.view(-1) if tensor.is_contiguous() else tensor

@@ -1,10 +1,11 @@
-"""Digests of tensors: sums over their bits, by which workers find out whether they have the same.
+"""Digests of tensors: sums over their bits, which show workers whether they have the same.
 
-A tensor is taken as words of 64 bits, the last one filled up with zeros. Each is multiplied by the odd weight of its place in
-its layer, and the products are added modulo 2**64: so the order of additions does not matter, a host and a device come to
-the same digest, and a change of one word always shows. A host reads large tensors where they lie. Small ones of a type are
-laid end to end first, because a call for each would take longer than reading them. Beside the bits stand norms, for those
-whose bits may differ.
+A tensor is taken as words of 64 bits, the last one filled up with zeros. Each word is multiplied by
+the odd weight of its place in its layer, and the products are added modulo 2**64. So the order of
+additions does not matter, a host and a device get the same digest, and a change of one word always
+shows. A host reads large tensors where they lie. Small tensors of a type are laid end to end first,
+because a call for each would take longer than reading them. Beside the bits there are norms, for
+workers whose bits may differ.
 """
 
 import functools
@@ -21,12 +22,12 @@ import torch
 from agent.protocol import Digest
 
 BUDGET_BYTES = 4 << 20
-TENSORS_MAX = 64  # that are looked at in one turn, however small they are
+TENSORS_MAX = 64  # looked at in one turn, however small they are
 LARGE_BYTES = 1 << 14  # a tensor that is worth a call
 WORDS_MIN = 1 << 15
 MASK = (1 << 64) - 1
-_NOTHING = 0x9E3779B97F4A7C15  # where there is no tensor
-# Not-a-numbers have bits that nobody asks for.
+_NOTHING = 0x9E3779B97F4A7C15  # the word for a missing tensor
+# The bits of all not-a-numbers, whose own bits do not matter.
 _NAN = 0x7FF8
 _SPREAD = 0xD1342543DE82EF95  # between parts of one digest
 
@@ -36,17 +37,17 @@ _weights = np.empty(0, dtype=np.int64)
 
 
 class Size(NamedTuple):
-    """What it takes to look at a layer."""
+    """The cost of looking at a layer."""
 
     size_bytes: int
     tensors: int
 
 
 class Rotation:
-    """Which layers are looked at in which turn: all if they fit, else each in its turn.
+    """The layers that are looked at in each turn: all if they fit, else each in its turn.
 
-    It depends on the arguments only, so all workers look at the same layers. A turn is a step of the script, because with
-    several commits in a step the versions of its boundaries skip some.
+    It depends on the arguments only, so all workers look at the same layers. A turn is a step of
+    the script, because with several commits in a step the versions of its boundaries skip some.
     """
 
     def __init__(
@@ -69,7 +70,10 @@ class Rotation:
 def digests(
     layers: Mapping[str, Tensors], turn: int = 0, budget_bytes: int = BUDGET_BYTES
 ) -> tuple[Digest, ...]:
-    """Digest every layer. Of one that is larger than the budget a window is looked at, another one each turn."""
+    """Digest every layer.
+
+    Of a layer that is larger than the budget a window is looked at, a different one each turn.
+    """
     seen = {name: windows(tensors, turn, budget_bytes) for name, tensors in layers.items()}
     return tuple(
         Digest(name, _NAN if any(map(math.isnan, norms)) else bits, tuple(norms))
@@ -78,7 +82,10 @@ def digests(
 
 
 def windows(tensors: Tensors, turn: int, budget_bytes: int) -> Tensors:
-    """All of each tensor, or where that is too much so many rows of it, from another one on each turn."""
+    """Return the tensors, or if they are too large a window of rows of each.
+
+    The window is a different one in each turn.
+    """
     total = sum(tensor.nbytes for tensor in tensors if tensor is not None)
     if total <= budget_bytes:
         return tensors
@@ -101,7 +108,7 @@ def _window(tensor: torch.Tensor, turn: int, share: float) -> torch.Tensor:
 def _digests(
     layers: Mapping[str, Tensors], *, normed: bool = False
 ) -> list[tuple[str, int, list[float]]]:
-    """Name, bits and norms of every layer."""
+    """Return name, bits and norms of every layer."""
     found: dict[_Kind, _Laid] = defaultdict(_Laid)
     bits = [0] * len(layers)
     norms = [[0.0] * len(tensors) for tensors in layers.values()]
@@ -136,7 +143,11 @@ def _digests(
 
 @functools.cache
 def _factor(dtype: torch.dtype) -> int:
-    """Tell types apart; which of them a worker comes by first depends on the layers that it has."""
+    """Return a factor that tells types apart.
+
+    It depends on the type alone, because the order in which a worker meets types depends on its
+    layers.
+    """
     return 2 * zlib.crc32(str(dtype).encode()) * _SPREAD + 1
 
 
@@ -156,7 +167,7 @@ def _sum_of(flat: torch.Tensor, start: int) -> int:
     lanes = 8 // raw.itemsize
     count, left = divmod(len(raw), lanes)
     weights = _table(start + count + 1)[start:]
-    # No product is kept, so it takes as long as reading takes.
+    # No product is kept, so it takes as long as reading the words.
     found = int(np.dot(raw[: count * lanes].view(np.int64), weights[:count]))
     if left:
         found += int.from_bytes(raw[-left:].tobytes(), "little") * int(weights[count])
@@ -165,7 +176,7 @@ def _sum_of(flat: torch.Tensor, start: int) -> int:
 
 def _norm_of(flat: torch.Tensor) -> float:
     numbers = flat if flat.dtype in (torch.float32, torch.float64) else flat.to(torch.float32)
-    # An infinite norm is one that can be compared.
+    # An infinite norm is allowed, because it can be compared.
     return math.sqrt(float(torch.dot(numbers, numbers)))
 
 
@@ -189,7 +200,10 @@ class _Laid:
         self.tensors.append(tensor)
 
     def ask(self, *, normed: bool) -> tuple[Any, Any]:
-        """The sums of the layers and the norms of the tensors; of a device, where they lie there."""
+        """Return the sums of the layers and the norms of the tensors.
+
+        Those of tensors on a device are left there, as tensors.
+        """
         flat = _flat(self.tensors)
         sizes = tuple(tensor.numel() for tensor in self.tensors)
         words = _words(flat)
@@ -223,7 +237,10 @@ def _sums_here(words: torch.Tensor, plan: "_Plan") -> npt.NDArray[Any]:
 
 
 def _sums_there(words: torch.Tensor, plan: "_Plan") -> torch.Tensor:
-    """The same on a device, which has no sum over parts: differences of a running one."""
+    """Return the sums on a device, as differences of a running sum.
+
+    A device has no sum over parts.
+    """
     far = plan.on(words.device)
     ints = words.to(torch.int64) & ((1 << 8 * words.itemsize) - 1)
     running = (ints * far.weights).cumsum(0)[far.ends]
@@ -235,7 +252,7 @@ def _norms_here(flat: torch.Tensor, plan: "_Plan") -> npt.NDArray[Any]:
     if numbers.dtype not in (torch.float32, torch.float64):
         numbers = numbers.to(torch.float32)
     array: npt.NDArray[Any] = numbers.numpy()
-    # An infinite norm is one that can be compared.
+    # An infinite norm is allowed, because it can be compared.
     with np.errstate(over="ignore", invalid="ignore"):
         return np.sqrt(np.add.reduceat(array * array, plan.tensors))
 
@@ -249,7 +266,7 @@ def _norms_there(tensors: Sequence[torch.Tensor]) -> torch.Tensor:
 def _answered(
     laid: Sequence[_Laid], asked: Sequence[tuple[Any, Any]]
 ) -> list[tuple[_Laid, list[int], list[float]]]:
-    """In Python's numbers, with one wait for each device."""
+    """Return the results as Python's numbers, with one wait for each device."""
     there: dict[torch.device, list[torch.Tensor]] = defaultdict(list)
     for pair in asked:
         if isinstance(pair[0], torch.Tensor):
@@ -277,7 +294,7 @@ def _split(parts: Sequence[torch.Tensor]) -> tuple[torch.Tensor, ...]:
 
 
 class _Plan:
-    """Where layers and tensors begin in parts of words that lie end to end, and the weight of every part."""
+    """Where layers and tensors begin in parts of words laid end to end, with part weights."""
 
     def __init__(
         self,
@@ -327,7 +344,7 @@ def _plan(
 
 
 def _table(count: int) -> npt.NDArray[np.int64]:
-    """As many weights: odd, and the same in every process."""
+    """Return at least `count` weights: odd, and the same in every process."""
     global _weights  # noqa: PLW0603 - a table that grows
     if len(_weights) < count:
         size = max(WORDS_MIN, 1 << math.ceil(math.log2(count)))

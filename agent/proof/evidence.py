@@ -1,4 +1,4 @@
-"""What one worker shows of its steps, so that others can tell whether it does what they do."""
+"""What a worker shows of its steps, so that others can tell whether it does the same."""
 
 import math
 import sys
@@ -21,8 +21,8 @@ from agent.tensors.numbers import Numbers
 from agent.tensors.still import version_of
 from agent.tensors.sums import ALIGN_BYTES
 
-SPAN_MAX = 8  # a copy of part of a tensor takes no more than so much of it
-# How far two calls may differ where only rounding differs between them.
+SPAN_MAX = 8  # a copy of a view takes at most so many times the view's size
+# The most that two calls may differ if only their rounding differs.
 NEAR = 1e-3
 UNSTEADY = (
     "the same microbatch rounds differently when it is computed twice, because some kernel of this script is not "
@@ -33,8 +33,8 @@ UNSTEADY = (
 class Staged(msgspec.Struct, frozen=True):
     """A microbatch in a stage of a pipeline, whose `gradients` are by the names of parameters.
 
-    `numbers` are there if the stage is the last. `graph` is what was recorded of the loss, and `whole` asks for
-    as many layers as may be.
+    `numbers` are there if the stage is the last. `graph` is what was recorded of the loss, and
+    `whole` asks for as many layers as may be.
     """
 
     microbatch: int
@@ -54,7 +54,7 @@ class Evidence:
         self._replica = replica
         machine = rounding(where([*replica.space.params.values()]))
         self._samples = Samples(replica.space.params, machine)
-        # By microbatch and, of a pipeline, generation and stage.
+        # By microbatch and, in a pipeline, by generation and stage.
         self._computed: dict[tuple[int, ...], Computed] = {}
         self.reached: Reached | None = None
 
@@ -75,7 +75,7 @@ class Evidence:
         self.reached = None
 
     def begin(self) -> None:
-        """A phase begins."""
+        """Forget the microbatches of the phase before."""
         self._computed.clear()
 
     def has(self, microbatch: int) -> bool:
@@ -84,13 +84,13 @@ class Evidence:
     def sample(
         self, microbatch: int, given: object, numbers: Numbers, *, whole: bool = False
     ) -> Computed:
-        """Note what became of a microbatch, whose gradients are in the model now."""
+        """Note the results of a microbatch, whose gradients are in the model now."""
         params = self._replica.space.params
         gradients = {name: param.grad for name, param in params.items()}
         return self._note((microbatch,), given, _number(float(numbers.loss)), gradients, whole)
 
     def sample_stage(self, one: Staged) -> Computed:
-        """Note what became of a microbatch in a stage."""
+        """Note the results of a microbatch in a stage."""
         loss = None if one.numbers is None else _number(float(one.numbers.loss))
         at = one.microbatch, one.generation, one.stage
         return self._note(at, one.given, loss, one.gradients, one.whole, digest_of(one.graph))
@@ -115,7 +115,10 @@ class Evidence:
         return found
 
     def _differs(self, one: Computed, other: Computed) -> None:
-        """The same worker has computed the same microbatch twice."""
+        """Judge two results of one microbatch on this worker that are not equal.
+
+        Raise `Misuse` if they differ by more than rounding explains; else stop comparing bits.
+        """
         where_ = f"step {self._replica.step}, microbatch {one.microbatch}"
         if one.batch.bits != other.batch.bits:
             raise Misuse(
@@ -138,7 +141,7 @@ class Evidence:
 
 
 def _number(loss: float) -> float:
-    """Make all not-a-numbers one."""
+    """Replace every not-a-number by the same one."""
     return math.nan if math.isnan(loss) else loss
 
 
@@ -147,7 +150,7 @@ def _shown(one: Computed) -> str:
 
 
 def _same(one: Computed, other: Computed) -> bool:
-    """Whether two calls have computed the same bits."""
+    """Return whether two calls have computed the same bits."""
     losses = one.loss == other.loss or math.isnan((one.loss or 0.0) + (other.loss or 0.0))
     bits = [[each.bits for each in (found.batch, *found.gradients)] for found in (one, other)]
     return losses and bits[0] == bits[1]
@@ -180,7 +183,10 @@ def _copy(leaf: Any) -> Any:
 
 
 def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
-    """Lie as it lies, because kernels round otherwise where rows are apart, or begin elsewhere."""
+    """Copy a tensor with its strides and alignment.
+
+    Kernels round differently if rows are apart, or begin at another alignment.
+    """
     odd = type(tensor) is not torch.Tensor or tensor.is_conj() or tensor.is_neg()
     if odd or tensor.layout is not torch.strided or tensor.device.type != "cpu":
         return tensor.clone()
@@ -195,7 +201,7 @@ def _copy_of(tensor: torch.Tensor) -> torch.Tensor:
 
 
 def versions_of(given: Any) -> list[object]:
-    """Something else when somebody has written into the microbatch."""
+    """Return marks of a microbatch that differ after something was written into it."""
     leaves, _ = flatten(given)
     return [
         leaf.tobytes() if isinstance(leaf, np.ndarray) else version_of(leaf)

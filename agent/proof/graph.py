@@ -1,4 +1,4 @@
-"""The digest of what was recorded of a loss, by which workers of a pipeline find out whether they compute the same."""
+"""The digest of a recorded loss, which shows pipeline workers whether theirs is the same."""
 
 import hashlib
 
@@ -14,7 +14,7 @@ DIGEST = "digest"  # in the `meta` of a graph
 
 
 def digest_of(graph: fx.GraphModule) -> int:
-    """Digest what a graph computes, and the constants in it as they are now."""
+    """Digest what a graph computes, with the present values of its constants."""
     words: int | None = graph.meta.get(DIGEST)
     if words is None:
         code = form_of(graph) if graph.meta.get(FIXED) else graph.code

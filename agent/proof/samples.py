@@ -1,4 +1,4 @@
-"""What a worker says of its steps, so that others can find out whether they do the same: see `agent.reliable.proofs`."""
+"""A worker's report of its steps, so that others can compare: see `agent.reliable.proofs`."""
 
 import hashlib
 from collections import defaultdict
@@ -13,12 +13,15 @@ from agent.protocol import Computed, Digest, Reached
 from agent.store.layers import REST, Collected, block_of
 
 GRADIENTS_BYTES, GRADIENTS_MAX = 2 << 20, 32
-STATE_BYTES, STATE_MAX = 1 << 19, 8  # of the parameters: optimizers keep as much again, or twice
+STATE_BYTES, STATE_MAX = 1 << 19, 8  # of the parameters; optimizers keep as much again, or twice
 WHOLE_BYTES, WHOLE_MAX = 1 << 25, 1 << 10
 
 
 class Samples:
-    """The digests of one session. `machine` is how it rounds; empty where its kernels are not deterministic."""
+    """The digests of one session.
+
+    `machine` says how this worker rounds; it is empty if its kernels are not deterministic.
+    """
 
     def __init__(self, params: Mapping[str, torch.Tensor], machine: str) -> None:
         self.machine = machine
@@ -42,10 +45,12 @@ class Samples:
         *,
         whole: bool = False,
     ) -> Computed:
-        """What became of a microbatch that began with `given`, `at` a version, a step of the script, and its number.
+        """Return what became of a microbatch that began with `given`.
 
-        `gradients` are by the names of parameters; a layer is looked at where all of its parameters are among them. `whole` looks at as many layers as
-        may be: in the step behind a snapshot, and by whoever is asked to prove itself.
+        `at` is its version, its step of the script, and its number. `gradients` are by the names of
+        parameters; a layer is looked at if all of its parameters are among them. `whole` looks at
+        as many layers as may be: in the step after a snapshot, and on a worker that is asked to
+        prove itself.
         """
         version, script_step, microbatch = at
         rotation = self._whole if whole else self._gradients
@@ -66,7 +71,10 @@ class Samples:
     def reached(
         self, version: int, script_step: int, state: Collected, *, whole: bool = False
     ) -> Reached:
-        """The state at the boundary before `script_step`, and what belongs to no layer, each thing by its name."""
+        """Return the state at the boundary before `script_step`, by layers.
+
+        What belongs to no layer is listed object by object, by its name.
+        """
         rotation = self._whole if whole else self._state
         looked, odd = frozenset(rotation.at(script_step)), list[Digest]()
         layers: dict[str, list[torch.Tensor]] = defaultdict(list)
@@ -87,13 +95,13 @@ def _joined(mark: Digest, told: list[object]) -> Digest:
 
 
 def _words(told: object) -> int:
-    """Digest what a state says in plain values."""
+    """Digest the plain values of a state."""
     said = hashlib.blake2b(msgspec.json.encode(told), digest_size=8)
     return int.from_bytes(said.digest(), "little")
 
 
 def _apart(tensors: list[torch.Tensor], values: Mapping[str, object]) -> list[Digest]:
-    """Every object of those that are no modules: which one differs is worth to know."""
+    """Digest each object that is not a module, so that it shows which one differs."""
     (mark,) = digests({REST: tensors})
     found = [Digest(name, _words(value)) for name, value in values.items()]
     return [mark, *found] if tensors else found

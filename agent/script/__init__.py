@@ -1,1 +1,1 @@
-"""What a script registers, and what it gives to its session, checked when it is given."""
+"""Checks of what a script registers and gives to its session, made when it is given."""

@@ -15,7 +15,7 @@ from agent.store.plain import Object, Reference, Unsavable, packed, unpacked
 from agent.tensors.naming import Models, named_modules, named_parameters
 
 HEAP_TYPE = 1 << 9
-# What a script makes on every worker alike, and no state is in.
+# Kinds of objects that a script makes alike on every worker, and that hold no state.
 LEFT = (
     type,
     types.FunctionType,
@@ -34,7 +34,7 @@ LEFT = (
 
 
 class Registry:
-    """The registered objects, with their modules and parameters, by name: attributes may refer to them."""
+    """The registered objects, modules and parameters by name, as attributes may refer to them."""
 
     def __init__(self, objects: Mapping[str, Any], models: Models) -> None:
         self.things: dict[str, Any] = {
@@ -49,7 +49,10 @@ class Registry:
 
 
 class Attributes:
-    """Stateful in the place of `thing`. `saved` are the attributes that are saved, `left` those that are not."""
+    """A stand-in for `thing` that has a `state_dict`.
+
+    `saved` are the attributes that are saved, `left` those that are not.
+    """
 
     def __init__(self, thing: object, registry: Registry) -> None:
         self._thing, self._registry = thing, registry
@@ -90,7 +93,10 @@ class Attributes:
 
 
 def _is_python_object(thing: object) -> bool:
-    """Whether all that there is of it are attributes: its classes are written in Python, and it is pickled as usual."""
+    """Return whether an object has nothing but attributes.
+
+    So it is if its classes are written in Python, and it is pickled as usual.
+    """
     kinds = type(thing).__mro__[:-1]
     if isinstance(thing, torch.nn.Module | torch.optim.Optimizer | BaseException):
         return False

@@ -1,8 +1,8 @@
-"""Check that models keep the parameters and buffers that they had when the session was made.
+"""Check that models keep the parameters and buffers of the time the session was made.
 
-A parameter or buffer that came later would be in no sum and in no state. Whether a parameter requires a gradient may
-change, because that travels with the state (see `agent.script.modes`); but a step's sum has room only for what could
-be trained when the session was made.
+A parameter or buffer that came later would be in no sum and in no state. Whether a parameter
+requires a gradient may change, because that travels with the state (see `agent.script.modes`); but
+a step's sum has room only for what could be trained when the session was made.
 """
 
 from collections.abc import Container
@@ -26,7 +26,7 @@ class _Part:
         self.looks = _looks(module)
         kept = {key for key in module._buffers if key not in module._non_persistent_buffers_set}
         self.buffers = {key: _form(module._buffers[key]) for key in kept}
-        # Held, so that nothing new can have the identity of one that is gone.
+        # Held, so that no new object can have the identity of one that is gone.
         self._held = [*module._modules.values(), *module._parameters.values()]
 
     @property
@@ -37,14 +37,18 @@ class _Part:
             and [*map(id, module._parameters.values())] == self.params
             and _looks(module) == self.looks
             and all(_form(module._buffers.get(key)) == form for key, form in self.buffers.items())
-            # A buffer that a forward registered and that was taken back leaves its name among those not saved.
+            # A buffer that a forward registered, and that was taken back, leaves its name among
+            # those not saved.
             and len(module._buffers.keys() - module._non_persistent_buffers_set)
             == len(self.buffers)
         )
 
 
 class Form:
-    """The form of all models when this was made. `summed` are the parameters in a step's sum, by identity."""
+    """The form of all models at its making.
+
+    `summed` are the parameters in a step's sum, by identity.
+    """
 
     def __init__(self, models: Models, summed: Container[int]) -> None:
         self._models = models

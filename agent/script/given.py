@@ -39,7 +39,10 @@ def _check_lazy(module: torch.nn.Module) -> None:
 
 
 def _check_saved(module: torch.nn.Module) -> None:
-    """The state is saved under the names of `state_dict()`, which a class may define in its own way."""
+    """Check that parameters are saved under the names of `state_dict()`.
+
+    A class may define that method in a different way.
+    """
     saved = module.state_dict(keep_vars=True)
     for name, param in module.named_parameters():
         if saved.get(name) is not param:
@@ -51,7 +54,7 @@ def _check_saved(module: torch.nn.Module) -> None:
 
 
 def check_unborn(unborn: Iterable[Unborn[Any]], models: Models, others: Sequence[object]) -> None:
-    """Check that models which were handed over unbuilt are registered, and are still as they were."""
+    """Check that models handed over unbuilt are registered, and still unchanged."""
     names = {id(param): name for name, param in named_parameters(models).items()}
     for param in [param for each in unborn for param in each.params]:
         if id(param) not in names:
@@ -83,7 +86,10 @@ def scaler_of(objects: Iterable[object]) -> torch.amp.GradScaler | None:
 
 
 def check_trained(models: Models, objects: Iterable[object]) -> None:
-    """Check that each parameter of a registered optimizer is in a registered module, so that it is summed and saved."""
+    """Check that each parameter of a registered optimizer is in a registered module.
+
+    Only then it is summed and saved.
+    """
     known = {id(param) for param in named_parameters(models).values()}
     for thing in objects:
         groups = thing.param_groups if isinstance(thing, torch.optim.Optimizer) else []

@@ -1,4 +1,4 @@
-"""Look in the graph of a loss for what is trained and not registered."""
+"""Search the graph of a loss for parameters that are trained and not registered."""
 
 import weakref
 from collections.abc import Container, Iterator
@@ -14,7 +14,10 @@ REGISTER = "give its module to Session(...)"
 
 
 def leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
-    """The tensors that a backward of `loss` gives gradients to, as far as its graph's first 100,000 nodes have them."""
+    """Yield the tensors that a backward of `loss` gives gradients to.
+
+    Only the first 100,000 nodes of its graph are searched.
+    """
     if loss.grad_fn is None:
         yield from (loss,) if loss.requires_grad else ()
         return
@@ -30,9 +33,10 @@ def leaves(loss: torch.Tensor) -> Iterator[torch.Tensor]:
 
 
 def unregistered(loss: torch.Tensor, known: Container[int]) -> str | None:
-    """Name a parameter that gets a gradient from `loss` and is in no registered module; `known` are those by identity.
+    """Name a parameter that gets a gradient from `loss` and is in no registered module.
 
-    It is not said to be trained: a network that only measures the loss has gradients too, if it is not frozen.
+    `known` are the registered ones, by identity. The result does not say that it is trained,
+    because a network that only measures the loss has gradients too, if it is not frozen.
     """
     for leaf in leaves(loss):
         if isinstance(leaf, torch.nn.Parameter) and id(leaf) not in known:
@@ -44,10 +48,11 @@ def unregistered(loss: torch.Tensor, known: Container[int]) -> str | None:
 
 
 class Outside:
-    """The tensors outside of all registered modules that losses have gradients for, and whether one is trained.
+    """The tensors outside of all registered modules that losses have gradients for.
 
-    A network that only measures a loss stays as it is, and a tensor that `loss_of` made is gone by the next step. What
-    is still there and was written to is trained, by an optimizer that was not registered or by hand.
+    A network that only measures a loss stays unchanged, and a tensor that `loss_of` made is gone by
+    the next step. A tensor that is still there and was written to is trained, by an optimizer that
+    was not registered or by hand.
     """
 
     def __init__(self, known: Container[int]) -> None:
@@ -56,7 +61,10 @@ class Outside:
         self._found: dict[int, tuple[weakref.ref[torch.Tensor], int]] = {}
 
     def look(self, loss: torch.Tensor) -> None:
-        """Once per phase, before the backward of a loss; a graph is walked the first times, and then rarely."""
+        """Note such tensors of a loss, once per phase before its backward.
+
+        Its graph is searched the first times, and then rarely.
+        """
         self._looks += 1
         if self._looks > LOOKS and self._looks & (self._looks - 1):
             return
@@ -65,7 +73,7 @@ class Outside:
                 self._found[id(leaf)] = weakref.ref(leaf), leaf._version
 
     def check(self, step: int) -> None:
-        """At the end of a step."""
+        """Refuse a tensor that was trained, at the end of a step."""
         for number, (found, version) in [*self._found.items()]:
             leaf = found()
             if leaf is None:

@@ -1,8 +1,9 @@
-"""Carry what a script sets in its modules beside their weights.
+"""The flags and buffers that a script sets in its modules beside their weights.
 
-A script sets `train()` and `eval()`, or freezes layers, once in many steps. A worker that joins between has not run
-that part of the script, so these flags travel with the state, and so do buffers that are not saved
-(`persistent=False`) as far as their values are not those that they had when the session was made.
+A script sets `train()` and `eval()`, or freezes layers, once in many steps. A worker that joins
+between has not run that part of the script, so these flags travel with the state. So do buffers
+that are not saved (`persistent=False`), if their values differ from those that they had when the
+session was made.
 """
 
 import hashlib
@@ -23,7 +24,7 @@ _Marks = tuple[list[int], list[int]]
 
 
 class Modes:
-    """Stateful: the flags of all modules and parameters, and the unsaved buffers that were changed."""
+    """The flags of all modules and parameters, and the unsaved buffers that were changed."""
 
     def __init__(self, models: Models) -> None:
         modules = named_modules(models)
@@ -41,12 +42,12 @@ class Modes:
                     self._buffers[name] = _Buffer(module, key, tensor, originals)
 
         self._homes = [(each.place, each.key) for each in self._buffers.values()]
-        # The buffers as they were last looked at, the marks of these, and those whose value is another.
+        # The buffers when they were last looked at, their marks, and those with a different value.
         self._seen: tuple[list[torch.Tensor | None], _Marks] = [], ([], [])
         self._changed: dict[str, torch.Tensor] = {}
 
     def _buffers_changed(self) -> dict[str, torch.Tensor]:
-        """Nothing is looked at closer as long as all are the same tensors, and none was written to."""
+        """Return the changed buffers; look closer only if a tensor was replaced or written to."""
         now = [place.get(key) for place, key in self._homes]
         marks = _marks(now)
         if marks is None or marks != self._seen[1]:
@@ -79,7 +80,10 @@ class Modes:
 
 
 def _marks(tensors: list[torch.Tensor | None]) -> _Marks | None:
-    """Which tensors these are, and how often each was written to; None if one does not count."""
+    """Return which tensors these are, and how often each was written to.
+
+    Return None if a tensor does not count its changes.
+    """
     try:
         return [*map(id, tensors)], [*map(version, tensors)]
     except (RuntimeError, AttributeError):
@@ -87,7 +91,7 @@ def _marks(tensors: list[torch.Tensor | None]) -> _Marks | None:
 
 
 class _Flags:
-    """Flags as text, which is made anew only if one has changed."""
+    """Flags as text, which is made again only if one has changed."""
 
     def __init__(self) -> None:
         self._flags: tuple[Any, ...] = ()
@@ -102,8 +106,8 @@ class _Flags:
 class _Buffer:
     """A buffer that is not saved, and its value when the session was made.
 
-    One of another size is a table that a forward makes as large as it needs, and each worker's needs are others: it
-    is neither carried nor compared.
+    A buffer of a different size is a table that a forward makes as large as it needs. Each worker's
+    needs differ, so it is neither carried nor compared.
     """
 
     def __init__(
@@ -122,7 +126,7 @@ class _Buffer:
         self._note(tensor)
 
     def _note(self, tensor: torch.Tensor) -> None:
-        # What was made in inference mode counts no changes, so it is looked at each time.
+        # A tensor made in inference mode counts no changes, so it is looked at each time.
         self._noted, self._version = tensor, -1 if tensor.is_inference() else tensor._version
 
     def _now(self) -> torch.Tensor | None:
@@ -132,7 +136,7 @@ class _Buffer:
         return now
 
     def changed(self) -> torch.Tensor | None:
-        """Its value, if it is not that of the beginning."""
+        """Return its value, or None if that is the one of the beginning."""
         now = self._now()
         if now is None:
             return None

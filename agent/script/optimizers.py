@@ -1,7 +1,7 @@
-"""Check that the parameters of a session are trained with the optimizers and schedules that it was given.
+"""Check that a session's parameters are trained with its own optimizers and schedules.
 
-A joining worker makes them as the script begins, and gets their state from the other workers. The session cannot hand
-on the state of an optimizer or schedule that it does not know.
+A joining worker makes them as the script begins, and gets their state from the other workers. The
+session cannot hand on the state of an optimizer or schedule that it does not know.
 """
 
 import inspect
@@ -21,7 +21,10 @@ from agent.tensors.shards import Stateful
 def twin_of(
     optimizer: torch.optim.Optimizer, params: Sequence[torch.Tensor], **instead: bool
 ) -> torch.optim.Optimizer:
-    """Make an optimizer with the same settings, in the same mode (some have `optimizer.train()`)."""
+    """Make an optimizer with the same settings and in the same mode.
+
+    Some optimizers have `optimizer.train()`.
+    """
     known = inspect.signature(type(optimizer)).parameters
     settings = {key: value for key, value in optimizer.defaults.items() if key in known}
     settings |= {key: value for key, value in instead.items() if key in settings}
@@ -34,7 +37,10 @@ def twin_of(
 
 
 class Optimizers:
-    """The registered optimizers. `astray` says whether there are no gradients, since the job went on alone."""
+    """The registered optimizers.
+
+    `astray` says whether there are no gradients, because the job went on without this worker.
+    """
 
     def __init__(
         self,
@@ -44,12 +50,12 @@ class Optimizers:
         astray: Callable[[], bool],
     ) -> None:
         self._objects, self._params, self._step, self._astray = objects, params, step, astray
-        # There are gradients, and no optimizer has used them.
+        # Whether there are gradients that no optimizer has used.
         self.unused = False
         self._trained = self._counted()
         self._hooks = (
             register_optimizer_step_pre_hook(self._look),
-            # A closure makes gradients inside of a step.
+            # After the step, because a closure makes gradients inside of it.
             register_optimizer_step_post_hook(self._used),
         )
 
@@ -68,7 +74,10 @@ class Optimizers:
         self._check_schedules()
 
     def _check_used(self) -> None:
-        """Gradients do not outlive their step: they are no part of the state, and the next step begins new ones."""
+        """Refuse gradients that no optimizer used, because they do not outlive their step.
+
+        They are no part of the state, and the next step begins new ones.
+        """
         grads = [p.grad for p in self._params.values()] if self.unused else []
         left = any(grad is not None and bool(grad.any()) for grad in grads)
         if left and any(isinstance(o, torch.optim.Optimizer) for o in self._objects.values()):
@@ -89,9 +98,12 @@ class Optimizers:
         ]
 
     def _look(self, optimizer: torch.optim.Optimizer, *_: Any) -> None:
-        """Called before any optimizer steps: one that is not registered loses its state with its worker."""
+        """Refuse an optimizer that is not registered, before it steps.
+
+        Its state would be lost with its worker.
+        """
         if self._astray():
-            # These gradients say nothing.
+            # These gradients have no meaning.
             for param in self._params.values():
                 param.grad = None
         if any(thing is optimizer for thing in self._objects.values()):
@@ -108,7 +120,7 @@ class Optimizers:
             self.unused = False
 
     def _check_schedules(self) -> None:
-        """A joining worker would begin an unregistered schedule at its first step."""
+        """Refuse an unregistered schedule, as a joining worker would begin it at its first step."""
         if any(_may_be_schedule(key, thing) for key, thing in self._objects.items()):
             return
         for thing in self._objects.values():
@@ -120,6 +132,6 @@ class Optimizers:
 
 
 def _may_be_schedule(key: str, thing: object) -> bool:
-    """Whether it is a registered object (whose name ends with a number) of a kind of its own."""
+    """Return whether an object (registered under a name with a number) may be a schedule."""
     kinds = torch.nn.Module | torch.optim.Optimizer | torch.amp.GradScaler
     return key[-1:].isdigit() and not isinstance(thing, kinds)

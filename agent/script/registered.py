@@ -24,7 +24,7 @@ DATA = "the data is not state: leave it out, and use session.data(dataset, ...)"
 
 
 class Registered(msgspec.Struct, frozen=True, kw_only=True):
-    """What is saved, by name; the models among it; and what is to be told to the person."""
+    """The saved objects by name, the models among them, and lines to show to the person."""
 
     objects: dict[str, Stateful]
     models: dict[str, torch.nn.Module]
@@ -43,14 +43,17 @@ class Registered(msgspec.Struct, frozen=True, kw_only=True):
         )
 
     def check(self, step: int) -> None:
-        """Refuse at the end of a step what cannot be saved, by its place."""
+        """Refuse objects that cannot be saved at the end of a step, and say where they are."""
         for thing in self.objects.values():
             if isinstance(thing, ScriptState | Attributes):
                 thing.check(step)
 
 
 def registered(objects: Sequence[object]) -> Registered:
-    """Name the objects. The first module is the model; the order of the others is part of their names."""
+    """Name the objects.
+
+    The first module is the model; the order of the others is part of their names.
+    """
     given = [thing for thing in objects if thing is not None]
     first = next((thing for thing in given if isinstance(thing, torch.nn.Module)), None)
     if first is None:
@@ -83,7 +86,10 @@ def registered(objects: Sequence[object]) -> Registered:
 
 
 def _room_of_frozen(found: Registered) -> Iterator[str]:
-    """Say so if most of a step's sum is for parameters that are frozen now, because sums are sent in every step."""
+    """Warn if most of a step's sum is for parameters that are frozen now.
+
+    Sums are sent in every step.
+    """
     summed = summed_parameters(found.models, found.trained).values()
     frozen = sum(param.nbytes for param in summed if not param.requires_grad)
     if 2 * frozen > sum(param.nbytes for param in summed):

@@ -1,4 +1,4 @@
-"""A script's own values, which travel with the job: `session.state`."""
+"""Script-defined values that travel with the job: `session.state`."""
 
 from collections.abc import Mapping
 from typing import Any
@@ -8,14 +8,16 @@ from agent.store.plain import Unsavable, packed, unpacked
 
 
 class ScriptState(dict[Any, Any]):
-    """A dict of numbers, strings, None, tensors, NumPy arrays, and lists, tuples, dicts and sets of them, nested.
+    """A dict of plain values, nested, that comes back exactly.
 
-    It comes back exactly: tuples as tuples, True as True, each number with its bits, a list in two places as one list.
-    The one exception is a NumPy float64, which comes back as the Python number that it is.
+    Its values are numbers, strings, None, tensors, NumPy arrays, and lists, tuples, dicts and sets
+    of them. Tuples come back as tuples, True as True, each number with its bits, a list in two
+    places as one list. The one exception is a NumPy float64, which comes back as the Python number
+    that it is.
     """
 
     def check(self, step: int) -> None:
-        """Refuse what cannot be saved, by its place."""
+        """Refuse a value that cannot be saved, and say where it is."""
         self._packed(f"step {step}: ")
 
     def state_dict(self) -> dict[str, Any]:
