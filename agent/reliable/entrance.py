@@ -158,7 +158,7 @@ class Entrance:
         """
         self.origin = version if version > before else min(self.origin, version)
 
-    # --- questions ----------------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Ask the waiting workers to reproduce a step, if there is one."""

@@ -152,7 +152,7 @@ class Job:
         self._reopening = threading.Lock()
         self.closed = self.fenced = False  # fenced: by a newer keeper, as far as we know
 
-    # --- what the manager says ----------------------------------------------------------------------
+    # --- what the manager says --------------------------------------------------------------------
 
     def regroup(self, layout: Layout, when: When) -> None:
         with self._lock:
@@ -270,7 +270,7 @@ class Job:
                     member.noticed = True
                     member.post(Noticed(deadline_s=deadline_s))
 
-    # --- who comes and goes -------------------------------------------------------------------------
+    # --- who comes and goes -----------------------------------------------------------------------
 
     def join(self, connection: Connection, hello: Hello) -> Member | None:
         member, roster = Member(connection, hello), self.roster
@@ -346,7 +346,7 @@ class Job:
             if self.vault.due() and not self.closed:
                 self.vault.write_beside()
 
-    # --- what workers say ---------------------------------------------------------------------------
+    # --- what workers say -------------------------------------------------------------------------
 
     def place(self, member: Member, message: AnyMessage, size: int) -> memoryview | None:
         """Return where the payload of `message` shall land; None for a new buffer."""
@@ -497,7 +497,7 @@ class Job:
         log.warning("%s: %s", self.order.job, line)
         self._out.lines(self.order.job, "keeper", (line,))
 
-    # --- commits ------------------------------------------------------------------------------------
+    # --- commits ----------------------------------------------------------------------------------
 
     def _is_of_layout(self, generation: int) -> bool:
         layout = self.roster.layout

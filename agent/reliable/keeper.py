@@ -194,7 +194,7 @@ class Keeper:
             self._jobs[name], self._open[name] = job, record
         return job
 
-    # --- what the manager says ----------------------------------------------------------------------
+    # --- what the manager says --------------------------------------------------------------------
 
     def open_job(self, order: JobOrder, script: bytes | None = None) -> None:
         """Open a job with the script that was submitted, unless `script` is given."""
@@ -401,7 +401,7 @@ class Keeper:
         for thread in closing:
             thread.join(CLOSED_S)
 
-    # --- connections --------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while not self._closed.is_set():

@@ -81,7 +81,7 @@ class MemoryLog:
         self._missed = False  # a step was committed that the records do not have
         self._left = False
 
-    # --- memory -------------------------------------------------------------------------------------
+    # --- memory -----------------------------------------------------------------------------------
 
     def take(self, count: int) -> memoryview:
         view = self._returning.take(count)
@@ -155,7 +155,7 @@ class MemoryLog:
                     self._sweep(())
             return self._held is not None
 
-    # --- what is written down -------------------------------------------------------------------------
+    # --- what is written down ---------------------------------------------------------------------
 
     def note_sum(self, logged: LoggedSum) -> None:
         """Write a sum down before its step is committed."""
@@ -235,7 +235,7 @@ class MemoryLog:
             if path.name not in kept:
                 path.unlink(missing_ok=True)
 
-    # --- what is found --------------------------------------------------------------------------------
+    # --- what is found ----------------------------------------------------------------------------
 
     def find(self, committed: int) -> Saved | None:
         """Return what the previous keeper left, up to what was committed, and take it over."""
@@ -290,7 +290,7 @@ class MemoryLog:
             raise ValueError(f"{ref.area} has {body.nbytes} bytes, not {ref.size}")
         return body
 
-    # --- the end --------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def leave(self) -> None:
         """Unlock the folder and leave all files, as if this process ended here."""

@@ -135,7 +135,7 @@ class Regrouping:
         here = self._roster.started and not self._closed and not self.waits
         return here and self._roster.complete and not self._vault.open
 
-    # --- a layout begins ------------------------------------------------------------------------------
+    # --- a layout begins --------------------------------------------------------------------------
 
     def apply(self) -> None:
         """Make the requested layout current, unless a worker in it must prove itself first."""
@@ -257,7 +257,7 @@ class Regrouping:
         redo = Redo(generation=asked.generation, step=logged.step, present=logged.present)
         member.post(redo, *(logged.body[start:end] for start, end in asked.spans or EVERYTHING))
 
-    # --- nobody holds the state -----------------------------------------------------------------------
+    # --- nobody holds the state -------------------------------------------------------------------
 
     def _recall_proof(self) -> bool:
         """Read stored versions for workers that wait to prove themselves, but only once.
@@ -339,7 +339,7 @@ class Regrouping:
         self._roster.left = self._roster.unled = None
         return True
 
-    # --- the keeper was restarted ---------------------------------------------------------------------
+    # --- the keeper was restarted -----------------------------------------------------------------
 
     def _carry_on(self) -> None:
         """Go on after a restart with the workers that are here, as far as their states fit."""

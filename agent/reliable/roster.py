@@ -141,7 +141,7 @@ class Roster:
         self.unled: int | None = None  # the committed step whose side effects no leader finished
         self.finishing: set[str] | None = None  # workers whose script has not ended yet
 
-    # --- who is here --------------------------------------------------------------------------------
+    # --- who is here ------------------------------------------------------------------------------
 
     @property
     def complete(self) -> bool:
@@ -222,7 +222,7 @@ class Roster:
             earlier.close()
         self.members[member.worker] = member
 
-    # --- who goes -----------------------------------------------------------------------------------
+    # --- who goes ---------------------------------------------------------------------------------
 
     def lose(self, worker: str, cause: LossCause, detail: str) -> None:
         """Shut a worker out for good, and report it as lost."""

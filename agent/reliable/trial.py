@@ -50,7 +50,7 @@ class Trial:
         self._why = ""  # the prover gave no answer
         self._found: Failed | None = None  # a failure, until there is a worker to report it for
 
-    # --- who comes and goes -------------------------------------------------------------------------
+    # --- who comes and goes -----------------------------------------------------------------------
 
     def join(self, prover: Member) -> None:
         """Take a prover that connects, also one that reconnects after a restart of the keeper."""
@@ -73,7 +73,7 @@ class Trial:
         elif prover is not None:
             prover.close()
 
-    # --- what is said -------------------------------------------------------------------------------
+    # --- what is said -----------------------------------------------------------------------------
 
     def hear(self, prover: Member, message: Message) -> None:
         """Handle a prover's answer, and ignore its output, because the worker has printed that."""
@@ -109,7 +109,7 @@ class Trial:
             self._gives_up(self._why or message.why)
         self._asked = None
 
-    # --- looking ------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------
 
     def look(self) -> None:
         """Ask for a prover, or pose the question to it, if there is a step to prove."""
@@ -156,7 +156,7 @@ class Trial:
         self._until_s = time.monotonic() + PATIENCE_S
         host.post(ProofWanted())
 
-    # --- the end ------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def _ends(self, found: Failed | None) -> None:
         self._entrance.tried, self._found = True, found

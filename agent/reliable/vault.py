@@ -112,7 +112,7 @@ class Vault:
         self.sum_bytes = 0  # of the newest sum that arrived
         self._whole_until_s = 0.0  # until then every sum is taken, whatever it costs
 
-    # --- the backup ---------------------------------------------------------------------------------
+    # --- the backup -------------------------------------------------------------------------------
 
     def promise(self, step: int, logged: LoggedSum | None, records: bytes = b"") -> None:
         """Note in lasting memory a step that is about to be committed, with its sum if here.
@@ -354,7 +354,7 @@ class Vault:
         self._question, self._older = None, older
         self.look()
 
-    # --- proofs -------------------------------------------------------------------------------------
+    # --- proofs -----------------------------------------------------------------------------------
 
     @property
     def _newest(self) -> Base | None:
@@ -425,7 +425,7 @@ class Vault:
         if question is not None:
             self._aside = Base(saved.backup, list(saved.redo), question)
 
-    # --- versions on the disk -----------------------------------------------------------------------
+    # --- versions on the disk ---------------------------------------------------------------------
 
     @property
     def saved(self) -> Saved | None:

@@ -140,7 +140,7 @@ class Archive:
             marks = [mark for folder in folders for mark in self._marks(folder)]
             # A generation that is taken may not be in the list yet.
             generation = 1 + max((mark.generation for mark in marks), default=generation)
-            # Fences of two versions are two files, so two writers that begin at once could have both.
+            # Fences of two versions are two files, so two writers at once could create both.
             if self.sink.create(Mark(0, generation).key(CLAIMS), b"{}"):
                 self.sink.create(Mark(version, generation).key(FENCES), b"{}")
                 return generation
@@ -261,7 +261,7 @@ class Archive:
         floor = Mark(kept[-1].version, max(mark.generation for mark in kept))
         self.sink.create(floor.key(FLOORS), b"{}")
         parts = self._parts()
-        # A newer writer of one of these has begun before, and is seen now; it may be below the floor.
+        # A newer writer of one of these began before, and is seen now; it may be below our floor.
         if self._superseded(max(generation, floor.generation)):
             return False
         written = self.sink.sizes(MANIFESTS)

@@ -1,8 +1,8 @@
 """Write plain values as bytes, exactly and quickly, and read them back.
 
-Script-defined state is copied at the start of every step, and may hold a history of 100,000 numbers,
-so lists and rows of numbers are given to the encoder as a whole. The bytes are MessagePack. A value
-that MessagePack does not know is a map with one key, which says what it is (see `_WRITERS`).
+Script-defined state is copied at the start of every step, and may hold a history of 100,000
+numbers, so lists and rows of numbers are given to the encoder as a whole. The bytes are MessagePack.
+A value that MessagePack does not know is a map with one key, which says what it is (see `_WRITERS`).
 
 Tensors and arrays are returned live beside the bytes, so that the caller decides when to copy them.
 Nothing is pickled, because what is read may come from elsewhere.
@@ -243,8 +243,8 @@ def _plain(values: list[Any]) -> list[Any] | None:
 def _all_floats(values: list[Any]) -> bool:
     """Whether all are floats, by the tags of their encoding, in a tenth of the time of a loop.
 
-    Each element begins where the one before it ends, so if all tags in the row are those of floats, all
-    elements are.
+    Each element begins where the one before it ends, so if all tags in the row are those of
+    floats, all elements are.
     """
     count = len(values)
     if count < LONG or not isinstance(values[0], float) or not isinstance(values[-1], float):
