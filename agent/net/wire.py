@@ -76,7 +76,7 @@ class Connection:
 
     def probe(self) -> None:
         """Have the system ask the other machine for a sign of life while no message is sent."""
-        with contextlib.suppress(OSError, AttributeError):  # closed already; or another system
+        with contextlib.suppress(OSError, AttributeError):  # closed already; or a different system
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, wanted in _PROBING.items():
                 self._sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), wanted)

@@ -15,7 +15,7 @@ WHO = "session.save(path)"
 
 
 class Saver(Protocol):
-    """The part of a session that this needs."""
+    """The part of a session that `save` needs."""
 
     @property
     def output(self) -> Path: ...

@@ -57,7 +57,7 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class Assembly:
-    """Slices that become a whole."""
+    """A whole that is assembled from slices."""
 
     def __init__(self, total: int, room: Room = ordinary) -> None:
         if not 0 <= total <= PAYLOAD_BYTES_MAX:
@@ -92,7 +92,7 @@ class Assembly:
 
 
 class StateAssembly:
-    """A state in the making: every worker sends its share of every layer that it holds."""
+    """A state that is assembled from every worker's share of every layer that it holds."""
 
     def __init__(
         self,

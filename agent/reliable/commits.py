@@ -159,7 +159,7 @@ return ''
 
 
 class RedisCommitLog:
-    """The hash `orch:commit:{job}`, written by a script so that check and write are one."""
+    """The hash `orch:commit:{job}`, written by a Redis script so that check and write are one."""
 
     def __init__(self, client: Any) -> None:
         self._take = client.register_script(_TAKE)

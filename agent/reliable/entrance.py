@@ -35,7 +35,7 @@ from agent.store.shares import bodies
 
 log = logging.getLogger(__name__)
 
-# A job whose first workers cannot begin without the next one begins with it.
+# If the first workers cannot begin without the held one, it begins with them after this time.
 HOLD_BACK_S = 10.0
 UNPROVABLE = (
     "step {}: nothing is stored by which a worker could prove that it does what was done before, since it was written by "

@@ -85,7 +85,7 @@ from agent.reliable.vault import Place, Vault
 log = logging.getLogger(__name__)
 
 CLOSE_S = 30.0  # for the commit that is being written
-COPIED_S = 10.0  # the manager waits longer for a job to be put away
+COPIED_S = 10.0  # less than the manager waits for a job to be put away
 OUTPUT_S = 5.0  # for the output that has arrived from the script
 PEER_GRACE_S = 0.5
 WHOLE_S = 60.0  # after a requested checkpoint, as its requester means to end this machine

@@ -72,7 +72,7 @@ def _port(said: bytes) -> int:
 
 
 def connect(redis_url: str) -> Any:
-    """A client that waits, within bounds, for a server that is just coming back."""
+    """Return a client that waits, within bounds, for a server that is restarting."""
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
 
@@ -125,7 +125,7 @@ class Keeper:
 
     def _listen_again(self, host: str) -> socket.socket:
         """Listen on the port of the previous keeper; the first keeper takes any."""
-        # Two houses on one Redis do not fight over a port.
+        # The port is stored per house, so that two houses on one Redis do not fight over it.
         house = str(self._place.checkpoints.resolve())
         port = _port(self._client.hget(PORTS, house) or b"")
         deadline_s = time.monotonic() + BIND_PATIENCE_S
@@ -408,19 +408,19 @@ class Keeper:
             try:
                 sock, _ = self._listener.accept()
             except OSError as error:
-                if not self._closed.is_set():  # a caller that hung up, or too many files: it passes
+                if not self._closed.is_set():  # a caller that hung up, or too many open files, which passes
                     log.warning("a caller could not be let in: %s", error)
                     self._closed.wait(TICK_S)
                 continue
             if not self._handshakes.acquire(blocking=False):
-                sock.close()  # more strangers at once than we have patience for
+                sock.close()  # too many callers in the handshake at once
                 continue
-            self._owes_thread = True  # without memory for one, its start waits for ever
+            self._owes_thread = True  # if there is no memory for a thread, its start waits for ever
             try:
                 threading.Thread(
                     target=self._serve, args=(sock,), name="caller", daemon=True
                 ).start()
-            except RuntimeError as error:  # no more threads now
+            except RuntimeError as error:  # no thread can be started now
                 log.warning("a caller could not be let in: %s", error)
                 self._handshakes.release()
                 sock.close()

@@ -246,7 +246,7 @@ class MemoryLog:
                 OSError,
                 ValueError,
                 msgspec.MsgspecError,
-            ) as error:  # the second of an empty file
+            ) as error:  # ValueError: an empty file cannot be mapped
                 log.warning("%s cannot be gone on from: %s", self._folder, error)
                 return None
 

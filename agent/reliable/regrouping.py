@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 RECONNECT_S = 3.0  # for the workers of the layout that was running when the keeper was restarted
 RETRY_S = 5.0
 EVERYTHING = ((0, None),)
-RECALLS_PATIENT = 3  # tries, before what can be read must do
+RECALLS_PATIENT = 3  # tries; after these, what cannot be read is left out
 
 
 class Regrouping:
@@ -257,7 +257,7 @@ class Regrouping:
         redo = Redo(generation=asked.generation, step=logged.step, present=logged.present)
         member.post(redo, *(logged.body[start:end] for start, end in asked.spans or EVERYTHING))
 
-    # --- nobody holds the state -------------------------------------------------------------------
+    # --- no worker holds the state -----------------------------------------------------------------
 
     def _recall_proof(self) -> bool:
         """Read stored versions for workers that wait to prove themselves, but only once.

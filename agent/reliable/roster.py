@@ -101,7 +101,7 @@ class Recorders:
             self._again_s = now_s + pause_s
 
     def wanted(self, now_s: float) -> bool:
-        """Whether the next leader shall find out."""
+        """Whether the next leader shall record the script."""
         return not self.told and now_s >= self._again_s
 
 
@@ -135,7 +135,7 @@ class Roster:
         self.layout: Layout | None = None
         self.pending: Layout | None = None  # the next one
         self.started = False  # the layout was sent to its workers
-        # The workers asked to send their state to those that lack it; None (unknown) after a restart.
+        # The workers asked to send their state to those that lack it; None (unknown) after restarts.
         self.sources: tuple[str, ...] | None = ()
         self.left: int | None = None  # the version with which scripts left their loops
         self.unled: int | None = None  # the committed step whose side effects no leader finished

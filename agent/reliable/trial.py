@@ -43,7 +43,7 @@ class Trial:
     ) -> None:
         self._roster, self._vault, self._entrance = roster, vault, entrance
         self._fail, self._say = fail, say
-        self.wanted = False  # in this job
+        self.wanted = False  # whether this job has a trial
         self._asked: str | None = None  # the worker that was asked for a second process
         self._until_s, self._tries = 0.0, 0
         self._prover: Member | None = None

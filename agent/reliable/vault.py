@@ -566,7 +566,7 @@ class Vault:
             self._archive,
             partial(
                 storage.archive, self._job
-            ),  # without us: it may outlive us, and the state that we hold
+            ),  # without a reference to us: it may outlive us and the state that we hold
             storage.every_s,
             self._report,
         )

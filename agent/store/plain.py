@@ -1,8 +1,9 @@
 """Write plain values as bytes, exactly and quickly, and read them back.
 
 Script-defined state is copied at the start of every step, and may hold a history of 100,000
-numbers, so lists and rows of numbers are given to the encoder as a whole. The bytes are MessagePack.
-A value that MessagePack does not know is a map with one key, which says what it is (see `_WRITERS`).
+numbers, so lists and rows of numbers are given to the encoder as a whole. The bytes are
+MessagePack. A value that MessagePack does not know is a map with one key, which says what it is
+(see `_WRITERS`).
 
 Tensors and arrays are returned live beside the bytes, so that the caller decides when to copy them.
 Nothing is pickled, because what is read may come from elsewhere.
@@ -23,7 +24,7 @@ from agent.errors import StateError
 from agent.tensors.shards import DTYPES
 
 VALUES, TENSORS = "~values", "~tensors"
-# A list of this many elements is looked at as a whole first.
+# A list of this many elements is first checked as a whole.
 LONG = 16
 TEXT_BYTES_MAX = 1 << 14
 DEPTH_MAX = 100
