@@ -5,9 +5,8 @@ for it. Heartbeats are counted instead of seconds, because all of a machine may 
 heartbeat counts only if the thread
 
 * is inside of `unaided`, which is work of ours between the script's actions, and not inside of
-`aided`
-  within it. There the thread waits for others, sends, or waits for a device to do the script's
-  work;
+  `aided` within it. There the thread waits for others, sends, or waits for a device to do the
+  script's work;
 * runs code of ours, because a script-defined or library `state_dict` may take as long as it likes;
 * is where it was at the heartbeat before, and has had no processor since, because a thread that
   computes, copies or reads has had some.

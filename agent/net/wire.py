@@ -85,7 +85,7 @@ class Connection:
     def unheard(self) -> bool:
         """Whether the other machine has acknowledged nothing for some time.
 
-        The system knows this. A machine whose process reads nothing does acknowledge.
+        That is as far as the system says. A machine whose process reads nothing does acknowledge.
         """
         try:
             told = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
@@ -304,8 +304,8 @@ def _examine(connection: Connection, secret_of: Callable[[AnyMessage], str | Non
     if not hmac.compare_digest(proof.mac, expected):
         raise WireError("the caller does not know the job's secret")
     connection.send(Accepted(mac=_mac(secret, "called", nonce, proof.nonce, proof.hello)))
-    # A caller that gave up meanwhile dials again. If it ends here, no connection breaks, because
-    # nothing was sent on it.
+    # A caller that gave up meanwhile dials again. If it ends here, no connection is broken, because
+    # nothing was sent on this one.
     confirmed, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
     if not isinstance(confirmed, Confirmed):
         raise WireError(f"the caller sent {type(confirmed).__name__} before it confirmed")

@@ -6,13 +6,13 @@ the storage lacks (see `agent.output.sending`).
 
 What is guaranteed:
 
-* A file in the storage holds what it held after a committed step, whole. * If every worker writes,
-nothing is lost with the leader, because the next leader sends its files, and
-  what was written before that worker came in was stored as it came in.
-* If only the leader writes (`if session.leader`), the last moments may be lost with it. * The
-files of a job that ends are stored before it counts as done. * A line that was appended is there
-once, whichever worker wrote it, if the file is opened in the step,
-  or flushed after each.
+* A file in the storage holds what it held after a committed step, whole.
+* If every worker writes, nothing is lost with the leader, because the next leader sends its files,
+  and what was written before that worker came in was stored as it came in.
+* If only the leader writes (`if session.leader`), the last moments may be lost with it.
+* The files of a job that ends are stored before it counts as done.
+* A line that was appended is there once, whichever worker wrote it, if the file is opened in the
+  step, or flushed after each.
 
 A worker has only the files that it wrote itself, so what a script reads back later belongs into
 `session.state`. Before its loop a script finds the folder empty, also in a job that is resumed;

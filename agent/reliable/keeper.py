@@ -408,7 +408,7 @@ class Keeper:
             try:
                 sock, _ = self._listener.accept()
             except OSError as error:
-                if not self._closed.is_set():  # a caller that hung up, or too many open files, which passes
+                if not self._closed.is_set():  # a caller hung up, or too many open files; it passes
                     log.warning("a caller could not be let in: %s", error)
                     self._closed.wait(TICK_S)
                 continue

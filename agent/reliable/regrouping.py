@@ -257,7 +257,7 @@ class Regrouping:
         redo = Redo(generation=asked.generation, step=logged.step, present=logged.present)
         member.post(redo, *(logged.body[start:end] for start, end in asked.spans or EVERYTHING))
 
-    # --- no worker holds the state -----------------------------------------------------------------
+    # --- no worker holds the state ----------------------------------------------------------------
 
     def _recall_proof(self) -> bool:
         """Read stored versions for workers that wait to prove themselves, but only once.

@@ -135,7 +135,7 @@ class Roster:
         self.layout: Layout | None = None
         self.pending: Layout | None = None  # the next one
         self.started = False  # the layout was sent to its workers
-        # The workers asked to send their state to those that lack it; None (unknown) after restarts.
+        # The workers asked to send their state to those that lack it; None after a restart.
         self.sources: tuple[str, ...] | None = ()
         self.left: int | None = None  # the version with which scripts left their loops
         self.unled: int | None = None  # the committed step whose side effects no leader finished

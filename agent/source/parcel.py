@@ -2,8 +2,7 @@
 
     payload = the script's own bytes, if no other file goes along
             | mark, then in msgpack: the script's path, and for every file its path, bytes, and
-            whether
-              it is a program
+              whether it is a program
 
 The same files give the same bytes, and so the same checksum. By that the payload is stored, and
 what was measured of a job is found again. Links and devices cannot be expressed in it, and no path

@@ -7,9 +7,8 @@ compare-and-swap is needed, and a writer that was thought dead can do no harm wh
 * a *manifest* (version v, generation g) is created only when all its parts have settled;
 * a *fence* (g', v') says that generation g' went on from version v': manifests of older generations
   that are newer than v' are void;
-* a *floor* (g', v') says that what lies below v' may be gone: older manifests up to generation g'
-are
-  void. It is created before anything is deleted.
+* a *floor* (g', v') says that what lies below v' may be gone: older manifests up to generation
+  g' are void. It is created before anything is deleted.
 
 So a manifest that counts never points at a missing part, even if a slow writer creates one late.
 """
@@ -140,7 +139,7 @@ class Archive:
             marks = [mark for folder in folders for mark in self._marks(folder)]
             # A generation that is taken may not be in the list yet.
             generation = 1 + max((mark.generation for mark in marks), default=generation)
-            # Fences of two versions are two files, so two writers at once could create both.
+            # The claim decides, because fences of two versions are two files: both would be made.
             if self.sink.create(Mark(0, generation).key(CLAIMS), b"{}"):
                 self.sink.create(Mark(version, generation).key(FENCES), b"{}")
                 return generation
@@ -278,7 +277,7 @@ class Archive:
     def sweep(self, generation: int) -> bool:
         """Delete parts that no manifest names. Return whether there were any.
 
-        They were left by writers that were killed, because no other worker writes now. An older
+        They were left by writers that were killed, because no other writer is at work now. An older
         writer that is still at work unknown to us gets an error, because its files are missing.
         """
         parts = self._parts()

@@ -3,9 +3,8 @@
 What every sink promises, and one contract suite tests:
 
 * `put` writes a whole file or none, never over an existing one; after `settle` the file survives
-all
-  that the sink survives (`settle` is apart from `put` so that many files share one flush of their
-  folders);
+  all that the sink survives (`settle` is apart from `put` so that many files share one flush of
+  their folders);
 * `create` is put-if-absent: of any number of callers exactly one gets True;
 * what is missing or short raises `Damaged`, what has no room `Full`, what does not answer
   `Unavailable`.
