@@ -1,8 +1,9 @@
-"""A worker's or an agent's connection to the keeper: one that comes back.
+"""The connection of a worker or an agent to the keeper, which redials when it breaks.
 
-The keeper may be restarted while training goes on. The link then dials again with bounded patience and
-says who it is and what it holds; what must be said again is for its user to know. If patience
-runs out, or the keeper does not want this worker, `ended` is called and nothing comes after it.
+The keeper may be restarted while training goes on. Then the link dials again, with bounded
+patience, and sends who it is and what it holds; its user must send again what else is needed. If
+patience runs out, or the keeper refuses this worker, `ended` is called, and nothing is delivered
+after that.
 """
 
 import logging
@@ -23,7 +24,7 @@ REDIAL_S = 0.05
 
 
 class Link:
-    def __init__(  # noqa: PLR0913, PLR0917 - what happens is told to whoever made the link
+    def __init__(  # noqa: PLR0913, PLR0917 - the user of the link is notified of what happens
         self,
         address: str,
         secret: str,
@@ -39,9 +40,9 @@ class Link:
         self._patience_s = patience_s
         self._connection: Connection | None = None
         self._closed = threading.Event()
-        self.connects = 0  # whoever waits for an answer sees by this that it must ask again
+        self.connects = 0  # if it grows while a user waits for an answer, the user must ask again
         self.microbatch_s, self.step = 0.0, -1
-        self.stuck = Stuck()  # of the thread that makes the link, which is the script's
+        self.stuck = Stuck()  # of the thread that makes the link, which is the script's thread
 
     def start(self) -> None:
         """Connect (waiting as long as patience lasts) and listen from then on."""
@@ -53,7 +54,7 @@ class Link:
 
     @property
     def connection(self) -> Connection | None:
-        """The one of now, for what may not go on with another."""
+        """The present connection, for a user that may not continue on a different one."""
         return self._connection
 
     def send(self, message: Message, *payload: Buffer) -> None:
@@ -96,7 +97,7 @@ class Link:
                 if self._closed.is_set() or not self._redial():
                     return
             except Exception as error:
-                # Whoever hears nothing any more must not go on saying that it is well.
+                # A worker that hears nothing any more must not go on sending heartbeats.
                 log.exception("what the keeper said could not be taken in")
                 self.close()
                 self._ended(f"{type(error).__name__}: {error}")

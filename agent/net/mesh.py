@@ -1,9 +1,9 @@
-"""Worker to worker over TCP, kept open over generations.
+"""Connections from worker to worker over TCP, kept open over generations.
 
-Every frame says to which generation and step it belongs. Frames of older generations are dropped, those
-of newer ones are held until their time comes. The mesh itself never waits: what has arrived is in
-`mailbox`, and `changed` is told whenever anything changes, so that one waiting place (in
-`agent.crew.group`) sees frames, broken peers and news from the keeper alike.
+Every frame says to which generation and step it belongs. Frames of older generations are dropped,
+those of newer ones are held until their time comes. The mesh itself never waits: what has arrived
+is in `mailbox`, and `changed` is notified of every change. So one waiting place (in
+`agent.crew.group`) sees frames, broken peers and messages from the keeper alike.
 """
 
 import logging
@@ -20,10 +20,10 @@ from agent.protocol import AnyMessage, Part, PeerHello
 log = logging.getLogger(__name__)
 
 HELD_PARTS_MAX = 4096
-DIAL_S = 8.0  # for whoever is being dialled, and does not answer
+DIAL_S = 8.0  # the time in which a dialled peer must answer
 DIAL_WAIT_S = 0.05
 LOOK_S = 0.5
-ASK = "ask"  # how the tags begin of what is answered at once
+ASK = "ask"  # tags of requests that are answered at once begin so
 STATE = "state"  # the tag of a share of a whole state
 
 Key = tuple[str, int, int, str]  # peer, generation, step, tag
@@ -41,7 +41,7 @@ class Mesh:
         broken: Callable[[str], None],
         asked: Callable[[str, Part], None] | None = None,
     ) -> None:
-        """`asked` answers a peer that asks for something, on a thread of its own."""
+        """`asked` answers a peer's request, on a separate thread."""
         self._worker, self._secret = worker, secret
         self._changed, self._broken, self._asked = changed, broken, asked
         self.place: Callable[[Part, int], memoryview | None] = lambda *_: None
@@ -59,7 +59,7 @@ class Mesh:
         threading.Thread(target=self._watch, name="mesh-watch", daemon=True).start()
 
     def want(self, addresses: Mapping[str, str]) -> None:
-        """Connect to these, ahead of need. Of two workers the one with the smaller name dials."""
+        """Connect to these peers ahead of need. Of two workers, the smaller name dials."""
         with self._changed:
             self._wanted |= set(addresses)
             for peer, address in addresses.items():
@@ -70,7 +70,7 @@ class Mesh:
                     ).start()
 
     def forget(self, peers: Iterable[str]) -> None:
-        """They are gone: whoever is sending to them wakes up."""
+        """Close the connections to peers that are gone, which wakes threads that send to them."""
         with self._changed:
             self._wanted -= set(peers)
             gone = [self._connections.pop(peer) for peer in peers if peer in self._connections]
@@ -85,7 +85,7 @@ class Mesh:
                 self.dropped += 1
 
     def drop(self, peer: str, connection: Connection) -> None:
-        """It does not work any more."""
+        """Close a connection that does not work any more, and report its peer as broken."""
         with self._changed:
             known = self._connections.get(peer) is connection
             if known:
@@ -161,8 +161,10 @@ class Mesh:
             self._broken(peer)
 
     def _receive(self, peer: str, connection: Connection, serial: int) -> None:
-        """Everything that comes from `peer`, until the connection ends. A dial that it gave up long ago, and that we
-        come to late, takes no place of a newer one.
+        """Receive everything that comes from `peer`, until the connection ends.
+
+        A dial that `peer` gave up long ago, and that is accepted late, does not replace a newer
+        one.
         """
         with self._changed:
             if serial < self._newest.get(peer, 0):

@@ -1,12 +1,15 @@
-"""Whether the script's thread hangs in something of ours that needs nobody else, while heartbeats go on.
+"""Detect that the script's thread hangs in code of ours, while heartbeats go on.
 
-Others wait for such a worker as they do for one that is busy, so it must never be said of one that is. Counted are
-heartbeats, since all of a machine may stand still, and only such in which the thread
+Other workers wait for such a worker as they do for a busy one, so a busy one must never be taken
+for it. Heartbeats are counted instead of seconds, because all of a machine may stand still. A
+heartbeat counts only if the thread
 
-* is inside of `unaided`, which is work of ours between what the script does, and in it not inside of `aided`: there it
-  waits for others, sends, or waits for what a device was told by the script;
-* runs code of ours: a `state_dict` of the script's own, or of a library, may take as long as it likes;
-* is where it was at the heartbeat before, and has had no processor since: whoever computes, copies or reads goes on.
+* is inside of `unaided`, which is work of ours between the script's actions, and not inside of
+  `aided` within it. There the thread waits for others, sends, or waits for a device to do the
+  script's work;
+* runs code of ours, because a script-defined or library `state_dict` may take as long as it likes;
+* is where it was at the heartbeat before, and has had no processor since, because a thread that
+  computes, copies or reads has had some.
 
 No torch here.
 """
@@ -38,21 +41,21 @@ W = TypeVar("W", bound=Watched)
 
 
 class Stuck:
-    """Of the thread that makes it. Other threads may send by the same code: of these nothing is noted."""
+    """Watches the thread that makes it. Other threads that run the same code are not watched."""
 
     def __init__(self) -> None:
         self._thread = threading.get_ident()
         self._clock = time.pthread_getcpuclockid(self._thread)
-        self._at: object | None = None  # another one whenever it begins something
+        self._at: object | None = None  # a new object whenever it begins something
         self._before: tuple[object, int] | None = None
         self._beats = 0
 
     def unaided(self) -> AbstractContextManager[None]:
-        """What is done inside needs nobody else, and is ours."""
+        """Mark work of ours that needs no other worker."""
         return self._within(object)
 
     def aided(self) -> AbstractContextManager[None]:
-        """... but for this part of it."""
+        """Mark a part of unaided work that does wait for others, a send or a device."""
         return self._within(lambda: None)
 
     @contextmanager
@@ -67,7 +70,7 @@ class Stuck:
             self._at = None if before is None else object()
 
     def beat(self) -> int:
-        """A heartbeat; at how many of them in a row nothing has happened."""
+        """Take a heartbeat. Return at how many of them in a row nothing has happened."""
         at, now = self._at, None
         if at is not None and self._in_ours():
             now = at, time.clock_gettime_ns(self._clock)
@@ -76,7 +79,7 @@ class Stuck:
         return self._beats
 
     def _in_ours(self) -> bool:
-        """Whether it is our code that runs there, or Python's own that was called by ours."""
+        """Whether the thread runs code of ours, or Python's own called from ours."""
         frame = sys._current_frames().get(self._thread)
         while frame is not None and _is_pythons(frame):
             frame = frame.f_back
@@ -89,7 +92,7 @@ def _is_pythons(frame: FrameType) -> bool:
 
 
 def unaided(method: Callable[Concatenate[W, P], R]) -> Callable[Concatenate[W, P], R]:
-    """All that a method does."""
+    """Mark all that a method does as unaided."""
 
     @wraps(method)
     def watched(self: W, /, *args: P.args, **named: P.kwargs) -> R:

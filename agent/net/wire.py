@@ -3,9 +3,9 @@
     frame = meta bytes (u32) | payload bytes (u64) | crc32c of both (u32) | meta | payload
 
 Both ends prove in the handshake that they know the job's secret (HMAC-SHA256 over both nonces and
-the caller's hello), so nobody else on the network is listened to. The caller has the last word, for it may have
-given up meanwhile. The frames themselves are neither encrypted nor signed: machines of one job belong on one
-private network.
+the caller's hello), so no other process on the network is listened to. The caller has the last
+word, because it may have given up meanwhile. The frames themselves are neither encrypted nor
+signed: machines of one job belong on one private network.
 """
 
 import contextlib
@@ -35,11 +35,11 @@ HANDSHAKE_S = 5.0
 ALIGN_BYTES = 64  # where payloads begin in memory, as all that torch allocates does
 PIECE_BYTES = 1 << 18  # summed while it is in the cache, and while more of it comes
 PIECES_PER_SEND = 512  # below every system's IOV_MAX
-FREE_BYTES = 1 << 12  # every socket has room for, if nothing waits in it
-UNHEARD_MAX = 4  # times that the same bytes were sent in vain: three seconds on a quick network, more on a slow one
+FREE_BYTES = 1 << 12  # every socket has room for this if nothing waits in it
+UNHEARD_MAX = 4  # vain sends of the same bytes: 3 s on a quick network, more on a slow one
 
 _HEAD = struct.Struct("<IQI")
-# How `struct tcp_info` begins: two states, then what was sent again and what was probed, in vain.
+# How `struct tcp_info` begins: two states, then the vain retransmissions and the vain probes.
 _TCP_INFO = struct.Struct("BBBB")
 _PROBING = {"TCP_KEEPIDLE": 1, "TCP_KEEPINTVL": 1, "TCP_KEEPCNT": 3}  # in seconds
 _encode = msgspec.msgpack.Encoder().encode
@@ -49,7 +49,7 @@ Placer = Callable[[AnyMessage, int], memoryview | None]
 
 
 def job_secret(secret: str, job: str) -> str:
-    """The secret of one job, derived from the deployment's: workers of a job know only their own."""
+    """Return the secret of one job, derived from the deployment's: its workers know no other."""
     return hmac.new(secret.encode(), f"job {job}".encode(), hashlib.sha256).hexdigest()
 
 
@@ -68,27 +68,28 @@ class Connection:
         self._sock = sock
         self._sending = threading.Lock()
         _here.add(self)
-        self.bytes_in = 0  # grows with whatever arrives: the sign of life that needs no message
+        self.bytes_in = 0  # grows with all that arrives: the sign of life that needs no message
 
     @property
     def local_host(self) -> str:
         return str(self._sock.getsockname()[0])
 
     def probe(self) -> None:
-        """Have the system ask the other machine for a sign while nobody says anything."""
-        with contextlib.suppress(OSError, AttributeError):  # closed already; or another system
+        """Have the system ask the other machine for a sign of life while no message is sent."""
+        with contextlib.suppress(OSError, AttributeError):  # closed already; or a different system
             self._sock.setsockopt(socket.SOL_SOCKET, socket.SO_KEEPALIVE, 1)
             for name, wanted in _PROBING.items():
                 self._sock.setsockopt(socket.IPPROTO_TCP, getattr(socket, name), wanted)
 
     @property
     def unheard(self) -> bool:
-        """Whether the other machine has not acknowledged anything for some time, as far as the system says. One whose
-        process reads nothing does acknowledge.
+        """Whether the other machine has acknowledged nothing for some time.
+
+        That is as far as the system says. A machine whose process reads nothing does acknowledge.
         """
         try:
             told = self._sock.getsockopt(socket.IPPROTO_TCP, socket.TCP_INFO, _TCP_INFO.size)
-        except (OSError, AttributeError):  # closed, which is seen by others; or another system
+        except (OSError, AttributeError):  # closed, which others see; or a different system
             return False
         _, _, retransmits, probes = _TCP_INFO.unpack(told)
         return bool(max(retransmits, probes) >= UNHEARD_MAX)
@@ -111,7 +112,7 @@ class Connection:
                 raise WireError(f"sending {type(message).__name__} failed: {error}") from error
 
     def send_now(self, message: Message) -> bool:
-        """Send it if there is room for it, without waiting for anything."""
+        """Send a message if there is room for it, without waiting. Return whether it was sent."""
         meta = _encode(message)
         frame = _HEAD.pack(len(meta), 0, crc32c(0, meta)) + meta
         if len(frame) > FREE_BYTES or faults.trap is not None:
@@ -124,7 +125,7 @@ class Connection:
             if self._sock.send(frame, socket.MSG_DONTWAIT) < len(frame):
                 self.close()  # half a message; there was room for all of it
         except (OSError, ValueError):
-            return False  # whoever sends or receives sees it as well
+            return False  # the thread that sends or receives next gets the error as well
         finally:
             self._sending.release()
         return True
@@ -132,7 +133,7 @@ class Connection:
     def receive(
         self, place: Placer | None = None, meta_bytes_max: int = META_BYTES_MAX
     ) -> tuple[AnyMessage, memoryview]:
-        """The next message and its payload, which lands where `place` says, or in a new buffer."""
+        """Return the next message, and its payload where `place` says or in a new buffer."""
         meta_bytes, payload_bytes, crc = _HEAD.unpack(self._fill(memoryview(bytearray(_HEAD.size))))
         if meta_bytes > meta_bytes_max or payload_bytes > PAYLOAD_BYTES_MAX:
             self.close()
@@ -148,7 +149,7 @@ class Connection:
             target = self._room(message, payload_bytes)
         found = crc32c(0, meta)
         for start in range(0, target.nbytes, PIECE_BYTES):
-            # Summed as it comes: all at the end, a large payload would look like silence.
+            # Summed as it comes, because summing it all at the end would look like silence.
             found = crc32c(found, self._fill(target[start : start + PIECE_BYTES]))
         if found != crc:
             self.close()
@@ -159,7 +160,7 @@ class Connection:
         try:
             return room(count)
         except MemoryError as error:
-            self.close()  # what comes next on it is the payload
+            self.close()  # the next bytes on it are the payload
             what = f"{count} bytes of {type(message).__name__}"
             raise WireError(f"there is no memory for {what}") from error
 
@@ -177,20 +178,20 @@ class Connection:
         return view
 
     def patience(self, wait_s: float | None) -> None:
-        """How long to wait for what comes. Another thread may have closed the connection meanwhile."""
+        """Set how long to wait for data, or raise `WireError` if the connection was closed."""
         try:
             self._sock.settimeout(wait_s)
         except OSError as error:
             raise WireError(f"the connection is closed: {error}") from error
 
     def close(self) -> None:
-        """Wakes whoever is sending or receiving."""
+        """Close the connection for all, which wakes the threads that send or receive."""
         with contextlib.suppress(OSError):  # it was not connected any more
             self._sock.shutdown(socket.SHUT_RDWR)
         self.let_go()
 
     def let_go(self) -> None:
-        """Whoever else has it keeps it."""
+        """Close the socket in this process only; a process that shares it keeps it."""
         self._sock.close()
 
 
@@ -198,7 +199,10 @@ _here: weakref.WeakSet[Connection] = weakref.WeakSet()
 
 
 def _forked() -> None:
-    """What a script has forked is no worker. It would keep open what breaks when its worker dies, and be heard in its name."""
+    """Close all connections in a process that a script has forked, because it is no worker.
+
+    It would keep open what must break when its worker dies, and could send in the worker's name.
+    """
     for connection in list(_here):
         connection.let_go()
 
@@ -207,14 +211,14 @@ os.register_at_fork(after_in_child=_forked)
 
 
 def room(count: int) -> memoryview:
-    """Memory for a payload."""
+    """Return aligned memory for a payload."""
     found = np.empty(count + ALIGN_BYTES, dtype=np.uint8)
     start = -found.ctypes.data % ALIGN_BYTES
     return found[start : start + count].data
 
 
 def _unsent(sock: socket.socket) -> int:
-    """Bytes that the other side has not confirmed."""
+    """Return how many bytes the other side has not acknowledged."""
     (count,) = struct.unpack("i", fcntl.ioctl(sock, termios.TIOCOUTQ, bytes(4)))
     return int(count)
 
@@ -237,7 +241,7 @@ def _mac(secret: str, role: str, *parts: bytes) -> bytes:
 
 
 def dial(address: str, secret: str, hello: Message, wait_s: float = HANDSHAKE_S) -> Connection:
-    """Connect, prove who we are, and make sure that the other side knows the secret as well."""
+    """Connect, prove who we are, and verify that the other side knows the secret as well."""
     try:
         sock = socket.create_connection(parse_address(address), timeout=wait_s)
         connection = Connection(sock)
@@ -271,7 +275,7 @@ def _introduce(connection: Connection, address: str, secret: str, hello: Message
 def accept(
     sock: socket.socket, secret_of: Callable[[AnyMessage], str | None]
 ) -> tuple[Connection, AnyMessage]:
-    """The called side of `dial`. `secret_of` names the secret that the caller must know."""
+    """Examine a caller that uses `dial`. `secret_of` returns the secret that it must know."""
     connection = Connection(sock)
     connection.patience(HANDSHAKE_S)
     try:
@@ -300,7 +304,8 @@ def _examine(connection: Connection, secret_of: Callable[[AnyMessage], str | Non
     if not hmac.compare_digest(proof.mac, expected):
         raise WireError("the caller does not know the job's secret")
     connection.send(Accepted(mac=_mac(secret, "called", nonce, proof.nonce, proof.hello)))
-    # Who gave up meanwhile dials again: what ends now is no connection that broke, and nothing was sent by it.
+    # A caller that gave up meanwhile dials again. If it ends here, no connection is broken, because
+    # nothing was sent on this one.
     confirmed, _ = connection.receive(meta_bytes_max=HANDSHAKE_BYTES_MAX)
     if not isinstance(confirmed, Confirmed):
         raise WireError(f"the caller sent {type(confirmed).__name__} before it confirmed")

@@ -1,1 +1,1 @@
-"""What a script writes and says, and how it outlives the machine that it was written on."""
+"""A script's files and numbers, and how they outlive the machine they are made on."""

@@ -1,7 +1,7 @@
-"""What the files of a script's output folder are called, how they are seen, and what they hold. No torch here.
+"""Files of a script's output folder: names, looks and contents. No torch here.
 
-A file is known by its path below the folder, with slashes. It is the same on every worker of a job and in the job's
-storage, so nothing in it may lead out of the folder.
+A file is known by its path below the folder, with slashes. The path is the same on every worker of
+a job and in the job's storage, so nothing in it may lead out of the folder.
 """
 
 import os
@@ -19,22 +19,22 @@ import msgspec
 from agent.checksum import crc32c
 from agent.errors import Misuse
 
-PATH_BYTES_MAX = 240  # what a file system takes in one name, and what a line has room for
-CHUNK_BYTES = 1 << 20  # so that what is urgent passes in between
+PATH_BYTES_MAX = 240  # what a file system takes in one name, and a line has room for
+CHUNK_BYTES = 1 << 20  # so that urgent messages pass in between
 TAIL_BYTES = 1 << 12
-RACY_NS = 50_000_000  # two writes that lie this close may have one time
-DRAFT = re.compile(r"\.[0-9a-f]{8}\.draft$")  # what is being written beside its place
+RACY_NS = 50_000_000  # two writes that are this close may have the same time
+DRAFT = re.compile(r"\.[0-9a-f]{8}\.draft$")  # a file being written beside its place
 
 
 class Bounds(msgspec.Struct, frozen=True, kw_only=True):
-    """How much of what a script writes is kept."""
+    """How much of a script's output is kept."""
 
     files: int = 1000
     total_bytes: int = 1 << 30
 
 
 class Seen(msgspec.Struct, frozen=True):
-    """A file as a look at it found it; `tail` is a checksum of its last bytes, once it was read."""
+    """A file as a look at it found it; `tail` is a checksum of its last bytes, once read."""
 
     inode: int
     size: int
@@ -49,7 +49,7 @@ class Seen(msgspec.Struct, frozen=True):
 
 @lru_cache(4096)
 def why_no_path(path: str) -> str:
-    """Why a file of this name cannot be kept; empty if it can."""
+    """Return why a file of this name cannot be kept; empty if it can."""
     if not path or path.startswith("/") or "\\" in path:
         return "it has to be a relative path with slashes"
     if any(part in ("", ".", "..") for part in path.split("/")):
@@ -62,7 +62,7 @@ def why_no_path(path: str) -> str:
 
 
 def place(folder: Path, path: object, who: str) -> Path:
-    """Where a file of this name lies, or `Misuse`."""
+    """Return where a file of this name lies, or raise `Misuse`."""
     if not isinstance(path, str | os.PathLike):
         raise Misuse(f"{who}: the name of a file is expected, not {path!r}")
     name = os.fspath(path)
@@ -84,7 +84,7 @@ def place(folder: Path, path: object, who: str) -> Path:
 
 
 def look(folder: Path, files_max: int) -> tuple[dict[str, Seen], str]:
-    """The files below a folder, and the first that is left out with why, if any is. Links are not followed."""
+    """Return the files below a folder, and which is left out first and why. Follow no links."""
     found, left_out = dict[str, Seen](), ""
     now_ns = time.time_ns()
     for path, entry in _walk(str(folder), ""):
@@ -98,7 +98,7 @@ def look(folder: Path, files_max: int) -> tuple[dict[str, Seen], str]:
             continue
         try:
             found[path] = _seen(entry.stat(follow_symlinks=False), now_ns)
-        except OSError:  # it went meanwhile
+        except OSError:  # it was deleted meanwhile
             continue
     return found, left_out
 
@@ -114,13 +114,13 @@ def _walk(folder: str, prefix: str) -> Iterator[tuple[str, os.DirEntry[str]]]:
 
 
 def _seen(found: os.stat_result, now_ns: int) -> Seen:
-    # A clock that was set back makes a time of the future: that one is racy, too.
+    # A clock that was set back leaves times in the future: these are racy, too.
     racy = found.st_mtime_ns > now_ns - RACY_NS
     return Seen(found.st_ino, found.st_size, found.st_mtime_ns, racy)
 
 
 def open_file(path: Path, flags: int = os.O_RDONLY) -> IO[bytes] | None:
-    """A regular file, or None where there is none. Through no link, and a pipe is not waited for."""
+    """Open a regular file, or return None. No link is followed, and no pipe is waited for."""
     try:
         handle = os.open(path, flags | os.O_NOFOLLOW | os.O_NONBLOCK)
     except OSError:
@@ -136,7 +136,7 @@ def seen_of(file: IO[bytes]) -> Seen:
 
 
 def pieces(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
-    """Its bytes from `start` to `end`, or to where it ends before that."""
+    """Yield the file's bytes from `start` to `end`, or to its end if that comes first."""
     while start < end:
         piece = os.pread(file.fileno(), min(CHUNK_BYTES, end - start), start)
         if not piece:
@@ -146,7 +146,7 @@ def pieces(file: IO[bytes], start: int, end: int) -> Iterator[bytes]:
 
 
 def checksum_of(file: IO[bytes], end: int) -> int:
-    """Sum up its first `end` bytes; -1 if it has fewer."""
+    """Return the checksum of the first `end` bytes; -1 if the file has fewer."""
     found, size = 0, 0
     for piece in pieces(file, 0, end):
         found, size = crc32c(found, piece), size + len(piece)
@@ -154,11 +154,11 @@ def checksum_of(file: IO[bytes], end: int) -> int:
 
 
 def tail_of(file: IO[bytes], end: int) -> int:
-    """A checksum of the last bytes before `end`."""
+    """Return a checksum of the last bytes before `end`."""
     return crc32c(0, os.pread(file.fileno(), min(TAIL_BYTES, end), max(0, end - TAIL_BYTES)))
 
 
 def is_lines(file: IO[bytes], size: int) -> bool:
-    """Whether it is text that ends with a line: others may have written the lines before."""
+    """Whether it is text that ends with a line, so that others may have written lines before."""
     ends = os.pread(file.fileno(), 1, max(0, size - 1)) == b"\n"
     return ends and b"\0" not in os.pread(file.fileno(), TAIL_BYTES, 0)

@@ -1,15 +1,22 @@
 """`session.output`: a folder whose files outlive the machine. No torch here.
 
-Every worker of a job has one, and notes after each step what the step changed in it. Who leads sends it to the job's
-storage beside the next steps; who leads next sends of its own notes what the storage lacks (see `agent.output.sending`).
+Every worker of a job has one, and notes after each step what the step changed in it. The leader
+sends that to the job's storage while the next steps run; the next leader sends from its notes what
+the storage lacks (see `agent.output.sending`).
 
-What is guaranteed: a file in the storage holds what it held after a committed step, whole. Where every worker writes,
-nothing is lost with the one that leads, because the next one to lead sends its own, and what was written before it came
-in is stored before it does. Where only the one that leads writes (`if session.leader`) the last moments may be lost with
-it. The files of a job that ends are stored before it counts as done. A line that was appended is there once, whoever
-wrote it, if the file is opened in the step, or flushed after each. A worker has the files that it wrote itself, so what a
-script reads back later belongs into `session.state`. Before its loop a script finds the folder empty, in a job that is
-resumed as well; what it writes there then counts where the job has no such file.
+What is guaranteed:
+
+* A file in the storage holds what it held after a committed step, whole.
+* If every worker writes, nothing is lost with the leader, because the next leader sends its files,
+  and what was written before that worker came in was stored as it came in.
+* If only the leader writes (`if session.leader`), the last moments may be lost with it.
+* The files of a job that ends are stored before it counts as done.
+* A line that was appended is there once, whichever worker wrote it, if the file is opened in the
+  step, or flushed after each.
+
+A worker has only the files that it wrote itself, so what a script reads back later belongs into
+`session.state`. Before its loop a script finds the folder empty, also in a job that is resumed;
+what it writes there then counts if the job has no such file.
 """
 
 from collections.abc import Callable, Mapping
@@ -35,9 +42,9 @@ LEFT_OUT = "session.output: {}; it is not kept"
 
 
 class Output:
-    """What a script writes and logs, on one worker. All but `hear` is called by the script's thread."""
+    """A script's files and numbers, on one worker. The script's thread calls all but `hear`."""
 
-    def __init__(  # noqa: PLR0913 - what it needs of the worker is told to whoever made it
+    def __init__(  # noqa: PLR0913 - its maker gives what it needs of the worker
         self,
         place: Path,
         send: Send | None = None,
@@ -48,7 +55,10 @@ class Output:
         strays: Strays | None = None,
         say: Callable[[str], None] = lambda _: None,
     ) -> None:
-        """Alone there is nobody to `send` to. `aided`: others are waited for meanwhile; `say` is told what is left out."""
+        """Without `send`, the worker is alone.
+
+        `aided` marks that others are waited for; `say` prints what is left out.
+        """
         self._place, self._send, self._aided = place, send, aided
         self._generation = generation
         self._bounds, self._strays, self._say = bounds or Bounds(), strays, say
@@ -56,13 +66,13 @@ class Output:
         self._log = Log(send)
         self._used = False
         self._seen: dict[str, Seen] = {}
-        self._every = 1  # so many steps from one look to the next
+        self._every = 1  # steps from one look to the next
         self._entered = generation()
         self._leads = self._left_out = False
 
     @property
     def folder(self) -> Path:
-        """Where the script writes; made when it is first asked for."""
+        """The folder that the script writes to; made at the first request."""
         if not self._used:
             self._place.mkdir(parents=True, exist_ok=True)
             self._place, self._used = self._place.resolve(), True
@@ -77,16 +87,17 @@ class Output:
         self._log.add(step, numbers)
 
     def forget(self) -> None:
-        """The step in flight counts for nothing here, and is done again."""
+        """Forget the step in flight, because it counts for nothing here, and is done again."""
         self._log.forget()
 
-    # --- where the world calls it -------------------------------------------------------------------
+    # --- where the world calls it -----------------------------------------------------------------
 
     def enter(self, step: int, *, leads: bool, fresh: bool) -> None:
-        """At a boundary, and whenever another layout is entered within a step: `step` is the one to do, or in flight.
+        """Enter a step at a boundary, or a new layout within the step.
 
-        `fresh`: the state has come from others since the last call, or this is the first. What the files hold by now
-        counts for the steps before.
+        `step` is the one to do, or in flight. `fresh` means that the state has come from others
+        since the last call, or that this is the first. What the files hold then counts for earlier
+        steps.
         """
         begins, self._leads = leads and (fresh or not self._leads), leads
         if fresh:
@@ -103,14 +114,15 @@ class Output:
         if begins:
             self._sending.lead()
         if self._entered != (entered := self._generation()):
-            # Who comes in with this layout has nothing of what was written before, so that is stored now.
+            # A worker that comes in with this layout lacks what was written before: store that now.
             self._entered = entered
             self._flush(SETTLE_S)
 
     def scan(self, step: int, *, leads: bool, last: bool = False) -> list[str]:
-        """After a step of the script, once its code is through: which files have changed, or are gone.
+        """Return the files that a step has changed or deleted, once the script's code is through.
 
-        Where many files are, they are looked at after every few steps, after the same ones on every worker.
+        If there are many files, they are looked at only after every few steps, the same ones on
+        every worker.
         """
         self._log.ended(step, leads=leads)
         self._leads = leads
@@ -128,12 +140,12 @@ class Output:
         return changed
 
     def finish(self, step: int, *, leads: bool, patience_s: float = FLUSH_S) -> bool:
-        """The script is at its end: whether all it wrote is stored, or need not be."""
+        """End the output. Return whether all the script wrote is stored, or need not be."""
         self.scan(step, leads=leads, last=True)
         return self._flush(patience_s)
 
     def hear(self, message: OutputTaken) -> None:
-        """What the keeper says, on the thread that listens to it."""
+        """Take an answer of the keeper, on the thread that listens to it."""
         if self._sending is not None:
             self._sending.hear(message)
 
@@ -147,7 +159,7 @@ class Output:
         with self._aided():
             return self._sending.flush(patience_s)
 
-    # --- looking ------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------
 
     def _look(self, step: int, *, begun: bool = False) -> list[str]:
         """Note what has changed in the folder since the last look."""
@@ -174,7 +186,7 @@ class Output:
         return [*changes]
 
     def _change(self, path: str, step: int, generation: int, *, begun: bool) -> Change | None:
-        """What became of a file that does not look as before, if anything did."""
+        """Return the change to a file that does not look as before; None if there is none."""
         file, before = open_file(self._place / path), self._seen.get(path)
         if file is None:
             return None

@@ -1,4 +1,4 @@
-"""What is said to somebody whose script has not found a file. No torch here."""
+"""Hints for a person whose script has not found a file. No torch here."""
 
 import os
 from pathlib import Path
@@ -24,7 +24,7 @@ CHAIN_MAX = 20
 
 
 def hint(error: BaseException, output: Path | None) -> str:
-    """A line to go with a traceback; empty if this is about no file that was looked for."""
+    """Return a line for a traceback; empty if the error is not about a file."""
     one: BaseException | None = error
     for _ in range(CHAIN_MAX):
         if one is None:

@@ -1,4 +1,4 @@
-"""The numbers that a script logs: once per step, whoever repeats it. No torch here."""
+"""The numbers that a script logs, once per step even if it is repeated. No torch here."""
 
 import math
 from collections.abc import Callable, Mapping
@@ -7,13 +7,13 @@ from typing import Any
 from agent.errors import Misuse
 from agent.protocol import Message, Numbers
 
-KEPT_STEPS = 64  # that who begins to lead tells again
+KEPT_STEPS = 64  # that a new leader sends again
 NAMES_MAX = 100
 NAME_CHARS_MAX = 100
 
 
 class Log:
-    """Every worker logs the same; the one that leads sends it."""
+    """The numbers of one worker. Every worker logs the same, and the leader sends them."""
 
     def __init__(self, send: Callable[[Message], None] | None) -> None:
         self._send = send
@@ -21,7 +21,7 @@ class Log:
         self._steps: dict[int, dict[str, float]] = {}
 
     def add(self, step: int, numbers: Mapping[str, Any]) -> None:
-        """What is logged twice in a step counts as it was said last."""
+        """Log numbers in the step in flight; of a name logged twice, the last value counts."""
         for name, value in numbers.items():
             self._now[checked_name(step, name)] = checked(step, name, value)
         if len(self._now) > NAMES_MAX:
@@ -42,11 +42,11 @@ class Log:
             self._send(Numbers(steps=((step, now),)))
 
     def forget(self) -> None:
-        """The step in flight counts for nothing, and is done again."""
+        """Forget the step in flight, because it counts for nothing, and is done again."""
         self._now = {}
 
     def lead(self, step: int) -> None:
-        """Whoever led before may have been lost before it told what it had logged."""
+        """Send known steps again, because the earlier leader may be lost with its last numbers."""
         known = tuple((at, numbers) for at, numbers in self._steps.items() if at < step)
         if known and self._send is not None:
             self._send(Numbers(steps=known, again=True))
@@ -63,7 +63,10 @@ def checked_name(step: int, name: object) -> str:
 
 
 def checked(step: int, name: str, value: object) -> float:
-    """A number of Python's, numpy's or torch's. What is not finite may be logged: it may be what one looks for."""
+    """Return a number of Python, numpy or torch as a float.
+
+    It need not be finite, because that may be just what a person looks for.
+    """
     item = getattr(value, "item", None)
     if callable(item) and getattr(value, "numel", lambda: getattr(value, "size", 1))() == 1:
         value = item()

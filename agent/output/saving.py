@@ -1,4 +1,4 @@
-"""`session.save(path)`: the model's weights, or what a script gives, whole into the output folder or not at all."""
+"""`session.save(path)`: write weights or an object whole into the output folder."""
 
 import os
 import secrets
@@ -15,7 +15,7 @@ WHO = "session.save(path)"
 
 
 class Saver(Protocol):
-    """The part of a session that this needs."""
+    """The part of a session that `save` needs."""
 
     @property
     def output(self) -> Path: ...
@@ -28,10 +28,10 @@ class Saver(Protocol):
 
 
 def save(session: Saver, path: str | os.PathLike[str], thing: object = None) -> Path:
-    """Write the weights of the model, or `thing`, as torch does; once, whoever repeats the step.
+    """Write the model's weights, or `thing`, as torch does, once even if a step is repeated.
 
-    Every worker calls it alike: where each has only its own layers, all of them are asked for theirs. The one that leads
-    writes. Returns where the file is then, or would be.
+    Every worker must call it alike, because if each has only its own layers, all are asked for
+    theirs. The leader writes. Returns where the file is then, or would be.
     """
     target = place(session.output, path, WHO)
     state = _state_of(session, thing)
@@ -41,7 +41,7 @@ def save(session: Saver, path: str | os.PathLike[str], thing: object = None) -> 
 
 
 def _state_of(session: Saver, thing: object) -> Any:
-    """What torch is given to save: of the model the tensors alone, so that they can be loaded without its code."""
+    """Return what torch shall save: a model's tensors alone, so that loading needs no code."""
     if thing is not None:
         return thing.state_dict() if hasattr(thing, "state_dict") else thing
     models = {k: v for k, v in session.objects.items() if isinstance(v, torch.nn.Module)}
@@ -50,7 +50,7 @@ def _state_of(session: Saver, thing: object) -> Any:
 
 
 def write(target: Path, state: Any) -> None:
-    """Beside its place, then renamed into it."""
+    """Write beside the target, then rename into its place."""
     try:
         target.parent.mkdir(parents=True, exist_ok=True)
     except OSError as error:

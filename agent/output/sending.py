@@ -1,11 +1,12 @@
-"""What steps made of a worker's files, on its way to the job's storage beside the training. No torch here.
+"""Send changes of a worker's files to the job's storage during training. No torch here.
 
-Every worker notes what each step changed, in a few words for each file. The worker that leads has it sent; whoever leads
-next has its own notes, and sends what the storage lacks. The bytes stay in the files until they are sent.
+Every worker notes in a few words what each step changed in each file. The leader has its notes
+sent; the next leader has notes too, and sends what the storage lacks. The bytes stay in the files
+until they are sent.
 
-One thread reads and sends, a piece at a time, and waits for the answer to each. It rests ten times as long as it has
-worked, so that it takes no more than a tenth of one core, unless others wait for it. What has changed while it was read is
-sent as the next look finds it.
+One thread reads and sends, a piece at a time, and waits for the answer to each. It rests ten times
+as long as it has worked, so that it takes no more than a tenth of one core, unless others wait for
+it. A file that has changed while it was read is sent as the next look finds it.
 """
 
 import logging
@@ -34,7 +35,7 @@ log = logging.getLogger(__name__)
 
 RESTS = 10
 REST_S_MAX = 30.0
-ASK_AGAIN_S = 5.0  # a keeper that was restarted has forgotten what it was sent
+ASK_AGAIN_S = 5.0  # because a restarted keeper has forgotten what it was sent
 NOTES_MAX = 256
 TORN_MAX = 3
 
@@ -42,9 +43,10 @@ Send = Callable[..., None]
 
 
 class Change(msgspec.Struct, frozen=True):
-    """What a step made of a file: its bytes from `start` on, as `seen` after the step; nothing of one that is gone.
+    """What a step changed in a file: its bytes from `start` on, as `seen` after the step.
 
-    `generation` is that of the layout that this worker led then; -1 if another one led.
+    Without `seen` the file is gone. `generation` is that of the layout that this worker led then;
+    -1 if another worker led.
     """
 
     step: int
@@ -63,7 +65,7 @@ class Sending:
         self._changes: dict[str, list[Change]] = {}
         self._due: dict[str, None] = {}
         self._busy = self._urgent = self._closed = False
-        # How often a file was caught in the middle of a change.
+        # How often a file was being changed while it was read.
         self._torn: dict[str, int] = {}
         # Size and checksum of what was sent last.
         self._sums: dict[str, tuple[int, int]] = {}
@@ -71,7 +73,7 @@ class Sending:
         self._answer: OutputTaken | None = None
         self._thread: threading.Thread | None = None
 
-    # --- what the script's thread does --------------------------------------------------------------
+    # --- what the script's thread does ------------------------------------------------------------
 
     def knows(self, path: str) -> bool:
         return path in self._changes
@@ -82,7 +84,7 @@ class Sending:
         return any(count >= TORN_MAX for count in self._torn.values())
 
     def note(self, path: str, change: Change) -> None:
-        """A step that is repeated takes the place of what it was; a file that is replaced, of all before."""
+        """Note a change. It replaces notes of a repeated step; a whole file replaces all notes."""
         with self._changed:
             changes = self._changes.setdefault(path, [])
             while changes and (changes[-1].step > change.step or change.how in ("whole", "gone")):
@@ -100,13 +102,16 @@ class Sending:
             self._wake()
 
     def forget(self, step: int) -> None:
-        """The state has come from others: what was noted counts as far as this worker led, before `step`."""
+        """Keep only notes from steps before `step` that this worker led.
+
+        That is because the state has come from others.
+        """
         with self._changed:
             for path, changes in list(self._changes.items()):
                 self._keep(path, [c for c in changes if c.generation >= 0 and c.step < step])
 
     def flush(self, patience_s: float) -> bool:
-        """Wait until all that is due is stored, or refused. Nothing rests meanwhile."""
+        """Wait, without rests, until all that is due is stored or refused. Return whether it is."""
         with self._changed:
             self._urgent = True
             self._changed.notify_all()
@@ -123,7 +128,7 @@ class Sending:
             self._changed.notify_all()
 
     def hear(self, answer: OutputTaken) -> None:
-        """On the thread that listens to the keeper."""
+        """Take an answer, on the thread that listens to the keeper."""
         with self._changed:
             self._answer = answer
             self._changed.notify_all()
@@ -141,7 +146,7 @@ class Sending:
             self._thread.start()
         self._changed.notify_all()
 
-    # --- the thread ---------------------------------------------------------------------------------
+    # --- the thread -------------------------------------------------------------------------------
 
     def _work(self) -> None:
         with suppress(Closed):
@@ -166,7 +171,7 @@ class Sending:
                     self._changed.wait_for(lambda: self._urgent or self._closed, rest_s)
 
     def _deliver(self, path: str, changes: list[Change]) -> None:
-        """Send them as one, and forget them when they are stored."""
+        """Send changes of a file as one, and forget them when they are stored."""
         first, last = changes[0], changes[-1]
         with self._changed:
             self._serial += 1
@@ -205,13 +210,13 @@ class Sending:
     def _hand_over(
         self, sent: OutputSent, source: IO[bytes], what: tuple[int, Seen]
     ) -> OutputTaken | None:
-        """The answer to all of it; None if it was changing meanwhile, and not at its end only."""
+        """Return the answer to all of it; None if the file changed meanwhile, except at its end."""
         (start, seen), path, total = what, sent.path, 0
         if start:
             total = checksum_of(source, start)
             size, checksum = self._sums.get(path, (start, total))
             if size == start and checksum != total:
-                # It was changed before its end as well.
+                # The file was changed before its end as well.
                 start, total, sent = 0, 0, msgspec.structs.replace(sent, how="whole")
         sent = msgspec.structs.replace(sent, size=seen.size - start)
         at, before, summed = 0, total, 0
@@ -232,7 +237,7 @@ class Sending:
             at = taken.at
 
     def _say(self, message: OutputSent, payload: bytes) -> OutputTaken:
-        """Say it, again and again, until it is answered."""
+        """Send a message again and again, until it is answered. Return the answer."""
         while True:
             self._send(message, payload)
             with self._changed:
@@ -252,7 +257,7 @@ class Sending:
 
 
 def _next(changes: list[Change]) -> list[Change]:
-    """The changes that can be sent as one: those since the file was last replaced."""
+    """Return the changes that can be sent as one: those since the file was last replaced."""
     return changes[:1] if changes and changes[0].how == "begun" else changes[:]
 
 
@@ -266,4 +271,4 @@ def _holds(source: IO[bytes], seen: Seen) -> bool:
 
 
 class Closed(Exception):  # noqa: N818 - it names what happened
-    """Nobody waits for anything any more."""
+    """The output is closed, and no thread waits for it any more."""

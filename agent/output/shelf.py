@@ -1,12 +1,13 @@
-"""The files of a script's output in the job's storage: a folder, and a list of what is in it. No torch here.
+"""The files of a script's output in the job's storage, and a list of them. No torch here.
 
     JOB/output/PATH     what the script wrote
-    JOB/output.json     each file's size and checksum, and the step after which it was so
+    JOB/output.json     each file's size and checksum, and the step after which it had these
 
-A file is what the steps made of it, one after another, and a step counts once: what comes of a step cuts off what is
-there of that step and of later ones. So a step that is repeated, after a loss or because an answer was lost, leaves the
-same file. A file that is replaced is written beside its place, flushed, and renamed into it. One that grows does so in its
-place: the list says how long it is, so that what a keeper was killed over is cut off.
+Steps change a file one after another, and a step counts once: the output of a step replaces what
+is there of that step and of later ones. So a step that is repeated, after a loss or because an
+answer was lost, leaves the same file. A file that is replaced is written beside its place,
+flushed, and renamed into it. A file that grows does so in its place. The list says how long it is,
+so that a write during which the keeper was killed is cut off.
 """
 
 import logging
@@ -31,7 +32,7 @@ NOTHING = (-1, 0, 0)
 
 
 class Coming(msgspec.Struct):
-    """A change of which some has come. It is written to `draft`, or after the first bytes of the file itself."""
+    """A change that has arrived in part, in `draft` or after the file's first bytes."""
 
     worker: str
     sent: OutputSent
@@ -43,25 +44,28 @@ class Coming(msgspec.Struct):
 
 
 class Shelf:
-    """Of one job. One thread at a time."""
+    """The output of one job, for one thread at a time."""
 
     def __init__(self, home: Path, bounds: Bounds) -> None:
         self._folder, self._list, self._bounds = home / FOLDER, home / LIST, bounds
         self._files = {file.path: file for file in listed(home)}
-        # The layout whose leader wrote a file last: who led before comes too late.
+        # The newest layout whose leader wrote a file: changes of earlier leaders come too late.
         self._generations: dict[str, int] = {}
-        # What was found to hold what the list says.
+        # Files that were found to hold what the list says.
         self._sound: set[str] = set()
         self._coming: Coming | None = None
         self._mend()
 
     @property
     def files(self) -> tuple[OutputFile, ...]:
-        """All of them, the newest last."""
+        """All files, the newest last."""
         return tuple(self._files.values())
 
     def _mend(self) -> None:
-        """After a keeper that was killed: cut what is longer than the list says, and forget what is shorter."""
+        """Cut files that are longer than the list says, and forget shorter ones.
+
+        They are the remains of a keeper that was killed.
+        """
         for path, known in list(self._files.items()):
             file = open_file(self._folder / path, os.O_RDWR)
             size = -1 if file is None else os.fstat(file.fileno()).st_size
@@ -76,7 +80,7 @@ class Shelf:
             draft.unlink(missing_ok=True)
 
     def take(self, worker: str, sent: OutputSent, payload: memoryview) -> OutputTaken:
-        """Take some of a change. What cannot be written is refused in a line, and what was there stays."""
+        """Take a part of a change; if it cannot be written, answer why, and keep what was there."""
         try:
             return self._take(worker, sent, payload)
         except OSError as error:
@@ -102,7 +106,7 @@ class Shelf:
         return self._add(worker, sent, payload)
 
     def _needless(self, sent: OutputSent, known: OutputFile) -> OutputTaken | None:
-        """The answer to what does not count, because another worker leads by now, or it is stored already."""
+        """Return the answer to a change that another leader or the storage makes needless."""
         late = sent.generation < self._generations.get(sent.path, -1)
         if late or sent.how == "begun":
             return _answer(sent, "done")
@@ -132,7 +136,7 @@ class Shelf:
         return ""
 
     def _is_sound(self, known: OutputFile) -> bool:
-        """Read it once: what another process has changed is not gone on with."""
+        """Check a file against the list once, because one that others changed is not extended."""
         if known.path not in self._sound:
             file = open_file(self._folder / known.path)
             if file is None:
@@ -193,7 +197,7 @@ class Shelf:
         return _answer(sent, "done")
 
     def close(self) -> None:
-        """Forget what has come in part."""
+        """Forget a change that has arrived in part."""
         self._drop()
 
     def _drop(self) -> None:
@@ -217,11 +221,11 @@ class Shelf:
         for folder in (self._folder / sent.path).parents:
             if folder == self._folder:
                 break
-            with suppress(OSError):  # others lie in it
+            with suppress(OSError):  # other files are in it
                 folder.rmdir()
 
     def _note(self, file: OutputFile) -> None:
-        """The newest is the last."""
+        """Add a file to the list, as the newest."""
         self._files.pop(file.path, None)
         self._files[file.path] = file
         self._write_list()
@@ -238,7 +242,7 @@ class Shelf:
 
 
 def listed(home: Path) -> tuple[OutputFile, ...]:
-    """What a job's storage says that it has of its output. Nothing where it says nothing that can be read."""
+    """Return a job's list of its output; empty if there is none that can be read."""
     try:
         found = msgspec.json.decode((home / LIST).read_bytes(), type=tuple[OutputFile, ...])
     except (OSError, msgspec.DecodeError):
@@ -247,11 +251,11 @@ def listed(home: Path) -> tuple[OutputFile, ...]:
 
 
 def _marks_before(known: OutputFile | None, sent: OutputSent) -> tuple[tuple[int, int, int], ...]:
-    """How the file was before the steps that come, for what is added to it."""
+    """Return the marks of a file before the steps that are sent; none if it is replaced."""
     if known is None or sent.how not in ("append", "lines"):
         return ()
     earlier = tuple(mark for mark in known.marks if mark[0] < sent.since)
-    # Of a history that is cut off the oldest is as early as anybody knows.
+    # If the history is cut off, its oldest mark is the earliest that is known.
     return earlier or (known.marks[:1] if len(known.marks) == MARKS_MAX else ())
 
 

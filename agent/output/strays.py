@@ -1,4 +1,4 @@
-"""Files that a script writes into its working folder, which goes with its machine. No torch here."""
+"""Files in a script's working folder, which are lost with its machine. No torch here."""
 
 import os
 from collections.abc import Collection
@@ -10,7 +10,7 @@ PASSED_OVER = ("__pycache__",)
 
 
 class Strays:
-    """What is new in a folder. A folder's time says whether a file was begun in it, so that a look costs little."""
+    """New files in a folder. A look is cheap, as a folder's time shows if a file was made."""
 
     def __init__(self, root: Path, known: Collection[str]) -> None:
         """`known` are the files that came with the script."""
@@ -19,14 +19,17 @@ class Strays:
         self._found = False
 
     def look(self, output: Path | None) -> str:
-        """The first file that is the script's own work, once; else nothing. What lies in `output` is where it belongs."""
+        """Return the first file that the script has made, once; else an empty string.
+
+        Files in `output` are where they belong.
+        """
         if self._found:
             return ""
         kept = "" if output is None else str(output)
         todo = list(self._folders)
         while todo:
             folder = todo.pop()
-            with suppress(OSError):  # it went meanwhile
+            with suppress(OSError):  # it was deleted meanwhile
                 changed_ns = Path(folder).stat().st_mtime_ns
                 if changed_ns == self._folders.get(folder):
                     continue

@@ -1,1 +1,1 @@
-"""The reliable tier: what is committed is decided and kept here, beside the manager. No torch in any of it."""
+"""The reliable tier beside the manager: it decides and keeps what is committed. No torch."""

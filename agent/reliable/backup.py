@@ -1,8 +1,8 @@
-"""What the keeper holds of a job in memory: version B of its state, and the sums of every commit since.
+"""The keeper's memory of a job: version B of its state, and the sums of commits since.
 
-State and sums are plain bytes here. They arrive in slices, each from the worker that owns it, and land at
-their place without being copied. `B + sums` is the newest committed version: newcomers who find nobody
-to take it from load B and apply the sums again.
+State and sums are plain bytes here. They arrive in slices, each from the worker that owns it, and
+land in their place without being copied. `B + sums` is the newest committed version: newcomers
+that find no worker with it load B and apply the sums again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -42,7 +42,10 @@ class Backup(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Saved(msgspec.Struct, frozen=True):
-    """A whole state, the sums that lead on from it, and what is known of the step behind it: see `agent.reliable.proofs`."""
+    """A whole state, the sums that follow it, and the records of the step after it.
+
+    For the records, see `agent.reliable.proofs`.
+    """
 
     backup: Backup
     redo: tuple[LoggedSum, ...]
@@ -54,7 +57,7 @@ class Saved(msgspec.Struct, frozen=True):
 
 
 class Assembly:
-    """Slices that become a whole."""
+    """A whole that is assembled from slices."""
 
     def __init__(self, total: int, room: Room = ordinary) -> None:
         if not 0 <= total <= PAYLOAD_BYTES_MAX:
@@ -72,13 +75,13 @@ class Assembly:
         return self._bytes == self.total
 
     def place(self, offset: int, size: int) -> memoryview | None:
-        """Where a slice belongs; None if it is there already."""
+        """Return where a slice belongs; None if it is there already."""
         if offset < 0 or offset + size > self.total:
             raise WireError(f"a slice of {size} bytes at {offset} of {self.total}")
         return None if offset in self._taken else self.body[offset : offset + size]
 
     def take(self, offset: int, data: memoryview) -> None:
-        """A slice has arrived, in its place or elsewhere. The same slice twice counts once."""
+        """Take a slice that has arrived in its place or elsewhere. A repeated slice counts once."""
         place = self.place(offset, data.nbytes)
         if place is None or not data.nbytes:
             return
@@ -89,7 +92,7 @@ class Assembly:
 
 
 class StateAssembly:
-    """A state in the making: every worker sends its share of every layer that it holds."""
+    """A state that is assembled from every worker's share of every layer that it holds."""
 
     def __init__(
         self,
@@ -107,7 +110,7 @@ class StateAssembly:
         self._bodies: dict[str, Assembly] = {}
 
     def place(self, extents: tuple[Extent, ...]) -> memoryview | None:
-        """Bytes of one layer land where they belong; those of several are carried there."""
+        """Return where bytes of one layer belong; None for bytes of several, which are copied."""
         if len(extents) != 1:
             return None
         return self._of(extents[0]).place(extents[0].start, extents[0].size)
@@ -121,11 +124,11 @@ class StateAssembly:
             self._of(extent).take(extent.start, data)
 
     def of(self, generation: int, version: int, *, final: bool) -> bool:
-        """Whether it is this state that comes."""
+        """Whether it is this state that is being assembled."""
         return (self.generation, self.version, self.final) == (generation, version, final)
 
     def end(self, worker: str) -> None:
-        """This worker has sent its whole share."""
+        """Note that this worker has sent its whole share."""
         self._awaited.discard(worker)
 
     def whole(self) -> Backup | None:
@@ -137,7 +140,7 @@ class StateAssembly:
                 raise WireError(f"layer {name} of {form.layer_bytes} bytes came in another length")
         lacking = [name for name, body in self._bodies.items() if not body.whole]
         if lacking or self._bodies.keys() - self._forms.keys():
-            return None  # a share got lost with its sender, who will be asked again
+            return None  # a share was lost with its sender, and will be asked for again
         return Backup(
             generation=self.generation,
             version=self.version,

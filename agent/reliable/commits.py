@@ -1,8 +1,8 @@
 """Where commits are written down: the one fact about a job that must never be in doubt.
 
-A keeper that starts takes the log over by raising its term; what an earlier keeper still tries to write is
-refused, and so is a generation older than the newest. A commit that was written and whose answer
-got lost may be written again: the same commit twice is one commit.
+A keeper that starts takes the log over by raising its term. After that, writes of earlier keepers
+are refused, and so is a generation older than the newest. If the answer to a write was lost, the
+same commit may be written again: the same commit twice is one commit.
 """
 
 from collections.abc import Callable
@@ -26,31 +26,33 @@ class Commit(msgspec.Struct, frozen=True, kw_only=True):
 
 class CommitLog(Protocol):
     def take(self, job: str) -> tuple[int, Commit]:
-        """Become the only writer: the new term, and the newest commit; or raise `RecordError`."""
+        """Become the only writer. Return the new term and newest commit, or raise `RecordError`."""
 
     def strike(self, job: str) -> None:
-        """What is written makes no sense any more: whoever takes it next begins anew."""
+        """Delete a log that makes no sense any more, so that the next keeper begins a new one."""
 
     def write(self, job: str, term: int, commit: Commit) -> None:
         """Write the next commit, or raise `Fenced`."""
 
     def rewind(self, job: str, term: int, commit: Commit, told: Rewound) -> None:
-        """Go back to an earlier version, because the state of everything newer is lost, and tell the manager: both, or
-        neither."""
+        """Go back to an earlier version, and notify the manager: both, or neither.
+
+        That is because the state of everything newer is lost.
+        """
 
 
 class History:
-    """The commits of one job, as the keeper that took its log over has them and writes them."""
+    """The commits of one job, for the keeper that took its log over and writes them."""
 
     def __init__(self, log_: CommitLog, job: str) -> None:
         self._log, self._job = log_, job
-        # How many steps of the script a version has, for the manager.
+        # Converts a version to steps of the script, in which the manager counts.
         self.steps: Callable[[int], int] = lambda version: version
         self._term, self._newest = log_.take(job)
 
     @property
     def first(self) -> bool:
-        """Whether nobody has ever taken this log before."""
+        """Whether no keeper has taken this log before."""
         return self._term == 1
 
     @property
@@ -60,12 +62,14 @@ class History:
 
     @property
     def generation(self) -> int:
-        """In which the newest was committed; -1 if none was."""
+        """The generation of the newest commit; -1 if there is none."""
         return self._newest.generation
 
     def wrote(self, generation: int, step: int) -> bool:
-        """Whether this step, played in this generation, is the newest that was committed. Of older ones nobody asks but
-        who slept through them: others have done them since.
+        """Whether this step, in this generation, is the newest that was committed.
+
+        Only a worker that was suspended asks for an older one, and other workers have done that
+        since.
         """
         return (generation, step + 1) == (self.generation, self.version)
 
@@ -74,24 +78,30 @@ class History:
         return self._newest.loss
 
     def take(self) -> tuple[int, Commit]:
-        """Become the only writer again, however long Redis is away; `resume` makes it known here."""
+        """Become the only writer again, however long Redis is away, but change nothing in memory.
+
+        `resume` takes over the result.
+        """
         return self._log.take(self._job)
 
     def resume(self, term: int, newest: Commit) -> bool:
-        """Whether nobody has committed or gone back meanwhile."""
+        """Take over the result of `take`. Return whether the version is unchanged since."""
         same = newest.version == self.version
         self._term, self._newest = term, newest
         return same
 
     def write(self, commit: Commit) -> None:
-        """However long it takes, or `Fenced`. It counts here when `note` is told."""
+        """Write a commit, however long that takes, or raise `Fenced`.
+
+        The version here changes only when `note` is called.
+        """
         self._log.write(self._job, self._term, commit)
 
     def note(self, commit: Commit) -> None:
         self._newest = commit
 
     def rewind(self, version: int) -> None:
-        """Go back, because the state of everything newer is lost; or `Fenced`."""
+        """Go back because the state of everything newer is lost, or raise `Fenced`."""
         commit = Commit(generation=max(self.generation, 0), version=version, loss=None)
         told = Rewound(
             at_s=CLOCK.now_s(),
@@ -149,7 +159,7 @@ return ''
 
 
 class RedisCommitLog:
-    """The hash `orch:commit:{job}`, written by a script so that check and write are one."""
+    """The hash `orch:commit:{job}`, written by a Redis script so that check and write are one."""
 
     def __init__(self, client: Any) -> None:
         self._take = client.register_script(_TAKE)
@@ -165,7 +175,7 @@ class RedisCommitLog:
         )
 
     def strike(self, job: str) -> None:
-        """The next term is one that no earlier keeper had."""
+        """Delete the log, and set a term that no earlier keeper had."""
         self._strike(keys=[commit_key(job)])
 
     def write(self, job: str, term: int, commit: Commit) -> None:

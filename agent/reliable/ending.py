@@ -1,4 +1,4 @@
-"""The end of a job: its result is put on the disk, its scripts end, and then it is complete. No torch here."""
+"""The end of a job: store its result, let its scripts end, and report it. No torch here."""
 
 import threading
 from collections.abc import Callable
@@ -11,7 +11,7 @@ from agent.reliable.reports import Reports
 from agent.reliable.roster import Roster
 from agent.reliable.vault import Vault
 
-TAIL_S = 30.0  # for what the script does behind its loop
+TAIL_S = 30.0  # for what the script does after its loop
 
 
 class Ending:
@@ -28,7 +28,7 @@ class Ending:
         self._reports, self._completed, self._closed = reports, completed, closed
 
     def begin(self, final: Backup) -> None:
-        """All of the last state has come."""
+        """Begin the end of the job, because its last state has arrived whole."""
         roster = self._roster
         if roster.finishing is None:
             assert roster.layout is not None
@@ -38,7 +38,7 @@ class Ending:
             ).start()
 
     def _wind_up(self, final: Backup, finishing: set[str]) -> None:
-        """Put the result on the disk, let the scripts end, then say that the job is complete."""
+        """Put the result on the disk, let the scripts end, then report that the job is complete."""
 
         def over() -> bool:
             return self._closed() or self._roster.finishing is not finishing

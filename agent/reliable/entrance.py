@@ -1,20 +1,22 @@
-"""Who may take part: a worker that has reproduced a step which is committed. No torch here.
+"""Which workers may take part: those that have reproduced a committed step. No torch here.
 
-A worker that connects behind the first commit is no more than a process that says it runs the same script. It is sent the
-state of a backup and the sums of the step behind that, and what it makes of them is compared with what is known: see
-`agent.reliable.proofs`. Until then the manager does not hear that it is ready, and no layout begins with it.
+A worker that connects after the first commit is no more than a process that claims to run the same
+script. So it gets the state of a backup and the sums of the step after that, and what it computes
+from them is compared with the records: see `agent.reliable.proofs`. Until then it is not reported
+to the manager as ready, and no layout begins with it.
 
-    bringing further    there are workers inside who can commit: a better step to prove is only a few commits away
-    origin              the version behind which steps are committed that somebody could prove. What an earlier job did, and
-                        what software did that kept no records, can be proven by nobody: the first workers behind it begin
-                        as those do that begin a job
+    bringing further    workers inside can commit: a better step to prove is only a few commits away
+    origin              the version after which there are commits that a worker could prove. The
+                        steps of an earlier job, or of software that kept no records, can be proven
+                        by no worker: so the first workers after them begin as those of a new job
 
-No wait is without an end. While the job is brought further, a step becomes known soon. While it is not, any step will do
-whatever is known of it; with no step here, what is stored is read; if nothing is known there either, the workers inside go
-on without those who wait, and where nobody is inside the job goes on from that version as from a beginning. The last is
-said in the job's log.
+No wait is without an end. While the job is brought further, the records of a step are soon
+complete. While it is not, any step with any records will do. If there is none here, what is stored
+is read. If there are no records there either, the workers inside go on without those that wait; if
+no worker is inside, the job goes on from that version as from a beginning, and the job's log says
+so.
 
-The job that owns it holds its lock.
+The job that owns the entrance holds its lock.
 """
 
 import logging
@@ -33,7 +35,7 @@ from agent.store.shares import bodies
 
 log = logging.getLogger(__name__)
 
-# A job whose first workers cannot begin without the next one begins with it.
+# If the first workers cannot begin without the held one, it begins with them after this time.
 HOLD_BACK_S = 10.0
 UNPROVABLE = (
     "step {}: nothing is stored by which a worker could prove that it does what was done before, since it was written by "
@@ -59,13 +61,13 @@ class Entrance:
         self._history, self._roster, self._vault = history, roster, vault
         self._reports, self._fail, self._say = reports, fail, say
         self.origin = 0
-        # Of the workers that come behind so many one joins a few steps later, and since when it waits for that.
+        # The worker that comes after this many joins later; `_held_s` is when it began to wait.
         self.begins_with = 0
         self._held: str | None = None
         self._held_s = 0.0
         self._said_partly = False
-        self.tried = False  # somebody who did not begin with the job has reproduced a step of it
-        # Told by the regrouping, which knows of us: see `attach`.
+        self.tried = False  # a worker that did not begin with the job has reproduced a step of it
+        # Set by the regrouping, which holds a reference to us: see `attach`.
         self._recall: Callable[[], bool] = lambda: False
         self._again: Callable[[], None] = lambda: None
         self._rests: Callable[[], bool] = lambda: False
@@ -73,12 +75,15 @@ class Entrance:
     def attach(
         self, recall: Callable[[], bool], again: Callable[[], None], rests: Callable[[], bool]
     ) -> None:
-        """`recall` reads what is stored, and says whether it does; `again` begins a layout that has waited for a proof;
-        `rests` says that something else is waited for first."""
+        """Set the calls into the regrouping.
+
+        `recall` reads what is stored, and returns whether it is being read; `again` begins a layout
+        that has waited for a proof; `rests` returns whether something else is waited for first.
+        """
         self._recall, self._again, self._rests = recall, again, rests
 
     def needs(self, member: Member) -> bool:
-        """Whether this worker has to prove itself first."""
+        """Whether this worker has to prove itself before it counts."""
         if member.proven or self._history.version <= self.origin:
             return False
         return not self._is_partial(member)
@@ -87,11 +92,14 @@ class Entrance:
         return member.ready is not None and member.ready.unbuilt is not None
 
     def blocks(self, layout: Layout | None) -> bool:
-        """Whether a layout has somebody in it who has not proven itself yet."""
+        """Whether a worker of the layout has not proven itself yet."""
         return bool(self._unproven(layout))
 
     def partly(self, layout: Layout) -> tuple[str, ...]:
-        """Name the workers of a layout that could not prove themselves alone, and have not done so with others."""
+        """Return the workers of a layout that have not proven themselves.
+
+        Those could not prove themselves alone, and have not done so with others.
+        """
         if self._history.version <= self.origin:
             return ()
         members = self._roster.members
@@ -103,18 +111,20 @@ class Entrance:
         return [members[w] for w in inside if w in members and self.needs(members[w])]
 
     def ready(self, member: Member) -> None:
-        """Its script has reached its loop, or says so again."""
+        """Let in a worker whose script has reached its loop, unless it must prove itself first."""
         if not self.needs(member) and not self._holds_back(member):
             self._let_in(member)
             return
-        # The manager has its patience with whoever is not ready; this one is not idle.
+        # The manager waits only so long for a worker that is not ready; this one is not idle.
         self._reports.proving(member)
         self.look()
 
     def _holds_back(self, member: Member) -> bool:
-        """Whether this worker shall join as a newcomer, so that a script shows in its first seconds what it keeps to itself.
+        """Whether this worker shall join later, as a newcomer.
 
-        It is the first behind those with whom the job can begin. It begins with them after all if they do not.
+        Then state that the script keeps outside of the session shows in its first seconds. It is
+        the first worker beyond those with which the job can begin. It begins with them after all
+        if they do not begin without it.
         """
         others = [m for m in self._roster.members.values() if m.told and m is not member]
         if self._held is None and 0 < self.begins_with <= len(others):
@@ -123,7 +133,7 @@ class Entrance:
             self._held, self._held_s = member.worker, time.monotonic()
         if self._held != member.worker or self._history.version > self.origin:
             return False
-        # The others compute their first step, however long it takes; or they could not begin without it.
+        # The others compute their first step, however long that takes; or cannot begin without it.
         return self._roster.started or time.monotonic() < self._held_s + HOLD_BACK_S
 
     def _let_in(self, member: Member) -> None:
@@ -136,19 +146,22 @@ class Entrance:
         self._reports.ready(member, member.ready)
 
     def committed(self) -> None:
-        """Who was inside has done what all have done."""
+        """Count the workers inside as proven, because they took part in a commit."""
         for member in self._roster.inside():
             member.proven = True
         self.look()
 
     def went_back(self, before: int, version: int) -> None:
-        """The history goes on from another version. A later one is what an earlier job has done."""
+        """Move the origin when the history goes on from another version.
+
+        A later version is what an earlier job has done.
+        """
         self.origin = version if version > before else min(self.origin, version)
 
-    # --- questions ----------------------------------------------------------------------------------
+    # --- questions --------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Ask those who wait, if there is something to ask."""
+        """Ask the waiting workers to reproduce a step, if there is one."""
         held = self._roster.members.get(self._held or "")
         if held is None:
             self._held = None
@@ -164,7 +177,7 @@ class Entrance:
             self._find_a_way(waiting)
 
     def _waits(self, member: Member) -> bool:
-        """Whether it is outside of what runs, has come to its loop, and was not asked yet."""
+        """Whether it has come to its loop outside of the running layout, and was not asked yet."""
         layout, running = self._roster.layout, self._roster.started
         inside = running and layout is not None and member.worker in layout.workers
         return (
@@ -176,7 +189,7 @@ class Entrance:
 
     @property
     def _brought_further(self) -> bool:
-        """Whether somebody commits steps, or something else is waited for."""
+        """Whether workers commit steps, or something else is waited for."""
         if self._rests():
             return True
         running = self._roster.started and self._roster.complete and bool(self._roster.inside())
@@ -186,7 +199,7 @@ class Entrance:
         return self._vault.asked(partly=not self._brought_further)
 
     def _find_a_way(self, waiting: list[Member]) -> None:
-        """There is nothing to ask, and nobody who makes anything known."""
+        """End the wait of workers for which there is no step to prove, now or soon."""
         if self._recall():
             return
         if any(member.proven for member in self._roster.members.values()):
@@ -202,7 +215,7 @@ class Entrance:
         self._again()
 
     def proved(self, member: Member, proved: Proved) -> None:
-        """What it has made of the step. An answer to an earlier question, of a connection that broke, is none."""
+        """Judge a worker's answer; ignore one to an earlier question, from before a reconnect."""
         question = member.question
         if question is None or question.version != proved.version:
             return
@@ -216,7 +229,7 @@ class Entrance:
 
 
 def pose(member: Member, base: Base) -> None:
-    """Ask a worker to reproduce the step behind this backup."""
+    """Ask a worker to reproduce the step after this backup."""
     question, backup = base.question, base.backup
     assert question is not None
     member.question, member.version, member.fresh = question, None, False

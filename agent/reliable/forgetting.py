@@ -1,8 +1,9 @@
-"""What closed jobs leave behind, bounded by their number. No torch here.
+"""What closed jobs leave on the disk and in Redis, bounded by their number. No torch here.
 
-The manager knows a job for as long as it is among the newest thousand. The keeper keeps what a resumed job needs
-for more than that, and then lets go of it: versions, commits, the log, the numbers and the list of manifests. The
-trained model and the script's output stay: they are the person's own.
+The manager knows a job as long as it is among the newest thousand. The keeper keeps what a resumed
+job needs for somewhat more jobs, and then deletes it: versions, commits, the log, the numbers and
+the list of manifests. The trained model and the script's output stay, because they belong to the
+person.
 """
 
 import logging
@@ -19,12 +20,12 @@ CLOSED_MAX = 1500
 
 
 def note_open(client: Any, job: str) -> None:
-    """It is needed again."""
+    """Keep the records of a job that is open again."""
     client.zrem(CLOSED_JOBS, job)
 
 
 def note_closed(client: Any, checkpoints: Path, job: str, at_s: float) -> None:
-    """Remember when, and forget those that were closed longest ago if there are too many."""
+    """Note when a job was closed; if there are too many, forget those closed longest ago."""
     client.zadd(CLOSED_JOBS, {job: at_s})
     for name in client.zrange(CLOSED_JOBS, 0, -CLOSED_MAX - 1):
         forget(client, checkpoints, name.decode())
@@ -37,7 +38,7 @@ def forget(client: Any, checkpoints: Path, job: str) -> None:
     folder = checkpoints / job
     if folder.parent != checkpoints or not folder.is_dir():
         return
-    # In this order no manifest points at what is gone.
+    # In this order no manifest names a part that is gone.
     for part in (MANIFESTS, PARTS, FENCES, FLOORS, CLAIMS, BAD):
         shutil.rmtree(folder / part, ignore_errors=True)
     if not any(folder.iterdir()):

@@ -1,9 +1,9 @@
-"""One job as the keeper runs it: what the manager says, what workers say, and what is committed.
+"""One job in the keeper: requests of the manager, messages of workers, and commits.
 
-The manager says which layout shall be; `agent.reliable.regrouping` brings it into being, `agent.reliable.roster` knows who is
-there, and here every step of it is committed. What workers say arrives on one thread per connection; one lock
-makes the job's decisions one after the other, and nothing that may take long (Redis, the disk, a worker that
-does not read) is done under it.
+The manager says which layout to run; `agent.reliable.regrouping` starts it, `agent.reliable.roster`
+knows which workers are there, and this module commits every step. Messages of workers arrive on one
+thread per connection. One lock makes the job's decisions one after the other, and nothing that may
+take long (Redis, the disk, a worker that does not read) is done under it.
 
     version    steps committed, as the commit log has them
 """
@@ -85,15 +85,18 @@ from agent.reliable.vault import Place, Vault
 log = logging.getLogger(__name__)
 
 CLOSE_S = 30.0  # for the commit that is being written
-COPIED_S = 10.0  # the manager waits longer for a job to be put away
-OUTPUT_S = 5.0  # for what has come of the script's output
+COPIED_S = 10.0  # less than the manager waits for a job to be put away
+OUTPUT_S = 5.0  # for the output that has arrived from the script
 PEER_GRACE_S = 0.5
-WHOLE_S = 60.0  # behind a checkpoint that was asked for: whoever did means to end this
+WHOLE_S = 60.0  # after a requested checkpoint, as its requester means to end this machine
 
 
 class Standing(msgspec.Struct, frozen=True, kw_only=True):
-    """`held`: all are prepared for a step of which nothing shall be committed. `lacking`: a worker waits for a step to be
-    committed by which it could prove itself."""
+    """How far a held job has come.
+
+    `held`: all are prepared for a step that must not be committed. `lacking`: a worker waits for a
+    commit of a step by which it could prove itself.
+    """
 
     held: bool
     lacking: bool
@@ -120,7 +123,7 @@ class Job:
         self.vault.since = self.history.version
         self.roster = Roster(self.history, self._reports, self._lock)
         self._round = Round(self.vault.memory.take)
-        self._owed = False  # a checkpoint, as soon as nothing is lacking in it
+        self._owed = False  # a checkpoint, to be written once no step is lacking in it
         self._tracing = Tracing(order.job)
         self.outputs = Outputs(order, place.checkpoints / order.job, out)
         self._entrance = Entrance(
@@ -145,11 +148,11 @@ class Job:
             self.roster, self.vault, self._lock, self._reports, ended, lambda: self.closed
         )
         self._committing = False
-        self._held_at: int | None = None  # a step of the script of which nothing is committed
+        self._held_at: int | None = None  # from this step of the script on nothing is committed
         self._reopening = threading.Lock()
-        self.closed = self.fenced = False  # the latter: by a newer keeper, as far as we know
+        self.closed = self.fenced = False  # fenced: by a newer keeper, as far as we know
 
-    # --- what the manager says ----------------------------------------------------------------------
+    # --- what the manager says --------------------------------------------------------------------
 
     def regroup(self, layout: Layout, when: When) -> None:
         with self._lock:
@@ -157,24 +160,27 @@ class Job:
                 self._regrouping.ask(layout, when)
 
     def restore(self, layout: Layout) -> None:
-        """The keeper was restarted: this is the layout that was running."""
+        """Set the layout that was running before the keeper was restarted."""
         with self._lock:
             self._regrouping.restore(layout)
 
     def write_checkpoint(self) -> None:
-        """With all that is committed in it, and nothing that follows is lacking in what is here either."""
+        """Write a checkpoint that has every committed step in it, once no sum is lacking here."""
         with self._lock:
             self._owed = True
             self._see_to_what_is_owed()
 
     def _see_to_what_is_owed(self) -> None:
-        """Again and again: a state may take its time, and another version may be on its way to the disk."""
+        """Try to write an owed checkpoint; called repeatedly.
+
+        A state may take time to arrive, and another version may be on its way to the disk.
+        """
         if self._owed and not self.closed:
             self.vault.insist(WHOLE_S)
             self._owed = self.vault.behind > 0 or not self.vault.write_beside()
 
     def hold(self, step: int | None) -> None:
-        """Commit nothing of this step of the script, or of a later one, until another step is named, or none."""
+        """Commit nothing from this step of the script on, until a different or no step is given."""
         with self._lock:
             self._held_at = step
             commit = self._next_commit()
@@ -182,7 +188,7 @@ class Job:
             self._commit(commit)
 
     def standing(self) -> Standing:
-        """How far a job has come that is held."""
+        """Return how far a held job has come."""
         with self._lock:
             layout = self.roster.layout
             ready = layout is not None and self._round.whole(layout)
@@ -190,7 +196,7 @@ class Job:
             return Standing(held=held and not self._committing, lacking=self.vault.awaited)
 
     def trace(self) -> None:
-        """Have the next step noted down that is played to its end in one layout."""
+        """Record a timeline of the next step that is played to its end in one layout."""
         with self._lock:
             self._tracing.wanted = True
 
@@ -207,7 +213,7 @@ class Job:
         self.outputs.close(OUTPUT_S)
 
     def forsake(self) -> None:
-        """The keeper ends, and nobody is told: whoever is here waits for the next one."""
+        """End with the keeper without notifying workers, so that they wait for the next keeper."""
         with self._lock:
             self._shut()
             self.vault.leave()
@@ -222,7 +228,7 @@ class Job:
         self._lock.notify_all()
 
     def put_away(self) -> bool:
-        """Put what there is of a closed job on the disk. Says whether it is there."""
+        """Write the state of a closed job to the disk. Return whether it is there."""
         if self.fenced:
             return True
         saved = self.vault.saved or self.vault.left(self.history.version)
@@ -233,12 +239,16 @@ class Job:
         return away
 
     def lets_in(self, worker: str) -> bool:
-        """Whether it is none of those that were let go, who dial again of their own accord."""
+        """Whether this worker was not shut out; those that were may still dial again."""
         with self._lock:
             return not self.roster.is_gone(worker)
 
     def reopen(self) -> None:
-        """It is closed, but what it holds is here only; or it was fenced, and is asked for here all the same."""
+        """Take the job up again after it was closed or fenced.
+
+        Either it is closed and its state is only here, or it was fenced but is requested here
+        again.
+        """
         with self._reopening:
             if self.closed:
                 self._take_again()
@@ -260,7 +270,7 @@ class Job:
                     member.noticed = True
                     member.post(Noticed(deadline_s=deadline_s))
 
-    # --- who comes and goes -------------------------------------------------------------------------
+    # --- who comes and goes -----------------------------------------------------------------------
 
     def join(self, connection: Connection, hello: Hello) -> Member | None:
         member, roster = Member(connection, hello), self.roster
@@ -273,7 +283,7 @@ class Job:
                 self._join_prover(member, hello)
                 return member
             roster.let_in(member)
-            # Who comes again has its script, and it may be large.
+            # A worker that comes again has its script, which may be large.
             script = self._script if hello.ready is None else b""
             welcome = Welcome(
                 order=self.order,
@@ -292,26 +302,26 @@ class Job:
         return member
 
     def _join_prover(self, prover: Member, hello: Hello) -> None:
-        """It is none of the members: nobody else hears of it."""
+        """Take a prover in. It is no member, so no other worker hears of it."""
         known = self._microbatches_known()
         script = self._script if hello.ready is None else b""
         prover.post(Welcome(order=self.order, microbatches=known), script)
         self._trial.join(prover)
 
     def _microbatches_known(self) -> int:
-        """Of how many a step is made, as those said who were here before; 0 if nobody has."""
+        """Return the microbatches of a step, from the layout or a ready member; 0 if unknown."""
         layout = self.roster.pending or self.roster.layout
         ready = (m.ready.microbatches for m in self.roster.members.values() if m.ready is not None)
         return layout.microbatches if layout is not None else next(ready, 0)
 
     def _state_bytes(self) -> int:
-        """Of a whole state, where everyone keeps one."""
+        """Return the size of a whole state if every worker keeps one; otherwise 0."""
         layout, backup = self.roster.layout, self.vault.backup
         whole = layout is not None and not layout.owned
         return backup.state_bytes if whole and backup is not None else 0
 
     def leave(self, member: Member, cause: LossCause, detail: str) -> None:
-        """Its connection is broken, or it is silent: it is out, and never comes back."""
+        """Lose a member for good, because its connection is broken or it is silent."""
         with self._lock:
             if member.prover:
                 self._trial.leave(member)
@@ -319,7 +329,10 @@ class Job:
                 self.roster.lose(member.worker, cause, detail)
 
     def tick(self, now_s: float, late_s: float) -> None:
-        """`late_s` is by how much this very call is late: others may be late for the same reason."""
+        """Look at all that depends on time.
+
+        `late_s` is by how much this call is late: others may be late for the same reason.
+        """
         with self._lock:
             self.roster.lose_the_silent(now_s, late_s)
             self.roster.lose_the_hung()
@@ -333,10 +346,10 @@ class Job:
             if self.vault.due() and not self.closed:
                 self.vault.write_beside()
 
-    # --- what workers say ---------------------------------------------------------------------------
+    # --- what workers say -------------------------------------------------------------------------
 
     def place(self, member: Member, message: AnyMessage, size: int) -> memoryview | None:
-        """Where the payload of `message` shall land."""
+        """Return where the payload of `message` shall land; None for a new buffer."""
         with self._lock:
             layout = self.roster.layout
             if not self.roster.is_here(member) or layout is None:
@@ -358,7 +371,10 @@ class Job:
             member.unheard = False
 
     def _see_to(self, member: Member, message: AnyMessage, payload: memoryview) -> None:
-        """On the thread that listens to this worker, which waits for Redis here if that is away."""
+        """Handle a message on the thread that listens to this worker.
+
+        That thread, and no other, waits here for Redis while Redis is away.
+        """
         if isinstance(message, ProfileAsked):
             self._look_up(member, message.key)
             return
@@ -468,7 +484,7 @@ class Job:
         self._reports.failed(member.worker, failed)
 
     def _report(self, report: Report) -> None:
-        """Tell the manager, which counts steps of the script where we count commits."""
+        """Send a report to the manager, which counts steps of the script where we count commits."""
         steps = self.vault.proofs.step_of
         match report:
             case Progress() | Regrouped() | BackupHeld() | CheckpointWritten() | Recalled():
@@ -481,7 +497,7 @@ class Job:
         log.warning("%s: %s", self.order.job, line)
         self._out.lines(self.order.job, "keeper", (line,))
 
-    # --- commits ------------------------------------------------------------------------------------
+    # --- commits ----------------------------------------------------------------------------------
 
     def _is_of_layout(self, generation: int) -> bool:
         layout = self.roster.layout
@@ -515,7 +531,7 @@ class Job:
             self._entrance.look()
 
     def _next_commit(self) -> commits.Commit | None:
-        """The commit that can be written now. It is the only one until it is written."""
+        """Return the commit that can be written now, and none until that one is written."""
         layout = self.roster.layout
         if layout is None or self._committing or self.closed or not self.vault.open:
             return None
@@ -531,11 +547,11 @@ class Job:
         )
 
     def _is_held(self, layout: Layout) -> bool:
-        """Whether the step that all are prepared for is one that nothing is committed of."""
+        """Whether the step that all are prepared for must not be committed."""
         return self._held_at is not None and self._round.script_step(layout) >= self._held_at
 
     def _commit(self, commit: commits.Commit) -> None:
-        """Write it down, however long Redis is away; then tell everyone."""
+        """Write a commit, however long Redis is away; then send it to every worker."""
         with self._lock:
             assert self.roster.layout is not None
             step = self.history.version
@@ -561,7 +577,7 @@ class Job:
             self._reports.progress(generation, version, ready.steps_total)
 
     def _give_up(self, error: Fenced) -> None:
-        """Somebody newer writes the commits of this job: it is theirs, and not ours any more."""
+        """Give the job up, because a newer keeper writes its commits."""
         log.error("%s", error)
         self._out.lines(self.order.job, "keeper", (f"{error}; this keeper commits no more",))
         with self._lock:
@@ -588,7 +604,7 @@ class Job:
         copies = roster.copies([member.worker for member in roster.inside()])
         sums = self.vault.wants_sum(copies)
         wanted = self.vault.wants or (sums and self.vault.adrift)
-        # One who has to prove itself first may need that very state.
+        # A worker that has to prove itself first may need that very state.
         stays = roster.pending is None or self._entrance.blocks(roster.pending)
         snapshot = wanted and stays
         if snapshot:
@@ -613,7 +629,7 @@ class Job:
 
 
 def _unlike(one: Ready, other: Ready) -> bool:
-    """Whether they would give a model that is built in parts other initial values."""
+    """Whether two workers would make different initial values of a model built in parts."""
     return one.unbuilt is not None and (
         other.unbuilt is None or one.unbuilt.mark != other.unbuilt.mark
     )

@@ -1,8 +1,8 @@
-"""The reliable tier: one process beside the manager that workers of all jobs are connected to.
+"""The reliable tier: one process beside the manager, to which all jobs' workers connect.
 
-It listens on one port that it keeps over restarts. What it must know again after a restart is in Redis
-(open jobs, their layouts, their scripts, their commits); the state itself is with the workers, and if
-there are none, in the newest checkpoint.
+It listens on one port that it keeps over restarts. What it must know again after a restart is in
+Redis (open jobs, their layouts, scripts and commits). The state itself is with the workers; if
+there are none, it is in the newest checkpoint.
 """
 
 import contextlib
@@ -67,12 +67,12 @@ PULSE_S = 5.0
 
 
 def _port(said: bytes) -> int:
-    """Any, where what Redis has is none: whoever asks is told of the new one."""
+    """Return the port in Redis; 0, for any, if that is none, as callers learn the new one."""
     return int(said) if said.isdigit() and int(said) < PORTS_END else 0
 
 
 def connect(redis_url: str) -> Any:
-    """A client that waits, within bounds, for a server that is just coming back."""
+    """Return a client that waits, within bounds, for a server that is restarting."""
     from redis.backoff import ExponentialBackoff
     from redis.retry import Retry
 
@@ -85,7 +85,7 @@ def connect(redis_url: str) -> Any:
 
 
 class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
-    """What must outlive the keeper's process of a job that is open."""
+    """The part of an open job that must outlive the keeper's process."""
 
     order: JobOrder
     layout: Layout | None = None
@@ -94,7 +94,7 @@ class OpenJob(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Closed(WireError):  # noqa: N818 - it names what happened
-    """Of a keeper whose threads are to end."""
+    """The keeper is closed, and its threads are to end."""
 
 
 class Keeper:
@@ -106,8 +106,8 @@ class Keeper:
         self._lock = threading.Lock()
         self._jobs: dict[str, Job] = {}
         self._open: dict[str, OpenJob] = {}
-        self._kept: dict[str, Job] = {}  # closed, and not on the disk
-        self._owing: dict[str, Offsite] = {}  # closed, and not where copies go
+        self._kept: dict[str, Job] = {}  # closed, but not on the disk
+        self._owing: dict[str, Offsite] = {}  # closed, but not yet copied to remote storage
         self._closing: dict[str, threading.Thread] = {}
         self._connections: set[Connection] = set()
         self._handshakes = threading.Semaphore(HANDSHAKES_MAX)
@@ -124,8 +124,8 @@ class Keeper:
         threading.Thread(target=self._put_away, name="keeper-kept", daemon=True).start()
 
     def _listen_again(self, host: str) -> socket.socket:
-        """On the port of the keeper before us; the first one takes any."""
-        # Two houses on one Redis do not fight over a port.
+        """Listen on the port of the previous keeper; the first keeper takes any."""
+        # The port is stored per house, so that two houses on one Redis do not fight over it.
         house = str(self._place.checkpoints.resolve())
         port = _port(self._client.hget(PORTS, house) or b"")
         deadline_s = time.monotonic() + BIND_PATIENCE_S
@@ -136,7 +136,7 @@ class Keeper:
             except OSError:
                 if time.monotonic() > deadline_s:
                     raise
-                time.sleep(TICK_S)  # the one before us is just dying
+                time.sleep(TICK_S)  # the previous keeper is about to end
         self._client.hset(PORTS, house, listener.getsockname()[1])
         return listener
 
@@ -160,7 +160,7 @@ class Keeper:
             sweep(self._place.memory, {field.decode(errors="replace") for field in records})
 
     def _script(self, order: JobOrder) -> bytes:
-        """As it was submitted. What was put into the store lies there twice."""
+        """Return the script as it was submitted, which Redis has under two keys."""
         keys = script_key(order.job), submitted_key(order.script_sha)
         for script in map(self._client.get, keys):
             if script is not None and order.script_sha in ("", hashlib.sha256(script).hexdigest()):
@@ -168,7 +168,10 @@ class Keeper:
         raise RecordError(f"{' and '.join(keys)} in Redis are damaged, or gone")
 
     def _let_go(self, name: str, error: RecordError) -> None:
-        """It is nobody's until a person resumes it. That is told first: else the next keeper finds the same, and tells it."""
+        """Give a job with damaged records up, until a person resumes it.
+
+        The report is sent first, because if it is lost the next keeper finds and reports the same.
+        """
         log.error("%s: %s", name, error)
         self._outbox.report(RecordsDamaged(at_s=CLOCK.now_s(), job=name, error=str(error)))
         if self._outbox.flush(CONFIRM_S):
@@ -191,10 +194,10 @@ class Keeper:
             self._jobs[name], self._open[name] = job, record
         return job
 
-    # --- what the manager says ----------------------------------------------------------------------
+    # --- what the manager says --------------------------------------------------------------------
 
     def open_job(self, order: JobOrder, script: bytes | None = None) -> None:
-        """With the script that was submitted, unless another is given."""
+        """Open a job with the script that was submitted, unless `script` is given."""
         self._wait_closed(order.job)
         if self._job(order.job) is not None:
             return
@@ -207,7 +210,7 @@ class Keeper:
         self._client.hdel(KEPT_JOBS, order.job)
         with self._lock:
             kept = self._kept.pop(order.job, None)
-            self._owing.pop(order.job, None)  # another one makes copies now
+            self._owing.pop(order.job, None)  # a different job object makes copies now
         if kept is None:
             try:
                 self._make(record, script)
@@ -219,7 +222,7 @@ class Keeper:
                 self._jobs[order.job] = kept
 
     def regroup(self, name: str, layout: Layout, when: When) -> None:
-        """The layout is written down first, so that a keeper after us knows of it."""
+        """Start a layout, and write it down first so that the next keeper knows of it."""
         job = self._job(name)
         if job is None or job.closed:
             return
@@ -234,16 +237,17 @@ class Keeper:
             job.write_checkpoint()
 
     def hold(self, name: str, step: int | None) -> None:
-        """Commit nothing of this step of the script, or of a later one, until another step is named, or none."""
+        """Commit nothing from this step of the script on, until a different or no step is given."""
         self._jobs[name].hold(step)
 
     def standing(self, name: str) -> Standing:
         return self._jobs[name].standing()
 
     def close_job(self, name: str) -> None:
-        """On a thread of its own: no other job waits until this one's state is on the disk.
+        """Close a job on a separate thread, so that no other job waits for its state.
 
-        Until it is, Redis has the job, so that whoever ends us can see to it that we are not in the middle.
+        Until it is written, Redis has the job, so that before ending us one can see that we are
+        not in the middle of it.
         """
         with self._lock:
             if name not in self._jobs or name in self._closing:
@@ -259,7 +263,10 @@ class Keeper:
             self._close(name)
 
     def _close(self, name: str) -> None:
-        """What could not be put on the disk stays in memory, for the next keeper or in case that the job is opened again."""
+        """Close a job. If the disk does not take it, keep it in memory.
+
+        That is for the next keeper, or in case the job is opened again.
+        """
         job = self._jobs[name]
         record = msgspec.structs.replace(self._open[name], closing=True)
         self._patiently(self._save)(record)
@@ -284,8 +291,10 @@ class Keeper:
         self._patiently(note_closed)(self._client, self._place.checkpoints, name, CLOCK.now_s())
 
     def _put_away(self) -> None:
-        """What did not fit on the disk when its job was closed is tried again: it ends with us, or with the machine. So is
-        the last copy of a job, for as long as we are there."""
+        """Keep trying to write closed jobs that the disk did not take, and to copy owed ones.
+
+        Such a job ends with us, or with the machine.
+        """
         while not self._closed.wait(KEPT_S):
             with self._lock:
                 kept = dict(self._kept)
@@ -308,7 +317,7 @@ class Keeper:
                         self._patiently(self._client.hdel)(KEPT_JOBS, name)
 
     def _owe(self, name: str, job: Job) -> None:
-        """It is on the disk; where copies go it may not be yet."""
+        """Note a job that is on the disk but perhaps not yet in remote storage."""
         if job.vault.offsite is None or job.fenced:
             return
         self._owing[name] = job.vault.offsite
@@ -333,7 +342,7 @@ class Keeper:
                 raise CheckpointError(f"{name} is being closed and cannot be opened again yet")
 
     def _job(self, name: str) -> Job | None:
-        """A job that a newer keeper took from us is ours again if it is us that is spoken to."""
+        """Return an open job; reopen one that a newer keeper took, as it is requested here."""
         job = self._jobs.get(name)
         if job is not None and job.fenced and name not in self._closing:
             job.reopen()
@@ -345,7 +354,7 @@ class Keeper:
             self._open[record.order.job] = record
 
     def report(self, report: AnyReport) -> None:
-        """What an agent says goes to the manager; of a notice the machine's workers hear as well."""
+        """Send an agent's report to the manager, and a notice also to the machine's workers."""
         self._outbox.report(report)
         if isinstance(report, NoticeSeen) and report.notice.kind == "terminate":
             with self._lock:
@@ -361,7 +370,7 @@ class Keeper:
             self._outbox.report(report)
 
     def _patiently(self, call: Callable[..., Any]) -> Callable[..., Any]:
-        """Again and again while Redis is away. A thread that waits for it ends with us."""
+        """Repeat `call` while Redis is away, until this keeper closes, which ends the thread."""
 
         def patient(*arguments: Any) -> Any:
             while not self._closed.is_set():
@@ -375,7 +384,7 @@ class Keeper:
         return patient
 
     def close(self) -> None:
-        """All threads of ours end, and the next keeper finds what Redis and the disk have: as if we had been killed."""
+        """End all threads, and leave everything to the next keeper, as if we had been killed."""
         self._closed.set()
         with contextlib.suppress(OSError):  # it was not listening any more
             self._listener.shutdown(socket.SHUT_RDWR)
@@ -392,26 +401,26 @@ class Keeper:
         for thread in closing:
             thread.join(CLOSED_S)
 
-    # --- connections --------------------------------------------------------------------------------
+    # --- connections ------------------------------------------------------------------------------
 
     def _accept(self) -> None:
         while not self._closed.is_set():
             try:
                 sock, _ = self._listener.accept()
             except OSError as error:
-                if not self._closed.is_set():  # a caller that hung up, or too many files: it passes
+                if not self._closed.is_set():  # a caller hung up, or too many open files; it passes
                     log.warning("a caller could not be let in: %s", error)
                     self._closed.wait(TICK_S)
                 continue
             if not self._handshakes.acquire(blocking=False):
-                sock.close()  # more strangers at once than we have patience for
+                sock.close()  # too many callers in the handshake at once
                 continue
-            self._owes_thread = True  # without memory for one, its start waits for ever
+            self._owes_thread = True  # if there is no memory for a thread, its start waits for ever
             try:
                 threading.Thread(
                     target=self._serve, args=(sock,), name="caller", daemon=True
                 ).start()
-            except RuntimeError as error:  # no more threads now
+            except RuntimeError as error:  # no thread can be started now
                 log.warning("a caller could not be let in: %s", error)
                 self._handshakes.release()
                 sock.close()
@@ -463,7 +472,7 @@ class Keeper:
                 job.leave(member, "connection", str(error))
 
     def _hear_agent(self, connection: Connection) -> None:
-        """Whatever an agent tells goes to the manager; it is told when it lies in the inbox."""
+        """Send an agent's reports to the manager, and confirm each once it is in the inbox."""
         try:
             while True:
                 message, _ = connection.receive()
@@ -488,13 +497,15 @@ class Keeper:
                 try:
                     job.tick(now_s, late_s)
                 except Exception:
-                    # Nobody would watch for silence any more, in no job.
+                    # If this thread ended, silence would not be noticed in any job.
                     log.exception("a look at %s failed", job.order.job)
             self._ticked_s = now_s
 
     def _hear_asked(self) -> None:
-        """Of which jobs a person wants to see a step. And the sign by which it is known that our clock still ticks,
-        and that callers are let in."""
+        """Read which jobs a person wants a timeline of, and write the pulse.
+
+        The pulse shows that our clock still ticks, and that callers are accepted.
+        """
         told_s = -PULSE_S
         while not self._closed.wait(ASKED_S):
             try:
@@ -514,7 +525,7 @@ class Keeper:
 
 
 class PatientLog:
-    """A commit log that waits for Redis. Only somebody newer can say no."""
+    """A commit log that waits for Redis. Only a newer keeper can refuse a write."""
 
     def __init__(
         self, log_: RedisCommitLog, patiently: Callable[[Callable[..., Any]], Callable[..., Any]]
@@ -541,7 +552,7 @@ def _placer(job: Job, member: Member) -> Callable[[AnyMessage, int], memoryview 
 
 
 def _hang_up(connection: Connection) -> None:
-    """Read until the caller has read why, and has gone."""
+    """Receive until the caller has read the reason and has gone."""
     try:
         connection.patience(2.0)
         while True:

@@ -1,4 +1,4 @@
-"""One worker as the keeper knows it: its connection, what it holds, and what waits to be sent to it."""
+"""One worker in the keeper: its connection, what it holds, and what waits to be sent."""
 
 import contextlib
 import queue
@@ -25,26 +25,26 @@ class Outgoing(msgspec.Struct, frozen=True):
 
 
 class Pace:
-    """How slowly things happen: 1.0 if what is due every `period_s` comes on time, 3.0 if it takes three times that."""
+    """How slowly a periodic thing happens: 1.0 on time, 3.0 at three times `period_s`."""
 
     def __init__(self, period_s: float) -> None:
         self._period_s, self._came_s = period_s, 0.0
         self.slowness = 1.0
 
     def come(self, now_s: float) -> None:
-        """Note that it has come now."""
+        """Note that it has happened now."""
         if self._came_s:
             self.note(now_s - self._came_s - self._period_s)
         self._came_s = now_s
 
     def note(self, late_s: float) -> None:
-        """Note that it came late by so much. One late coming says little, a few in a row say all."""
+        """Note by how much it was late. One delay counts little, a few in a row count fully."""
         slowness = 1.0 + max(0.0, late_s) / self._period_s
         self.slowness += SMOOTHING * (slowness - self.slowness)
 
 
 class Member:
-    """Sending never blocks the keeper: a worker that does not read is found by its silence."""
+    """One worker. Sending to it never blocks; one that does not read is found by its silence."""
 
     def __init__(self, connection: Connection, hello: Hello) -> None:
         self.worker, self.machine_id = hello.worker, hello.machine_id
@@ -56,16 +56,16 @@ class Member:
         self.fresh = hello.generation < 0  # its state is the one that the script began with
         self.prover = hello.prover  # it proves a step, and does nothing else: see `trial`
         self.proven = hello.proven  # it was in a step that was committed, or has reproduced one
-        self.question: Question | None = None  # what it is to reproduce
-        self.told = False  # the manager knows that it is ready
+        self.question: Question | None = None  # the step that it is to reproduce
+        self.told = False  # it was reported to the manager as ready
         self.noticed = False  # the cloud has said that its machine goes
         self.ready: Ready | None = hello.ready
         self.beats = Pace(BEAT_S)
         self.microbatch_s = 0.0
-        self.step = -1  # that it is in the middle of
-        self.hung_s = 0.0  # while it says that it is alive
+        self.step = -1  # the step in flight
+        self.hung_s = 0.0  # how long it has made no progress, by its own heartbeats
         self.heard_bytes = -1
-        self.unheard = False  # what it said last is seen to, and nobody listens meanwhile
+        self.unheard = False  # a message of it is being handled, and none is received meanwhile
         self.heard_s = 0.0
         self.connection = connection
         self._waiting: queue.Queue[Outgoing | None] = queue.Queue(WAITING_MAX)
@@ -73,7 +73,7 @@ class Member:
         threading.Thread(target=self._send, name=f"to-{self.worker}", daemon=True).start()
 
     def beat(self, microbatch_s: float, step: int, hung_s: float) -> None:
-        """Smoothed: a single step says little about how fast a worker is."""
+        """Take a heartbeat. The pace is smoothed, because one step says little about a worker."""
         self.step, self.hung_s = step, hung_s
         self.beats.come(time.monotonic())
         if not self.microbatch_s:
@@ -81,23 +81,23 @@ class Member:
         self.microbatch_s += SMOOTHING * (microbatch_s - self.microbatch_s)
 
     def enters(self, layout: Layout, *, holds: bool) -> None:
-        """It is told of a layout, and gives its own state up only when it has another."""
+        """Note that it gets a layout. It gives its state up only if it gets a different one."""
         self.generation = layout.generation
         if not holds or self.worker not in layout.workers:
             self.version = None
         if layout.owned and not holds:
-            self.fresh = False  # of what it began with it makes room for its own stages
+            self.fresh = False  # it drops its initial state to make room for its own stages
 
     def holds(self, version: int, held: Held | None) -> None:
         self.version, self.held, self.fresh = version, held, False
 
     def hears_of_commit(self, version: int) -> None:
-        """Of the step for which it was prepared when it came."""
+        """Send the commit of the step for which it was prepared when it came."""
         self.post(Commit(generation=self.generation, version=version))
         self.holds(version, self._promised or self.held)
 
     def post(self, message: Message, *payload: Buffer) -> None:
-        """On this thread if nothing is before it: a commit does not wait for another one to wake."""
+        """Send now if nothing waits before it, so that a commit need not wait for a thread."""
         with self._posting:
             if not self._behind and not payload and self.connection.send_now(message):
                 return
@@ -108,7 +108,7 @@ class Member:
                 self.connection.close()  # it has not read for thousands of messages
 
     def dismiss(self, why: str) -> None:
-        """Say so, then hang up."""
+        """Send the reason, then hang up."""
         self.post(Dismissal(why=why))
         try:
             self._waiting.put_nowait(None)
@@ -116,7 +116,7 @@ class Member:
             self.connection.close()
 
     def close(self) -> None:
-        """Hang up, and let the thread that sends end."""
+        """Hang up, and end the sending thread."""
         self.connection.close()
         with contextlib.suppress(queue.Empty):
             while True:
@@ -125,7 +125,7 @@ class Member:
             self._waiting.put_nowait(None)
 
     def silent_s(self, now_s: float) -> float:
-        """How long nothing at all has arrived from it, as far as anybody has listened."""
+        """Return how long nothing has arrived from it, while it was listened to."""
         if self.unheard or self.connection.bytes_in != self.heard_bytes:
             self.heard_bytes, self.heard_s = self.connection.bytes_in, now_s
         return now_s - self.heard_s
@@ -135,7 +135,7 @@ class Member:
             try:
                 self.connection.send(out.message, *out.payload)
             except WireError:
-                break  # the thread that receives sees the same, and tells the job
+                break  # the receiving thread sees the same, and notifies the job
             with self._posting:
                 self._behind -= 1
         self.connection.close()

@@ -1,11 +1,14 @@
-"""Keep what the keeper holds of a job in files in memory, where the next keeper finds it if all workers died as well.
+"""Keep what the keeper holds of a job in files in memory, where the next keeper finds it.
 
-No torch here. State and sums arrive in areas: files in tmpfs that are mapped, so nothing is copied to keep it. Small records
-name the areas: `state`, and one for the sum of each step, written before that step is committed. A record is renamed into its
-place, so it is there whole or not at all. An area that is used again gets another name, so a record never names what it does
-not mean. Where there is no room, memory is the process's own, and the disk is the next place to look.
+It finds them even if all workers died as well. No torch here.
 
-The folder of a job is locked by the keeper that uses it, so nothing is taken from one that lives.
+State and sums arrive in areas: files in tmpfs that are mapped, so nothing is copied to keep it.
+Small records name the areas: `state`, and one for the sum of each step, written before that step
+is committed. A record is renamed into its place, so it is there whole or not at all. An area that
+is used again gets a new name, so a record never names an area with other contents. If there is no
+room, the process uses ordinary memory, and the disk is the next place to look.
+
+The folder of a job is locked by the keeper that uses it, so nothing is taken from a live keeper.
 """
 
 import contextlib
@@ -34,11 +37,11 @@ log = logging.getLogger(__name__)
 SHARED = Path("/dev/shm")  # noqa: S108 - where files are in memory
 PREFIX = f"spot-keeper-{os.getuid()}-"
 HOME, STATE, SUM, PROOF, AREA, DRAFT = "home", "state", "sum-", "proof-", "area-", "draft"
-PARTS, PARTS_FREE = 4, 1  # of that file system: so many of so many are left to others
+PARTS, PARTS_FREE = 4, 1  # of that file system: PARTS_FREE of PARTS are left to other programs
 
 
 class Ref(msgspec.Struct, frozen=True):
-    """Bytes in an area or, where they are few, here."""
+    """Bytes in an area or, if they are few, in the reference."""
 
     size: int
     area: str = ""
@@ -78,7 +81,7 @@ class MemoryLog:
         self._missed = False  # a step was committed that the records do not have
         self._left = False
 
-    # --- memory -------------------------------------------------------------------------------------
+    # --- memory -----------------------------------------------------------------------------------
 
     def take(self, count: int) -> memoryview:
         view = self._returning.take(count)
@@ -90,7 +93,7 @@ class MemoryLog:
         self._returning.rest()
 
     def _rename(self, address: int) -> None:
-        """What comes into this area now is in no record."""
+        """Rename an area that is used again, so that no record names its new contents."""
         with self._lock, contextlib.suppress(OSError):
             if (name := self._areas.pop(address, None)) is not None:
                 (self._folder / name).rename(self._folder / (new := self._new_name()))
@@ -115,7 +118,7 @@ class MemoryLog:
             return fresh(count)
         path = self._folder / self._new_name()
         with path.open("xb+", buffering=0) as file:
-            # All of it now, or an error now: a process that writes to what is not there is killed.
+            # Allocate all of it now: a process that writes to memory that is not there is killed.
             try:
                 os.posix_fallocate(file.fileno(), 0, count)
                 return self._map(path.name, file.fileno(), ours=True)
@@ -131,13 +134,13 @@ class MemoryLog:
         return view
 
     def _unmapped(self, address: int, *, ours: bool) -> None:
-        """What an earlier keeper left stays until the records do without it."""
+        """Delete an unused area of ours. One that an earlier keeper left stays until a sweep."""
         name = self._areas.pop(address, None)
         if ours and name is not None and not self._left:
             (self._folder / name).unlink(missing_ok=True)
 
     def _holds(self) -> bool:
-        """Return whether the folder is ours, if need be from now on; not while a keeper before us lives."""
+        """Return whether we hold the folder's lock; take it unless an earlier keeper lives."""
         with self._lock:
             if self._held is None and not self._left:
                 self._folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -152,27 +155,27 @@ class MemoryLog:
                     self._sweep(())
             return self._held is not None
 
-    # --- what is written down -------------------------------------------------------------------------
+    # --- what is written down ---------------------------------------------------------------------
 
     def note_sum(self, logged: LoggedSum) -> None:
-        """Write it down before its step is committed."""
+        """Write a sum down before its step is committed."""
         with self._lock:
             if not self._write_sum(logged):
                 self.note_gap(logged.step)
 
     def note_gap(self, step: int) -> None:
-        """Forget what came of this step in an earlier layout, before it is committed without its sum."""
+        """Forget this step's sum from an earlier layout, before it is committed without its sum."""
         with self._lock:
             self._sums.discard(step)
             self._remove(_sum_of(step))
 
     def note_proof(self, version: int, records: bytes) -> None:
-        """Write down what is known of the step after this version's state; see `agent.reliable.proofs`."""
+        """Write down the records of the step after this version; see `agent.reliable.proofs`."""
         with self._lock:
             self._write(f"{PROOF}{version}", records)
 
     def note_state(self, saved: Saved) -> bool:
-        """From now on this and what follows it is found. Return whether all of it is where it can be found."""
+        """Make this state and what follows it what the next keeper finds. Return whether it can."""
         with self._lock:
             backup = saved.backup
             refs = {
@@ -232,10 +235,10 @@ class MemoryLog:
             if path.name not in kept:
                 path.unlink(missing_ok=True)
 
-    # --- what is found --------------------------------------------------------------------------------
+    # --- what is found ----------------------------------------------------------------------------
 
     def find(self, committed: int) -> Saved | None:
-        """Return what the keeper before us left, nothing newer than was committed. It is ours then, where it lies."""
+        """Return what the previous keeper left, up to what was committed, and take it over."""
         with self._lock:
             try:
                 return self._find(committed)
@@ -243,7 +246,7 @@ class MemoryLog:
                 OSError,
                 ValueError,
                 msgspec.MsgspecError,
-            ) as error:  # the second of an empty file
+            ) as error:  # ValueError: an empty file cannot be mapped
                 log.warning("%s cannot be gone on from: %s", self._folder, error)
                 return None
 
@@ -278,7 +281,7 @@ class MemoryLog:
         return Saved(backup, tuple(redo), records)
 
     def _body(self, ref: Ref) -> memoryview:
-        """The area that a record names, as it lies there."""
+        """Map the area that a record names."""
         if not ref.area:
             return memoryview(bytearray(ref.data))
         with (self._folder / ref.area).open("rb+", buffering=0) as file:
@@ -287,10 +290,10 @@ class MemoryLog:
             raise ValueError(f"{ref.area} has {body.nbytes} bytes, not {ref.size}")
         return body
 
-    # --- the end --------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def leave(self) -> None:
-        """As if our process ended here."""
+        """Unlock the folder and leave all files, as if this process ended here."""
         self._left = True
         with self._lock:
             if self._held is not None:
@@ -298,7 +301,7 @@ class MemoryLog:
                 self._held = None
 
     def clear(self) -> None:
-        """All of it is on the disk. What is still held is found by nobody any more."""
+        """Remove the folder, because all of it is on the disk; no keeper will find it again."""
         with self._lock, contextlib.suppress(OSError):
             if self._holds():
                 self._returning.rest()
@@ -315,13 +318,16 @@ def _sum_of(step: int) -> str:
 
 
 def root_of(checkpoints: Path) -> Path:
-    """Where the folders of a house's jobs are."""
+    """Return the folder in memory that has a folder for each of a house's jobs."""
     name = str(checkpoints.resolve()).encode()
     return SHARED / f"{PREFIX}{hashlib.sha256(name).hexdigest()[:16]}"
 
 
 def move_in(root: Path, checkpoints: Path) -> bool:
-    """Make it ours, if it can be. What is left of houses whose folder is gone is removed."""
+    """Make the folder ours, and remove those of houses whose folder is gone.
+
+    Return False if it cannot be ours.
+    """
     try:
         root.mkdir(mode=0o700, parents=True, exist_ok=True)
         if root.lstat().st_uid != os.getuid():
@@ -338,12 +344,12 @@ def move_in(root: Path, checkpoints: Path) -> bool:
 
 
 def kept(root: Path) -> list[Path]:
-    """The jobs of which something can be found: not all of their steps are on the disk."""
+    """Return the folders of jobs that can be found here, and are not wholly on the disk."""
     return sorted(state.parent for state in root.glob(f"*/{STATE}"))
 
 
 def sweep(root: Path, jobs: Collection[str]) -> None:
-    """Remove what is of none of these jobs."""
+    """Remove the folders of all jobs but these."""
     with contextlib.suppress(OSError):
         for folder in root.iterdir():
             if folder.is_dir() and folder.name not in jobs:

@@ -1,9 +1,9 @@
 """Copies of a job's versions in a place that outlives this machine. No torch here.
 
-A copy runs on a thread of its own, one at a time, and only the newest version is copied: a store that is
-slow or away makes copies rarer and is reported, and nothing waits for it. What is copied is the state, and the
-sums of the one step by which a worker proves itself. All sums beside it would be several times as many bytes, for the few
-steps that they save.
+Copies run on a separate thread, one at a time, and only the newest version is copied. So if the
+store is slow or away, copies become rarer and that is reported, but nothing waits for it. A copy
+has the state, and the sums of the one step by which a worker proves itself. All sums would be
+several times as many bytes, and would save only a few steps.
 """
 
 import logging
@@ -29,7 +29,7 @@ PAUSE_S = 5.0
 
 
 class Storage(msgspec.Struct, frozen=True, kw_only=True):
-    """Where copies go, and how often: `url` is the folder or store that holds a folder per job."""
+    """Where copies go, and how often: `url` is the place that holds a folder per job."""
 
     url: str
     every_s: float
@@ -39,7 +39,7 @@ class Storage(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def open_place(place: str) -> Sink:
-    """The sink at a path or URI; whatever it is that cannot be opened is a `CheckpointError`."""
+    """Open the sink at a path or URI; raise `CheckpointError` for whatever prevents it."""
     try:
         return open_sink(place)
     except CheckpointError:
@@ -49,13 +49,13 @@ def open_place(place: str) -> Sink:
 
 
 def earlier(url: str) -> Archive:
-    """What an earlier job stored at `.../JOB`, to be read only."""
+    """Open the archive of an earlier job at `.../JOB`, for reading only."""
     place = url.rstrip("/")
     return Archive(open_place(place), place.rpartition("/")[2], ours=False)
 
 
 class Offer(msgspec.Struct, frozen=True):
-    """A version that lies in the source, and the version that this job's keeper went on from."""
+    """A version in the source, and the version that this job's keeper went on from."""
 
     manifest: Manifest
     since: int
@@ -76,14 +76,14 @@ class Offsite:
         self._lock = threading.Condition()
         self._working: Offer | None = None
         self._next: Offer | None = None
-        self._owed: Offer | None = None  # of which no try was a success
+        self._owed: Offer | None = None  # all tries to copy it have failed
         self._target: Archive | None = None
-        self._source_generation = -1  # of what is copied under `_generation`
+        self._source_generation = -1  # of the versions that are copied under `_generation`
         self._generation = 0
         self._copied = -1
 
     def offer(self, manifest: Manifest, since: int, *, last: bool) -> None:
-        """This version lies in the source now; it is copied if it is time, the last one in any case."""
+        """Copy a version that is in the source now, if a copy is due or it is the last one."""
         now_s = time.monotonic()
         with self._lock:
             if not last and now_s < self._due_s:
@@ -92,7 +92,10 @@ class Offsite:
             self._begin(Offer(manifest, since))
 
     def again(self) -> bool:
-        """What is owed is tried once more; False if nothing is. Behind the last version of a job there comes none."""
+        """Try an owed copy once more; return False if none is owed.
+
+        After the last version of a job, no newer one will be offered.
+        """
         with self._lock:
             if self._working is None and self._owed is not None:
                 self._begin(self._owed)
@@ -101,17 +104,17 @@ class Offsite:
     def _begin(self, offer: Offer) -> None:
         self._next = offer
         self._pin()
-        if self._working is None:  # else who is at work takes it next
+        if self._working is None:  # else the thread that is at work takes it next
             self._working = offer
             threading.Thread(target=self._work, name="copy", daemon=True).start()
 
     def wait(self, patience_s: float) -> None:
-        """Until nothing is left to copy, or nothing more is tried."""
+        """Wait until nothing is left to copy, or nothing more is tried."""
         with self._lock:
             self._lock.wait_for(lambda: self._working is None, patience_s)
 
     def _pin(self) -> None:
-        """What is being copied, or is next, must not go meanwhile."""
+        """Keep the archive from deleting what is being copied, or is next."""
         offers = (self._working, self._next)
         self._source.pinned = frozenset(one.manifest.version for one in offers if one is not None)
 
@@ -129,14 +132,15 @@ class Offsite:
             return self._working
 
     def _attempt(self, offer: Offer) -> bool:
-        """A few tries; then the next version is waited for. One that is owed was reported before."""
+        """Try to copy a few times. A failure of one that is owed was reported before."""
         for attempt in range(TRIES):
             if attempt:
                 time.sleep(PAUSE_S)
             try:
                 self._copy(offer)
             except Exception as error:
-                # Whatever it is, no memory for one: nothing would ever be copied again by a thread that ended.
+                # Catch everything, even a lack of memory, because if this thread ended there
+                # would be no more copies.
                 version = offer.manifest.version
                 log.warning("%s: version %d: %r", self._job, version, error)
                 if not attempt and offer != self._owed:
@@ -169,7 +173,10 @@ class Offsite:
         )
 
     def _taken_over(self, offer: Offer) -> Archive:
-        """Where copies go. A source of another generation is one whose keeper began anew: so do the copies."""
+        """Return where copies go.
+
+        If the source has a new generation, its keeper began again, and so do the copies.
+        """
         if self._target is None:
             self._target = self._opened()
         if offer.manifest.generation != self._source_generation:

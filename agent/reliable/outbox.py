@@ -1,8 +1,9 @@
-"""What the keeper says to the manager, and what scripts print: into Redis, in order, and not too often.
+"""Reports to the manager, and lines of scripts: into Redis, in order, not too often.
 
-Training never waits for it. While Redis is away, reports wait here; what comes with every step is folded into its
-newest value, and printed lines beyond the bound are counted and dropped. A batch has a number that Redis keeps with
-what was in it: one whose answer was lost is sent again, and is there once all the same.
+Training never waits for it. While Redis is away, reports wait here; a report that comes with every
+step is replaced by its newest value, and printed lines beyond the bound are counted and dropped.
+Redis keeps each batch's number with its contents: so a batch is sent again if its answer was lost,
+and is stored only once.
 """
 
 import logging
@@ -49,11 +50,11 @@ MANIFESTS_KEPT = 100
 NEWEST_S = 0.25
 RETRY_S = 0.1
 BATCH_MAX = 1_000
-NUMBER_KEPT_S = 30 * 24 * 3600  # nobody sends again behind so long a sleep
+NUMBER_KEPT_S = 30 * 24 * 3600  # no keeper sleeps so long and then sends a batch again
 PROFILE_KEPT_S = 30 * 24 * 3600
 TIMELINE_KEPT_S = 24 * 3600
 
-Newest = Progress | BackupHeld | OutputKept | Logged  # of which the newest counts
+Newest = Progress | BackupHeld | OutputKept | Logged  # only the newest report of these counts
 Command = tuple[str | bytes | int, ...]  # its name, its key, and the rest
 
 _TAKE = """
@@ -70,7 +71,7 @@ return 1
 
 
 class Out(Protocol):
-    """Where a job says what happens: the outbox, or a test."""
+    """Where a job sends its reports: the outbox, or a test."""
 
     def report(self, report: Report) -> None: ...
 
@@ -110,9 +111,9 @@ class Outbox:
                 waiting = bool(self._newest)
                 self._newest[type(report), report.job] = report
                 if waiting:
-                    return  # whoever delivers knows when these are due
+                    return  # the delivering thread knows when these are due
             else:
-                self._fold_newest()  # what happened before is told before
+                self._fold_newest()  # what happened before is reported before
                 self._reports.append(report)
                 self._said += 1
             self._changed.notify_all()
@@ -128,7 +129,7 @@ class Outbox:
             self._changed.notify_all()
 
     def numbers(self, job: str, step: int, numbers: dict[str, float]) -> None:
-        """Beyond the bound the oldest go, while Redis is away."""
+        """Queue the numbers of a step; beyond the bound, the oldest are dropped."""
         with self._changed:
             self._said += len(self._numbers) < LINES_WAITING_MAX
             self._numbers.append((job, step, numbers))
@@ -141,7 +142,7 @@ class Outbox:
             self._changed.notify_all()
 
     def profile(self, key: str) -> Profile | None:
-        """What was measured before under this key, if Redis has it and says so."""
+        """Return what was measured before under this key, if Redis has it and answers."""
         try:
             data = self._client.get(profile_key(key))
             return msgspec.json.decode(data, type=Profile) if data else None
@@ -150,7 +151,7 @@ class Outbox:
             return None
 
     def flush(self, patience_s: float) -> bool:
-        """Wait until everything said so far lies in Redis."""
+        """Wait until everything queued so far is in Redis. Return whether it is."""
         deadline_s = time.monotonic() + patience_s
         with self._changed:
             self._fold_newest()
@@ -207,7 +208,7 @@ class Outbox:
         return bool(self._reports or self._lines or self._numbers or self._timelines) or newest
 
     def _deliver(self, commands: Sequence[Command]) -> None:
-        """Until it is done."""
+        """Send commands in batches, each until Redis takes it."""
         for start in range(0, len(commands), BATCH_MAX):
             batch = commands[start : start + BATCH_MAX]
             self._number += 1
@@ -249,14 +250,14 @@ def _commands(
 
 
 def _profile(report: JobProfiled) -> Iterable[Command]:
-    """For whoever trains the same again, and for whoever asks about this job."""
+    """Store a profile for later jobs with the same key, and for queries about this job."""
     data = msgspec.json.encode(report.profile)
     for key in (profile_key(report.profile.key), job_profile_key(report.job)):
         yield "SET", key, data, "EX", PROFILE_KEPT_S
 
 
 def _manifest(report: CheckpointWritten) -> Iterable[Command]:
-    """Where the job's checkpoints are, newest first."""
+    """Store where the job's checkpoints are, newest first."""
     key = manifest_key(report.job)
     yield "LPUSH", key, msgspec.json.encode(report)
     yield "LTRIM", key, 0, MANIFESTS_KEPT - 1

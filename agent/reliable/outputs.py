@@ -1,4 +1,4 @@
-"""The keeper's part in a script's output: what workers send goes to the disk, beside the job's commits. No torch here."""
+"""Write the output that workers send to the keeper to the disk. No torch here."""
 
 import logging
 import math
@@ -23,7 +23,7 @@ from cloud.clock import CLOCK
 
 log = logging.getLogger(__name__)
 
-WAITING_MAX = 64  # a worker waits for the answer to each; what is beyond that is asked again
+WAITING_MAX = 64  # a worker waits for each answer; what does not fit is sent again
 SHOWN_MAX = 20
 STEPS_REMEMBERED = 256
 STRAYED = (
@@ -39,7 +39,10 @@ class Hearer(Protocol):
 
 
 class Outputs:
-    """Of one job. Whatever takes long is done on a thread of its own, which begins with the first file."""
+    """The output of one job.
+
+    What takes long is done on a separate thread, which starts with the first file.
+    """
 
     def __init__(self, order: JobOrder, home: Path, out: Out) -> None:
         self._job, self._home, self._out = order.job, home, out
@@ -53,7 +56,7 @@ class Outputs:
         self._logged: dict[int, None] = {}
 
     def hear(self, member: Hearer, message: OutputSent, payload: memoryview) -> None:
-        """On the thread that listens to the worker: only put down."""
+        """Queue a part of the output, on the thread that listens to the worker."""
         if self._thread is None:
             self._thread = threading.Thread(target=self._work, name="output", daemon=True)
             self._thread.start()
@@ -63,13 +66,13 @@ class Outputs:
             log.warning("%s: what %s sends of the output waits", self._job, member.worker)
 
     def strayed(self, message: Strayed) -> None:
-        """Said once: the next worker that leads sees it as well."""
+        """Print a warning once, because the next leader sends the same."""
         if not self._strayed:
             self._strayed = True
             self._say(STRAYED.format(message.path))
 
     def log(self, message: Numbers) -> None:
-        """What a worker that begins to lead tells again fills gaps; what it has done itself counts anew."""
+        """Log numbers. Repeated numbers of a new leader only fill gaps; new ones always count."""
         fresh = [each for each in message.steps if not message.again or each[0] not in self._logged]
         for step, numbers in fresh:
             self._logged[step] = None
@@ -85,7 +88,7 @@ class Outputs:
         self._out.lines(self._job, "keeper", (line,))
 
     def close(self, patience_s: float = 0.0) -> None:
-        """What has come is written, as far as that is waited for."""
+        """Write what has arrived, for at most `patience_s`."""
         thread, self._thread = self._thread, None
         if thread is not None:
             try:
@@ -103,7 +106,7 @@ class Outputs:
                 self._tell(shelf, message.path, taken)
                 member.post(taken)
             except Exception:
-                # A thread that ended would answer nobody any more; who asks, asks again.
+                # If this thread ended, no worker would get an answer; without one it asks again.
                 log.exception("%s: the output could not be kept", self._job)
         shelf.close()
 

@@ -1,12 +1,13 @@
-"""What a job knows about its steps, by which workers are compared, and by which those who join prove themselves. No torch here.
+"""The records of a job's steps, by which workers are compared and prove themselves.
 
-Workers tell with each commit what they made of one microbatch, and what the state was that the script's step began with.
-Of one version all must tell the same: what a script keeps for itself from step to step, and the session does not carry,
-is another on a worker that joined later. A worker that joins reproduces a committed step, whose digests are known here,
-before it counts: that is a `Question`.
+With each commit, workers send what they computed from one microbatch, and the state that the
+script's step began with. For one version all must send the same. They differ if a script keeps
+state that the session does not carry from step to step, because a worker that joined later lacks
+that state. Before a joining worker counts, it reproduces a committed step whose digests are known
+here: that is a `Question`.
 
-Those who round alike (`Computed.machine`) have to have the same bits. Of others, and where kernels are not deterministic,
-norms are compared: see `Near`.
+Workers that round alike (`Computed.machine`) must have the same bits. For others, and where kernels
+are not deterministic, norms are compared: see `Near`. No torch here.
 """
 
 import math
@@ -21,18 +22,18 @@ from agent.protocol import Arrived, Computed, Digest, Prepared, Proved, Reached
 from agent.reliable.backup import Saved
 
 VERSIONS_MAX = 256
-FORMAT = 2  # by another digest than 1
+FORMAT = 2  # its digest differs from that of format 1
 BATCH, LOSS, GRADIENT, GRAPH = "batch", "loss", "gradient of layer ", "recording of loss_of"
 SESSION_STATE = "session.state"
 
 NEAR_BATCH, NEAR_LOSS, NEAR_GRADIENT, NEAR_STATE = 1e-3, 1e-3, 1e-2, 1e-3
 NEAR_CHANGE = 2e-2  # of what a step has changed, where that is known
 GRAIN = 1e-6  # of a norm: rounding
-FLOOR = 1e-4  # of the largest norm beside it: what is nothing but rounding is compared to nothing
+FLOOR = 1e-4  # of the largest norm beside it: a smaller difference may be only rounding
 
 
 class Fact(msgspec.Struct, frozen=True, array_like=True):
-    """One thing, as the first who told of it has it."""
+    """One digest, as the first worker that sent it has it."""
 
     worker: str
     machine: str
@@ -43,19 +44,20 @@ Facts = dict[str, Fact]
 
 
 class Known(msgspec.Struct, array_like=True):
-    """What is known of a version: of microbatches of its commit, and of the state that it begins with."""
+    """The records of a version: of its commit's microbatches, and the state it begins with."""
 
     script_step: int = -1
     phase: int = -1
-    worker: str = ""  # who told of these two
+    worker: str = ""  # the first that sent these two
     computed: dict[int, Facts] = {}
     reached: Facts = {}
 
 
 class Question(msgspec.Struct, frozen=True, kw_only=True):
-    """A step of the script that is to be reproduced from version `version`, and what is known of it.
+    """A step of the script to be reproduced from version `version`, and its records.
 
-    It is complete if the state behind the step is known. Else it is what is known of a step whose end nobody has told of.
+    It is complete if the state after the step is known. Otherwise no worker has sent the end of the
+    step, and the records are those of the part before it.
     """
 
     version: int
@@ -73,12 +75,12 @@ class _Records(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def mark_of(order: JobOrder) -> str:
-    """Say of what job, script and arguments records are: of others they prove nothing."""
+    """Return the job, script and arguments of an order; records of others prove nothing."""
     return "\0".join((order.job, order.script_sha, *order.argv))
 
 
 def encode(question: Question | None, order: JobOrder) -> bytes:
-    """Records as they lie with a version; nothing, if nothing is known."""
+    """Encode records to be stored with a version; empty if there are none."""
     if question is None:
         return b""
     records = _Records(format=FORMAT, order=mark_of(order), question=question)
@@ -86,7 +88,7 @@ def encode(question: Question | None, order: JobOrder) -> bytes:
 
 
 def decode(records: bytes, order: JobOrder) -> Question | None:
-    """The question in these records; None if there is none, or none that is about this job's script and arguments."""
+    """Return the question in these records, if it is of this job's script and arguments."""
     try:
         found = msgspec.msgpack.decode(records, type=_Records)
     except msgspec.MsgspecError:
@@ -95,7 +97,10 @@ def decode(records: bytes, order: JobOrder) -> Question | None:
 
 
 def read(saved: Saved, order: JobOrder) -> Question | None:
-    """The question in the records of what is saved, as far as its sums reach: the last may have never been committed."""
+    """Return the question in a version's records, as far as its sums reach.
+
+    The last step of the records may have never been committed.
+    """
     question, sums = decode(saved.records, order), len(saved.redo)
     if question is None or question.commits <= sums:
         return question
@@ -109,7 +114,7 @@ def read(saved: Saved, order: JobOrder) -> Question | None:
 
 
 def commits_of(records: bytes) -> int:
-    """How many sums it takes to answer what these records ask, whosever they are."""
+    """Return how many sums these records' question needs, whichever job they are of."""
     try:
         return msgspec.msgpack.decode(records, type=_Records).question.commits
     except msgspec.MsgspecError:
@@ -117,14 +122,17 @@ def commits_of(records: bytes) -> int:
 
 
 class Proofs:
-    """What is known of the last versions of one job."""
+    """The records of the last versions of one job."""
 
     def __init__(self) -> None:
         self._known: dict[int, Known] = {}
-        self.phases = 1  # of a step of the script, the most that was seen
+        self.phases = 1  # of a step of the script, the most that were seen
 
     def hear(self, worker: str, prepared: Prepared) -> str:
-        """Take down what a worker tells of the version in flight; a sentence, if others have told otherwise."""
+        """Record what a worker sends for the version in flight.
+
+        Return a sentence if others have sent something else, and an empty string otherwise.
+        """
         if why := self._place(worker, prepared.step, (prepared.script_step, prepared.phase)):
             return why
         judge = _Judge(worker)
@@ -138,7 +146,10 @@ class Proofs:
         return "" if prepared.reached is None else self._reached(worker, prepared.reached, known)
 
     def arrive(self, worker: str, arrived: Arrived) -> str:
-        """Take down what a worker's script begins a step with; a sentence, if others have told otherwise."""
+        """Record the state with which a worker's script begins a step.
+
+        Return a sentence if others have sent something else, and an empty string otherwise.
+        """
         reached = arrived.reached
         known = self._of(reached.version)
         why = self._place(worker, reached.version, (arrived.script_step, 0))
@@ -151,7 +162,7 @@ class Proofs:
         return ""
 
     def _place(self, worker: str, version: int, place: tuple[int, int]) -> str:
-        """Which step of the script the commit of a version belongs to, and as which of its calls."""
+        """Record to which step of the script, and which backward call in it, a version belongs."""
         known, (step, phase) = self._of(version), place
         if known.phase >= 0 and place != (known.script_step, known.phase):
             return (
@@ -164,13 +175,16 @@ class Proofs:
         return ""
 
     def learn(self, question: Question) -> None:
-        """Take over what is known of a step from records."""
+        """Add the records of a question to those known here."""
         for offset, known in enumerate(question.known):
             self._known.setdefault(question.version + offset, known)
             self.phases = max(self.phases, known.phase + 1)
 
     def step_of(self, version: int, *, ended: bool = False) -> int:
-        """How many steps of the script are done with this version; with several commits in a step, as far as is known."""
+        """Return how many steps of the script are done with this version.
+
+        If a step has several commits, this is as exact as the records are.
+        """
         if self.phases == 1:
             return version
         if (at := self._known.get(version)) and at.phase >= 0:
@@ -181,18 +195,20 @@ class Proofs:
         return version * self._known[newest].script_step // newest if newest else version
 
     def clear(self) -> None:
-        """Somebody else has gone on with the job meanwhile."""
+        """Drop all records, because a different keeper has gone on with the job meanwhile."""
         self._known.clear()
 
     def forget(self, version: int) -> None:
-        """What came behind this version is done again."""
+        """Drop the records of what came after this version, because it is done again."""
         self._known = {at: known for at, known in self._known.items() if at <= version}
         if version in self._known:
             self._known[version] = Known(reached=self._known[version].reached)
 
     def question(self, base: int, end: int) -> Question | None:
-        """What a worker is to reproduce from the state of version `base`, where there are the sums from there up to version
-        `end`. None if nothing is known of that step."""
+        """Return what a worker shall reproduce from the state of version `base`.
+
+        Sums are there from `base` up to version `end`. None if there are no records of that step.
+        """
         first = self._known.get(base)
         if first is None or first.phase != 0:
             return None
@@ -204,7 +220,7 @@ class Proofs:
         complete = whole and behind is not None and bool(behind.reached)
         commits = len(phases) if complete else min(len(phases), max(0, end - base))
         if not complete:
-            # What was not committed is not to be applied; the first of it can be computed.
+            # Uncommitted phases must not be applied; only the first of them can be computed.
             phases = phases[: commits + 1]
         asked = tuple(min(known.computed, default=None) for known in phases)
         if not complete and all(each is None for each in asked) and not first.reached:
@@ -227,7 +243,7 @@ class Proofs:
 
 
 def judge(worker: str, question: Question, proved: Proved) -> str:
-    """What this worker has made otherwise than those who did the step, in a sentence; else nothing."""
+    """Compare a worker's answer with the records. Return a sentence on a difference, else ""."""
     known = dict(enumerate(question.known, question.version))
     step, by = question.script_step, _Judge(worker, proved)
     computed = {one.version: one for one in proved.computed}
@@ -252,7 +268,7 @@ def judge(worker: str, question: Question, proved: Proved) -> str:
 
 
 def _told(computed: Computed) -> list[Digest]:
-    """All that is said of a microbatch, in the order in which a difference would come about."""
+    """Return all digests of a microbatch, in the order in which a difference would arise."""
     loss = [] if computed.loss is None else [_digest(computed.loss)]
     batch = msgspec.structs.replace(computed.batch, name=BATCH)
     named = (msgspec.structs.replace(one, name=GRADIENT + one.name) for one in computed.gradients)
@@ -271,7 +287,10 @@ def _learn(facts: Facts, worker: str, machine: str, told: Iterable[Digest]) -> N
 
 
 class Near:
-    """How near norms have to be on machines that round otherwise: relative to themselves, or to what a step has changed."""
+    """The tolerance for norms of machines that round differently.
+
+    It is relative to the norms, or to what a step has changed.
+    """
 
     def __init__(self, share: float, floor: float, changed: Mapping[str, Digest]) -> None:
         self._share, self._floor, self._changed = share, floor, changed
@@ -296,7 +315,7 @@ class Near:
 
 
 class _Judge:
-    """Compares what one worker tells with what is known."""
+    """Compares what one worker sends with the records."""
 
     def __init__(self, worker: str, proved: Proved | None = None) -> None:
         self._worker = worker
@@ -357,7 +376,7 @@ class _Judge:
         else:
             where = f"step {step - 1}" if known.phase == 0 else "the step that was proven"
             if known.phase == 0 and self._begun is None and not is_shown(step - 1):
-                # It may have come about in one of the steps before.
+                # It may have arisen in one of the steps before.
                 where = f"by {where}"
             why = BEHIND_STATE if name == SESSION_STATE else BEHIND
         return f"{where}: {what} {self._than(fact)}. {why}"

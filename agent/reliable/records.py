@@ -1,5 +1,6 @@
-"""What the keeper and the manager must know again after a restart, as it lies in Redis: sealed, so that nothing is gone on
-from that a damaged file has made of it. No torch here.
+"""Seals of the records in Redis that the keeper and the manager need after a restart.
+
+With a seal, a record that a damaged file has changed is noticed and not used. No torch here.
 """
 
 from functools import reduce
@@ -11,7 +12,7 @@ SEAL_CHARS = 8
 
 
 def seal_of(*parts: bytes) -> bytes:
-    """Of what belongs together."""
+    """Return a checksum of parts that belong together."""
     return f"{reduce(crc32c, parts, 0):0{SEAL_CHARS}x}".encode()
 
 
@@ -20,7 +21,7 @@ def seal(data: bytes) -> bytes:
 
 
 def unseal(key: str, sealed: bytes) -> bytes:
-    """What was sealed; earlier versions of the software wrote JSON without."""
+    """Return what was sealed. Earlier versions of the software wrote JSON without a seal."""
     data = sealed if sealed.startswith(b"{") else sealed[SEAL_CHARS:]
     if sealed not in (data, seal(data)):
         raise RecordError(f"{key} in Redis is damaged")

@@ -1,10 +1,10 @@
-"""Choose what a job goes on from when neither its workers nor its keeper hold the newest state.
+"""Choose what a job goes on from if neither workers nor keeper hold the newest state.
 
-No torch here. Three places are looked at: what an earlier keeper left in this machine's memory, the disk, and what lies
-elsewhere. The newest committed version wins, because nobody gives up a committed step for a faster copy; of equal ones the
-nearer. A version that turns out to be damaged while it is read is set aside, and the choice is made again without it. So is
-one that cannot be read, once the caller is no longer patient; but what could not be read is never taken for what is not
-there.
+No torch here. Three places are searched: what an earlier keeper left in this machine's memory, the
+disk, and remote storage. The newest committed version wins, because a committed step is worth more
+than a faster copy; of equal ones, the nearer wins. A version that turns out to be damaged while it
+is read is set aside, and the choice is made again without it. So is one that cannot be read, once
+the caller is no longer patient; but what could not be read is never taken for missing.
 """
 
 import logging
@@ -33,7 +33,7 @@ class Shelf(msgspec.Struct, frozen=True):
 
 
 class Found(msgspec.Struct, frozen=True):
-    """What was read, and why that. Without a state training begins again."""
+    """What was read, and the reason for the choice. Without a state training begins again."""
 
     saved: Saved | None
     because: str
@@ -49,8 +49,8 @@ def newest(
 ) -> Found:
     """Return the newest of what lies on the shelves and of what was `left` in memory.
 
-    The shelves are in order of preference. What lies `further` away is asked for if the others do not reach what is
-    committed, whatever they seemed to have.
+    The shelves are in order of preference. Places `further` away are searched only if the others
+    do not reach what is committed, whatever they seemed to have.
     """
     places, asked = [*shelves], False
     limits, unread = dict[int, int](), list[CheckpointError]()
@@ -87,7 +87,7 @@ def newest(
 
 
 def _because(version: int, redo: int, committed: int, place: str, places: Sequence[Shelf]) -> str:
-    """Say from where and what is lost; what was newer and is damaged cost money, so it is named."""
+    """Say from where and what is lost; newer damaged versions cost money, so they are named."""
     text = f"version {version} from {place}"
     if redo:
         text += f", up to {redo} steps applied again from their sums"
@@ -112,8 +112,8 @@ def _opened(
 def _look(shelf: Shelf, limit: int | None, unread: list[CheckpointError] | None) -> Manifest | None:
     """Return the newest version that lies there.
 
-    Why something cannot be read is noted in `unread`, or raised without it. A version of another software is never passed
-    over, because what was gone on from instead would make it void.
+    An error that prevents reading is added to `unread`, or raised without it. A version of other
+    software is never passed over, because going on from an older one would make it void.
     """
     try:
         return shelf.archive.newest(limit, unread)

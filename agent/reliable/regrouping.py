@@ -1,6 +1,6 @@
-"""Layouts of a job: how each comes into being, and where its workers get the state from. No torch here.
+"""Layouts of a job: how each begins, and where its workers get the state. No torch here.
 
-The job that owns it holds its lock. What is stored is read beside it, on a thread of its own.
+The job that owns the regrouping holds its lock. Stored versions are read on a separate thread.
 """
 
 import logging
@@ -27,7 +27,7 @@ log = logging.getLogger(__name__)
 RECONNECT_S = 3.0  # for the workers of the layout that was running when the keeper was restarted
 RETRY_S = 5.0
 EVERYTHING = ((0, None),)
-RECALLS_PATIENT = 3  # tries, before what can be read must do
+RECALLS_PATIENT = 3  # tries; after these, what cannot be read is left out
 
 
 class Regrouping:
@@ -49,18 +49,21 @@ class Regrouping:
         self._now = False  # the layout that is asked for does not wait for a commit
         self._waiting = False  # the workers of a layout that was running are expected back
         self._waiting_since_s = 0.0  # 0 until the first look
-        self._recalling = self._recalled = False  # what is stored is being read; it was
+        self._recalling = self._recalled = False  # stored versions are being read; were read
         self._closed = False
-        self.begun: Callable[[], None] = lambda: None  # told when a layout begins
-        self.resumed: Callable[[], None] = lambda: None  # told when a restarted keeper goes on
+        self.begun: Callable[[], None] = lambda: None  # called when a layout begins
+        self.resumed: Callable[[], None] = lambda: None  # called when a restarted keeper goes on
 
     @property
     def waits(self) -> bool:
         return self._waiting
 
     def ask(self, layout: Layout, when: When) -> None:
-        """This is the next layout: now, or behind the step in flight if there is one; and not before all of its workers have
-        proven themselves."""
+        """Set the next layout.
+
+        It begins now, or after the step in flight if there is one, but not before all of its
+        workers have proven themselves.
+        """
         roster = self._roster
         newest = roster.pending or roster.layout
         if newest is not None and layout.generation <= newest.generation:
@@ -70,7 +73,7 @@ class Regrouping:
         self._again()
 
     def _again(self) -> None:
-        """Begin the layout that is asked for, or has not begun, if nothing is waited for any more."""
+        """Begin the requested layout, or the current one if it has not begun, if it can now."""
         roster = self._roster
         if self.committing() or self.waits or self._closed:
             return
@@ -82,13 +85,13 @@ class Regrouping:
             self._start()
 
     def restore(self, layout: Layout) -> None:
-        """The keeper was restarted: this is the layout that was running."""
+        """Set the layout that was running before the keeper was restarted."""
         roster = self._roster
         roster.layout, roster.started, roster.sources = layout, True, None
         self._waiting = True
 
     def forget(self) -> None:
-        """The job is taken up again, by those who come from now on."""
+        """Forget all layouts, because workers that come from now on take the job up again."""
         roster = self._roster
         roster.layout = roster.pending = None
         self._waiting = self._recalled = self._closed = False
@@ -97,7 +100,10 @@ class Regrouping:
         self._closed = True
 
     def look(self, now_s: float, late_s: float) -> None:
-        """Whether anything has been waited for long enough. What held us up for `late_s` held workers up as well."""
+        """End a wait for workers that has lasted long enough, and ask again for a missing state.
+
+        A delay of `late_s` in the keeper has delayed workers as well, so it extends the wait.
+        """
         if self._waiting:
             self._waiting_since_s = (self._waiting_since_s or now_s) + late_s
             if now_s > self._waiting_since_s + self._reconnect_s():
@@ -106,11 +112,11 @@ class Regrouping:
             self._ask_for_state()
 
     def _reconnect_s(self) -> float:
-        """Return how long those who have not come back are waited for.
+        """Return how long to wait for workers that have not come back after a restart.
 
-        Those who are in this layout and have come back know whether their connections to the others are broken, and say so. As
-        long as none is, the others live, and come as soon as they can. It is no longer than usual if the next layout is asked
-        for, because the manager knows more.
+        Workers of this layout that have come back report broken connections to the others. As long
+        as none does, the others live and come as soon as they can, so the wait is long. It is not
+        longer than usual if the next layout is asked for, because the manager knows more.
         """
         roster, layout = self._roster, self._roster.layout
         if all(roster.is_gone(worker) for worker in roster.absent()):
@@ -125,14 +131,14 @@ class Regrouping:
             self._carry_on()
 
     def _held_up(self) -> bool:
-        """Whether everyone waits for a backup: no commit is a moment to ask for it again."""
+        """Whether all wait for a backup, so that no commit comes with which to ask again."""
         here = self._roster.started and not self._closed and not self.waits
         return here and self._roster.complete and not self._vault.open
 
-    # --- a layout begins ------------------------------------------------------------------------------
+    # --- a layout begins --------------------------------------------------------------------------
 
     def apply(self) -> None:
-        """The layout that was asked for becomes the one, unless somebody in it has to prove itself first."""
+        """Make the requested layout current, unless a worker in it must prove itself first."""
         roster = self._roster
         assert roster.pending is not None
         if self._entrance.blocks(roster.pending):
@@ -149,7 +155,7 @@ class Regrouping:
             self._start()
 
     def _start(self) -> None:
-        """Everyone is there: tell them, and see to it that they get the state."""
+        """Send the layout to its workers, which are all here, and see that they get the state."""
         roster, vault = self._roster, self._vault
         layout = roster.layout
         assert layout is not None
@@ -159,7 +165,7 @@ class Regrouping:
         reached = vault.reached
         catch_up = self._catch_up(layout, holders)
         if catch_up and reached != self._history.version:
-            # Nobody can be brought into the middle of a step: all begin it again.
+            # No worker can be brought into the middle of a step: all begin it again.
             holders, catch_up = (), False
         if not holders and reached not in (None, self._history.version):
             assert reached is not None
@@ -176,9 +182,9 @@ class Regrouping:
         roster.started, roster.sources = True, holders
 
     def _catch_up(self, layout: Layout, holders: tuple[str, ...]) -> bool:
-        """Whether joining workers have to apply again what was committed, and cannot be handed a state.
+        """Whether joining workers have to replay commits, because they cannot be sent a state.
 
-        Where a script's step has several commits, the holders may be in the middle of one.
+        If a script's step has several commits, the holders may be in the middle of a step.
         """
         joining = any(worker not in holders for worker in layout.workers)
         return bool(holders) and joining and self._vault.proofs.phases > 1
@@ -220,14 +226,14 @@ class Regrouping:
                 self.send_backup(member, layout.generation)
 
     def _unled(self) -> int | None:
-        """Whoever has gone on from that step does not do it again."""
+        """Return the committed step that the next leader finishes; None if the job is beyond it."""
         step = self._roster.unled
         return step if step is not None and step + 1 == self._history.version else None
 
     def send_backup(
         self, member: Member, generation: int, wanted: tuple[str, ...] | None = None
     ) -> None:
-        """All of it, or the layers that were asked for."""
+        """Send the whole backup, or the wanted layers of it."""
         backup = self._vault.backup
         if backup is None and self._recalling:
             return  # as in `send_logged`
@@ -237,7 +243,7 @@ class Regrouping:
         member.post(state, *bodies(layers, backup.bodies))
 
     def send_logged(self, member: Member, asked: RedoAsked) -> None:
-        """One by one, as a worker has room for them: so a newer layout is never behind all of them."""
+        """Send one sum, which the worker has room for, so a newer layout never waits for all."""
         layout = self._roster.layout
         if layout is None or asked.generation != layout.generation:
             return
@@ -251,17 +257,20 @@ class Regrouping:
         redo = Redo(generation=asked.generation, step=logged.step, present=logged.present)
         member.post(redo, *(logged.body[start:end] for start, end in asked.spans or EVERYTHING))
 
-    # --- nobody holds the state -----------------------------------------------------------------------
+    # --- no worker holds the state ----------------------------------------------------------------
 
     def _recall_proof(self) -> bool:
-        """Read what is stored for those who wait to prove themselves, once. Says whether that goes on."""
+        """Read stored versions for workers that wait to prove themselves, but only once.
+
+        Return whether they are being read.
+        """
         if self._recalled or self._closed:
             return self._recalling
         self._recall()
         return True
 
     def _recall(self) -> None:
-        """Nobody holds the state, and nor do we: read what is stored, beside whatever else happens."""
+        """Read stored versions on a separate thread, because no worker or keeper has a state."""
         if not self._recalling:
             self._recalling = True
             threading.Thread(target=self._read_beside, name="recall", daemon=True).start()
@@ -291,7 +300,7 @@ class Regrouping:
             self._entrance.look()
 
     def _take_over(self, saved: Saved, because: str, proof: Saved | None) -> None:
-        """What was stored: to go on from, unless more is here; and to prove oneself by."""
+        """Go on from a recalled version unless more is here, and keep it for proofs."""
         vault = self._vault
         if self._roster.holders():
             vault.keep(saved)
@@ -302,7 +311,10 @@ class Regrouping:
             vault.keep(proof)
 
     def _begin_anew(self, layout: Layout) -> bool:
-        """Nothing is stored either: somebody who has the state that the script began with is the holder."""
+        """Make a worker with the script's initial state the holder, as nothing is stored either.
+
+        Return False if no worker has that state.
+        """
         roster = self._roster
         if self._history.version and not self._go_back(0):
             return False
@@ -315,7 +327,7 @@ class Regrouping:
         return False
 
     def _go_back(self, version: int) -> bool:
-        """Whether it is for us to say."""
+        """Go back to a version. Return False if a newer keeper writes this job's commits."""
         before = self._history.version
         try:
             self._history.rewind(version)
@@ -327,10 +339,10 @@ class Regrouping:
         self._roster.left = self._roster.unled = None
         return True
 
-    # --- the keeper was restarted ---------------------------------------------------------------------
+    # --- the keeper was restarted -----------------------------------------------------------------
 
     def _carry_on(self) -> None:
-        """After a restart: who is there goes on where it was, as far as they fit together."""
+        """Go on after a restart with the workers that are here, as far as their states fit."""
         roster, version = self._roster, self._history.version
         layout = roster.layout
         assert layout is not None
@@ -348,7 +360,7 @@ class Regrouping:
             self.apply()
             return
         inside = [m for m in roster.members.values() if m.generation == layout.generation]
-        if not inside and roster.complete:  # written down, and told to nobody
+        if not inside and roster.complete:  # written down, and sent to no worker
             roster.started = False
             self._start()
             return
@@ -359,7 +371,10 @@ class Regrouping:
             self._ask_for_state()
 
     def _strays(self) -> list[Member]:
-        """Who was told of this layout by a keeper before us, and has not come to what was committed."""
+        """Return workers of this layout that are not at the committed version.
+
+        The previous keeper announced the layout to them.
+        """
         roster, layout, version = self._roster, self._roster.layout, self._history.version
         if layout is None:
             return []

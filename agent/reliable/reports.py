@@ -1,4 +1,4 @@
-"""What a job tells the manager, and the little that must be remembered to tell it."""
+"""The reports of a job to the manager, and the little that must be remembered for them."""
 
 import time
 from collections.abc import Callable
@@ -35,17 +35,17 @@ class Reports:
         self._disturbed_s: float | None = None
         self._committed_s: float | None = None
         self._step_s = 0.0
-        self.sums_told: bool | None = True  # None: nobody here knows what another keeper has told
-        self._paces: dict[str, float] = {}  # as they were told last
+        self.sums_told: bool | None = True  # None: it is unknown what another keeper has reported
+        self._paces: dict[str, float] = {}  # as reported last
         self._paced_s = 0.0
 
     def disturbed(self) -> None:
-        """Something holds the running layout up from now on, if it did not already."""
+        """Note that from now on something holds the running layout up, unless it did already."""
         if self._disturbed_s is None:
             self._disturbed_s = time.monotonic()
 
     def regrouping(self) -> None:
-        """Another layout begins: how fast the one before was says nothing any more."""
+        """Forget the paces, because the previous layout's say nothing about the next one."""
         self._step_s, self._paces = 0.0, {}
         self.disturbed()
 
@@ -110,7 +110,7 @@ class Reports:
         self._report(RecallFailed(at_s=CLOCK.now_s(), job=self._job, error=error))
 
     def progress(self, generation: int, step: int, steps_total: int) -> None:
-        """A step was committed; the first one of a layout says how long there was none."""
+        """Report a committed step; for the first of a layout, also how long there was none."""
         now_s, at_s = time.monotonic(), CLOCK.now_s()
         if self._disturbed_s is not None:
             self._report(
@@ -140,7 +140,7 @@ class Reports:
         )
 
     def sums(self, copies: int, sum_bytes: int, *, kept: bool) -> None:
-        """Say whether the keeper gets the sum of every step, when that has changed."""
+        """Report whether the keeper gets the sum of every step, when that has changed."""
         if kept != self.sums_told:
             self.sums_told = kept
             self._report(
@@ -154,7 +154,7 @@ class Reports:
             )
 
     def paces(self, generation: int, members: list[Member]) -> None:
-        """What a microbatch takes on each worker, when that has changed, and not too often."""
+        """Report what a microbatch takes on each worker, if that has changed, and not too often."""
         now_s = time.monotonic()
         if now_s < self._paced_s + PACES_S:
             return

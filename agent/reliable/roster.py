@@ -1,8 +1,9 @@
-"""Who of a job is here, who is shut out, and whom the others wait for. No torch here.
+"""Which workers of a job are here, shut out, or waited for. No torch here.
 
-The job that owns it holds its lock; nothing here waits.
+The job that owns the roster holds its lock; nothing here waits.
 
-    holder     a member whose state is the newest committed version, or will be as soon as it has applied the commit
+    holder     a member whose state is the newest committed version, or will be once it has applied
+               the commit
 """
 
 import threading
@@ -20,22 +21,24 @@ from agent.reliable.reports import Reports
 
 SILENT_S = 0.8  # in the layout: the others wait for it
 SILENT_EARLY_S = 30.0  # while it imports, builds or records, which may hold up all; or if unawaited
-HUNG_S = 30.0  # alive, and nothing happens where nobody is waited for
-HUNG_S_MAX = 3600.0  # until then whoever asks for layouts has long seen that nothing is committed
+HUNG_S = 30.0  # alive, and without progress where it waits for no other worker
+HUNG_S_MAX = 3600.0  # by then the manager has long seen that nothing is committed
 HUNG_BYTES_PER_S = 1e8  # as slow as a state is moved at worst, in one piece
 GONE_MAX = 10_000
 TICK_S = 0.1  # between two looks at all jobs
-LOSSES_MAX = 2  # in the middle of recording, before nobody is asked for a while
+LOSSES_MAX = 2  # in the middle of recording, before no worker is asked for a while
 AGAIN_S, AGAIN_S_MAX = 600.0, 86_400.0
 HANGS = "it hangs: for {:.0f} s nothing has happened there, where it waits for nobody"
 
 
 class Suspicions:
-    """Who is lost of two whose connection broke: each says so of the other, and only one of them can be gone.
+    """Broken connections between workers, and which worker is lost because of them.
 
-    It is the one with most broken connections, once the oldest complaint has had its time: a worker that died
-    is found by its own connection to the keeper before that. A worker that reaches nobody complains of everybody, and maybe nobody
-    of it. Of those with as many it is the one that most complain about. What the lost one said, and what was said of it, is dropped.
+    Each of two workers whose connection broke accuses the other, and only one of them can be gone.
+    Once the oldest accusation has had its time, the worker with most broken connections is lost;
+    among equals, the one that most accuse. A worker that died is found before that time, by its own
+    connection to the keeper. A worker that reaches no other accuses them all, and may be accused by
+    none. What the lost worker said, and what was said of it, is dropped.
     """
 
     def __init__(self) -> None:
@@ -45,14 +48,14 @@ class Suspicions:
         self._due_s.setdefault((accused, by), due_s)
 
     def drop(self, worker: str) -> None:
-        """It is gone, and nothing that has to do with it matters any more."""
+        """Forget all accusations by and of a worker that is gone."""
         self._due_s = {pair: due_s for pair, due_s in self._due_s.items() if worker not in pair}
 
     def clear(self) -> None:
         self._due_s.clear()
 
     def lost(self, now_s: float) -> tuple[str, str] | None:
-        """Who is to be given up now, and the word of whom that rests on."""
+        """Return the worker to give up now, and a worker that accuses it or is accused by it."""
         if not any(due_s <= now_s for due_s in self._due_s.values()):
             return None
         broken = {frozenset(pair) for pair in self._due_s}
@@ -63,29 +66,30 @@ class Suspicions:
 
 
 class Recorders:
-    """Who is asked to find out whether a script can be cut, though some may have died of it.
+    """Which workers are asked to record the script, to find out whether it can be cut.
 
-    Recording a loop may take more memory than there is, and kill the worker. So after a few losses in the middle of it
-    nobody is asked for a while, and then again, ever more seldom, because machines are also taken away for other reasons.
+    Recording a loop may need more memory than there is, and kill the worker. So after a few losses
+    in the middle of it no worker is asked for a while. Then one is asked again, ever more seldom,
+    because machines are also taken away for other reasons.
     """
 
     def __init__(self) -> None:
-        self.told = False  # somebody has said whether the script can be cut
+        self.told = False  # a worker has said whether the script can be cut
         self._begun: set[str] = set()
-        self._last = ""  # that has begun
+        self._last = ""  # the last worker that has begun
         self._losses = 0
-        self._again_s = 0.0  # before that nobody else is asked
+        self._again_s = 0.0  # before that no other worker is asked
 
     def begin(self, worker: str) -> None:
         self._begun.add(worker)
         self._last = worker
 
     def is_busy(self, worker: str) -> bool:
-        """It may hold up all of its threads, as it does while it imports and builds."""
+        """Whether recording may hold up all of its threads, as importing and building may."""
         return worker == self._last and not self.told
 
     def lost(self, worker: str, now_s: float, *, announced: bool) -> None:
-        """What was `announced` by the cloud is nobody's doing."""
+        """Count a worker lost while recording, unless the cloud `announced` that it would go."""
         if worker not in self._begun:
             return
         self._begun.discard(worker)
@@ -97,16 +101,19 @@ class Recorders:
             self._again_s = now_s + pause_s
 
     def wanted(self, now_s: float) -> bool:
-        """Whether the next leader shall find out."""
+        """Whether the next leader shall record the script."""
         return not self.told and now_s >= self._again_s
 
 
 class Patience:
-    """It is twice as long after it ended at the same step, because a script may hold up all threads there every time."""
+    """A bound that doubles when it ended a worker at the same step as before.
+
+    A script may hold up all threads at that step every time.
+    """
 
     def __init__(self, bound_s: float, bound_s_max: float) -> None:
         self.bound_s, self._bound_s_max = bound_s, bound_s_max
-        self._version = -1  # where it has ended last
+        self._version = -1  # where it ended a worker last
 
     def ended(self, version: int) -> None:
         if self._version == version:
@@ -116,9 +123,9 @@ class Patience:
 
 class Roster:
     def __init__(self, history: History, reports: Reports, changed: threading.Condition) -> None:
-        """`changed` is told when somebody goes."""
+        """`changed` is notified when a worker goes."""
         self._history, self._reports, self._changed = history, reports, changed
-        self._gone: dict[str, str] = {}  # who never comes back, and why
+        self._gone: dict[str, str] = {}  # workers that never come back, and why
         self._silent = Patience(SILENT_S, SILENT_EARLY_S)
         self._hung = Patience(HUNG_S, HUNG_S_MAX)
         self._ticks = Pace(TICK_S)
@@ -127,18 +134,18 @@ class Roster:
         self.members: dict[str, Member] = {}
         self.layout: Layout | None = None
         self.pending: Layout | None = None  # the next one
-        self.started = False  # the layout was told to its workers
-        # Who was asked to hand its state to those who lack it. In a keeper that was restarted: nobody knows.
+        self.started = False  # the layout was sent to its workers
+        # The workers asked to send their state to those that lack it; None after a restart.
         self.sources: tuple[str, ...] | None = ()
         self.left: int | None = None  # the version with which scripts left their loops
-        self.unled: int | None = None  # the committed step that nobody has led to its end
-        self.finishing: set[str] | None = None  # workers whose script is not at its end yet
+        self.unled: int | None = None  # the committed step whose side effects no leader finished
+        self.finishing: set[str] | None = None  # workers whose script has not ended yet
 
-    # --- who is here --------------------------------------------------------------------------------
+    # --- who is here ------------------------------------------------------------------------------
 
     @property
     def complete(self) -> bool:
-        """Whether everyone of the layout is here."""
+        """Whether every worker of the layout is here."""
         return self.layout is not None and not self.absent()
 
     def absent(self) -> list[str]:
@@ -146,7 +153,7 @@ class Roster:
         return [w for w in layout.workers if w not in self.members] if layout is not None else []
 
     def inside(self) -> list[Member]:
-        """Those of the layout who are here."""
+        """Return the members that are in the layout."""
         layout = self.layout
         workers = layout.workers if layout is not None else ()
         return [self.members[worker] for worker in workers if worker in self.members]
@@ -155,7 +162,7 @@ class Roster:
         return self.members.get(member.worker) is member
 
     def holders(self) -> tuple[str, ...]:
-        """Who has the newest version: together all of it, or nobody counts."""
+        """Return the workers with the newest version; none if together they lack some of it."""
         newest = self._history.version
         found = {w: m.held for w, m in self.members.items() if m.version == newest}
         parts = [held for held in found.values() if held is not None]
@@ -165,8 +172,11 @@ class Roster:
         return tuple(found)
 
     def copies(self, holders: Collection[str]) -> int:
-        """How many machines, of those that stay, could go on alone with what these have; where it takes several to have
-        all of it, whether there is another such group."""
+        """Return how many machines that stay could go on alone with what these workers hold.
+
+        If it takes several machines to hold the whole state, groups of them are counted; more than
+        one counts only if two groups have no machine in common.
+        """
         layout = self.layout
         stay = [m for w in holders if not (m := self.members[w]).noticed]
         if layout is None or not layout.owned:
@@ -178,24 +188,27 @@ class Roster:
             if all(worker in staying for worker in replica.workers)
         ]
         if self._history.generation != layout.generation:
-            groups = groups[:1]  # each has come by its own layers behind the first step
+            groups = groups[:1]  # each fetches its own layers, and has them after the first step
         apart = any(one.isdisjoint(other) for one, other in combinations(groups, 2))
         return len(groups) if apart else min(1, len(groups))
 
     def hear_left(self, version: int) -> None:
-        """Of one outside of the layout, too: others may be about to take over from it. Too late where they have gone on."""
+        """Note that a script has left its loop, unless the job has gone on from that version.
+
+        It may be of a worker outside of the layout, from which others are about to take over.
+        """
         if version == self._history.version:
             self.left = version
 
     def tell_of_ends(self) -> None:
-        """Whoever is in a step that others will not have, since their scripts have left their loops, waits in vain."""
+        """Notify members that are in a step which scripts that left their loops will not do."""
         left = self.left
         for member in self.inside():
             if left is not None and member.step >= left:
                 member.post(Over(version=left))
 
     def refused(self, worker: str) -> str | None:
-        """Why this worker is not let in, if it is not."""
+        """Return why this worker is not let in; None if it is."""
         if self.finishing is not None and worker not in self.finishing:
             return "the job is done"
         return self._gone.get(worker)
@@ -209,10 +222,10 @@ class Roster:
             earlier.close()
         self.members[member.worker] = member
 
-    # --- who goes -----------------------------------------------------------------------------------
+    # --- who goes ---------------------------------------------------------------------------------
 
     def lose(self, worker: str, cause: LossCause, detail: str) -> None:
-        """It is out, and never comes back."""
+        """Shut a worker out for good, and report it as lost."""
         owed_state = self._owes_state(worker)
         member = self.remove(worker, f"it was declared lost ({cause}: {detail})")
         if member is not None:
@@ -222,7 +235,7 @@ class Roster:
             self._reports.lost(worker, cause, detail, owed_state=owed_state)
 
     def remove(self, worker: str, why: str) -> Member | None:
-        self._gone[worker] = why  # what it holds may be of a past that the job has left
+        self._gone[worker] = why  # it may hold a state from a past that the job has left
         while len(self._gone) > GONE_MAX:
             del self._gone[next(iter(self._gone))]
         self.suspicions.drop(worker)
@@ -234,17 +247,20 @@ class Roster:
         return self.members.pop(worker, None)
 
     def patient(self, bound_s: float) -> float:
-        """Return how long `bound_s` is while everything is as slow as it has been lately.
+        """Return `bound_s`, extended by how slow everything has been lately.
 
-        It is seen by the keeper's looks and the workers' heartbeats: who is not heard in time where others are late, or where
-        we are, is not presumed dead yet.
+        Slowness is measured by the keeper's looks and the workers' heartbeats. So a worker that is
+        late while others or the keeper are late too is not presumed dead yet.
         """
         beats = (m.beats.slowness for m in self.members.values() if m.ready is not None)
         slowness = max(self._ticks.slowness, *beats, 1.0)
         return min(bound_s * slowness, max(bound_s, SILENT_EARLY_S))
 
     def lose_the_silent(self, now_s: float, late_s: float) -> None:
-        """`late_s` is by how much this look is late: others may be late for the same reason."""
+        """Lose the members that were silent for too long.
+
+        `late_s` is by how much this look is late: others may be late for the same reason.
+        """
         self._ticks.note(late_s)
         for member in list(self.members.values()):
             busy = self.recorders.is_busy(member.worker)
@@ -255,7 +271,7 @@ class Roster:
                 self.lose(member.worker, "silent", f"nothing was heard for {silent_s:.1f} s")
 
     def lose_the_hung(self) -> None:
-        """They say that they are alive, and everyone would wait for them."""
+        """Lose members that send heartbeats and make no progress: others would wait for them."""
         for member in list(self.members.values()):
             if not member.hung_s or member.ready is None:
                 continue
@@ -264,7 +280,10 @@ class Roster:
                 self.lose(member.worker, "silent", HANGS.format(member.hung_s))
 
     def suspect(self, accused: str, by: str, due_s: float) -> None:
-        """Note that the connection between them broke. The accused may have died with an earlier keeper, and so be absent."""
+        """Note that the connection between them broke.
+
+        The accused may have died with an earlier keeper, and so be absent.
+        """
         assert self.layout is not None
         matters = accused in self.layout.workers or self._owes_state(accused)
         if matters and not self.is_gone(accused):
@@ -278,7 +297,7 @@ class Roster:
                 self.lose(accused, "connection", f"its connection to {by} broke")
 
     def _owes_state(self, worker: str) -> bool:
-        """Whether those of the layout wait for the state of this one, who is not in it."""
+        """Whether workers of the layout wait for the state of this worker, which is not in it."""
         layout = self.layout
         if layout is None or worker in layout.workers:
             return False
@@ -287,13 +306,13 @@ class Roster:
         inside = self.inside()
         if any(member.version != self._history.version for member in inside):
             return True
-        # Of the newest version they may have some layers only, and be about to fetch the others.
-        if layout.owned:  # nobody here knows what each needs: behind their first step they have it
+        # They may have only some layers of the newest version, and be about to fetch the others.
+        if layout.owned:  # what each needs is not known here: after their first step they have it
             return self._history.generation != layout.generation
         return any(member.held is not None for member in inside)
 
     def _awaited(self, member: Member) -> bool:
-        """Whether others wait for it: in the layout, in the one that comes next, or for the state that it has."""
+        """Whether others wait for it: in this layout, the next one, or for its state."""
         if member.ready is None:
             return False
         layouts = (self.layout, self.pending)

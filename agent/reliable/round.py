@@ -1,4 +1,4 @@
-"""The step in flight: who is prepared for its commit, and what has come of its sum. No torch here."""
+"""The step in flight: which workers are prepared, and its sum so far. No torch here."""
 
 from agent.errors import WireError
 from agent.layout import Layout
@@ -13,7 +13,7 @@ class Round:
         self._sums: Assembly | None = None
 
     def begin(self) -> None:
-        """Whatever has come was of another step, or of another layout."""
+        """Forget what has arrived, because it was of a different step or layout."""
         self._prepared.clear()
         self._sums = None
 
@@ -28,32 +28,35 @@ class Round:
         self._prepared[worker] = message
 
     def whole(self, layout: Layout) -> bool:
-        """Whether it can be committed."""
+        """Whether the step can be committed."""
         if any(worker not in self._prepared for worker in layout.workers):
             return False
         return self._kept_back or (self._sums is not None and self._sums.whole)
 
     @property
     def _kept_back(self) -> bool:
-        """Whether its sum does not come, since one of them was told so. After a restart others may have sent theirs."""
+        """Whether the step's sum stays with the workers, because one of them was asked to keep it.
+
+        After a restart, others may have sent theirs.
+        """
         return not all(message.told for message in self._prepared.values())
 
     def script_step(self, layout: Layout) -> int:
-        """The step of the script that it belongs to."""
+        """Return the step of the script that it belongs to."""
         return self._prepared[layout.workers[0]].script_step
 
     def loss(self, layout: Layout) -> float:
         return self._prepared[layout.workers[0]].loss
 
     def logged(self, step: int, layout: Layout) -> LoggedSum | None:
-        """Its sum, and what the step contributed to; None if it stays with the workers."""
+        """Return the sum and what the step contributed to; None if it stays with the workers."""
         if self._kept_back:
             return None
         assert self._sums is not None
         return LoggedSum(step, self._prepared[layout.workers[0]].present, self._sums.body)
 
     def end(self, step: int, layout: Layout) -> tuple[LoggedSum | None, dict[str, Prepared]]:
-        """And who was prepared; the next one begins."""
+        """Begin the next step. Return this step's sum, and the messages of its prepared workers."""
         logged, prepared = self.logged(step, layout), self._prepared
         self._prepared, self._sums = {}, None
         return logged, prepared

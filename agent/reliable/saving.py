@@ -1,8 +1,8 @@
-"""What the keeper holds of a job, as a version of an archive; and back. No torch here.
+"""Write what the keeper holds of a job as a version of an archive, and read it back.
 
-The state goes into the archive layer by layer, and the sums that lead on from it as one more layer, each
-sum a part of its own. So a version is complete at the newest committed step, and writing it asks nothing
-of the workers.
+The state goes into the archive layer by layer, and the sums that follow it as one more layer, in
+which each sum is a separate part. So a version is complete at the newest committed step, and
+writing it needs nothing from the workers. No torch here.
 """
 
 import json
@@ -25,7 +25,7 @@ log = logging.getLogger(__name__)
 
 
 def sums_layer(redo: tuple[LoggedSum, ...]) -> Layer:
-    """The form of the sums: which steps they are of, and what each of them contributed to."""
+    """Return the form of the sums: their steps, and what each of them contributed to."""
     forms = [(f"{SUMS}/{logged.step:010d}", "U8", (logged.body.nbytes,)) for logged in redo]
     return lay_out(SUMS, forms, json.dumps({"present": [logged.present.hex() for logged in redo]}))
 
@@ -41,9 +41,10 @@ def _files(saved: Saved) -> Iterator[File]:
 
 
 def save(archive: Archive, generation: int, saved: Saved) -> Manifest:
-    """Write a version, and let go of what is older than the archive keeps.
+    """Write a version, and delete versions beyond those that the archive keeps.
 
-    What is there already is not written again, and what somebody else has written meanwhile is the version."""
+    If the version is there already, it is not written again, also if another writer wrote it.
+    """
     mark = Mark(saved.reached, generation)
     if (written := _written(archive, mark)) is not None:
         return written
@@ -55,13 +56,13 @@ def save(archive: Archive, generation: int, saved: Saved) -> Manifest:
         manifest = _write(archive, generation, saved)
     try:
         archive.prune(generation)
-    except CheckpointError as error:  # the version is there all the same
+    except CheckpointError as error:  # the version is there nevertheless
         log.warning("%s: what is old is still there: %s", archive.job, error)
     return manifest
 
 
 def _write(archive: Archive, generation: int, saved: Saved) -> Manifest:
-    """All of it or nothing: what an attempt that failed has left would be there for ever, after every attempt."""
+    """Write all of it or nothing, because remains of failed attempts are never deleted."""
     parts = write_parts(archive.sink, _files(saved))
     sums = (sums_layer(saved.redo),) if saved.redo else ()
     layers = (*saved.backup.layers, *sums)
@@ -80,7 +81,7 @@ def _write(archive: Archive, generation: int, saved: Saved) -> Manifest:
 
 
 def _made_room(archive: Archive, generation: int) -> bool:
-    """Whether some of what fills the disk was left by us, for nobody."""
+    """Delete what we left on the disk and no reader needs. Return whether there was any."""
     went = False
     for clear in (archive.sweep, archive.prune):
         try:
@@ -101,7 +102,7 @@ def _written(archive: Archive, mark: Mark) -> Manifest | None:
 
 
 def load(archive: Archive, manifest: Manifest) -> Saved:
-    """A version in memory, or `Damaged`."""
+    """Load a version into memory, or raise `Damaged`."""
     bodies = {
         layer.name: np.empty(layer.layer_bytes, dtype=np.uint8).data for layer in manifest.layers
     }
@@ -128,9 +129,10 @@ def load(archive: Archive, manifest: Manifest) -> Saved:
 
 
 def beginning(manifest: Manifest) -> Manifest:
-    """The same version as far as a proof needs it: the state, and the sums of the step behind it.
+    """Return what a proof needs of a version: the state, and the sums of the step after it.
 
-    Its files are among those of the whole version."""
+    Its files are among those of the whole version.
+    """
     count = manifest.proof
     sums = tuple(layer for layer in manifest.layers if layer.name == SUMS and count)
     cut = tuple(_first(layer, count) for layer in sums)

@@ -1,4 +1,4 @@
-"""A step that a person wants to see: noted down by all who play it, and put together. No torch here."""
+"""The timeline of a step, recorded by all workers for a person. No torch here."""
 
 from agent.layout import Layout
 from agent.protocol import Traced
@@ -10,15 +10,15 @@ class Tracing:
     def __init__(self, job: str) -> None:
         self._job = job
         self.wanted = False
-        self._step: tuple[int, int] | None = None  # generation and step that are noted down
+        self._step: tuple[int, int] | None = None  # generation and step that are recorded
         self._found: dict[str, Traced] = {}
 
     def begin(self, generation: int, step: int) -> None:
-        """Everyone was asked to note this step down."""
+        """Collect this step, after every worker was asked to record it."""
         self._step, self._found = (generation, step), {}
 
     def take(self, worker: str, traced: Traced, layout: Layout) -> Timeline | None:
-        """The whole step, once all have told their part of it."""
+        """Return the timeline of the whole step once all workers have sent their part."""
         if (traced.generation, traced.step) != self._step:
             return None
         self._found[worker] = traced

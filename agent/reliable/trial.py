@@ -1,14 +1,15 @@
-"""A job of one worker proves its script in a second process on the same machine. No torch here.
+"""A job of one worker proves its script in a second process beside it. No torch here.
 
-Whoever joins a job proves that the script keeps nothing to itself. Where nobody joins that would show with the first loss
-only, perhaps after a night. So the worker of a job that has one is asked for a second process of itself, as soon as there
-is a step to prove. That process is a *prover*: it proves that step as a newcomer does, is told of no layout and to no
-manager, and is dismissed behind its answer. What it has made otherwise fails the job.
+A joining worker proves that the script keeps no state outside of its session. If no worker joins,
+a violation would show only with the first loss of a worker, perhaps after a night. So a job's only
+worker is asked for a second process of itself as soon as there is a step to prove. That process is
+a *prover*: it proves that step as a newcomer does, gets no layout, is not reported to the manager,
+and is dismissed after its answer. If its result differs, the job fails.
 
-A prover that ends without an answer is started once more. Then, or if there is no memory for one, the job's log says in a
-line that the script was not tried, and the job trains on.
+A prover that ends without an answer is started once more. After that, or if there is no memory for
+one, a line in the job's log says that the script was not tried, and the job trains on.
 
-The job that owns it holds its lock.
+The job that owns the trial holds its lock.
 """
 
 import time
@@ -22,7 +23,7 @@ from agent.reliable.roster import Roster
 from agent.reliable.vault import Vault
 
 TRIES = 2
-# From the asking to the answer: the script loads its data, and its process is the last to get a processor.
+# From the request to the answer: the script loads its data, and its process gets a processor last.
 PATIENCE_S = 1800.0
 UNTRIED = (
     "{}: the script was not tried in a second process, because {}: what it keeps outside of its session shows only when "
@@ -42,40 +43,40 @@ class Trial:
     ) -> None:
         self._roster, self._vault, self._entrance = roster, vault, entrance
         self._fail, self._say = fail, say
-        self.wanted = False  # in this job
+        self.wanted = False  # whether this job has a trial
         self._asked: str | None = None  # the worker that was asked for a second process
         self._until_s, self._tries = 0.0, 0
         self._prover: Member | None = None
-        self._why = ""  # it had no answer
-        self._found: Failed | None = None  # and nobody is there of whom it could be told
+        self._why = ""  # the prover gave no answer
+        self._found: Failed | None = None  # a failure, until there is a worker to report it for
 
-    # --- who comes and goes -------------------------------------------------------------------------
+    # --- who comes and goes -----------------------------------------------------------------------
 
     def join(self, prover: Member) -> None:
-        """A prover has come, or has come again to a keeper that was restarted."""
+        """Take a prover that connects, also one that reconnects after a restart of the keeper."""
         if self._prover is not None:
             self._prover.close()
         self._prover = prover
         self._until_s = time.monotonic() + PATIENCE_S
 
     def leave(self, prover: Member) -> None:
-        """Its connection is broken; whoever has started it says what became of it."""
+        """Forget a prover whose connection is broken; the worker that started it says why."""
         if self._prover is prover:
             self._prover = None
         prover.close()
 
     def close(self, why: str | None = None) -> None:
-        """Nothing is tried any more; None if the keeper ends, and the next one goes on with it."""
+        """Stop trying. If `why` is None, the keeper ends, and the next goes on with the prover."""
         prover, self._prover, self._asked = self._prover, None, None
         if prover is not None and why is not None:
             prover.dismiss(why)
         elif prover is not None:
             prover.close()
 
-    # --- what is said -------------------------------------------------------------------------------
+    # --- what is said -----------------------------------------------------------------------------
 
     def hear(self, prover: Member, message: Message) -> None:
-        """Of what a prover says only its answer counts; what it prints has been printed."""
+        """Handle a prover's answer, and ignore its output, because the worker has printed that."""
         if self._prover is not prover:
             return
         match message:
@@ -101,17 +102,17 @@ class Trial:
         self._ends(Failed(kind="refused", detail=why, step=step) if why else None)
 
     def untried(self, worker: str, message: Untried) -> None:
-        """There is no second process, or no more."""
+        """Note that the worker has no second process; try again or give up."""
         if worker != self._asked or not self._trying:
             return
         if message.final or self._tries >= TRIES:
             self._gives_up(self._why or message.why)
         self._asked = None
 
-    # --- looking ------------------------------------------------------------------------------------
+    # --- looking ----------------------------------------------------------------------------------
 
     def look(self) -> None:
-        """Ask for a prover, or ask it, if there is something to ask."""
+        """Ask for a prover, or pose the question to it, if there is a step to prove."""
         if self._found is not None:
             self._tell()
         if not self._trying:
@@ -121,7 +122,7 @@ class Trial:
             self.close("the job is done")
             return
         if self._asked not in self._roster.members:
-            # With the worker its second process is gone.
+            # If the worker is lost, so is its second process.
             self._asked = None
         prover, waits = self._prover, self._prover is not None or self._asked is not None
         if waits and time.monotonic() > self._until_s:
@@ -142,7 +143,7 @@ class Trial:
                 pose(prover, base)
 
     def _alone(self) -> Member | None:
-        """The only worker that is here, if it trains with a whole model, and there is something that could be proven."""
+        """Return the only worker here, if it trains a whole model and there is a step to prove."""
         members = [*self._roster.members.values()]
         if len(members) != 1 or not self._roster.started or members != self._roster.inside():
             return None
@@ -155,7 +156,7 @@ class Trial:
         self._until_s = time.monotonic() + PATIENCE_S
         host.post(ProofWanted())
 
-    # --- the end ------------------------------------------------------------------------------------
+    # --- the end ----------------------------------------------------------------------------------
 
     def _ends(self, found: Failed | None) -> None:
         self._entrance.tried, self._found = True, found
@@ -163,7 +164,7 @@ class Trial:
         self._tell()
 
     def _tell(self) -> None:
-        """The manager knows nothing of provers: it is told of a worker that has done the step."""
+        """Report the failure for a worker that has done the step: the manager knows no provers."""
         found, member = self._found, next(iter(self._roster.members.values()), None)
         if found is not None and member is not None:
             self._found = None

@@ -1,10 +1,11 @@
-"""What a job has in safe hands: the backup in the keeper's memory, and its versions on the keeper's disk.
+"""A job's recoverable state: the backup in the keeper's memory, and versions on its disk.
 
-A version is the backup and the sums since, just as they lie in memory: writing one asks nothing of
-the workers, stalls nobody, and has every committed step in it.
+A version is the backup and the sums since, as they lie in memory. Writing one therefore needs
+nothing from the workers and stalls none of them, and it has every committed step in it.
 
-A worker that joins proves itself by the step behind a backup: see `agent.reliable.proofs`. So the backup before the newest
-stays until that step is known of the newest, in memory and on the disk: there is always one to prove, whoever is lost when.
+A joining worker proves itself by the step after a backup: see `agent.reliable.proofs`. So the
+backup before the newest is kept, in memory and on the disk, until the records of the step after the
+newest are complete: then there is always a step to prove, whichever workers are lost and when.
 """
 
 import logging
@@ -39,24 +40,24 @@ log = logging.getLogger(__name__)
 
 REDO_MAX_FACTOR = 4
 REDO_BYTES_FREE = 1 << 30  # of sums that are held whatever the state's size
-REDO_STEPS = 1000  # each sum is a file of a version, and a message to whoever replays it
+REDO_STEPS = 1000  # each sum is a file of a version, and a message to each worker that replays it
 ROOM_FACTOR = 1.01  # a sum is padded, and may be a little larger than its part of the state
-AGAIN_S = 60.0  # after a version that could not be written, however seldom there shall be one
+AGAIN_S = 60.0  # the longest wait after a version that could not be written
 LOST_S = 10.0  # without a byte of a state that was asked for
-SMALL_SUM_BYTES = 1 << 24  # less is never dear
-EARLY = 3  # steps, behind which the first state is asked for that a proof can begin with
+SMALL_SUM_BYTES = 1 << 24  # sending a smaller sum is never costly
+EARLY = 3  # steps until the first state that a proof can begin with is asked for
 
 
 class Place(msgspec.Struct, frozen=True, kw_only=True):
-    """Where states are kept: a folder with a folder per job and, if there is one, a place elsewhere."""
+    """Where states are kept: a folder with a folder per job and, optionally, object storage."""
 
     checkpoints: Path
     storage: Storage | None = None
-    memory: Path | None = None  # where the keeper's memory outlives it
+    memory: Path | None = None  # a folder in which the keeper's memory outlives the keeper
 
 
 class Base:
-    """A backup, the sums that lead on from it without a gap, and what is known of the step behind it."""
+    """A backup, the sums that follow it without a gap, and the records of the step after it."""
 
     def __init__(
         self, backup: Backup, redo: list[LoggedSum], question: Question | None = None
@@ -80,7 +81,7 @@ class Base:
 
 
 class Vault:
-    """Not guarded by itself: the job that owns it holds its lock, but for what is said to be done beside it."""
+    """Not locked itself: the job that owns it holds its lock, except for what runs beside it."""
 
     def __init__(self, order: JobOrder, place: Place, report: Callable[[Report], None]) -> None:
         self._order, self._report, self._place = order, report, place
@@ -94,27 +95,30 @@ class Vault:
         self._lasting = MemoryLog(place.memory / order.job) if place.memory is not None else None
         self.memory = self._lasting or Returning()  # for states and sums
         self._assembly: StateAssembly | None = None
-        self._heard_s = 0.0  # when some of the assembly last came, or was asked for
-        self._begun_s = 0.0  # when the first of it came
-        self._rested_s = 0.0  # until then none is asked for, if there is room for sums
+        self._heard_s = 0.0  # when a part of the assembly last arrived, or was asked for
+        self._begun_s = 0.0  # when the first part of it arrived
+        self._rested_s = 0.0  # no state is asked for before this time if there is room for sums
         self.backup: Backup | None = None
         self.redo: list[LoggedSum] = []  # from the backup on, without a gap
-        self._ahead: list[LoggedSum] = []  # behind one, for the state that is asked for
+        self._ahead: list[LoggedSum] = []  # after a gap, for the state that is asked for
         self._committed = 0
         self.proofs = Proofs()
-        self.awaited = False  # somebody waits for a step to prove
-        self._question: Question | None = None  # about the step behind the backup
-        self._older: Base | None = None  # the one before, as long as that is not complete
-        self._aside: Base | None = None  # recalled, only to be proven by
+        self.awaited = False  # a worker waits for a step to prove
+        self._question: Question | None = None  # about the step after the backup
+        self._older: Base | None = None  # the one before, until the newest is provable
+        self._aside: Base | None = None  # recalled, and used for proofs only
         self._noted: int | None = None  # the version of the backup that the next keeper would find
         self._noted_whole = False
-        self.sum_bytes = 0  # of the newest sum that came
-        self._whole_until_s = 0.0  # until then nothing may be lacking, whatever it costs
+        self.sum_bytes = 0  # of the newest sum that arrived
+        self._whole_until_s = 0.0  # until then every sum is taken, whatever it costs
 
-    # --- the backup ---------------------------------------------------------------------------------
+    # --- the backup -------------------------------------------------------------------------------
 
     def promise(self, step: int, logged: LoggedSum | None, records: bytes = b"") -> None:
-        """This step is about to be committed, and this is its sum if it is here. `records` are what `records_of` says."""
+        """Note in lasting memory a step that is about to be committed, with its sum if here.
+
+        `records` are what `records_of` returns.
+        """
         if self._lasting is None:
             return
         if records and self._noted is not None:
@@ -125,8 +129,10 @@ class Vault:
             self._lasting.note_gap(step)
 
     def records_of(self, step: int, logged: LoggedSum | None) -> bytes:
-        """What is known of the step behind what the next keeper would find, with this sum, which is not committed yet: it
-        may be all that there will ever be."""
+        """Return the records of the step after the backup that the next keeper would find.
+
+        They include this sum, which is not committed yet, because no further sum may ever come.
+        """
         base = self._kept_base
         if base is None or base.provable or base.backup.version != self._noted:
             return b""
@@ -148,23 +154,23 @@ class Vault:
         self._ahead.append(logged)
 
     def skip(self, step: int) -> None:
-        """It is committed, and its sum is not here."""
+        """Count a committed step whose sum is not here."""
         self._committed = step + 1
 
     @property
     def behind(self) -> int:
-        """How many steps are committed that nothing here leads to."""
+        """How many committed steps cannot be reached from what is in memory."""
         reached = self.reached
         return 0 if reached is None else max(0, self._committed - reached)
 
     def logged(self, step: int) -> LoggedSum | None:
-        """They lie without a gap."""
+        """Return the sum of a step; an index suffices because the sums have no gap."""
         at = step - self.redo[0].step if self.redo else -1
         return self.redo[at] if 0 <= at < len(self.redo) else None
 
     @property
     def open(self) -> bool:
-        """Whether one more commit may be logged; without a backup or with too many sums, not yet."""
+        """Whether one more commit may be logged: there is a backup, and not too many sums."""
         return self.backup is not None and self._sums < self._bound
 
     @property
@@ -173,8 +179,11 @@ class Vault:
 
     @property
     def _room(self) -> int:
-        """How many sums are held without haste: about as many bytes as the state has, and so few that whoever takes the
-        job up again can be sent them all."""
+        """How many sums are held without haste.
+
+        They have about as many bytes as the state, and are few enough to be sent to every worker
+        that takes the job up again.
+        """
         newest = next((led[-1] for led in (self._ahead, self.redo) if led), None)
         if self.backup is None or newest is None:
             return REDO_STEPS
@@ -188,14 +197,19 @@ class Vault:
 
     @property
     def _bound(self) -> int:
-        """A state that takes longer than the steps between two is no reason to wait as long as there is room."""
+        """The most sums that are held.
+
+        As long as there is room for sums, commits go on even if a state takes longer to arrive than
+        the steps between two states.
+        """
         return max(REDO_MAX_FACTOR * self._every, self._room)
 
     @property
     def wants(self) -> bool:
-        """Whether a new state should be asked for now. One of which nothing comes any more is asked for again.
+        """Whether a new state should be asked for now, or again if no more of it arrives.
 
-        Who sends a state computes more slowly meanwhile: for as long as the last one took there is none.
+        A worker that sends a state computes more slowly. So after each state none is asked for
+        during as long a time as that state took.
         """
         if self.backup is not None and len(self.redo) + self.behind < self._every:
             return self._lacks_proof and self._assembly is None
@@ -207,8 +221,11 @@ class Vault:
 
     @property
     def _lacks_proof(self) -> bool:
-        """Whether there is no backup by which workers can prove themselves, and another would be one. What a script begins
-        with is none while there is a choice: what it counts by itself is right there."""
+        """Whether workers cannot prove themselves by any backup here, but could by a newer one.
+
+        The initial state does not count while there is a choice, because what a script counts
+        outside of the session is correct there.
+        """
         if self.backup is None:
             return False
         if self.backup.version == 0:
@@ -217,7 +234,7 @@ class Vault:
         return self.awaited and over and self.asked(partly=False) is None
 
     def owes(self, version: int) -> bool:
-        """Whether the sum of this step is wanted whatever it costs, because workers prove themselves by it."""
+        """Whether this sum is wanted whatever it costs, because workers prove themselves by it."""
         begun = [self._assembly.version] if self._assembly is not None else []
         newest = self._newest
         if newest is not None and not newest.provable and newest.reached >= version:
@@ -226,14 +243,15 @@ class Vault:
 
     @property
     def adrift(self) -> bool:
-        """Whether nothing leads to the sums that come to stay, and no state is on its way that would."""
+        """Whether sums are logged after a gap, and no state is on its way that would close it."""
         return self.behind > 0 and self._assembly is None
 
     def takes_sums(self, copies: int) -> bool:
-        """Return whether every step waits for its sum to come here, where so many machines could go on alone.
+        """Return whether every step waits for its sum to arrive here.
 
-        With it no loss of workers costs a step. Two machines seldom go at once, so a large sum may stay with them: then the
-        steps since the newest state are computed again.
+        `copies` is the number of machines that could go on alone. If the keeper has the sum, no
+        loss of workers costs a step. Two machines are seldom lost at once, so a large sum may stay
+        with them: then the steps since the newest state are computed again.
         """
         policy = self._order.sums
         small = policy == "auto" and self.sum_bytes < SMALL_SUM_BYTES
@@ -243,12 +261,15 @@ class Vault:
         return self.takes_sums(copies) or time.monotonic() < self._whole_until_s
 
     def insist(self, seconds: float) -> None:
-        """Take every sum for so long: a checkpoint that was asked for has all steps in it."""
+        """Take every sum for `seconds`, so that a requested checkpoint has all steps in it."""
         self._whole_until_s = time.monotonic() + seconds
 
     def ask(self, layout: Layout, version: int, *, final: bool = False) -> None:
-        """From now on shares of this state are welcome, and no others. What has come of it already stays, and who has sent
-        its share as that of the last state does not send it once more."""
+        """Accept shares of this state from now on, and no others.
+
+        What has arrived of it stays, and a worker that has sent its share of it as that of the last
+        state does not send it again.
+        """
         self._heard_s = time.monotonic()
         coming = self._assembly
         if coming is not None and coming.of(
@@ -261,13 +282,16 @@ class Vault:
         )
 
     def stop_asking_for(self, version: int) -> None:
-        """No state of this version will come."""
+        """Give up a state that will not come."""
         assembly = self._assembly
         if assembly is not None and not assembly.final and assembly.version == version:
             self._assembly = None
 
     def stop_asking(self) -> None:
-        """Another layout begins: what a state took in the one before says nothing of it."""
+        """Give up the state asked for, because another layout begins.
+
+        How long a state took in the previous layout says nothing about the next one.
+        """
         self._assembly, self._rested_s = None, 0.0
 
     def _match(self, message: Snapshot, layout: Layout) -> StateAssembly | None:
@@ -288,7 +312,7 @@ class Vault:
         return assembly
 
     def _is_boundary_of(self, assembly: StateAssembly, message: Snapshot) -> bool:
-        """Whether what was asked for fell between two commits of a step, and this is the state at the end of that step."""
+        """Whether this is the end of a step in the middle of which the state was asked for."""
         follows = assembly.generation == message.generation and assembly.version < message.version
         return follows and not (self._begun_s or assembly.final or message.final)
 
@@ -299,7 +323,7 @@ class Vault:
     def take(
         self, message: Snapshot, payload: memoryview, worker: str, layout: Layout
     ) -> Backup | None:
-        """Some of a share has come; the backup, if nothing is lacking now."""
+        """Take a part of a share. Return the backup if it is complete with this part."""
         assembly = self._match(message, layout)
         if assembly is None:
             return None
@@ -321,7 +345,7 @@ class Vault:
         return whole
 
     def _succeed(self, whole: Backup) -> None:
-        """It is the newest; what was there before stays, if it is that by which workers can prove themselves."""
+        """Make `whole` the newest backup; keep the previous one while only that is provable."""
         before, older = self._newest, self._older
         if older is None or not older.provable:
             older = before if before is not None and before.question is not None else older
@@ -330,7 +354,7 @@ class Vault:
         self._question, self._older = None, older
         self.look()
 
-    # --- proofs -------------------------------------------------------------------------------------
+    # --- proofs -----------------------------------------------------------------------------------
 
     @property
     def _newest(self) -> Base | None:
@@ -338,12 +362,12 @@ class Vault:
 
     @property
     def _kept_base(self) -> Base | None:
-        """What the next keeper is to find: the newest, as soon as workers can prove themselves by it."""
+        """The base that the next keeper finds: the older one until the newest is provable."""
         newest = self._newest
         return self._older if newest is not None and self._older is not None else newest
 
     def look(self) -> None:
-        """Something has become known of the newest steps."""
+        """Update the questions after new records of the newest steps have arrived."""
         newest = self._newest
         if self._older is not None:
             self._older.look(self.proofs)
@@ -355,7 +379,7 @@ class Vault:
         self._note()
 
     def _note(self) -> None:
-        """Before what was written down until now is let go."""
+        """Note the kept base in lasting memory, before the one noted until now is dropped."""
         base = self._kept_base
         if self._lasting is None or base is None:
             return
@@ -365,7 +389,10 @@ class Vault:
             self._lasting.note_state(base.saved(self._order))
 
     def step_back(self) -> None:
-        """Go on from the state before the backup, where no step is committed behind that which could be proven."""
+        """Go on from the state before the backup if no step is committed after the backup.
+
+        Then the step after that older state is replayed, and can be proven.
+        """
         older = self._older
         if older is not None and not self.redo and older.redo and older.reached == self.reached:
             self.backup, self.redo, self._question = older.backup, older.redo, older.question
@@ -373,15 +400,18 @@ class Vault:
 
     @property
     def asks_first(self) -> int | None:
-        """Name a microbatch of the first step behind the backup of which something is known."""
+        """A recorded microbatch of the first step after the backup; None if none is recorded."""
         question = None
         if self.backup is not None:
             question = self.proofs.question(self.backup.version, self.reached or 0)
         return None if question is None else question.microbatches[0]
 
     def asked(self, *, partly: bool) -> Base | None:
-        """The base from which a worker is to prove itself: where some steps have gone before, if there is one. `partly`
-        is for when nobody is there who could bring the job further: then it is whatever is known."""
+        """Return the base for a worker to prove itself by, not the initial state if possible.
+
+        With `partly`, a base with incomplete records will do. That is for a job in which no worker
+        commits, so that the records cannot become complete.
+        """
         held = (self._newest, self._older, self._aside)
         bases = [base for base in held if base is not None]
         whole = [base for base in bases if base.provable]
@@ -390,16 +420,16 @@ class Vault:
         return next(iter([*whole, *(base for base in bases if base.question is not None)]), None)
 
     def keep(self, saved: Saved) -> None:
-        """Hold this, to be proven by, beside what is gone on from. It was recalled for that."""
+        """Hold a recalled version for proofs only, beside the one that the job goes on from."""
         question = proofs.read(saved, self._order)
         if question is not None:
             self._aside = Base(saved.backup, list(saved.redo), question)
 
-    # --- versions on the disk -----------------------------------------------------------------------
+    # --- versions on the disk ---------------------------------------------------------------------
 
     @property
     def saved(self) -> Saved | None:
-        """What goes to the disk: something that workers can prove themselves by, if it lies no further back."""
+        """The version to write: a provable one, if it reaches as far as the newest."""
         newest, older = self._newest, self._older
         if newest is None:
             return None
@@ -409,7 +439,7 @@ class Vault:
 
     @property
     def beside(self) -> Saved | None:
-        """What goes to the disk before that, because else nobody could prove itself by what lies there."""
+        """A provable version to write before `saved`, if `saved` itself is not provable."""
         newest, older = self._newest, self._older
         if newest is None or newest.provable or older is None or not older.provable:
             return None
@@ -417,18 +447,22 @@ class Vault:
 
     @property
     def reached(self) -> int | None:
-        """The version that what is in memory leads to."""
+        """The version that the backup and its sums lead to."""
         return None if self.backup is None else self.backup.version + len(self.redo)
 
     def left(self, committed: int) -> Saved | None:
-        """Beside the job: what the keeper before us has left in memory, which may be all that there is of it."""
+        """Return what the previous keeper left in memory, which may be the only copy.
+
+        Called beside the job, without its lock.
+        """
         return None if self._lasting is None else self._lasting.find(committed)
 
     def recall(self, committed: int, *, patient: bool) -> Found:
-        """Beside the job: return the best of what an earlier keeper left in memory, of the disk and, if need be, of what lies
-        elsewhere. Nothing stored reaches further than a backup that is here.
+        """Return the best of an earlier keeper's memory, the disk and, if needed, remote storage.
 
-        A patient caller hears of what cannot be read, and asks again; else what can be read must do.
+        Called beside the job, without its lock. If there is a backup here, nothing stored reaches
+        further. A patient caller gets an error for what cannot be read, and asks again; otherwise
+        what cannot be read is left out.
         """
         if self.backup is not None:
             return Found(None, "nothing that is stored reaches further")
@@ -444,7 +478,10 @@ class Vault:
         return found
 
     def recall_proof(self, saved: Saved) -> Saved | None:
-        """Beside the job: of a version that nobody can prove itself by, another on the disk by which one can."""
+        """Return a provable version from the disk if `saved` is not provable.
+
+        Called beside the job, without its lock.
+        """
         if proofs.read(saved, self._order) is not None:
             return None
         try:
@@ -456,7 +493,7 @@ class Vault:
         return None
 
     def _elsewhere(self, committed: int) -> list[Shelf]:
-        """Where else something may lie. Of a job that has committed nothing we have stored nothing."""
+        """Where else a version may lie. Of a job without commits we have stored nothing."""
         if committed and self._place.storage is not None:
             return [Shelf(OBJECT, self._place.storage.archive(self._job))]
         if self._order.from_url:
@@ -464,25 +501,25 @@ class Vault:
         return []
 
     def drop(self) -> None:
-        """What is in memory leads nowhere any more."""
+        """Forget all that is in memory, because the job's history no longer contains it."""
         self.backup, self.redo, self._ahead, self._assembly = None, [], [], None
         self._question, self._older, self._aside = None, None, None
         self.proofs.clear()
         self._noted = None
 
     def begin_anew(self, version: int) -> None:
-        """Whoever wrote meanwhile: from this version on it is us."""
+        """Go on from this version as the only writer, whichever keeper wrote meanwhile."""
         self.since, self._generation, self._assembly = version, None, None
         self._committed = version
 
     def go_back(self, version: int) -> None:
-        """Nothing is there any more of what was newer."""
+        """Go back to a version, because everything newer is lost."""
         self.since = self._committed = version
         self._ahead.clear()
         self.proofs.forget(version)
 
     def adopt(self, saved: Saved) -> None:
-        """Hold this from now on."""
+        """Go on from a recalled version, and hold it from now on."""
         self.backup, self.redo, self._assembly = saved.backup, list(saved.redo), None
         self._ahead.clear()
         self._older, self._question = None, proofs.read(saved, self._order)
@@ -493,12 +530,12 @@ class Vault:
             self._lasting.note_state(saved)
 
     def leave(self) -> None:
-        """The keeper ends, and what is in memory is for the next one."""
+        """Leave what is in memory to the next keeper, because this one ends."""
         if self._lasting is not None:
             self._lasting.leave()
 
     def clear(self) -> None:
-        """The job is over: whoever takes it up again finds it on the disk."""
+        """Clear the memory of a finished job; if it is taken up again, it is read from the disk."""
         if self._lasting is not None:
             self._lasting.clear()
 
@@ -506,7 +543,10 @@ class Vault:
         return self.backup is not None and time.monotonic() >= self._checkpoint_due_s
 
     def write_beside(self) -> bool:
-        """Write a checkpoint on a thread of its own, unless one is being written or there is nothing to write."""
+        """Write a checkpoint on a separate thread.
+
+        Return False if one is being written already, or there is nothing to write.
+        """
         saved, beside = self.saved, self.beside
         self._checkpoint_due_s = time.monotonic() + self._order.checkpoint_every_s
         begins = saved is not None and not self._writing.locked()
@@ -526,7 +566,7 @@ class Vault:
             self._archive,
             partial(
                 storage.archive, self._job
-            ),  # without us: it may outlive us, and the state that we hold
+            ),  # without a reference to us: it may outlive us and the state that we hold
             storage.every_s,
             self._report,
         )
@@ -540,8 +580,12 @@ class Vault:
         ended: bool = False,
         copied_s: float = 0.0,
     ) -> bool:
-        """Beside the job. Full disks are reported, and do not stop training. For so long it is waited for the copy: behind
-        the report whoever asked for it may end this machine."""
+        """Write a version to the disk. Return whether it was written.
+
+        Called beside the job, without its lock. A full disk is reported and does not stop training.
+        The report waits up to `copied_s` for the copy in remote storage, because once a requester
+        has the report, it may end this machine.
+        """
         with self._writing:
             try:
                 if beside is not None:
@@ -567,13 +611,16 @@ class Vault:
         return True
 
     def _written_whole(self, saved: Saved) -> Manifest:
-        """This version lies there as an earlier state and the sums that lead to it. Copies and exports are of states: of
-        a job that has ended, which nobody goes on with, the state is written once more, as one more generation."""
+        """Write this version again as a whole state, in one more generation.
+
+        It lies there as an earlier state and the sums that lead to it, but copies and exports are
+        of states. That is for a job that has ended, because no worker goes on with it.
+        """
         self._generation = self._archive.take_over(saved.reached)
         return saving.save(self._archive, self._generation, saved)
 
     def _taken_over(self) -> int:
-        """Our generation in the archive."""
+        """Return our generation in the archive."""
         generation = self._generation
         if generation is None:
             generation = self._generation = self._archive.take_over(self.since)
@@ -586,9 +633,9 @@ class Vault:
         return False
 
     def store(self, final: Backup) -> tuple[str, str] | None:
-        """Beside the job: the last version, and the trained model on its own.
+        """Store the last version, and the trained model separately. Called beside the job.
 
-        The model's digest and where it is; None if the disk did not take it.
+        Return the model's digest and its location; None if the disk did not take it.
         """
         if not self.write(Saved(final, ()), last=True, ended=True):
             return None
@@ -603,7 +650,7 @@ class Vault:
 
 
 def _leading(version: int, sums: Iterable[LoggedSum]) -> tuple[list[LoggedSum], list[LoggedSum]]:
-    """Those that lead on from this version, and those behind the first gap."""
+    """Split sums into those that follow this version without a gap, and those after it."""
     redo, ahead = list[LoggedSum](), list[LoggedSum]()
     for logged in sums:
         if logged.step == version + len(redo):

@@ -1,1 +1,1 @@
-"""The person's own code: what travels of it, and what can be read in it."""
+"""The person's own code: what travels with a script, and whose code a traceback shows."""

@@ -1,10 +1,12 @@
-"""What travels with a script: the files beside it, and where it lay among them. No torch here.
+"""What travels with a script: files beside it, and its place among them. No torch here.
 
-    payload = the script's own bytes, where nothing else goes along
-            | mark, then in msgpack: the script's path, and of every file its path, bytes, and whether it is a program
+    payload = the script's own bytes, if no other file goes along
+            | mark, then in msgpack: the script's path, and for every file its path, bytes, and
+              whether it is a program
 
-The same files give the same bytes, and so the same checksum, by which the payload is stored, and what was measured of
-a job is found again. Links and devices cannot be said in it, and a path leads nowhere but down.
+The same files give the same bytes, and so the same checksum. By that the payload is stored, and
+what was measured of a job is found again. Links and devices cannot be expressed in it, and no path
+leads out of its folder.
 """
 
 import importlib
@@ -27,7 +29,7 @@ FILES_MAX = 10_000
 
 class File(msgspec.Struct, frozen=True, array_like=True):
     data: bytes
-    runs: bool = False  # a program, called by its name
+    runs: bool = False  # whether it is a program, called by its name
 
 
 class Parcel(msgspec.Struct, frozen=True, array_like=True):
@@ -44,7 +46,7 @@ def pack(script: str, files: Mapping[str, File]) -> bytes:
 
 
 def read(payload: bytes, name: str) -> Parcel:
-    """What is in a payload. `name` is the script's, if it is alone in it."""
+    """Return what is in a payload. `name` is the script's, if it is alone in it."""
     if not payload.startswith(MARK):
         return Parcel(name, {name: File(payload)})
     try:
@@ -71,7 +73,7 @@ def _check(parcel: Parcel) -> None:
 
 
 def unpack(parcel: Parcel, folder: Path) -> Path:
-    """Put it all into an empty folder. Says where the script is."""
+    """Put all files into an empty folder. Return where the script is."""
     for path, file in parcel.files.items():
         target = folder / path
         target.parent.mkdir(parents=True, exist_ok=True)
@@ -83,8 +85,10 @@ def unpack(parcel: Parcel, folder: Path) -> Path:
 
 
 def taken_names(parcel: Parcel) -> list[str]:
-    """Files that lie beside the script and have the name of a module that this process has already: the script would
-    get that one."""
+    """Return files beside the script that have the name of a module that is loaded already.
+
+    The script would import that module instead of the file.
+    """
     folder = PurePosixPath(parcel.script).parent
     suffixes = tuple(all_suffixes())
     found = []
@@ -99,8 +103,11 @@ def taken_names(parcel: Parcel) -> list[str]:
 
 @contextmanager
 def at_home(folder: Path, script: Path) -> Iterator[None]:
-    """As if somebody stood in `folder` and had started the script there by hand. What was imported from it is
-    forgotten at the end: the next one may have other modules of these names."""
+    """Run as if a person had started the script by hand in `folder`.
+
+    Modules that were imported from it are forgotten at the end, because the next script may have
+    other modules of these names.
+    """
     path, modules, here = list(sys.path), dict(sys.modules), Path.cwd()
     sys.path.insert(0, str(script.parent))
     os.chdir(folder)
@@ -122,7 +129,10 @@ def at_home(folder: Path, script: Path) -> Iterator[None]:
 
 
 def contents(module: object) -> Mapping[str, Any]:
-    """Without asking it: some modules have an answer to everything, and some are loaded when they are first asked."""
+    """Return a module's attributes without asking it.
+
+    Some modules have an answer to every name, and some are loaded when they are first asked.
+    """
     try:
         found: Mapping[str, Any] = object.__getattribute__(module, "__dict__")
     except AttributeError:

@@ -1,4 +1,4 @@
-"""Tracebacks as the author of a script knows them, and which code is theirs."""
+"""Tracebacks as a script's author knows them, and which code is the author's."""
 
 import sys
 import sysconfig
@@ -32,20 +32,20 @@ def traceback_of(error: BaseException) -> str:
 
 
 def shown(file: str) -> str:
-    """Name a file as its author does: from the script's folder on."""
+    """Return a file's name as its author knows it: from the script's folder on."""
     folder = f"{_script_folder()}/"
     return file.removeprefix(folder) if file.startswith(folder) else file
 
 
 def is_library(file: str | None) -> bool:
-    """Whether this is code that is installed, ours, Python's or nobody's file."""
+    """Whether this is installed code, ours, Python's, or code without a file."""
     if not file or file.startswith("<"):
         return True
     return file.startswith((f"{OURS}/", *PYTHON)) or any(part in file for part in INSTALLED)
 
 
 def is_own_class(kind: type) -> bool:
-    """Whether a class is the script's, or of a module beside it."""
+    """Whether a class is defined in the script, or in a module beside it."""
     if kind.__module__ == "__main__":
         return True
     return not is_library(getattr(sys.modules.get(kind.__module__), "__file__", None))
@@ -56,7 +56,7 @@ def is_torchs(module: type) -> bool:
 
 
 def overheard_by(module: torch.nn.Module) -> list[object]:
-    """The hooks of a module's forward that are neither torch's own nor ours."""
+    """Return the hooks of a module's forward that are neither torch's own nor ours."""
     if not (module._forward_hooks or module._forward_pre_hooks):
         return []
     hooks = (*module._forward_hooks.values(), *module._forward_pre_hooks.values())

@@ -1,1 +1,1 @@
-"""Where a state survives: per-layer, versioned shards, one stream of them with different sinks."""
+"""Where states survive: versioned shards per layer, in one format for several sinks."""

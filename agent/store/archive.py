@@ -1,16 +1,16 @@
-"""The versions of one job in one sink: which exist, which count, and which may go. No torch here.
+"""The versions of one job in one sink: which exist, count, and may go. No torch here.
 
-Everything is decided by files that are created once and never changed, so no lock and no
+Everything is decided by files that are created once and never changed. So no lock and no
 compare-and-swap is needed, and a writer that was thought dead can do no harm whenever it wakes up:
 
-* a *claim* (g) makes generation g one writer's, whatever version it goes on from;
+* a *claim* (g) gives generation g to one writer, whatever version it goes on from;
 * a *manifest* (version v, generation g) is created only when all its parts have settled;
 * a *fence* (g', v') says that generation g' went on from version v': manifests of older generations
   that are newer than v' are void;
-* a *floor* (g', v') says that what lies below v' may be gone: older manifests up to generation g' are
-  void. It is created before anything is deleted.
+* a *floor* (g', v') says that what lies below v' may be gone: older manifests up to generation
+  g' are void. It is created before anything is deleted.
 
-So a manifest that counts never points at nothing, even if a slow writer creates one late.
+So a manifest that counts never points at a missing part, even if a slow writer creates one late.
 """
 
 import json
@@ -44,14 +44,14 @@ from agent.store.sinks import DRAFT, Sink
 log = logging.getLogger(__name__)
 
 KEEP = 2
-TRIES = 16  # manifests that are looked at before the job is said to have none
+TRIES = 16  # manifests that are read before the job is said to have none
 BAD_KEPT = 16
 _PART = re.compile(rf"{PARTS}/(\d{{10}})/.+")
 _NUMBERED = re.compile(r"(\d{10})-(\d{10})\.json")
 
 
 class Mark(msgspec.Struct, frozen=True, order=True):
-    """A version of a generation: what the name of a manifest, fence or floor says."""
+    """A version of a generation, as in the name of a manifest, fence or floor."""
 
     version: int
     generation: int
@@ -81,7 +81,7 @@ def write_parts(sink: Sink, files: Iterable[File]) -> tuple[Part, ...]:
             sink.put(file.part.key, file.pieces)
         sink.settle()
     except Exception:
-        # Half a share is of no use to anybody, least of all on a disk that is full.
+        # Half a share is useless, least of all on a disk that is full.
         with suppress(CheckpointError):
             sink.delete([part.key for part in parts])
         raise
@@ -96,7 +96,7 @@ def assemble(
     parts: Iterable[Part],
     redo: int = 0,
 ) -> Manifest:
-    """One manifest of what all holders wrote, or `Damaged` if that is no whole state."""
+    """Return one manifest of what all holders wrote, or raise `Damaged` if it is not whole."""
     known: dict[str, Layer] = {}
     for layer in layers:
         if known.setdefault(layer.name, layer) != layer:
@@ -116,8 +116,10 @@ def assemble(
 
 
 class Archive:
-    """The versions of a job that lie in a sink of its own. Whoever only reads there passes over what is damaged, and
-    changes nothing."""
+    """The versions of a job that lie in one sink.
+
+    With `ours` False it only reads: it passes over what is damaged, and changes nothing.
+    """
 
     def __init__(self, sink: Sink, job: str, keep: int = KEEP, *, ours: bool = True) -> None:
         assert keep >= 1, keep
@@ -130,21 +132,24 @@ class Archive:
         self.pinned: frozenset[int] = frozenset()  # versions whose files are being read
 
     def take_over(self, version: int) -> int:
-        """Become the writer that goes on from `version`: a generation that nobody has had."""
+        """Become the writer that goes on from `version`, in a generation that no writer has had."""
         generation = 0
         for _ in range(TRIES):
             folders = (CLAIMS, MANIFESTS, FENCES, FLOORS)
             marks = [mark for folder in folders for mark in self._marks(folder)]
-            # One that is taken may not be in the list yet.
+            # A generation that is taken may not be in the list yet.
             generation = 1 + max((mark.generation for mark in marks), default=generation)
-            # Fences of two versions are two files: of two who begin at once, both would create theirs.
+            # The claim decides, because fences of two versions are two files: both would be made.
             if self.sink.create(Mark(0, generation).key(CLAIMS), b"{}"):
                 self.sink.create(Mark(version, generation).key(FENCES), b"{}")
                 return generation
         raise Unavailable(f"{self.sink.name}: others begin to write {self.job} all the time")
 
     def commit(self, manifest: Manifest) -> bool:
-        """Create the manifest. False: somebody else has written this version; our parts are gone."""
+        """Create the manifest.
+
+        Return False if a different writer has created this version; then our parts are deleted.
+        """
         mark = Mark(manifest.version, manifest.generation)
         if not counts(mark, self._marks(FENCES), self._marks(FLOORS)):
             self.discard(manifest.parts)
@@ -161,7 +166,10 @@ class Archive:
         return made
 
     def withdraw(self, manifest: Manifest) -> None:
-        """It may have come into being although its writer heard of an error: it goes, and then its parts."""
+        """Delete a manifest, and then its parts.
+
+        It may exist although its writer got an error.
+        """
         self.sink.delete([manifest.key, *(part.key for part in manifest.parts)])
 
     def discard(self, parts: Iterable[Part]) -> None:
@@ -169,7 +177,7 @@ class Archive:
         self.sink.delete([part.key for part in parts])
 
     def marks(self) -> list[Mark]:
-        """What counts, newest first; whether it can be read is another question."""
+        """Return the versions that count, newest first, whether they can be read or not."""
         fences, floors = self._marks(FENCES), self._marks(FLOORS)
         found = set(self._marks(MANIFESTS)) - self._passed
         return sorted((mark for mark in found if counts(mark, fences, floors)), reverse=True)
@@ -177,14 +185,17 @@ class Archive:
     def newest(
         self, not_above: int | None = None, passed_over: list[CheckpointError] | None = None
     ) -> Manifest | None:
-        """The newest version whose manifest is sound and whose files are there, in full length."""
+        """Return the newest version with a sound manifest, and all files there in full length."""
         return next(self.sound(not_above, passed_over), None)
 
     def sound(
         self, not_above: int | None = None, passed_over: list[CheckpointError] | None = None
     ) -> Iterator[Manifest]:
-        """All such versions, newest first. Those that are not are set aside on the way. One that cannot be read now is an
-        error; or else that is noted in `passed_over`, and the one before it is next."""
+        """Yield all such versions, newest first, and set the damaged ones aside on the way.
+
+        If one cannot be read now, its error is raised; with `passed_over`, the error is added to
+        that, and the version before it is next.
+        """
         for mark in self.marks()[:TRIES]:
             if not_above is None or mark.version <= not_above:
                 try:
@@ -217,12 +228,12 @@ class Archive:
         return manifest
 
     def _look_for(self, part: Part) -> None:
-        """A list may lag behind what it lists: whether a file is there is asked of the file itself."""
+        """Look for the file of a part itself, because a list may lag behind what it lists."""
         with self.sink.open(part.key) as read:
             read(part.file_bytes - 1, [memoryview(bytearray(1))])
 
     def set_aside(self, mark: Mark, why: str) -> None:
-        """A version that cannot be read no longer counts; the one before it is the newest then."""
+        """Make a version that cannot be read no longer count, so that the one before is newest."""
         log.warning("%s: version %d is set aside: %s", self.job, mark.version, why)
         self._damage.append(f"version {mark.version} is damaged: {why}")
         if not self._ours:
@@ -233,28 +244,30 @@ class Archive:
             self.sink.delete([mark.key(MANIFESTS)])
 
     def damage(self) -> list[str]:
-        """What was set aside since this was asked last, and why."""
+        """Return what was set aside since the last call, and why."""
         said, self._damage = self._damage, []
         return said
 
     def prune(self, generation: int = 0) -> bool:
-        """Keep the newest versions. What a manifest that counts names is never deleted. Says whether files went.
+        """Keep the newest versions. Return whether files were deleted.
 
-        Who has begun `generation` is not somebody newer to itself, though it may not have written anything yet."""
+        What a manifest that counts names is never deleted. The writer of `generation` is not
+        superseded by its own fence, though it may not have written a version yet.
+        """
         kept = self.marks()[: self._keep]
         if len(kept) < self._keep:
             return False
         floor = Mark(kept[-1].version, max(mark.generation for mark in kept))
         self.sink.create(floor.key(FLOORS), b"{}")
         parts = self._parts()
-        # Whoever is newer and has written one of these has begun before, and is seen now; it may lie below our floor.
+        # A newer writer of one of these began before, and is seen now; it may be below our floor.
         if self._superseded(max(generation, floor.generation)):
             return False
         written = self.sink.sizes(MANIFESTS)
         void = set(marks_in(MANIFESTS, written)) - set(self.marks())
         self.sink.delete([mark.key(MANIFESTS) for mark in sorted(void)])
         self.sink.delete([key for key in written if key.endswith(DRAFT)])
-        # What no manifest names at or above the floor may be a writer's who is still at work.
+        # A part at or above the floor that no manifest names may be of a writer still at work.
         below = [key for key, version in parts.items() if version < floor.version]
         self.sink.delete(below)
         self._prune_marks(floor)
@@ -262,9 +275,11 @@ class Archive:
         return bool(below)
 
     def sweep(self, generation: int) -> bool:
-        """Delete what no manifest names: of writers that were killed, as nobody else writes now. Whether there was any.
+        """Delete parts that no manifest names. Return whether there were any.
 
-        An older writer that is still at work, though nobody knows of it, hears that its files are missing."""
+        They were left by writers that were killed, because no other writer is at work now. An older
+        writer that is still at work unknown to us gets an error, because its files are missing.
+        """
         parts = self._parts()
         if self._superseded(generation):
             return False
@@ -277,7 +292,7 @@ class Archive:
         return bool(parts.keys() - named)
 
     def _parts(self) -> dict[str, int]:
-        """By key, the versions that they were written for; without those that are being read."""
+        """Return the versions that parts were written for, by key, except those being read."""
         found = {key: _PART.fullmatch(key) for key in self.sink.sizes(PARTS)}
         versions = {key: int(match[1]) for key, match in found.items() if match}
         return {key: version for key, version in versions.items() if version not in self.pinned}
@@ -286,7 +301,7 @@ class Archive:
         return any(fence.generation > generation for fence in self._marks(FENCES))
 
     def _prune_marks(self, floor: Mark) -> None:
-        """Older floors say less; of the fences below the floor, the newest generation says it all."""
+        """Delete marks that are implied by the floor, or by the newest fence below it."""
         floors = [mark for mark in self._marks(FLOORS) if mark < floor]
         below = [mark for mark in self._marks(FENCES) if mark.version < floor.version]
         last = max((mark.generation for mark in below), default=0)
@@ -301,18 +316,18 @@ class Archive:
 
 
 def marks_in(folder: str, keys: Iterable[str]) -> list[Mark]:
-    """Foreign files are none of ours."""
+    """Return the marks that files are named for, and ignore foreign files."""
     matches = [_NUMBERED.fullmatch(key.removeprefix(f"{folder}/")) for key in keys]
     return sorted(Mark(int(found[1]), int(found[2])) for found in matches if found)
 
 
 def copy(manifest: Manifest, source: Sink, targets: Sequence[Archive]) -> None:
-    """Carry a version from one sink into others: the stream is one, the sinks are several."""
+    """Copy a version from one sink into others, reading it once per target."""
     for target in targets:
         present = target.sink.sizes(PARTS)
         for part in manifest.parts:
             if present.get(part.key) != part.file_bytes:
-                if part.key in present:  # no sink of ours leaves half a file; another tool may
+                if part.key in present:  # our sinks never leave half a file, but another tool may
                     target.sink.delete([part.key])
                 data = source.get(part.key)
                 if block_crcs([data]) != part.blocks:

@@ -2,7 +2,7 @@
 
 CheckpointError
 ├── Damaged          what was read is torn, truncated, flipped, missing or does not fit together
-├── Unknown          it is sound, and this version of the software does not know how it is written
+├── Unknown          what was read is sound, but this version of the software cannot read its format
 ├── Full             there is no room for what was to be written
 ├── Unavailable      the store did not answer within its bounded retries, or refused us
 └── Outdated         a newer generation writes this job now, or the version is below the floor
@@ -16,7 +16,7 @@ class Damaged(CheckpointError):  # noqa: N818 - it names what happened
 
 
 class Unknown(CheckpointError):  # noqa: N818
-    """It is sound, and this version of the software does not know how it is written."""
+    """What was read is sound, but this version of the software cannot read its format."""
 
 
 class Full(CheckpointError):  # noqa: N818

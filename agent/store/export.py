@@ -1,11 +1,11 @@
-"""A stored version as other tools read it: a plain `state_dict` file, or torch's own checkpoint.
+"""Export a stored version for other tools: a plain `state_dict`, or a torch checkpoint.
 
 weights      one object's tensors under the names of its state_dict: `.safetensors`, or `.pt` for
              `torch.load(path, weights_only=True)`
 to_torch     a folder for `torch.distributed.checkpoint`: every module under its name, and every
              optimizer as `{"state": {parameter: {...}}, "param_groups": [...]}`, by parameter name
 
-    python -m agent.store.export .orchestrator/checkpoints/JOB model.pt     (or a URL, or a folder to write)
+    python -m agent.store.export .orchestrator/checkpoints/JOB model.pt   (or a URL; or a folder)
 """
 
 import argparse
@@ -46,7 +46,7 @@ PROBES = 64  # what a writer wants at once may be more than one
 
 
 def weights(sink: Sink, manifest: Manifest, name: str = "model") -> dict[str, torch.Tensor]:
-    """The tensors of one module; tied ones share their memory."""
+    """Return the tensors of one module; tied ones share their memory."""
     tensors = _tensors(sink, manifest, f"{name}/")
     if not tensors:
         raise CheckpointError(
@@ -56,7 +56,7 @@ def weights(sink: Sink, manifest: Manifest, name: str = "model") -> dict[str, to
 
 
 def save_weights(path: Path, sink: Sink, manifest: Manifest, name: str = "model") -> None:
-    """Write one module's weights in the form that the file's suffix says."""
+    """Write one module's weights in the form that the file's suffix names."""
     found = weights(sink, manifest, name)
     draft = path.with_name(f".{path.name}.{uuid.uuid4().hex[:8]}")
     with _written_whole(path, path.parent, draft):
@@ -72,14 +72,14 @@ def save_weights(path: Path, sink: Sink, manifest: Manifest, name: str = "model"
 
 
 def to_torch(folder: Path, sink: Sink, manifest: Manifest) -> None:
-    """Write the whole state as a checkpoint of torch.distributed: all of it, or what was there before stays."""
+    """Write the whole state as a checkpoint of torch.distributed, or leave what was there."""
     state, draft = nested(sink, manifest), folder / f".{uuid.uuid4().hex[:8]}"
     with _written_whole(folder, folder, draft):
         with warnings.catch_warnings():
-            # It warns that no process group is there, which is just what `no_dist` says.
+            # torch warns that there is no process group, which is what `no_dist` says.
             warnings.filterwarnings("ignore", "torch.distributed is disabled")
             torch_save_checkpoint(state, checkpoint_id=draft, no_dist=True)
-        with _alone_in(folder):  # or one's data would come under the other's names
+        with _alone_in(folder):  # or one writer's data would be under another writer's names
             (folder / METADATA).unlink(missing_ok=True)  # without it nothing here is a checkpoint
             for path in sorted(draft.iterdir(), key=lambda path: path.name == METADATA):
                 path.replace(folder / path.name)
@@ -87,13 +87,13 @@ def to_torch(folder: Path, sink: Sink, manifest: Manifest) -> None:
 
 @contextmanager
 def _written_whole(out: Path, folder: Path, draft: Path) -> Iterator[None]:
-    """Who fails leaves neither a draft nor a folder that was not there before, and says in one line why."""
+    """Remove the draft and, after a failure, new folders; raise the failure in one line."""
     new = [at for at in (folder, *folder.parents) if not at.exists()]
     try:
         folder.mkdir(parents=True, exist_ok=True)
         yield
     except (Exception, CheckpointException) as error:  # each library has errors of its own
-        # Asked while there is as little room as the writer had.
+        # Determine the reason while there is as little room as the writer had.
         raise CheckpointError(f"{out}: {_why(error, folder)}") from error
     finally:
         _removed(draft)
@@ -104,13 +104,13 @@ def _written_whole(out: Path, folder: Path, draft: Path) -> Iterator[None]:
 
 def _removed(draft: Path) -> None:
     shutil.rmtree(draft, ignore_errors=True)
-    with suppress(OSError):  # there is no folder that it could lie in
+    with suppress(OSError):  # its folder does not exist
         draft.unlink(missing_ok=True)
 
 
 @contextmanager
 def _alone_in(folder: Path) -> Iterator[None]:
-    """Of several that write into one folder the last one's files are there in the end, and only they."""
+    """Lock a folder, so that in the end only the last writer's files are there."""
     handle = os.open(folder, os.O_RDONLY)
     try:
         with suppress(OSError):  # not every file system can
@@ -121,7 +121,7 @@ def _alone_in(folder: Path) -> Iterator[None]:
 
 
 def _why(error: BaseException, folder: Path) -> str:
-    """What the system said. torch's own writer does not hand it on: the folder is asked then."""
+    """Return the system's error; torch's writer hides it, so writing to the folder is tried."""
     if isinstance(error, OSError) and error.strerror:
         return error.strerror
     text = str(error).strip().splitlines()[-1]
@@ -138,7 +138,7 @@ def _why(error: BaseException, folder: Path) -> str:
 
 
 def nested(sink: Sink, manifest: Manifest) -> dict[str, Any]:
-    """The state as nested mappings, named by parameter."""
+    """Return the state as nested mappings, named by parameter."""
     tensors = _tensors(sink, manifest, "")
     content = {layer.name: json.loads(layer.values) for layer in manifest.state}
     rest = content.pop(REST, {})
@@ -181,7 +181,10 @@ def _same(one: Any, other: Any) -> bool:
 
 
 def _tensors(sink: Sink, manifest: Manifest, prefix: str) -> dict[str, torch.Tensor]:
-    """The tensors whose names begin so; a tensor that two objects share lies under the name that it has in the first."""
+    """Read the tensors whose names begin with `prefix`.
+
+    A tensor that two objects share lies under the name that it has in the first.
+    """
     index, found, wants = Index(manifest.state), dict[str, torch.Tensor](), list[Want]()
     aliases = {
         alias: name
@@ -202,8 +205,10 @@ def _tensors(sink: Sink, manifest: Manifest, prefix: str) -> dict[str, torch.Ten
 
 
 def _written(archive: Archive, out: Path) -> Manifest:
-    """The newest version that can be read to its end. A running job may let go of one while it is read: there is a newer
-    one then."""
+    """Write the newest version that can be read to its end.
+
+    A running job may delete a version while it is read; then there is a newer one.
+    """
     write = save_weights if out.suffix in (".pt", ".safetensors") else to_torch
     for _ in range(TRIES):
         manifest = _newest(archive)
@@ -246,7 +251,7 @@ def main() -> int:
     try:
         sys.stdout.write(f"version {manifest.version - manifest.redo} is in {options.out}\n")
         sys.stdout.flush()
-    except OSError:  # nobody listens; it is written all the same
+    except OSError:  # the reader of stdout is gone; the file is written nevertheless
         os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
     return 0
 

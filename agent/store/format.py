@@ -1,12 +1,12 @@
 """How a state lies in a store. No torch here.
 
-A *layer* is a named group of tensors (parameters with their optimizer state) laid end to end, widest
-type first, so that every tensor is aligned to its own size. Each of the R holders of a layer writes
-one *part*: a range of the layer's bytes, cut where it may be in the middle of a tensor. A part is one
-plain safetensors file: a tensor that lies in it whole has its own name and shape, a piece of one is
-flat and named `tensor[first:last]`, in elements. A *manifest* names the layers and parts of one version
-and holds a crc32c for every block of every file, so that a range is verified without reading
-the rest. It has a checksum of its own.
+A *layer* is a named group of tensors (parameters with their optimizer state) laid end to end,
+widest type first, so that every tensor is aligned to its size. Each of the R holders of a layer
+writes one *part*: a range of the layer's bytes, which may begin or end in the middle of a tensor.
+A part is one plain safetensors file: a tensor that lies in it whole has its name and shape, a
+piece of one is flat and named `tensor[first:last]`, in elements. A *manifest* names the layers and
+parts of one version and holds a crc32c for every block of every file, so that a range is verified
+without reading the rest. The manifest has a checksum too.
 """
 
 import json
@@ -22,8 +22,8 @@ import msgspec
 from agent.checksum import Buffer, crc32c
 from agent.store.errors import Damaged, Unknown
 
-FORMAT = 2  # another one when somebody who does not know of a change would misread a version
-FORMAT_OF_PACKED_SUMS = 1  # in a sum the tensors lay one behind another
+FORMAT = 2  # changes when software that does not know of a change would misread a version
+FORMAT_OF_PACKED_SUMS = 1  # in a sum the tensors lay end to end
 BLOCK_BYTES = 1 << 18  # small enough that a block is still in the processor's cache when summed
 ALIGN_BYTES = 64
 ITEM_BYTES = {
@@ -38,7 +38,7 @@ ITEM_BYTES = {
     "U8": 1,
     "BOOL": 1,
 }
-SUMS = "~sums"  # the layer of what leads on from the state; no module has such a name
+SUMS = "~sums"  # the layer of the sums that follow the state; no module has such a name
 MANIFESTS, PARTS, FENCES, FLOORS, BAD = "manifests", "parts", "fences", "floors", "bad"
 CLAIMS = "claims"
 
@@ -61,7 +61,7 @@ class Tensor(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Layer(msgspec.Struct, frozen=True, kw_only=True):
-    """`values` is JSON of all that is not a tensor; `aliases` are further names of tied tensors."""
+    """`values` is JSON of all but the tensors; `aliases` are further names of tied tensors."""
 
     name: str
     tensors: tuple[Tensor, ...]
@@ -81,7 +81,7 @@ class Layer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class Part(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes `start .. end - 1` of a layer, in one file; one crc32c (u32, little) per block."""
+    """The bytes `start .. end - 1` of a layer in one file, with a crc32c (u32, LE) per block."""
 
     layer: str
     start: int
@@ -106,10 +106,10 @@ class Part(msgspec.Struct, frozen=True, kw_only=True):
 class Manifest(msgspec.Struct, frozen=True, kw_only=True):
     """One whole version of a state. It exists only when everything that it names is there.
 
-    The tensors are those of version `version - redo`; the layer `SUMS` holds the summed gradients of the
-    `redo` steps from there to `version`, which were committed and are to be applied again. `records` is what is known of
-    the first of them, by which a worker can prove itself, and `proof` how many sums that takes; versions that were written
-    by earlier software have none.
+    The tensors are those of version `version - redo`; the layer `SUMS` holds the summed gradients
+    of the `redo` steps from there to `version`, which were committed and are to be applied again.
+    `records` are the records of the first of them, by which a worker can prove itself, and `proof`
+    is how many sums that takes; versions that were written by earlier software have none.
     """
 
     job: str
@@ -148,7 +148,7 @@ class Manifest(msgspec.Struct, frozen=True, kw_only=True):
 
     @property
     def state(self) -> tuple[Layer, ...]:
-        """The layers of the model, its optimizer and whatever else must survive."""
+        """The layers of the model, its optimizer and all other state."""
         return tuple(layer for layer in self.layers if layer.name != SUMS)
 
     @property
@@ -162,14 +162,14 @@ class _Envelope(msgspec.Struct, frozen=True, kw_only=True):
 
 
 class File(msgspec.Struct, frozen=True, kw_only=True):
-    """A part that is ready to be written: its pieces, end to end, are the file."""
+    """A part that is ready to be written: the file is its pieces, end to end."""
 
     part: Part
     pieces: tuple[Buffer, ...]
 
 
 def share(total: int, holders: int, index: int) -> tuple[int, int]:
-    """The range of holder `index` when `total` bytes are shared out among `holders`."""
+    """Return the range of holder `index` when `total` bytes are shared out among `holders`."""
     units = -(-total // ALIGN_BYTES)
     low, high = (units * at // holders * ALIGN_BYTES for at in (index, index + 1))
     return min(low, total), min(high, total)
@@ -181,7 +181,7 @@ def lay_out(
     values: str = "{}",
     aliases: Mapping[str, str] | None = None,
 ) -> Layer:
-    """A layer of these (name, dtype, shape), widest type first and otherwise in order."""
+    """Return a layer of these (name, dtype, shape), widest type first and otherwise in order."""
     at, placed = 0, []
     for tensor, dtype, shape in sorted(tensors, key=lambda item: -ITEM_BYTES[item[1]]):
         size = math.prod(shape) * ITEM_BYTES[dtype]
@@ -196,7 +196,7 @@ def lay_out(
 
 
 def file_of(layer: Layer, version: int, start: int, end: int, pieces: Sequence[Buffer]) -> File:
-    """The part `start .. end - 1` of a layer as a safetensors file; `pieces` are those bytes."""
+    """Return the part `start .. end - 1` of a layer as a safetensors file of `pieces`."""
     entries: dict[str, object] = {"__metadata__": {"layer": layer.name, "version": str(version)}}
     for tensor in layer.tensors:
         low, high = max(tensor.start, start), min(tensor.end, end)
@@ -226,7 +226,7 @@ def file_of(layer: Layer, version: int, start: int, end: int, pieces: Sequence[B
 
 
 def block_crcs(pieces: Iterable[Buffer]) -> bytes:
-    """The crc32c of every block of the pieces laid end to end."""
+    """Return the crc32c of every block of the pieces laid end to end."""
     crcs, crc, filled = [], 0, 0
     for piece in pieces:
         view = memoryview(piece).cast("B")
@@ -248,8 +248,10 @@ def encode(manifest: Manifest) -> bytes:
 
 
 def decode(data: bytes, key: str) -> Manifest:
-    """The manifest in `data`. `Damaged` if a single byte of it is not as it was written, `Unknown` if it was written so
-    that it says nothing to us: a newer version of the software has it, and whoever takes it for damaged would delete it.
+    """Return the manifest in `data`.
+
+    Raise `Damaged` if a single byte of it has changed. Raise `Unknown` if it is sound but cannot be
+    read, because newer software wrote it, and a caller that took it for damaged would delete it.
     """
     try:
         envelope = msgspec.json.decode(data, type=_Envelope)

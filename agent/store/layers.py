@@ -1,9 +1,10 @@
-"""Turn models and what else must survive into layers, and fill whatever part of them is here from layers.
+"""Turn models and other state into layers, and fill what is here from layers.
 
-Parameters keep the names that they have in the whole model (see `agent.tensors.naming` for several models), and
-optimizer state has the name of its parameter, never a place in a list. So a worker that owns three modules writes and
-reads three layers, whichever worker had them before. Objects that are neither modules nor optimizers (schedules,
-scalers, a script's own state) are the same on all workers, and make one layer.
+Parameters keep the names that they have in the whole model (see `agent.tensors.naming` for several
+models), and optimizer state has the name of its parameter, never a place in a list. So a worker
+that owns three modules writes and reads three layers, whichever worker had them before. Objects
+that are neither modules nor optimizers (schedules, scalers, script-defined state) are the same on
+all workers, and make one layer.
 """
 
 import json
@@ -29,9 +30,9 @@ REST = "~rest"  # no module has such a name
 
 
 class LiveLayer(msgspec.Struct, frozen=True, kw_only=True):
-    """A layer as it is now: its form, and the live tensors in the order of the form.
+    """A layer now: its form, and the live tensors in the order of the form.
 
-    Those on a device are as they are behind `mark`.
+    Tensors on a device have their contents after `mark`.
     """
 
     form: Layer
@@ -39,7 +40,7 @@ class LiveLayer(msgspec.Struct, frozen=True, kw_only=True):
     mark: torch.Event | None = None
 
     def pieces(self, start: int, end: int) -> list[Piece]:
-        """The live memory of the bytes `start .. end - 1`."""
+        """Return the live memory of the bytes `start .. end - 1`."""
         found: list[Piece] = []
         for entry, tensor in zip(self.form.tensors, self.tensors, strict=True):
             low, high = max(start, entry.start) - entry.start, min(end, entry.end) - entry.start
@@ -53,12 +54,12 @@ class LiveLayer(msgspec.Struct, frozen=True, kw_only=True):
 
 
 def share_of(live: Iterable[LiveLayer], holders: int, index: int) -> tuple[Share, list[Piece]]:
-    """What holder `index` of so many sends of these layers: the share, and its bytes end to end."""
+    """Return the share that holder `index` of `holders` sends of these layers, and its bytes."""
     return share_of_each((layer, index, holders) for layer in live)
 
 
 def share_of_each(parts: Iterable[tuple[LiveLayer, int, int]]) -> tuple[Share, list[Piece]]:
-    """Of each layer share `index` of so many, and its form with the first."""
+    """Return share `index` of `holders` of each layer; share 0 has the layer's form too."""
     forms, extents, pieces = list[Layer](), list[Extent](), list[Piece]()
     for layer, index, holders in parts:
         size = layer.form.layer_bytes
@@ -72,7 +73,7 @@ def share_of_each(parts: Iterable[tuple[LiveLayer, int, int]]) -> tuple[Share, l
 
 
 def block_of(name: str) -> str:
-    """The layer of a parameter: its numbered block, if it is in one, else the module that owns it."""
+    """Return a parameter's layer: its numbered block if it is in one, else its module."""
     path = name.split(".")
     for at, word in enumerate(path[:-1]):
         if word.isdigit():
@@ -81,7 +82,7 @@ def block_of(name: str) -> str:
 
 
 class _Draft:
-    """What has been collected for one layer."""
+    """The tensors and values collected for one layer."""
 
     def __init__(self) -> None:
         self.tensors: dict[str, torch.Tensor] = {}
@@ -90,7 +91,7 @@ class _Draft:
         self.aliases: dict[str, str] = {}
 
     def copy(self, path: str, value: Any) -> bool | Sequence[int]:
-        """As `keep`, for what may change before the next update: it is copied at once."""
+        """Keep a copy, made at once, of a value that may change before the next update."""
         if not isinstance(value, torch.Tensor):
             return False
         kept = self.keep(path, value.clone())
@@ -98,7 +99,7 @@ class _Draft:
         return kept
 
     def hold(self, path: str, value: Any) -> bool | Sequence[int]:
-        """As `copy`, for what a script may change at any time: a change is not noticed in `versions`."""
+        """Keep a copy of a value that a script may change, so that `versions` ignores changes."""
         return self.keep(path, value.clone()) if isinstance(value, torch.Tensor) else False
 
     def keep(self, path: str, value: Any) -> bool | Sequence[int]:
@@ -113,7 +114,7 @@ class _Draft:
         return _strides(value) or True
 
     def state(self, state: Mapping[Any, Any], path: str) -> Any:
-        """What `values.strip` would make of an optimizer's state, in a fraction of the time."""
+        """Strip an optimizer's state as `values.strip` does, in a fraction of the time."""
         items = []
         for key, item in state.items():
             place = f"{path}/{key}"
@@ -137,10 +138,12 @@ class _Draft:
 
 
 class Collected:
-    """Which tensors and values make up the state: enough to give them their form later.
+    """The tensors and values that make up the state, from which their form can be made later.
 
-    The form takes as long as the collecting, and need not be made while a step waits. What is set for optimizers is
-    known of all layers, whichever are among these. On a device it is what is there behind `mark`."""
+    Making the form takes as long as the collecting, and need not be done while a step waits. The
+    optimizers' settings are known for all layers, whichever are among these. Tensors on a device
+    have their contents after `mark`.
+    """
 
     def __init__(
         self,
@@ -161,32 +164,35 @@ class Collected:
                 yield name, self._settings[name]
 
     def contents(self) -> Iterator[tuple[str, list[torch.Tensor], dict[str, Any]]]:
-        """The tensors and the values of every layer; a layer may come twice, with what is set for optimizers."""
+        """Yield the tensors and values of every layer.
+
+        A layer may come twice, the second time with the settings of optimizers.
+        """
         for name, draft in self._all():
             yield name, draft.live, draft.values
 
     def sizes(self) -> dict[str, int]:
-        """The bytes of every layer."""
+        """Return the bytes of every layer."""
         found = dict.fromkeys(self._drafts, 0)
         for name, draft in self._all():
             found[name] += sum(tensor.nbytes for tensor in draft.tensors.values())
         return found
 
     def versions(self) -> list[int]:
-        """Changes whenever one of the tensors is written to."""
+        """Return numbers that change whenever one of the tensors is written to."""
         return [tensor._version for _, draft in self._all() for tensor in draft.live]
 
     def updates(self) -> list[int]:
-        """Changes whenever a parameter or optimizer state is written to, but not with a buffer."""
+        """Return numbers that change with parameters and optimizer state, but not with buffers."""
         return [item._version for _, draft in self._all() for item in draft.tensors.values()]
 
     def joined(self, others: "Collected") -> "Collected":
-        """These layers and those, with what was set for optimizers when these were collected."""
+        """Return these layers and those, with the optimizers' settings of these."""
         mark = others._mark or self._mark  # the later one
         return Collected({**self._drafts, **others._drafts}, self._settings, mark)
 
     def only(self, layers: Container[str]) -> "Collected":
-        """Some of the layers; of the others there may be nothing here."""
+        """Return some of the layers; of the others there may be nothing here."""
         drafts = {name: draft for name, draft in self._drafts.items() if name in layers}
         return Collected(drafts, self._settings, self._mark)
 
@@ -200,8 +206,9 @@ class Collected:
 def collect(objects: Mapping[str, Stateful]) -> Collected:
     """Note which tensors and values make up the state now.
 
-    Parameters and optimizer state are noted as they live, for nothing changes them before the next
-    update. Buffers do change (a forward counts its batches), and so may settings: they are copied."""
+    Parameters and optimizer state are noted live, because nothing changes them before the next
+    update. Buffers do change (a forward counts its batches), and so may settings: they are copied.
+    """
     drafts: dict[str, _Draft] = defaultdict(_Draft)
     settings: dict[str, _Draft] = defaultdict(_Draft)
     names: dict[torch.Tensor, str] = {}
@@ -239,7 +246,7 @@ def _instead(value: torch.Tensor) -> str:
 
 
 def _tensors_of(module: torch.nn.Module) -> list[tuple[str, torch.Tensor]]:
-    """Every parameter and saved buffer, under every name: what `state_dict` would hold."""
+    """Return every parameter and saved buffer under every name, as `state_dict` does."""
     state = module.state_dict(keep_vars=True)
     found = [(name, item) for name, item in state.items() if isinstance(item, torch.Tensor)]
     if len(found) != len(state):
@@ -269,7 +276,7 @@ def _take_optimizer(
             layer = block_of(name)
             draft, path, shared = drafts[layer], f"{key}/{name}", f"{key}@{layer}/{at}"
             setting = settings[layer]
-            # Settings are the same for many parameters; a layer that has any of them has one copy.
+            # Many parameters have the same settings; a layer with any of them has one copy.
             if shared not in setting.values:
                 setting.values[shared] = values.strip(told, shared, setting.copy)
             state = optimizer.state.get(parameter, {})
@@ -280,12 +287,12 @@ def _take_optimizer(
 
 
 def _of_none(optimizer: torch.optim.Optimizer) -> dict[Any, Any]:
-    """What an optimizer of the script's own keeps in its state, and not for a parameter: a count of its steps."""
+    """Return state of a script-defined optimizer that is of no parameter, as a count of steps."""
     return {key: item for key, item in optimizer.state.items() if not isinstance(key, torch.Tensor)}
 
 
 def with_settings(objects: Mapping[str, Stateful]) -> frozenset[str]:
-    """The fewest bytes that say what is set for every group of every optimizer: a layer for each."""
+    """Return layers that have the settings of every optimizer group, in few bytes."""
     sizes = collect(objects).sizes()
     names = {tensor: name for name, tensor in named_parameters(_modules(objects)).items()}
     found: set[str] = set()
@@ -307,10 +314,12 @@ def fill(
     settings: bool = True,
     arena: Arena | None = None,
 ) -> int:
-    """Give every object its state, whichever layout these layers come from. Returns the bytes read.
+    """Give every object its state from layers of any layout. Return the bytes read.
 
-    With `only`, these layers are filled, and what belongs to others stays as it is. Without `settings` an
-    optimizer keeps the learning rate and the like that it has. What there is no memory for yet comes into `arena`."""
+    With `only`, these layers are filled, and what belongs to others is unchanged. Without
+    `settings` an optimizer keeps the learning rate and the like that it has. Tensors that have no
+    memory yet are made in `arena`.
+    """
     loading = _Loading(Index(layers), arena or Arena())
     filled = [
         _fill_optimizer(loading, key, thing, objects, only, settings=settings)
@@ -343,7 +352,7 @@ def fill(
 
 
 class _Loading:
-    """The memory that is to be filled, and what must be carried over when it is."""
+    """The memory to be filled, and the tensors to be copied from it afterwards."""
 
     def __init__(self, index: Index, arena: Arena) -> None:
         self.wants: list[Want] = []
@@ -357,7 +366,7 @@ class _Loading:
             self._values.update(json.loads(layer.values))
 
     def take(self, name: str, target: torch.Tensor) -> None:
-        """`target` gets the tensor `name`, straight into its memory if that is possible."""
+        """Plan to fill `target` with the tensor `name`, directly in its memory if possible."""
         found = self._index.find(name)
         if found is None:
             raise _missing(name)
@@ -377,7 +386,7 @@ class _Loading:
         self.wants.append(self._index.want(name, memory_of(memory)))
 
     def value(self, path: str) -> Any:
-        """What was stripped at `path`, with new tensors that will be filled."""
+        """Return what was stripped at `path`, with new tensors that will be filled."""
         if path not in self._values:
             raise _missing(path)
         return values.fill(self._values[path], self._fresh)
@@ -386,21 +395,21 @@ class _Loading:
         return path in self._values
 
     def optimizer_state(self, path: str) -> dict[Any, Any]:
-        """The state of one parameter."""
+        """Return the state of one parameter."""
         if path not in self._values:
             raise _missing(path)
         found: dict[Any, Any] = values.fill(self._values[path]["state"], self._fresh)
         return found
 
     def settings(self, path: str) -> dict[str, Any]:
-        """What is set for the group of a parameter; nothing if its layer is not among these."""
+        """Return the settings of a parameter's group; empty if its layer is not among these."""
         if path not in self._values:
             return {}
         found: dict[str, Any] = self.value(self._values[path]["settings"])
         return found
 
     def hold(self, path: str, state: Mapping[Any, Any]) -> None:
-        """Tensors that an optimizer has already are filled where they are."""
+        """Fill the tensors that an optimizer has already in place."""
         for key, item in state.items():
             if isinstance(item, torch.Tensor):
                 self._held[f"{path}/state/{key}"] = item
@@ -424,7 +433,7 @@ class _Loading:
         return tensor
 
     def saved_as(self, key: str, model: str, name: str, starts: Mapping[str, str]) -> str:
-        """The path of an optimizer's state of a parameter, which may have been tied when it was saved."""
+        """Return the path of a parameter's optimizer state; it may have been tied when saved."""
         path = f"{key}/{starts[model]}{name}"
         found = self._index.find(f"{model}/{name}")
         if path in self._values or found is None:
@@ -447,9 +456,9 @@ def _fill_optimizer(
     *,
     settings: bool,
 ) -> Callable[[], None]:
-    """Plan the reads of an optimizer's state; what is returned puts it in place afterwards.
+    """Plan reads of an optimizer's state. The returned function puts it in place afterwards.
 
-    The settings of a group are with every layer that has any of its parameters; one of them is enough.
+    The settings of a group are with every layer that has any of its parameters; one copy is enough.
     """
     models = _modules(objects)
     starts = prefixes(models)
@@ -488,7 +497,10 @@ def _fill_optimizer(
 
 
 def _strides(tensor: torch.Tensor) -> list[int] | None:
-    """Of one that fills its memory in another order of axes: kernels are chosen by that, and round otherwise."""
+    """Return the strides of a dense tensor with its axes in another order; otherwise None.
+
+    Kernels are chosen by the strides, and round differently.
+    """
     if tensor.is_contiguous():
         return None
     strides = tensor.stride()
@@ -501,8 +513,11 @@ def _like(tensor: torch.Tensor) -> tuple[torch.dtype, tuple[int, ...], list[int]
 
 
 def _near(state: dict[Any, Any], parameter: torch.Tensor, group: dict[str, Any]) -> dict[Any, Any]:
-    """Optimizer state where its optimizer expects it: by the parameter, but the count of steps on the
-    host, unless the whole update runs on the device."""
+    """Return optimizer state where its optimizer expects it.
+
+    That is on the parameter's device, except for the count of steps, which is on the host unless
+    the whole update runs on the device.
+    """
     on_device = group.get("capturable") or group.get("fused")
     return {
         key: item.to(parameter.device)
@@ -519,5 +534,5 @@ def _missing(name: str) -> StateError:
 
 
 def memory_of(tensor: torch.Tensor) -> memoryview:
-    """The writable memory of a dense CPU tensor."""
+    """Return the writable memory of a dense CPU tensor."""
     return tensor.detach().view(-1).view(torch.uint8).numpy().data

@@ -1,8 +1,8 @@
-"""Memory for whole states, and bytes into it. No torch here.
+"""Memory for whole states, and copying bytes into it. No torch here.
 
-The first touch of ordinary memory costs a fault for every 4 KiB, which is slower than reading the state from
-the page cache. Huge pages make it 512 times fewer faults; where there are none, the same code
-gets ordinary pages.
+The first touch of ordinary memory costs a fault for every 4 KiB, which is slower than reading the
+state from the page cache. Huge pages cause 512 times fewer faults; where there are none, the same
+code gets ordinary pages.
 """
 
 import mmap
@@ -18,7 +18,7 @@ CHUNK_BYTES = 1 << 26
 ALIGN_BYTES = 64
 PIECE_BYTES = 1 << 23
 PAGE_BYTES = mmap.PAGESIZE
-RETURNING_BYTES_MIN = 1 << 16  # less is no page's business
+RETURNING_BYTES_MIN = 1 << 16  # smaller areas are not kept for reuse
 
 
 def ordinary(count: int) -> memoryview:
@@ -26,7 +26,7 @@ def ordinary(count: int) -> memoryview:
 
 
 class Arena:
-    """Hands out memory that is never taken back one by one: it goes when the last view of it goes."""
+    """Memory in chunks that is never freed piece by piece: it is freed with its last view."""
 
     def __init__(self, chunk_bytes: int = CHUNK_BYTES) -> None:
         self._chunk_bytes = chunk_bytes
@@ -35,14 +35,14 @@ class Arena:
 
     @classmethod
     def touched(cls, count: int) -> "Arena":
-        """One that has so many bytes already."""
+        """Return an arena with `count` bytes that were touched already."""
         arena = cls()
         arena._chunk = _map(max(arena._chunk_bytes, count))
         touch(arena._chunk[:count])
         return arena
 
     def take(self, count: int) -> memoryview:
-        """`count` writable bytes, aligned for every type."""
+        """Return `count` writable bytes, aligned for every type."""
         if self._used + count > self._chunk.nbytes:
             self._chunk = _map(max(self._chunk_bytes, count))
             self._used = 0
@@ -52,17 +52,17 @@ class Arena:
 
 
 def fresh(count: int) -> memoryview:
-    """`count` writable bytes of their own."""
+    """Return `count` writable bytes in a separate mapping."""
     return _map(count) if count else memoryview(bytearray())
 
 
 def touch(memory: memoryview) -> None:
-    """Have a page behind all of it. Other threads go on meanwhile."""
+    """Touch every page of the memory, so that it has pages. Other threads go on meanwhile."""
     np.frombuffer(memory, dtype=np.uint8)[::PAGE_BYTES] = 0
 
 
 def copy_bytes(source: memoryview, target: memoryview) -> None:
-    """As numpy does it: other threads go on meanwhile, which slices of views do not let them."""
+    """Copy with numpy, because other threads go on meanwhile; copying slices blocks them."""
     np.copyto(np.frombuffer(target, dtype=np.uint8), np.frombuffer(source, dtype=np.uint8))
 
 
@@ -71,7 +71,7 @@ def address_of(view: memoryview) -> int:
 
 
 class Again:
-    """Memory that is used again: its first touch costs more than what is copied into it."""
+    """Memory that is used again, because its first touch costs more than copying into it."""
 
     def __init__(self) -> None:
         self._idle: memoryview | None = None
@@ -83,13 +83,15 @@ class Again:
         return idle[:count]
 
     def give(self, memory: memoryview) -> None:
-        """Nobody looks at it any more."""
+        """Give memory back that no reader needs any more."""
         self._idle = memory
 
 
 class Returning:
-    """Memory that comes back by itself when the last view of it goes, for whoever wants as much: its first touch costs
-    more than what is received into it. What nobody has wanted between one `rest` and the next is given back.
+    """Memory that is reused after its last view is gone, by a request for the same size.
+
+    Its first touch costs more than what is received into it. Memory that was not used between one
+    `rest` and the next is freed.
     """
 
     def __init__(self, make: Callable[[int], memoryview] = fresh) -> None:
@@ -109,7 +111,7 @@ class Returning:
         return array.data
 
     def rest(self) -> None:
-        """To be called before much comes back that will be wanted soon."""
+        """Free idle memory. Call it before much memory comes back that will be needed soon."""
         for idle in list(self._idle.values()):
             idle.clear()
 
@@ -123,7 +125,7 @@ class Elsewhere(Protocol):
 
 
 class Lying(Protocol):
-    """Bytes somewhere: what is no `memoryview` is for a device to copy."""
+    """Bytes in any place. A device must copy what is not a `memoryview`."""
 
     @property
     def nbytes(self) -> int: ...
@@ -133,8 +135,10 @@ Far = Callable[[Sequence[tuple[Any, memoryview]]], Elsewhere]
 
 
 class Copying:
-    """Bytes on their way into `whole`, end to end. Whoever has time finds out which they are, and copies the next piece
-    of them. What lies on a device is left to `far`, and `room` then makes memory that a device can write to.
+    """A copy of bytes into `whole`, end to end, that several threads can work on.
+
+    The first thread with time finds the sources; each then copies the next piece. Bytes on a
+    device are left to `far`, and `room` then makes memory that a device can write to.
     """
 
     def __init__(
@@ -158,7 +162,7 @@ class Copying:
             sources = self._sources()
             count, at = sum(source.nbytes for source in sources), 0
             self.whole, away = self._again.take(count, self._room), list[tuple[Any, memoryview]]()
-            del self._sources  # and with it whatever they are found from
+            del self._sources  # and with it all that they are found from
             for source in sources:
                 if not isinstance(source, memoryview):
                     away.append((source, self.whole[at : at + source.nbytes]))
@@ -173,13 +177,16 @@ class Copying:
             self._unfinished, self._begun = len(self._left), True
 
     def finish(self) -> None:
-        """Copy whatever nobody copies yet; return when all is done."""
+        """Copy all pieces that no thread copies yet; return when all are done."""
         self._copy()
         if self._elsewhere is not None:
             self._elsewhere.wait()
 
     def let_change(self) -> None:
-        """Return when this thread may change the sources: what a device still copies, it changes behind that."""
+        """Return when this thread may change the sources.
+
+        Its changes on a device come after the copies that the device still makes.
+        """
         self._copy()
         if self._elsewhere is not None:
             self._elsewhere.hold_back()

@@ -1,9 +1,9 @@
 """Object storage (S3, Azure Blob, a folder) through obstore. No torch here.
 
-obstore is imported when the first object store is opened, so nothing else needs it. Its own retries are
+obstore is imported when the first object store is opened, so nothing else needs it. Its retries are
 used, bounded here: 5xx answers and broken connections are tried again with growing pauses, and what
-still fails is `Unavailable`. A conditional create whose answer was lost may be told that the file is
-there already; `Archive.commit` finds out that it was its own.
+still fails is `Unavailable`. After a conditional create whose answer was lost, a retry may find the
+file there already; then `Archive.commit` finds out that the file is from its first try.
 """
 
 import importlib
@@ -32,7 +32,7 @@ SCHEMES = ("s3", "s3a", "az", "abfs", "abfss", "azure", "adl", "gs")
 
 
 class Retries:
-    """How long one request may be tried: class attributes, so that a test can be in a hurry."""
+    """How long one request may be tried: class attributes, so that a test can shorten them."""
 
     count_max = RETRIES_MAX
     total_s_max = RETRY_S_MAX
@@ -53,18 +53,18 @@ class Retries:
 
 
 def open_sink(place: str, **options: Any) -> Sink:
-    """The sink at a path or URI: a folder, `s3://bucket/prefix`, `az://container/prefix`."""
+    """Open the sink at a path or URI: a folder, `s3://bucket/prefix`, `az://container/prefix`."""
     parts = urlsplit(place)
     if parts.scheme == "file":
         return DiskSink(Path(unquote(FILE.sub("", place))))
-    if not parts.scheme:  # `#`, `?` and `%` are letters like others in a folder's name
+    if not parts.scheme:  # in a folder's name, `#`, `?` and `%` are ordinary characters
         return DiskSink(Path(place))
     if parts.scheme not in SCHEMES:
         raise Unavailable(f"{place}: give a folder or {', '.join(SCHEMES[:4])}, gs://...")
     store = _obstore("obstore.store").from_url(
         place,
         retry_config=Retries.config(),
-        # These replace what the environment says of a client. Nobody names an `http://` endpoint by mistake.
+        # These override client options from the environment. An `http://` endpoint is deliberate.
         client_options={"timeout": timedelta(seconds=REQUEST_S_MAX), "allow_http": True},
         **options,
     )
@@ -81,7 +81,10 @@ def _obstore(module: str) -> Any:
 
 
 def _in_a_line(error: str) -> str:
-    """Who answered what. The library tells how it asked, and breaks the line where a store gives its reason."""
+    """Return which host gave what answer.
+
+    The library adds how it asked, and breaks the line where a store gives its reason.
+    """
     error = error.partition("\n\nDebug source")[0]
     asked = _REQUEST.search(error)
     if asked is None:
@@ -110,11 +113,14 @@ class ObjectSink:
             self._obstore.put(self._store, check_key(key), whole)
 
     def settle(self) -> None:
-        """A put is answered when it is safe."""
+        """Do nothing, because a put is answered only when it is safe."""
 
     def create(self, key: str, data: bytes) -> bool:
-        """409 and 412 are one error here, and the first may be an answer to whoever comes at the same time as others,
-        of whom none has succeeded: what is said to be there is looked for."""
+        """Create a file. Return False if it is there already.
+
+        409 and 412 are one error here. Of several simultaneous callers each may get 409 although
+        none has succeeded, so a file that is said to be there is looked for.
+        """
         for attempt in range(Retries.count_max):
             with self._mapped(key):
                 try:

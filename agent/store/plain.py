@@ -1,11 +1,12 @@
 """Write plain values as bytes, exactly and quickly, and read them back.
 
-A script's own state is copied at the start of every step, and may hold a history of 100,000 numbers, so lists and
-rows of numbers are given to the encoder as a whole. The bytes are MessagePack. A value that MessagePack does not know
-is a map with one key, which says what it is (see `_WRITERS`).
+Script-defined state is copied at the start of every step, and may hold a history of 100,000
+numbers, so lists and rows of numbers are given to the encoder as a whole. The bytes are
+MessagePack. A value that MessagePack does not know is a map with one key, which says what it is
+(see `_WRITERS`).
 
-Tensors and arrays are returned beside the bytes as they live, so that the caller decides when to copy them. Nothing is
-pickled, because what is read may come from elsewhere.
+Tensors and arrays are returned live beside the bytes, so that the caller decides when to copy them.
+Nothing is pickled, because what is read may come from elsewhere.
 """
 
 import base64
@@ -23,7 +24,7 @@ from agent.errors import StateError
 from agent.tensors.shards import DTYPES
 
 VALUES, TENSORS = "~values", "~tensors"
-# A list of this many elements is looked at as a whole first.
+# A list of this many elements is first checked as a whole.
 LONG = 16
 TEXT_BYTES_MAX = 1 << 14
 DEPTH_MAX = 100
@@ -38,7 +39,7 @@ INSTEAD = "keep numbers, strings, None, tensors, and lists, tuples, dicts and se
 
 
 class Unsavable(StateError):  # noqa: N818 - it names what happened
-    """A value that cannot be written; `path` says where in the root it is: `["net"]["x"][3]`."""
+    """Raised for a value that cannot be written; `path` is its place: `["net"]["x"][3]`."""
 
     def __init__(self, what: str) -> None:
         super().__init__(what)
@@ -53,7 +54,7 @@ class Object(NamedTuple):
 
 
 class Reference(NamedTuple):
-    """An object that is not part of the state, but registered under this name; without one it is left as it is."""
+    """An object registered under this name, not part of the state; without a name, unchanged."""
 
     name: str
 
@@ -68,20 +69,21 @@ def _closed(_: Any) -> None:
 def packed(value: Any, opened: Open = _closed) -> dict[str, Any]:
     """Return `value` as a state: its bytes, and the live tensors that are in it.
 
-    `opened` takes an object that is not plain apart, or refers to it, or returns None. Raises `Unsavable`.
+    For an object that is not plain, `opened` returns its parts, a reference to it, or None. Raises
+    `Unsavable`.
     """
     try:
         packing = _Packing(opened)
         data = msgspec.msgpack.encode(packing.form(value))
     except (OverflowError, UnicodeEncodeError):
-        # A very long number, or a broken string: each is looked at alone then.
+        # A very long number, or a broken string: then each element is looked at alone.
         packing = _Packing(opened, careful=True)
         data = msgspec.msgpack.encode(packing.form(value))
     return {VALUES: _as_value(data), TENSORS: packing.tensors}
 
 
 def _as_value(data: bytes) -> str | torch.Tensor:
-    """Short bytes as text, which one worker writes whole; long ones as a tensor, which workers write in parts."""
+    """Return short bytes as text, which one worker writes; long ones as a tensor, for several."""
     if len(data) <= TEXT_BYTES_MAX:
         return base64.b64encode(data).decode()
     return torch.frombuffer(bytearray(data), dtype=torch.uint8)
@@ -97,7 +99,7 @@ def unpacked(
     opened: Open = _closed,
     registered: Mapping[str, Any] = MappingProxyType({}),
 ) -> Any:
-    """Return the value of a state. What is `here` in the same place already is filled, not replaced.
+    """Return the value of a state. What is `here` in the same place is filled, not replaced.
 
     `opened` is as in `packed`, and `registered` has the objects that the state refers to.
     """
@@ -105,7 +107,10 @@ def unpacked(
 
 
 def described(state: Mapping[str, Any]) -> Any:
-    """Return the value of a state for others to read: an object as its attributes, a registered one as its name."""
+    """Return the value of a state for other tools.
+
+    An object becomes its attributes, and a registered one its name.
+    """
     return _Describing(state[TENSORS], _closed, {}).value(_form_of(state))
 
 
@@ -122,7 +127,7 @@ class _Packing:
     def __init__(self, opened: Open, *, careful: bool = False) -> None:
         self.tensors: list[torch.Tensor] = []
         self._opened, self._careful = opened, careful
-        # By identity. The things are held, so that no identity is used again meanwhile.
+        # By identity. The objects are held, so that no identity is used again meanwhile.
         self._containers: dict[int, int] = {}
         self._places: dict[int, int] = {}
         self._held: list[Any] = []
@@ -135,7 +140,7 @@ class _Packing:
         return self._other(value) if writer is None else writer(self, value)
 
     def items(self, values: list[Any], place: Callable[[int], str]) -> list[Any]:
-        """The forms of these; `place` says where one is, if it cannot be written."""
+        """Return the forms of these; `place` says where one is, if it cannot be written."""
         if not self._careful and (plain := _plain(values)) is not None:
             return plain
         self._depth += 1
@@ -152,7 +157,7 @@ class _Packing:
         return found
 
     def seen(self, value: Any) -> dict[str, int] | None:
-        """A reference if this container was seen before, because one list in two places has to stay one."""
+        """Return a reference if this container was seen before, so that one list stays one."""
         known = self._containers.get(id(value))
         if known is not None:
             return {"=": known}
@@ -161,7 +166,7 @@ class _Packing:
         return None
 
     def rows(self, values: list[Any]) -> str:
-        """The tag of the rows that these are, or nothing."""
+        """Return the tag of these rows, or an empty string if they are not rows."""
         kind = type(values[0])
         if kind not in ROWS or self._careful or len({*map(type, values)}) > 1:
             return ""
@@ -188,7 +193,7 @@ class _Packing:
         ]
 
     def place(self, value: Any, tensor: torch.Tensor) -> int:
-        """The number of a tensor beside the bytes."""
+        """Return the number of a tensor beside the bytes."""
         if id(value) not in self._places:
             self._places[id(value)] = len(self.tensors)
             self._held.append(value)
@@ -227,7 +232,7 @@ def _shown(key: Any) -> str:
 
 
 def _plain(values: list[Any]) -> list[Any] | None:
-    """What the encoder can have as it is, if these are all numbers, strings or None."""
+    """Return what the encoder can write at once, if all are numbers, strings or None."""
     if _all_floats(values):
         return values
     kinds = {*map(type, values)}
@@ -237,9 +242,10 @@ def _plain(values: list[Any]) -> list[Any] | None:
 
 
 def _all_floats(values: list[Any]) -> bool:
-    """Whether all are floats, by the tags of their encoding, which takes a tenth of the time of asking each.
+    """Whether all are floats, by the tags of their encoding, in a tenth of the time of a loop.
 
-    Each element begins where the one before it ends, so if all tags in the row are those of floats, all elements are.
+    Each element begins where the one before it ends, so if all tags in the row are those of
+    floats, all elements are.
     """
     count = len(values)
     if count < LONG or not isinstance(values[0], float) or not isinstance(values[-1], float):
@@ -289,7 +295,7 @@ def _tuple(packing: _Packing, value: tuple[Any, ...]) -> Any:
 
 
 def _set(packing: _Packing, value: set[Any] | frozenset[Any]) -> Any:
-    """In an order that is the same in every process, which that of strings in a set is not."""
+    """Write a set in an order that is the same in every process, as that of strings is not."""
     tag = "set" if type(value) is set else "frozenset"
     if type(value) is set and (known := packing.seen(value)) is not None:
         return known
@@ -347,7 +353,7 @@ class _Unpacking:
         self._tensors, self._opened, self._registered = tensors, opened, registered
         self._made: dict[int, torch.Tensor] = {}
         self._containers: list[Any] = []
-        # What was here and has been filled; one thing is not filled for two places.
+        # Objects here that have been filled; one object is not filled for two places.
         self._used: set[int] = set()
 
     def value(self, form: Any, here: Any = None) -> Any:
@@ -365,7 +371,7 @@ class _Unpacking:
         return thing
 
     def _mine(self, here: Any, kind: Any, *given: Any) -> Any:
-        """What is here, if it is of this kind and was not filled already; else a new one. It is known from now on."""
+        """Return `here` if it is of this kind and not filled yet, else a new one. Note it."""
         if type(here) is not kind or id(here) in self._used:
             here = kind(*given)
         self._used.add(id(here))
@@ -512,7 +518,7 @@ _READERS = {
 
 
 def set_attribute(thing: Any, name: str, value: Any) -> None:
-    """Without asking its class, which may have made it frozen or a property."""
+    """Set an attribute without asking the class, which may be frozen or have a property."""
     if hasattr(thing, "__dict__"):
         thing.__dict__[name] = value
     else:
@@ -520,7 +526,7 @@ def set_attribute(thing: Any, name: str, value: Any) -> None:
 
 
 def _takes(here: Any, found: torch.Tensor, device: str) -> bool:
-    """Whether the tensor that is here can be filled in its place."""
+    """Whether the tensor that is here can be filled in place."""
     return (
         type(here) is torch.Tensor
         and (here.dtype, here.shape, here.device.type) == (found.dtype, found.shape, device)
@@ -546,7 +552,7 @@ def _tensor_of(array: np.ndarray[Any, Any]) -> torch.Tensor:
 
 
 def _why_not(tensor: torch.Tensor) -> str:
-    """What is wrong with a tensor."""
+    """Return what is wrong with a tensor; empty if it can be saved."""
     if tensor.grad_fn is not None:
         return "is a tensor that still has its graph: keep value.item(), or value.detach() of a larger one"
     if tensor.layout is not torch.strided:
@@ -559,7 +565,7 @@ def _why_not(tensor: torch.Tensor) -> str:
 
 
 def _what(value: Any) -> str:
-    """What cannot be saved, and what to do."""
+    """Return what cannot be saved, and what to do."""
     kind = type(value).__name__
     if isinstance(value, torch.nn.Parameter):
         return "is a Parameter: put it into a module and give that to Session(...), or keep value.detach().clone()"

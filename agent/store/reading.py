@@ -1,8 +1,8 @@
-"""Reading what any layout wrote into what any other needs: only the ranges that are wanted. No torch here.
+"""Read what any layout wrote into what any other needs: wanted ranges only. No torch here.
 
-A want is a range of a layer and the memory where it shall be. Files are read straight into that
-memory, block by block, and each block is summed while it is still in the processor's cache. A range
-that begins or ends within a block costs the rest of that block, and nothing more.
+A want is a range of a layer and the memory for it. Files are read straight into that memory, block
+by block, and each block is summed while it is still in the processor's cache. A range that begins
+or ends within a block costs the rest of that block, and nothing more.
 """
 
 from bisect import bisect_right
@@ -22,7 +22,7 @@ THREADS = 4
 
 
 class Want(msgspec.Struct, frozen=True, kw_only=True):
-    """The bytes of a layer from `start` on shall lie in `into`."""
+    """The bytes of a layer from `start` on that shall be read into `into`."""
 
     layer: str
     start: int
@@ -59,7 +59,7 @@ class Index:
 
 
 class _Piece(msgspec.Struct, frozen=True):
-    """The bytes of a file from `at` on belong into `view`."""
+    """The bytes of a file from `at` on, which belong into `view`."""
 
     at: int
     view: memoryview
@@ -70,7 +70,10 @@ class _Piece(msgspec.Struct, frozen=True):
 
 
 def read(sink: Sink, manifest: Manifest, wants: Iterable[Want], threads: int = THREADS) -> int:
-    """Fill every want, or raise `Damaged`, after which the memory holds nonsense. Bytes read."""
+    """Fill every want and return the bytes read.
+
+    Raise `Damaged` if that fails; then the memory holds nonsense.
+    """
     by_layer: dict[str, list[Want]] = defaultdict(list)
     for want in wants:
         if want.into.nbytes:
@@ -95,7 +98,7 @@ def _parts_of(manifest: Manifest) -> Mapping[str, list[Part]]:
 
 
 def _lanes(wants: list[Want]) -> list[list[Want]]:
-    """Wants in order; a range that is wanted twice is read twice, in lanes without overlap."""
+    """Sort wants into lanes without overlap, as a range that is wanted twice is read twice."""
     lanes: list[list[Want]] = []
     for want in sorted(wants, key=attrgetter("start")):
         lane = next((lane for lane in lanes if lane[-1].end <= want.start), None)
@@ -107,7 +110,7 @@ def _lanes(wants: list[Want]) -> list[list[Want]]:
 
 
 def _pieces(part: Part, wanted: list[Want]) -> list[_Piece]:
-    """What of `wanted` (in order) lies in this part, in places of its file."""
+    """Return what of `wanted` (in order) lies in this part, in places of its file."""
     pieces = []
     shift = part.header_bytes - part.start
     first = max(bisect_right(wanted, part.start, key=attrgetter("start")) - 1, 0)
@@ -125,7 +128,7 @@ def _read_part(sink: Sink, part: Part, pieces: list[_Piece]) -> int:
     total, crcs, name = 0, part.crcs(), f"{sink.name}/{part.key}"
     at = 0
     with sink.open(part.key) as read_at:
-        # The header is read with its neighbours: it costs nothing, and a flip in it is found.
+        # The header is read with its neighbours: that costs nothing, and a flip in it is found.
         for start, end in _spans(pieces, part.file_bytes):
             for low in range(start, end, sink.span_bytes):
                 high = min(low + sink.span_bytes, end)
@@ -139,7 +142,7 @@ def _read_part(sink: Sink, part: Part, pieces: list[_Piece]) -> int:
 
 
 def _spans(pieces: list[_Piece], file_bytes: int) -> Iterator[tuple[int, int]]:
-    """Whole blocks that cover the pieces; neighbours are joined."""
+    """Yield whole blocks that cover the pieces; neighbours are joined."""
     start = end = 0
     for piece in pieces:
         low = piece.at // BLOCK_BYTES * BLOCK_BYTES
@@ -156,7 +159,7 @@ def _spans(pieces: list[_Piece], file_bytes: int) -> Iterator[tuple[int, int]]:
 
 
 def _tile(pieces: list[_Piece], first: int, low: int, high: int) -> list[memoryview]:
-    """Memory for the bytes `low .. high - 1` of a file: where they are wanted, else a spare."""
+    """Return memory for the bytes `low .. high - 1` of a file: a spare for unwanted bytes."""
     views, at = [], low
     for index in range(first, len(pieces)):
         piece = pieces[index]

@@ -1,6 +1,6 @@
-"""A state on its way: which bytes of which layers a message carries, and what has come so far. No torch here.
+"""A state on its way: which bytes of which layers a message carries. No torch here.
 
-Of the holders of a layer each sends its share. The form of a layer (its tensors, and what is no tensor) is
+Each holder of a layer sends its share. The form of a layer (its tensors, and what is no tensor) is
 sent by one of them, so that holders whose clocks or counters differ do not disagree.
 """
 
@@ -16,7 +16,7 @@ from agent.store.format import Layer
 from agent.store.memory import copy_bytes
 from agent.store.reading import Want
 
-MUCH = 4  # a part of a batch
+MUCH = 4  # an extent of at least 1 / MUCH of a batch is a batch by itself
 
 
 class Extent(msgspec.Struct, frozen=True):
@@ -29,22 +29,23 @@ class Extent(msgspec.Struct, frozen=True):
 
 
 class Share(msgspec.Struct, frozen=True, kw_only=True):
-    """What a payload is: these extents, end to end; and the forms of some layers."""
+    """What a payload contains: these extents, end to end; and the forms of some layers."""
 
     forms: tuple[Layer, ...]
     extents: tuple[Extent, ...]
 
 
 def whole(layers: Iterable[Layer]) -> tuple[Extent, ...]:
-    """Every byte of these layers."""
+    """Return extents of every byte of these layers."""
     sizes = ((layer.name, layer.layer_bytes) for layer in layers)
     return tuple(Extent(name, 0, size, size) for name, size in sizes if size)
 
 
 def batches(extents: Iterable[Extent], bytes_max: int) -> Iterator[tuple[Extent, ...]]:
-    """The same bytes in the same order, in batches of at most so many; what is larger is cut.
+    """Yield the same bytes in order, in batches of at most `bytes_max`; cut larger extents.
 
-    What makes much of a batch is one by itself: bytes of a single layer land in their place, others are carried there.
+    An extent that fills much of a batch is a batch by itself, because bytes of a single layer land
+    in their place, and others are copied there.
     """
     batch, room = list[Extent](), bytes_max
     for extent in extents:
@@ -67,7 +68,7 @@ def batches(extents: Iterable[Extent], bytes_max: int) -> Iterator[tuple[Extent,
 
 
 def cut_up(payload: memoryview, extents: Iterable[Extent]) -> list[tuple[Extent, memoryview]]:
-    """Each extent with its bytes."""
+    """Return each extent with its bytes."""
     found, at = [], 0
     for extent in extents:
         found.append((extent, payload[at : at + extent.size]))
@@ -78,7 +79,7 @@ def cut_up(payload: memoryview, extents: Iterable[Extent]) -> list[tuple[Extent,
 
 
 class Gathered:
-    """Shares as they came, each in its own memory: what a newcomer reads its state from."""
+    """Shares as they arrived, each in separate memory: a newcomer reads its state from them."""
 
     def __init__(self) -> None:
         self.layers: dict[str, Layer] = {}
@@ -90,7 +91,7 @@ class Gathered:
             self._pieces[extent.layer].append((extent.start, data))
 
     def read(self, wants: Iterable[Want]) -> int:
-        """Fill every want. Whatever was sent has been checked on its way."""
+        """Fill every want, and return the bytes. What was sent was checked on its way."""
         total = 0
         for want in wants:
             filled = 0
@@ -110,5 +111,5 @@ class Gathered:
 
 
 def bodies(layers: Iterable[Layer], held: Mapping[str, Buffer]) -> list[Buffer]:
-    """The payload for `whole(layers)`."""
+    """Return the payload for `whole(layers)`."""
     return [held[layer.name] for layer in layers if layer.layer_bytes]

@@ -1,11 +1,13 @@
-"""Where files go: one narrow seam, and the sink that needs nothing but this machine. No torch here.
+"""Where files go: a narrow interface, and the sink on a local disk. No torch here.
 
 What every sink promises, and one contract suite tests:
 
-* `put` writes a whole file or none, never over another; after `settle` it survives whatever the sink
-  survives (`settle` is apart from `put` so that many files share one flush of their folders);
-* `create` is put-if-absent: of any number of callers exactly one hears True;
-* what is missing or short raises `Damaged`, what has no room `Full`, what does not answer `Unavailable`.
+* `put` writes a whole file or none, never over an existing one; after `settle` the file survives
+  all that the sink survives (`settle` is apart from `put` so that many files share one flush of
+  their folders);
+* `create` is put-if-absent: of any number of callers exactly one gets True;
+* what is missing or short raises `Damaged`, what has no room `Full`, what does not answer
+  `Unavailable`.
 """
 
 import errno
@@ -32,7 +34,7 @@ Read = Callable[[int, list[memoryview]], None]
 
 
 class Sink(Protocol):
-    """A place for files. Keys are relative paths; `span_bytes` is how much one read should ask for."""
+    """A place for files. Keys are relative paths; one read should ask for `span_bytes`."""
 
     name: str
     span_bytes: int
@@ -49,14 +51,14 @@ class Sink(Protocol):
     def get(self, key: str) -> bytes: ...
 
     def sizes(self, prefix: str) -> dict[str, int]:
-        """Key and length of every file below a folder, drafts of writers that were killed among them."""
+        """Return the size of every file below a folder by key, drafts of killed writers too."""
 
     def delete(self, keys: Iterable[str]) -> None:
-        """What is not there is deleted already."""
+        """Delete files; one that is not there counts as deleted."""
 
 
 def check_key(key: str) -> str:
-    """Keys come out of manifests, so none may lead out of the sink."""
+    """Return a valid key. Keys come out of manifests, so none may lead out of the sink."""
     if not KEY.fullmatch(key):
         raise Damaged(f"{key!r} is not a key: letters, digits and ._- between slashes")
     return key
@@ -78,7 +80,7 @@ class DiskSink:
             raise CheckpointError(f"{self.root / key} is there already")
 
     def create(self, key: str, data: bytes) -> bool:
-        self.settle()  # what a manifest names is on the disk before the manifest is
+        self.settle()  # the parts that a manifest names are on the disk before the manifest is
         made = self._place(key, [data])
         self.settle()
         return made
@@ -95,7 +97,7 @@ class DiskSink:
                 passing(
                     "keeper: part drafted" if key.startswith("parts/") else "keeper: mark drafted"
                 )
-                # Unlike a rename, a link never replaces: of two writers one hears that it lost.
+                # Unlike a rename, a link never replaces: of two writers one gets an error.
                 os.link(draft, path)
             except FileExistsError:
                 return False
@@ -161,7 +163,11 @@ class DiskSink:
 
 
 def _files_below(folder: Path, key: str) -> Iterator[tuple[str, int]]:
-    """What goes meanwhile was not there. A folder that we may not look into is no empty one."""
+    """Yield the files below a folder.
+
+    A file that is deleted meanwhile is left out. A folder that may not be read is an error,
+    because it is not known to be empty.
+    """
     with suppress(FileNotFoundError), os.scandir(folder) as entries:
         for entry in entries:
             if entry.is_dir(follow_symlinks=False):
@@ -183,7 +189,7 @@ def _write_all(handle: int, views: list[memoryview]) -> None:
 
 
 def _fill_each(handle: int, offset: int, views: list[memoryview], path: Path) -> None:
-    """View by view: for a read that came back short, to find out where the file ends."""
+    """Fill view by view after a read that came back short, to find out where the file ends."""
     for view in views:
         filled = 0
         while filled < view.nbytes:

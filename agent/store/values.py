@@ -1,7 +1,8 @@
-"""Write everything in a state that is not a tensor as JSON; nothing is pickled. No torch here.
+"""Write all but the tensors of a state as JSON; nothing is pickled. No torch here.
 
-A tensor is `{"$tensor": name}`, with its strides if its axes do not lie in their order, a tuple `{"$tuple": [...]}`, and
-a mapping `{"$map": [[key, value], ...]}`, so that keys may be integers and keep their order.
+A tensor is `{"$tensor": name}`, with its strides if its axes are not in their usual order, a tuple
+`{"$tuple": [...]}`, and a mapping `{"$map": [[key, value], ...]}`, so that keys may be integers and
+keep their order.
 """
 
 from collections.abc import Callable, Mapping, Sequence
@@ -14,7 +15,7 @@ TensorOf = Callable[[str, Sequence[int] | None], Any]
 
 
 def strip(value: Any, path: str, keep: Keep) -> Any:
-    """Return `value` as JSON. What `keep(path, value)` takes for itself is left out, and named."""
+    """Return `value` as JSON, in which what `keep(path, value)` takes is only named."""
     if kept := keep(path, value):
         return named(path, kept)
     if value is None or isinstance(value, bool | int | float | str):
@@ -35,12 +36,12 @@ def strip(value: Any, path: str, keep: Keep) -> Any:
 
 
 def named(path: str, kept: bool | Sequence[int]) -> dict[str, Any]:
-    """Name what was kept, with its strides if there are any."""
+    """Return the name of what was kept, with its strides if there are any."""
     return {"$tensor": path} if kept is True else {"$tensor": path, "$strides": kept}
 
 
 def fill(value: Any, tensor_of: TensorOf) -> Any:
-    """Return what `strip` was given."""
+    """Return the value that `strip` was given."""
     if isinstance(value, list):
         return [fill(item, tensor_of) for item in value]
     if not isinstance(value, dict):

@@ -1,4 +1,4 @@
-"""The trained model on its own: named tensors, their digest, and a plain safetensors file. No torch here."""
+"""The trained model: named tensors, digest, and a safetensors file. No torch here."""
 
 import hashlib
 import json
@@ -18,7 +18,7 @@ Weights = dict[str, tuple[str, tuple[int, ...], memoryview]]  # name -> type, sh
 def weights_of(
     layers: Iterable[Layer], bodies: Mapping[str, memoryview], prefix: str = "model/"
 ) -> Weights:
-    """The tensors of one object of a state, under all the names that its state_dict gives them."""
+    """Return the tensors of one object of a state, under all names of its state_dict."""
     layers = [*layers]
     weights: Weights = {}
     # A tensor that two objects share lies under the name that it has in the first.
@@ -40,7 +40,7 @@ def weights_of(
 
 
 def digest(weights: Weights) -> str:
-    """Names, types, shapes and bytes: equal if and only if the weights are."""
+    """Return a digest of names, types, shapes and bytes: equal if and only if the weights are."""
     total = hashlib.sha256()
     for name in sorted(weights):
         dtype, shape, data = weights[name]
@@ -50,7 +50,7 @@ def digest(weights: Weights) -> str:
 
 
 def write(path: Path, weights: Weights) -> None:
-    """A whole file or none, in the place of the one before."""
+    """Write a whole file or none, in the place of the previous one."""
     entries: dict[str, object] = {}
     at = 0
     for name, (dtype, shape, data) in weights.items():
@@ -72,5 +72,5 @@ def write(path: Path, weights: Weights) -> None:
     except OSError as error:
         raise CheckpointError(f"{path}: {error.strerror or error}") from error
     finally:
-        with suppress(OSError):  # there is no folder that it could lie in
+        with suppress(OSError):  # its folder does not exist
             draft.unlink(missing_ok=True)
