@@ -2,9 +2,8 @@
 
 `loss_of` is a plain callable of one microbatch, so it can be called at any time: with placeholders,
 with a real microbatch, and once more to check that the recording computes the same. A call leaves
-no
-trace in random streams, buffers, modules, kept placeholders or printed output. What `loss_of` keeps
-elsewhere stays there, so it must give the same loss when a microbatch is computed once more.
+no trace in random streams, buffers, modules, kept placeholders or printed output. What `loss_of`
+keeps elsewhere stays there, so it must give the same loss when a microbatch is computed once more.
 """
 
 import contextlib
@@ -65,8 +64,8 @@ def record_loss(
     `CannotRecord` says in a line why it cannot be recorded.
 
     `told` may return what another worker found out about a graph with this mark; then nothing is
-    run,
-    because that worker has run it. `empty` returns the model to its state before its first forward.
+    run, because that worker has run it. `empty` returns the model to its state before its first
+    forward.
     """
     before = closed_over(loss_of)
     loss = _Loss(model, loss_of, scaler, *flatten(microbatches[0]))
@@ -181,8 +180,7 @@ class _Loss:
         with contextlib.redirect_stdout(io.StringIO()):
             return self._loss_of(unflatten(leaves, self.spec))
 
-    # --- called directly
-    # ----------------------------------------------------------------------------
+    # --- called directly ---------------------------------------------------------------------------
 
     def _twice(self) -> Returned:
         """Compute a microbatch twice, and refuse a loss that depends on an earlier call.

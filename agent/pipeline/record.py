@@ -80,12 +80,10 @@ def record(
 
     A graph from placeholders holds for microbatches of any shape, so they are tried first, unless
     `fixed` says that they are of no use. If most of the model would be one node then, the code is
-    run
-    on the example itself.
+    run on the example itself.
 
     The graph returns the loss, scaled if there is a `scaler`, and then the metrics, whose names are
-    in
-    its `meta`.
+    in its `meta`.
     """
     first = None
     if not fixed:
@@ -204,12 +202,9 @@ def is_leaf(m: torch.nn.Module, name: str) -> bool:
     """Return whether a module is called unchanged, as one node.
 
     Torch's own modules are, and modules with backward hooks, because these belong to the call. A
-    module
-    with a script's forward hook is taken apart, because the hook may keep the output for the loss.
-    So
-    is one whose weights `parametrize.cached()` keeps between calls, because its own call would
-    compute
-    them again.
+    module with a script's forward hook is taken apart, because the hook may keep the output for the
+    loss. So is one whose weights `parametrize.cached()` keeps between calls, because its own call
+    would compute them again.
     """
     return (
         isinstance(m, Scaling)
@@ -317,8 +312,7 @@ class _Tracer(fx.Tracer):
         """Refuse numbers that were computed from weights alone, and script-defined generators.
 
         `sum(p.square().sum() for p in model.parameters())` meets no placeholder, so the graph would
-        keep
-        this step's number as a constant.
+        keep this step's number as a constant.
         """
         if isinstance(a, torch.Generator) and a is not torch.default_generator:
             # Made again for each microbatch, it begins again; a recording has one for all
@@ -420,8 +414,7 @@ class Filled:
     """What forwards put into the attributes of modules: a loss, a mask that is made once.
 
     A loop is recorded as if there had been no forward, so that a worker that has run some records
-    the
-    same graph as one that has run none.
+    the same graph as one that has run none.
     """
 
     def __init__(self, models: Sequence[torch.nn.Module]) -> None:

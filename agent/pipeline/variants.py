@@ -3,8 +3,7 @@
 The answers are those to the questions that the code asks about the microbatch's values.
 
     the same but for whole numbers     cut where the first one is
-    another way altogether             cut between the same parameters: there is a mask, or there is
-    none
+    another way altogether             cut between the same parameters (with a mask, or without)
 
 A stage runs the piece of its microbatch. All workers find the same piece, because it depends on the
 microbatch alone.

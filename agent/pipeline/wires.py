@@ -2,14 +2,12 @@
 
 A separate thread sends, and the mesh's threads receive, so both overlap with computing. A frame is
 
-    the places of the tensors and what is plain (msgpack, in `Part.extra`) | tensors, each on 64
-    bytes
+    places of the tensors, and what is plain (msgpack, in `Part.extra`) | tensors, each on 64 bytes
 
 A tensor that fills its memory is sent in its memory order and given back with the same strides.
 Tensors begin on 64 bytes on arrival as well, like all that torch allocates, because a matrix
-product
-may round otherwise. What was on a device is on the receiver's device again; it is copied off its
-device while that goes on computing.
+product may round otherwise. What was on a device is on the receiver's device again; it is copied
+off its device while that goes on computing.
 """
 
 import contextlib
@@ -66,8 +64,7 @@ class Place(msgspec.Struct, frozen=True, array_like=True):
     """Where a tensor lies in a frame; `dense` says that its strides can be had without a copy.
 
     An axis along which all elements are the same is sent once, and expanded to `whole` again.
-    `away`
-    says that the tensor was on a device.
+    `away` says that the tensor was on a device.
     """
 
     dtype: str
@@ -91,8 +88,7 @@ class MeshChannel:
     """Sends and receives under one generation. `changed` is the mesh's.
 
     A wait ends when what is awaited has come, when `check` raises, or when patience is over. A
-    broken
-    connection is waited for like one that is not there yet.
+    broken connection is waited for like one that is not there yet.
     """
 
     def __init__(

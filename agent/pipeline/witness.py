@@ -2,10 +2,9 @@
 
 Placeholders fail in code that asks how large its inputs are, makes tensors of that size, or keeps
 what it computes in its own objects, as model libraries do. Here the code runs on real tensors.
-Every
-torch function that it calls becomes a node with its arguments; so does every module of torch's own,
-and every module that has to be kept whole. What the code asks for besides tensors becomes a number
-in the graph:
+Every torch function that it calls becomes a node with its arguments; so does every module of
+torch's own, and every module that has to be kept whole. What the code asks for besides tensors
+becomes a number in the graph:
 
 * **sizes**: the graph holds only for microbatches of these shapes;
 * **values** that depend on the microbatch alone, such as whether it has padding: question and
@@ -50,7 +49,7 @@ def _names(text: str) -> frozenset[str]:
     return frozenset(text.split())
 
 
-# Questions about a tensor that do not read its values. So is every `is_...` except `is_nonzero`.
+# Questions about a tensor that do not read its values, like every `is_...` but `is_nonzero`.
 ABOUT = _names(
     "shape size dim ndim ndimension numel nelement stride storage_offset dtype device layout type requires_grad "
     "_version untyped_storage storage data_ptr element_size itemsize nbytes names output_nr __len__ __hash__ get_device "
@@ -62,7 +61,7 @@ SIZES = _names("shape size numel nelement stride nbytes untyped_storage storage 
 COUNTED = _names("nonzero nonzero_numpy argwhere unique unique_consecutive bincount _unique2")
 CASTS = _names("__float__ __int__ __index__")
 MASKS = (torch.bool, torch.uint8)
-# The functions whose `__name__` is not the name that they are called under.
+# The names that methods are called by; the `__name__` of some is another.
 METHODS = {
     method: name
     for name, method in inspect.getmembers(torch.Tensor, callable)
@@ -183,8 +182,7 @@ class Witness(TorchFunctionMode):
     """Runs the code once and records what it calls. `failed` is the module to keep whole.
 
     If it is `patient`, a number that the code asks for is read only when something computes with
-    it;
-    `waited` says that there was such a number.
+    it; `waited` says that there was such a number.
     """
 
     def __init__(
@@ -334,8 +332,7 @@ class Witness(TorchFunctionMode):
                     self._told.add(told[0])
                     self._asked.append((told[0], _place(), told[1]))
 
-    # --- modules, and functions with their own backward
-    # -----------------------------------------------
+    # --- modules, and functions with their own backward --------------------------------------------
 
     @contextmanager
     def _calls(self) -> Iterator[None]:
