@@ -3,7 +3,7 @@
 There are two kinds of tasks. In a *round* every section goes forward and back, one after the other;
 rounds are samples, from any worker. The other kind measures one section *alone*.
 
-No worker waits for another one. The owner itself does what others have taken and not brought back,
+No worker waits for another. The owner itself does what others have taken and not brought back,
 and of a section that comes twice the first result counts.
 """
 

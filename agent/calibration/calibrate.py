@@ -34,7 +34,7 @@ from agent.tensors.device import CPU, anywhere, clock_of, device_of, stream_kept
 
 ROUNDS = 5
 LEAST = 0.3  # of the mean section's time; a shorter section is joined to its neighbour
-APPLIED_BYTES_MAX = 64 << 20  # the most parameters that the optimizer is tried on
+APPLIED_BYTES_MAX = 64 << 20  # of parameters, at most, that the optimizer is tried on
 
 
 class Plan(msgspec.Struct, frozen=True):
@@ -270,7 +270,7 @@ def _apart(
 
 
 def _libraries_bytes(device: torch.device) -> float:
-    """Return the bytes on a device that no tensor has taken; 0 for a machine's own memory."""
+    """Return the bytes of a device that are used, but not by tensors; 0 if that is not known."""
     if device == CPU:
         return 0.0
     try:

@@ -41,7 +41,7 @@ class Patience:
     """The time limit of a measurement: a share of the waiting run, within bounds."""
 
     def __init__(self, check: Callable[[], None], limit_s: float = SECONDS_MAX) -> None:
-        """`check` raises to end the measurement."""
+        """Begin now; `check` raises to end the measurement."""
         self._check, self._start_s, self._limit_s = check, time.monotonic(), limit_s
         self.needless: Callable[[], bool] = lambda: False
 
@@ -81,7 +81,7 @@ class Gauge:
         self._at, self._arrived = 0, list[Parcel | None]()
 
     def finish(self, board: Board) -> None:
-        """Do tasks until none is lacking, whatever becomes of the other workers."""
+        """Do tasks until none is lacking, even if the other workers are lost."""
         patience = self._how.patience
         while True:
             patience.needless = lambda: False

@@ -83,7 +83,8 @@ class Data:
     streams are seeded.
 
     `num_workers` processes fetch what this worker will probably need next, within about two steps.
-    An IterableDataset is read by each worker from its beginning, in its own order and by one process at most; the number of samples that are only passed over is printed.
+    An IterableDataset is read by each worker from its beginning, in its own order and by one
+    process at most; the number of samples that are only passed over is printed.
     """
 
     def __init__(

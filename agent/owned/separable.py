@@ -30,7 +30,10 @@ def refuse(objects: Iterable[object]) -> None:
 
 
 def _why_not(optimizer: torch.optim.Optimizer) -> str:
-    """Try a twin; if it cannot be made or cannot step by itself, say so as a reason."""
+    """Try a twin, and return why the optimizer is refused, or "".
+
+    A twin that cannot be made, or does not step by itself, is not known to be right.
+    """
     try:
         with streams_kept(CPU):
             together, apart = _tried(optimizer, others=True), _tried(optimizer, others=False)

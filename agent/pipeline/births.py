@@ -134,7 +134,7 @@ class Unborn(Generic[Model]):
 
     @property
     def mark(self) -> str:
-        """A digest that is equal on workers that would give the model the same values."""
+        """The digest that workers share if they would give the model the same values."""
         digest = hashlib.blake2b(digest_size=8)
         for line in self._lines:
             digest.update(repr((str(line.operation), line.made, line.used)).encode())

@@ -1,7 +1,7 @@
 """Tensors from worker to worker: the one seam between the executor and the wires.
 
 `send` never waits; what is sent belongs to the channel and is not written to any more. `receive`
-waits for exactly what it is asked for, `wait` for any of several. Strides travel with a tensor,
+waits for exactly one parcel, `wait` for any of several. Strides travel with a tensor,
 because for the same numbers in another order an operator may pick another kernel, with other bits.
 """
 

@@ -254,8 +254,8 @@ def measured(
 class Sections:
     """The places where a graph may be cut, and the times of the sections between.
 
-    It is measured once for each graph. One worker measures and sends its choice to the others, because
-    times differ between workers.
+    It is measured once for each graph. One worker measures and sends its choice to the others,
+    because times differ between workers.
     """
 
     def __init__(self) -> None:

@@ -63,9 +63,9 @@ def record_loss(
 
     `CannotRecord` says in a line why it cannot be recorded.
 
-    `told` may return what another worker found out about a graph with this mark; then nothing is
-    run, because that worker has run it. `empty` returns the model to its state before its first
-    forward.
+    `told` maps the mark of a graph to what another worker found out about it, if one has; then
+    nothing is run, because that worker has run it. `empty` returns the model to its state before
+    its first forward.
     """
     before = closed_over(loss_of)
     loss = _Loss(model, loss_of, scaler, *flatten(microbatches[0]))

@@ -1,6 +1,6 @@
 """Nodes that switch autocast in a graph, so that each stage has the script's settings.
 
-    enter     an outermost `with torch.autocast(...)` begins; its casts of weights are kept
+    enter     an outermost `torch.autocast(...)` begins; what it casts of weights is kept to its end
     change    an autocast inside it begins or ends
     leave     the outermost ends
 

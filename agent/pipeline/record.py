@@ -246,7 +246,7 @@ class _Tracer(fx.Tracer):
         root: torch.nn.Module | Callable[..., Any],
         concrete_args: dict[str, Any] | None = None,
     ) -> fx.Graph:
-        """Trace; `concrete_args` gives the number of tensors in a microbatch, unknown to fx."""
+        """Trace with as many placeholders as `concrete_args` says; fx cannot know how many."""
         assert isinstance(root, Recorded) and concrete_args is not None
         count = concrete_args["batch"]
         names = ", ".join(f"batch_{index}" for index in range(count))

@@ -54,9 +54,9 @@ class StageSums:
         self._partial.clear()
 
     def lend(self, microbatch: int) -> None:
-        """Lend gradients, unless an earlier stage shares a parameter.
+        """Lend gradients, unless other stages share a parameter.
 
-        Such a stage has to receive the gradient of each microbatch separately.
+        Earlier stages receive the gradient of each microbatch separately.
         """
         if self._lends:
             self._partial.lend(microbatch, self._own.first, self._own.count)

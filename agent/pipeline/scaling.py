@@ -18,7 +18,7 @@ SCALE = Scaler.scale  # the original, which is replaced while a loss is recorded
 
 
 def place(up: int) -> str:
-    """Return the line that called the caller of `place`, or the line `up` frames further up."""
+    """Return the current line of the frame `up` levels above the caller of `place`."""
     frame = sys._getframe(up + 1)
     return f"{Path(frame.f_code.co_filename).name}:{frame.f_lineno}"
 
@@ -36,7 +36,7 @@ class Scaling(torch.nn.Module):
 
     @contextmanager
     def recorded(self, refused: type[CannotRecord]) -> Iterator[None]:
-        """Make `scale` call this module meanwhile, and refuse to tell the scale."""
+        """Make `scale` call this module meanwhile, and refuse `get_scale`."""
 
         def scale(scaler: Scaler, outputs: Any) -> Any:
             if not scaler.is_enabled():

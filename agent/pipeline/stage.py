@@ -3,14 +3,11 @@
 The numbers are those of the model in one piece, to the bit:
 
 * a value that only passes through is an output as well as an input, so that its gradients are added
-in
-  the order in which one backward pass would have added them: the farthest use first;
+  in the order in which one backward pass would have added them: the farthest use first;
 * the same holds for a parameter of several stages: its gradient from later stages comes back with
-the
-  gradients, and goes into the backward before this stage's own share;
+  the other gradients, and goes into the backward before this stage's own share;
 * each microbatch starts from the random stream where the previous stage left it, and from the
-buffers
-  with their values at the beginning of the step.
+  buffers with their values at the beginning of the step.
 """
 
 from collections.abc import Callable, Sequence
@@ -90,7 +87,7 @@ class Stage:
         *,
         keep: bool = True,
     ) -> Parcel:
-        """Return the values for the next stage. Without `keep`, the backward needs a `recompute`."""
+        """Return the values for the next stage; without `keep`, a `recompute` has to follow."""
         piece = self.piece if self._piece_of is None else self._piece_of(batch)
         stream = None
         if piece.before.stream:

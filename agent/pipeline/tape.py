@@ -15,7 +15,7 @@ from agent.errors import Misuse
 from agent.tensors.device import CPU
 
 LOOKING_INITS = ("_no_grad_trunc_normal_", "orthogonal_", "sparse_", "dirac_")
-META, TOLD = torch.device("meta"), torch.device("cpu", 0)  # only we write the CPU with a number
+META, TOLD = torch.device("meta"), torch.device("cpu", 0)  # no other code numbers the CPU
 TO_COPY = torch.ops.aten._to_copy.default
 IS_META = torch.Tensor.is_meta.__get__  # type: ignore[attr-defined]
 DEVICE = torch.Tensor.device.__get__
@@ -67,7 +67,7 @@ class Line:
 
 
 class Constants(TorchFunctionMode):
-    """Copies of what `torch.tensor(...)` makes, because that has values from the start.
+    """Keeps what `torch.tensor(...)` makes, because it has values; they are copied in turn.
 
     Code that asks whether a tensor has no values would leave it so, silently; that is refused. Code
     that asks for a tensor's device gets the answer of a single device, because a library that finds

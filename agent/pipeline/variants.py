@@ -122,8 +122,7 @@ def _form(value: Any) -> str:
     return repr(value)
 
 
-# --- where a different graph is cut
-# -------------------------------------------------------------------
+# --- where a different graph is cut -----------------------------------------------------------------
 
 
 class Pieces:

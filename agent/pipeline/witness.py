@@ -8,7 +8,7 @@ becomes a number in the graph:
 
 * **sizes**: the graph holds only for microbatches of these shapes;
 * **values** that depend on the microbatch alone, such as whether it has padding: question and
-  answer are kept (`Looks`), and every microbatch is asked again;
+  answer are kept (`Looks`), and the question is repeated for every microbatch;
 * **values** that depend on weights, buffers or random numbers: the module that asks is kept whole.
 
 The result of `.item()` is a node too while no code reads it, such as a number that the loss
@@ -55,7 +55,7 @@ ABOUT = _names(
     "_version untyped_storage storage data_ptr element_size itemsize nbytes names output_nr __len__ __hash__ get_device "
     "dense_dim sparse_dim has_names result_type can_cast promote_types qscheme _backward_hooks"
 )
-# ... and those of them that tell how many numbers there are.
+# Those of them whose answers depend on how many numbers the tensor has.
 SIZES = _names("shape size numel nelement stride nbytes untyped_storage storage __len__")
 # Functions whose result is as large as the values of the input say.
 COUNTED = _names("nonzero nonzero_numpy argwhere unique unique_consecutive bincount _unique2")
@@ -181,8 +181,8 @@ class Later:
 class Witness(TorchFunctionMode):
     """Runs the code once and records what it calls. `failed` is the module to keep whole.
 
-    If it is `patient`, a number that the code asks for is read only when something computes with
-    it; `waited` says that there was such a number.
+    If it is `patient`, `.item()` returns a `Later`, so that its number is not read yet; `waited`
+    says that there was one.
     """
 
     def __init__(

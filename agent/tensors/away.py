@@ -1,8 +1,8 @@
-"""Parameters that other workers hold.
+"""Parameters that have no values on this worker.
 
 A parameter that is away has its name, its shape and no memory: it is one number that is not a
 number, expanded to the parameter's shape. So code that computes with it by mistake shows at once,
-and so does a forward that writes to it. Where time is measured, something stands in for it.
+and code that looks for writes can skip it. Where time is measured, something stands in for it.
 """
 
 from collections import OrderedDict

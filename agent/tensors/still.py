@@ -29,7 +29,7 @@ def version_of(tensor: torch.Tensor) -> int:
 
 
 class Still:
-    """The values of parameters and of buffers that cannot be summed, from the start of a phase to its end."""
+    """The values of parameters and unsummable buffers, compared over a phase."""
 
     def __init__(self, models: Models) -> None:
         buffers = named_buffers(models).items()

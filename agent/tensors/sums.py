@@ -12,7 +12,7 @@ workers exchange and all that the keeper's redo log holds:
 
 Numbers of one type lie together, so that adding two sums is one operation per type. Each tensor
 begins on 64 bytes, like torch's own, because a product of gradients may round differently with
-another alignment, and stages have other spaces than the whole. What one worker adds up of its own
+another alignment, and stages have other spaces than the whole. What a worker adds up of its
 microbatches stays on the device that it computes on; what is added over workers is in host memory.
 `present` says separately which entries were contributed to, because a parameter that no microbatch
 used has no gradient, which is not the same as a gradient of zero.
@@ -151,7 +151,7 @@ class SumSpace:
     """Where each number of a step's sum lies."""
 
     def __init__(self, models: Models, trained: Container[int] = ()) -> None:
-        """For `trained` see `summed_parameters`."""
+        """Lay out the models' tensors; for `trained` see `summed_parameters`."""
         self._homes: list[tuple[dict[str, torch.Tensor | None], str, torch.Tensor]] = [
             (each._buffers, key, buffer)
             for each in named_modules(models).values()
@@ -300,7 +300,7 @@ class SumSpace:
     def _unchanged(self, pairs: Sequence[tuple[torch.Tensor, torch.Tensor]]) -> Iterator[bool]:
         """Compare by value, because batch norm's kernels do not count what they write.
 
-        A device is asked only once.
+        The answers of a device are fetched in one copy.
         """
         if self.device == CPU:
             yield from (torch.equal(buffer, before) for before, buffer in pairs)
